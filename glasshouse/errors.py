@@ -1,0 +1,601 @@
+"""Every failure that has a name. Knows nothing of HTTP frameworks, SQL or torch.
+
+GlasshouseError
+├── ServiceError                 raised while a request is answered; becomes a problem document
+│   ├── BadRequest          400  MalformedJson, InvalidCursor, InvalidHeader
+│   ├── Unauthorized        401  KeyMissing, KeyInvalid
+│   ├── Forbidden           403  ScopeTooSmall, OriginNotAllowed
+│   ├── NotFound            404  RouteNotFound, JobNotFound, DatasetNotFound, KeyNotFound,
+│   │                            CheckpointNotFound, LayerNotFound, MetricNotFound,
+│   │                            ArtifactNotFound, CommandNotFound, ProbeNotFound,
+│   │                            WorkerNotFound, CatalogNotFound, StepNotCaptured
+│   ├── MethodNotAllowed    405
+│   ├── NotAcceptable       406
+│   ├── Conflict            409  JobEnded, JobNotEnded, DatasetInUse, DatasetNotReady,
+│   │                            CheckpointInUse, IdempotencyKeyBusy, CheckpointMissing
+│   ├── PreconditionFailed  412
+│   ├── PayloadTooLarge     413
+│   ├── UnsupportedMedia    415
+│   ├── HostNotAllowed      421
+│   ├── Unprocessable       422  InvalidRequest, InvalidSpec, InvalidDataset,
+│   │                            IdempotencyKeyReused, DeviceUnavailable
+│   ├── TooManyRequests     429
+│   ├── InternalError       500
+│   └── Unavailable         503  PlannerUnavailable, DatabaseUnavailable, StorageFull
+├── RunFailure                   ends a job; stored on it as its ``error``
+│   └── SpecFailed, DataFailed, NonfiniteFound, OutOfMemory, DeviceFailed, WorkerLost,
+│       RankDied, TimedOut, StorageFailed, EngineFailed
+├── APIError                     raised by the client for an error answer, one class per status
+│   ├── APIConnectionError ── APITimeoutError
+│   └── APIStatusError ── BadRequestError … ServiceUnavailableError
+├── JobFailed                    raised by the client when a job that was waited for failed
+├── JobCancelled                 … was cancelled
+└── WaitTimeout                  … did not end in time
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+
+class GlasshouseError(Exception):
+    """Something failed."""
+
+    def __init__(self, detail: str | None = None, /) -> None:
+        self.detail = detail or (type(self).__doc__ or "").strip().splitlines()[0]
+        super().__init__(self.detail)
+
+
+@dataclass(frozen=True, slots=True)
+class FieldProblem:
+    """What is wrong with one field of a request."""
+
+    pointer: str
+    """JSON Pointer into the request, e.g. ``/network/layers/3/args/out_channels``."""
+    detail: str
+    """What is wrong, with the value, and what to change."""
+    code: str
+
+    def as_dict(self) -> dict[str, str]:
+        """The entry of a problem document's ``errors``."""
+        return asdict(self)
+
+
+def _code(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+# --- while a request is answered -------------------------------------------------------------
+
+
+class ServiceError(GlasshouseError):
+    """The service failed in a way it did not expect."""
+
+    status: ClassVar[int] = 500
+    retryable: ClassVar[bool] = False
+    hint: ClassVar[str | None] = None
+
+    def __init__(
+        self,
+        detail: str | None = None,
+        /,
+        *,
+        problems: Sequence[FieldProblem] = (),
+        hint: str | None = None,
+        retry_after_s: int | None = None,
+        **context: Any,
+    ) -> None:
+        super().__init__(detail)
+        self.problems = tuple(problems)
+        self.advice = hint or type(self).hint
+        self.retry_after_s = retry_after_s
+        self.context = context
+        """Further members of the problem document; JSON values only."""
+
+    @property
+    def code(self) -> str:
+        """The stable public code: the class name in snake case."""
+        return _code(type(self).__name__)
+
+
+class BadRequest(ServiceError):
+    """The request cannot be read."""
+
+    status = 400
+
+
+class MalformedJson(BadRequest):
+    """The body is not JSON."""
+
+
+class InvalidCursor(BadRequest):
+    """The cursor is not one that this service made."""
+
+
+class InvalidHeader(BadRequest):
+    """A header has a value that cannot be read."""
+
+
+class Unauthorized(ServiceError):
+    """The request needs a key."""
+
+    status = 401
+
+
+class KeyMissing(Unauthorized):
+    """The request has no API key."""
+
+    hint = (
+        "Send the header 'Authorization: Bearer gh_…'; 'glasshouse up' writes a key into "
+        "runtime.json."
+    )
+
+
+class KeyInvalid(Unauthorized):
+    """The API key is unknown, expired or revoked."""
+
+
+class Forbidden(ServiceError):
+    """The key does not allow this."""
+
+    status = 403
+
+
+class ScopeTooSmall(Forbidden):
+    """The key lacks the scope that this needs."""
+
+
+class OriginNotAllowed(Forbidden):
+    """A page of another origin may not call this service."""
+
+
+class NotFound(ServiceError):
+    """There is no such thing."""
+
+    status = 404
+
+
+class RouteNotFound(NotFound):
+    """Nothing lives at this path."""
+
+
+class JobNotFound(NotFound):
+    """No job has this id."""
+
+
+class DatasetNotFound(NotFound):
+    """No dataset has this id."""
+
+
+class KeyNotFound(NotFound):
+    """No API key has this id."""
+
+
+class CheckpointNotFound(NotFound):
+    """No checkpoint has this id."""
+
+
+class LayerNotFound(NotFound):
+    """The job's network has no layer or parameter of this name."""
+
+
+class MetricNotFound(NotFound):
+    """The job has reported no metric of this name."""
+
+
+class ArtifactNotFound(NotFound):
+    """The job has no artifact of this name."""
+
+
+class CommandNotFound(NotFound):
+    """No command has this id."""
+
+
+class ProbeNotFound(NotFound):
+    """No probe has this id."""
+
+
+class WorkerNotFound(NotFound):
+    """No worker has this id."""
+
+
+class CatalogNotFound(NotFound):
+    """The catalogue has no such section."""
+
+
+class StepNotCaptured(NotFound):
+    """The tensor was not captured at this step."""
+
+
+class MethodNotAllowed(ServiceError):
+    """This path does not take this method."""
+
+    status = 405
+
+
+class NotAcceptable(ServiceError):
+    """The answer cannot be given in the format asked for."""
+
+    status = 406
+
+
+class Conflict(ServiceError):
+    """The thing is in a state that does not allow this."""
+
+    status = 409
+
+
+class JobEnded(Conflict):
+    """The job has ended."""
+
+
+class JobNotEnded(Conflict):
+    """The job has not ended; cancel it first."""
+
+
+class DatasetInUse(Conflict):
+    """A job that has not ended uses the dataset."""
+
+
+class DatasetNotReady(Conflict):
+    """The dataset is not ready to be used."""
+
+
+class CheckpointInUse(Conflict):
+    """A job that has not ended uses the checkpoint."""
+
+
+class CheckpointMissing(Conflict):
+    """The job has no complete checkpoint."""
+
+
+class IdempotencyKeyBusy(Conflict):
+    """A request with this idempotency key is still being answered."""
+
+    retryable = True
+
+
+class PreconditionFailed(ServiceError):
+    """The thing has changed since the version that If-Match names."""
+
+    status = 412
+
+
+class PayloadTooLarge(ServiceError):
+    """The body is larger than the limit."""
+
+    status = 413
+
+
+class UnsupportedMedia(ServiceError):
+    """The body has a media type that this path does not take."""
+
+    status = 415
+
+
+class HostNotAllowed(ServiceError):
+    """The Host header names a host that this service does not answer for."""
+
+    status = 421
+    hint = "Add the host name to GLASSHOUSE_ALLOWED_HOSTS."
+
+
+class Unprocessable(ServiceError):
+    """The request can be read but not be done."""
+
+    status = 422
+
+
+class InvalidRequest(Unprocessable):
+    """A parameter or field of the request is wrong."""
+
+
+class InvalidSpec(Unprocessable):
+    """The job spec cannot be run as it is written."""
+
+
+class InvalidDataset(Unprocessable):
+    """The file cannot be read as a dataset of this format."""
+
+
+class IdempotencyKeyReused(Unprocessable):
+    """This idempotency key was used with another body."""
+
+
+class DeviceUnavailable(Unprocessable):
+    """No worker has a healthy device like the one asked for."""
+
+
+class TooManyRequests(ServiceError):
+    """Too many requests."""
+
+    status = 429
+    retryable = True
+
+
+class InternalError(ServiceError):
+    """The service failed in a way it did not expect."""
+
+
+class Unavailable(ServiceError):
+    """The service cannot answer this now; try again."""
+
+    status = 503
+    retryable = True
+
+
+class PlannerUnavailable(Unavailable):
+    """The process that checks specs did not answer in time."""
+
+
+class DatabaseUnavailable(Unavailable):
+    """The database does not answer."""
+
+
+class StorageFull(Unavailable):
+    """The disk is full."""
+
+
+# --- ends a job ------------------------------------------------------------------------------
+
+
+class RunFailure(GlasshouseError):
+    """The job failed."""
+
+    category: ClassVar[str] = "internal"
+    retryable: ClassVar[bool] = False
+    hint: ClassVar[str | None] = None
+
+    def __init__(
+        self,
+        detail: str | None = None,
+        /,
+        *,
+        layer: str | None = None,
+        step: int | None = None,
+        rank: int | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.layer = layer
+        self.step = step
+        self.rank = rank
+        self.advice = hint or type(self).hint
+
+    @property
+    def code(self) -> str:
+        """The stable public code: the class name in snake case."""
+        return _code(type(self).__name__)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The job's ``error``, without its ``log_tail``."""
+        return {
+            "code": self.code,
+            "message": self.detail,
+            "category": self.category,
+            "retryable": self.retryable,
+            "rank": self.rank,
+            "layer": self.layer,
+            "step": self.step,
+            "hint": self.advice,
+        }
+
+
+class SpecFailed(RunFailure):
+    """The network or one of its parts cannot run as specified."""
+
+    category = "spec"
+
+
+class DataFailed(RunFailure):
+    """The data does not fit its declaration."""
+
+    category = "data"
+
+
+class NonfiniteFound(RunFailure):
+    """A loss, output or gradient is NaN or infinite."""
+
+    category = "nonfinite"
+
+
+class OutOfMemory(RunFailure):
+    """Memory ran out."""
+
+    category = "out_of_memory"
+    hint = "Lower data.batch_size, or choose a device with more memory."
+
+
+class DeviceFailed(RunFailure):
+    """The device failed."""
+
+    category = "device"
+    retryable = True
+
+
+class WorkerLost(RunFailure):
+    """The worker that ran the job was lost, again and again."""
+
+    category = "worker_lost"
+    retryable = True
+
+
+class RankDied(RunFailure):
+    """A training process ended without saying why."""
+
+    category = "internal"
+    retryable = True
+
+
+class TimedOut(RunFailure):
+    """The job took longer than it may."""
+
+    category = "timeout"
+
+
+class StorageFailed(RunFailure):
+    """A file could not be written or read."""
+
+    category = "storage"
+    retryable = True
+
+
+class EngineFailed(RunFailure):
+    """The engine failed in a way it did not expect."""
+
+    category = "internal"
+
+
+# --- raised by the client --------------------------------------------------------------------
+
+
+class APIError(GlasshouseError):
+    """The service could not be asked, or answered with an error."""
+
+
+class APIConnectionError(APIError):
+    """The service could not be reached."""
+
+
+class APITimeoutError(APIConnectionError):
+    """The service did not answer in time."""
+
+
+class APIStatusError(APIError):
+    """The service answered with an error."""
+
+    status: ClassVar[int | None] = None
+
+    def __init__(self, detail: str, *, status_code: int, problem: dict[str, Any]) -> None:
+        lines = [detail]
+        for item in problem.get("errors", []):
+            lines.append(f"  {item.get('pointer', '')}: {item.get('detail', '')}")
+        if problem.get("hint"):
+            lines.append(f"  hint: {problem['hint']}")
+        super().__init__("\n".join(lines))
+        self.status_code = status_code
+        self.problem = problem
+        """The whole problem document."""
+
+    @property
+    def code(self) -> str | None:
+        """The problem's stable code."""
+        return self.problem.get("code")
+
+    @property
+    def request_id(self) -> str | None:
+        """The id to quote when asking for help."""
+        return self.problem.get("request_id")
+
+    @property
+    def retryable(self) -> bool:
+        """Whether the same request may succeed later."""
+        return bool(self.problem.get("retryable"))
+
+    @staticmethod
+    def of(status_code: int, problem: dict[str, Any]) -> "APIStatusError":
+        """Make the error of the class that belongs to a status."""
+        known = {cls.status: cls for cls in APIStatusError.__subclasses__()}
+        fallback = InternalServerError if status_code >= 500 else BadRequestError
+        cls = known.get(status_code, fallback)
+        detail = problem.get("detail") or problem.get("title") or f"HTTP status {status_code}"
+        return cls(str(detail), status_code=status_code, problem=problem)
+
+
+class BadRequestError(APIStatusError):
+    """400: the request could not be read."""
+
+    status = 400
+
+
+class AuthenticationError(APIStatusError):
+    """401: the key is missing or not valid."""
+
+    status = 401
+
+
+class PermissionDeniedError(APIStatusError):
+    """403: the key does not allow this."""
+
+    status = 403
+
+
+class NotFoundError(APIStatusError):
+    """404: there is no such thing, or it is somebody else's."""
+
+    status = 404
+
+
+class ConflictError(APIStatusError):
+    """409: the thing is in a state that does not allow this."""
+
+    status = 409
+
+
+class PreconditionFailedError(APIStatusError):
+    """412: the thing has changed meanwhile."""
+
+    status = 412
+
+
+class PayloadTooLargeError(APIStatusError):
+    """413: the body is larger than the limit."""
+
+    status = 413
+
+
+class UnsupportedMediaError(APIStatusError):
+    """415: the body has the wrong media type."""
+
+    status = 415
+
+
+class UnprocessableEntityError(APIStatusError):
+    """422: the request can be read but not be done."""
+
+    status = 422
+
+
+class RateLimitError(APIStatusError):
+    """429: too many requests."""
+
+    status = 429
+
+
+class InternalServerError(APIStatusError):
+    """500: the service failed in a way it did not expect."""
+
+    status = 500
+
+
+class ServiceUnavailableError(APIStatusError):
+    """503: the service cannot answer this now."""
+
+    status = 503
+
+
+class JobFailed(GlasshouseError):
+    """The job failed."""
+
+    def __init__(self, job_id: str, error: dict[str, Any]) -> None:
+        where = ", ".join(
+            f"{key} {error[key]}" for key in ("rank", "layer", "step") if error.get(key) is not None
+        )
+        lines = [f"{job_id} failed: {error.get('message', '')}" + (f" ({where})" if where else "")]
+        if error.get("hint"):
+            lines.append(f"hint: {error['hint']}")
+        if error.get("log_tail"):
+            lines.append(f"last lines of the log:\n{error['log_tail']}")
+        super().__init__("\n".join(lines))
+        self.job_id = job_id
+        self.error = error
+        """The job's ``error``, as ``GET /jobs/{id}`` gives it."""
+
+
+class JobCancelled(GlasshouseError):
+    """The job was cancelled."""
+
+
+class WaitTimeout(GlasshouseError):
+    """The job did not end in the time that the caller would wait."""

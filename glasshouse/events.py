@@ -1,0 +1,162 @@
+"""The events of a job: one discriminated union, dense ``seq`` per job from 1.
+
+What the rank writes, the ledger stores and the stream sends has these shapes. Hot paths pass
+plain dicts of the same form; these models document them, type the client and check the tests.
+"""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import Field as Constraint
+
+Number = float | Literal["NaN", "Infinity", "-Infinity"]
+"""A number as JSON carries it; ``jsonio.number`` turns the names into floats."""
+
+STATS_COLUMNS = (
+    "layer",
+    "kind",
+    "mean",
+    "std",
+    "min",
+    "max",
+    "l2",
+    "absmax",
+    "zeros",
+    "nan",
+    "inf",
+)
+"""The order of a ``stats`` row. ``zeros`` is a fraction; ``nan`` and ``inf`` are counts; the
+moments are over the finite values, ``std`` with the biased (population) divisor."""
+
+
+class _Event(BaseModel):
+    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
+
+    job: str
+    seq: int
+    """Dense per job, from 1."""
+    attempt: int
+    """0 until a worker has taken the job."""
+    at: datetime
+    """When it happened; for a step, when the step ended in the rank."""
+
+
+class StateEvent(_Event):
+    """The job moved to another state."""
+
+    type: Literal["state"]
+    from_: str | None = Constraint(alias="from")
+    to: str
+    reason: str | None
+
+
+class AttemptEvent(_Event):
+    """A worker began to run the job."""
+
+    type: Literal["attempt"]
+    n: int
+    resumed_from_step: int | None
+    """Step after which this attempt's values replace those of earlier attempts; null: all."""
+
+
+class MetricsEvent(_Event):
+    """Figures of one step."""
+
+    type: Literal["metrics"]
+    step: int
+    epoch: int
+    values: dict[str, Number]
+
+
+class StatsEvent(_Event):
+    """Summaries of watched tensors of one step."""
+
+    type: Literal["stats"]
+    step: int
+    phase: Literal["train", "evaluate"]
+    columns: list[str]
+    rows: list[list[str | Number]]
+
+
+class CaptureEvent(_Event):
+    """A whole tensor was kept."""
+
+    type: Literal["capture"]
+    capture: str
+    layer: str
+    kind: str
+    step: int
+    shape: list[int]
+    dtype: str
+    size_bytes: int
+    href: str
+
+
+class CheckpointEvent(_Event):
+    """A checkpoint is complete."""
+
+    type: Literal["checkpoint"]
+    checkpoint: str
+    step: int
+    epoch: int
+    size_bytes: int
+
+
+class LogEvent(_Event):
+    """Lines that a rank printed."""
+
+    type: Literal["log"]
+    rank: int
+    stream: Literal["stdout", "stderr"]
+    lines: list[str]
+
+
+class DroppedEvent(_Event):
+    """Something was left out to keep training going, and how much of it."""
+
+    type: Literal["dropped"]
+    what: str
+    count: int
+
+
+class EndEvent(_Event):
+    """The job has ended. Always the last event."""
+
+    type: Literal["end"]
+    state: Literal["succeeded", "failed", "cancelled"]
+
+
+Event = Annotated[
+    StateEvent
+    | AttemptEvent
+    | MetricsEvent
+    | StatsEvent
+    | CaptureEvent
+    | CheckpointEvent
+    | LogEvent
+    | DroppedEvent
+    | EndEvent,
+    Constraint(discriminator="type"),
+]
+EVENT_TYPES = (
+    "state",
+    "attempt",
+    "metrics",
+    "stats",
+    "capture",
+    "checkpoint",
+    "log",
+    "dropped",
+    "end",
+)
+_EVENT: TypeAdapter[Any] = TypeAdapter(Event)
+
+
+def parse_event(data: dict[str, Any]) -> Event:
+    """Read one event as the API sends it.
+
+    Raises:
+        pydantic.ValidationError: it is of no known type or lacks a field.
+    """
+    return _EVENT.validate_python(data)

@@ -1,0 +1,56 @@
+"""JSON in which a non-finite number is a string, in both directions.
+
+Plain JSON has no NaN; most encoders turn it into null or fail. Here it is data:
+the strings "NaN", "Infinity" and "-Infinity" stand for it wherever a number may.
+"""
+
+import json
+import math
+from typing import Any
+
+NONFINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def dumps(value: Any) -> str:
+    """Encode compactly; non-finite floats become their strings, keys keep their order."""
+    try:
+        return json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+    except ValueError:  # a non-finite float somewhere: rare, so only then is the value walked
+        return json.dumps(named(value), allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+
+
+def named(value: Any) -> Any:
+    """Copy a JSON-like value with each non-finite float replaced by its name."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {key: named(item) for key, item in value.items()}  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, (list, tuple)):
+        return [named(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+    return value
+
+
+def number(value: Any) -> Any:
+    """Turn the name of a non-finite number into that number; return anything else unchanged."""
+    return NONFINITE.get(value, value) if isinstance(value, str) else value
+
+
+def loads(text: str | bytes) -> Any:
+    """Decode strictly.
+
+    Raises:
+        ValueError: the text is not JSON, or holds a bare NaN or Infinity, or a number that
+            overflows a double (``1e999``).
+    """
+    return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f'{name} is not JSON; write the string "{name}" where it is allowed')
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} does not fit a double")
+    return value

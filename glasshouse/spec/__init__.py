@@ -1,0 +1,47 @@
+"""The words of a job: what a user writes, what is stored, what runs. One closed, frozen value.
+
+Knows pydantic and nothing else: no torch, no SQL, no HTTP.
+"""
+
+from glasshouse.spec.data import Data, DenseField, Field, IntegerField, Shuffle, Source
+from glasshouse.spec.jobs import (
+    Devices,
+    Flatten,
+    InferData,
+    InferJob,
+    JobSpec,
+    TrainJob,
+    parse_job,
+)
+from glasshouse.spec.network import Graph, Layer
+from glasshouse.spec.probes import Probe, TensorKind
+from glasshouse.spec.strict import Args, Spec
+from glasshouse.spec.training import Checkpoint, Evaluate, Loss, Metric, Optimizer, Stop
+
+__all__ = [
+    "Args",
+    "Checkpoint",
+    "Data",
+    "DenseField",
+    "Devices",
+    "Evaluate",
+    "Field",
+    "Flatten",
+    "Graph",
+    "InferData",
+    "InferJob",
+    "IntegerField",
+    "JobSpec",
+    "Layer",
+    "Loss",
+    "Metric",
+    "Optimizer",
+    "Probe",
+    "Shuffle",
+    "Source",
+    "Spec",
+    "Stop",
+    "TensorKind",
+    "TrainJob",
+    "parse_job",
+]

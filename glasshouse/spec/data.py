@@ -1,0 +1,96 @@
+"""Where batches come from: datasets, splits, and the fields that read their columns."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field as Constraint
+from pydantic import PositiveInt, model_validator
+
+from glasshouse.spec.strict import Name, Spec
+
+Column = Annotated[str, Constraint(min_length=1, max_length=200)]
+
+
+class Source(Spec):
+    """Rows of one dataset."""
+
+    dataset: str = Constraint(min_length=1, max_length=500)
+    """A dataset's id (``ds_…``). Without the service: ``digits``, or the path of a data file."""
+    split: str = Constraint(default="all", min_length=1, max_length=64)
+    """A split that the dataset has; a file without splits has the one split ``all``."""
+    fraction: tuple[float, float] | None = None
+    """``[0, 0.8]``: that part of the split's rows, in an order drawn from the job's seed.
+
+    Two sources with ``[0, 0.8]`` and ``[0.8, 1]`` of one split share no row and miss none.
+    """
+
+    @model_validator(mode="after")
+    def _check_fraction(self) -> Self:
+        if self.fraction is not None and not 0 <= self.fraction[0] < self.fraction[1] <= 1:
+            raise ValueError("fraction must be [from, to] with 0 <= from < to <= 1")
+        return self
+
+
+class _Columns(Spec):
+    column: Column | None = None
+    """The column it reads; left out, the column of the field's own name."""
+
+    @property
+    def source_columns(self) -> tuple[str, ...]:
+        """The columns that the field names itself, in order; empty for its own name."""
+        return () if self.column is None else (self.column,)
+
+
+class DenseField(_Columns):
+    """Floating-point values of one fixed shape per row, as float32."""
+
+    type: Literal["dense"]
+    shape: tuple[PositiveInt, ...] | None = Constraint(default=None, max_length=8)
+    """Shape of one row; the column is reshaped to it. Left out, the column's own shape."""
+    columns: tuple[Column, ...] | None = Constraint(default=None, min_length=1, max_length=10_000)
+    """Several columns side by side as one vector, in this order."""
+    scale: float | None = None
+    """Multiplies every value. Left out: 1/255 for a uint8 column, else 1."""
+
+    @property
+    def source_columns(self) -> tuple[str, ...]:
+        """The columns that the field names itself, in order; empty for its own name."""
+        return self.columns if self.columns is not None else super().source_columns
+
+    @model_validator(mode="after")
+    def _check_columns(self) -> Self:
+        if self.column is not None and self.columns is not None:
+            raise ValueError("give column or columns, not both")
+        return self
+
+
+class IntegerField(_Columns):
+    """One integer in [0, dim) per row, as int64: a class or an id."""
+
+    type: Literal["integer"]
+    dim: PositiveInt
+    """How many different values there are; a value outside [0, dim) fails the job by row."""
+
+
+Field = Annotated[DenseField | IntegerField, Constraint(discriminator="type")]
+
+
+class Shuffle(Spec):
+    """Whether the rows of an epoch come in a new order."""
+
+    enabled: bool | None = None
+    """Left out: yes for training, no for evaluation and inference."""
+
+
+class Data(Spec):
+    """The training data, the data that judges it, and how rows become batches."""
+
+    train: Source
+    validation: Source | None = None
+    """Rows for the evaluations; never trained on."""
+    fields: dict[Name, Field] = Constraint(min_length=1, max_length=1000)
+    """The network's inputs and targets, by name."""
+    batch_size: int = Constraint(ge=1, le=1_000_000)
+    """Rows of one step."""
+    drop_last: bool = False
+    """Leave out the last batch of an epoch when it is smaller than the others."""
+    shuffle: Shuffle = Shuffle()

@@ -1,0 +1,138 @@
+"""The kinds of job, and what they share."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field as Constraint
+from pydantic import JsonValue, NonNegativeInt, TypeAdapter, model_validator
+
+from glasshouse.spec.data import Data, Field
+from glasshouse.spec.network import Graph, Input
+from glasshouse.spec.probes import Probe
+from glasshouse.spec.strict import Name, Spec
+from glasshouse.spec.training import Checkpoint, Evaluate, Loss, Metric, Optimizer, Stop
+
+SPEC_VERSION = 1
+
+Label = Annotated[str, Constraint(min_length=1, max_length=64, pattern=r"^[^\x00-\x1f:=,]+$")]
+LabelValue = Annotated[str, Constraint(max_length=512, pattern=r"^[^\x00-\x1f]*$")]
+JobName = Annotated[str, Constraint(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]+$")]
+
+
+class Devices(Spec):
+    """The hardware that the job runs on. A device that does not exist is refused."""
+
+    type: Literal["auto", "cpu", "cuda"] = "auto"
+    """``auto``: one CUDA device where a worker has a healthy one, else CPU cores."""
+    count: Literal[1] | None = None
+    """How many CUDA devices."""
+    ids: tuple[NonNegativeInt] | None = None
+    """The CUDA device by its number on its worker, as ``GET /devices`` lists it."""
+    threads: int | None = Constraint(default=None, ge=1, le=1024)
+    """CPU cores, one torch thread each. Left out: half of the worker's cores, at least one."""
+    worker: str | None = Constraint(default=None, min_length=1, max_length=200)
+    """Only on this worker."""
+
+    @model_validator(mode="after")
+    def _check_type(self) -> Self:
+        if self.type != "cuda" and (self.count is not None or self.ids is not None):
+            raise ValueError("count and ids choose CUDA devices: set type to cuda")
+        if self.count is not None and self.ids is not None:
+            raise ValueError("give count or ids, not both")
+        if self.type != "cpu" and self.threads is not None:
+            raise ValueError("threads chooses CPU cores: set type to cpu")
+        return self
+
+
+class _Job(Spec):
+    name: JobName | None = None
+    labels: dict[Label, LabelValue] = Constraint(default={}, max_length=50)
+    priority: int = Constraint(default=0, ge=-1000, le=1000)
+    """Higher starts first; equal ones in the order they came."""
+    devices: Devices = Devices()
+
+
+class TrainJob(_Job):
+    """Train a network."""
+
+    kind: Literal["train"]
+    seed: int = Constraint(default=0, ge=0, le=2**53)
+    """Decides the initial weights, the order of the rows, and dropout."""
+    network: Graph
+    loss: Loss
+    optimizer: Optimizer
+    data: Data
+    stop: Stop
+    evaluate: Evaluate | None = None
+    """Needs ``data.validation``."""
+    metrics: tuple[Metric, ...] = Constraint(default=(), max_length=20)
+    probes: tuple[Probe, ...] = Constraint(default=(), max_length=1000)
+    checkpoint: Checkpoint = Checkpoint()
+
+    @model_validator(mode="after")
+    def _check_across(self) -> Self:
+        if self.evaluate is not None and self.data.validation is None:
+            raise ValueError("evaluate needs data.validation: name the rows to evaluate on")
+        names = {layer.name for layer in self.network.layers}
+        for field in self.data.fields:
+            if field in names:
+                raise ValueError(f"{field!r} names a layer and a data field; rename one")
+        return self
+
+
+class InferData(Spec):
+    """Rows of a dataset to run through the network, in their stored order."""
+
+    dataset: str = Constraint(min_length=1, max_length=500)
+    split: str = Constraint(default="all", min_length=1, max_length=64)
+    fields: dict[Name, Field] | None = Constraint(default=None, min_length=1, max_length=1000)
+    """Left out: the fields of the job that trained the checkpoint."""
+    batch_size: int = Constraint(default=256, ge=1, le=1_000_000)
+
+
+class Flatten(Spec):
+    """Join the results of all layers into one tensor per field."""
+
+    axis: Literal[0, 1]
+    """0: below each other, widths must agree. 1: side by side, heights must agree."""
+
+
+class InferJob(_Job):
+    """Run a trained network and return the outputs of any of its layers."""
+
+    kind: Literal["infer"]
+    checkpoint: str | None = Constraint(default=None, min_length=1, max_length=500)
+    """A checkpoint's id (``ckpt_…``)."""
+    job: str | None = Constraint(default=None, min_length=1, max_length=64)
+    """A training job: its newest complete checkpoint."""
+    data: InferData | None = None
+    inputs: dict[Name, JsonValue] | None = Constraint(default=None, min_length=1, max_length=1000)
+    """Values of the network's input fields, a nested list each, first axis the rows."""
+    outputs: tuple[Input, ...] | None = Constraint(default=None, min_length=1, max_length=1000)
+    """Layers to return; left out, the network's own outputs."""
+    fields: tuple[Literal["value", "id", "prob"], ...] = Constraint(
+        default=("value",), min_length=1, max_length=3
+    )
+    """``value``: the output. ``id``: the index of its largest entry along the last axis.
+    ``prob``: the softmax probability of that entry."""
+    flatten: Literal[False] | Flatten = False
+
+    @model_validator(mode="after")
+    def _check_one(self) -> Self:
+        if (self.checkpoint is None) == (self.job is None):
+            raise ValueError("give exactly one of checkpoint, job")
+        if (self.data is None) == (self.inputs is None):
+            raise ValueError("give exactly one of data, inputs")
+        return self
+
+
+JobSpec = Annotated[TrainJob | InferJob, Constraint(discriminator="kind")]
+_JOB: TypeAdapter[TrainJob | InferJob] = TypeAdapter(JobSpec)
+
+
+def parse_job(body: bytes | str) -> TrainJob | InferJob:
+    """Read a job spec from JSON.
+
+    Raises:
+        pydantic.ValidationError: with one entry per field that is wrong.
+    """
+    return _JOB.validate_json(body)

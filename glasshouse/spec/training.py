@@ -1,0 +1,79 @@
+"""How a network is trained: loss, optimizer, when to stop, evaluate and save."""
+
+from typing import Literal, Self
+
+from pydantic import Field as Constraint
+from pydantic import PositiveFloat, PositiveInt, model_validator
+
+from glasshouse.spec.network import Input
+from glasshouse.spec.strict import Args, Spec, TorchName
+
+
+class Loss(Spec):
+    """A torch.nn loss, by torch's name and arguments."""
+
+    type: TorchName
+    args: Args = {}
+    inputs: tuple[Input, ...] = Constraint(min_length=1, max_length=8)
+    """What it compares, in the order of the loss's own arguments: layers or data fields."""
+
+
+class Optimizer(Spec):
+    """A torch.optim optimizer, by torch's name and arguments."""
+
+    type: TorchName
+    args: Args = {}
+
+
+class Stop(Spec):
+    """When training ends. Exactly one of the three."""
+
+    epochs: int | None = Constraint(default=None, ge=1, le=1_000_000)
+    steps: int | None = Constraint(default=None, ge=1, le=1_000_000_000)
+    seconds: PositiveFloat | None = None
+    """Training stops at the first step boundary after this many seconds of training."""
+
+    @model_validator(mode="after")
+    def _check_one(self) -> Self:
+        given = [name for name in ("epochs", "steps", "seconds") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError("give exactly one of epochs, steps, seconds")
+        return self
+
+
+class Evaluate(Spec):
+    """When the validation data is run. It is always run once more at the end."""
+
+    every_epochs: PositiveInt | None = None
+    every_steps: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _check_one(self) -> Self:
+        if (self.every_epochs is None) == (self.every_steps is None):
+            raise ValueError("give exactly one of every_epochs, every_steps")
+        return self
+
+
+class Metric(Spec):
+    """A figure computed on each training batch and over the whole of each evaluation."""
+
+    type: Literal["accuracy"]
+    inputs: tuple[Input, Input]
+    """Scores of shape (B, C) and integer targets of shape (B,)."""
+    top_k: PositiveInt = 1
+    """A row counts as right when its target is among the k highest scores."""
+
+
+class Checkpoint(Spec):
+    """When the network and the training state are saved. The end of training always is."""
+
+    every_epochs: PositiveInt | None = None
+    every_steps: PositiveInt | None = None
+    keep_last: PositiveInt = 3
+    """Older ones are deleted once a newer one is complete."""
+
+    @model_validator(mode="after")
+    def _check_one(self) -> Self:
+        if self.every_epochs is not None and self.every_steps is not None:
+            raise ValueError("give every_epochs or every_steps, not both")
+        return self
