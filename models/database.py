@@ -8,7 +8,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import BigInteger, Engine, create_engine, event, text
+from sqlalchemy import BigInteger, Connection, Engine, create_engine, event, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import Session, sessionmaker
@@ -52,8 +52,8 @@ class Database:
         self.is_sqlite = url.startswith("sqlite")
         self._writer = self._engine("BEGIN IMMEDIATE", 1 if self.is_sqlite else pool_size)
         self._reader = self._engine("BEGIN", pool_size) if self.is_sqlite else self._writer
-        self._write_session = sessionmaker(self._writer, expire_on_commit=False)
-        self._read_session = sessionmaker(self._reader, expire_on_commit=False)
+        self._write_session = sessionmaker(self._writer, expire_on_commit=False, autoflush=False)
+        self._read_session = sessionmaker(self._reader, expire_on_commit=False, autoflush=False)
 
     @contextmanager
     def write(self) -> Generator[Session]:
@@ -98,7 +98,11 @@ class Database:
         )
         if self.is_sqlite:
             event.listen(engine, "connect", _configure_sqlite)
-            event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
+
+            def begin_explicitly(connection: Connection) -> None:
+                connection.exec_driver_sql(begin)
+
+            event.listen(engine, "begin", begin_explicitly)
         return engine
 
 

@@ -47,7 +47,7 @@ class Settings(BaseSettings):
     stream_ping_s: PositiveFloat = 15.0
     """A silent event stream sends a comment this often."""
 
-    worker_name: str = Field(default_factory=lambda: socket.gethostname())
+    worker_name: str = Field(default_factory=socket.gethostname)
     """Unique among the workers of one service."""
     cpu_cores: PositiveInt | None = None
     """CPU cores that jobs may use on this host; left out, all that the process may run on."""
