@@ -6,12 +6,11 @@ client goes or stops reading, when its key is revoked, and when the process drai
 """
 
 import asyncio
-import contextlib
 import random
 import time
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -19,6 +18,7 @@ import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from api.access import Caller
 from api.tails import CHUNK_BYTES, Chunk, Tail, Tails
 from api.wakeups import Wakeups, Watch
 from glasshouse.errors import DatabaseUnavailable, JobNotFound, TooManyRequests, Unavailable
@@ -27,6 +27,8 @@ from models.database import Database
 from models.settings import Settings
 
 KEY_CHECK_S = 20.0
+LAST_SEND_S = 1.0
+"""When the process ends, a client has this long to take its last lines."""
 _log = structlog.get_logger(__name__)
 
 HEADERS = {
@@ -133,26 +135,25 @@ class Streams:
         self.settings = settings
         self.tails = Tails(database, wakeups)
         self.draining = False
-        self.open: Counter[str] = Counter()
+        self.num_open: Counter[str] = Counter()
         """How many streams each key has open."""
         self._database = database
-        self._watches: set[Watch] = set()
-        self._live_until: dict[str, float] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def start(self) -> None:
-        """Remember the running loop, so that a signal handler can reach it."""
-        self._loop = asyncio.get_running_loop()
+        self._open: set[StreamResponse] = set()
+        self._good_until: dict[str, float] = {}
 
     def drain(self) -> None:
-        """End every stream, with advice when to come back. Safe in a signal handler."""
+        """End every stream, with advice when to come back. Called in the event loop."""
         self.draining = True
-        if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: no stream is left
-                self._loop.call_soon_threadsafe(self._ring_all)
+        for stream in self._open:
+            stream.hurry()
 
     def response(
-        self, key: str, starts: Sequence[Start], types: frozenset[str] | None, *, many: bool
+        self,
+        caller: Caller,
+        starts: Sequence[Start],
+        types: frozenset[str] | None,
+        *,
+        many: bool,
     ) -> Response:
         """The answer to a request for a stream.
 
@@ -165,47 +166,46 @@ class Streams:
         if all(start.is_over for start in starts):
             return Response(status_code=204, headers={"Cache-Control": "no-store"})
         limits = self.settings
-        if self.open[key] >= limits.max_streams_per_key or self.open.total() >= limits.max_streams:
+        if (
+            self.num_open[caller.key] >= limits.max_streams_per_key
+            or len(self._open) >= limits.max_streams
+        ):
             raise TooManyRequests("Too many event streams are open.", retry_after_s=10)
-        return StreamResponse(self, key, starts, types, many=many)
+        return StreamResponse(self, caller, starts, types, many=many)
 
-    async def still_live(self, key: str) -> bool:
-        """Whether a key is still good; asked of the database every few seconds at most."""
+    async def is_good(self, caller: Caller) -> bool:
+        """Whether a key is still good; asked of the database now and then only."""
         now = time.monotonic()
-        if self._live_until.get(key, 0.0) > now:
+        if self._good_until.get(caller.secret_sha256, 0.0) > now:
             return True
+        # before it is asked: the other streams of the key need not ask at the same time
+        self._good_until[caller.secret_sha256] = now + KEY_CHECK_S
         try:
-            live = await self.tails.in_thread(partial(self._is_live, key))
+            good = await self.tails.in_thread(partial(self._is_good, caller.secret_sha256))
         except DatabaseUnavailable:
             return True  # nothing can be read either; asked again soon
-        if live:
-            self._live_until[key] = now + KEY_CHECK_S
-        else:
-            self._live_until.pop(key, None)
-        return live
+        if not good:
+            self._good_until.pop(caller.secret_sha256, None)
+        return good
 
-    def watch(self, stack: ExitStack, key: str) -> Watch:
-        """Count a stream, and make what wakes it, until the stack closes."""
-        watch = Watch(self.settings.stream_ping_s)
-        self._watches.add(watch)
-        self.open[key] += 1
-        stack.callback(self._forget, watch, key)
-        return watch
+    @contextmanager
+    def counted(self, stream: "StreamResponse") -> Generator[None]:
+        """Count a stream as open while the block lasts."""
+        key = stream.caller.key
+        self._open.add(stream)
+        self.num_open[key] += 1
+        try:
+            yield
+        finally:
+            self._open.discard(stream)
+            self.num_open[key] -= 1
+            if not self.num_open[key]:
+                del self.num_open[key]
+                self._good_until.pop(stream.caller.secret_sha256, None)
 
-    def _forget(self, watch: Watch, key: str) -> None:
-        self._watches.discard(watch)
-        self.open[key] -= 1
-        if not self.open[key]:
-            del self.open[key]
-            self._live_until.pop(key, None)
-
-    def _ring_all(self) -> None:
-        for watch in self._watches:
-            watch.ring()
-
-    def _is_live(self, key: str) -> bool:
+    def _is_good(self, secret_sha256: str) -> bool:
         with self._database.read() as tx:
-            return keys.is_live(tx, key)
+            return keys.is_good(tx, secret_sha256)
 
 
 class StreamResponse(Response):
@@ -216,7 +216,7 @@ class StreamResponse(Response):
     def __init__(
         self,
         streams: Streams,
-        key: str,
+        caller: Caller,
         starts: Sequence[Start],
         types: frozenset[str] | None,
         *,
@@ -225,31 +225,39 @@ class StreamResponse(Response):
         self.status_code = 200
         self.background = None
         self.init_headers(HEADERS)
+        self.caller = caller
         self._streams = streams
-        self._key = key
         self._starts = starts
         self._feed = Feed(streams.tails, types, many)
+        self._watch = Watch(streams.settings.stream_ping_s)
+        self._sending: asyncio.Timeout | None = None
         self._gone = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with ExitStack() as stack:
-            watch = self._streams.watch(stack, self._key)
+        """Send until it is over, the client is gone, or it takes nothing any more."""
+        with self._streams.counted(self), ExitStack() as stack:
             for start in self._starts:
                 tail = None
                 if not start.ended:
                     tails = self._streams.tails
-                    tail = stack.enter_context(tails.join(start.job, start.last_seq, watch))
+                    tail = stack.enter_context(tails.join(start.job, start.last_seq, self._watch))
                 position = _Position(start.job, start.seq, tail, done=start.is_over)
                 self._feed.positions.append(position)
-            listener = asyncio.create_task(self._listen(receive, watch))
+            listener = asyncio.create_task(self._listen(receive))
             try:
-                await self._run(send, watch)
+                await self._run(send)
             except TimeoutError:
-                _log.warning("stream_stalled", key=self._key)
+                _log.warning("stream_stalled", key=self.caller.key)
             finally:
                 listener.cancel()
 
-    async def _run(self, send: Send, watch: Watch) -> None:
+    def hurry(self) -> None:
+        """The process is about to end: a client that does not read is not waited for."""
+        self._watch.ring()
+        if self._sending is not None:
+            self._sending.reschedule(asyncio.get_running_loop().time() + LAST_SEND_S)
+
+    async def _run(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         hello = "".join(f"event: hello\ndata: {start.hello}\n\n" for start in self._starts)
         await self._send(send, hello.encode())
@@ -264,7 +272,7 @@ class StreamResponse(Response):
                 await self._send(send, b": ping\n\n")
                 ping_at = time.monotonic() + ping_s
             elif not self._feed.done:
-                await watch.wait(left_s)
+                await self._watch.wait(left_s)
         if self._streams.draining:
             advice = f"retry: {random.randint(500, 3000)}\n: server_draining\n\n"  # noqa: S311
             await self._send(send, advice.encode())
@@ -273,14 +281,20 @@ class StreamResponse(Response):
     async def _goes_on(self) -> bool:
         if self._gone or self._feed.done or self._streams.draining:
             return False
-        return await self._streams.still_live(self._key)
+        return await self._streams.is_good(self.caller)
 
     async def _send(self, send: Send, body: bytes, *, more: bool = True) -> None:
-        async with asyncio.timeout(self._streams.settings.stream_send_timeout_s):
-            await send({"type": "http.response.body", "body": body, "more_body": more})
+        limit_s = self._streams.settings.stream_send_timeout_s
+        if self._streams.draining:
+            limit_s = min(limit_s, LAST_SEND_S)
+        try:
+            async with asyncio.timeout(limit_s) as self._sending:
+                await send({"type": "http.response.body", "body": body, "more_body": more})
+        finally:
+            self._sending = None
 
-    async def _listen(self, receive: Receive, watch: Watch) -> None:
+    async def _listen(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
         self._gone = True
-        watch.ring()
+        self._watch.ring()

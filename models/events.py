@@ -99,7 +99,7 @@ class Page(NamedTuple):
     """The newest number of the log when it was read."""
 
 
-def read(  # noqa: PLR0913 (a cursor, a filter, two limits)
+def read(
     tx: Session,
     job: str,
     seq: int,
