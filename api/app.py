@@ -8,14 +8,14 @@ from fastapi import APIRouter, FastAPI
 from starlette.middleware import Middleware
 from starlette.types import Scope
 
-from api import problems
+from api import problems, window
 from api.access import Gate, Keyring
 from api.edge import Doorman, Edge, Head, host_names
 from api.resources import Resources, make_resources
 from models.settings import Settings
 
 VERSION = "0.1.0"
-ROUTERS: tuple[APIRouter, ...] = ()
+ROUTERS: tuple[APIRouter, ...] = (*window.ROUTERS,)
 """Every router, each with its whole prefix (``APIRouter(prefix="/api/v1")``): add new ones here."""
 
 

@@ -8,6 +8,7 @@ from fastapi import Depends, Request
 
 from api.bell import Bell
 from api.planner import Planner
+from api.streams import Streams
 from api.wakeups import Wakeups
 from models.artifacts import Artifacts, LocalArtifacts
 from models.database import Database
@@ -24,6 +25,7 @@ class Resources:
     planner: Planner
     bell: Bell
     wakeups: Wakeups
+    streams: Streams
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the process was asked to end: open streams and waits finish."""
     background: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
@@ -32,18 +34,22 @@ class Resources:
     def drain(self) -> None:
         """Let open streams and waits finish: the process is about to end."""
         self.draining.set()
+        self.streams.drain()
         self.wakeups.ring_all()
 
 
 def make_resources(settings: Settings) -> Resources:
     """The resources that the settings describe. Connects to nothing yet."""
+    database = Database(settings.database)
+    wakeups = Wakeups(settings.redis)
     return Resources(
         settings=settings,
-        database=Database(settings.database),
+        database=database,
         artifacts=LocalArtifacts(settings.artifacts),
         planner=Planner(settings),
         bell=Bell(settings),
-        wakeups=Wakeups(settings.redis),
+        wakeups=wakeups,
+        streams=Streams(settings, database, wakeups),
     )
 
 
