@@ -45,7 +45,9 @@ class Devices(Spec):
 
 class _Job(Spec):
     name: JobName | None = None
+    """For people; need not be unique."""
     labels: dict[Label, LabelValue] = Constraint(default={}, max_length=50)
+    """Pairs to find the job by: ``GET /jobs?label=key:value``."""
     priority: int = Constraint(default=0, ge=-1000, le=1000)
     """Higher starts first; equal ones in the order they came."""
     devices: Devices = Devices()
@@ -115,6 +117,7 @@ class InferJob(_Job):
     """``value``: the output. ``id``: the index of its largest entry along the last axis.
     ``prob``: the softmax probability of that entry."""
     flatten: Literal[False] | Flatten = False
+    """``false``: one tensor per layer and field. Else joined, one tensor per field."""
 
     @model_validator(mode="after")
     def _check_one(self) -> Self:
