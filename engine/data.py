@@ -248,7 +248,7 @@ class Rows:
 
 def shuffled(num_rows: int, seed: int, epoch: int) -> Tensor:
     """The order of the rows in one epoch: a pure function of (seed, epoch)."""
-    generator = torch.Generator().manual_seed(seed * _EPOCH_STRIDE + epoch)
+    generator = torch.Generator().manual_seed((seed * _EPOCH_STRIDE + epoch) % 2**63)
     return torch.randperm(num_rows, generator=generator)
 
 
