@@ -266,3 +266,12 @@ def blame(build: Callable[..., Any], arguments: dict[str, Any], pointer: str) ->
             build(**others)
             return f"{pointer}/{name}"
     return f"{pointer}/{next(iter(arguments))}" if len(arguments) == 1 else pointer
+
+
+def call_inputs(forward: Callable[..., Any]) -> tuple[int, int | None]:
+    """How many positional inputs a ``forward`` takes: at least, and at most (None: any number)."""
+    found = [item for item in inspect.signature(forward).parameters.values() if item.name != "self"]
+    if any(item.kind is item.VAR_POSITIONAL for item in found):
+        return 1, None
+    positional = [item for item in found if item.kind is not item.KEYWORD_ONLY]
+    return len([item for item in positional if item.default is item.empty]), len(positional)

@@ -118,7 +118,7 @@ class Probes:
         for watch in self._watches:
             probe = watch.probe
             if probe.at is not None:
-                candidates += [item for item in probe.at if item > step][:1] or [2**62]
+                candidates.append(min((item for item in probe.at if item > step), default=2**62))
             elif probe.stop is not None and step >= probe.stop:
                 continue
             else:
