@@ -99,7 +99,10 @@ class NumberStats:
             x = finite.astype(np.float64)
             mean = float(x.mean())
             x -= mean
-            squares = float(np.dot(x, x))
+            squares = float(np.square(x, out=x).sum())  # not a dot: BLAS starts threads
+        if self._finite == 0:
+            self._finite, self._mean, self._squares = finite.size, mean, squares
+            return
         total = self._finite + finite.size
         shift = mean - self._mean
         self._mean += shift * finite.size / total

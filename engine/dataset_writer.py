@@ -36,7 +36,7 @@ class _NpyFile:
     def append(self, values: NDArray[Any]) -> None:
         # Opened anew for each block: a wide table has more columns than a process has descriptors.
         with self._path.open("ab") as file:
-            values.tofile(file)
+            file.write(values.data)
 
     def finish(self, length: int) -> None:
         shape = (length, *self._shape)

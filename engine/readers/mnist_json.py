@@ -118,7 +118,7 @@ def _parse_numbers(row: bytes, what: str) -> list[Any]:
         raise InvalidDataset(f"{what} holds {rest[:20]!r}, which is no number")
     try:
         return json.loads(row)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidDataset(f"{what} is not JSON: {error}") from error
 
 

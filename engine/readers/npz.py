@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, BinaryIO, cast
 
 import numpy as np
@@ -124,7 +125,7 @@ def _read_header(source: Source, name: str) -> tuple[np.dtype[Any], tuple[int, .
         raise InvalidDataset(f"{name} has npy version {version[0]}.{version[1]}; use 1.0 or 2.0")
     try:
         shape, fortran, dtype = readers[version](file, max_header_size=_MAX_HEADER_BYTES)
-    except (ValueError, TypeError, LookupError, SyntaxError, ArithmeticError, AttributeError,
+    except (TokenError, ValueError, TypeError, LookupError, SyntaxError, ArithmeticError, AttributeError,
             RecursionError, MemoryError) as error:  # fmt: skip
         raise InvalidDataset(f"{name} has a damaged header; write it with numpy.save") from error
     if any(size < 0 for size in shape):
