@@ -21,6 +21,18 @@ _MAX_HEADER_BYTES = 10_000
 _MAX_TEXT_BYTES = 1 << 20
 _TEXTS_PER_BLOCK = 1 << 14
 _TRANSPOSED_BYTES = 32 << 20
+_HEADER_ERRORS = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    SyntaxError,
+    TokenError,
+    TypeError,
+    ValueError,
+)
+"""What numpy lets through when the text of a header is hostile."""
 _SPLITS = {
     "train": "train",
     "validation": "validation",
@@ -125,8 +137,7 @@ def _read_header(source: Source, name: str) -> tuple[np.dtype[Any], tuple[int, .
         raise InvalidDataset(f"{name} has npy version {version[0]}.{version[1]}; use 1.0 or 2.0")
     try:
         shape, fortran, dtype = readers[version](file, max_header_size=_MAX_HEADER_BYTES)
-    except (TokenError, ValueError, TypeError, LookupError, SyntaxError, ArithmeticError, AttributeError,
-            RecursionError, MemoryError) as error:  # fmt: skip
+    except _HEADER_ERRORS as error:
         raise InvalidDataset(f"{name} has a damaged header; write it with numpy.save") from error
     if any(size < 0 for size in shape):
         raise InvalidDataset(f"{name} declares the shape {list(shape)}; sizes cannot be negative")

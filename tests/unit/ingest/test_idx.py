@@ -2,14 +2,17 @@ import gzip
 import io
 import struct
 import zipfile
+from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.unit.ingest.conftest import Ingesting
+
 CODES = {"u1": 8, "i1": 9, ">i2": 11, ">i4": 12, ">f4": 13, ">f8": 14}
 
 
-def idx(values, code: int | None = None) -> bytes:
+def idx(values: Any, code: int | None = None) -> bytes:
     values = np.asarray(values)
     code = CODES[values.dtype.str.lstrip("|")] if code is None else code
     return (
@@ -33,7 +36,7 @@ LABELS = np.arange(7, dtype=np.uint8)
 
 @pytest.mark.parametrize("dtype", CODES)
 @pytest.mark.parametrize("name", ["idx", "idx.gz"])
-def test_every_type_of_idx_becomes_native_numbers(ingesting, dtype, name):
+def test_every_type_of_idx_becomes_native_numbers(ingesting: Ingesting, dtype: str, name: str):
     values = np.arange(24).reshape(4, 6).astype(dtype)
     content = idx(values)
     columns = ingesting(name, gzip.compress(content) if name == "idx.gz" else content)
@@ -42,14 +45,16 @@ def test_every_type_of_idx_becomes_native_numbers(ingesting, dtype, name):
     np.testing.assert_array_equal(read, values)
 
 
-def test_a_single_file_is_named_by_its_shape(ingesting):
+def test_a_single_file_is_named_by_its_shape(ingesting: Ingesting):
     assert ingesting("idx", idx(IMAGES)).meta["columns"][0]["name"] == "image"
     assert ingesting("idx", idx(LABELS)).meta["columns"][0]["name"] == "label"
     assert ingesting("idx", idx(IMAGES[0])).meta["columns"][0]["name"] == "value"
 
 
 @pytest.mark.parametrize("compress", [False, True])
-def test_a_zip_of_the_four_files_of_mnist_becomes_train_and_test(ingesting, compress):
+def test_a_zip_of_the_four_files_of_mnist_becomes_train_and_test(
+    ingesting: Ingesting, compress: bool
+):
     files = {
         "mnist/t10k-labels-idx1-ubyte": idx(LABELS[:3]),
         "mnist/t10k-images.idx3-ubyte": idx(IMAGES[:3]),
@@ -71,7 +76,7 @@ def test_a_zip_of_the_four_files_of_mnist_becomes_train_and_test(ingesting, comp
     np.testing.assert_array_equal(columns.array("test", "label"), LABELS[:3])
 
 
-def test_a_pair_alone_is_enough(ingesting):
+def test_a_pair_alone_is_enough(ingesting: Ingesting):
     content = zipped({"train-images": idx(IMAGES), "train-labels": idx(LABELS)})
     assert ingesting("idx.zip", content).meta["splits"] == {"train": 7}
     content = zipped({"images.idx": idx(IMAGES), "labels.idx": idx(LABELS)})
@@ -96,7 +101,9 @@ def test_a_pair_alone_is_enough(ingesting):
         ({}, "holds no files"),
     ],
 )
-def test_files_that_do_not_fit_together_are_a_problem(ingesting, members, says):
+def test_files_that_do_not_fit_together_are_a_problem(
+    ingesting: Ingesting, members: dict[str, bytes], says: str
+):
     assert says in ingesting.problem("idx.zip", zipped(members))
 
 
@@ -116,18 +123,20 @@ def test_files_that_do_not_fit_together_are_a_problem(ingesting, members, says):
         (gzip.compress(idx(LABELS)), "is gzip-compressed; use the format idx.gz"),
     ],
 )
-def test_a_wrong_file_is_a_problem_with_the_numbers(ingesting, content, says):
+def test_a_wrong_file_is_a_problem_with_the_numbers(
+    ingesting: Ingesting, content: bytes, says: str
+):
     assert says in ingesting.problem("idx", content)
 
 
-def test_a_gzip_cut_anywhere_is_a_problem(ingesting):
+def test_a_gzip_cut_anywhere_is_a_problem(ingesting: Ingesting):
     content = gzip.compress(idx(IMAGES))
     for part in range(16):
         detail = ingesting.problem("idx.gz", content[: len(content) * part // 16])
         assert "cut short" in detail or "empty" in detail
 
 
-def test_a_gzip_that_was_damaged_or_goes_on_is_a_problem(ingesting):
+def test_a_gzip_that_was_damaged_or_goes_on_is_a_problem(ingesting: Ingesting):
     content = bytearray(gzip.compress(idx(IMAGES)))
     content[-5] ^= 1  # in the checksum
     assert "damaged" in ingesting.problem("idx.gz", bytes(content))
@@ -136,7 +145,7 @@ def test_a_gzip_that_was_damaged_or_goes_on_is_a_problem(ingesting):
     assert "not a gzip file" in ingesting.problem("idx.gz", idx(IMAGES))
 
 
-def test_a_gzip_of_many_members_and_padding_is_one_file(ingesting):
+def test_a_gzip_of_many_members_and_padding_is_one_file(ingesting: Ingesting):
     content = idx(IMAGES)
     parts = [gzip.compress(content[at : at + 2]) for at in range(0, len(content), 2)]
     columns = ingesting("idx.gz", b"".join(parts) + bytes(1000))

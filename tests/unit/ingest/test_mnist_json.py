@@ -1,29 +1,39 @@
 import gzip
 import json
+from typing import Any
 
 import numpy as np
 import pytest
+
+from tests.unit.ingest.conftest import Ingesting
 
 RNG = np.random.default_rng(0)
 SIZES = {"train": 300, "validation": 5, "test": 4}  # train takes more than one block
 
 
-def pairs(shape=(784,)):
+def pairs(shape: tuple[int, ...]):
     images = {split: RNG.random((size, *shape)).round(3) for split, size in SIZES.items()}
     labels = {split: RNG.integers(0, 10, size) for split, size in SIZES.items()}
     return images, labels
 
 
-def packed(value, **how) -> bytes:
+def packed(value: Any, **how: Any) -> bytes:
     text = value if isinstance(value, str) else json.dumps(value, **how)
     return gzip.compress(text.encode())
 
 
 @pytest.mark.parametrize(
-    ("stored", "read"), [((784,), (28, 28)), ((28, 28), (28, 28)), ((6,), (6,))]
+    ("stored", "read", "how"),
+    [
+        ((784,), (28, 28), {}),
+        ((28, 28), (28, 28), {"separators": (",", ":")}),
+        ((28, 28), (28, 28), {"indent": 1}),
+        ((6,), (6,), {"indent": 1}),
+    ],
 )
-@pytest.mark.parametrize("how", [{}, {"indent": 1}, {"separators": (",", ":")}])
-def test_three_sets_become_three_splits(ingesting, stored, read, how):
+def test_three_sets_become_three_splits(
+    ingesting: Ingesting, stored: tuple[int, ...], read: tuple[int, ...], how: dict[str, Any]
+):
     images, labels = pairs(stored)
     content = packed([[images[split].tolist(), labels[split].tolist()] for split in SIZES], **how)
     columns = ingesting("mnist.json.gz", content)
@@ -35,7 +45,7 @@ def test_three_sets_become_three_splits(ingesting, stored, read, how):
     assert columns.array("train", "label").dtype == np.int64
 
 
-def test_a_gzip_cut_anywhere_is_a_problem(ingesting):
+def test_a_gzip_cut_anywhere_is_a_problem(ingesting: Ingesting):
     images, labels = pairs((20,))
     content = packed([[images[split].tolist(), labels[split].tolist()] for split in SIZES])
     for part in range(16):
@@ -69,9 +79,9 @@ GOOD = "[[[1,2]],[5]]"
         ("", "the text ends at byte 0"),
     ],
 )
-def test_another_layout_is_a_problem_that_says_where(ingesting, text, says):
+def test_another_layout_is_a_problem_that_says_where(ingesting: Ingesting, text: str, says: str):
     assert says in ingesting.problem("mnist.json.gz", packed(text))
 
 
-def test_a_file_that_is_not_compressed_says_so(ingesting):
+def test_a_file_that_is_not_compressed_says_so(ingesting: Ingesting):
     assert "not a gzip file" in ingesting.problem("mnist.json.gz", b"[[[1]]]")
