@@ -2,6 +2,14 @@
 
 from fastapi import APIRouter
 
-from api import events
+from api import events, files, layers, machines, metrics, plots, printed
 
-ROUTERS: tuple[APIRouter, ...] = (events.router,)
+ROUTERS: tuple[APIRouter, ...] = (
+    events.router,
+    metrics.router,
+    layers.router,
+    files.router,
+    printed.router,
+    plots.router,
+    machines.router,
+)

@@ -112,6 +112,12 @@ def all_devices(tx: Session, *, lease_ms: int) -> list[tuple[Device, str]]:
     return [(row, states[row.worker]) for row in rows]
 
 
+def owners(tx: Session, job_ids: Sequence[str]) -> dict[str, str]:
+    """Who owns which of these jobs."""
+    rows = tx.execute(select(Job.id, Job.owner).where(Job.id.in_(set(job_ids))))
+    return {job: owner for job, owner in rows}
+
+
 def lock_queue(tx: Session) -> None:
     """Only one dispatcher at a time. On SQLite the write transaction is the lock."""
     if tx.get_bind().dialect.name == "postgresql":
