@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import insert, literal, select, update
+from sqlalchemy import delete, insert, literal, select, update
 from sqlalchemy.orm import Session
 
 from models import captures, checkpoints, events, metrics, stats
@@ -160,6 +160,10 @@ def ship(
     checkpoints.add(tx, claim.job, claim.attempt, batch.checkpoints)
     if batch.artifacts:
         rows = [{"job": claim.job, "created_at": now(), **row} for row in batch.artifacts]
+        names = [row["name"] for row in rows]  # of an earlier attempt, which was lost
+        tx.execute(
+            delete(JobArtifact).where(JobArtifact.job == claim.job, JobArtifact.name.in_(names))
+        )
         tx.execute(insert(JobArtifact), rows)
     return beat
 

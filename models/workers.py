@@ -115,7 +115,7 @@ def all_devices(tx: Session, *, lease_ms: int) -> list[tuple[Device, str]]:
 def owners(tx: Session, job_ids: Sequence[str]) -> dict[str, str]:
     """Who owns which of these jobs."""
     rows = tx.execute(select(Job.id, Job.owner).where(Job.id.in_(set(job_ids))))
-    return {job: owner for job, owner in rows}
+    return {row.id: row.owner for row in rows}
 
 
 def lock_queue(tx: Session) -> None:
