@@ -218,8 +218,8 @@ def test_the_number_of_streams_of_a_key_is_limited(
     with scene.client(serve(sqlite, max_streams_per_key="2").url, secret) as client:
         path = f"/jobs/{writer.job.id}/stream"
         with client.stream("GET", path) as one, client.stream("GET", path) as two:
-            next(one.iter_lines())
-            next(two.iter_lines())
+            lines = one.iter_lines(), two.iter_lines()  # closed streams would not count
+            assert [next(each) for each in lines] == ["event: hello"] * 2
             third = client.get(path)
             assert third.status_code == 429
             assert "retry-after" in third.headers
