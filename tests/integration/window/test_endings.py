@@ -117,9 +117,10 @@ def test_the_streams_of_a_revoked_key_end(
         assert b"200 OK" in connection.recv(4096)
         with sqlite.write() as tx:
             keys.revoke(tx, key)
-        began = time.monotonic()
-        read_all(connection)
-        assert time.monotonic() - began < 5
+        last = b""
+        while not last.endswith(b"\r\n0\r\n\r\n"):  # the end of the answer
+            last += connection.recv(4096)
+        assert last.count(b": ping") < 10
 
 
 def test_a_client_that_goes_leaves_nothing_behind(
