@@ -169,7 +169,7 @@ def test_an_idempotency_key_belongs_to_its_owner_and_route(
         third = admin.post("/api/v1/datasets", json={"builtin": "digits"})
     assert first.json()["id"] != second.json()["id"]
     assert third.status_code == 201
-    for bad in ("", " ", '""', "x" * 256, "é"):
+    for bad in ("", '""', '" "', "x" * 256, "é"):
         answer = api.post("/api/v1/jobs", json=spec, headers={"Idempotency-Key": bad.encode()})
         assert (answer.status_code, answer.json()["code"]) == (400, "invalid_header")
 
