@@ -77,10 +77,8 @@ class Parameter:
 
 def _kinds(annotation: Any) -> tuple[set[str], bool]:
     """The JSON types of an annotation, and whether a tensor is among what it takes."""
-    if annotation in _SIMPLE:
-        return {_SIMPLE[annotation]}, False
-    if annotation is Tensor:
-        return {"array"}, True
+    if annotation in _SIMPLE or annotation is Tensor:
+        return {_SIMPLE.get(annotation, "array")}, annotation is Tensor
     origin = get_origin(annotation)
     if origin is Literal:
         return {_SIMPLE[type(value)] for value in get_args(annotation)}, False
