@@ -469,8 +469,10 @@ class APIStatusError(APIError):
 
     def __init__(self, detail: str, *, status_code: int, problem: dict[str, Any]) -> None:
         lines = [detail]
-        for item in problem.get("errors", []):
-            lines.append(f"  {item.get('pointer', '')}: {item.get('detail', '')}")
+        lines.extend(
+            f"  {item.get('pointer', '')}: {item.get('detail', '')}"
+            for item in problem.get("errors", [])
+        )
         if problem.get("hint"):
             lines.append(f"  hint: {problem['hint']}")
         super().__init__("\n".join(lines))
