@@ -194,13 +194,16 @@ def try_optimizer(optimizer: Optimizer, network: nn.Module) -> int:
     Raises:
         SpecProblems: the optimizer cannot step with these parameters and arguments.
     """
-    learned = [item for item in network.parameters() if item.requires_grad]
     sparse = sparse_parameters(network)
+    learned = {name: item for name, item in network.named_parameters() if item.requires_grad}
+    build_optimizer(optimizer, learned.values())
+    dense = [item for name, item in learned.items() if name not in sparse]
+    size = 0
     if sparse or optimizer.type == "SparseAdam":
-        dense = [name for name, _ in network.named_parameters() if name not in sparse]
-        _try_tiny(optimizer, num_sparse=len(sparse), num_dense=len(dense), cause=None)
+        _try_tiny(optimizer, num_sparse=len(sparse), num_dense=len(dense))
+        size = sum(_state_like_tiny(optimizer, learned[name].numel(), 1) for name in sparse)
     args = json.dumps(optimizer.args, sort_keys=True)
-    return sum(_state_of(optimizer.type, args, item.shape, item.dtype) for item in learned)
+    return size + sum(_state_of(optimizer.type, args, item.shape, item.dtype) for item in dense)
 
 
 @lru_cache(maxsize=4096)
@@ -215,21 +218,34 @@ def _state_of(name: str, args: str, shape: torch.Size, dtype: torch.dtype) -> in
     except (MemoryError, TimeoutError):
         raise
     except Exception as cause:  # some read a number of their state: measure on real ones
-        per_element = _try_tiny(optimizer, num_sparse=0, num_dense=1, cause=cause)
-        return int(per_element * copy.numel())
+        return _state_like_tiny(optimizer, copy.numel(), 0, cause)
     return _state_bytes(made)
 
 
+def _state_like_tiny(
+    optimizer: Optimizer, size: int, num_sparse: int, cause: Exception | None = None
+) -> int:
+    """Bytes of state of one parameter, from what two tiny ones of different size need."""
+    counts = {"num_sparse": num_sparse, "num_dense": 1 - num_sparse}
+    small, large = (_try_tiny(optimizer, **counts, width=n, cause=cause) for n in (8, 16))
+    return large + (large - small) * (size - 128) // 64
+
+
 def _try_tiny(
-    optimizer: Optimizer, *, num_sparse: int, num_dense: int, cause: Exception | None
-) -> float:
-    """One step on 8 x 8 parameters; returns state bytes per element."""
-    tiny_ones = [nn.Parameter(torch.ones(8, 8)) for _ in range(min(num_sparse, 1))]
+    optimizer: Optimizer,
+    *,
+    num_sparse: int,
+    num_dense: int,
+    width: int = 8,
+    cause: Exception | None = None,
+) -> int:
+    """One step on parameters of 8 rows; returns the bytes of the state."""
+    tiny_ones = [nn.Parameter(torch.ones(8, width)) for _ in range(min(num_sparse, 1))]
     for item in tiny_ones:
-        item.grad = torch.ones(8, 8).to_sparse(1)
+        item.grad = torch.ones(8, width).to_sparse(1)
     for _ in range(min(num_dense, 1)):
-        tiny_ones.append(nn.Parameter(torch.ones(8, 8)))
-        tiny_ones[-1].grad = torch.ones(8, 8)
+        tiny_ones.append(nn.Parameter(torch.ones(8, width)))
+        tiny_ones[-1].grad = torch.ones(8, width)
     made = build_optimizer(optimizer, tiny_ones)
     try:
         made.step()
@@ -238,7 +254,7 @@ def _try_tiny(
         reason = str(error).splitlines()[0]
         detail = f"{optimizer.type} cannot update {kind} parameters with these arguments: {reason}"
         raise one("/optimizer", detail, "optimizer") from cause or error
-    return _state_bytes(made) / max(1, sum(item.numel() for item in tiny_ones))
+    return _state_bytes(made)
 
 
 def _state_bytes(made: torch.optim.Optimizer) -> int:

@@ -75,9 +75,7 @@ def _entry(error: Any) -> dict[str, str]:
     kept = [
         part
         for position, part in enumerate(parts)
-        if not (
-            part in _TAGS and (position == 0 or parts[position - 2 : position - 1] == ["fields"])
-        )
+        if not (part in _TAGS and (position == 0 or parts[position - 2] == "fields"))
     ]
     return {
         "pointer": "".join(f"/{part}" for part in kept),
