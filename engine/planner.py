@@ -37,6 +37,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
             return {"id": number, "ok": True, "plan": _plan(request)}
     except SpecProblems as found:
         errors = [item.as_dict() for item in found.problems]
+    except catalog.UnknownSection as error:
+        errors = [{"pointer": "/section", "detail": f"no section {error}", "code": "unknown"}]
     except pydantic.ValidationError as error:
         errors = [_entry(item) for item in error.errors(include_url=False)]
     except (TimeoutError, MemoryError) as error:
@@ -64,10 +66,19 @@ def _refused(number: Any, errors: list[dict[str, Any]]) -> dict[str, Any]:
     return {"id": number, "ok": False, "errors": errors}
 
 
+_TAGS = {"train", "infer", "dense", "integer"}
+
+
 def _entry(error: Any) -> dict[str, str]:
+    """One entry of pydantic's, its pointer without the names of the union's members."""
     parts = [str(part).replace("~", "~0").replace("/", "~1") for part in error["loc"]]
+    kept = [
+        part
+        for position, part in enumerate(parts)
+        if not (part in _TAGS and (position == 0 or parts[position - 2] == "fields"))
+    ]
     return {
-        "pointer": "".join(f"/{part}" for part in parts),
+        "pointer": "".join(f"/{part}" for part in kept),
         "detail": error["msg"],
         "code": error["type"],
     }
