@@ -28,7 +28,7 @@ class Artifacts(Protocol):
         ...
 
     def receive(self, key: str) -> AbstractContextManager[Path]:
-        """Give a path to write to; stored once the block ends, removed where it raises."""
+        """Open a new file to write to; it is stored once its block ends without an error."""
         ...
 
 

@@ -1,0 +1,111 @@
+"""The spool: records of a rank, appended to a file that another process reads as it grows.
+
+Frame: payload length and CRC-32 of the payload (two little-endian uint32), then the payload, a
+record as UTF-8 JSON. A frame cut short by a crash is simply not there yet. Pure Python.
+"""
+
+import os
+import struct
+import threading
+import time
+import zlib
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from glasshouse import jsonio
+
+HEADER = struct.Struct("<II")
+MAX_PAYLOAD_BYTES = 64 * 2**20
+_FLUSH_BYTES = 256 * 1024
+_FLUSH_S = 0.005
+
+
+class SpoolDamaged(Exception):
+    """A frame that is not the last one fails its checksum: the file was altered."""
+
+
+def now() -> str:
+    """This moment as records carry it: RFC 3339, UTC, milliseconds."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class SpoolWriter:
+    """Appends records; safe to use from several threads."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._lock = threading.Lock()
+        self._waiting = bytearray()
+        self._flushed_at = time.monotonic()
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Add a record; it is written at once or with one of the next ones."""
+        payload = jsonio.dumps(record).encode()
+        with self._lock:
+            self._waiting += HEADER.pack(len(payload), zlib.crc32(payload))
+            self._waiting += payload
+            if len(self._waiting) >= _FLUSH_BYTES:
+                self._write()
+
+    def settle(self) -> None:
+        """Write what waits if some milliseconds have passed; called at every step boundary."""
+        if time.monotonic() - self._flushed_at >= _FLUSH_S:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write everything that waits."""
+        with self._lock:
+            self._write()
+
+    def close(self) -> None:
+        """Write everything that waits, make it durable, and let the file go."""
+        with self._lock:
+            self._write()
+            os.fsync(self._file)
+            os.close(self._file)
+
+    def _write(self) -> None:
+        waiting = memoryview(bytes(self._waiting))
+        while waiting:
+            waiting = waiting[os.write(self._file, waiting) :]
+        self._waiting.clear()
+        self._flushed_at = time.monotonic()
+
+
+def read_frames(
+    path: Path, offset: int, max_records: int = 1000
+) -> tuple[list[dict[str, Any]], int]:
+    """Read records from an offset; returns them and the offset to go on from.
+
+    Stops before a last frame that is incomplete or damaged: it is still being written.
+
+    Raises:
+        SpoolDamaged: a frame fails its checksum although more data follows it.
+    """
+    records: list[dict[str, Any]] = []
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return [], offset
+    with file:
+        end = os.fstat(file.fileno()).st_size
+        file.seek(offset)
+        while len(records) < max_records:
+            header = file.read(HEADER.size)
+            if len(header) < HEADER.size:
+                break
+            length, checksum = HEADER.unpack(header)
+            after = offset + HEADER.size + length
+            if length > MAX_PAYLOAD_BYTES:
+                raise SpoolDamaged(f"{path.name}: a frame of {length} bytes at {offset}")
+            payload = file.read(length)
+            if len(payload) < length:
+                break
+            if zlib.crc32(payload) != checksum:
+                if after < end:
+                    raise SpoolDamaged(f"{path.name}: the frame at {offset} fails its checksum")
+                break
+            records.append(jsonio.loads(payload))
+            offset = after
+    return records, offset
