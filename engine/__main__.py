@@ -1,0 +1,219 @@
+"""``python -m engine job.json``: train or infer in a terminal, with no service.
+
+The file is a plain job spec whose datasets are ``digits``, a dataset directory or a data file; or
+the ``job.json`` that a worker writes. Progress goes to standard error, final figures to standard
+output.
+"""
+
+import argparse
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+from engine import rank
+from engine.plan import parse_spec, plan
+from engine.problems import SpecProblems
+from engine.rank import Assignment
+from engine.report import Outputs
+from engine.spool import SpoolWriter, now
+from glasshouse import jsonio
+from glasshouse.spec import TrainJob
+
+_FORMATS = {
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".jsonl": "jsonl",
+    ".parquet": "parquet",
+    ".npz": "npz",
+    ".npy": "npy",
+    ".idx": "idx",
+    ".idx.gz": "idx.gz",
+    ".idx.zip": "idx.zip",
+    ".json.gz": "mnist.json.gz",
+    ".txt": "text",
+    ".zip": "images.zip",
+}
+_TELL_S = 0.5
+
+
+class Refused(Exception):
+    """The job cannot be run; the message says why, a line per problem."""
+
+
+class Interrupt:
+    """Ctrl-C once asks training to stop at the next step, twice ends the process."""
+
+    def __init__(self) -> None:
+        self.cancel_requested = False
+        signal.signal(signal.SIGINT, self._ask)
+
+    def _ask(self, _signal: int, _frame: Any) -> None:
+        self.cancel_requested = True
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+class Console:
+    """Writes records to the spool and tells a person about some of them."""
+
+    def __init__(self, spool: SpoolWriter) -> None:
+        self._spool = spool
+        self._told_at = 0.0
+        self.final: dict[str, Any] = {}
+        self.checkpoint: str | None = None
+
+    def emit(self, record: dict[str, Any]) -> None:
+        """Take one record."""
+        self._spool.append(record)
+        kind = record["type"]
+        if kind == "metrics":
+            self._metrics(record)
+        elif kind == "checkpoint":
+            self.checkpoint = record["dir"]
+            say(f"step {record['step']:>6}  checkpoint {record['dir']}")
+        elif kind == "artifact":
+            say(f"wrote {record['file']} ({record['size_bytes']} bytes)")
+        elif kind == "dropped":
+            say(f"dropped {record['count']}: {record['what']}")
+
+    def _metrics(self, record: Mapping[str, Any]) -> None:
+        self.final.update(record["values"])
+        is_evaluation = any(name.startswith("validation/") for name in record["values"])
+        if is_evaluation or time.monotonic() - self._told_at >= _TELL_S:
+            self._told_at = time.monotonic()
+            figures = "  ".join(f"{name} {value:.4g}" for name, value in record["values"].items())
+            say(f"step {record['step']:>6}  epoch {record['epoch']:>3}  {figures}")
+
+
+def say(text: str) -> None:
+    """Tell the person at the terminal."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def _ingest(dataset: str, out: Path) -> Path:
+    """The dataset directory of a name or path, read by the reader process where it is a file."""
+    path = Path(dataset)
+    if (path / "meta.json").is_file():
+        return path
+    command = [sys.executable, "-m", "engine.ingest", "--out", str(out)]
+    if path.is_file():
+        names = [suffix for suffix in _FORMATS if path.name.endswith(suffix)]
+        if not names:
+            raise Refused(f"{dataset}: the format is not known by its name; known: {[*_FORMATS]}")
+        command += ["--format", _FORMATS[max(names, key=len)], "--source", str(path)]
+    else:
+        command += ["--builtin", dataset]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - a list
+    try:
+        answer = json.loads(finished.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        raise Refused(f"{dataset} could not be read:\n{finished.stderr[-2000:]}") from None
+    if not answer["ok"]:
+        raise Refused(f"{dataset}: {answer['problem']['detail']}")
+    return out
+
+
+def _datasets(spec: Mapping[str, Any], scratch: Path) -> dict[str, dict[str, str]]:
+    data = spec.get("data") or {}
+    sources = [data, data.get("train"), data.get("validation")]
+    names = {item["dataset"] for item in sources if item and "dataset" in item}
+    found: dict[str, dict[str, str]] = {}
+    for number, name in enumerate(sorted(names)):
+        directory = _ingest(name, scratch / f"dataset-{number}")
+        found[name] = {"dir": str(directory.resolve())}
+    return found
+
+
+def prepare(spec: dict[str, Any], scratch: Path, checkpoint: Path | None) -> dict[str, Any]:
+    """Plan a plain spec and make of it what a worker would write as ``job.json``.
+
+    Raises:
+        Refused: the spec or its data cannot be used.
+    """
+    trained_by = None
+    if checkpoint is not None:
+        trained_by = jsonio.loads((checkpoint / "state.json").read_bytes())["spec"]
+    datasets = _datasets(spec, scratch)
+    metas = {
+        name: jsonio.loads((Path(item["dir"]) / "meta.json").read_bytes())
+        for name, item in datasets.items()
+    }
+    try:
+        parsed = parse_spec(spec)
+        trained = None if trained_by is None else parse_spec(trained_by)
+        found = plan(parsed, metas, trained if isinstance(trained, TrainJob) else None)
+    except SpecProblems as error:
+        raise Refused("\n".join(f"{p.pointer}: {p.detail}" for p in error.problems)) from None
+    except pydantic.ValidationError as error:
+        raise Refused(str(error)) from None
+    for warning in found["warnings"]:
+        say(f"warning: {warning['pointer']}: {warning['detail']}")
+    wanted = parsed.devices
+    device = {"type": "cuda" if wanted.type == "cuda" else "cpu", "threads": wanted.threads}
+    return {
+        "job": "job",
+        "attempt": 1,
+        "spec": found["spec"],
+        "datasets": datasets,
+        "device": device,
+        "checkpoint": None if checkpoint is None else {"dir": str(checkpoint.resolve())},
+        "trained_by": trained_by,
+    }
+
+
+def run(job: Path, out_dir: Path, checkpoint: Path | None) -> int:
+    """Run a job file in this process; returns the exit code."""
+    raw: dict[str, Any] = jsonio.loads(job.read_bytes())
+    out_dir.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix="engine-"))
+    try:
+        assignment = raw if "spec" in raw else prepare(raw, scratch, checkpoint)
+        if "spec" not in raw:
+            (out_dir / "job.json").write_text(json.dumps(assignment))
+        return _run_assignment(out_dir, job if "spec" in raw else out_dir / "job.json")
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _run_assignment(out_dir: Path, job: Path) -> int:
+    (out_dir / "spool").unlink(missing_ok=True)
+    spool = SpoolWriter(out_dir / "spool")
+    console = Console(spool)
+    out = Outputs(out_dir, console.emit, spool.settle, spool.flush)
+    control = Interrupt()
+    state, failure = rank.attempt(lambda: rank.run(Assignment.read(job), control=control, out=out))
+    error = None if failure is None else failure.as_dict()
+    spool.append({"type": "end", "at": now(), "state": state, "error": error})
+    spool.close()
+    if failure is not None:
+        say(f"failed: {failure.detail}" + (f" (layer {failure.layer})" if failure.layer else ""))
+    summary = {"state": state, "metrics": console.final, "out": str(out_dir)}
+    sys.stdout.write(jsonio.dumps(summary) + "\n")
+    return {"succeeded": 0, "cancelled": 7}.get(state, 3)
+
+
+def main() -> int:
+    """Read the command line and run."""
+    parser = argparse.ArgumentParser(prog="python -m engine", description=__doc__)
+    parser.add_argument("job", type=Path, help="a job spec, or a worker's job.json")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="where results go")
+    parser.add_argument("--checkpoint", type=Path, help="for inference: a checkpoint's directory")
+    given = parser.parse_args()
+    try:
+        return run(given.job, given.out, given.checkpoint)
+    except (Refused, OSError, ValueError) as error:
+        say(f"refused: {error}")
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

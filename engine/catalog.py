@@ -1,0 +1,129 @@
+"""What the engine knows, as the API serves it: each entry with a JSON Schema of its arguments."""
+
+import re
+from functools import cache
+from typing import Any
+
+from torch import nn
+
+from engine import arguments
+from engine.functions import FUNCTIONS, num_inputs
+from engine.network import layer_classes, layer_parameters
+from engine.optim import loss_classes, optimizer_classes
+from engine.shapes import INFERRED
+
+SECTIONS = (
+    "layers",
+    "presets",
+    "losses",
+    "optimizers",
+    "schedulers",
+    "metrics",
+    "datasets",
+    "rules",
+)
+
+
+class UnknownSection(KeyError):
+    """The catalogue has no such section."""
+
+
+@cache
+def section(name: str) -> list[dict[str, Any]]:
+    """The entries of one section, by name.
+
+    Raises:
+        UnknownSection: there is no such section.
+    """
+    if name not in SECTIONS:
+        raise UnknownSection(name)
+    makers = {
+        "layers": _layers,
+        "losses": _losses,
+        "optimizers": _optimizers,
+        "metrics": _metrics,
+        "datasets": _datasets,
+    }
+    return makers[name]() if name in makers else []
+
+
+def _layers() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for name in [*layer_classes(), *FUNCTIONS]:
+        known = layer_parameters(name)
+        if name in FUNCTIONS:
+            least, most = num_inputs(name)
+            summary = (FUNCTIONS[name].__doc__ or "").splitlines()[0]
+            inputs = {"min": least, "max": most}
+        else:
+            summary = _in_words(name, known)
+            inputs = _module_inputs(layer_classes()[name])
+        found.append(_entry(name, summary, known, inputs))
+    return found
+
+
+def _module_inputs(cls: type[nn.Module]) -> dict[str, int | None]:
+    accepted = arguments.call_inputs(cls.forward)
+    return {"min": accepted[0], "max": accepted[1]}
+
+
+def _losses() -> list[dict[str, Any]]:
+    return [
+        _entry(name, _in_words(name, known), known, _module_inputs(cls))
+        for name, cls in loss_classes().items()
+        for known in [arguments.parameters(cls)]
+    ]
+
+
+def _optimizers() -> list[dict[str, Any]]:
+    return [
+        _entry(name, _in_words(name, known), known, None)
+        for name, cls in optimizer_classes().items()
+        for known in [arguments.parameters(cls)]
+    ]
+
+
+def _metrics() -> list[dict[str, Any]]:
+    top_k = {"type": "integer", "minimum": 1, "default": 1}
+    return [
+        {
+            "name": "accuracy",
+            "summary": "The share of rows whose target is among the top_k highest scores.",
+            "schema": {"type": "object", "properties": {"top_k": top_k}, "required": []},
+            "inputs": {"min": 2, "max": 2},
+        }
+    ]
+
+
+def _datasets() -> list[dict[str, Any]]:
+    return [
+        {
+            "name": "digits",
+            "summary": "1,797 handwritten digits of 8 x 8 pixels, as scikit-learn ships them.",
+            "schema": {"type": "object", "properties": {}, "required": []},
+            "inputs": None,
+        }
+    ]
+
+
+def _in_words(name: str, known: dict[str, arguments.Parameter]) -> str:
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", name)
+    given = ", ".join(
+        item.name if item.required else f"{item.name}={item.default!r}" for item in known.values()
+    )
+    return f"{words}: torch's {name}({given})"
+
+
+def _entry(
+    name: str,
+    summary: str,
+    known: dict[str, arguments.Parameter],
+    inputs: dict[str, int | None] | None,
+) -> dict[str, Any]:
+    inferred = frozenset(INFERRED)
+    return {
+        "name": name,
+        "summary": summary,
+        "schema": arguments.schema(known, inferred),
+        "inputs": inputs,
+    }

@@ -1,0 +1,335 @@
+"""Data: the columns of a dataset directory as tensors on the device, and the order of their rows.
+
+A dataset directory holds ``meta.json`` and plain ``.npy`` files. Values reach the network as
+float32 or int64:
+
+- a uint8 column without ``scale`` is ``column.to(float32) / 255``, exactly that;
+- any other column without ``scale`` is ``column.to(float32)``;
+- with ``scale`` it is ``column.to(float32) * scale``.
+
+Row order is a function of (seed, epoch) alone. Knows torch, numpy and the words of the data; knows
+nothing of networks. Shape suffixes: B = rows of a batch, N = rows of the split.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.shapes import FieldShape
+from glasshouse import jsonio
+from glasshouse.errors import DataFailed
+from glasshouse.spec import DenseField, Field, IntegerField, Source
+
+_EPOCH_STRIDE = 1_000_003
+_INTEGERS = {"uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "bool"}
+_RANGE_CHUNK = 1 << 22
+
+
+class BadField(Exception):
+    """A field cannot read the dataset; ``key`` is the part of the field to change, if one is."""
+
+    def __init__(self, detail: str, key: str = "") -> None:
+        super().__init__(detail)
+        self.key = key
+
+
+def field_shape(name: str, field: Field, meta: dict[str, Any]) -> FieldShape:
+    """What a field gives the network, from the dataset's description alone.
+
+    Raises:
+        BadField: a column is missing, or is not of a kind or shape that the field can take.
+    """
+    columns = [_column(name, field, wanted, meta) for wanted in field_columns(name, field)]
+    if isinstance(field, IntegerField):
+        column = columns[0]
+        if column["dtype"] not in _INTEGERS or math.prod(column["shape"]) != 1:
+            detail = f"field {name!r} needs one integer per row, and column {column['name']!r} is"
+            raise BadField(f"{detail} {column['dtype']} of shape {column['shape']}")
+        return FieldShape((), torch.int64, field.dim)
+    if field.columns is not None:
+        own: tuple[int, ...] = (sum(math.prod(column["shape"]) for column in columns),)
+    else:
+        own = tuple(columns[0]["shape"])
+    if field.shape is not None and math.prod(field.shape) != math.prod(own):
+        detail = f"field {name!r} wants rows of shape {list(field.shape)}, which the column's shape"
+        raise BadField(f"{detail} {list(own)} cannot be seen as", "shape")
+    return FieldShape(own if field.shape is None else field.shape, torch.float32)
+
+
+def field_columns(name: str, field: Field) -> tuple[str, ...]:
+    """The columns that a field reads, in order."""
+    return field.source_columns or (name,)
+
+
+def _column(name: str, field: Field, wanted: str, meta: dict[str, Any]) -> dict[str, Any]:
+    key = "column" if field.column is not None else ""
+    if isinstance(field, DenseField) and field.columns is not None:
+        key = f"columns/{field.columns.index(wanted)}"
+    for column in meta["columns"]:
+        if column["name"] == wanted:
+            if column["dtype"] == "string":
+                detail = f"field {name!r} needs numbers, and column {wanted!r} holds text"
+                raise BadField(detail, key)
+            return column
+    listed = ", ".join(column["name"] for column in meta["columns"][:50])
+    raise BadField(f"the dataset has no column {wanted!r}; it has: {listed}", key)
+
+
+class Table:
+    """A dataset directory; columns are mapped, not read."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        try:
+            self.meta: dict[str, Any] = jsonio.loads((directory / "meta.json").read_bytes())
+        except (OSError, ValueError) as cause:
+            raise DataFailed(f"the dataset cannot be read: {cause}") from cause
+
+    def num_rows(self, split: str) -> int:
+        """Rows of a split.
+
+        Raises:
+            DataFailed: there is no such split.
+        """
+        if split not in self.meta["splits"]:
+            listed = ", ".join(self.meta["splits"])
+            raise DataFailed(f"the dataset has no split {split!r}; it has: {listed}")
+        return int(self.meta["splits"][split])
+
+    def column(self, split: str, name: str) -> np.ndarray[Any, Any]:
+        """One column of a split, mapped read-only."""
+        found = next(item for item in self.meta["columns"] if item["name"] == name)
+        path = self._directory / split / found["file"]
+        try:
+            return np.load(path, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError) as cause:
+            raise DataFailed(
+                f"column {name!r} of split {split!r} cannot be read: {cause}"
+            ) from cause
+
+
+def source_rows(num_rows: int, fraction: tuple[float, float] | None, seed: int) -> Tensor | None:
+    """The rows of a split that a source takes, ascending; None for all of them.
+
+    The same seed and complementary fractions give disjoint parts that miss no row.
+    """
+    if fraction is None:
+        return None
+    order_N = torch.randperm(num_rows, generator=torch.Generator().manual_seed(seed))
+    first, last = (math.floor(part * num_rows) for part in fraction)
+    return order_N[first:last].sort().values
+
+
+@dataclass(frozen=True)
+class LoadedField:
+    """A field's values in memory, as they are stored, and how a batch of them is made."""
+
+    values: Tensor
+    divide_by: float | None = None
+    scale: float | None = None
+    is_integer: bool = False
+
+    def batch(self, rows_B: Tensor | slice, device: torch.device) -> Tensor:
+        """The rows as the network takes them; always memory of its own."""
+        if isinstance(rows_B, slice):
+            stored = self.values[rows_B].clone()
+        else:
+            stored = self.values.index_select(0, rows_B)
+        stored = stored.to(device, non_blocking=True)
+        if self.is_integer:
+            return stored
+        x = stored.to(torch.float32)
+        if self.divide_by is not None:
+            return x.div_(self.divide_by)
+        return x if self.scale is None else x.mul_(self.scale)
+
+
+def load_field(
+    name: str, field: Field, table: Table, source: tuple[str, Tensor | None]
+) -> LoadedField:
+    """Read a field's columns into memory.
+
+    Raises:
+        DataFailed: a column is missing or misshapen, or an integer lies outside [0, dim).
+    """
+    split, rows = source
+    try:
+        shape = field_shape(name, field, table.meta)
+    except BadField as cause:
+        raise DataFailed(str(cause)) from cause
+    arrays = [table.column(split, column) for column in field_columns(name, field)]
+    if isinstance(field, IntegerField):
+        _check_range(name, field, arrays[0], split)
+        values = _tensor(arrays[0], rows).to(torch.int64).reshape(-1)
+        return LoadedField(values, is_integer=True)
+    tensors = [_tensor(array, rows) for array in arrays]
+    if len(tensors) > 1:
+        flat = [item.reshape(item.shape[0], -1) for item in tensors]
+        kinds = {item.dtype for item in flat}
+        values = torch.cat(
+            flat if len(kinds) == 1 else [_wide(item, field) for item in flat], dim=1
+        )
+    else:
+        values = tensors[0]
+    values = values.reshape(values.shape[0], *shape.shape)
+    divide_by = 255.0 if values.dtype == torch.uint8 and field.scale is None else None
+    if values.dtype not in {torch.uint8, torch.float32}:
+        values = values.to(torch.float32)
+    return LoadedField(values, divide_by, field.scale)
+
+
+def _wide(item: Tensor, field: DenseField) -> Tensor:
+    """A column beside columns of other types: scaled on its own when it is uint8."""
+    if item.dtype == torch.uint8 and field.scale is None:
+        return item.to(torch.float32) / 255.0
+    return item.to(torch.float32)
+
+
+def _tensor(array: np.ndarray[Any, Any], rows: Tensor | None) -> Tensor:
+    taken = array[rows.numpy()] if rows is not None else np.array(array)
+    if taken.dtype.kind == "u" and taken.dtype != np.uint8:
+        taken = taken.astype(np.int64)
+    return torch.from_numpy(np.ascontiguousarray(taken))
+
+
+def _check_range(name: str, field: IntegerField, array: np.ndarray[Any, Any], split: str) -> None:
+    values = array.reshape(-1)
+    for start in range(0, len(values), _RANGE_CHUNK):
+        part = values[start : start + _RANGE_CHUNK]
+        wrong = np.flatnonzero((part < 0) | (part >= field.dim))
+        if wrong.size:
+            row = start + int(wrong[0])
+            column = field_columns(name, field)[0]
+            detail = f"row {row} of split {split!r} has {int(values[row])} in column {column!r};"
+            raise DataFailed(
+                f"{detail} field {name!r} takes integers in [0, {field.dim})",
+                hint=f"Raise data.fields.{name}.dim, or correct the data.",
+            )
+
+
+class Rows:
+    """The rows of one source with all their fields, in memory."""
+
+    def __init__(self, fields: dict[str, LoadedField], num_rows: int, device: torch.device) -> None:
+        self.fields = fields
+        self.num_rows = num_rows
+        self.device = device
+        self._home = next(iter(fields.values())).values.device if fields else device
+
+    def num_batches(self, batch_size: int, *, drop_last: bool = False) -> int:
+        """Batches of one epoch."""
+        return self.num_rows // batch_size if drop_last else -(-self.num_rows // batch_size)
+
+    def in_order(self, batch_size: int) -> Iterator[dict[str, Tensor]]:
+        """All rows once, as stored."""
+        for start in range(0, self.num_rows, batch_size):
+            yield self.batch(slice(start, min(start + batch_size, self.num_rows)))
+
+    def batch(self, rows_B: Tensor | slice) -> dict[str, Tensor]:
+        """One batch: each field's tensor, by name."""
+        return {name: item.batch(rows_B, self.device) for name, item in self.fields.items()}
+
+    def epoch(
+        self, batch_size: int, *, drop_last: bool, order: tuple[int, int] | None
+    ) -> Iterator[dict[str, Tensor]]:
+        """The batches of one epoch; ``order`` is (seed, epoch), None for the stored order."""
+        last = self.num_rows // batch_size * batch_size if drop_last else self.num_rows
+        order_N = None if order is None else shuffled(self.num_rows, *order).to(self._home)
+        for start in range(0, last, batch_size):
+            rows_B = slice(start, min(start + batch_size, last))
+            yield self.batch(rows_B if order_N is None else order_N[rows_B])
+
+
+def shuffled(num_rows: int, seed: int, epoch: int) -> Tensor:
+    """The order of the rows in one epoch: a pure function of (seed, epoch)."""
+    generator = torch.Generator().manual_seed((seed * _EPOCH_STRIDE + epoch) % 2**63)
+    return torch.randperm(num_rows, generator=generator)
+
+
+def load(
+    source: Source, fields: dict[str, Field], table: Table, *, seed: int, device: torch.device
+) -> Rows:
+    """Read the rows of a source; on the device where they fit well, else beside it.
+
+    Raises:
+        DataFailed: the data does not fit its declaration, or no rows are left.
+    """
+    num_rows = table.num_rows(source.split)
+    rows = source_rows(num_rows, source.fraction, seed)
+    num_taken = num_rows if rows is None else len(rows)
+    if num_taken == 0:
+        raise DataFailed(
+            f"split {source.split!r} has no rows" + (" in this fraction" if source.fraction else "")
+        )
+    loaded = {
+        name: load_field(name, field, table, (source.split, rows)) for name, field in fields.items()
+    }
+    return place(loaded, num_taken, device)
+
+
+def place(loaded: dict[str, LoadedField], num_rows: int, device: torch.device) -> Rows:
+    """Move fields onto the device when they take at most a quarter of its free memory."""
+    if device.type == "cuda":
+        size = sum(item.values.nbytes for item in loaded.values())
+        if size <= torch.cuda.mem_get_info(device)[0] // 4:
+            loaded = {
+                name: LoadedField(
+                    item.values.to(device), item.divide_by, item.scale, item.is_integer
+                )
+                for name, item in loaded.items()
+            }
+    return Rows(loaded, num_rows, device)
+
+
+def inline_rows(
+    inputs: dict[str, Any], shapes: dict[str, FieldShape], device: torch.device
+) -> Rows:
+    """Rows given as nested lists, already in the values that the network takes.
+
+    Raises:
+        BadField: not a regular nested list of numbers, of the wrong shape, or out of range;
+            ``key`` is the field's name.
+    """
+    loaded: dict[str, LoadedField] = {}
+    heights: dict[str, int] = {}
+    for name, shape in shapes.items():
+        values = _inline_tensor(name, inputs[name], shape)
+        heights[name] = values.shape[0]
+        loaded[name] = LoadedField(values, is_integer=shape.dim is not None)
+    if len(set(heights.values())) > 1:
+        listed = ", ".join(f"{name!r} has {count}" for name, count in heights.items())
+        raise BadField(f"all inputs need the same number of rows: {listed}")
+    return place(loaded, next(iter(heights.values())), device)
+
+
+def _inline_tensor(name: str, given: Any, shape: FieldShape) -> Tensor:
+    wanted: Sequence[int] = shape.shape
+    try:
+        array = np.array(jsonio_numbers(given), dtype=np.float64)
+    except (ValueError, TypeError):
+        detail = f"input {name!r} is not a regular nested list of numbers"
+        raise BadField(f"{detail} of shape [rows, {', '.join(map(str, wanted))}]", name) from None
+    if array.ndim == 0 or array.shape[1:] != tuple(wanted) or array.shape[0] == 0:
+        got = list(array.shape)
+        detail = f"input {name!r} has shape {got}; the network takes {['rows', *wanted]}"
+        raise BadField(detail, name)
+    if shape.dim is None:
+        return torch.from_numpy(array.astype(np.float32))
+    if ((array != np.floor(array)) | (array < 0) | (array >= shape.dim)).any():
+        raise BadField(f"input {name!r} takes integers in [0, {shape.dim})", name)
+    return torch.from_numpy(array.astype(np.int64))
+
+
+def jsonio_numbers(value: Any) -> Any:
+    """A nested list with the names of non-finite numbers replaced by the numbers."""
+    if isinstance(value, list):
+        return [jsonio_numbers(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, bool) or value is None:
+        raise TypeError("not a number")
+    return jsonio.number(value)

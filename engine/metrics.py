@@ -1,0 +1,51 @@
+"""Metrics: counted on the device, exact over an epoch whatever the batches.
+
+Shape suffixes: B = rows, C = classes, K = the best k.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from glasshouse.spec import Metric
+
+
+def metric_names(metrics: Sequence[Metric]) -> list[str]:
+    """The names under which metrics are reported.
+
+    ``accuracy``, or ``accuracy_top5``; with the scores' layer behind where two would be the same.
+    """
+    names = ["accuracy" if item.top_k == 1 else f"accuracy_top{item.top_k}" for item in metrics]
+    twice = {name for name, count in Counter(names).items() if count > 1}
+    return [
+        f"{name}/{item.inputs[0]}" if name in twice else name
+        for name, item in zip(names, metrics, strict=True)
+    ]
+
+
+def num_correct(scores_BC: Tensor, target_B: Tensor, top_k: int = 1) -> Tensor:
+    """How many rows have their target among the k highest scores; a row with a NaN has not."""
+    scores_BC = scores_BC.detach()
+    if top_k == 1:
+        best_B, index_B = scores_BC.max(dim=-1)
+        return ((index_B == target_B) & (best_B == best_B)).sum()  # noqa: PLR0124 - false for NaN
+    best_BK, index_BK = scores_BC.topk(top_k, dim=-1)
+    sane_B1 = ~torch.isnan(best_BK[:, :1])  # topk ranks a NaN highest
+    return ((index_BK == target_B[:, None]) & sane_B1).any(dim=-1).sum()
+
+
+class Accuracies:
+    """The accuracy metrics of a job on one batch."""
+
+    def __init__(self, metrics: Sequence[Metric]) -> None:
+        self.names = metric_names(metrics)
+        self._metrics = tuple(metrics)
+
+    def correct(self, values: Mapping[str, Tensor]) -> list[Tensor]:
+        """For each metric the rows that are right, on the device."""
+        return [
+            num_correct(values[item.inputs[0]], values[item.inputs[1]], item.top_k)
+            for item in self._metrics
+        ]

@@ -1,0 +1,207 @@
+"""Networks: a graph of named layers as one torch module, every layer's output within reach.
+
+Knows torch and the words of a graph; knows nothing of data, training or jobs.
+"""
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.modules.loss import _Loss  # pyright: ignore[reportPrivateUsage]
+
+from engine import arguments
+from engine.arguments import Parameter
+from engine.functions import FUNCTIONS, Function
+from engine.problems import one
+from glasshouse.spec import Graph, Layer
+
+_NOT_LAYERS = (nn.DataParallel, nn.SyncBatchNorm, nn.RNNBase, nn.modules.rnn.RNNCellBase)
+_STATE_PAIRS = (nn.LSTM, nn.LSTMCell)
+
+
+class LayerFailed(Exception):
+    """A layer could not compute its output."""
+
+    def __init__(self, layer: str, cause: BaseException) -> None:
+        super().__init__(f"layer {layer!r}: {cause}")
+        self.layer = layer
+        self.cause = cause
+
+
+@cache
+def layer_classes() -> dict[str, type[nn.Module]]:
+    """Every torch.nn class that a graph may use, by name."""
+    return {
+        name: cls
+        for name, cls in sorted(vars(nn).items())
+        if isinstance(cls, type) and issubclass(cls, nn.Module) and _is_layer(name, cls)
+    }
+
+
+def _is_layer(name: str, cls: type[nn.Module]) -> bool:
+    if issubclass(cls, (_Loss, LazyModuleMixin)) or cls is nn.Module:
+        return False
+    if cls.__module__ == nn.Sequential.__module__ or cls in _NOT_LAYERS:
+        return False
+    takes_code = {"encoder_layer", "decoder_layer"} & set(inspect.signature(cls).parameters)
+    return not takes_code and not name.startswith("_")
+
+
+def layer_parameters(layer_type: str, pointer: str = "") -> dict[str, Parameter]:
+    """The arguments of a layer type.
+
+    Raises:
+        SpecProblems: there is no such layer type.
+    """
+    if layer_type in FUNCTIONS:
+        return arguments.read_signature(FUNCTIONS[layer_type], keyword_only=True)
+    cls = layer_classes().get(layer_type)
+    if cls is None:
+        raise one(f"{pointer}/type", _unknown(layer_type), "unknown_layer")
+    return arguments.parameters(cls)
+
+
+def _unknown(layer_type: str) -> str:
+    if hasattr(nn, layer_type) and inspect.isclass(getattr(nn, layer_type)):
+        reason = "it is a loss, a container, or takes other layers as arguments"
+        return f"torch.nn.{layer_type} cannot be a layer of a graph: {reason}"
+    known = [*layer_classes(), *FUNCTIONS]
+    near = [name for name in known if name.lower() == layer_type.lower()]
+    hint = f"; did you mean {near[0]}?" if near else "; GET /catalog/layers lists what there is"
+    return f"torch.nn has no layer {layer_type!r}, nor is it a listed function{hint}"
+
+
+def build_layer(layer_type: str, args: Mapping[str, Any]) -> nn.Module:
+    """Make one layer from arguments that have been checked and converted."""
+    if layer_type in FUNCTIONS:
+        return Function(layer_type, dict(args))
+    return layer_classes()[layer_type](**args)
+
+
+def leaves(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a layer's output by name: ``lstm.0``, ``lstm.1.0`` …; one tensor: itself."""
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():  # pyright: ignore[reportUnknownVariableType]
+            yield from leaves(f"{name}.{key}", item)
+    elif isinstance(value, (tuple, list)):
+        for index, item in enumerate(value):  # pyright: ignore[reportUnknownArgumentType]
+            yield from leaves(f"{name}.{index}", item)
+
+
+def call(module: nn.Module, inputs: Sequence[Tensor]) -> Any:
+    """Run a layer on its inputs in order; an LSTM's two states go in as the pair it wants."""
+    if len(inputs) == 3 and isinstance(module, _STATE_PAIRS):
+        return module(inputs[0], (inputs[1], inputs[2]))
+    return module(*inputs)
+
+
+def root(name: str) -> str:
+    """The layer or field that a reference such as ``lstm.1.0`` belongs to."""
+    return name.partition(".")[0]
+
+
+def inputs_of(graph: Graph, position: int, fields: Sequence[str]) -> tuple[str, ...]:
+    """What a layer reads: its own inputs, or the layer before, or the first field."""
+    layer = graph.layers[position]
+    if layer.inputs is not None:
+        return layer.inputs
+    return (graph.layers[position - 1].name if position else fields[0],)
+
+
+def needed_layers(graph: Graph, wanted: Sequence[str]) -> list[Layer]:
+    """The layers of a resolved graph that the wanted outputs depend on, in order."""
+    needed = {root(name) for name in wanted}
+    kept: list[Layer] = []
+    for layer in reversed(graph.layers):
+        if layer.name in needed:
+            kept.append(layer)
+            needed.update(root(name) for name in layer.inputs or ())
+    return kept[::-1]
+
+
+class Network(nn.Module):
+    """A resolved graph (inputs and sizes filled in) as a module.
+
+    Calling it with a batch, a mapping of field names to tensors, gives a mapping with the wanted
+    outputs and the fields. Layers are made in the graph's order, each with torch's own
+    initialisation. ``state_dict`` keys are the layer's name and torch's: ``conv1.weight``.
+    """
+
+    def __init__(self, graph: Graph, wanted: Sequence[str], *, prune: bool = False) -> None:
+        super().__init__()
+        layers = needed_layers(graph, wanted) if prune else list(graph.layers)
+        finished = _last_reads(layers, wanted)
+        self._steps: list[tuple[str, nn.Module, tuple[str, ...], tuple[str, ...]]] = []
+        for position, layer in enumerate(layers):
+            module = _construct(layer, f"/network/layers/{position}")
+            # Past add_module, which refuses names such as "forward" that a user may well choose.
+            self._modules[layer.name] = module
+            inputs = tuple(layer.inputs or ())
+            self._steps.append((layer.name, module, inputs, finished.get(position, ())))
+
+    @property
+    def layers(self) -> dict[str, nn.Module]:
+        """The layers by name, in order."""
+        return {name: module for name, module, _, _ in self._steps}
+
+    def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Compute every layer in order; what no later layer reads is let go at once."""
+        values = dict(batch)
+        tuples: dict[str, dict[str, Tensor]] = {}
+        for name, module, inputs, finished in self._steps:
+            try:
+                output = call(module, [values[source] for source in inputs])
+            except Exception as cause:
+                raise LayerFailed(name, cause) from cause
+            if type(output) is Tensor:
+                values[name] = output
+            else:
+                tuples[name] = dict(leaves(name, output))
+                values.update(tuples[name])
+                values[name] = next(iter(tuples[name].values()))
+            for source in finished:
+                values.pop(source, None)
+                for leaf in tuples.pop(source, ()):
+                    values.pop(leaf, None)
+        return values
+
+
+def _construct(layer: Layer, pointer: str) -> nn.Module:
+    known = layer_parameters(layer.type, pointer)
+    args = arguments.check(known, dict(layer.args), f"{pointer}/args", layer.type)
+    try:
+        return build_layer(layer.type, args)
+    except Exception as cause:
+        raise LayerFailed(layer.name, cause) from cause
+
+
+def _last_reads(layers: Sequence[Layer], wanted: Sequence[str]) -> dict[int, tuple[str, ...]]:
+    """For each position the layers whose output nobody reads after it."""
+    last = {layer.name: position for position, layer in enumerate(layers)}
+    for position, layer in enumerate(layers):
+        for source in layer.inputs or ():
+            if root(source) in last:
+                last[root(source)] = position
+    kept = {root(source) for source in wanted}
+    finished: dict[int, tuple[str, ...]] = {}
+    for name, position in last.items():
+        if name not in kept:
+            finished[position] = (*finished.get(position, ()), name)
+    return finished
+
+
+def parameter_counts(module: nn.Module) -> tuple[int, bool]:
+    """How many numbers a layer learns, and whether any of them is trainable."""
+    found = list(module.parameters())
+    return sum(item.numel() for item in found), any(item.requires_grad for item in found)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """A dtype as it is written everywhere outside torch: ``float32``."""
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,222 @@
+"""Losses and optimizers by torch's names and arguments, checked before anything runs.
+
+Knows torch; knows nothing of data or jobs.
+"""
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.loss import _Loss  # pyright: ignore[reportPrivateUsage]
+
+from engine import arguments
+from engine.network import dtype_name
+from engine.problems import one
+from engine.shapes import FieldShape, tiny
+from glasshouse.spec import Loss, Optimizer
+
+_CLASS_TARGETS = (nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss)
+_REFUSED = {
+    "LBFGS": "it evaluates the loss several times per step through a closure, and a step here is "
+    "one forward and one backward pass; choose another, for example SGD with momentum",
+}
+
+
+@cache
+def loss_classes() -> dict[str, type[nn.Module]]:
+    """Every torch.nn loss, by name."""
+    return {
+        name: cls
+        for name, cls in sorted(vars(nn).items())
+        if isinstance(cls, type) and issubclass(cls, _Loss) and name != "NLLLoss2d"
+    }
+
+
+@cache
+def optimizer_classes() -> dict[str, type[torch.optim.Optimizer]]:
+    """Every torch.optim optimizer that takes plain steps, by name."""
+    return {
+        name: cls
+        for name, cls in sorted(vars(torch.optim).items())
+        if isinstance(cls, type)
+        and issubclass(cls, torch.optim.Optimizer)
+        and cls is not torch.optim.Optimizer
+        and name not in _REFUSED
+    }
+
+
+def build_loss(loss: Loss) -> nn.Module:
+    """Make the loss of a spec.
+
+    Raises:
+        SpecProblems: torch has no such loss, or it refuses its arguments.
+    """
+    cls = loss_classes().get(loss.type)
+    if cls is None:
+        listed = ", ".join(loss_classes())
+        raise one("/loss/type", f"torch.nn has no loss {loss.type!r}; it has: {listed}", "unknown")
+    args = arguments.check(arguments.parameters(cls), dict(loss.args), "/loss/args", loss.type)
+    try:
+        return cls(**args)
+    except (TypeError, ValueError, RuntimeError) as cause:
+        pointer = arguments.blame(cls, args, "/loss/args")
+        raise one(pointer, f"{loss.type} refuses its arguments: {cause}", "args") from cause
+
+
+def try_loss(loss: Loss, inputs: Sequence[Tensor], fields: Sequence[FieldShape | None]) -> Tensor:
+    """Run a loss on meta tensors.
+
+    Raises:
+        SpecProblems: it does not fit its inputs, or does not give one number to minimise.
+    """
+    criterion = build_loss(loss)
+    reduction = getattr(criterion, "reduction", "mean")
+    if reduction not in {"mean", "sum"} and not (
+        reduction == "batchmean" and isinstance(criterion, nn.KLDivLoss)
+    ):
+        detail = f"reduction {reduction!r} does not give one number to minimise; use mean or sum"
+        raise one("/loss/args/reduction", detail, "reduction")
+    _check_classes(loss, criterion, inputs, fields)
+    shapes = " and ".join(
+        f"{list(item.shape)} ({dtype_name(item.dtype)}) from {name!r}"
+        for name, item in zip(loss.inputs, inputs, strict=True)
+    )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # torch only warns when shapes differ but broadcast
+            result = _run_loss(criterion, inputs)
+    except (MemoryError, TimeoutError):
+        raise
+    except Exception as cause:
+        reason = (str(cause).strip() or type(cause).__name__).splitlines()[0][:300]
+        detail = f"{loss.type} does not fit its inputs of shape {shapes} (torch: {reason})"
+        raise one("/loss/inputs", detail, "shape") from cause
+    if result.dim() != 0:
+        raise one("/loss", f"{loss.type} gives {list(result.shape)}, not one number", "shape")
+    return result
+
+
+def _run_loss(criterion: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
+    try:
+        return criterion.to("meta")(*inputs)
+    except NotImplementedError:  # no meta kernel: one tiny batch of real numbers
+        return criterion.to_empty(device="cpu")(*[tiny(item) for item in inputs])
+
+
+def _check_classes(
+    loss: Loss, criterion: nn.Module, inputs: Sequence[Tensor], fields: Sequence[FieldShape | None]
+) -> None:
+    if not isinstance(criterion, _CLASS_TARGETS) or len(inputs) != 2 or inputs[0].dim() < 2:
+        return
+    scores, target = inputs
+    num_classes, field = scores.shape[1], fields[1]
+    if target.dtype == torch.int64 and field is not None and (field.dim or 0) > num_classes:
+        detail = f"field {loss.inputs[1]!r} has {field.dim} classes, but {loss.inputs[0]!r} of "
+        detail += f"shape {list(scores.shape)} has scores for {num_classes}"
+        raise one("/loss/inputs/1", detail, "classes")
+    weight = getattr(criterion, "weight", None)
+    if isinstance(weight, Tensor) and list(weight.shape) != [num_classes]:
+        detail = f"weight has shape {list(weight.shape)}; there are {num_classes} classes"
+        raise one("/loss/args/weight", detail, "shape")
+
+
+def build_optimizer(optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> Any:
+    """Make the optimizer of a spec.
+
+    Raises:
+        SpecProblems: torch has no such optimizer, or it refuses its arguments or the parameters.
+    """
+    if optimizer.type in _REFUSED:
+        detail = f"{optimizer.type} cannot be used: {_REFUSED[optimizer.type]}"
+        raise one("/optimizer/type", detail, "unsupported")
+    cls = optimizer_classes().get(optimizer.type)
+    if cls is None:
+        listed = ", ".join(optimizer_classes())
+        detail = f"torch.optim has no optimizer {optimizer.type!r}; it has: {listed}"
+        raise one("/optimizer/type", detail, "unknown")
+    known = arguments.parameters(cls)
+    pointer = "/optimizer/args"
+    args = arguments.check(known, dict(optimizer.args), pointer, optimizer.type)
+    for name in arguments.missing(known, args):
+        raise one(f"{pointer}/{name}", f"{optimizer.type} needs the argument {name!r}", "missing")
+    learned = list(parameters)
+    try:
+        return cls(learned, **args)
+    except (TypeError, ValueError, RuntimeError) as cause:
+
+        def attempt(**some: Any) -> Any:
+            return cls(learned, **some)
+
+        where = arguments.blame(attempt, args, pointer) if args else "/optimizer"
+        raise one(where, f"{optimizer.type} refuses: {cause}", "args") from cause
+
+
+def sparse_parameters(network: nn.Module) -> set[str]:
+    """Parameters whose gradients are sparse, by name."""
+    return {
+        f"{name}.weight"
+        for name, module in network.named_modules()
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse
+    }
+
+
+def try_optimizer(optimizer: Optimizer, network: nn.Module) -> int:
+    """Make one step with parameters like the network's; returns the bytes of its state.
+
+    Raises:
+        SpecProblems: the optimizer cannot step with these parameters and arguments.
+    """
+    learned = [item for item in network.parameters() if item.requires_grad]
+    sparse = sparse_parameters(network)
+    if sparse or optimizer.type == "SparseAdam":
+        dense = [name for name, _ in network.named_parameters() if name not in sparse]
+        _try_tiny(optimizer, num_sparse=len(sparse), num_dense=len(dense), cause=None)
+    with torch.device("meta"):
+        copies = [nn.Parameter(torch.empty_like(item, device="meta")) for item in learned]
+    for copy in copies:
+        copy.grad = torch.empty_like(copy)
+    made = build_optimizer(optimizer, copies)
+    try:
+        made.step()
+    except (MemoryError, TimeoutError):
+        raise
+    except Exception as cause:  # some read a number of their state: measure on real ones
+        per_element = _try_tiny(optimizer, num_sparse=0, num_dense=1, cause=cause)
+        return int(per_element * sum(item.numel() for item in learned))
+    return _state_bytes(made)
+
+
+def _try_tiny(
+    optimizer: Optimizer, *, num_sparse: int, num_dense: int, cause: Exception | None
+) -> float:
+    """One step on 8 x 8 parameters; returns state bytes per element."""
+    tiny_ones = [nn.Parameter(torch.ones(8, 8)) for _ in range(min(num_sparse, 1))]
+    for item in tiny_ones:
+        item.grad = torch.ones(8, 8).to_sparse(1)
+    for _ in range(min(num_dense, 1)):
+        tiny_ones.append(nn.Parameter(torch.ones(8, 8)))
+        tiny_ones[-1].grad = torch.ones(8, 8)
+    made = build_optimizer(optimizer, tiny_ones)
+    try:
+        made.step()
+    except Exception as error:
+        kind = "sparse" if num_sparse else "such"
+        reason = str(error).splitlines()[0]
+        detail = f"{optimizer.type} cannot update {kind} parameters with these arguments: {reason}"
+        raise one("/optimizer", detail, "optimizer") from cause or error
+    return _state_bytes(made) / max(1, sum(item.numel() for item in tiny_ones))
+
+
+def _state_bytes(made: torch.optim.Optimizer) -> int:
+    return _tensor_bytes(made.state)
+
+
+def _tensor_bytes(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, Mapping):
+        return sum(_tensor_bytes(item) for item in value.values())  # pyright: ignore[reportUnknownVariableType]
+    return 0

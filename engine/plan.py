@@ -1,0 +1,474 @@
+"""The plan of a job: every shape, what it costs, and what is wrong with it, before anything runs.
+
+Knows the words of a job and torch's meta device; allocates and computes nothing large.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine import infer, optim
+from engine.data import BadField, field_shape, inline_rows
+from engine.metrics import metric_names
+from engine.network import needed_layers, root
+from engine.optim import try_loss, try_optimizer
+from engine.probes.select import Watchable, select
+from engine.problems import Findings, SpecProblems, one
+from engine.shapes import FieldShape, Trace, trace
+from glasshouse.spec import Field, InferJob, IntegerField, Layer, Source, TrainJob, parse_job
+
+MAX_FULL_BYTES = 256 * 2**20
+"""Whole tensors that one step may capture."""
+Metas = Mapping[str, Mapping[str, Any]]
+
+
+def plan(
+    spec: TrainJob | InferJob, datasets: Metas, trained_by: TrainJob | None = None
+) -> dict[str, Any]:
+    """Plan a job; ``datasets`` are the descriptions of those it names.
+
+    Raises:
+        SpecProblems: the job cannot run as it is written.
+    """
+    if isinstance(spec, TrainJob):
+        return _plan_training(spec, datasets)
+    if trained_by is None:
+        raise one("/checkpoint", "the checkpoint's training job is not known", "no_network")
+    return _plan_inference(spec, datasets, trained_by)
+
+
+# --- training --------------------------------------------------------------------------------
+
+
+def _plan_training(spec: TrainJob, datasets: Metas) -> dict[str, Any]:
+    findings = Findings()
+    data = spec.data
+    shapes = _field_shapes(
+        data.fields, _meta(data.train, datasets, "/data/train", findings), findings
+    )
+    _check_validation(spec, datasets, findings)
+    findings.stop()
+    batch_size = min(data.batch_size, _num_rows(data.train, datasets))
+    traced = trace(spec.network, shapes, batch_size, findings)
+    loss = _check_loss(spec, shapes, traced, findings)
+    _check_metrics(spec, shapes, traced, findings)
+    findings.stop()
+    network = nn.ModuleDict()
+    network._modules.update(traced.modules())  # pyright: ignore[reportPrivateUsage]
+    state_bytes = try_optimizer(spec.optimizer, network)
+    resolved = _resolved(spec, traced, shapes)
+    _check_reads(resolved, findings)
+    _check_counts(spec, _num_rows(data.train, datasets), findings)
+    probes = _check_probes(spec, traced, network, loss, findings)
+    findings.stop()
+    return {
+        "spec": resolved.model_dump(mode="json"),
+        **_table(traced),
+        "memory": _memory(traced, network, state_bytes, data_bytes=_data_bytes(spec, datasets)),
+        "probes": probes,
+        "num_steps": _num_steps(spec, datasets),
+        "warnings": [item.as_dict() for item in findings.warnings],
+    }
+
+
+def _meta(
+    source: Source | Any, datasets: Metas, pointer: str, findings: Findings
+) -> Mapping[str, Any]:
+    meta = datasets.get(source.dataset)
+    if meta is None:
+        detail = f"there is no dataset {source.dataset!r}"
+        raise one(f"{pointer}/dataset", detail, "unknown_dataset")
+    if source.split not in meta["splits"]:
+        listed = ", ".join(meta["splits"])
+        detail = f"dataset {source.dataset!r} has no split {source.split!r}; it has: {listed}"
+        findings.problem(f"{pointer}/split", detail, "unknown_split")
+    elif not _rows_of(source, meta):
+        findings.problem(pointer, "no rows are left to read", "no_rows")
+    return meta
+
+
+def _rows_of(source: Source | Any, meta: Mapping[str, Any]) -> int:
+    total = int(meta["splits"][source.split])
+    fraction = getattr(source, "fraction", None)
+    return total if fraction is None else int(fraction[1] * total) - int(fraction[0] * total)
+
+
+def _num_rows(source: Source, datasets: Metas) -> int:
+    return _rows_of(source, datasets[source.dataset])
+
+
+def _field_shapes(
+    fields: Mapping[str, Field], meta: Mapping[str, Any], findings: Findings, base: str = "/data"
+) -> dict[str, FieldShape]:
+    shapes: dict[str, FieldShape] = {}
+    for name, field in fields.items():
+        try:
+            shapes[name] = field_shape(name, field, dict(meta))
+        except BadField as cause:
+            pointer = f"{base}/fields/{name}"
+            findings.problem(
+                f"{pointer}/{cause.key}" if cause.key else pointer, str(cause), "field"
+            )
+    return shapes
+
+
+def _check_validation(spec: TrainJob, datasets: Metas, findings: Findings) -> None:
+    source = spec.data.validation
+    if source is None:
+        return
+    meta = _meta(source, datasets, "/data/validation", findings)
+    if source.dataset != spec.data.train.dataset:
+        shapes = _field_shapes(spec.data.fields, meta, findings)
+        train = _field_shapes(spec.data.fields, datasets[spec.data.train.dataset], Findings())
+        for name, shape in shapes.items():
+            if name in train and shape != train[name]:
+                detail = f"field {name!r} has rows of shape {list(shape.shape)} for validation and"
+                detail += f" {list(train[name].shape)} for training"
+                findings.problem(f"/data/fields/{name}", detail, "shape")
+
+
+def _operands(
+    names: Sequence[str], pointer: str, traced: Trace, findings: Findings
+) -> list[Tensor]:
+    for number, name in enumerate(names):
+        if name not in traced.values:
+            known = ", ".join(list(traced.values)[:30])
+            detail = f"there is no layer or data field {name!r}; there are: {known}"
+            findings.problem(f"{pointer}/{number}", detail, "unknown_input")
+    findings.stop()
+    return [traced.values[name] for name in names]
+
+
+def _check_loss(
+    spec: TrainJob, shapes: Mapping[str, FieldShape], traced: Trace, findings: Findings
+) -> Tensor:
+    inputs = _operands(spec.loss.inputs, "/loss/inputs", traced, findings)
+    loss = try_loss(spec.loss, inputs, [shapes.get(name) for name in spec.loss.inputs])
+    if not loss.requires_grad:
+        detail = "the loss depends on no parameter of the network: there is nothing to train"
+        raise one("/loss/inputs", detail, "no_gradient")
+    return loss
+
+
+def _check_metrics(
+    spec: TrainJob, shapes: Mapping[str, FieldShape], traced: Trace, findings: Findings
+) -> None:
+    for number, metric in enumerate(spec.metrics):
+        pointer = f"/metrics/{number}"
+        scores, target = _operands(metric.inputs, f"{pointer}/inputs", traced, findings)
+        both = f"{list(scores.shape)} and {list(target.shape)}"
+        if scores.dim() != 2 or target.dim() != 1 or target.dtype != torch.int64:
+            detail = "accuracy compares scores of shape [rows, classes] with integers of shape"
+            findings.problem(f"{pointer}/inputs", f"{detail} [rows], not {both}", "shape")
+        elif metric.top_k > scores.shape[1]:
+            detail = f"top_k is {metric.top_k}, and there are {scores.shape[1]} classes"
+            findings.problem(f"{pointer}/top_k", detail, "top_k")
+        elif (dim := _dim(shapes.get(metric.inputs[1]))) > scores.shape[1]:
+            detail = f"field {metric.inputs[1]!r} has {dim} classes, the scores {scores.shape[1]}"
+            findings.problem(f"{pointer}/inputs/1", detail, "classes")
+    names = metric_names(spec.metrics)
+    if len(set(names)) < len(names):
+        findings.problem("/metrics", "two metrics are the same; remove one", "duplicate")
+
+
+def _dim(field: FieldShape | None) -> int:
+    return 0 if field is None else field.dim or 0
+
+
+def _resolved(spec: TrainJob, traced: Trace, shapes: Mapping[str, FieldShape]) -> TrainJob:
+    fields = {name: _with_shape(field, shapes[name]) for name, field in spec.data.fields.items()}
+    data = spec.data.model_copy(update={"fields": fields})
+    return spec.model_copy(update={"network": traced.graph(), "data": data})
+
+
+def _with_shape(field: Field, shape: FieldShape) -> Field:
+    if isinstance(field, IntegerField):
+        return field
+    return field.model_copy(update={"shape": shape.shape})
+
+
+def _check_reads(spec: TrainJob, findings: Findings) -> None:
+    """Warn of fields that nothing reads and layers that lead nowhere."""
+    ends = [*spec.loss.inputs, *(name for item in spec.metrics for name in item.inputs)]
+    layers = needed_layers(spec.network, [*ends, *(spec.network.outputs or ())])
+    needed = {layer.name for layer in layers}
+    read = {root(name) for layer in spec.network.layers for name in layer.inputs or ()}
+    for name in spec.data.fields:
+        if name not in read | set(ends):
+            detail = f"field {name!r} is read by no layer, loss or metric"
+            findings.warn(f"/data/fields/{name}", detail, "unused_field")
+    for position, layer in enumerate(spec.network.layers):
+        if layer.name not in needed:
+            detail = f"layer {layer.name!r} leads to no output, loss or metric"
+            findings.warn(f"/network/layers/{position}", detail, "unused_layer")
+        _check_embedding(position, layer, spec.data.fields, findings)
+
+
+def _check_embedding(
+    position: int, layer: Layer, fields: Mapping[str, Field], findings: Findings
+) -> None:
+    field = fields.get((layer.inputs or ("",))[0])
+    size = layer.args.get("num_embeddings")
+    if isinstance(field, IntegerField) and isinstance(size, int) and field.dim > size:
+        detail = f"layer {layer.name!r} has {size} entries and field {(layer.inputs or ('',))[0]!r}"
+        detail += f" has values up to {field.dim - 1}"
+        findings.problem(f"/network/layers/{position}/args/num_embeddings", detail, "classes")
+
+
+def _check_counts(spec: TrainJob, num_rows: int, findings: Findings) -> None:
+    size = spec.data.batch_size
+    if spec.data.drop_last and num_rows < size:
+        detail = f"drop_last leaves no batch: the rows are {num_rows}, a batch takes {size}"
+        findings.problem("/data/drop_last", detail, "no_batches")
+    batch_norm = any(layer.type.startswith("BatchNorm") for layer in spec.network.layers)
+    if batch_norm and not spec.data.drop_last and num_rows % size == 1:
+        detail = "the last batch of an epoch has one row, which batch normalisation cannot train on"
+        findings.warn("/data/batch_size", f"{detail}; set drop_last", "single_row")
+
+
+def _num_steps(spec: TrainJob, datasets: Metas) -> int | None:
+    if spec.stop.epochs is None:
+        return spec.stop.steps
+    rows, size = _num_rows(spec.data.train, datasets), spec.data.batch_size
+    return spec.stop.epochs * (rows // size if spec.data.drop_last else -(-rows // size))
+
+
+# --- probes ----------------------------------------------------------------------------------
+
+
+def _check_probes(
+    spec: TrainJob, traced: Trace, network: nn.Module, loss: Tensor, findings: Findings
+) -> list[dict[str, Any]]:
+    if not spec.probes:
+        return []
+    leaves = traced.output_leaves()
+    named = dict(network.named_parameters())
+    asked = {kind for probe in spec.probes for kind in probe.kinds}
+    graded = _with_gradient(leaves, named, loss) if asked & {"output_grad", "param_grad"} else set()
+    watchable = Watchable(
+        {name: _num_bytes(item) for name, item in leaves.items()},
+        {name: _num_bytes(item) for name, item in named.items()},
+        graded,
+    )
+    described: list[dict[str, Any]] = []
+    full_bytes = 0
+    for number, probe in enumerate(spec.probes):
+        seen = select(probe, number, watchable, findings)
+        size = sum(seen.values())
+        full_bytes += size if "full" in probe.want else 0
+        if full_bytes > MAX_FULL_BYTES:
+            detail = f"whole tensors of one step would take {full_bytes} bytes with this probe; the"
+            detail += f" limit is {MAX_FULL_BYTES}: name fewer layers, or want stats"
+            findings.problem(f"/probes/{number}/want", detail, "too_large")
+        names = list(dict.fromkeys(name.rpartition("/")[0] for name in seen))
+        described.append({"matched": names, "bytes_per_step": size})
+    return described
+
+
+def _with_gradient(
+    leaves: Mapping[str, Tensor], parameters: Mapping[str, Tensor], loss: Tensor
+) -> set[str]:
+    """The leaves and parameters that the loss reaches, found in its graph without running it."""
+    reached = _ancestors(loss)
+    found = {name for name, item in leaves.items() if item.grad_fn in reached}
+    if loss.device.type != "meta":  # tried on a tiny batch: its graph is not the network's
+        found |= {name for name, item in leaves.items() if item.requires_grad}
+        return found | {name for name, item in parameters.items() if item.requires_grad}
+    accumulated = {
+        id(node.variable)  # pyright: ignore[reportAttributeAccessIssue]
+        for node in reached
+        if hasattr(node, "variable")
+    }
+    return found | {name for name, item in parameters.items() if id(item) in accumulated}
+
+
+def _ancestors(loss: Tensor) -> set[Any]:
+    reached: set[Any] = set()
+    waiting = [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in reached:
+            continue
+        reached.add(node)
+        waiting += [parent for parent, _ in node.next_functions]
+    return reached
+
+
+# --- what it costs ---------------------------------------------------------------------------
+
+
+def _table(traced: Trace) -> dict[str, Any]:
+    layers = [item.describe() for item in traced.layers]
+    return {
+        "layers": layers,
+        "parameters": sum(item["parameters"] for item in layers),
+        "flops": traced.num_flops,
+    }
+
+
+def _num_bytes(item: Tensor) -> int:
+    return item.numel() * item.element_size()
+
+
+def _memory(
+    traced: Trace, network: nn.Module, state_bytes: int, *, data_bytes: int, training: bool = True
+) -> dict[str, int]:
+    """Bytes by head. Activations: what the layers put out for one batch, views not counted."""
+    learned = [item for item in network.parameters() if item.requires_grad]
+    parameters = sum(_num_bytes(item) for item in [*network.parameters(), *network.buffers()])
+    storages = {
+        item.untyped_storage()._cdata: item.untyped_storage().nbytes()  # pyright: ignore[reportPrivateUsage]
+        for item in traced.output_leaves().values()
+    }
+    heads = {
+        "parameters_bytes": parameters,
+        "gradients_bytes": sum(_num_bytes(item) for item in learned) if training else 0,
+        "optimizer_state_bytes": state_bytes,
+        "activations_bytes": sum(storages.values()),
+        "data_bytes": data_bytes,
+    }
+    return {**heads, "total_bytes": sum(heads.values())}
+
+
+def _source_bytes(fields: Mapping[str, Field], source: Any, datasets: Metas) -> int:
+    meta = datasets[source.dataset]
+    shapes = _field_shapes(fields, meta, Findings())
+    by_name = {column["name"]: column for column in meta["columns"]}
+    size = 0
+    for name, shape in shapes.items():
+        first = by_name[(fields[name].source_columns or (name,))[0]]
+        width = 1 if first["dtype"] == "uint8" and shape.dim is None else shape.dtype.itemsize
+        size += width * torch.Size(shape.shape).numel()
+    return size * _rows_of(source, meta)
+
+
+def _data_bytes(spec: TrainJob, datasets: Metas) -> int:
+    sources = [spec.data.train, *([spec.data.validation] if spec.data.validation else [])]
+    return sum(_source_bytes(spec.data.fields, source, datasets) for source in sources)
+
+
+# --- inference -------------------------------------------------------------------------------
+
+
+def _plan_inference(spec: InferJob, datasets: Metas, trained_by: TrainJob) -> dict[str, Any]:
+    findings = Findings()
+    fields = _infer_fields(spec, trained_by, findings)
+    findings.stop()
+    num_rows, data_bytes = 0, 0
+    if spec.data is not None:
+        meta = _meta(spec.data, datasets, "/data", findings)
+        shapes = _field_shapes(fields, meta, findings)
+        findings.stop()
+        num_rows, data_bytes = _rows_of(spec.data, meta), _source_bytes(fields, spec.data, datasets)
+    else:
+        shapes = infer.inline_shapes(fields)
+        num_rows = _check_inline(spec, shapes)
+    batch_size = min(spec.data.batch_size if spec.data else 256, num_rows)
+    graph = trained_by.network
+    wanted = infer.outputs_of(spec, graph)
+    layers = tuple(needed_layers(graph, wanted))
+    if not layers:
+        raise one("/outputs", "none of these is a layer of the network", "unknown_layer")
+    pruned = graph.model_copy(update={"layers": layers, "outputs": None})
+    traced = trace(pruned, shapes, batch_size, findings)
+    _check_infer_outputs(spec, wanted, traced, batch_size, findings)
+    findings.stop()
+    network = nn.ModuleDict()
+    network._modules.update(traced.modules())  # pyright: ignore[reportPrivateUsage]
+    size = spec.data.batch_size if spec.data else 256
+    return {
+        "spec": _resolved_inference(spec, wanted, fields, shapes).model_dump(mode="json"),
+        **_table(traced),
+        "memory": _memory(traced, network, 0, data_bytes=data_bytes, training=False),
+        "probes": [],
+        "num_steps": -(-num_rows // size),
+        "warnings": [item.as_dict() for item in findings.warnings],
+    }
+
+
+def _infer_fields(spec: InferJob, trained_by: TrainJob, findings: Findings) -> dict[str, Field]:
+    known = {layer.name for layer in trained_by.network.layers}
+    for number, name in enumerate(spec.outputs or ()):
+        if root(name) not in known:
+            listed = ", ".join(list(known)[:30])
+            detail = f"the network has no layer {name!r}; it has: {listed}"
+            findings.problem(f"/outputs/{number}", detail, "unknown_layer")
+    fields = infer.fields_needed(spec, trained_by)
+    given = spec.data.fields if spec.data is not None else spec.inputs
+    base = "/data/fields" if spec.data is not None else "/inputs"
+    for name in given or ():
+        if name not in trained_by.data.fields:
+            detail = (
+                f"the network has no field {name!r}; it has: {', '.join(trained_by.data.fields)}"
+            )
+            findings.problem(f"{base}/{name}", detail, "unknown_field")
+    if spec.inputs is not None:
+        for name in fields:
+            if name not in spec.inputs:
+                findings.problem(
+                    "/inputs", f"the network needs the input {name!r}", "missing_input"
+                )
+    return fields
+
+
+def _check_inline(spec: InferJob, shapes: dict[str, FieldShape]) -> int:
+    try:
+        rows = inline_rows(dict(spec.inputs or {}), shapes, torch.device("cpu"))
+    except BadField as cause:
+        pointer = f"/inputs/{cause.key}" if cause.key else "/inputs"
+        raise one(pointer, str(cause), "shape") from cause
+    return rows.num_rows
+
+
+def _check_infer_outputs(
+    spec: InferJob, wanted: Sequence[str], traced: Trace, batch_size: int, findings: Findings
+) -> None:
+    widths: dict[str, int] = {}
+    for number, name in enumerate(wanted):
+        if name not in traced.values:
+            listed = ", ".join(leaf for leaf in traced.values if root(leaf) == root(name))
+            findings.problem(
+                f"/outputs/{number}", f"there is no {name!r}; there is: {listed}", "leaf"
+            )
+            continue
+        shape = traced.values[name].shape
+        widths[name] = shape[1:].numel() if len(shape) else 0
+        if not len(shape) or shape[0] != batch_size:
+            detail = f"the first axis of {name!r}, of shape {list(shape)}, is not the rows"
+            findings.problem(f"/outputs/{number}", detail, "no_rows_axis")
+        if len(shape) < 2:
+            for position, field in enumerate(spec.fields):
+                if field != "value":
+                    detail = (
+                        f"{name!r} has shape {list(shape)}: without a class axis it has no {field}"
+                    )
+                    findings.problem(f"/fields/{position}", detail, "no_class_axis")
+    below = spec.flatten is not False and spec.flatten.axis == 0 and "value" in spec.fields
+    if below and len(set(widths.values())) > 1:
+        listed = ", ".join(f"{name!r} has {width}" for name, width in widths.items())
+        detail = f"to join below each other, all layers need as many values per row: {listed}"
+        findings.problem("/flatten/axis", detail, "shape")
+
+
+def _resolved_inference(
+    spec: InferJob,
+    wanted: Sequence[str],
+    fields: Mapping[str, Field],
+    shapes: Mapping[str, FieldShape],
+) -> InferJob:
+    update: dict[str, Any] = {"outputs": tuple(wanted)}
+    if spec.data is not None:
+        full = {name: _with_shape(field, shapes[name]) for name, field in fields.items()}
+        update["data"] = spec.data.model_copy(update={"fields": full})
+    return spec.model_copy(update=update)
+
+
+def parse_spec(spec: Mapping[str, Any]) -> TrainJob | InferJob:
+    """Read a spec that is already JSON-like data, as strictly as from text."""
+    return parse_job(json.dumps(spec))
+
+
+__all__ = ["SpecProblems", "optim", "parse_spec", "plan"]

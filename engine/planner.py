@@ -1,0 +1,125 @@
+"""The planner: a warm process that answers plans and catalogue questions, one JSON line each.
+
+It must outlive any spec: memory is limited, time is limited, and every exception is an answer.
+"""
+
+import contextlib
+import gc
+import json
+import os
+import resource
+import signal
+import sys
+from collections.abc import Generator
+from typing import Any
+
+import pydantic
+import torch
+
+from engine import catalog
+from engine.plan import parse_spec, plan
+from engine.problems import SpecProblems
+from glasshouse import jsonio
+from glasshouse.spec import TrainJob
+
+MAX_MEMORY_BYTES = 4 * 2**30
+MAX_SECONDS = 5.0
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Answer one request; never raises."""
+    number = request.get("id")
+    try:
+        with _time_limit(MAX_SECONDS):
+            if request.get("do") == "catalog":
+                entries = catalog.section(str(request["section"]))
+                return {"id": number, "ok": True, "entries": entries}
+            return {"id": number, "ok": True, "plan": _plan(request)}
+    except SpecProblems as found:
+        errors = [item.as_dict() for item in found.problems]
+    except pydantic.ValidationError as error:
+        errors = [_entry(item) for item in error.errors(include_url=False)]
+    except (TimeoutError, MemoryError) as error:
+        limit = f"within {MAX_SECONDS:g} s" if isinstance(error, TimeoutError) else "in memory"
+        detail = f"the network is too large to be checked {limit}"
+        errors = [{"pointer": "/network", "detail": detail, "code": "too_large"}]
+    except Exception as error:  # whatever a spec provokes in torch is an answer, not an end
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+        detail = f"the spec cannot be checked: {type(error).__name__}: {reason}"
+        errors = [{"pointer": "", "detail": detail, "code": "unchecked"}]
+    return _refused(number, errors)
+
+
+def _plan(request: dict[str, Any]) -> dict[str, Any]:
+    network = request.get("network")
+    trained_by = None if network is None else parse_spec(network)
+    return plan(
+        parse_spec(request["spec"]),
+        request.get("datasets", {}),
+        trained_by if isinstance(trained_by, TrainJob) else None,
+    )
+
+
+def _refused(number: Any, errors: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"id": number, "ok": False, "errors": errors}
+
+
+def _entry(error: Any) -> dict[str, str]:
+    parts = [str(part).replace("~", "~0").replace("/", "~1") for part in error["loc"]]
+    return {
+        "pointer": "".join(f"/{part}" for part in parts),
+        "detail": error["msg"],
+        "code": error["type"],
+    }
+
+
+@contextlib.contextmanager
+def _time_limit(seconds: float) -> Generator[None]:
+    def stop(_signal: int, _frame: Any) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def limit_memory(extra_bytes: int) -> None:
+    """Limit the address space to what is in use now and so many bytes more."""
+    used = 0
+    with contextlib.suppress(OSError), open("/proc/self/statm", encoding="ascii") as file:
+        used = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    if used:  # elsewhere the limit would count libraries that are only mapped
+        limit = used + extra_bytes
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def main() -> None:
+    """Serve requests from standard input until it ends."""
+    torch.set_num_threads(1)
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever prints must not reach the answers
+    catalog.section("layers")
+    limit_memory(MAX_MEMORY_BYTES)
+    gc.freeze()
+    _say(answers, {"ready": True, "torch": torch.__version__.partition("+")[0]})
+    for line in sys.stdin:
+        try:
+            request = json.loads(line)
+        except ValueError:
+            _say(answers, _refused(None, [{"pointer": "", "detail": "not JSON", "code": "json"}]))
+            continue
+        _say(answers, answer(request))
+
+
+def _say(answers: Any, message: dict[str, Any]) -> None:
+    answers.write(jsonio.dumps(message) + "\n")
+    answers.flush()
+
+
+if __name__ == "__main__":
+    main()

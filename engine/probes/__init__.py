@@ -1,0 +1,1 @@
+"""Watching a network while it trains: what is seen, when, and how it leaves the process."""

@@ -1,0 +1,91 @@
+"""The figures of one tensor: mean, std, min, max, l2, absmax, zeros, nan, inf.
+
+All but ``zeros``, ``nan`` and ``inf`` are over the finite values and are NaN where there are none;
+``std`` has the population's divisor; ``zeros`` is a fraction, ``nan`` and ``inf`` are counts.
+Sums are accumulated in float64.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+NUM_FIGURES = 9
+
+
+@torch.no_grad()
+def summarize(tensor: Tensor) -> list[float] | Tensor:
+    """A tensor's figures: numbers for a CPU tensor, else a float64 vector on its device."""
+    x = tensor.detach()
+    if x.layout is not torch.strided:
+        x = x.to_dense()
+    if x.is_complex():
+        x = torch.view_as_real(x.resolve_conj())
+    x = x.reshape(-1)
+    if x.dtype == torch.bool:
+        x = x.to(torch.uint8)
+    return _on_device(x) if x.device.type != "cpu" else _on_cpu(x)
+
+
+def _on_cpu(x: Tensor) -> list[float]:
+    total = x.numel()
+    if total == 0:
+        return [math.nan] * 7 + [0.0, 0.0]
+    num_nan = num_inf = 0
+    num_zeros = total - int(torch.count_nonzero(x))
+    low, high = (float(item) for item in torch.aminmax(x))
+    if not (math.isfinite(low) and math.isfinite(high)):
+        num_nan = int(torch.isnan(x).sum())
+        x = x[torch.isfinite(x)]
+        num_inf = total - num_nan - x.numel()
+        if x.numel() == 0:
+            return [math.nan] * 6 + [num_zeros / total, float(num_nan), float(num_inf)]
+        low, high = (float(item) for item in torch.aminmax(x))
+    absmax = max(abs(low), abs(high))
+    mean, std, l2 = _moments(x.to(torch.float64, copy=True), absmax)
+    return [mean, std, low, high, l2, absmax, num_zeros / total, float(num_nan), float(num_inf)]
+
+
+def _moments(x: Tensor, absmax: float) -> tuple[float, float, float]:
+    """Mean, std and norm of a float64 vector, which is overwritten."""
+    scale = 1.0
+    if absmax > 1e150:  # squares would overflow
+        scale = absmax
+        x /= scale
+    mean = float(x.sum()) / x.numel()
+    l2 = math.sqrt(float(torch.dot(x, x)))
+    x -= mean
+    std = math.sqrt(float(torch.dot(x, x)) / x.numel())
+    return mean * scale, std * scale, l2 * scale
+
+
+def _on_device(x: Tensor) -> Tensor:
+    """The same without asking the device for a number: every branch is a mask."""
+    if x.numel() == 0:
+        return torch.tensor([math.nan] * 7 + [0.0, 0.0], dtype=torch.float64, device=x.device)
+    wide = x.to(torch.float64)
+    finite = torch.isfinite(wide)
+    count = finite.sum(dtype=torch.float64)
+    some = count > 0
+    kept = torch.where(finite, wide, 0.0)
+    mean = kept.sum() / count
+    deviation = torch.where(finite, wide - mean, 0.0)
+    low = torch.where(finite, wide, math.inf).amin()
+    high = torch.where(finite, wide, -math.inf).amax()
+    num_nan = torch.isnan(wide).sum(dtype=torch.float64)
+    figures = [
+        mean,
+        (torch.dot(deviation, deviation) / count).sqrt(),
+        low,
+        high,
+        torch.dot(kept, kept).sqrt(),
+        torch.maximum(low.abs(), high.abs()),
+    ]
+    return torch.stack(
+        [
+            *(torch.where(some, item, math.nan) for item in figures),
+            (wide == 0).sum(dtype=torch.float64) / x.numel(),
+            num_nan,
+            x.numel() - count - num_nan,
+        ]
+    )

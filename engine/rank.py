@@ -1,0 +1,151 @@
+"""A rank: the process that runs one attempt of one job, from ``job.json`` to the ``end`` record."""
+
+import json
+import os
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engine import infer
+from engine.data import Rows, Table, load
+from engine.failures import classify
+from engine.problems import SpecProblems
+from engine.report import Control, Outputs
+from engine.spool import SpoolWriter, now
+from engine.train import train
+from glasshouse import jsonio
+from glasshouse.errors import RunFailure, SpecFailed
+from glasshouse.spec import Field, InferJob, Source, TrainJob, parse_job
+
+PARENT_GONE = 75
+"""Exit code of a rank whose lifeline was cut."""
+
+
+class Lifeline:
+    """Commands from the supervisor; when its end of the pipe closes, this process ends."""
+
+    def __init__(self, descriptor: int | None) -> None:
+        self.cancel_requested = False
+        if descriptor is not None:
+            thread = threading.Thread(
+                target=self._listen, args=(descriptor,), name="lifeline", daemon=True
+            )
+            thread.start()
+
+    def _listen(self, descriptor: int) -> None:
+        with os.fdopen(descriptor, "rb") as pipe:
+            for line in pipe:
+                try:
+                    command = json.loads(line)
+                except ValueError:
+                    continue
+                if command.get("do") == "cancel":
+                    self.cancel_requested = True
+        os._exit(PARENT_GONE)
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What ``job.json`` says."""
+
+    spec: TrainJob | InferJob
+    tables: dict[str, Path]
+    device: torch.device
+    num_threads: int | None
+    checkpoint: Path | None
+    trained_by: TrainJob | None
+
+    @staticmethod
+    def read(path: Path) -> "Assignment":
+        """Read ``job.json``.
+
+        Raises:
+            SpecFailed: it is not an assignment.
+        """
+        try:
+            raw = jsonio.loads(path.read_bytes())
+            trained_by = raw.get("trained_by")
+            parsed = None if trained_by is None else parse_job(json.dumps(trained_by))
+            return Assignment(
+                spec=parse_job(json.dumps(raw["spec"])),
+                tables={name: Path(item["dir"]) for name, item in raw["datasets"].items()},
+                device=torch.device("cuda", 0)
+                if raw["device"]["type"] == "cuda"
+                else torch.device("cpu"),
+                num_threads=raw["device"].get("threads"),
+                checkpoint=Path(raw["checkpoint"]["dir"]) if raw.get("checkpoint") else None,
+                trained_by=parsed if isinstance(parsed, TrainJob) else None,
+            )
+        except (KeyError, TypeError, ValueError) as cause:
+            raise SpecFailed(f"job.json cannot be read: {cause}") from cause
+
+    def table(self, dataset: str) -> Table:
+        """The dataset's directory."""
+        if dataset not in self.tables:
+            raise SpecFailed(f"The job names the dataset {dataset!r}, which was not handed to it.")
+        return Table(self.tables[dataset])
+
+
+def run(job: Assignment, *, control: Control, out: Outputs) -> str:
+    """Run an assignment to its end; returns ``succeeded`` or ``cancelled``."""
+    if job.num_threads is not None:
+        torch.set_num_threads(job.num_threads)
+    if isinstance(job.spec, InferJob):
+        inputs = _infer_inputs(job, job.spec)
+        return infer.run(job.spec, job.trained_by, inputs, control=control, out=out)
+    spec = job.spec
+    out.flush()
+
+    def rows(source: Source) -> Rows:
+        fields: dict[str, Field] = {name: spec.data.fields[name] for name in _fields_read(spec)}
+        table = job.table(source.dataset)
+        return load(source, fields, table, seed=spec.seed, device=job.device)
+
+    training = rows(spec.data.train)
+    judged = rows(spec.data.validation) if spec.data.validation and spec.evaluate else None
+    ending = train(spec, training, judged, control=control, out=out)
+    return "cancelled" if ending.cancelled else "succeeded"
+
+
+def _fields_read(spec: TrainJob) -> list[str]:
+    """The fields that a layer, the loss or a metric reads."""
+    read = {name for layer in spec.network.layers for name in layer.inputs or ()}
+    read |= {*spec.loss.inputs} | {name for metric in spec.metrics for name in metric.inputs}
+    return [name for name in spec.data.fields if name in read]
+
+
+def _infer_inputs(job: Assignment, spec: InferJob) -> infer.Inputs:
+    if job.checkpoint is None:
+        raise SpecFailed("The inference job was handed no checkpoint.")
+    table = None if spec.data is None else job.table(spec.data.dataset)
+    return infer.Inputs(job.checkpoint, table, job.device)
+
+
+def main(job_dir: Path, control_fd: int | None = None) -> int:
+    """Run ``job.json`` of a directory, writing its spool; returns the exit code.
+
+    0: an ``end`` record was written, whatever it says. Anything else is for the worker to name.
+    """
+    spool = SpoolWriter(job_dir / "spool")
+    control = Lifeline(control_fd)
+    out = Outputs(job_dir, spool.append, spool.settle, spool.flush)
+    state, failure = attempt(
+        lambda: run(Assignment.read(job_dir / "job.json"), control=control, out=out)
+    )
+    error = None if failure is None else failure.as_dict()
+    spool.append({"type": "end", "at": now(), "state": state, "error": error})
+    spool.close()
+    return 0
+
+
+def attempt(work: Callable[[], str]) -> tuple[str, RunFailure | None]:
+    """Run a job; whatever it raises becomes a named failure, its traceback on standard error."""
+    try:
+        return work(), None
+    except (Exception, SpecProblems) as error:
+        traceback.print_exc()
+        return "failed", classify(error)

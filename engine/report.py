@@ -1,0 +1,209 @@
+"""What a training job says about itself: metrics, progress, evaluations and checkpoints.
+
+Keeps losses on the device until they have arrived by themselves; never makes a step wait.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from engine import checkpoint
+from engine.data import Rows
+from engine.metrics import Accuracies
+from engine.readback import Readback
+from engine.spool import now
+from glasshouse.spec import TrainJob
+
+Emit = Callable[[dict[str, Any]], None]
+_PROGRESS_S = 0.25
+
+
+class Control(Protocol):
+    """What may be asked of a running job."""
+
+    @property
+    def cancel_requested(self) -> bool:
+        """Whether the job should end at the next step boundary."""
+        ...
+
+
+@dataclass
+class Outputs:
+    """Where a job's records and files go."""
+
+    directory: Path
+    emit: Emit
+    settle: Callable[[], None] = lambda: None
+    """Called at every step boundary: records that wait may be written."""
+    flush: Callable[[], None] = lambda: None
+    """Called before anything that may take long."""
+
+
+@dataclass(frozen=True)
+class Learner:
+    """What is being trained, and with what."""
+
+    network: nn.Module
+    loss_fn: nn.Module
+    optimizer: torch.optim.Optimizer
+
+
+class Reporter:
+    """Turns steps into records, evaluations and checkpoints."""
+
+    def __init__(
+        self,
+        job: TrainJob,
+        learner: Learner,
+        validation: Rows | None,
+        readback: Readback,
+        out: Outputs,
+        *,
+        num_steps: int | None,
+    ) -> None:
+        self._job = job
+        self._learner = learner
+        self._validation = validation
+        self._readback = readback
+        self._out = out
+        self._num_steps = num_steps
+        self._accuracies = Accuracies(job.metrics)
+        self._num_samples = 0
+        self._started = time.monotonic()
+        self._told = (self._started, 0)
+        self.latest: dict[str, float] = {}
+        """The newest value of each metric that has arrived."""
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds of training so far."""
+        return time.monotonic() - self._started
+
+    def step(self, step: int, epoch: int, loss: Tensor, values: dict[str, Tensor]) -> None:
+        """Say what a finished step gave: its loss before the update, and the batch's metrics."""
+        num_rows = values[next(iter(values))].shape[0]
+        self._num_samples += num_rows
+        at = now()
+        lr = float(self._learner.optimizer.param_groups[0]["lr"])
+        numbers = [loss.detach(), *self._accuracies.correct(values)]
+
+        def then(arrived: list[float]) -> None:
+            figures = {"loss": arrived[0], "lr": lr}
+            for name, correct in zip(self._accuracies.names, arrived[1:], strict=True):
+                figures[name] = correct / num_rows
+            self._metrics(step, epoch, figures, at)
+
+        self._readback.put(numbers, then)
+        self._readback.poll()
+        if time.monotonic() - self._told[0] >= _PROGRESS_S:
+            self.progress(step, epoch)
+        self._out.settle()
+
+    def progress(self, step: int, epoch: int) -> None:
+        """Say how far training has come."""
+        told_at, told_samples = self._told
+        self._told = (time.monotonic(), self._num_samples)
+        seconds = self._told[0] - told_at
+        rate = (self._num_samples - told_samples) / seconds if seconds > 0 else None
+        self._out.emit(
+            {
+                "type": "progress",
+                "at": now(),
+                "step": step,
+                "num_steps": self._num_steps,
+                "epoch": epoch,
+                "samples": self._num_samples,
+                "samples_per_s": None if rate is None else round(rate, 1),
+                "eta_s": self._eta_s(step),
+            }
+        )
+
+    def evaluate(self, step: int, epoch: int) -> None:
+        """Run the validation rows, if there are any, and say what they gave."""
+        if self._validation is not None:
+            self._out.flush()
+            learner = self._learner
+            figures = evaluate(self._job, learner.network, learner.loss_fn, self._validation)
+            self._readback.drain()
+            self._metrics(step, epoch, figures, now())
+
+    def save(self, position: dict[str, int], *, final: bool = False) -> None:
+        """Write a checkpoint and say so; ``position`` counts updates done and epochs begun."""
+        self._readback.drain()
+        self._out.flush()
+        name = f"checkpoints/step-{position['step']}"
+        spec = self._job.model_dump(mode="json")
+        state = {**position, "seed": self._job.seed, "spec": spec, "metrics": self.latest}
+        directory = self._out.directory / name
+        learner = self._learner
+        files = checkpoint.save(directory, learner.network, learner.optimizer, state)
+        self._out.emit(
+            {
+                "type": "checkpoint",
+                "at": now(),
+                "step": position["step"],
+                "epoch": position["epoch"],
+                "dir": name,
+                "files": files,
+                "size_bytes": sum(item["size_bytes"] for item in files.values()),
+                "final": final,
+                "metrics": dict(self.latest),
+            }
+        )
+        self._out.flush()
+
+    def finish(self, step: int, epoch: int, position: dict[str, int], *, cancelled: bool) -> None:
+        """Do what belongs to the end: the last evaluation and the last checkpoint."""
+        self._readback.drain()
+        if not cancelled:
+            self.evaluate(step, epoch)
+        self.progress(step, epoch)
+        self.save(position, final=True)
+
+    def abandon(self) -> None:
+        """Say what can still be said after a failure."""
+        with contextlib.suppress(Exception):  # a device that failed cannot be read
+            self._readback.drain()
+
+    def _metrics(self, step: int, epoch: int, values: dict[str, float], at: str) -> None:
+        self.latest.update(values)
+        record = {"type": "metrics", "at": at, "step": step, "epoch": epoch, "values": values}
+        self._out.emit(record)
+
+    def _eta_s(self, step: int) -> float | None:
+        if self._job.stop.seconds is not None:
+            return round(max(0.0, self._job.stop.seconds - self.elapsed_s), 1)
+        if self._num_steps is None:
+            return None
+        return round(self.elapsed_s / (step + 1) * (self._num_steps - step - 1), 1)
+
+
+@torch.inference_mode()
+def evaluate(job: TrainJob, network: nn.Module, loss_fn: nn.Module, rows: Rows) -> dict[str, float]:
+    """Run the validation rows once: loss and metrics over all of them, exactly.
+
+    A mean loss is weighted by the rows of each batch, so that a smaller last one counts rightly.
+    """
+    was_training = network.training
+    network.eval()
+    accuracies = Accuracies(job.metrics)
+    is_sum = getattr(loss_fn, "reduction", "mean") == "sum"
+    totals = torch.zeros(1 + len(job.metrics), dtype=torch.float64, device=rows.device)
+    for batch in rows.in_order(job.data.batch_size):
+        values = network(batch)
+        num_rows = next(iter(batch.values())).shape[0]
+        loss = loss_fn(*[values[name] for name in job.loss.inputs])
+        totals[0] += loss.to(torch.float64) * (1 if is_sum else num_rows)
+        for number, correct in enumerate(accuracies.correct(values), start=1):
+            totals[number] += correct
+    network.train(was_training)
+    loss, *correct = totals.tolist()
+    names = ["loss", *accuracies.names]
+    figures = [loss if is_sum else loss / rows.num_rows, *(n / rows.num_rows for n in correct)]
+    return {f"validation/{name}": value for name, value in zip(names, figures, strict=True)}

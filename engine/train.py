@@ -1,0 +1,130 @@
+"""The training loop. Knows torch; knows nothing of HTTP, SQL or queues.
+
+Steps are 0-based and count optimizer updates.
+"""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.data import Rows
+from engine.failures import StepFailed
+from engine.network import Network
+from engine.optim import build_loss, build_optimizer
+from engine.probes.taps import Probes
+from engine.readback import Readback
+from engine.report import Control, Learner, Outputs, Reporter
+from glasshouse.errors import DataFailed
+from glasshouse.spec import TrainJob
+
+
+@dataclass
+class Ending:
+    """How training ended."""
+
+    network: Network
+    num_steps: int
+    cancelled: bool
+
+
+def train(
+    job: TrainJob, rows: Rows, validation: Rows | None, *, control: Control, out: Outputs
+) -> Ending:
+    """Train a network to the end of its spec, or until told to stop."""
+    torch.manual_seed(job.seed)
+    network = Network(job.network, wanted(job)).to(rows.device)
+    loss_fn = build_loss(job.loss).to(rows.device)
+    optimizer = build_optimizer(job.optimizer, network.parameters())
+
+    schedule = Schedule(job, rows)
+    readback = Readback(rows.device)
+    probes = Probes(network, job.probes, readback=readback, emit=out.emit, out_dir=out.directory)
+    learner = Learner(network, loss_fn, optimizer)
+    report = Reporter(job, learner, validation, readback, out, num_steps=schedule.num_steps)
+
+    step = epoch = 0
+    try:
+        for step, epoch, batch in schedule.steps():
+            with probes.at(step):
+                values = network(batch)
+                loss = loss_fn(*[values[name] for name in job.loss.inputs])
+                loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+            report.step(step, epoch, loss, values)
+            if control.cancel_requested or schedule.is_over(step, report.elapsed_s):
+                break
+            if schedule.evaluates_after(step):
+                report.evaluate(step, epoch)
+            if schedule.saves_after(step):
+                report.save(schedule.position)
+        probes.close()
+        cancelled = control.cancel_requested
+        report.finish(step, epoch, schedule.position, cancelled=cancelled)
+    except Exception as error:
+        probes.close()
+        report.abandon()
+        raise StepFailed(step, error) from error
+    return Ending(network, step + 1, cancelled)
+
+
+def wanted(job: TrainJob) -> tuple[str, ...]:
+    """The layer outputs that outlive the forward pass."""
+    names = [*job.loss.inputs, *(name for metric in job.metrics for name in metric.inputs)]
+    return tuple(dict.fromkeys([*names, *(job.network.outputs or ())]))
+
+
+class Schedule:
+    """When things happen: the order of batches, evaluations, checkpoints and the end."""
+
+    def __init__(self, job: TrainJob, rows: Rows) -> None:
+        self._job = job
+        self._rows = rows
+        size, drop_last = job.data.batch_size, job.data.drop_last
+        self._per_epoch = rows.num_batches(size, drop_last=drop_last)
+        if not self._per_epoch:
+            detail = (
+                f"drop_last leaves no batch: the rows are {rows.num_rows}, a batch takes {size}"
+            )
+            raise DataFailed(detail)
+        self._shuffles = job.data.shuffle.enabled is not False
+        self.num_steps = job.stop.epochs * self._per_epoch if job.stop.epochs else job.stop.steps
+        """Updates that the job will make; None when time decides."""
+        self.position = {"step": 0, "epoch": 0, "batch": 0}
+        """Updates done, the epoch that training is in, and the batches taken of it."""
+
+    def steps(self) -> Iterator[tuple[int, int, dict[str, Tensor]]]:
+        """Step, epoch and batch, for ever."""
+        size, drop_last = self._job.data.batch_size, self._job.data.drop_last
+        step = 0
+        for epoch in itertools.count():
+            order = (self._job.seed, epoch) if self._shuffles else None
+            batches = self._rows.epoch(size, drop_last=drop_last, order=order)
+            for number, batch in enumerate(batches, start=1):
+                self.position = {"step": step + 1, "epoch": epoch, "batch": number}
+                yield step, epoch, batch
+                step += 1
+
+    def is_over(self, step: int, elapsed_s: float) -> bool:
+        """Whether training ends after this step."""
+        seconds = self._job.stop.seconds
+        return elapsed_s >= seconds if seconds is not None else step + 1 >= (self.num_steps or 0)
+
+    def evaluates_after(self, step: int) -> bool:
+        """Whether the validation rows are run now."""
+        when = self._job.evaluate
+        return when is not None and self._falls(step, when.every_epochs, when.every_steps)
+
+    def saves_after(self, step: int) -> bool:
+        """Whether a checkpoint is made now."""
+        when = self._job.checkpoint
+        return self._falls(step, when.every_epochs, when.every_steps)
+
+    def _falls(self, step: int, every_epochs: int | None, every_steps: int | None) -> bool:
+        if every_steps is not None:
+            return (step + 1) % every_steps == 0
+        return every_epochs is not None and (step + 1) % (every_epochs * self._per_epoch) == 0
