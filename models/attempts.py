@@ -217,8 +217,8 @@ def finish(
     if row is None:
         return False
     before, asked = row
-    if before not in sources(state):  # e.g. it succeeded, or failed, before it could be cancelled
-        state = "cancelled" if before == "cancelling" else state
+    if before not in sources(state):
+        raise ValueError(f"a {before} job cannot become {state}")
     time = now()
     reason = asked if error is None else str(error["code"])
     moved: dict[str, Any] = {"from": before, "to": state, "reason": reason}

@@ -27,7 +27,9 @@ class Settings(BaseSettings):
     """Scratch space of this host's worker; left out, ``work`` in the home."""
 
     host: str = "127.0.0.1"
+    """Address that the API binds."""
     port: int = Field(default=8420, ge=0, le=65535)
+    """Port that the API binds; 0 takes a free one."""
     allowed_hosts: str = ""
     """Host names beside the loopback ones that the API answers for, separated by commas."""
     behind_proxy: bool = False
@@ -52,6 +54,7 @@ class Settings(BaseSettings):
     cpu_cores: PositiveInt | None = None
     """CPU cores that jobs may use on this host; left out, all that the process may run on."""
     heartbeat_s: PositiveFloat = 5.0
+    """How often a worker says that it lives."""
     lease_s: PositiveFloat = 30.0
     """A worker silent for this long has lost its jobs."""
     sweep_s: PositiveFloat = 5.0

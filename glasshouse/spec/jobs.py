@@ -3,12 +3,12 @@
 from typing import Annotated, Literal, Self
 
 from pydantic import Field as Constraint
-from pydantic import JsonValue, NonNegativeInt, TypeAdapter, model_validator
+from pydantic import NonNegativeInt, TypeAdapter, model_validator
 
 from glasshouse.spec.data import Data, Field
 from glasshouse.spec.network import Graph, Input
 from glasshouse.spec.probes import Probe
-from glasshouse.spec.strict import Name, Spec
+from glasshouse.spec.strict import JsonData, Name, Spec
 from glasshouse.spec.training import Checkpoint, Evaluate, Loss, Metric, Optimizer, Stop
 
 SPEC_VERSION = 1
@@ -45,7 +45,9 @@ class Devices(Spec):
 
 class _Job(Spec):
     name: JobName | None = None
+    """For people; need not be unique."""
     labels: dict[Label, LabelValue] = Constraint(default={}, max_length=50)
+    """Pairs to find the job by: ``GET /jobs?label=key:value``."""
     priority: int = Constraint(default=0, ge=-1000, le=1000)
     """Higher starts first; equal ones in the order they came."""
     devices: Devices = Devices()
@@ -105,7 +107,7 @@ class InferJob(_Job):
     job: str | None = Constraint(default=None, min_length=1, max_length=64)
     """A training job: its newest complete checkpoint."""
     data: InferData | None = None
-    inputs: dict[Name, JsonValue] | None = Constraint(default=None, min_length=1, max_length=1000)
+    inputs: dict[Name, JsonData] | None = Constraint(default=None, min_length=1, max_length=1000)
     """Values of the network's input fields, a nested list each, first axis the rows."""
     outputs: tuple[Input, ...] | None = Constraint(default=None, min_length=1, max_length=1000)
     """Layers to return; left out, the network's own outputs."""
@@ -115,6 +117,7 @@ class InferJob(_Job):
     """``value``: the output. ``id``: the index of its largest entry along the last axis.
     ``prob``: the softmax probability of that entry."""
     flatten: Literal[False] | Flatten = False
+    """``false``: one tensor per layer and field. Else joined, one tensor per field."""
 
     @model_validator(mode="after")
     def _check_one(self) -> Self:

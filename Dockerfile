@@ -1,0 +1,29 @@
+# One image for api, worker and migrate. CPU by default; for CUDA:
+#   docker build --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 -t glasshouse:latest-cuda .
+FROM python:3.12-slim AS build
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+WORKDIR /src
+RUN python -m venv /opt/glasshouse
+ENV PATH=/opt/glasshouse/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+COPY constraints.txt ./
+# torch first, from the index of its build: the rest of the install then finds it and keeps it
+RUN pip install -c constraints.txt --index-url "$TORCH_INDEX" --extra-index-url https://pypi.org/simple torch
+COPY pyproject.toml README.md LICENSE ./
+COPY glasshouse glasshouse
+COPY engine engine
+COPY models models
+COPY api api
+COPY worker worker
+COPY migrations migrations
+COPY docs/errors docs/errors
+RUN pip install -c constraints.txt '.[server]'
+
+FROM python:3.12-slim
+RUN useradd --create-home --uid 10001 glasshouse \
+    && install -d -o glasshouse -g glasshouse -m 0700 /var/lib/glasshouse /var/lib/glasshouse/artifacts
+COPY --from=build /opt/glasshouse /opt/glasshouse
+ENV PATH=/opt/glasshouse/bin:$PATH PYTHONUNBUFFERED=1 GLASSHOUSE_HOME=/var/lib/glasshouse
+USER glasshouse
+WORKDIR /var/lib/glasshouse
+EXPOSE 8420
+CMD ["python", "-m", "api", "--host", "0.0.0.0", "--port", "8420"]

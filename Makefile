@@ -1,0 +1,47 @@
+# Everything runs in .venv, which the first target that needs it makes.
+PYTHON ?= python3
+PY := .venv/bin/python
+PYTEST := $(PY) -m pytest
+
+.PHONY: help setup demo up test test-slow check format bench clean
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: .venv/.ready ## make .venv with everything
+
+.venv/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Python 3.11 or newer is needed; say which with make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[server,dev]'
+	@touch $@
+
+demo: setup ## train a network on real digits and watch it, then stop; ends by itself
+	@$(PY) examples/demo.py
+
+up: setup ## start the service and keep it until Ctrl-C
+	@.venv/bin/glasshouse up
+
+test: setup ## all tests but the slow ones
+	$(PYTEST) tests/unit tests/contract -n 2 -m "not slow and not gpu"
+	$(PYTEST) tests/integration tests/acceptance -m "not slow and not gpu"
+
+test-slow: setup ## the long ones: real data, full optimizers
+	$(PYTEST) tests -m slow
+
+check: setup ## format, lint, types, import rules
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	.venv/bin/pyright --pythonpath $(PY)
+	.venv/bin/lint-imports
+
+format: setup ## rewrite the code in house style
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
+
+bench: setup ## the figures of the documentation, as ratios measured side by side
+	$(PY) -m bench
+
+clean: ## remove .venv and caches
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist

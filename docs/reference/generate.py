@@ -1,0 +1,97 @@
+"""Write the generated reference pages: ``python docs/reference/generate.py``. A test compares."""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from pydantic import BaseModel  # noqa: E402
+from pydantic.fields import FieldInfo  # noqa: E402
+
+from glasshouse import spec  # noqa: E402
+from models.settings import Settings  # noqa: E402
+
+SPEC_MODELS: tuple[type[BaseModel], ...] = (
+    spec.TrainJob,
+    spec.Graph,
+    spec.Layer,
+    spec.Loss,
+    spec.Optimizer,
+    spec.Data,
+    spec.Source,
+    spec.DenseField,
+    spec.IntegerField,
+    spec.Shuffle,
+    spec.Stop,
+    spec.Evaluate,
+    spec.Metric,
+    spec.Devices,
+    spec.Probe,
+    spec.Checkpoint,
+    spec.InferJob,
+    spec.InferData,
+    spec.Flatten,
+)
+
+
+def text(description: str | None) -> str:
+    """A docstring as one line of a Markdown table."""
+    return " ".join((description or "").replace("``", "`").replace("|", "\\|").split())
+
+
+def settings_page() -> str:
+    """The page of all settings."""
+    lines = [
+        "# Settings",
+        "",
+        "Environment variables of every process of the service. Generated from",
+        "`models/settings.py`; durations are seconds, sizes bytes.",
+        "",
+        "| variable | default | what it does |",
+        "|---|---|---|",
+    ]
+    computed = {"home": "`~/.glasshouse`", "worker_name": "the host's name"}
+    for name, field in Settings.model_fields.items():
+        default = computed.get(name, "" if field.default in ("", None) else f"`{field.default}`")
+        lines.append(f"| `GLASSHOUSE_{name.upper()}` | {default} | {text(field.description)} |")
+    return "\n".join(lines) + "\n"
+
+
+def spec_page() -> str:
+    """The page of all fields of a job spec."""
+    lines = [
+        "# Fields of a job",
+        "",
+        "Every field that the service accepts. A field that is not here is refused. Generated from",
+        "`glasshouse/spec/`; arguments of layers, losses and optimizers are torch's, and listed by",
+        "`GET /api/v1/catalog/layers` and its neighbours.",
+    ]
+    for model in SPEC_MODELS:
+        lines += ["", f"## {model.__name__}", "", text(model.__doc__), ""]
+        lines += ["| field | default | meaning |", "|---|---|---|"]
+        lines += [field_row(name, field) for name, field in model.model_fields.items()]
+    return "\n".join(lines) + "\n"
+
+
+def field_row(name: str, field: FieldInfo) -> str:
+    """One field as a row of a Markdown table."""
+    default = "required" if field.is_required() else f"`{shown(field.default)}`"
+    return f"| `{name}` | {default} | {text(field.description)} |"
+
+
+def shown(default: object) -> str:
+    """A default as JSON would show it."""
+    if isinstance(default, BaseModel):
+        return default.model_dump_json(exclude_defaults=True)
+    words = {None: "null", True: "true", False: "false", (): "[]"}
+    if default is None or isinstance(default, (bool, tuple)):
+        return words.get(default, str(list(default) if isinstance(default, tuple) else default))
+    return str(default)
+
+
+PAGES = {"settings.md": settings_page, "spec.md": spec_page}
+
+if __name__ == "__main__":
+    for name, page in PAGES.items():
+        (Path(__file__).parent / name).write_text(page())

@@ -1,0 +1,193 @@
+"""Turns an uploaded file into a dataset directory, in a process of its own with limits.
+
+``python -m engine.ingest --format csv --source FILE --out DIR`` prints one JSON line:
+``{"ok":true,"meta":{…}}`` or ``{"ok":false,"problem":{"code":…,"detail":…}}``. It exits with 0 in
+both cases; any other ending means that the process was killed, and the dataset has failed.
+"""
+
+import argparse
+import errno
+import os
+import resource
+import shutil
+import signal
+import stat
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from engine.dataset_writer import DatasetWriter, sync_directory
+from engine.readers.delimited import read_delimited
+from engine.readers.digits import write_digits
+from engine.readers.idx import read_idx, read_idx_gz, read_idx_zip
+from engine.readers.mnist_json import read_mnist_json
+from engine.readers.npz import read_npy, read_npz
+from glasshouse import jsonio
+from glasshouse.errors import InvalidDataset, ServiceError, StorageFull
+
+FORMATS = ("csv", "tsv", "npz", "npy", "idx", "idx.gz", "idx.zip", "mnist.json.gz")
+BUILTINS = ("digits",)
+MAX_MEMORY_BYTES = 2 << 30
+MAX_CPU_S = 600
+MAX_OUT_BYTES = 16 << 30
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class CpuTimeSpent(Exception):
+    """The process has used the processor time that it may."""
+
+
+def ingest(
+    source: Path | None, name: str, out: Path, *, max_out_bytes: int = MAX_OUT_BYTES
+) -> dict[str, Any]:
+    """Read a file of a format, or a built-in dataset, into a new directory; return its meta.
+
+    Nothing is left of a failed attempt. ``out`` appears whole or not at all.
+
+    Raises:
+        InvalidDataset: the file cannot be read as this format.
+        StorageFull: the disk is full.
+    """
+    temporary = out.with_name(f"{out.name}.tmp-{os.getpid()}")
+    try:
+        temporary.mkdir()
+        writer = DatasetWriter(temporary, max_bytes=max_out_bytes)
+        if source is None:
+            _write_builtin(name, writer)
+        else:
+            _check_regular(source)
+            _read(source, name, writer, max_out_bytes)
+        meta = writer.finish()
+        temporary.rename(out)
+        sync_directory(out.parent)
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise StorageFull(
+                "there is no room on the disk for the dataset; free some, then upload it again"
+            ) from error
+        raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return meta
+
+
+def _write_builtin(name: str, writer: DatasetWriter) -> None:
+    if name != "digits":
+        raise InvalidDataset(f"{name!r} is not a built-in dataset; there is: digits")
+    write_digits(writer)
+
+
+def _read(source: Path, name: str, writer: DatasetWriter, max_bytes: int) -> None:
+    match name:
+        case "csv":
+            read_delimited(source, writer, delimiter=",")
+        case "tsv":
+            read_delimited(source, writer, delimiter="\t")
+        case "npy":
+            read_npy(source, writer)
+        case "npz":
+            read_npz(source, writer, max_bytes=max_bytes)
+        case "idx":
+            read_idx(source, writer)
+        case "idx.gz":
+            read_idx_gz(source, writer)
+        case "idx.zip":
+            read_idx_zip(source, writer, max_bytes=max_bytes)
+        case "mnist.json.gz":
+            read_mnist_json(source, writer, max_bytes=max_bytes)
+        case _:
+            raise InvalidDataset(
+                f"{name!r} is not a format that can be read; the formats are {', '.join(FORMATS)}"
+            )
+
+
+def _check_regular(source: Path) -> None:
+    found = source.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise InvalidDataset("the source is not a regular file")
+    if found.st_size == 0:
+        raise InvalidDataset("the file is empty")
+
+
+def limit_process(*, max_memory_bytes: int, max_cpu_s: int) -> None:
+    """Bound what this process may use, whatever the file does to it."""
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_AS, max_memory_bytes)
+    # Two seconds later the kernel ends a process that could not say so itself.
+    _limit(resource.RLIMIT_CPU, max_cpu_s, hard=max_cpu_s + 2)
+    signal.signal(signal.SIGXCPU, _on_cpu_limit)
+    signal.signal(signal.SIGTERM, _on_terminate)
+
+
+def _limit(kind: int, soft: int, *, hard: int | None = None) -> None:
+    ceiling = resource.getrlimit(kind)[1]
+    values = [soft, soft if hard is None else hard]
+    if ceiling != resource.RLIM_INFINITY:
+        values = [min(value, ceiling) for value in values]
+    with suppress(ValueError, OSError):  # macOS knows some limits by name only
+        resource.setrlimit(kind, (values[0], values[1]))
+
+
+def _on_cpu_limit(_signal: int, _frame: FrameType | None) -> None:
+    raise CpuTimeSpent
+
+
+def _on_terminate(signal_number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + signal_number)  # so that the partial output is removed
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command."""
+    options = _parse(arguments)
+    limit_process(max_memory_bytes=options.max_memory_bytes, max_cpu_s=options.max_cpu_s)
+    try:
+        meta = ingest(
+            options.source,
+            options.builtin or options.format,
+            options.out,
+            max_out_bytes=options.max_out_bytes,
+        )
+        answer: dict[str, Any] = {"ok": True, "meta": meta}
+    except ServiceError as error:
+        answer = _problem(error.code, error.detail)
+    except MemoryError:
+        answer = _problem(
+            InvalidDataset().code,
+            f"reading the file takes more than the {options.max_memory_bytes:,} bytes of memory "
+            "that it may; make its rows smaller, or raise the limit",
+        )
+    except CpuTimeSpent:
+        answer = _problem(
+            InvalidDataset().code,
+            f"reading the file takes more than the {options.max_cpu_s} s of processor time that "
+            "it may; upload less, or raise the limit",
+        )
+    sys.stdout.write(jsonio.dumps(answer) + "\n")
+    return 0
+
+
+def _problem(code: str, detail: str) -> dict[str, Any]:
+    return {"ok": False, "problem": {"code": code, "detail": detail}}
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m engine.ingest", description=__doc__)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--format", choices=FORMATS)
+    what.add_argument("--builtin", choices=BUILTINS)
+    parser.add_argument("--source", type=Path, help="the uploaded file")
+    parser.add_argument("--out", type=Path, required=True, help="the directory to make")
+    parser.add_argument("--max-memory-bytes", type=int, default=MAX_MEMORY_BYTES)
+    parser.add_argument("--max-cpu-s", type=int, default=MAX_CPU_S)
+    parser.add_argument("--max-out-bytes", type=int, default=MAX_OUT_BYTES)
+    options = parser.parse_args(arguments)
+    if (options.source is None) != (options.builtin is not None):
+        parser.error("--source belongs to --format, and only to it")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""Reads a dataset directory: what its columns hold, row by row. Knows numpy only.
+
+``engine.ingest`` writes these directories; how is described in ``docs/concepts/datasets.md``.
+"""
+
+from functools import cached_property
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glasshouse import jsonio
+
+MAX_ROW_VALUES = 1000
+MAX_TEXT_LENGTH = 1000
+
+
+class Columns:
+    """One dataset on disk. Opening it reads ``meta.json``; columns are mapped when asked for."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.meta: dict[str, Any] = jsonio.loads((directory / "meta.json").read_bytes())
+
+    @cached_property
+    def _by_name(self) -> dict[str, dict[str, Any]]:
+        return {column["name"]: column for column in self.meta["columns"]}
+
+    def stats(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """Per split and column: count, missing, infinite, min, max, mean, std, distinct, counts.
+
+        Moments and extremes are over the finite values, ``std`` is that of the population.
+        """
+        return jsonio.loads((self._directory / "stats.json").read_bytes())
+
+    def array(self, split: str, column: str) -> NDArray[Any]:
+        """A column of numbers, mapped and not read: its first axis is the rows.
+
+        Raises:
+            KeyError: the dataset has no such split or column.
+            TypeError: the column holds texts; see ``texts``.
+        """
+        described = self._described(split, column)
+        if described["dtype"] == "string":
+            raise TypeError(f"column {column!r} holds texts, not numbers")
+        return _map(self._directory / split / described["file"])
+
+    def texts(self, split: str, column: str, start: int = 0, stop: int | None = None) -> list[str]:
+        """The texts of the rows ``start`` to ``stop`` (excluded) of a string column.
+
+        Raises:
+            KeyError: the dataset has no such split or column.
+            TypeError: the column holds numbers; see ``array``.
+        """
+        described = self._described(split, column)
+        if described["dtype"] != "string":
+            raise TypeError(f"column {column!r} holds numbers, not texts")
+        path = self._directory / split / described["file"]
+        rows = self.meta["splits"][split]
+        begin, end, _ = slice(start, stop).indices(rows)
+        offsets = _map(path)[begin : max(begin, end) + 1].tolist()
+        data = _map(path.with_suffix(".bytes.npy"))
+        return [data[first:last].tobytes().decode() for first, last in pairwise(offsets)]
+
+    def rows(self, split: str, offset: int, limit: int) -> list[dict[str, Any]]:
+        """Rows as JSON-ready values, nested as their shapes; NaN and infinities stay floats.
+
+        A row shows at most ``MAX_ROW_VALUES`` values. The column in which they run out becomes
+        ``{"truncated": true, "shape": [...], "values": [first values, flat]}``, columns after it
+        are left out, and ``note`` says so. A text longer than ``MAX_TEXT_LENGTH`` becomes
+        ``{"truncated": true, "length": n, "value": its beginning}``.
+
+        Raises:
+            KeyError: the dataset has no such split.
+        """
+        total = self.meta["splits"][split]
+        start = min(max(offset, 0), total)
+        stop = min(start + max(limit, 0), total)
+        shown: list[dict[str, Any]] = [{} for _ in range(start, stop)]
+        left = MAX_ROW_VALUES
+        for column in self.meta["columns"]:
+            if left <= 0:
+                break
+            values = self._preview(split, column, (start, stop), left)
+            for row, value in zip(shown, values, strict=True):
+                row[column["name"]] = value
+            left -= prod(column["shape"])
+        return shown
+
+    @property
+    def note(self) -> str | None:
+        """What the rows leave out, for whoever looks at them."""
+        values = sum(prod(column["shape"]) for column in self.meta["columns"])
+        if values <= MAX_ROW_VALUES:
+            return None
+        return f"A row has {values:,} values; the first {MAX_ROW_VALUES:,} are shown."
+
+    def _preview(
+        self, split: str, column: dict[str, Any], rows: tuple[int, int], left: int
+    ) -> list[Any]:
+        name, shape = column["name"], column["shape"]
+        if column["dtype"] == "string":
+            return [_shorten(text) for text in self.texts(split, name, *rows)]
+        block = self.array(split, name)[slice(*rows)]
+        if prod(shape) <= left:
+            return block.tolist()
+        heads: list[Any] = block.reshape(len(block), -1)[:, :left].tolist()
+        return [{"truncated": True, "shape": shape, "values": head} for head in heads]
+
+    def _described(self, split: str, column: str) -> dict[str, Any]:
+        if split not in self.meta["splits"]:
+            raise KeyError(split)
+        return self._by_name[column]
+
+
+def _map(path: Path) -> NDArray[Any]:
+    return np.load(path, mmap_mode="r", allow_pickle=False)
+
+
+def _shorten(text: str) -> str | dict[str, Any]:
+    if len(text) <= MAX_TEXT_LENGTH:
+        return text
+    return {"truncated": True, "length": len(text), "value": text[:MAX_TEXT_LENGTH]}

@@ -1,0 +1,69 @@
+"""Promises about the documentation: what exists has a page, and pages name what exists."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from glasshouse import errors
+from models.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+
+def every(cls: type[errors.GlasshouseError]) -> list[type[errors.GlasshouseError]]:
+    return [cls, *(found for child in cls.__subclasses__() for found in every(child))]
+
+
+def codes() -> dict[str, type[errors.GlasshouseError]]:
+    return {
+        cls().code: cls  # type: ignore[attr-defined]
+        for family in (errors.ServiceError, errors.RunFailure)
+        for cls in every(family)
+    }
+
+
+def test_every_error_has_a_page_and_every_page_an_error():
+    pages = {path.stem for path in (DOCS / "errors").glob("*.md")} - {"index"}
+    assert pages == set(codes())
+
+
+@pytest.mark.parametrize("code", sorted(codes()))
+def test_a_page_says_where_why_and_what_to_do(code: str):
+    text = (DOCS / "errors" / f"{code}.md").read_text()
+    cls = codes()[code]
+    assert text.startswith(f"# {code}\n")
+    assert "## Why" in text
+    assert "## What to do" in text
+    if issubclass(cls, errors.ServiceError):
+        assert f"HTTP status {cls.status}" in text
+    assert ("| yes |" in text) == cls.retryable  # type: ignore[attr-defined]
+    assert f"({code}.md)" in (DOCS / "errors" / "index.md").read_text()
+
+
+def test_every_setting_is_documented():
+    text = (DOCS / "reference" / "settings.md").read_text()
+    for name in Settings.model_fields:
+        assert f"`GLASSHOUSE_{name.upper()}`" in text, name
+
+
+def test_the_generated_pages_are_up_to_date():
+    path = DOCS / "reference" / "generate.py"
+    module = importlib.util.module_from_spec(
+        importlib.util.spec_from_file_location("generate", path)  # type: ignore[arg-type]
+    )
+    module.__spec__.loader.exec_module(module)  # type: ignore[union-attr]
+    for name, page in module.PAGES.items():
+        assert (DOCS / "reference" / name).read_text() == page(), f"run python {path}"
+
+
+def test_every_field_of_a_spec_says_what_it_means_unless_its_name_does():
+    silent = {"type", "args", "name", "kind", "labels", "data", "dataset", "split", "network"}
+    silent |= {"loss", "optimizer", "stop", "metrics", "probes", "checkpoint", "devices", "layers"}
+    silent |= {"every_epochs", "every_steps", "epochs", "steps", "shuffle", "train", "column"}
+    silent |= {"batch_size"}
+    for line in (DOCS / "reference" / "spec.md").read_text().splitlines():
+        if line.startswith("| `"):
+            name, meaning = line.split("`")[1], line.split("|")[-2].strip()
+            assert meaning or name in silent, f"{name} has no description"
