@@ -37,6 +37,7 @@ class Log:
         self._dropped_bytes = 0
         self._dropped_at = 0.0
         self._last: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._last_lost: list[str] = []
 
     def read(self, *, final: bool = False) -> list[NewEvent]:
         """New lines as events. ``final`` also gives a last line that has no end."""
@@ -56,7 +57,8 @@ class Log:
 
     def tail(self) -> str | None:
         """The last lines, for the error of a job that failed."""
-        text = "\n".join(self._last)[-_TAIL_CHARACTERS:]
+        lines = [*self._last, *self._last_lost][-_TAIL_LINES:]
+        text = "\n".join(lines)[-_TAIL_CHARACTERS:]
         return text or None
 
     def _read_some(self) -> bytes:
@@ -87,7 +89,7 @@ class Log:
         except FileNotFoundError:
             return
         self._dropped_bytes += size - MAX_STREAM_BYTES
-        self._last.extend(clean(line) for line in lost.split(b"\n")[1:])
+        self._last_lost = [clean(line) for line in lost.rstrip(b"\n").split(b"\n")[1:]]
 
     def _dropped(self, final: bool) -> list[NewEvent]:
         due = final or time.monotonic() - self._dropped_at >= _DROPPED_EVERY_S
