@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
@@ -27,16 +27,9 @@ class Artifacts(Protocol):
         """Remove everything under a key. Nothing there is no error."""
         ...
 
-    def receive(self, key: str) -> "Incoming":
+    def receive(self, key: str) -> AbstractContextManager[Path]:
         """Open a new file to write to; it is stored once its block ends without an error."""
         ...
-
-
-class Incoming(Protocol):
-    """A context manager that gives the path of a file being written."""
-
-    def __enter__(self) -> Path: ...
-    def __exit__(self, *error: object) -> bool | None: ...
 
 
 class LocalArtifacts:
