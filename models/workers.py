@@ -119,6 +119,12 @@ def devices_of(tx: Session, job_id: str) -> list[Device]:
     return list(tx.scalars(query.order_by(Device.kind, Device.number)))
 
 
+def owners(tx: Session, job_ids: Sequence[str]) -> dict[str, str]:
+    """Who owns which of these jobs."""
+    rows = tx.execute(select(Job.id, Job.owner).where(Job.id.in_(set(job_ids))))
+    return dict(tuple(row) for row in rows)
+
+
 def lock_queue(tx: Session) -> None:
     """Only one dispatcher at a time. On SQLite the write transaction is the lock."""
     if tx.get_bind().dialect.name == "postgresql":

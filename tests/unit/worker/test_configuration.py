@@ -122,7 +122,9 @@ def test_a_torch_for_the_cpu_makes_cuda_devices_unhealthy():
     import torch
 
     if torch.version.cuda is None:
-        assert all("not built for CUDA" in (device.reason or "") for device in inventory._listed(Nvml()))
+        assert all(
+            "not built for CUDA" in (device.reason or "") for device in inventory._listed(Nvml())
+        )
 
 
 def test_no_file_of_the_worker_holds_sql():
