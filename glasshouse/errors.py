@@ -469,14 +469,18 @@ class APIStatusError(APIError):
 
     def __init__(self, detail: str, *, status_code: int, problem: dict[str, Any]) -> None:
         lines = [detail]
-        for item in problem.get("errors", []):
-            lines.append(f"  {item.get('pointer', '')}: {item.get('detail', '')}")
+        lines.extend(
+            f"  {item.get('pointer', '')}: {item.get('detail', '')}"
+            for item in problem.get("errors", [])
+        )
         if problem.get("hint"):
             lines.append(f"  hint: {problem['hint']}")
         super().__init__("\n".join(lines))
         self.status_code = status_code
         self.problem = problem
         """The whole problem document."""
+        self.retry_after_s: float | None = None
+        """Seconds that the service asks to wait before the next try, where it says so."""
 
     @property
     def code(self) -> str | None:
