@@ -3,12 +3,12 @@
 from typing import Annotated, Literal, Self
 
 from pydantic import Field as Constraint
-from pydantic import JsonValue, NonNegativeInt, TypeAdapter, model_validator
+from pydantic import NonNegativeInt, TypeAdapter, model_validator
 
 from glasshouse.spec.data import Data, Field
 from glasshouse.spec.network import Graph, Input
 from glasshouse.spec.probes import Probe
-from glasshouse.spec.strict import Name, Spec
+from glasshouse.spec.strict import JsonData, Name, Spec
 from glasshouse.spec.training import Checkpoint, Evaluate, Loss, Metric, Optimizer, Stop
 
 SPEC_VERSION = 1
@@ -105,7 +105,7 @@ class InferJob(_Job):
     job: str | None = Constraint(default=None, min_length=1, max_length=64)
     """A training job: its newest complete checkpoint."""
     data: InferData | None = None
-    inputs: dict[Name, JsonValue] | None = Constraint(default=None, min_length=1, max_length=1000)
+    inputs: dict[Name, JsonData] | None = Constraint(default=None, min_length=1, max_length=1000)
     """Values of the network's input fields, a nested list each, first axis the rows."""
     outputs: tuple[Input, ...] | None = Constraint(default=None, min_length=1, max_length=1000)
     """Layers to return; left out, the network's own outputs."""

@@ -39,6 +39,9 @@ def _reject_nonfinite(value: Any) -> Any:
 Args = Annotated[dict[str, JsonValue], AfterValidator(_reject_nonfinite), Constraint(max_length=64)]
 """Arguments of a torch class, by torch's names. Checked against its signature by the planner."""
 
+JsonData = Annotated[JsonValue, AfterValidator(_reject_nonfinite)]
+"""Any JSON value with finite numbers; the strings "NaN" and "Infinity" stand for the others."""
+
 Name = Annotated[str, Constraint(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]
 """A layer's or a field's name: letters, digits and underscores, not starting with a digit."""
 

@@ -1,0 +1,1 @@
+"""One linear history of the database, for SQLite and PostgreSQL."""

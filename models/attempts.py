@@ -1,0 +1,355 @@
+"""One attempt at a job: assigned to devices, claimed, shipped from, ended or lost.
+
+Every write names the attempt's fence. A supervisor that was given up for dead and wakes again
+finds that its writes match no row, and stops.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import insert, literal, select, update
+from sqlalchemy.orm import Session
+
+from models import captures, checkpoints, events, metrics, stats
+from models.database import now_ms
+from models.events import NewEvent
+from models.state import ENDED, LIVE, sources
+from models.tables import Attempt, Command, Device, Job, JobArtifact, now
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The right to write for one attempt of one job."""
+
+    job: str
+    attempt: int
+    fence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """What a supervisor learns whenever it writes."""
+
+    state: str
+    last_seq: int
+    cancel_requested: bool
+    num_commands: int
+
+
+@dataclass(slots=True)
+class Batch:
+    """What a rank said since the last shipment, sorted by where it goes."""
+
+    events: list[NewEvent] = field(default_factory=list[NewEvent])
+    metrics: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """Rows of ``step, epoch, name, value``."""
+    stats: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """``stats`` records: step, phase, rows."""
+    captures: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    checkpoints: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    artifacts: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    job: dict[str, Any] = field(default_factory=dict[str, Any])
+    """New values of the job's ``progress``, ``summary``, ``result``."""
+
+
+def assign(tx: Session, job_id: str, worker: str, devices: Sequence[Device], lease_ms: int) -> bool:
+    """Give a queued job its devices, all at once or not at all. False: somebody was faster."""
+    time = now()
+    held = [{"worker": worker, "kind": device.kind, "id": device.id} for device in devices]
+    row = tx.execute(
+        update(Job)
+        .where(Job.id == job_id, Job.state == "queued")
+        .values(
+            state="starting",
+            state_reason=None,
+            worker=worker,
+            devices=held,
+            attempt=Job.attempt + 1,
+            fence=Job.fence + 1,
+            lease_expires_ms=now_ms() + lease_ms,
+        )
+        .returning(Job.attempt, Job.fence)
+    ).one_or_none()
+    if row is None:
+        return False
+    attempt, fence = row
+    taken = tx.scalars(
+        update(Device)
+        .where(
+            Device.worker == worker,
+            Device.id.in_([device.id for device in devices]),
+            Device.job.is_(None),
+            Device.healthy,
+        )
+        .values(job=job_id, fence=fence)
+        .returning(Device.id)
+    ).all()
+    if len(taken) != len(devices):
+        raise RuntimeError("a device was taken while the dispatcher held its lock")
+    tx.add(
+        Attempt(
+            job=job_id,
+            n=attempt,
+            fence=fence,
+            worker=worker,
+            state="assigned",
+            devices=held,
+            created_at=time,
+            spool_offset=0,
+        )
+    )
+    tx.flush()
+    moved: dict[str, Any] = {"from": "queued", "to": "starting", "reason": None}
+    events.append(tx, job_id, [NewEvent("state", time, moved)])
+    return True
+
+
+def claim(tx: Session, job_id: str, worker: str) -> tuple[Claim, Job] | None:
+    """Take the attempt that waits for this worker. None: another bell was faster, or it is gone."""
+    time = now()
+    row = tx.execute(
+        update(Attempt)
+        .where(
+            Attempt.job == job_id,
+            Attempt.worker == worker,
+            Attempt.state == "assigned",
+            select(Job.fence).where(Job.id == job_id).scalar_subquery() == Attempt.fence,
+        )
+        .values(state="claimed", claimed_at=time)
+        .returning(Attempt.n, Attempt.fence, Attempt.resumed_from_step)
+    ).one_or_none()
+    if row is None:
+        return None
+    n, fence, resumed = row
+    begun: dict[str, Any] = {"n": n, "resumed_from_step": resumed}
+    events.append(tx, job_id, [NewEvent("attempt", time, begun)])
+    job = tx.get(Job, job_id, populate_existing=True)
+    return None if job is None else (Claim(job_id, n, fence), job)
+
+
+def ship(
+    tx: Session, claim: Claim, batch: Batch, *, offsets: tuple[int, int], lease_ms: int
+) -> Beat | None:
+    """Store what a rank said: all of it once, or nothing. None: this attempt has lost its job.
+
+    One fenced statement renews the lease, takes gapless numbers for the events and brings back
+    what was asked of the job; the spool's offset moves in the same transaction, so a record
+    that is read again after a crash is not stored again.
+    """
+    beat = _fenced(tx, claim, len(batch.events), lease_ms, batch.job)
+    if beat is None:
+        return None
+    moved = tx.scalar(
+        update(Attempt)
+        .where(
+            Attempt.job == claim.job,
+            Attempt.n == claim.attempt,
+            Attempt.spool_offset == offsets[0],
+        )
+        .values(spool_offset=offsets[1])
+        .returning(Attempt.n)
+    )
+    if moved is None:
+        raise RuntimeError("the spool offset moved under its only writer")
+    first = beat.last_seq - len(batch.events)
+    events.write(tx, claim.job, claim.attempt, first, batch.events)
+    metrics.add(tx, claim.job, claim.attempt, batch.metrics)
+    stats.add(tx, claim.job, claim.attempt, batch.stats)
+    captures.add(tx, claim.job, claim.attempt, batch.captures)
+    checkpoints.add(tx, claim.job, claim.attempt, batch.checkpoints)
+    if batch.artifacts:
+        rows = [{"job": claim.job, "created_at": now(), **row} for row in batch.artifacts]
+        tx.execute(insert(JobArtifact), rows)
+    return beat
+
+
+def beat(tx: Session, claim: Claim, *, lease_ms: int) -> Beat | None:
+    """Renew the lease. None: this attempt has lost its job."""
+    return _fenced(tx, claim, 0, lease_ms, {})
+
+
+def run(tx: Session, claim: Claim, *, lease_ms: int) -> Beat | None:
+    """Say that the rank has begun. None: this attempt has lost its job."""
+    time = now()
+    started = tx.scalar(
+        update(Job)
+        .where(Job.id == claim.job, Job.fence == claim.fence, Job.state == "starting")
+        .values(state="running")
+        .returning(Job.id)
+    )
+    moved: dict[str, Any] = {"from": "starting", "to": "running", "reason": None}
+    new = [] if started is None else [NewEvent("state", time, moved)]
+    found = _fenced(tx, claim, len(new), lease_ms, {})
+    if found is None:
+        return None
+    tx.execute(
+        update(Job).where(Job.id == claim.job, Job.started_at.is_(None)).values(started_at=time)
+    )
+    events.write(tx, claim.job, claim.attempt, found.last_seq - len(new), new)
+    return found
+
+
+def applied(tx: Session, claim: Claim, commands: Sequence[str], step: int | None) -> None:
+    """Record that commands took effect."""
+    tx.execute(
+        update(Command)
+        .where(Command.id.in_(commands), Command.job == claim.job)
+        .values(state="applied", step=step)
+    )
+
+
+def finish(
+    tx: Session, claim: Claim, state: str, *, exit_kind: str, error: dict[str, Any] | None = None
+) -> bool:
+    """End the job: its last events, its devices free. False: this attempt has lost its job."""
+    if state not in ENDED:
+        raise ValueError(f"{state} is not an end")
+    row = tx.execute(
+        select(Job.state, Job.state_reason)
+        .where(Job.id == claim.job, Job.fence == claim.fence, Job.state.in_(LIVE))
+        .with_for_update()
+    ).one_or_none()
+    if row is None:
+        return False
+    before, asked = row
+    if before not in sources(state):
+        raise ValueError(f"a {before} job cannot become {state}")
+    time = now()
+    reason = asked if error is None else str(error["code"])
+    moved: dict[str, Any] = {"from": before, "to": state, "reason": reason}
+    events.append(
+        tx,
+        claim.job,
+        [NewEvent("state", time, moved), NewEvent("end", time, {"state": state})],
+        state=state,
+        state_reason=reason,
+        error=error,
+        ended_at=time,
+        lease_expires_ms=None,
+    )
+    _close(tx, claim.job, claim.fence, "ended", exit_kind)
+    return True
+
+
+def give_up(tx: Session, claim: Claim, *, exit_kind: str, reason: str, max_failures: int) -> bool:
+    """End an attempt that failed through no fault of the job: the job is queued again, or failed.
+
+    False: this attempt had lost its job already.
+    """
+    row = tx.execute(
+        select(Job.state, Job.infra_failures, Job.cancel_requested_at)
+        .where(Job.id == claim.job, Job.fence == claim.fence, Job.state.in_(LIVE))
+        .with_for_update()
+    ).one_or_none()
+    if row is None:
+        return False
+    before, failures, cancelled_at = row
+    if cancelled_at is not None:
+        target, error = "cancelled", None
+    elif failures + 1 >= max_failures:
+        target, error = "failed", _worker_lost(failures + 1, reason)
+    else:
+        target, error = "queued", None
+    time = now()
+    new = [NewEvent("state", time, {"from": before, "to": target, "reason": reason})]
+    changes: dict[str, Any] = {
+        "state": target,
+        "state_reason": reason,
+        "infra_failures": failures + 1,
+        "lease_expires_ms": None,
+        "error": error,
+    }
+    if target == "queued":
+        # the fence moves now: the lost attempt must not write even before the next one begins
+        changes |= {"fence": claim.fence + 1, "devices": [], "worker": None, "queued_at": time}
+        changes |= {"progress": None, "summary": {}, "rung_at": None}
+    else:
+        new.append(NewEvent("end", time, {"state": target}))
+        changes |= {"ended_at": time}
+    events.append(tx, claim.job, new, **changes)
+    _close(tx, claim.job, claim.fence, "lost", exit_kind)
+    return True
+
+
+def expired(tx: Session) -> list[Claim]:
+    """Attempts whose lease has run out, by the database's clock."""
+    rows = tx.execute(
+        select(Job.id, Job.attempt, Job.fence).where(
+            Job.state.in_(LIVE), Job.lease_expires_ms < now_ms()
+        )
+    )
+    return [Claim(*row) for row in rows]
+
+
+def still_expired(tx: Session, claim: Claim) -> bool:
+    """Whether the lease is still run out, now that this transaction may write."""
+    query = select(literal(1)).where(
+        Job.id == claim.job, Job.fence == claim.fence, Job.lease_expires_ms < now_ms()
+    )
+    return tx.scalar(query) is not None
+
+
+def waiting(tx: Session, worker: str) -> list[str]:
+    """Jobs that were assigned to a worker and not claimed: their bell may be lost."""
+    query = select(Attempt.job).where(Attempt.worker == worker, Attempt.state == "assigned")
+    return list(tx.scalars(query))
+
+
+def of_job(tx: Session, job_id: str) -> list[Attempt]:
+    """The attempts of a job, first to last."""
+    return list(tx.scalars(select(Attempt).where(Attempt.job == job_id).order_by(Attempt.n)))
+
+
+def _fenced(
+    tx: Session, claim: Claim, num_events: int, lease_ms: int, changes: Mapping[str, Any]
+) -> Beat | None:
+    grown = {"version": Job.version + 1} if num_events or changes else {}
+    row = tx.execute(
+        update(Job)
+        .where(Job.id == claim.job, Job.fence == claim.fence, Job.state.in_(LIVE))
+        .values(
+            last_seq=Job.last_seq + num_events,
+            lease_expires_ms=now_ms() + lease_ms,
+            **grown,
+            **changes,
+        )
+        .returning(Job.state, Job.last_seq, Job.cancel_requested_at, Job.num_commands)
+    ).one_or_none()
+    if row is None:
+        return None
+    state, last_seq, cancelled_at, num_commands = row
+    return Beat(state, last_seq, cancelled_at is not None, num_commands)
+
+
+def _close(tx: Session, job_id: str, fence: int, state: str, exit_kind: str) -> None:
+    tx.execute(
+        update(Attempt)
+        .where(Attempt.job == job_id, Attempt.fence == fence)
+        .values(state=state, exit_kind=exit_kind, ended_at=now())
+    )
+    tx.execute(
+        update(Device)
+        .where(Device.job == job_id, Device.fence == fence)
+        .values(job=None, fence=None)
+    )
+    ended = select(Job.id).where(Job.id == job_id, Job.state.in_(ENDED)).exists()
+    tx.execute(
+        update(Command)
+        .where(Command.job == job_id, Command.state == "pending", ended)
+        .values(state="applied")
+    )
+
+
+def _worker_lost(failures: int, reason: str) -> dict[str, Any]:
+    return {
+        "code": "worker_lost",
+        "message": f"The worker that ran the job was lost {failures} times; last: {reason}.",
+        "category": "worker_lost",
+        "retryable": True,
+        "rank": None,
+        "layer": None,
+        "step": None,
+        "hint": "Look at the worker's log and at the memory of its host.",
+        "log_tail": None,
+    }

@@ -1,0 +1,74 @@
+"""Tensors that were kept: which layer, kind and step, and where the bytes are."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import insert, select
+from sqlalchemy.orm import Session
+
+from glasshouse.errors import StepNotCaptured
+from models.metrics import visible
+from models.tables import Capture
+
+
+def add(tx: Session, job: str, attempt: int, rows: Sequence[dict[str, Any]]) -> None:
+    """Store rows of ``id, step, layer, kind, phase, shape, dtype, size_bytes, key``."""
+    if rows:
+        tx.execute(insert(Capture), [{"job": job, "attempt": attempt, **row} for row in rows])
+
+
+def find(  # noqa: PLR0913 (each is a filter)
+    tx: Session,
+    job: str,
+    *,
+    layer: str | None = None,
+    kind: str | None = None,
+    step: int | None = None,
+    after: str | None = None,
+    limit: int = 100,
+) -> list[Capture]:
+    """Captures in the order they were made."""
+    query = select(Capture).where(
+        Capture.job == job, visible(tx, job, Capture.attempt, Capture.step)
+    )
+    if layer is not None:
+        query = query.where(Capture.layer == layer)
+    if kind is not None:
+        query = query.where(Capture.kind == kind)
+    if step is not None:
+        query = query.where(Capture.step == step)
+    if after is not None:
+        query = query.where(Capture.id > after)
+    return list(tx.scalars(query.order_by(Capture.id).limit(limit)))
+
+
+def get(tx: Session, job: str, layer: str, kind: str, step: int | None) -> Capture:
+    """The capture of a tensor at a step; None means the newest.
+
+    Raises:
+        StepNotCaptured: there is none; the error lists the nearest steps that are.
+    """
+    mine = (
+        Capture.job == job,
+        Capture.layer == layer,
+        Capture.kind == kind,
+        visible(tx, job, Capture.attempt, Capture.step),
+    )
+    query = select(Capture).where(*mine).order_by(Capture.step.desc(), Capture.id.desc()).limit(1)
+    found = tx.scalar(query if step is None else query.where(Capture.step == step))
+    if found is not None:
+        return found
+    steps = list(tx.scalars(select(Capture.step).where(*mine).distinct()))
+    near = sorted(sorted(steps, key=lambda captured: abs(captured - (step or 0)))[:10])
+    where = f"{layer} {kind}"
+    if not steps:
+        raise StepNotCaptured(
+            f"No tensor of {where} was captured.",
+            hint='Ask for it with a probe whose want holds "full".',
+            nearest_steps=[],
+        )
+    raise StepNotCaptured(
+        f"{where} was not captured at step {step}; the nearest steps are "
+        f"{', '.join(map(str, near))}.",
+        nearest_steps=near,
+    )

@@ -1,0 +1,129 @@
+"""One way to the database: short read and write transactions, on SQLite and on PostgreSQL.
+
+A write transaction on SQLite begins IMMEDIATE and goes through one connection per process:
+with SQLAlchemy's default deferred transactions concurrent updates are lost without an error.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import BigInteger, Connection, Engine, create_engine, event, text
+from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.pool import QueuePool
+from sqlalchemy.sql.functions import FunctionElement
+
+from glasshouse.errors import DatabaseUnavailable, StorageFull
+
+# What every SQLite connection must report back; a pragma that fails says so only by its value.
+SQLITE_PRAGMAS = {
+    "journal_mode": "wal",
+    "synchronous": 1,  # NORMAL: durable at checkpoints, never corrupt
+    "foreign_keys": 1,
+    "busy_timeout": 10_000,
+    "mmap_size": 0,  # the WAL-reset bug of SQLite < 3.51.3 was seen with mmap
+}
+
+
+class now_ms(FunctionElement[int]):  # noqa: N801 (reads as the SQL function that it is)
+    """The database's own clock, Unix milliseconds: leases never depend on a worker's clock."""
+
+    type = BigInteger()
+    inherit_cache = True
+
+
+@compiles(now_ms, "sqlite")
+def _now_sqlite(*_: Any, **__: Any) -> str:  # pyright: ignore[reportUnusedFunction]
+    return "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
+
+
+@compiles(now_ms, "postgresql")
+def _now_postgresql(*_: Any, **__: Any) -> str:  # pyright: ignore[reportUnusedFunction]
+    return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)"
+
+
+class Database:
+    """Opens transactions. Make one per process, after any fork."""
+
+    def __init__(self, url: str, *, pool_size: int = 8) -> None:
+        self.url = url
+        self.is_sqlite = url.startswith("sqlite")
+        self._writer = self._engine("BEGIN IMMEDIATE", 1 if self.is_sqlite else pool_size)
+        self._reader = self._engine("BEGIN", pool_size) if self.is_sqlite else self._writer
+        self._write_session = sessionmaker(self._writer, expire_on_commit=False, autoflush=False)
+        self._read_session = sessionmaker(self._reader, expire_on_commit=False, autoflush=False)
+
+    @contextmanager
+    def write(self) -> Generator[Session]:
+        """A transaction that commits when the block ends and rolls back when it raises."""
+        with translated(), self._write_session.begin() as session:
+            yield session
+
+    @contextmanager
+    def read(self) -> Generator[Session]:
+        """A snapshot to read from. Rows stay usable after the block."""
+        with translated(), self._read_session() as session:
+            yield session
+
+    def ping(self) -> None:
+        """Ask the database for one row.
+
+        Raises:
+            DatabaseUnavailable: it does not answer.
+        """
+        with self.read() as tx:
+            tx.execute(text("SELECT 1"))
+
+    @property
+    def engine(self) -> Engine:
+        """The writing engine, for migrations."""
+        return self._writer
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._writer.dispose()
+        self._reader.dispose()
+
+    def _engine(self, begin: str, pool_size: int) -> Engine:
+        engine = create_engine(
+            self.url,
+            poolclass=QueuePool,
+            pool_size=pool_size,
+            max_overflow=0,
+            pool_timeout=30,
+            pool_pre_ping=not self.is_sqlite,
+            connect_args={"check_same_thread": False} if self.is_sqlite else {},
+        )
+        if self.is_sqlite:
+            event.listen(engine, "connect", _configure_sqlite)
+
+            def begin_explicitly(connection: Connection) -> None:
+                connection.exec_driver_sql(begin)
+
+            event.listen(engine, "begin", begin_explicitly)
+        return engine
+
+
+@contextmanager
+def translated() -> Generator[None]:
+    """Turn a failure of the database itself into the error that the service has for it."""
+    try:
+        yield
+    except DBAPIError as error:
+        message = str(error.orig)
+        if "disk is full" in message or "No space left" in message:
+            raise StorageFull from error
+        if isinstance(error, OperationalError) or error.connection_invalidated:
+            raise DatabaseUnavailable from error
+        raise
+
+
+def _configure_sqlite(connection: Any, _record: Any) -> None:
+    connection.isolation_level = None  # SQLAlchemy's begin event says BEGIN, not the driver
+    for name, wanted in SQLITE_PRAGMAS.items():
+        connection.execute(f"PRAGMA {name} = {wanted}")
+        found = connection.execute(f"PRAGMA {name}").fetchone()
+        if found is not None and found[0] != wanted:
+            raise RuntimeError(f"SQLite did not take PRAGMA {name} = {wanted}: it says {found[0]}")

@@ -1,0 +1,113 @@
+"""Datasets: a row from the first byte of the upload on, ready once the file could be read."""
+
+from typing import Any
+
+from sqlalchemy import delete as sql_delete
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from glasshouse.errors import DatasetInUse, DatasetNotFound, DatasetNotReady
+from glasshouse.ids import new_id
+from models import jobs
+from models.tables import Dataset, now
+
+
+def add(
+    tx: Session,
+    *,
+    owner: str,
+    name: str,
+    format: str,  # noqa: A002 (the public name of the field)
+    size_bytes: int,
+    sha256: str | None,
+) -> Dataset:
+    """Store a pending dataset. Its files go under its ``key``."""
+    dataset_id = new_id("ds")
+    row = Dataset(
+        id=dataset_id,
+        owner=owner,
+        name=name,
+        format=format,
+        state="pending",
+        size_bytes=size_bytes,
+        sha256=sha256,
+        columns=[],
+        splits={},
+        key=f"datasets/{dataset_id}",
+        created_at=now(),
+        version=1,
+    )
+    tx.add(row)
+    tx.flush()
+    return row
+
+
+def get(tx: Session, dataset_id: str, owner: str | None) -> Dataset:
+    """One dataset. ``owner`` None sees everybody's.
+
+    Raises:
+        DatasetNotFound: there is none, or it is somebody else's.
+    """
+    found = tx.get(Dataset, dataset_id, populate_existing=True)
+    if found is None or (owner is not None and found.owner != owner):
+        raise DatasetNotFound(f"No dataset has the id {dataset_id}.")
+    return found
+
+
+def ready(tx: Session, dataset_id: str, owner: str | None) -> Dataset:
+    """One dataset that can be used now.
+
+    Raises:
+        DatasetNotFound: there is none, or it is somebody else's.
+        DatasetNotReady: its file is still being read, or could not be.
+    """
+    found = get(tx, dataset_id, owner)
+    if found.state != "ready":
+        raise DatasetNotReady(f"The dataset {dataset_id} is {found.state}.")
+    return found
+
+
+def find(tx: Session, *, owner: str | None, after: str | None, limit: int) -> list[Dataset]:
+    """Datasets, newest first."""
+    query = select(Dataset).order_by(Dataset.id.desc()).limit(limit)
+    if owner is not None:
+        query = query.where(Dataset.owner == owner)
+    if after is not None:
+        query = query.where(Dataset.id < after)
+    return list(tx.scalars(query))
+
+
+def read(tx: Session, dataset_id: str, *, columns: list[Any], splits: dict[str, Any]) -> bool:
+    """The file could be read: pending becomes ready. False: it is not pending (deleted, say)."""
+    return _settle(tx, dataset_id, state="ready", columns=columns, splits=splits)
+
+
+def unreadable(tx: Session, dataset_id: str, problem: dict[str, Any]) -> bool:
+    """The file could not be read: pending becomes failed, with the problem."""
+    return _settle(tx, dataset_id, state="failed", problem=problem)
+
+
+def pending(tx: Session) -> list[Dataset]:
+    """Datasets whose file is still to be read."""
+    return list(tx.scalars(select(Dataset).where(Dataset.state == "pending")))
+
+
+def delete(tx: Session, dataset: Dataset) -> None:
+    """Forget a dataset; its files may go after commit.
+
+    Raises:
+        DatasetInUse: a job that has not ended reads it.
+    """
+    if jobs.in_use(tx, dataset.id):
+        raise DatasetInUse("A job that has not ended uses this dataset.")
+    tx.execute(sql_delete(Dataset).where(Dataset.id == dataset.id))
+
+
+def _settle(tx: Session, dataset_id: str, **changes: Any) -> bool:
+    settled = tx.scalar(
+        update(Dataset)
+        .where(Dataset.id == dataset_id, Dataset.state == "pending")
+        .values(version=Dataset.version + 1, **changes)
+        .returning(Dataset.id)
+    )
+    return settled is not None

@@ -1,0 +1,99 @@
+"""The event log of a job: append with a dense sequence, read by cursor."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from sqlalchemy import insert, select, update
+from sqlalchemy.orm import Session
+
+from glasshouse import jsonio
+from models.tables import Event, Job
+
+
+class NewEvent(NamedTuple):
+    """An event that has no place in the log yet."""
+
+    type: str
+    at: datetime
+    payload: dict[str, Any]
+
+
+class LoggedEvent(NamedTuple):
+    """An event as it is read back."""
+
+    job: str
+    seq: int
+    attempt: int
+    at: datetime
+    type: str
+    payload: str
+    """The type's own fields, as JSON text."""
+
+    def as_json(self) -> str:
+        """The whole event as one JSON object, as polling and the stream give it."""
+        at = f"{self.at:%Y-%m-%dT%H:%M:%S}.{self.at.microsecond // 1000:03d}Z"
+        head = (
+            f'{{"job":"{self.job}","seq":{self.seq},"attempt":{self.attempt},'
+            f'"at":"{at}","type":"{self.type}"'
+        )
+        return head + ("}" if self.payload == "{}" else f",{self.payload[1:]}")
+
+
+def append(tx: Session, job: str, events: Sequence[NewEvent], **changes: Any) -> None:
+    """Give the events the next numbers of the job's log; change the job in the same statement.
+
+    The job's row lock makes the order of the numbers the order of the commits, so a reader
+    that asks for everything after a number never misses a later commit.
+    """
+    attempt, last = tx.execute(
+        update(Job)
+        .where(Job.id == job)
+        .values(last_seq=Job.last_seq + len(events), version=Job.version + 1, **changes)
+        .returning(Job.attempt, Job.last_seq)
+    ).one()
+    write(tx, job, attempt, last - len(events), events)
+
+
+def write(tx: Session, job: str, attempt: int, after: int, events: Sequence[NewEvent]) -> None:
+    """Insert events with numbers that were already taken from the job's row."""
+    if not events:
+        return
+    rows = [
+        {
+            "job": job,
+            "seq": seq,
+            "attempt": attempt,
+            "at": event.at,
+            "type": event.type,
+            "payload": jsonio.dumps(event.payload),
+        }
+        for seq, event in enumerate(events, start=after + 1)
+    ]
+    tx.execute(insert(Event), rows)
+
+
+def after(
+    tx: Session, job: str, seq: int, *, types: Sequence[str] | None = None, limit: int = 500
+) -> list[LoggedEvent]:
+    """The next events after a number, in order; only those of the types, if types are given."""
+    query = (
+        select(Event.job, Event.seq, Event.attempt, Event.at, Event.type, Event.payload)
+        .where(Event.job == job, Event.seq > seq)
+        .order_by(Event.seq)
+        .limit(limit)
+    )
+    if types is not None:
+        query = query.where(Event.type.in_(types))
+    return [LoggedEvent(*row) for row in tx.execute(query)]
+
+
+def tail(tx: Session, job: str, type: str, limit: int) -> list[LoggedEvent]:  # noqa: A002
+    """The newest events of one type, oldest of them first."""
+    query = (
+        select(Event.job, Event.seq, Event.attempt, Event.at, Event.type, Event.payload)
+        .where(Event.job == job, Event.type == type)
+        .order_by(Event.seq.desc())
+        .limit(limit)
+    )
+    return [LoggedEvent(*row) for row in tx.execute(query)][::-1]

@@ -1,0 +1,106 @@
+"""Answers to creating requests, kept a day, so that a retry gets the first answer again."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import delete, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from glasshouse.errors import IdempotencyKeyBusy, IdempotencyKeyReused
+from models.tables import Idempotency, now
+
+KEPT = timedelta(hours=24)
+ABANDONED = timedelta(seconds=60)
+"""A request that has no answer after this long died with its process; its key is free again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One use of an idempotency key."""
+
+    owner: str
+    route: str
+    key: str
+    body_sha256: str
+
+    @property
+    def row(self) -> tuple[str, str, str]:
+        """Its primary key."""
+        return self.owner, self.route, self.key
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the first request was told."""
+
+    status: int
+    headers: dict[str, str]
+    body: str
+
+
+def begin(tx: Session, token: Token) -> Answer | None:
+    """Reserve the key, or find the answer that it already has.
+
+    Raises:
+        IdempotencyKeyReused: it came with another body.
+        IdempotencyKeyBusy: its first request is still being answered.
+    """
+    time = now()
+    tx.execute(delete(Idempotency).where(Idempotency.created_at < time - KEPT))
+    found = tx.get(Idempotency, token.row, populate_existing=True)
+    if found is not None and found.status is None and found.created_at < time - ABANDONED:
+        tx.delete(found)
+        tx.flush()
+        found = None
+    if found is not None:
+        if found.body_sha256 != token.body_sha256:
+            raise IdempotencyKeyReused(
+                f"The idempotency key {token.key!r} was used with another body; use a new key."
+            )
+        if found.status is None:
+            raise IdempotencyKeyBusy(retry_after_s=1)
+        return Answer(found.status, found.headers or {}, found.body or "")
+    _insert(tx, token)
+    return None
+
+
+def finish(tx: Session, token: Token, answer: Answer) -> None:
+    """Keep the answer. Called in the transaction that does what the request asked for."""
+    tx.execute(
+        update(Idempotency)
+        .where(
+            Idempotency.owner == token.owner,
+            Idempotency.route == token.route,
+            Idempotency.key == token.key,
+        )
+        .values(status=answer.status, headers=answer.headers, body=answer.body)
+    )
+
+
+def forget(tx: Session, token: Token) -> None:
+    """Free the key: the request changed nothing."""
+    tx.execute(
+        delete(Idempotency).where(
+            Idempotency.owner == token.owner,
+            Idempotency.route == token.route,
+            Idempotency.key == token.key,
+            Idempotency.status.is_(None),
+        )
+    )
+
+
+def _insert(tx: Session, token: Token) -> None:
+    row: dict[str, Any] = {
+        "owner": token.owner,
+        "route": token.route,
+        "key": token.key,
+        "body_sha256": token.body_sha256,
+        "created_at": now(),
+    }
+    try:
+        with tx.begin_nested():
+            tx.add(Idempotency(**row))
+    except IntegrityError as error:  # on PostgreSQL two requests can come this far together
+        raise IdempotencyKeyBusy(retry_after_s=1) from error

@@ -1,0 +1,241 @@
+"""Jobs as their owners see them: submitted, listed, changed, cancelled, deleted."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from sqlalchemy import delete as sql_delete
+from sqlalchemy import exists, func, insert, literal, select, update
+from sqlalchemy.orm import Session
+
+from glasshouse.errors import JobEnded, JobNotEnded, JobNotFound
+from glasshouse.ids import new_id
+from models import events
+from models.events import NewEvent
+from models.state import ENDED
+from models.tables import Command, Job, JobUse, Outbox, Time, now
+
+
+def add(  # noqa: PLR0913 (a job is made of these, and of nothing less)
+    tx: Session,
+    *,
+    owner: str,
+    spec: dict[str, Any],
+    resolved: dict[str, Any],
+    plan: dict[str, Any],
+    uses: Iterable[str] = (),
+    parent: str | None = None,
+) -> Job:
+    """Store a queued job, its first event and a bell to ring, in this one transaction."""
+    time = now()
+    job = Job(
+        id=new_id("job"),
+        owner=owner,
+        kind=spec["kind"],
+        name=spec.get("name"),
+        state="queued",
+        spec=spec,
+        resolved=resolved,
+        plan=plan,
+        labels=dict(spec.get("labels", {})),
+        priority=spec.get("priority", 0),
+        parent=parent,
+        created_at=time,
+        queued_at=time,
+        devices=[],
+        summary={},
+        attempt=0,
+        fence=0,
+        last_seq=0,
+        num_commands=0,
+        infra_failures=0,
+        version=1,
+    )
+    tx.add(job)
+    tx.flush()
+    used = [{"job": job.id, "used": name} for name in sorted(set(uses))]
+    if used:
+        tx.execute(insert(JobUse), used)
+    payload: dict[str, Any] = {"from": None, "to": "queued", "reason": None}
+    events.append(tx, job.id, [NewEvent("state", time, payload)])
+    tx.add(Outbox(job=job.id, created_at=time))
+    tx.flush()
+    tx.refresh(job)
+    return job
+
+
+def get(tx: Session, job_id: str, owner: str | None) -> Job:
+    """One job. ``owner`` None sees everybody's.
+
+    Raises:
+        JobNotFound: there is none, or it is somebody else's.
+    """
+    job = tx.get(Job, job_id, populate_existing=True)
+    if job is None or (owner is not None and job.owner != owner):
+        raise JobNotFound(f"No job has the id {job_id}.")
+    return job
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which jobs to list. None or empty means all."""
+
+    owner: str | None = None
+    states: tuple[str, ...] = ()
+    kind: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    parent: str | None = None
+    text: str | None = None
+    """Part of the name or the id, in any case."""
+
+
+def find(
+    tx: Session,
+    wanted: Filter,
+    *,
+    after: str | None,
+    limit: int,
+    order: Literal["desc", "asc"] = "desc",
+) -> list[Job]:
+    """Jobs by the time they were made, newest first unless told otherwise."""
+    query = select(Job)
+    if wanted.owner is not None:
+        query = query.where(Job.owner == wanted.owner)
+    if wanted.states:
+        query = query.where(Job.state.in_(wanted.states))
+    if wanted.kind is not None:
+        query = query.where(Job.kind == wanted.kind)
+    if wanted.parent is not None:
+        query = query.where(Job.parent == wanted.parent)
+    if wanted.text:
+        query = query.where(
+            func.lower(Job.name).contains(wanted.text.lower(), autoescape=True)
+            | Job.id.contains(wanted.text.lower(), autoescape=True)
+        )
+    query = query.order_by(Job.id.desc() if order == "desc" else Job.id.asc())
+    found: list[Job] = []
+    while len(found) < limit:  # labels are matched here: JSON operators differ by database
+        page = query.limit(limit)
+        if after is not None:
+            page = page.where(Job.id < after if order == "desc" else Job.id > after)
+        rows = tx.scalars(page).all()
+        found += [job for job in rows if wanted.labels.items() <= job.labels.items()]
+        if len(rows) < limit:
+            break
+        after = rows[-1].id
+    return found[:limit]
+
+
+def patch(tx: Session, job: Job, changes: Mapping[str, Any]) -> Job:
+    """Change the name, the labels or the priority."""
+    for key in ("name", "labels", "priority"):
+        if key in changes:
+            setattr(job, key, changes[key])
+    job.version += 1
+    tx.flush()
+    return job
+
+
+def request_cancel(tx: Session, job: Job, *, by: str, force: bool) -> Job:
+    """Ask a job to stop. One that no worker has taken is cancelled at once.
+
+    Raises:
+        JobEnded: it has ended already.
+    """
+    if job.state in ENDED:
+        raise JobEnded(f"The job has ended: it {job.state}.")
+    time = now()
+    reason = "cancelled by its owner"
+    command = new_id("cmd")
+    done = tx.scalar(
+        update(Job)
+        .where(Job.id == job.id, Job.state == "queued")
+        .values(state="cancelled", state_reason=reason, ended_at=time, cancel_requested_at=time)
+        .returning(Job.id)
+    )
+    if done is not None:
+        moved = {"from": "queued", "to": "cancelled", "reason": reason}
+        ended = NewEvent("end", time, {"state": "cancelled"})
+        events.append(tx, job.id, [NewEvent("state", time, moved), ended])
+    else:
+        _ask_worker_to_stop(tx, job.id, command, reason)
+    tx.add(
+        Command(
+            id=command,
+            job=job.id,
+            body={"do": "cancel", "force": force},
+            by=by,
+            state="applied" if done is not None else "pending",
+            created_at=time,
+        )
+    )
+    tx.flush()
+    tx.refresh(job)
+    return job
+
+
+def _ask_worker_to_stop(tx: Session, job_id: str, command: str, reason: str) -> None:
+    time = now()
+    before = tx.scalar(select(Job.state).where(Job.id == job_id).with_for_update())
+    moved: list[NewEvent] = []
+    if before in ("starting", "running"):
+        payload: dict[str, Any] = {"from": before, "to": "cancelling", "reason": reason}
+        moved.append(NewEvent("state", time, payload))
+        tx.execute(update(Job).where(Job.id == job_id).values(state="cancelling"))
+    events.append(
+        tx,
+        job_id,
+        moved,
+        cancel_requested_at=func.coalesce(Job.cancel_requested_at, literal(time, Time)),
+        num_commands=Job.num_commands + 1,
+        state_reason=reason,
+    )
+
+
+def delete(tx: Session, job: Job) -> None:
+    """Forget an ended job and everything that hangs on it.
+
+    Raises:
+        JobNotEnded: it may still be written to.
+    """
+    if job.state not in ENDED:
+        raise JobNotEnded(f"The job is {job.state}; cancel it first.")
+    tx.execute(sql_delete(Job).where(Job.id == job.id))
+
+
+def in_use(tx: Session, used: str) -> bool:
+    """Whether a job that has not ended reads this dataset or checkpoint."""
+    query = (
+        select(JobUse.job)
+        .join(Job, Job.id == JobUse.job)
+        .where(JobUse.used == used, Job.state.not_in(ENDED))
+    )
+    return bool(tx.scalar(select(exists(query))))
+
+
+def command(tx: Session, job: Job, command_id: str) -> Command | None:
+    """One command of a job."""
+    found = tx.get(Command, command_id)
+    return found if found is not None and found.job == job.id else None
+
+
+def commands_pending(tx: Session, job_id: str) -> list[Command]:
+    """What was asked of a job and is not done, oldest first."""
+    query = select(Command).where(Command.job == job_id, Command.state == "pending")
+    return list(tx.scalars(query.order_by(Command.created_at, Command.id)))
+
+
+def bells(tx: Session, *, limit: int = 1000) -> list[tuple[int, str]]:
+    """Bells that were not rung when their change was committed: (number, job)."""
+    rows = tx.execute(select(Outbox.id, Outbox.job).order_by(Outbox.id).limit(limit))
+    return [(number, job) for number, job in rows]
+
+
+def rung(tx: Session, *, up_to: int | None = None, job: str | None = None) -> None:
+    """Forget bells that were rung."""
+    query = sql_delete(Outbox)
+    if up_to is not None:
+        query = query.where(Outbox.id <= up_to)
+    if job is not None:
+        query = query.where(Outbox.job == job)
+    tx.execute(query)

@@ -1,0 +1,177 @@
+"""API keys: random, shown once, stored as a hash. Also browser sessions and their tickets.
+
+``python -m models.keys create --name local --scopes read,submit,admin --owner local``
+prints a new key as JSON.
+"""
+
+import argparse
+import hashlib
+import secrets
+import sys
+import zlib
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Literal
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from glasshouse import jsonio
+from glasshouse.errors import KeyInvalid, KeyNotFound
+from glasshouse.ids import new_id
+from models.tables import Key, now
+
+SCOPES = ("read", "submit", "admin")
+PREFIX = "gh_"
+_ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+
+Kind = Literal["key", "session", "ticket"]
+
+
+def make_secret() -> str:
+    """A new key: ``gh_``, 43 random characters (256 bits), ``_`` and a checksum of six.
+
+    The checksum lets a scanner, and this service, tell a key from a typing error.
+    """
+    body = "".join(secrets.choice(_ALPHABET) for _ in range(43))
+    return f"{PREFIX}{body}_{_checksum(body)}"
+
+
+def is_well_formed(secret: str) -> bool:
+    """Whether a text has the form and the checksum of a key."""
+    body, _, check = secret.removeprefix(PREFIX).partition("_")
+    return (
+        secret.startswith(PREFIX)
+        and len(body) == 43
+        and secrets.compare_digest(_checksum(body).encode(), check.encode())
+    )
+
+
+def create(
+    tx: Session,
+    *,
+    name: str,
+    owner: str,
+    scopes: Sequence[str],
+    kind: Kind = "key",
+    lifetime: timedelta | None = None,
+) -> tuple[Key, str]:
+    """Store a key; returns it with its secret, which nobody can read again."""
+    secret = make_secret()
+    time = now()
+    row = Key(
+        id=new_id("key"),
+        kind=kind,
+        name=name,
+        owner=owner,
+        scopes=[scope for scope in SCOPES if scope in scopes],
+        hint=secret[:7],
+        sha256=_hash(secret),
+        created_at=time,
+        expires_at=None if lifetime is None else time + lifetime,
+    )
+    tx.add(row)
+    tx.flush()
+    return row, secret
+
+
+def check(tx: Session, secret: str, *, kind: Kind = "key") -> Key:
+    """The key that a secret belongs to.
+
+    Raises:
+        KeyInvalid: it is malformed, unknown, expired or revoked, or of another kind.
+    """
+    row = None
+    if is_well_formed(secret):
+        row = tx.scalar(select(Key).where(Key.sha256 == _hash(secret)))
+    if row is None or row.kind != kind or row.revoked_at is not None:
+        raise KeyInvalid
+    if row.expires_at is not None and row.expires_at <= now():
+        raise KeyInvalid
+    return row
+
+
+def redeem(tx: Session, ticket: str) -> Key:
+    """Use up a one-time ticket.
+
+    Raises:
+        KeyInvalid: it is unknown, expired or used.
+    """
+    row = check(tx, ticket, kind="ticket")
+    used = tx.scalar(
+        update(Key)
+        .where(Key.id == row.id, Key.revoked_at.is_(None))
+        .values(revoked_at=now())
+        .returning(Key.id)
+    )
+    if used is None:
+        raise KeyInvalid
+    return row
+
+
+def find(tx: Session, *, after: str | None, limit: int) -> list[Key]:
+    """API keys, newest first, revoked ones too."""
+    query = select(Key).where(Key.kind == "key").order_by(Key.id.desc()).limit(limit)
+    if after is not None:
+        query = query.where(Key.id < after)
+    return list(tx.scalars(query))
+
+
+def revoke(tx: Session, key_id: str) -> Key:
+    """Make a key, and its owner's sessions that it opened, useless.
+
+    Raises:
+        KeyNotFound: there is none.
+    """
+    row = tx.get(Key, key_id)
+    if row is None or row.kind != "key":
+        raise KeyNotFound(f"No API key has the id {key_id}.")
+    if row.revoked_at is None:
+        row.revoked_at = now()
+    tx.execute(
+        update(Key)
+        .where(Key.kind != "key", Key.name == row.id, Key.revoked_at.is_(None))
+        .values(revoked_at=now())
+    )
+    tx.flush()
+    return row
+
+
+def _hash(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def _checksum(body: str) -> str:
+    number = zlib.crc32(body.encode())
+    digits = ""
+    for _ in range(6):
+        number, digit = divmod(number, len(_ALPHABET))
+        digits = _ALPHABET[digit] + digits
+    return digits
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Create a key from the command line of the service's host."""
+    from models.database import Database  # noqa: PLC0415 (the API imports this module, not these)
+    from models.settings import Settings  # noqa: PLC0415
+
+    parser = argparse.ArgumentParser(prog="python -m models.keys")
+    parser.add_argument("action", choices=["create"])
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--owner", required=True)
+    parser.add_argument("--scopes", default="read,submit")
+    given = parser.parse_args(arguments)
+    scopes = str(given.scopes).split(",")
+    if unknown := set(scopes) - set(SCOPES):
+        parser.error(f"unknown scopes {sorted(unknown)}; there are {', '.join(SCOPES)}")
+    database = Database(Settings().database)
+    with database.write() as tx:
+        row, secret = create(tx, name=given.name, owner=given.owner, scopes=scopes)
+        answer = {"id": row.id, "key": secret, "owner": row.owner, "scopes": row.scopes}
+    sys.stdout.write(jsonio.dumps(answer) + "\n")
+    database.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

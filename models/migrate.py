@@ -1,0 +1,75 @@
+"""Bring the database to the newest revision: ``python -m models.migrate``.
+
+Any number of processes may do it at once; one of them works and the others wait.
+"""
+
+import fcntl
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import Connection, text
+
+import migrations
+from models.database import Database
+from models.settings import Settings
+
+
+def migrate(database: Database, *, lock_file: Path) -> None:
+    """Run the missing migrations. ``lock_file`` keeps SQLite's processes apart."""
+    with _alone(database, lock_file), database.engine.connect() as connection:
+        if database.is_sqlite:
+            # a rebuilt table would otherwise cascade its deletion to the rows that refer to it
+            connection.exec_driver_sql("PRAGMA foreign_keys = 0")
+            connection.rollback()
+        else:
+            connection.execute(text("SELECT pg_advisory_lock(7241310)"))
+            connection.commit()
+        command.upgrade(config(connection), "head")
+        connection.commit()
+        if database.is_sqlite:
+            broken = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchall()
+            if broken:
+                raise RuntimeError(f"the migration left broken references: {broken[:5]}")
+            connection.rollback()
+            connection.exec_driver_sql("PRAGMA foreign_keys = 1")
+        else:
+            connection.execute(text("SELECT pg_advisory_unlock(7241310)"))
+            connection.commit()
+
+
+def config(connection: Connection) -> Config:
+    """Alembic's configuration for one open connection."""
+    found = Config()
+    found.set_main_option("script_location", str(Path(migrations.__file__).parent))
+    found.set_main_option("path_separator", "os")
+    found.attributes["connection"] = connection
+    return found
+
+
+@contextmanager
+def _alone(database: Database, lock_file: Path) -> Generator[None]:
+    if not database.is_sqlite:
+        yield
+        return
+    lock_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with lock_file.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def main() -> int:
+    """Migrate the database of the settings."""
+    settings = Settings()
+    settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    database = Database(settings.database)
+    migrate(database, lock_file=settings.home / "run" / "migrate.lock")
+    database.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""The one settings object: environment variables that start with ``GLASSHOUSE_``."""
+
+import socket
+from functools import cached_property
+from pathlib import Path
+
+from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """How one process of the service is configured. Every field is documented in the docs."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="GLASSHOUSE_", frozen=True, extra="ignore", use_attribute_docstrings=True
+    )
+
+    home: Path = Field(default_factory=lambda: Path.home() / ".glasshouse")
+    """Directory of everything that the embedded service stores, mode 0700."""
+    database_url: str = ""
+    """SQLAlchemy URL; empty: SQLite in the home. For PostgreSQL ``postgresql+psycopg://…``."""
+    redis_url: str = ""
+    """``redis://…``, or ``unix:///…`` for a socket; empty: the embedded broker's socket."""
+    artifacts_dir: Path | None = None
+    """Where bulk bytes are kept; left out, ``artifacts`` in the home. Shared by all hosts."""
+    work_dir: Path | None = None
+    """Scratch space of this host's worker; left out, ``work`` in the home."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8420, ge=0, le=65535)
+    allowed_hosts: str = ""
+    """Host names beside the loopback ones that the API answers for, separated by commas."""
+    behind_proxy: bool = False
+    """A TLS proxy stands before the API: allows binding an address other than loopback."""
+    max_json_bytes: PositiveInt = 16 * 1024**2
+    """Largest JSON body of a request."""
+    max_upload_bytes: PositiveInt = 8 * 1024**3
+    """Largest dataset upload, and the most that it may unpack to."""
+    ingest_memory_bytes: PositiveInt = 2 * 1024**3
+    """Memory of the process that reads an uploaded file."""
+    ingest_cpu_s: PositiveInt = 600
+    """CPU time of the process that reads an uploaded file."""
+    planner_timeout_s: PositiveFloat = 20.0
+    """A spec whose check takes longer is refused."""
+    planner_memory_bytes: PositiveInt = 16 * 1024**3
+    """Address space of the process that checks specs."""
+    stream_ping_s: PositiveFloat = 15.0
+    """A silent event stream sends a comment this often."""
+
+    worker_name: str = Field(default_factory=socket.gethostname)
+    """Unique among the workers of one service."""
+    cpu_cores: PositiveInt | None = None
+    """CPU cores that jobs may use on this host; left out, all that the process may run on."""
+    heartbeat_s: PositiveFloat = 5.0
+    lease_s: PositiveFloat = 30.0
+    """A worker silent for this long has lost its jobs."""
+    sweep_s: PositiveFloat = 5.0
+    """How often lost leases and unrung bells are looked for."""
+    rering_s: PositiveFloat = 15.0
+    """A queued job's bell is rung again after this long."""
+    grace_s: PositiveFloat = 60.0
+    """Time between asking a job to stop and the first signal."""
+    kill_s: PositiveFloat = 10.0
+    """Time between the first signal and SIGKILL."""
+    max_infra_failures: PositiveInt = 3
+    """A job that loses its worker this often without progress has failed."""
+    starvation_s: PositiveFloat = 60.0
+    """A job that waited this long keeps the devices it needs from jobs behind it."""
+
+    @cached_property
+    def database(self) -> str:
+        """The SQLAlchemy URL in force."""
+        return self.database_url or f"sqlite:///{self.home.absolute() / 'glasshouse.db'}"
+
+    @cached_property
+    def artifacts(self) -> Path:
+        """The artifacts directory in force."""
+        return (self.artifacts_dir or self.home / "artifacts").absolute()
+
+    @cached_property
+    def work(self) -> Path:
+        """The work directory in force."""
+        return (self.work_dir or self.home / "work").absolute()
+
+    @cached_property
+    def redis(self) -> str:
+        """The broker's URL as redis-py reads it."""
+        return self.redis_url or f"unix://{self.home.absolute() / 'run' / 'valkey.sock'}"
+
+    @cached_property
+    def celery_broker(self) -> str:
+        """The broker's URL as Celery reads it."""
+        return (
+            "redis+socket://" + self.redis.removeprefix("unix://")
+            if self.redis.startswith("unix://")
+            else self.redis
+        )

@@ -1,0 +1,368 @@
+"""What the database remembers. Columns only; every query is in the modules beside this one."""
+
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+
+from sqlalchemy import (
+    BigInteger,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Text,
+    TypeDecorator,
+)
+from sqlalchemy.engine import Dialect
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from glasshouse import jsonio
+
+
+class Time(TypeDecorator[datetime]):
+    """An aware UTC time, stored as Unix milliseconds: one form on both databases."""
+
+    impl = BigInteger
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> int | None:
+        """To milliseconds."""
+        return None if value is None else round(value.timestamp() * 1000)
+
+    def process_result_value(self, value: int | None, dialect: Dialect) -> datetime | None:
+        """From milliseconds."""
+        return None if value is None else datetime.fromtimestamp(value / 1000, UTC)
+
+
+class Json(TypeDecorator[Any]):
+    """A JSON value as text; non-finite numbers are strings (SQLite would store them as NULL)."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
+        """To text."""
+        return None if value is None else jsonio.dumps(value)
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
+        """From text."""
+        return None if value is None else jsonio.loads(value)
+
+
+def now() -> datetime:
+    """This host's time, for display; leases use the database's clock."""
+    return datetime.now(UTC)
+
+
+class Table(DeclarativeBase):
+    """The base of all tables, with one naming rule for every constraint."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map: ClassVar[dict[Any, Any]] = {
+        datetime: Time,
+        str: Text,
+        dict[str, Any]: Json,
+        list[Any]: Json,
+    }
+
+
+class Job(Table):
+    """One job, from submission to its end and after."""
+
+    __tablename__ = "jobs"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    owner: Mapped[str]
+    kind: Mapped[str]
+    name: Mapped[str | None]
+    state: Mapped[str]
+    state_reason: Mapped[str | None]
+    spec: Mapped[dict[str, Any]]
+    """As submitted."""
+    resolved: Mapped[dict[str, Any]]
+    """As it runs: every default and size filled in."""
+    plan: Mapped[dict[str, Any]]
+    """What the planner found: layers, parameters, memory."""
+    labels: Mapped[dict[str, Any]]
+    priority: Mapped[int]
+    parent: Mapped[str | None]
+    created_at: Mapped[datetime]
+    queued_at: Mapped[datetime]
+    started_at: Mapped[datetime | None]
+    ended_at: Mapped[datetime | None]
+    attempt: Mapped[int] = mapped_column(default=0)
+    fence: Mapped[int] = mapped_column(default=0)
+    """Grows with each attempt; a write with an older fence changes nothing."""
+    last_seq: Mapped[int] = mapped_column(default=0)
+    num_commands: Mapped[int] = mapped_column(default=0)
+    """Grows with each command, so that a supervisor sees by its beat that there are new ones."""
+    lease_expires_ms: Mapped[int | None] = mapped_column(BigInteger)
+    """By the database's clock."""
+    cancel_requested_at: Mapped[datetime | None]
+    worker: Mapped[str | None]
+    devices: Mapped[list[Any]]
+    progress: Mapped[dict[str, Any] | None] = mapped_column(Json)
+    summary: Mapped[dict[str, Any]]
+    result: Mapped[dict[str, Any] | None] = mapped_column(Json)
+    error: Mapped[dict[str, Any] | None] = mapped_column(Json)
+    infra_failures: Mapped[int] = mapped_column(default=0)
+    rung_at: Mapped[datetime | None]
+    version: Mapped[int] = mapped_column(default=1)
+    """Grows with each change a client can see; the ETag."""
+
+    __table_args__ = (
+        Index(None, "state", "priority", "id"),
+        Index(None, "owner", "id"),
+    )
+
+
+class JobUse(Table):
+    """A dataset or checkpoint that a job reads; it may not be deleted before the job ends."""
+
+    __tablename__ = "job_uses"
+    job: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    used: Mapped[str] = mapped_column(primary_key=True, index=True)
+
+
+class Attempt(Table):
+    """One try at running a job."""
+
+    __tablename__ = "attempts"
+    job: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    n: Mapped[int] = mapped_column(primary_key=True)
+    fence: Mapped[int]
+    worker: Mapped[str]
+    state: Mapped[str]
+    """assigned, claimed, then ended or lost."""
+    devices: Mapped[list[Any]]
+    resumed_from_step: Mapped[int | None]
+    spool_offset: Mapped[int] = mapped_column(BigInteger, default=0)
+    """Everything in the spool before this byte is in the events."""
+    created_at: Mapped[datetime]
+    claimed_at: Mapped[datetime | None]
+    ended_at: Mapped[datetime | None]
+    exit_kind: Mapped[str | None]
+
+    __table_args__ = (Index(None, "worker", "state"),)
+
+
+class Event(Table):
+    """One entry of a job's log."""
+
+    __tablename__ = "events"
+    job: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    seq: Mapped[int] = mapped_column(primary_key=True)
+    attempt: Mapped[int]
+    at: Mapped[datetime]
+    type: Mapped[str]
+    payload: Mapped[str]
+    """The type's own fields, as JSON text: sent on as it is, never parsed on the way."""
+
+
+class Metric(Table):
+    """One value of one series."""
+
+    __tablename__ = "metrics"
+    job: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    name: Mapped[str] = mapped_column(primary_key=True)
+    step: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True)
+    epoch: Mapped[int]
+    value: Mapped[float | None] = mapped_column(Float(53))
+    """NULL where the value is not finite; then ``nonfinite`` says what it is."""
+    nonfinite: Mapped[str | None]
+
+
+class StatsBlock(Table):
+    """Layer statistics of some steps, columnar: never a row per value."""
+
+    __tablename__ = "stats_blocks"
+    id: Mapped[int] = mapped_column(
+        BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True
+    )
+    job: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
+    attempt: Mapped[int]
+    from_step: Mapped[int] = mapped_column(BigInteger)
+    to_step: Mapped[int] = mapped_column(BigInteger)
+    data: Mapped[bytes] = mapped_column(LargeBinary)
+
+    __table_args__ = (Index(None, "job", "id"),)
+
+
+class Capture(Table):
+    """A tensor that was kept; the bytes are an artifact."""
+
+    __tablename__ = "captures"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    job: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
+    attempt: Mapped[int]
+    step: Mapped[int] = mapped_column(BigInteger)
+    layer: Mapped[str]
+    kind: Mapped[str]
+    phase: Mapped[str]
+    shape: Mapped[list[Any]]
+    dtype: Mapped[str]
+    size_bytes: Mapped[int] = mapped_column(BigInteger)
+    key: Mapped[str]
+
+    __table_args__ = (Index(None, "job", "layer", "kind", "step"),)
+
+
+class Checkpoint(Table):
+    """A saved network and training state; the bytes are artifacts."""
+
+    __tablename__ = "checkpoints"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    job: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
+    owner: Mapped[str]
+    attempt: Mapped[int]
+    step: Mapped[int] = mapped_column(BigInteger)
+    epoch: Mapped[int]
+    final: Mapped[bool]
+    files: Mapped[dict[str, Any]]
+    """Name → size_bytes and sha256."""
+    size_bytes: Mapped[int] = mapped_column(BigInteger)
+    metrics: Mapped[dict[str, Any]]
+    key: Mapped[str]
+    created_at: Mapped[datetime]
+
+    __table_args__ = (Index(None, "job", "step"),)
+
+
+class JobArtifact(Table):
+    """A named file that a job made."""
+
+    __tablename__ = "job_artifacts"
+    job: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    name: Mapped[str] = mapped_column(primary_key=True)
+    media_type: Mapped[str]
+    size_bytes: Mapped[int] = mapped_column(BigInteger)
+    key: Mapped[str]
+    created_at: Mapped[datetime]
+
+
+class Dataset(Table):
+    """An uploaded or built-in dataset; the bytes are artifacts."""
+
+    __tablename__ = "datasets"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    owner: Mapped[str]
+    name: Mapped[str]
+    format: Mapped[str]
+    state: Mapped[str]
+    """pending, ready, failed."""
+    problem: Mapped[dict[str, Any] | None] = mapped_column(Json)
+    size_bytes: Mapped[int] = mapped_column(BigInteger)
+    sha256: Mapped[str | None]
+    columns: Mapped[list[Any]]
+    splits: Mapped[dict[str, Any]]
+    key: Mapped[str]
+    created_at: Mapped[datetime]
+    version: Mapped[int] = mapped_column(default=1)
+
+    __table_args__ = (Index(None, "owner", "id"),)
+
+
+class Worker(Table):
+    """A machine that runs jobs."""
+
+    __tablename__ = "workers"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    """The worker's name."""
+    host: Mapped[str]
+    pid: Mapped[int]
+    version: Mapped[str]
+    started_at: Mapped[datetime]
+    beat_ms: Mapped[int] = mapped_column(BigInteger)
+    """Last heartbeat, by the database's clock."""
+    draining: Mapped[bool] = mapped_column(default=False)
+    info: Mapped[dict[str, Any]]
+
+
+class Device(Table):
+    """A CPU core or an accelerator of a worker, and the job that has it."""
+
+    __tablename__ = "devices"
+    worker: Mapped[str] = mapped_column(
+        ForeignKey("workers.id", ondelete="CASCADE"), primary_key=True
+    )
+    id: Mapped[str] = mapped_column(primary_key=True)
+    """``cpu:0``, ``cuda:3``."""
+    kind: Mapped[str]
+    number: Mapped[int]
+    uuid: Mapped[str | None]
+    name: Mapped[str]
+    memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    healthy: Mapped[bool]
+    reason: Mapped[str | None]
+    """Why it is not healthy."""
+    job: Mapped[str | None] = mapped_column(index=True)
+    fence: Mapped[int | None]
+
+
+class Key(Table):
+    """An API key, a browser session, or a one-time ticket for one. Only a hash of it."""
+
+    __tablename__ = "keys"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    kind: Mapped[str]
+    """key, session, ticket."""
+    name: Mapped[str]
+    owner: Mapped[str] = mapped_column(index=True)
+    scopes: Mapped[list[Any]]
+    hint: Mapped[str]
+    """The first characters of the key, to tell keys apart."""
+    sha256: Mapped[str] = mapped_column(unique=True)
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]
+
+
+class Idempotency(Table):
+    """The answer to a creating request, to be given again when the request comes again."""
+
+    __tablename__ = "idempotency"
+    owner: Mapped[str] = mapped_column(primary_key=True)
+    route: Mapped[str] = mapped_column(primary_key=True)
+    key: Mapped[str] = mapped_column(primary_key=True)
+    body_sha256: Mapped[str]
+    status: Mapped[int | None]
+    """NULL while the first request is being answered."""
+    headers: Mapped[dict[str, Any] | None] = mapped_column(Json)
+    body: Mapped[str | None]
+    created_at: Mapped[datetime]
+
+
+class Outbox(Table):
+    """Bells to ring: written with the change they announce, deleted once rung."""
+
+    __tablename__ = "outbox"
+    id: Mapped[int] = mapped_column(
+        BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True
+    )
+    job: Mapped[str]
+    created_at: Mapped[datetime]
+
+
+class Command(Table):
+    """Something asked of a running job."""
+
+    __tablename__ = "commands"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    job: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), index=True)
+    body: Mapped[dict[str, Any]]
+    by: Mapped[str]
+    """The owner of the key that asked."""
+    state: Mapped[str]
+    """pending, applied, rejected."""
+    step: Mapped[int | None] = mapped_column(BigInteger)
+    problem: Mapped[dict[str, Any] | None] = mapped_column(Json)
+    created_at: Mapped[datetime]

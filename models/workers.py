@@ -1,0 +1,135 @@
+"""Workers, their devices, and the queue of jobs that wait for them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import delete, select, text, update
+from sqlalchemy.orm import Session
+
+from glasshouse.errors import WorkerNotFound
+from models.database import now_ms
+from models.tables import Device, Job, Worker, now
+
+
+@dataclass(frozen=True, slots=True)
+class FoundDevice:
+    """A device as the inventory of a machine lists it."""
+
+    id: str
+    kind: str
+    number: int
+    name: str
+    uuid: str | None = None
+    memory_bytes: int | None = None
+    healthy: bool = True
+    reason: str | None = None
+
+
+def register(  # noqa: PLR0913 (a worker is these)
+    tx: Session,
+    *,
+    worker: str,
+    host: str,
+    pid: int,
+    version: str,
+    info: dict[str, Any],
+    devices: Sequence[FoundDevice],
+) -> None:
+    """Make the worker and its devices known, or bring them up to date. Leases stay."""
+    time_ms = tx.scalars(select(now_ms())).one()
+    row = tx.get(Worker, worker)
+    if row is None:
+        row = Worker(id=worker, draining=False)
+        tx.add(row)
+    row.host, row.pid, row.version, row.info = host, pid, version, info
+    row.started_at = now()
+    row.draining = False
+    row.beat_ms = time_ms
+    tx.flush()
+    refresh_devices(tx, worker, devices)
+
+
+def refresh_devices(tx: Session, worker: str, devices: Sequence[FoundDevice]) -> None:
+    """Bring a worker's devices up to date; one that is gone while a job has it is unhealthy."""
+    known = {row.id: row for row in tx.scalars(select(Device).where(Device.worker == worker))}
+    for found in devices:
+        row = known.pop(found.id, None)
+        if row is None:
+            row = Device(worker=worker, id=found.id)
+            tx.add(row)
+        row.kind, row.number, row.name = found.kind, found.number, found.name
+        row.uuid, row.memory_bytes = found.uuid, found.memory_bytes
+        row.healthy, row.reason = found.healthy, found.reason
+    for row in known.values():
+        if row.job is None:
+            tx.execute(delete(Device).where(Device.worker == worker, Device.id == row.id))
+        else:
+            row.healthy, row.reason = False, "the worker no longer finds it"
+    tx.flush()
+
+
+def beat(tx: Session, worker: str) -> bool:
+    """Say that the worker lives. Returns whether it was asked to take no more jobs."""
+    draining = tx.scalar(
+        update(Worker)
+        .where(Worker.id == worker)
+        .values(beat_ms=now_ms())
+        .returning(Worker.draining)
+    )
+    return bool(draining)
+
+
+def retire(tx: Session, worker: str) -> None:
+    """The worker ends in good order: it is no longer there to take jobs."""
+    tx.execute(update(Worker).where(Worker.id == worker).values(beat_ms=0))
+
+
+def drain(tx: Session, worker: str) -> None:
+    """Give the worker no more jobs.
+
+    Raises:
+        WorkerNotFound: there is none of this name.
+    """
+    done = tx.scalar(
+        update(Worker).where(Worker.id == worker).values(draining=True).returning(Worker.id)
+    )
+    if done is None:
+        raise WorkerNotFound(f"No worker has the id {worker}.")
+
+
+def all_workers(tx: Session, *, lease_ms: int) -> list[tuple[Worker, str]]:
+    """Every worker with its state: ``active``, ``draining``, or ``lost`` (silent too long)."""
+    time = tx.scalars(select(now_ms())).one()
+    rows = tx.scalars(select(Worker).order_by(Worker.id))
+    return [(row, _state(row, time - lease_ms)) for row in rows]
+
+
+def all_devices(tx: Session, *, lease_ms: int) -> list[tuple[Device, str]]:
+    """Every device with the state of its worker."""
+    states = {row.id: state for row, state in all_workers(tx, lease_ms=lease_ms)}
+    rows = tx.scalars(select(Device).order_by(Device.worker, Device.kind, Device.number))
+    return [(row, states[row.worker]) for row in rows]
+
+
+def lock_queue(tx: Session) -> None:
+    """Only one dispatcher at a time. On SQLite the write transaction is the lock."""
+    if tx.get_bind().dialect.name == "postgresql":
+        tx.execute(text("SELECT pg_advisory_xact_lock(7241309)"))
+
+
+def queue(tx: Session, *, limit: int = 1000) -> list[Job]:
+    """Queued jobs: highest priority first, then oldest."""
+    query = select(Job).where(Job.state == "queued")
+    return list(tx.scalars(query.order_by(Job.priority.desc(), Job.id).limit(limit)))
+
+
+def rung(tx: Session, job_ids: Sequence[str]) -> None:
+    """Remember that bells of these jobs were rung just now."""
+    tx.execute(update(Job).where(Job.id.in_(job_ids)).values(rung_at=now()))
+
+
+def _state(worker: Worker, oldest_ms: int) -> str:
+    if worker.beat_ms < oldest_ms:
+        return "lost"
+    return "draining" if worker.draining else "active"

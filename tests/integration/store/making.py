@@ -1,0 +1,61 @@
+"""Rows for the tests, made through the store's own functions."""
+
+from typing import Any
+
+from models import attempts, jobs, workers
+from models.attempts import Batch, Claim
+from models.database import Database
+from models.events import NewEvent
+from models.tables import Job, now
+from models.workers import FoundDevice
+
+LEASE_MS = 30_000
+
+
+def make_job(database: Database, owner: str = "ada", **spec: Any) -> Job:
+    with database.write() as tx:
+        return jobs.add(tx, owner=owner, spec={"kind": "train", **spec}, resolved={}, plan={})
+
+
+def make_worker(database: Database, name: str = "w1", cores: int = 2) -> None:
+    devices = [FoundDevice(f"cpu:{n}", "cpu", n, "core") for n in range(cores)]
+    with database.write() as tx:
+        workers.register(tx, worker=name, host=name, pid=1, version="0", info={}, devices=devices)
+
+
+def start(
+    database: Database, job: Job, worker: str = "w1", cores: int = 1, lease_ms: int = LEASE_MS
+) -> Claim:
+    with database.write() as tx:
+        free = [
+            device
+            for device, _ in workers.all_devices(tx, lease_ms=LEASE_MS)
+            if device.worker == worker and device.job is None
+        ]
+        assert attempts.assign(tx, job.id, worker, free[:cores], lease_ms)
+    with database.write() as tx:
+        taken = attempts.claim(tx, job.id, worker)
+        assert taken is not None
+    return taken[0]
+
+
+def running(database: Database, job: Job, worker: str = "w1", lease_ms: int = LEASE_MS) -> Claim:
+    claim = start(database, job, worker, lease_ms=lease_ms)
+    with database.write() as tx:
+        assert attempts.run(tx, claim, lease_ms=lease_ms) is not None
+    return claim
+
+
+def losses(*values: tuple[int, float]) -> Batch:
+    batch = Batch()
+    for step, value in values:
+        payload = {"step": step, "epoch": 0, "values": {"loss": value}}
+        batch.events.append(NewEvent("metrics", now(), payload))
+        batch.metrics.append({"step": step, "epoch": 0, "name": "loss", "value": value})
+    return batch
+
+
+def ship(database: Database, claim: Claim, batch: Batch, offsets: tuple[int, int]) -> bool:
+    with database.write() as tx:
+        beat = attempts.ship(tx, claim, batch, offsets=offsets, lease_ms=LEASE_MS)
+    return beat is not None
