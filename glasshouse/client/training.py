@@ -54,6 +54,7 @@ class TrainOptions(JobOptions, total=False):
 
 
 _AS_THEY_ARE = ("name", "labels", "priority", "devices", "probes", "checkpoint", "seed")
+_BATCHES = ("batch_size", "drop_last", "shuffle")
 
 
 def as_document(value: Any) -> Any:
@@ -97,7 +98,7 @@ def train_spec(network: Network, data: Document, options: TrainOptions) -> Docum
         "network": graph,
         "loss": _loss(options.get("loss"), graph, target, data["fields"]),
         "optimizer": _typed(options.get("optimizer", "Adam")),
-        "data": {**data, **_batches(options)},
+        "data": {"batch_size": 32, **data, **_given(options, _BATCHES)},
         "stop": _stop(options),
     }
     metrics = options.get("metrics")
@@ -173,10 +174,6 @@ def _loss(
         )
     output = (graph.get("outputs") or [graph["layers"][-1]["name"]])[0]
     return {**document, "inputs": [output, target]}
-
-
-def _batches(options: TrainOptions) -> Document:
-    return {"batch_size": 32, **_given(options, ("batch_size", "drop_last", "shuffle"))}
 
 
 def _stop(options: TrainOptions) -> Document:
