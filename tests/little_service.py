@@ -31,6 +31,7 @@ class Server:
             log_level="error",
             ws="none",
             lifespan="off",
+            interface="asgi3",
             timeout_graceful_shutdown=1,
         )
         self._server = uvicorn.Server(config)

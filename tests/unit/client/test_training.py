@@ -274,7 +274,7 @@ def test_a_dataset_that_cannot_be_read_says_why(connect: Connect):
 
 
 @pytest.mark.parametrize(
-    ("name", "format"),
+    ("name", "expected"),
     [
         ("a.csv", "csv"),
         ("b.NPZ", "npz"),
@@ -284,12 +284,7 @@ def test_a_dataset_that_cannot_be_read_says_why(connect: Connect):
         ("mnist.zip", "idx.zip"),
     ],
 )
-def test_a_format_is_told_from_the_name(
-    connect: Connect,
-    name: str,
-    format: str,
-    tmp_path: Any,  # noqa: A002
-):
+def test_a_format_is_told_from_the_name(connect: Connect, name: str, expected: str, tmp_path: Any):
     asked: list[str] = []
 
     async def upload(request: Request) -> Response:
@@ -301,7 +296,7 @@ def test_a_format_is_told_from_the_name(
     (tmp_path / name).write_bytes(b"bytes")
     with pytest.raises(gh.UnprocessableEntityError):
         client.datasets.upload(tmp_path / name)
-    assert asked == [format]
+    assert asked == [expected]
 
 
 def test_a_name_that_does_not_tell_the_format_is_refused(connect: Connect, tmp_path: Any):
