@@ -122,7 +122,7 @@ def devices_of(tx: Session, job_id: str) -> list[Device]:
 def owners(tx: Session, job_ids: Sequence[str]) -> dict[str, str]:
     """Who owns which of these jobs."""
     rows = tx.execute(select(Job.id, Job.owner).where(Job.id.in_(set(job_ids))))
-    return dict(tuple(row) for row in rows)
+    return {row.id: row.owner for row in rows}
 
 
 def lock_queue(tx: Session) -> None:
