@@ -8,7 +8,7 @@ from fastapi import APIRouter, FastAPI
 from starlette.middleware import Middleware
 from starlette.types import Scope
 
-from api import catalog, datasets, health, jobs, keys, openapi, pages, problems
+from api import catalog, datasets, health, jobs, keys, openapi, pages, problems, window
 from api.access import Gate, Keyring
 from api.catalog import VERSION
 from api.edge import Doorman, Edge, Head, host_names
@@ -24,6 +24,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     jobs.router,
     health.router,
     pages.router,
+    *window.ROUTERS,
 )
 """Every router, each with its whole prefix (``APIRouter(prefix="/api/v1")``): add new ones here."""
 

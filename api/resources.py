@@ -9,6 +9,7 @@ from fastapi import Depends, Request
 from api.bell import Bell
 from api.ingest import Ingest
 from api.planner import Planner
+from api.streams import Streams
 from api.wakeups import Wakeups
 from models.artifacts import Artifacts, LocalArtifacts
 from models.database import Database
@@ -26,6 +27,7 @@ class Resources:
     bell: Bell
     wakeups: Wakeups
     ingest: Ingest
+    streams: Streams
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the process was asked to end: open streams and waits finish."""
     background: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
@@ -42,6 +44,7 @@ class Resources:
     def drain(self) -> None:
         """Let open streams and waits finish: the process is about to end."""
         self.draining.set()
+        self.streams.drain()
         self.wakeups.ring_all()
 
 
@@ -58,6 +61,7 @@ def make_resources(settings: Settings) -> Resources:
         bell=Bell(settings),
         wakeups=wakeups,
         ingest=Ingest(settings, database, artifacts, wakeups.ring),
+        streams=Streams(settings, database, wakeups),
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import delete as sql_delete
 from sqlalchemy import exists, func, insert, literal, select, update
@@ -74,6 +74,34 @@ def get(tx: Session, job_id: str, owner: str | None) -> Job:
     if job is None or (owner is not None and job.owner != owner):
         raise JobNotFound(f"No job has the id {job_id}.")
     return job
+
+
+class Standing(NamedTuple):
+    """How far a job is, without its spec and plan."""
+
+    state: str
+    last_seq: int
+    version: int
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing of it changes any more."""
+        return self.state in ENDED
+
+
+def standing(tx: Session, job_id: str, owner: str | None) -> Standing:
+    """How far a job is. ``owner`` None sees everybody's.
+
+    Raises:
+        JobNotFound: there is none, or it is somebody else's.
+    """
+    query = select(Job.state, Job.last_seq, Job.version).where(Job.id == job_id)
+    if owner is not None:
+        query = query.where(Job.owner == owner)
+    row = tx.execute(query).one_or_none()
+    if row is None:
+        raise JobNotFound(f"No job has the id {job_id}.")
+    return Standing(*row)
 
 
 @dataclass(frozen=True, slots=True)
