@@ -8,14 +8,24 @@ from fastapi import APIRouter, FastAPI
 from starlette.middleware import Middleware
 from starlette.types import Scope
 
-from api import problems, window
+from api import catalog, datasets, health, jobs, keys, openapi, pages, problems, window
 from api.access import Gate, Keyring
+from api.catalog import VERSION
 from api.edge import Doorman, Edge, Head, host_names
+from api.health import Meters
 from api.resources import Resources, make_resources
 from models.settings import Settings
 
-VERSION = "0.1.0"
-ROUTERS: tuple[APIRouter, ...] = (*window.ROUTERS,)
+ROUTERS: tuple[APIRouter, ...] = (
+    catalog.router,
+    keys.router,
+    keys.door,
+    datasets.router,
+    jobs.router,
+    health.router,
+    pages.router,
+    *window.ROUTERS,
+)
 """Every router, each with its whole prefix (``APIRouter(prefix="/api/v1")``): add new ones here."""
 
 
@@ -23,6 +33,7 @@ def create_app(settings: Settings) -> FastAPI:
     """Make the API of one process."""
     resources = make_resources(settings)
     keyring = Keyring(resources.database)
+    meters = Meters()
     app = FastAPI(
         title="Glasshouse",
         version=VERSION,
@@ -30,10 +41,10 @@ def create_app(settings: Settings) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        generate_unique_id_function=lambda route: route.name,
+        generate_unique_id_function=lambda route: openapi.operation_name(route.name),
         lifespan=_lifespan,
         middleware=[
-            Middleware(Edge, seen=_nobody),
+            Middleware(Edge, seen=meters.seen),
             Middleware(Head),
             Middleware(
                 Doorman,
@@ -45,8 +56,10 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.resources = resources
     app.state.keyring = keyring
+    app.state.meters = meters
     app.state.routers = ROUTERS
     problems.install(app)
+    openapi.install(app)
     for router in ROUTERS:
         app.include_router(router)
     return app
@@ -55,8 +68,10 @@ def create_app(settings: Settings) -> FastAPI:
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
     resources: Resources = app.state.resources
+    resources.loop = asyncio.get_running_loop()
     resources.background.add(asyncio.create_task(resources.wakeups.run()))
-    await resources.planner.start()
+    resources.background.add(asyncio.create_task(resources.ingest.resume()))
+    resources.planner.warm()
     try:
         yield
     finally:
@@ -64,13 +79,11 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
         for task in resources.background:
             task.cancel()
         await asyncio.gather(*resources.background, return_exceptions=True)
+        resources.loop = None
+        await resources.ingest.close()
         await resources.planner.close()
         resources.bell.close()
         resources.database.close()
-
-
-def _nobody(method: str, template: str, status: int, seconds: float) -> None:
-    del method, template, status, seconds
 
 
 def _limits(settings: Settings) -> Callable[[Scope], int]:

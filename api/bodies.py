@@ -13,12 +13,13 @@ from api import problems
 from glasshouse.errors import (
     FieldProblem,
     InvalidRequest,
+    InvalidSpec,
     MalformedJson,
     ServiceError,
     Unprocessable,
     UnsupportedMedia,
 )
-from glasshouse.spec import Spec
+from glasshouse.spec import InferJob, JobSpec, Spec, TrainJob
 
 T = TypeVar("T")
 _PARSED_HERE_BYTES = 128 * 1024
@@ -75,6 +76,11 @@ def body_of(
     return read
 
 
+_job_adapter: TypeAdapter[TrainJob | InferJob] = TypeAdapter(JobSpec)
+parse_job_body = body_of(_job_adapter, InvalidSpec)
+"""The dependency that reads a job spec."""
+
+
 def parse(adapter: TypeAdapter[T], raw: bytes, wrong: type[Unprocessable] = InvalidRequest) -> T:
     """Check a JSON text.
 
@@ -86,7 +92,7 @@ def parse(adapter: TypeAdapter[T], raw: bytes, wrong: type[Unprocessable] = Inva
     try:
         return adapter.validate_json(raw)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False)
+        found = error.errors(include_url=False)
         if any(entry["type"] == "json_invalid" for entry in found):
             raise MalformedJson(f"The body is not JSON: {found[0]['msg']}.") from None
         raise refusal(wrong, problems.field_problems(found[:_MAX_PROBLEMS], content)) from None

@@ -80,12 +80,19 @@ def field_problems(found: Sequence[Any], body: Any = None) -> list[FieldProblem]
     """What pydantic says, by JSON Pointer into the body."""
     return [
         FieldProblem(
-            pointer(in_body(entry["loc"], body)),
+            pointer(in_body(_place(entry), body)),
             _detail(entry),
             str(entry["type"]),
         )
         for entry in found
     ]
+
+
+def _place(entry: Any) -> list[int | str]:
+    place = list(entry["loc"])
+    if str(entry["type"]).startswith("union_tag"):  # the fault is in the field that decides
+        place.append(str(entry["ctx"]["discriminator"]).strip("'"))
+    return place
 
 
 def in_body(place: Sequence[int | str], body: Any) -> list[int | str]:

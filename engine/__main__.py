@@ -23,8 +23,8 @@ from engine import rank
 from engine.plan import parse_spec, plan
 from engine.problems import SpecProblems
 from engine.rank import Assignment
+from engine.report import Outputs
 from engine.spool import SpoolWriter, now
-from engine.train import Outputs
 from glasshouse import jsonio
 from glasshouse.spec import TrainJob
 

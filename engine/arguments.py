@@ -77,10 +77,8 @@ class Parameter:
 
 def _kinds(annotation: Any) -> tuple[set[str], bool]:
     """The JSON types of an annotation, and whether a tensor is among what it takes."""
-    if annotation in _SIMPLE:
-        return {_SIMPLE[annotation]}, False
-    if annotation is Tensor:
-        return {"array"}, True
+    if annotation in _SIMPLE or annotation is Tensor:
+        return {_SIMPLE.get(annotation, "array")}, annotation is Tensor
     origin = get_origin(annotation)
     if origin is Literal:
         return {_SIMPLE[type(value)] for value in get_args(annotation)}, False
@@ -259,12 +257,13 @@ def missing(known: dict[str, Parameter], given: dict[str, Any]) -> list[str]:
 
 
 def blame(build: Callable[..., Any], arguments: dict[str, Any], pointer: str) -> str:
-    """Find the argument that a failed construction is due to: the one without which it works."""
+    """Find the argument that a failure is due to: without it, or with 1 for it, all is well."""
     for name in arguments:
         others = {key: value for key, value in arguments.items() if key != name}
-        with contextlib.suppress(Exception):
-            build(**others)
-            return f"{pointer}/{name}"
+        for trial in (others, {**others, name: 1}):
+            with contextlib.suppress(Exception):
+                build(**trial)
+                return f"{pointer}/{name}"
     return f"{pointer}/{next(iter(arguments))}" if len(arguments) == 1 else pointer
 
 

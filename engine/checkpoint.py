@@ -102,7 +102,9 @@ def _rng() -> dict[str, str]:
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         states["cuda"] = torch.cuda.get_rng_state()
-    return {name: base64.b64encode(item.numpy().tobytes()).decode() for name, item in states.items()}
+    return {
+        name: base64.b64encode(item.numpy().tobytes()).decode() for name, item in states.items()
+    }
 
 
 def _sealed(path: Path) -> dict[str, Any]:

@@ -109,7 +109,9 @@ class Table:
         try:
             return np.load(path, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError) as cause:
-            raise DataFailed(f"column {name!r} of split {split!r} cannot be read: {cause}") from cause
+            raise DataFailed(
+                f"column {name!r} of split {split!r} cannot be read: {cause}"
+            ) from cause
 
 
 def source_rows(num_rows: int, fraction: tuple[float, float] | None, seed: int) -> Tensor | None:
@@ -170,7 +172,9 @@ def load_field(
     if len(tensors) > 1:
         flat = [item.reshape(item.shape[0], -1) for item in tensors]
         kinds = {item.dtype for item in flat}
-        values = torch.cat(flat if len(kinds) == 1 else [_wide(item, field) for item in flat], dim=1)
+        values = torch.cat(
+            flat if len(kinds) == 1 else [_wide(item, field) for item in flat], dim=1
+        )
     else:
         values = tensors[0]
     values = values.reshape(values.shape[0], *shape.shape)
@@ -194,9 +198,7 @@ def _tensor(array: np.ndarray[Any, Any], rows: Tensor | None) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(taken))
 
 
-def _check_range(
-    name: str, field: IntegerField, array: np.ndarray[Any, Any], split: str
-) -> None:
+def _check_range(name: str, field: IntegerField, array: np.ndarray[Any, Any], split: str) -> None:
     values = array.reshape(-1)
     for start in range(0, len(values), _RANGE_CHUNK):
         part = values[start : start + _RANGE_CHUNK]
@@ -214,9 +216,7 @@ def _check_range(
 class Rows:
     """The rows of one source with all their fields, in memory."""
 
-    def __init__(
-        self, fields: dict[str, LoadedField], num_rows: int, device: torch.device
-    ) -> None:
+    def __init__(self, fields: dict[str, LoadedField], num_rows: int, device: torch.device) -> None:
         self.fields = fields
         self.num_rows = num_rows
         self.device = device
@@ -264,10 +264,11 @@ def load(
     rows = source_rows(num_rows, source.fraction, seed)
     num_taken = num_rows if rows is None else len(rows)
     if num_taken == 0:
-        raise DataFailed(f"split {source.split!r} has no rows" + (" in this fraction" if source.fraction else ""))
+        raise DataFailed(
+            f"split {source.split!r} has no rows" + (" in this fraction" if source.fraction else "")
+        )
     loaded = {
-        name: load_field(name, field, table, (source.split, rows))
-        for name, field in fields.items()
+        name: load_field(name, field, table, (source.split, rows)) for name, field in fields.items()
     }
     return place(loaded, num_taken, device)
 

@@ -5,7 +5,6 @@ import torch
 from engine.network import LayerFailed
 from engine.problems import SpecProblems
 from glasshouse.errors import (
-    DataFailed,
     DeviceFailed,
     EngineFailed,
     OutOfMemory,
@@ -42,24 +41,20 @@ def classify(error: BaseException) -> RunFailure:
 
 
 def _named(error: BaseException, *, in_layer: bool) -> RunFailure:
-    text = (str(error).strip() or type(error).__name__).splitlines()[0][:500]
     if isinstance(error, RunFailure):
         return error
+    text = (str(error).strip() or type(error).__name__).splitlines()[0][:500]
     if isinstance(error, SpecProblems):
         return SpecFailed(str(error))
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or _mentions(text, _CPU_MEMORY):
         return OutOfMemory(f"Memory ran out: {text}")
     if isinstance(error, RuntimeError) and _mentions(text, _DEVICE):
         return DeviceFailed(f"The device failed: {text}")
-    if isinstance(error, OSError):
-        return StorageFailed(f"A file could not be written or read: {text}")
     if in_layer and isinstance(error, (RuntimeError, ValueError, TypeError, IndexError)):
         return SpecFailed(text)
-    return EngineFailed(f"The engine failed: {type(error).__name__}: {text}")
+    failure = StorageFailed if isinstance(error, OSError) else EngineFailed
+    return failure(f"{type(error).__name__}: {text}")
 
 
 def _mentions(text: str, phrases: tuple[str, ...]) -> bool:
     return any(phrase in text for phrase in phrases)
-
-
-__all__ = ["DataFailed", "StepFailed", "classify"]

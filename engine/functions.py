@@ -111,12 +111,12 @@ def index_select(x: Tensor, index: Tensor, *, dim: int) -> Tensor:
 
 
 def masked_fill(x: Tensor, mask: Tensor, *, value: float) -> Tensor:
-    """X with ``value`` where the mask is not zero."""
+    """The input with ``value`` where the mask is not zero."""
     return torch.masked_fill(x, mask.bool(), value)
 
 
 def where(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """A where the condition is not zero, else b."""
+    """The second input where the condition is not zero, else the third."""
     return torch.where(condition.bool(), a, b)
 
 
@@ -186,7 +186,7 @@ def relu(x: Tensor) -> Tensor:
 
 
 def gelu(x: Tensor, *, approximate: Literal["none", "tanh"] = "none") -> Tensor:
-    """x times the normal distribution function of x."""
+    """The input times the normal distribution function of it."""
     return F.gelu(x, approximate=approximate)
 
 
@@ -230,7 +230,9 @@ def chunk(x: Tensor, *, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     return torch.chunk(x, chunks, dim)
 
 
-def split(x: Tensor, *, split_size_or_sections: int | list[int], dim: int = 0) -> tuple[Tensor, ...]:
+def split(
+    x: Tensor, *, split_size_or_sections: int | list[int], dim: int = 0
+) -> tuple[Tensor, ...]:
     """An axis in parts of given sizes: the leaves ``name.0``, ``name.1`` …."""
     sizes = split_size_or_sections
     return torch.split(x, sizes if isinstance(sizes, int) else list(sizes), dim)

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from engine.checkpoint import load_model
 from engine.data import BadField, Rows, Table, field_shape, inline_rows, load
 from engine.network import Network, dtype_name, needed_layers, root
+from engine.report import Control, Outputs
 from engine.shapes import FieldShape
 from engine.spool import now
-from engine.train import Control, Outputs
 from glasshouse.errors import DataFailed, SpecFailed
 from glasshouse.spec import Field, Graph, InferJob, IntegerField, Source, TrainJob
 
@@ -156,9 +156,7 @@ def _progress(step: int, num_steps: int, samples: int) -> dict[str, Any]:
     }
 
 
-def join(
-    job: InferJob, wanted: tuple[str, ...], tensors: dict[str, Tensor]
-) -> dict[str, Tensor]:
+def join(job: InferJob, wanted: tuple[str, ...], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Flatten when asked: per field, all layers below each other (0) or side by side (1)."""
     if job.flatten is False:
         return tensors

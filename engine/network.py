@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.modules.loss import _Loss  # pyright: ignore[reportPrivateUsage]
 
 from engine import arguments
@@ -42,7 +43,7 @@ def layer_classes() -> dict[str, type[nn.Module]]:
 
 
 def _is_layer(name: str, cls: type[nn.Module]) -> bool:
-    if issubclass(cls, (_Loss, nn.modules.lazy.LazyModuleMixin)) or cls is nn.Module:
+    if issubclass(cls, (_Loss, LazyModuleMixin)) or cls is nn.Module:
         return False
     if cls.__module__ == nn.Sequential.__module__ or cls in _NOT_LAYERS:
         return False

@@ -7,6 +7,7 @@ are JSON lines on a Unix socket; each fork request brings the read end of the ra
 import array
 import ctypes
 import gc
+import importlib
 import json
 import os
 import select
@@ -15,11 +16,11 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # the optimizer would pull it in at a rank's first step: 1.1 s  # noqa: F401
 
 from engine import rank
 from engine.spool import now
@@ -34,7 +35,10 @@ _MAX_LINE = 1 << 20
 def warm_up() -> None:
     """Take one tiny step on one thread, so that a rank's first step finds everything loaded."""
     torch.set_num_threads(1)
-    network = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(8, 2))
+    importlib.import_module("torch._dynamo")  # or a rank's first optimizer step would: 1.1 s
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(8, 2)
+    )
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     loss = torch.nn.CrossEntropyLoss()(network(torch.zeros(2, 1, 4, 4)), torch.tensor([0, 1]))
     loss.backward()
@@ -48,6 +52,18 @@ def num_threads() -> int:
         return len(os.listdir("/proc/self/task"))
     except FileNotFoundError:
         return threading.active_count()
+
+
+def start_time(pid: int) -> str:
+    """When a process started, as the kernel counts it: with the pid it names one process for good.
+
+    Linux: the ticks since boot of ``/proc/<pid>/stat``. Elsewhere the wall clock, now.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return now()
+    return stat.rpartition(")")[2].split()[19]
 
 
 class Nursery:
@@ -95,7 +111,7 @@ class Nursery:
         except OSError as error:
             self._say({"id": request["id"], "error": str(error)})
         else:
-            self._say({"id": request["id"], "pid": pid, "start_time": now()})
+            self._say({"id": request["id"], "pid": pid, "start_time": start_time(pid)})
         finally:
             os.close(lifeline)
 
@@ -113,8 +129,8 @@ class Nursery:
                 os.close(other)
             become_rank(request, parent)
             code = rank.main(Path(request["job_dir"]), lifeline)
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
+        except BaseException as error:
+            traceback.print_exception(error)
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -130,7 +146,11 @@ class Nursery:
                 self._children.discard(pid)
                 code = os.waitstatus_to_exitcode(status)
                 signal_number = -code if code < 0 else None
-                message = {"exited": pid, "code": None if code < 0 else code, "signal": signal_number}
+                message = {
+                    "exited": pid,
+                    "code": None if code < 0 else code,
+                    "signal": signal_number,
+                }
                 self._say(message)
 
     def _end_children(self) -> None:

@@ -46,7 +46,9 @@ def plan(
 def _plan_training(spec: TrainJob, datasets: Metas) -> dict[str, Any]:
     findings = Findings()
     data = spec.data
-    shapes = _field_shapes(data.fields, _meta(data.train, datasets, "/data/train", findings), findings)
+    shapes = _field_shapes(
+        data.fields, _meta(data.train, datasets, "/data/train", findings), findings
+    )
     _check_validation(spec, datasets, findings)
     findings.stop()
     batch_size = min(data.batch_size, _num_rows(data.train, datasets))
@@ -107,7 +109,9 @@ def _field_shapes(
             shapes[name] = field_shape(name, field, dict(meta))
         except BadField as cause:
             pointer = f"{base}/fields/{name}"
-            findings.problem(f"{pointer}/{cause.key}" if cause.key else pointer, str(cause), "field")
+            findings.problem(
+                f"{pointer}/{cause.key}" if cause.key else pointer, str(cause), "field"
+            )
     return shapes
 
 
@@ -162,13 +166,16 @@ def _check_metrics(
         elif metric.top_k > scores.shape[1]:
             detail = f"top_k is {metric.top_k}, and there are {scores.shape[1]} classes"
             findings.problem(f"{pointer}/top_k", detail, "top_k")
-        elif (target_field := shapes.get(metric.inputs[1])) is not None:
-            if (target_field.dim or 0) > scores.shape[1]:
-                detail = f"field {metric.inputs[1]!r} has {target_field.dim} classes, the scores"
-                findings.problem(f"{pointer}/inputs/1", f"{detail} {scores.shape[1]}", "classes")
+        elif (dim := _dim(shapes.get(metric.inputs[1]))) > scores.shape[1]:
+            detail = f"field {metric.inputs[1]!r} has {dim} classes, the scores {scores.shape[1]}"
+            findings.problem(f"{pointer}/inputs/1", detail, "classes")
     names = metric_names(spec.metrics)
     if len(set(names)) < len(names):
         findings.problem("/metrics", "two metrics are the same; remove one", "duplicate")
+
+
+def _dim(field: FieldShape | None) -> int:
+    return 0 if field is None else field.dim or 0
 
 
 def _resolved(spec: TrainJob, traced: Trace, shapes: Mapping[str, FieldShape]) -> TrainJob:
@@ -394,12 +401,16 @@ def _infer_fields(spec: InferJob, trained_by: TrainJob, findings: Findings) -> d
     base = "/data/fields" if spec.data is not None else "/inputs"
     for name in given or ():
         if name not in trained_by.data.fields:
-            detail = f"the network has no field {name!r}; it has: {', '.join(trained_by.data.fields)}"
+            detail = (
+                f"the network has no field {name!r}; it has: {', '.join(trained_by.data.fields)}"
+            )
             findings.problem(f"{base}/{name}", detail, "unknown_field")
     if spec.inputs is not None:
         for name in fields:
             if name not in spec.inputs:
-                findings.problem("/inputs", f"the network needs the input {name!r}", "missing_input")
+                findings.problem(
+                    "/inputs", f"the network needs the input {name!r}", "missing_input"
+                )
     return fields
 
 
@@ -419,7 +430,9 @@ def _check_infer_outputs(
     for number, name in enumerate(wanted):
         if name not in traced.values:
             listed = ", ".join(leaf for leaf in traced.values if root(leaf) == root(name))
-            findings.problem(f"/outputs/{number}", f"there is no {name!r}; there is: {listed}", "leaf")
+            findings.problem(
+                f"/outputs/{number}", f"there is no {name!r}; there is: {listed}", "leaf"
+            )
             continue
         shape = traced.values[name].shape
         widths[name] = shape[1:].numel() if len(shape) else 0
@@ -429,13 +442,15 @@ def _check_infer_outputs(
         if len(shape) < 2:
             for position, field in enumerate(spec.fields):
                 if field != "value":
-                    detail = f"{name!r} has shape {list(shape)}: without a class axis it has no {field}"
+                    detail = (
+                        f"{name!r} has shape {list(shape)}: without a class axis it has no {field}"
+                    )
                     findings.problem(f"/fields/{position}", detail, "no_class_axis")
-    if spec.flatten is not False and spec.flatten.axis == 0 and "value" in spec.fields:
-        if len(set(widths.values())) > 1:
-            listed = ", ".join(f"{name!r} has {width}" for name, width in widths.items())
-            detail = f"to join below each other, all layers need the same number of values: {listed}"
-            findings.problem("/flatten/axis", detail, "shape")
+    below = spec.flatten is not False and spec.flatten.axis == 0 and "value" in spec.fields
+    if below and len(set(widths.values())) > 1:
+        listed = ", ".join(f"{name!r} has {width}" for name, width in widths.items())
+        detail = f"to join below each other, all layers need as many values per row: {listed}"
+        findings.problem("/flatten/axis", detail, "shape")
 
 
 def _resolved_inference(

@@ -36,19 +36,20 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
                 return {"id": number, "ok": True, "entries": entries}
             return {"id": number, "ok": True, "plan": _plan(request)}
     except SpecProblems as found:
-        return _refused(number, [item.as_dict() for item in found.problems])
+        errors = [item.as_dict() for item in found.problems]
+    except catalog.UnknownSection as error:
+        errors = [{"pointer": "/section", "detail": f"no section {error}", "code": "unknown"}]
     except pydantic.ValidationError as error:
-        return _refused(number, [_entry(item) for item in error.errors(include_url=False)])
-    except TimeoutError:
-        detail = f"the network is too large to be checked within {MAX_SECONDS:g} s"
-        return _refused(number, [{"pointer": "/network", "detail": detail, "code": "too_large"}])
-    except MemoryError:
-        detail = "the network is too large to be checked in memory"
-        return _refused(number, [{"pointer": "/network", "detail": detail, "code": "too_large"}])
+        errors = [_entry(item) for item in error.errors(include_url=False)]
+    except (TimeoutError, MemoryError) as error:
+        limit = f"within {MAX_SECONDS:g} s" if isinstance(error, TimeoutError) else "in memory"
+        detail = f"the network is too large to be checked {limit}"
+        errors = [{"pointer": "/network", "detail": detail, "code": "too_large"}]
     except Exception as error:  # whatever a spec provokes in torch is an answer, not an end
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
         detail = f"the spec cannot be checked: {type(error).__name__}: {reason}"
-        return _refused(number, [{"pointer": "", "detail": detail, "code": "unchecked"}])
+        errors = [{"pointer": "", "detail": detail, "code": "unchecked"}]
+    return _refused(number, errors)
 
 
 def _plan(request: dict[str, Any]) -> dict[str, Any]:
@@ -65,10 +66,19 @@ def _refused(number: Any, errors: list[dict[str, Any]]) -> dict[str, Any]:
     return {"id": number, "ok": False, "errors": errors}
 
 
+_TAGS = {"train", "infer", "dense", "integer"}
+
+
 def _entry(error: Any) -> dict[str, str]:
+    """One entry of pydantic's, its pointer without the names of the union's members."""
     parts = [str(part).replace("~", "~0").replace("/", "~1") for part in error["loc"]]
+    kept = [
+        part
+        for position, part in enumerate(parts)
+        if not (part in _TAGS and (position == 0 or parts[position - 2] == "fields"))
+    ]
     return {
-        "pointer": "".join(f"/{part}" for part in parts),
+        "pointer": "".join(f"/{part}" for part in kept),
         "detail": error["msg"],
         "code": error["type"],
     }

@@ -7,7 +7,6 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -15,8 +14,9 @@ from engine import infer
 from engine.data import Rows, Table, load
 from engine.failures import classify
 from engine.problems import SpecProblems
+from engine.report import Control, Outputs
 from engine.spool import SpoolWriter, now
-from engine.train import Control, Outputs, train
+from engine.train import train
 from glasshouse import jsonio
 from glasshouse.errors import RunFailure, SpecFailed
 from glasshouse.spec import Field, InferJob, Source, TrainJob, parse_job
@@ -95,7 +95,8 @@ def run(job: Assignment, *, control: Control, out: Outputs) -> str:
     if job.num_threads is not None:
         torch.set_num_threads(job.num_threads)
     if isinstance(job.spec, InferJob):
-        return infer.run(job.spec, job.trained_by, _infer_inputs(job), control=control, out=out)
+        inputs = _infer_inputs(job, job.spec)
+        return infer.run(job.spec, job.trained_by, inputs, control=control, out=out)
     spec = job.spec
     out.flush()
 
@@ -117,12 +118,11 @@ def _fields_read(spec: TrainJob) -> list[str]:
     return [name for name in spec.data.fields if name in read]
 
 
-def _infer_inputs(job: Assignment) -> infer.Inputs:
+def _infer_inputs(job: Assignment, spec: InferJob) -> infer.Inputs:
     if job.checkpoint is None:
         raise SpecFailed("The inference job was handed no checkpoint.")
-    data = job.spec.data if isinstance(job.spec, InferJob) else None
-    table = job.table(data.dataset) if isinstance(job.spec, InferJob) and data else None
-    return infer.Inputs(job.checkpoint, table, job.device)  # pyright: ignore[reportArgumentType]
+    table = None if spec.data is None else job.table(spec.data.dataset)
+    return infer.Inputs(job.checkpoint, table, job.device)
 
 
 def main(job_dir: Path, control_fd: int | None = None) -> int:
@@ -133,7 +133,9 @@ def main(job_dir: Path, control_fd: int | None = None) -> int:
     spool = SpoolWriter(job_dir / "spool")
     control = Lifeline(control_fd)
     out = Outputs(job_dir, spool.append, spool.settle, spool.flush)
-    state, failure = attempt(lambda: run(Assignment.read(job_dir / "job.json"), control=control, out=out))
+    state, failure = attempt(
+        lambda: run(Assignment.read(job_dir / "job.json"), control=control, out=out)
+    )
     error = None if failure is None else failure.as_dict()
     spool.append({"type": "end", "at": now(), "state": state, "error": error})
     spool.close()

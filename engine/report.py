@@ -3,10 +3,12 @@
 Keeps losses on the device until they have arrived by themselves; never makes a step wait.
 """
 
+import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,18 +24,56 @@ Emit = Callable[[dict[str, Any]], None]
 _PROGRESS_S = 0.25
 
 
+class Control(Protocol):
+    """What may be asked of a running job."""
+
+    @property
+    def cancel_requested(self) -> bool:
+        """Whether the job should end at the next step boundary."""
+        ...
+
+
+@dataclass
+class Outputs:
+    """Where a job's records and files go."""
+
+    directory: Path
+    emit: Emit
+    settle: Callable[[], None] = lambda: None
+    """Called at every step boundary: records that wait may be written."""
+    flush: Callable[[], None] = lambda: None
+    """Called before anything that may take long."""
+
+
+@dataclass(frozen=True)
+class Learner:
+    """What is being trained, and with what."""
+
+    network: nn.Module
+    loss_fn: nn.Module
+    optimizer: torch.optim.Optimizer
+
+
 class Reporter:
-    """Turns steps into records."""
+    """Turns steps into records, evaluations and checkpoints."""
 
     def __init__(
-        self, job: TrainJob, emit: Emit, readback: Readback, *, num_steps: int | None
+        self,
+        job: TrainJob,
+        learner: Learner,
+        validation: Rows | None,
+        readback: Readback,
+        out: Outputs,
+        *,
+        num_steps: int | None,
     ) -> None:
-        self._emit = emit
+        self._job = job
+        self._learner = learner
+        self._validation = validation
         self._readback = readback
-        self._accuracies = Accuracies(job.metrics)
-        self._batch_field = next(iter(job.data.fields))
-        self._stop_s = job.stop.seconds
+        self._out = out
         self._num_steps = num_steps
+        self._accuracies = Accuracies(job.metrics)
         self._num_samples = 0
         self._started = time.monotonic()
         self._told = (self._started, 0)
@@ -45,15 +85,16 @@ class Reporter:
         """Seconds of training so far."""
         return time.monotonic() - self._started
 
-    def step(self, step: int, epoch: int, loss: Tensor, values: dict[str, Tensor], lr: Any) -> None:
+    def step(self, step: int, epoch: int, loss: Tensor, values: dict[str, Tensor]) -> None:
         """Say what a finished step gave: its loss before the update, and the batch's metrics."""
-        num_rows = values[self._batch_field].shape[0]
+        num_rows = values[next(iter(values))].shape[0]
         self._num_samples += num_rows
         at = now()
+        lr = float(self._learner.optimizer.param_groups[0]["lr"])
         numbers = [loss.detach(), *self._accuracies.correct(values)]
 
         def then(arrived: list[float]) -> None:
-            figures = {"loss": arrived[0], "lr": float(lr)}
+            figures = {"loss": arrived[0], "lr": lr}
             for name, correct in zip(self._accuracies.names, arrived[1:], strict=True):
                 figures[name] = correct / num_rows
             self._metrics(step, epoch, figures, at)
@@ -62,6 +103,7 @@ class Reporter:
         self._readback.poll()
         if time.monotonic() - self._told[0] >= _PROGRESS_S:
             self.progress(step, epoch)
+        self._out.settle()
 
     def progress(self, step: int, epoch: int) -> None:
         """Say how far training has come."""
@@ -69,7 +111,7 @@ class Reporter:
         self._told = (time.monotonic(), self._num_samples)
         seconds = self._told[0] - told_at
         rate = (self._num_samples - told_samples) / seconds if seconds > 0 else None
-        self._emit(
+        self._out.emit(
             {
                 "type": "progress",
                 "at": now(),
@@ -82,31 +124,68 @@ class Reporter:
             }
         )
 
-    def evaluated(self, step: int, epoch: int, figures: dict[str, float]) -> None:
-        """Say what an evaluation gave, at the step that it follows."""
-        self._readback.drain()
-        self._metrics(step, epoch, figures, now())
+    def evaluate(self, step: int, epoch: int) -> None:
+        """Run the validation rows, if there are any, and say what they gave."""
+        if self._validation is not None:
+            self._out.flush()
+            learner = self._learner
+            figures = evaluate(self._job, learner.network, learner.loss_fn, self._validation)
+            self._readback.drain()
+            self._metrics(step, epoch, figures, now())
 
-    def drain(self) -> None:
-        """Wait for every number that is still on the device."""
+    def save(self, position: dict[str, int], *, final: bool = False) -> None:
+        """Write a checkpoint and say so; ``position`` counts updates done and epochs begun."""
         self._readback.drain()
+        self._out.flush()
+        name = f"checkpoints/step-{position['step']}"
+        spec = self._job.model_dump(mode="json")
+        state = {**position, "seed": self._job.seed, "spec": spec, "metrics": self.latest}
+        directory = self._out.directory / name
+        learner = self._learner
+        files = checkpoint.save(directory, learner.network, learner.optimizer, state)
+        self._out.emit(
+            {
+                "type": "checkpoint",
+                "at": now(),
+                "step": position["step"],
+                "epoch": position["epoch"],
+                "dir": name,
+                "files": files,
+                "size_bytes": sum(item["size_bytes"] for item in files.values()),
+                "final": final,
+                "metrics": dict(self.latest),
+            }
+        )
+        self._out.flush()
+
+    def finish(self, step: int, epoch: int, position: dict[str, int], *, cancelled: bool) -> None:
+        """Do what belongs to the end: the last evaluation and the last checkpoint."""
+        self._readback.drain()
+        if not cancelled:
+            self.evaluate(step, epoch)
+        self.progress(step, epoch)
+        self.save(position, final=True)
+
+    def abandon(self) -> None:
+        """Say what can still be said after a failure."""
+        with contextlib.suppress(Exception):  # a device that failed cannot be read
+            self._readback.drain()
 
     def _metrics(self, step: int, epoch: int, values: dict[str, float], at: str) -> None:
         self.latest.update(values)
-        self._emit({"type": "metrics", "at": at, "step": step, "epoch": epoch, "values": values})
+        record = {"type": "metrics", "at": at, "step": step, "epoch": epoch, "values": values}
+        self._out.emit(record)
 
     def _eta_s(self, step: int) -> float | None:
-        if self._stop_s is not None:
-            return round(max(0.0, self._stop_s - self.elapsed_s), 1)
+        if self._job.stop.seconds is not None:
+            return round(max(0.0, self._job.stop.seconds - self.elapsed_s), 1)
         if self._num_steps is None:
             return None
         return round(self.elapsed_s / (step + 1) * (self._num_steps - step - 1), 1)
 
 
 @torch.inference_mode()
-def evaluate(
-    job: TrainJob, network: nn.Module, loss_fn: nn.Module, rows: Rows
-) -> dict[str, float]:
+def evaluate(job: TrainJob, network: nn.Module, loss_fn: nn.Module, rows: Rows) -> dict[str, float]:
     """Run the validation rows once: loss and metrics over all of them, exactly.
 
     A mean loss is weighted by the rows of each batch, so that a smaller last one counts rightly.
@@ -128,32 +207,3 @@ def evaluate(
     names = ["loss", *accuracies.names]
     figures = [loss if is_sum else loss / rows.num_rows, *(n / rows.num_rows for n in correct)]
     return {f"validation/{name}": value for name, value in zip(names, figures, strict=True)}
-
-
-def save_checkpoint(
-    job: TrainJob,
-    state: tuple[nn.Module, torch.optim.Optimizer],
-    position: dict[str, int],
-    out: tuple[Path, Emit],
-    *,
-    metrics: dict[str, float],
-    final: bool,
-) -> None:
-    """Write a checkpoint and say so; ``position`` counts updates done and epochs begun."""
-    out_dir, emit = out
-    name = f"checkpoints/step-{position['step']}"
-    whole = {**position, "seed": job.seed, "spec": job.model_dump(mode="json"), "metrics": metrics}
-    files = checkpoint.save(out_dir / name, *state, whole)
-    emit(
-        {
-            "type": "checkpoint",
-            "at": now(),
-            "step": position["step"],
-            "epoch": position["epoch"],
-            "dir": name,
-            "files": files,
-            "size_bytes": sum(item["size_bytes"] for item in files.values()),
-            "final": final,
-            "metrics": metrics,
-        }
-    )

@@ -8,9 +8,10 @@ import contextlib
 import warnings
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn, cast
 
 import torch
+from pydantic import JsonValue
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -230,7 +231,7 @@ class _LayerTrace:
                 if name in INFERRED:
                     detail += f", which does not follow from an input of shape {_shape(inputs[0])}"
                 self._fail(f"{self.pointer}/args/{name}", detail, "missing_argument")
-            given[name] = size
+            given[name] = cast(JsonValue, size)
         order = {name: number for number, name in enumerate(known)}
         return dict(sorted(given.items(), key=lambda item: order.get(item[0], len(order))))
 
@@ -255,7 +256,7 @@ class _LayerTrace:
                 return _trial(self.layer.type, args, inputs)
             self._misfit(module, inputs, cause)
 
-    def _misfit(self, module: nn.Module, inputs: Sequence[Tensor], cause: Exception) -> None:
+    def _misfit(self, module: nn.Module, inputs: Sequence[Tensor], cause: Exception) -> NoReturn:
         came = ", ".join(
             f"{_shape(item)} ({dtype_name(item.dtype)}) from {name!r}"
             for name, item in zip(self.names, inputs, strict=True)
@@ -265,7 +266,7 @@ class _LayerTrace:
         detail += f"; it wants {wanted}" if wanted else ""
         self._fail(self.pointer, f"{detail} (torch: {_first(cause)})", "shape")
 
-    def _fail(self, pointer: str, detail: str, code: str) -> None:
+    def _fail(self, pointer: str, detail: str, code: str) -> NoReturn:
         self.findings.problem(
             pointer, f"layer {self.layer.name!r} ({self.layer.type}): {detail}", code
         )
@@ -376,25 +377,29 @@ def inferred_size(
 
 def wanted_shape(module: nn.Module) -> str | None:
     """The input shape that a layer takes, in words, where it follows from the layer."""
-    sizes = {name: getattr(module, name, None) for name in INFERRED}
-    batch = "[batch, …"
-    if isinstance(module, nn.modules.conv._ConvNd):  # pyright: ignore[reportPrivateUsage]
-        axes = ", ".join(["length", "height, width", "depth, height, width"][_axes(module) - 1 :][:1])
-        return f"[batch, {sizes['in_channels']}, {axes}]"
+
+    def size(name: str) -> Any:
+        return getattr(module, name, None)
+
     if isinstance(module, nn.Bilinear):
-        return f"{batch}, {sizes['in1_features']}] and {batch}, {sizes['in2_features']}]"
-    for name in ("in_features", "input_size", "embed_dim"):
-        if sizes[name] is not None:
-            return f"{batch}, {sizes[name]}]"
-    for name in ("num_features", "num_channels"):
-        if sizes[name] is not None:
-            return f"[batch, {sizes[name]}, …]"
-    if sizes["normalized_shape"] is not None:
-        return f"{batch}, {', '.join(map(str, sizes['normalized_shape']))}]"
+        return f"[batch, …, {size('in1_features')}] and [batch, …, {size('in2_features')}]"
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
-        return f"integers in [0, {sizes['num_embeddings']})"
+        return f"integers in [0, {size('num_embeddings')})"
+    if size("in_channels") is not None:
+        axes = ["length", "height, width", "depth, height, width"][len(size("kernel_size")) - 1]
+        return f"[batch, {size('in_channels')}, {axes}]"
+    if size("normalized_shape") is not None:
+        return f"[batch, …, {', '.join(map(str, size('normalized_shape')))}]"
+    for name, form in _WANTED.items():
+        if size(name) is not None:
+            return form.format(size(name))
     return None
 
 
-def _axes(module: nn.Module) -> int:
-    return len(getattr(module, "kernel_size", (1,)))
+_WANTED = {
+    "in_features": "[batch, …, {}]",
+    "input_size": "[batch, …, {}]",
+    "embed_dim": "[batch, …, {}]",
+    "num_features": "[batch, {}, …]",
+    "num_channels": "[batch, {}, …]",
+}

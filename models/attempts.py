@@ -159,6 +159,10 @@ def ship(
     captures.add(tx, claim.job, claim.attempt, batch.captures)
     checkpoints.add(tx, claim.job, claim.attempt, batch.checkpoints)
     if batch.artifacts:
+        names = [row["name"] for row in batch.artifacts]  # an earlier attempt may have made them
+        tx.execute(
+            delete(JobArtifact).where(JobArtifact.job == claim.job, JobArtifact.name.in_(names))
+        )
         rows = [{"job": claim.job, "created_at": now(), **row} for row in batch.artifacts]
         names = [row["name"] for row in rows]  # of an earlier attempt, which was lost
         tx.execute(
@@ -236,10 +240,19 @@ def finish(
     return True
 
 
-def give_up(tx: Session, claim: Claim, *, exit_kind: str, reason: str, max_failures: int) -> bool:
+def give_up(
+    tx: Session,
+    claim: Claim,
+    *,
+    exit_kind: str,
+    reason: str,
+    max_failures: int,
+    counted: bool = True,
+) -> bool:
     """End an attempt that failed through no fault of the job: the job is queued again, or failed.
 
-    False: this attempt had lost its job already.
+    ``counted`` False: a worker that ends in good order is no failure and never fails the job.
+    False is returned where this attempt had lost its job already.
     """
     row = tx.execute(
         select(Job.state, Job.infra_failures, Job.cancel_requested_at)
@@ -251,7 +264,7 @@ def give_up(tx: Session, claim: Claim, *, exit_kind: str, reason: str, max_failu
     before, failures, cancelled_at = row
     if cancelled_at is not None:
         target, error = "cancelled", None
-    elif failures + 1 >= max_failures:
+    elif counted and failures + 1 >= max_failures:
         target, error = "failed", _worker_lost(failures + 1, reason)
     else:
         target, error = "queued", None
@@ -260,7 +273,7 @@ def give_up(tx: Session, claim: Claim, *, exit_kind: str, reason: str, max_failu
     changes: dict[str, Any] = {
         "state": target,
         "state_reason": reason,
-        "infra_failures": failures + 1,
+        "infra_failures": failures + counted,
         "lease_expires_ms": None,
         "error": error,
     }
@@ -300,6 +313,22 @@ def waiting(tx: Session, worker: str) -> list[str]:
     return list(tx.scalars(query))
 
 
+def held(tx: Session, worker: str) -> list[Claim]:
+    """Attempts that a worker claimed and never ended: at its start, those of its last life."""
+    return _claims(tx, worker, "claimed")
+
+
+def assigned(tx: Session, worker: str) -> list[Claim]:
+    """Attempts that a worker was given and has not claimed."""
+    return _claims(tx, worker, "assigned")
+
+
+def shipped_up_to(tx: Session, claim: Claim) -> int:
+    """The spool's offset in force: tells whether a commit whose answer was lost took place."""
+    query = select(Attempt.spool_offset).where(Attempt.job == claim.job, Attempt.n == claim.attempt)
+    return tx.scalars(query).one()
+
+
 def of_job(tx: Session, job_id: str) -> list[Attempt]:
     """The attempts of a job, first to last."""
     return list(tx.scalars(select(Attempt).where(Attempt.job == job_id).order_by(Attempt.n)))
@@ -324,6 +353,20 @@ def _fenced(
         return None
     state, last_seq, cancelled_at, num_commands = row
     return Beat(state, last_seq, cancelled_at is not None, num_commands)
+
+
+def _claims(tx: Session, worker: str, state: str) -> list[Claim]:
+    rows = tx.execute(
+        select(Job.id, Job.attempt, Job.fence)
+        .join(Attempt, (Attempt.job == Job.id) & (Attempt.n == Job.attempt))
+        .where(
+            Job.state.in_(LIVE),
+            Attempt.fence == Job.fence,
+            Attempt.worker == worker,
+            Attempt.state == state,
+        )
+    )
+    return [Claim(*row) for row in rows]
 
 
 def _close(tx: Session, job_id: str, fence: int, state: str, exit_kind: str) -> None:

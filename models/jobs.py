@@ -12,7 +12,7 @@ from glasshouse.errors import JobEnded, JobNotEnded, JobNotFound
 from glasshouse.ids import new_id
 from models import events
 from models.events import NewEvent
-from models.state import ENDED
+from models.state import ENDED, STATES
 from models.tables import Command, Job, JobUse, Outbox, Time, now
 
 
@@ -239,6 +239,13 @@ def in_use(tx: Session, used: str) -> bool:
         .where(JobUse.used == used, Job.state.not_in(ENDED))
     )
     return bool(tx.scalar(select(exists(query))))
+
+
+def count_by_state(tx: Session) -> dict[str, int]:
+    """How many jobs there are in each state."""
+    rows = tx.execute(select(Job.state, func.count()).group_by(Job.state))
+    found = {state: int(count) for state, count in rows}
+    return {state: found.get(state, 0) for state in STATES}
 
 
 def command(tx: Session, job: Job, command_id: str) -> Command | None:

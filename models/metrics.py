@@ -4,7 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, and_, case, func, insert, or_, select
+from sqlalchemy import ColumnElement, and_, case, func, or_, select
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from glasshouse import jsonio
@@ -32,9 +33,13 @@ class Point(NamedTuple):
 
 
 def add(tx: Session, job: str, attempt: int, rows: Sequence[dict[str, Any]]) -> None:
-    """Store rows of ``step, epoch, name, value``."""
+    """Store rows of ``step, epoch, name, value``; of two values for one step the later stays."""
     if not rows:
         return
+    insert = postgresql.insert if tx.get_bind().dialect.name == "postgresql" else sqlite.insert
+    query = insert(Metric)
+    changed = {name: query.excluded[name] for name in ("epoch", "value", "nonfinite")}
+    query = query.on_conflict_do_update(index_elements=Metric.__table__.primary_key, set_=changed)
     stored = [
         {
             "job": job,
@@ -46,7 +51,7 @@ def add(tx: Session, job: str, attempt: int, rows: Sequence[dict[str, Any]]) -> 
         }
         for row in rows
     ]
-    tx.execute(insert(Metric), stored)
+    tx.execute(query, stored)
 
 
 def names(tx: Session, job: str) -> list[Summary]:

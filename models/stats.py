@@ -6,12 +6,13 @@ float64 per figure. A figure costs at most 8 bytes; nothing is a SQL row per val
 """
 
 import struct
+import sys
 import zlib
+from array import array
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-import numpy as np
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -121,11 +122,12 @@ def encode(rows: Sequence[Row]) -> bytes:
     names = sorted({row.series for row in rows})
     number = {series: index for index, series in enumerate(names)}
     head = jsonio.dumps(names).encode()
+    columns = zip(*(row.figures for row in rows), strict=True)
     body = b"".join(
         (
-            np.array([number[row.series] for row in rows], "<u4").tobytes(),
-            np.array([row.step for row in rows], "<u8").tobytes(),
-            np.array([row.figures for row in rows], "<f8").T.tobytes(),
+            _packed("I", (number[row.series] for row in rows)),
+            _packed("Q", (row.step for row in rows)),
+            *(_packed("d", column) for column in columns),
         )
     )
     return _HEAD.pack(len(head), len(rows)) + head + zlib.compress(body, 1)
@@ -139,14 +141,27 @@ def decode(data: bytes, matches: Any = None) -> Iterable[Row]:
     if not any(chosen):
         return
     body = zlib.decompress(data[_HEAD.size + size :])
-    numbers = np.frombuffer(body, "<u4", count)
-    steps = np.frombuffer(body, "<u8", count, 4 * count)
-    figures = np.frombuffer(body, "<f8", count * len(FIGURES), 12 * count)
-    table = figures.reshape(len(FIGURES), count).T
+    numbers = _unpacked("I", body[: 4 * count])
+    steps = _unpacked("Q", body[4 * count : 12 * count])
+    figures = _unpacked("d", body[12 * count :])
     for index in range(count):
         if chosen[numbers[index]]:
-            values = tuple(table[index].tolist())
-            yield Row(names[numbers[index]], int(steps[index]), values)
+            yield Row(names[numbers[index]], steps[index], tuple(figures[index::count]))
+
+
+def _packed(code: str, values: Iterable[float]) -> bytes:
+    packed = array(code, values)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def _unpacked(code: str, data: bytes) -> "array[Any]":
+    unpacked: array[Any] = array(code)
+    unpacked.frombytes(data)
+    if sys.byteorder == "big":
+        unpacked.byteswap()
+    return unpacked
 
 
 def _limits(tx: Session, job: str) -> dict[int, float]:

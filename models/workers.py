@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import delete, select, text, update
@@ -85,6 +86,11 @@ def retire(tx: Session, worker: str) -> None:
     tx.execute(update(Worker).where(Worker.id == worker).values(beat_ms=0))
 
 
+def forget(tx: Session, worker: str) -> None:
+    """The worker will not come back: it and its devices are no longer listed."""
+    tx.execute(delete(Worker).where(Worker.id == worker))
+
+
 def drain(tx: Session, worker: str) -> None:
     """Give the worker no more jobs.
 
@@ -112,6 +118,12 @@ def all_devices(tx: Session, *, lease_ms: int) -> list[tuple[Device, str]]:
     return [(row, states[row.worker]) for row in rows]
 
 
+def devices_of(tx: Session, job_id: str) -> list[Device]:
+    """The devices that a job has now."""
+    query = select(Device).where(Device.job == job_id)
+    return list(tx.scalars(query.order_by(Device.kind, Device.number)))
+
+
 def owners(tx: Session, job_ids: Sequence[str]) -> dict[str, str]:
     """Who owns which of these jobs."""
     rows = tx.execute(select(Job.id, Job.owner).where(Job.id.in_(set(job_ids))))
@@ -128,6 +140,31 @@ def queue(tx: Session, *, limit: int = 1000) -> list[Job]:
     """Queued jobs: highest priority first, then oldest."""
     query = select(Job).where(Job.state == "queued")
     return list(tx.scalars(query.order_by(Job.priority.desc(), Job.id).limit(limit)))
+
+
+def asked_for(tx: Session, *, limit: int = 1000) -> list[tuple[str, dict[str, Any], datetime]]:
+    """The queue as the dispatcher needs it: job, its spec's ``devices``, when it was queued."""
+    query = (
+        select(Job.id, Job.resolved, Job.queued_at)
+        .where(Job.state == "queued")
+        .order_by(Job.priority.desc(), Job.id)
+        .limit(limit)
+    )
+    return [(job, spec.get("devices", {}), at) for job, spec, at in tx.execute(query)]
+
+
+def any_free(tx: Session) -> bool:
+    """Whether a device is free at all: a dispatcher may spare itself the rest."""
+    query = select(Device.id).where(Device.job.is_(None), Device.healthy).limit(1)
+    return tx.scalar(query) is not None
+
+
+def waiting_since(tx: Session, *, before: datetime) -> list[str]:
+    """Queued jobs whose bell was never rung, or longest ago before a time."""
+    query = select(Job.id).where(
+        Job.state == "queued", Job.rung_at.is_(None) | (Job.rung_at < before)
+    )
+    return list(tx.scalars(query.limit(1000)))
 
 
 def rung(tx: Session, job_ids: Sequence[str]) -> None:

@@ -82,7 +82,9 @@ def select(probe: Probe, number: int, watchable: Watchable, findings: Findings) 
     """What a probe will see, as ``name/kind`` with bytes; what it cannot see is noted."""
     pointer = f"/probes/{number}"
     seen: dict[str, int] = {}
-    firsts = {name for name in [*watchable.leaves, *watchable.parameters] if watchable.is_first(name)}
+    firsts = {
+        name for name in [*watchable.leaves, *watchable.parameters] if watchable.is_first(name)
+    }
     for position, kind in enumerate(probe.kinds):
         candidates = watchable.leaves if kind in OF_OUTPUTS else watchable.parameters
         wanted = [name for name in candidates if matches(probe, name, is_first=name in firsts)]

@@ -145,7 +145,9 @@ class _Look(AbstractContextManager[None]):
                 if may_match(watch.probe, name) and {"output", "output_grad"} & {*watch.probe.kinds}
             ]
             if interested:
-                self._handles.append(module.register_forward_hook(self._on_output(name, interested)))
+                self._handles.append(
+                    module.register_forward_hook(self._on_output(name, interested))
+                )
 
     def __exit__(
         self,

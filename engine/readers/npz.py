@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any, BinaryIO, cast
+from warnings import catch_warnings, simplefilter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,7 +137,9 @@ def _read_header(source: Source, name: str) -> tuple[np.dtype[Any], tuple[int, .
     if version not in readers:
         raise InvalidDataset(f"{name} has npy version {version[0]}.{version[1]}; use 1.0 or 2.0")
     try:
-        shape, fortran, dtype = readers[version](file, max_header_size=_MAX_HEADER_BYTES)
+        with catch_warnings():
+            simplefilter("ignore")  # about old ways of writing that it reads all the same
+            shape, fortran, dtype = readers[version](file, max_header_size=_MAX_HEADER_BYTES)
     except _HEADER_ERRORS as error:
         raise InvalidDataset(f"{name} has a damaged header; write it with numpy.save") from error
     if any(size < 0 for size in shape):
@@ -207,17 +210,20 @@ def _values(block: bytes, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 def _copy_texts(array: _Array, source: Source, writer: DatasetWriter) -> None:
     column = writer.texts(array.split, array.column)
+    item = array.dtype.itemsize
+    # Decoded from the bytes: numpy makes texts of numbers that are no characters.
+    codec = {"|": "utf-8", "<": "utf-32-le", ">": "utf-32-be"}[array.dtype.str[0]]
     row = 0
-    for block in _blocks(array, source, min(BLOCK_BYTES, _TEXTS_PER_BLOCK * array.dtype.itemsize)):
+    for block in _blocks(array, source, min(BLOCK_BYTES, _TEXTS_PER_BLOCK * item)):
         texts: list[bytes] = []
         try:
-            for value in np.frombuffer(block, array.dtype):
-                text = value.encode() if array.dtype.kind == "U" else bytes(value)
-                text.decode()
-                texts.append(text)
-        except ValueError as error:
+            for start in range(0, len(block), item):
+                text = block[start : start + item].decode(codec).rstrip("\0")
+                texts.append(text.encode())
+        except UnicodeDecodeError as error:
             raise InvalidDataset(
-                f"{array.name} is not valid Unicode in row {row + len(texts)}: store UTF-8"
+                f"{array.name} is not valid Unicode in row {row + len(texts)}; store texts as U, "
+                "or as S in UTF-8"
             ) from error
         column.append(texts)
         row += len(texts)

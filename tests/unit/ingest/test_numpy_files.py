@@ -131,6 +131,13 @@ def test_pickled_objects_are_refused_and_never_run(ingesting: Ingesting, tmp_pat
         (npy(np.zeros((3, 0))), "shape [3, 0]"),
         (npy(np.array([["a"]])), "one text per row"),
         (npy(np.array([b"\xff"])), "not valid Unicode in row 0"),
+        (
+            raw_npy(
+                "{'descr': '<U1', 'fortran_order': False, 'shape': (2,), }",
+                b"a\0\0\0" + b"\xff" * 4,
+            ),
+            "not valid Unicode in row 1",
+        ),
         (npy(np.zeros(8))[:-1], "64 bytes, but 63 are there"),
         (npy(np.zeros(8)) + b"x", "more data than the 64 bytes"),
         (npy(np.zeros((1,) * 11)), "has 10 axes; 8 is the limit"),
@@ -182,9 +189,8 @@ def test_what_does_not_compress_like_data_is_refused_before_it_fills_the_disk(in
 
 def test_a_member_that_is_larger_than_it_declares_is_refused(ingesting: Ingesting):
     content = bytearray(npz(np.savez_compressed, x=np.zeros(1000)))
-    for signature, place_of_size in ((b"PK\x01\x02", 24),):
-        at = content.index(signature) + place_of_size
-        content[at : at + 4] = struct.pack("<L", 500)
+    size_at = content.index(b"PK\x01\x02") + 24  # in the archive's list of files
+    content[size_at : size_at + 4] = struct.pack("<L", 500)
     assert "more bytes than the 500" in ingesting.problem("npz", bytes(content))
 
 

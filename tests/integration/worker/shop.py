@@ -1,0 +1,235 @@
+"""A service without its API: what the tests of the worker submit to, and look into."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from glasshouse import jsonio
+from glasshouse.ids import new_id
+from models import attempts, datasets, events, jobs, workers
+from models.artifacts import LocalArtifacts
+from models.database import Database
+from models.events import LoggedEvent
+from models.migrate import migrate
+from models.settings import Settings
+from models.state import ENDED
+from models.tables import Attempt, Device, Job
+from worker.app import make_app
+from worker.bells import DISPATCH_QUEUE
+
+SHORT = {
+    "HEARTBEAT_S": "0.5",
+    "LEASE_S": "3",
+    "SWEEP_S": "0.5",
+    "RERING_S": "2",
+    "GRACE_S": "5",
+    "KILL_S": "2",
+}
+
+
+def until(claim: Callable[[], Any], timeout_s: float = 30.0) -> Any:
+    """Wait until something holds; fail when it does not in time."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        held = claim()
+        if held:
+            return held
+        assert time.monotonic() < deadline, f"not within {timeout_s} s"
+        time.sleep(0.02)
+
+
+def train_spec(dataset: str, **changes: Any) -> dict[str, Any]:
+    """A small network, as the planner resolves it."""
+    spec: dict[str, Any] = {
+        "kind": "train",
+        "seed": 1,
+        "network": {
+            "type": "graph",
+            "layers": [
+                {
+                    "name": "fc1",
+                    "type": "Linear",
+                    "args": {"in_features": 4, "out_features": 8},
+                    "inputs": ["x"],
+                },
+                {"name": "act", "type": "ReLU", "args": {}, "inputs": ["fc1"]},
+                {
+                    "name": "fc2",
+                    "type": "Linear",
+                    "args": {"in_features": 8, "out_features": 2},
+                    "inputs": ["act"],
+                },
+            ],
+            "outputs": ["fc2"],
+        },
+        "loss": {"type": "CrossEntropyLoss", "args": {}, "inputs": ["fc2", "y"]},
+        "optimizer": {"type": "SGD", "args": {"lr": 0.1}},
+        "data": {
+            "train": {"dataset": dataset, "split": "train"},
+            "fields": {"x": {"type": "dense", "shape": [4]}, "y": {"type": "integer", "dim": 2}},
+            "batch_size": 16,
+        },
+        "stop": {"steps": 20},
+        "devices": {"type": "cpu", "threads": 1},
+    }
+    return spec | changes
+
+
+def endless(dataset: str, **changes: Any) -> dict[str, Any]:
+    """A job that runs until it is stopped."""
+    return train_spec(dataset, stop={"steps": 1_000_000_000}, **changes)
+
+
+class Shop:
+    """Settings, ledger and artifacts of one service, and the worker processes of a test."""
+
+    def __init__(self, database_url: str, redis_url: str, home: Path) -> None:
+        self.variables = {
+            "HOME": str(home),
+            "DATABASE_URL": database_url,
+            "REDIS_URL": redis_url,
+            "CPU_CORES": "2",
+            **SHORT,
+        }
+        self.home = home
+        self.workers: dict[str, subprocess.Popen[bytes]] = {}
+        self.settings = Settings(
+            home=home, database_url=database_url, redis_url=redis_url, worker_name="tests"
+        )
+        self.database = Database(database_url)
+        migrate(self.database, lock_file=home / "migrate.lock")
+        self.artifacts = LocalArtifacts(self.settings.artifacts)
+        self.app = make_app(self.settings)
+
+    def start_worker(
+        self, name: str = "w1", *, wait: bool = True, **variables: str
+    ) -> subprocess.Popen[bytes]:
+        more = {f"GLASSHOUSE_{key}": value for key, value in (self.variables | variables).items()}
+        with (self.home / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "worker", "--name", name],
+                env=os.environ | more,
+                stdout=log,
+                stderr=log,
+            )
+        self.workers[name] = process
+        if wait:
+            until(lambda: self.worker_ready(name, process), 60)
+        return process
+
+    def worker_ready(self, name: str, process: subprocess.Popen[bytes]) -> bool:
+        assert process.poll() is None, self.log(name)
+        return f'"worker_ready"' in self.log(name)  # noqa: F541
+
+    def log(self, name: str) -> str:
+        return (self.home / f"{name}.log").read_text()
+
+    def logged(self, name: str, event: str) -> list[dict[str, Any]]:
+        lines = [json.loads(line) for line in self.log(name).splitlines() if line[:1] == "{"]
+        return [line for line in lines if line.get("event") == event]
+
+    def dataset(self, rows: int = 64) -> str:
+        """A ready dataset of two separable classes."""
+        made = np.random.default_rng(0).normal(size=(rows, 4)).astype(np.float32)
+        arrays = {"x": made, "y": (made.sum(axis=1) > 0).astype(np.int64)}
+        with self.database.write() as tx:
+            row = datasets.add(
+                tx, owner="ada", name="small", format="npz", size_bytes=1, sha256=None
+            )
+        directory = self.home / new_id("ds")
+        (directory / "train").mkdir(parents=True)
+        columns: list[dict[str, Any]] = []
+        for number, (name, array) in enumerate(arrays.items()):
+            np.save(directory / "train" / f"{number}.npy", array)
+            column = {"name": name, "dtype": str(array.dtype), "shape": list(array.shape[1:])}
+            columns.append(column | {"file": f"{number}.npy"})
+        meta = {"columns": columns, "splits": {"train": rows}}
+        (directory / "meta.json").write_text(jsonio.dumps(meta))
+        self.artifacts.put(row.key, directory)
+        with self.database.write() as tx:
+            datasets.read(tx, row.id, columns=columns, splits={"train": rows})
+        return row.id
+
+    def submit(self, spec: dict[str, Any], *, ring: bool = True) -> str:
+        with self.database.write() as tx:
+            job = jobs.add(tx, owner="ada", spec=spec, resolved=spec, plan={})
+        if ring:
+            self.ring()
+        return job.id
+
+    def ring(self) -> None:
+        self.app.send_task("glasshouse.dispatch", queue=DISPATCH_QUEUE, expires=30, retry=False)
+
+    def job(self, job_id: str) -> Job:
+        with self.database.read() as tx:
+            return jobs.get(tx, job_id, None)
+
+    def wait(self, job_id: str, *states: str, timeout_s: float = 40.0) -> Job:
+        """Wait for a state; without one, for the end."""
+        wanted = set(states) or ENDED
+
+        def arrived() -> Job | None:
+            job = self.job(job_id)
+            reached = job.state in wanted
+            assert reached or job.state not in ENDED, (job.state, job.error, self.logs())
+            return job if reached else None
+
+        return until(arrived, timeout_s)
+
+    def wait_step(self, job_id: str, step: int = 1) -> Job:
+        def reached() -> Job | None:
+            job = self.job(job_id)
+            assert job.state not in ENDED, (job.error, self.logs())
+            return job if job.progress and job.progress["step"] >= step else None
+
+        return until(reached)
+
+    def logs(self) -> str:
+        return "\n".join(self.log(name)[-5000:] for name in self.workers)
+
+    def cancel(self, job_id: str, *, force: bool = False) -> None:
+        with self.database.write() as tx:
+            jobs.request_cancel(tx, jobs.get(tx, job_id, None), by="ada", force=force)
+
+    def events(self, job_id: str) -> list[LoggedEvent]:
+        with self.database.read() as tx:
+            return events.after(tx, job_id, 0, limit=100_000)
+
+    def payloads(self, job_id: str, kind: str) -> list[dict[str, Any]]:
+        return [jsonio.loads(event.payload) for event in self.events(job_id) if event.type == kind]
+
+    def attempts(self, job_id: str) -> list[Attempt]:
+        with self.database.read() as tx:
+            return attempts.of_job(tx, job_id)
+
+    def devices(self) -> list[Device]:
+        with self.database.read() as tx:
+            return [row for row, _ in workers.all_devices(tx, lease_ms=3000)]
+
+    def rank_pid(self, job_id: str, worker: str = "w1") -> int:
+        def started() -> int | None:
+            lines = self.logged(worker, "rank_started")
+            return next((line["pid"] for line in lines[::-1] if line["job"] == job_id), None)
+
+        return until(started)
+
+    def close(self) -> None:
+        for process in self.workers.values():
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        for process in self.workers.values():
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self.app.close()
+        self.database.close()

@@ -1,0 +1,367 @@
+"""Jobs through a real worker process: Celery, nursery, engine, Valkey, SQL."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from models import attempts, checkpoints, workers
+from tests.integration.worker.conftest import Broker
+from tests.integration.worker.shop import Shop, endless, train_spec, until
+from worker import processes
+
+
+def group_gone(pid: int) -> bool:
+    return processes.identify(pid) is None
+
+
+def test_a_job_runs_to_its_end(shop: Shop):
+    shop.start_worker()
+    saving = {"every_steps": 5, "keep_last": 2}
+    probe = {"layers": ["fc*"], "kinds": ["output"], "every": 10, "want": ["stats", "full"]}
+    job_id = shop.submit(train_spec(shop.dataset(), checkpoint=saving, probes=[probe]))
+    job = shop.wait(job_id)
+    assert job.state == "succeeded", (job.error, shop.logs())
+
+    seqs = [event.seq for event in shop.events(job_id)]
+    assert seqs == list(range(1, len(seqs) + 1))
+    types = [event.type for event in shop.events(job_id)]
+    assert types[-2:] == ["state", "end"]
+    assert types.count("end") == 1
+    assert [payload["step"] for payload in shop.payloads(job_id, "metrics")] == list(range(20))
+    moves = [(move["from"], move["to"]) for move in shop.payloads(job_id, "state")]
+    assert moves == [
+        (None, "queued"),
+        ("queued", "starting"),
+        ("starting", "running"),
+        ("running", "succeeded"),
+    ]
+    assert job.progress is not None
+    assert job.progress["step"] == 19
+    assert job.summary["loss"]["min"] <= job.summary["loss"]["max"]
+
+    with shop.database.read() as tx:
+        saved = checkpoints.of_job(tx, job_id)
+    assert [row.step for row in saved] == [15, 20]
+    assert saved[-1].final
+    for row in saved:
+        assert (shop.artifacts.local(row.key) / "model.safetensors").exists()
+    kept = list((shop.settings.artifacts / "jobs" / job_id / "1" / "checkpoints").iterdir())
+    assert len(kept) == 2
+    captured = shop.payloads(job_id, "capture")
+    assert {(one["layer"], one["step"]) for one in captured} == {
+        (layer, step) for layer in ("fc1", "fc2") for step in (0, 10)
+    }
+    assert all(device.job is None for device in shop.devices())
+    assert not list((shop.home / "work" / "w1").glob("job_*"))
+
+
+def test_a_trained_network_can_be_run_on_inline_rows(shop: Shop):
+    shop.start_worker()
+    trained = shop.submit(train_spec(shop.dataset()))
+    assert shop.wait(trained).state == "succeeded", shop.logs()
+    with shop.database.read() as tx:
+        checkpoint = checkpoints.of_job(tx, trained)[-1].id
+    spec = {
+        "kind": "infer",
+        "checkpoint": checkpoint,
+        "inputs": {"x": [[0.0, 1.0, 2.0, 3.0]]},
+        "outputs": ["fc2"],
+        "fields": ["value"],
+        "devices": {"type": "cpu", "threads": 1},
+    }
+    job = shop.wait(shop.submit(spec))
+    assert job.state == "succeeded", (job.error, shop.logs())
+    assert job.result is not None
+
+
+def test_a_cancelled_job_stops_at_a_step_boundary_and_frees_its_device(shop: Shop):
+    shop.start_worker()
+    job_id = shop.submit(endless(shop.dataset()))
+    shop.wait_step(job_id)
+    shop.cancel(job_id)
+    job = shop.wait(job_id, timeout_s=5)
+    assert job.state == "cancelled"
+    assert shop.attempts(job_id)[-1].exit_kind == "cancelled"
+    assert all(device.job is None for device in shop.devices())
+
+
+def test_force_ends_a_rank_that_does_not_listen(shop: Shop):
+    shop.start_worker()
+    job_id = shop.submit(endless(shop.dataset()))
+    shop.wait_step(job_id)
+    pid = shop.rank_pid(job_id)
+    os.kill(pid, signal.SIGSTOP)  # neither a step boundary nor SIGTERM is reached
+    shop.cancel(job_id, force=True)
+    job = shop.wait(job_id, timeout_s=10)
+    assert job.state == "cancelled"
+    assert shop.attempts(job_id)[-1].exit_kind == "killed"
+    assert group_gone(pid)
+
+
+def test_a_rank_killed_from_outside_runs_again(shop: Shop):
+    shop.start_worker()
+    job_id = shop.submit(train_spec(shop.dataset(), stop={"seconds": 2.0}))
+    shop.wait_step(job_id)
+    os.kill(shop.rank_pid(job_id), signal.SIGKILL)
+    job = shop.wait(job_id)
+    assert job.state == "succeeded", (job.error, shop.logs())
+    assert [one.exit_kind for one in shop.attempts(job_id)] == ["killed_from_outside", "succeeded"]
+    assert job.infra_failures == 1
+
+
+def test_a_rank_that_crashes_fails_its_job_with_the_signal(shop: Shop):
+    shop.start_worker()
+    job_id = shop.submit(endless(shop.dataset()))
+    shop.wait_step(job_id)
+    os.kill(shop.rank_pid(job_id), signal.SIGSEGV)
+    job = shop.wait(job_id)
+    assert job.state == "failed"
+    assert job.error is not None
+    assert job.error["code"] == "rank_died"
+    assert "SIGSEGV" in job.error["message"]
+
+
+def test_a_job_that_is_killed_again_and_again_fails(shop: Shop):
+    shop.start_worker(MAX_INFRA_FAILURES="2")
+    job_id = shop.submit(endless(shop.dataset()))
+    for attempt in (1, 2):
+        until(lambda attempt=attempt: shop.job(job_id).attempt == attempt)
+        shop.wait_step(job_id)
+        os.kill(shop.rank_pid(job_id), signal.SIGKILL)
+        until(lambda attempt=attempt: shop.attempts(job_id)[attempt - 1].state == "lost")
+    job = shop.wait(job_id)
+    assert job.state == "failed"
+    assert job.error is not None
+    assert job.error["code"] == "worker_lost"
+
+
+def test_a_failed_job_says_where_and_shows_the_log(shop: Shop):
+    shop.start_worker()
+    spec = train_spec(shop.dataset())
+    spec["data"]["fields"]["y"]["dim"] = 1  # a label of 1 is out of range
+    job = shop.wait(shop.submit(spec))
+    assert job.state == "failed"
+    assert job.error is not None
+    assert job.error["category"] in ("data", "spec")
+    assert job.error["log_tail"]
+
+
+def test_a_job_whose_dataset_is_gone_fails_with_a_reason(shop: Shop):
+    shop.start_worker()
+    dataset = shop.dataset()
+    shop.artifacts.delete(f"datasets/{dataset}")
+    job = shop.wait(shop.submit(train_spec(dataset)))
+    assert job.state == "failed"
+    assert job.error is not None
+    assert job.error["code"] == "storage_failed"
+
+
+def test_a_killed_worker_leaves_no_rank_and_its_job_runs_elsewhere(shop: Shop):
+    first = shop.start_worker("w1")
+    job_id = shop.submit(train_spec(shop.dataset(), stop={"seconds": 3.0}))
+    shop.wait_step(job_id)
+    pid = shop.rank_pid(job_id, "w1")
+    family = [child.pid for child in psutil.Process(first.pid).children(recursive=True)]
+    assert pid in family
+    shop.start_worker("w2")
+    first.kill()
+    first.wait()
+    until(lambda: all(group_gone(one) for one in family), 15)
+    job = shop.wait(job_id)
+    assert job.state == "succeeded", (job.error, shop.logs())
+    assert [(one.worker, one.exit_kind) for one in shop.attempts(job_id)] == [
+        ("w1", "lease_expired"),
+        ("w2", "succeeded"),
+    ]
+
+
+def test_a_worker_that_starts_again_runs_the_jobs_of_its_last_life(shop: Shop):
+    first = shop.start_worker(LEASE_S="60")
+    job_id = shop.submit(train_spec(shop.dataset(), stop={"seconds": 2.0}))
+    shop.wait_step(job_id)
+    first.kill()
+    first.wait()
+    (shop.home / "w1.log").write_text("")
+    shop.start_worker(LEASE_S="60")
+    job = shop.wait(job_id)
+    assert job.state == "succeeded", (job.error, shop.logs())
+    assert [one.exit_kind for one in shop.attempts(job_id)] == ["worker_restarted", "succeeded"]
+
+
+def test_a_stopped_worker_gives_its_jobs_back_unblamed(shop: Shop):
+    first = shop.start_worker("w1")
+    job_id = shop.submit(train_spec(shop.dataset(), stop={"seconds": 4.0}))
+    shop.wait_step(job_id)
+    shop.start_worker("w2")
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(10) == 0, shop.logs()
+    job = shop.wait(job_id)
+    assert job.state == "succeeded"
+    assert job.infra_failures == 0
+    assert [(one.worker, one.exit_kind) for one in shop.attempts(job_id)] == [
+        ("w1", "worker_stopping"),
+        ("w2", "succeeded"),
+    ]
+    with shop.database.read() as tx:
+        states = {row.id: state for row, state in workers.all_workers(tx, lease_ms=3000)}
+    assert states["w1"] == "lost"
+
+
+def test_a_worker_ends_with_its_lifeline(shop: Shop):
+    read_end, write_end = os.pipe()
+    os.set_inheritable(read_end, True)
+    program = (
+        f"import os, sys; os.environ['GLASSHOUSE_LIFELINE_FD'] = '{read_end}';"
+        "os.execv(sys.executable, [sys.executable, '-m', 'worker', '--name', 'w1'])"
+    )
+    import subprocess
+
+    with (shop.home / "w1.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", program],
+            env=os.environ | {f"GLASSHOUSE_{k}": v for k, v in shop.variables.items()},
+            pass_fds=(read_end,),
+            stdout=log,
+            stderr=log,
+        )
+    os.close(read_end)
+    shop.workers["w1"] = process
+    until(lambda: shop.worker_ready("w1", process))
+    os.close(write_end)
+    assert process.wait(15) == 0, shop.logs()
+
+
+def test_a_dead_nursery_is_replaced_and_its_job_runs_again(shop: Shop):
+    worker = shop.start_worker()
+    job_id = shop.submit(train_spec(shop.dataset(), stop={"seconds": 2.0}))
+    shop.wait_step(job_id)
+    pid = shop.rank_pid(job_id)
+    nursery = next(
+        child
+        for child in psutil.Process(worker.pid).children()
+        if "engine.nursery" in child.cmdline()
+    )
+    nursery.kill()
+    until(lambda: group_gone(pid), 10)
+    job = shop.wait(job_id)
+    assert job.state == "succeeded", (job.error, shop.logs())
+    assert [one.exit_kind for one in shop.attempts(job_id)] == ["nursery_lost", "succeeded"]
+
+
+def test_a_rank_sees_nothing_of_the_services_environment(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "do-not-tell")
+    shop.start_worker()
+    job_id = shop.submit(endless(shop.dataset()))
+    shop.wait_step(job_id)
+    text = Path(f"/proc/{shop.rank_pid(job_id)}/environ").read_text()
+    seen = {entry.partition("=")[0] for entry in text.split("\0") if entry}
+    assert not [name for name in seen if name.startswith("GLASSHOUSE_") and "NURSERY" not in name]
+    assert "do-not-tell" not in text
+    assert str(shop.settings.redis) not in text
+    assert shop.settings.database not in text
+    assert "MALLOC_MMAP_THRESHOLD_" in seen
+    shop.cancel(job_id)
+    shop.wait(job_id)
+
+
+def test_a_bell_that_rings_a_hundred_times_makes_one_attempt(shop: Shop):
+    shop.start_worker("w1")
+    shop.start_worker("w2")
+    job_id = shop.submit(train_spec(shop.dataset()), ring=False)
+    for _ in range(100):
+        shop.ring()
+    for name in ("w1", "w2"):
+        for _ in range(50):
+            queue = f"glasshouse.worker.{name}"
+            shop.app.send_task("glasshouse.supervise", args=[job_id], queue=queue, retry=False)
+    assert shop.wait(job_id).state == "succeeded"
+    assert len(shop.attempts(job_id)) == 1
+
+
+def test_a_job_submitted_while_the_broker_is_away_runs(shop: Shop, broker: Broker):
+    shop.start_worker()
+    broker.kill()
+    job_id = shop.submit(train_spec(shop.dataset()), ring=False)
+    assert shop.wait(job_id).state == "succeeded", shop.logs()
+    broker.start()
+    assert shop.wait(shop.submit(train_spec(shop.dataset()))).state == "succeeded"
+
+
+def test_a_message_that_is_not_json_is_refused_and_the_worker_stays(shop: Shop):
+    worker = shop.start_worker()
+    import redis
+
+    body = (
+        '{"body": "gASVDAAAAAAAAACMBWhlbGxvlC4=", "content-encoding": "binary", "content-type":'
+        ' "application/x-python-serialize", "headers": {"id": "1", "task": "glasshouse.dispatch"},'
+        ' "properties": {"body_encoding": "base64", "delivery_tag": "t", "delivery_info": {}}}'
+    )
+    with redis.Redis.from_url(shop.settings.redis) as client:
+        client.lpush("glasshouse.dispatch", body)
+    job = shop.wait(shop.submit(train_spec(shop.dataset())))
+    assert job.state == "succeeded"
+    assert worker.poll() is None
+
+
+def test_a_fenced_out_supervisor_stops_its_rank_and_writes_nothing_more(shop: Shop):
+    shop.start_worker()
+    job_id = shop.submit(endless(shop.dataset()))
+    shop.wait_step(job_id)
+    pid = shop.rank_pid(job_id)
+    with shop.database.write() as tx:
+        held = next(claim for claim in attempts.held(tx, "w1") if claim.job == job_id)
+        assert attempts.give_up(
+            tx, held, exit_kind="lease_expired", reason="a test", max_failures=9
+        )
+        workers.drain(tx, "w1")
+    until(lambda: group_gone(pid), 15)
+    until(lambda: shop.logged("w1", "fenced_out"))
+    job = shop.job(job_id)
+    assert job.state == "queued"
+    assert shop.events(job_id)[-1].type == "state"
+    until(lambda: not list((shop.home / "work" / "w1").glob("job_*")))
+
+
+def test_many_short_jobs_leave_nothing_behind(shop: Shop):
+    worker = psutil.Process(shop.start_worker().pid)
+    dataset = shop.dataset()
+    assert shop.wait(shop.submit(train_spec(dataset))).state == "succeeded"
+    until(lambda: len(worker.children(recursive=True)) == 1)
+    before = worker.num_fds()
+    ids = [shop.submit(train_spec(dataset, stop={"steps": 2})) for _ in range(20)]
+    for job_id in ids:
+        assert shop.wait(job_id).state == "succeeded"
+    until(lambda: len(worker.children(recursive=True)) == 1)  # the nursery alone
+    until(lambda: worker.num_fds() <= before + 8)
+    assert all(device.job is None for device in shop.devices())
+    assert not list((shop.home / "work" / "w1").glob("job_*"))
+    assert not list((shop.home / "work" / "w1" / "ranks").iterdir())
+
+
+def test_higher_priority_goes_first(shop: Shop):
+    dataset = shop.dataset()
+    whole = {"type": "cpu", "threads": 2}
+    low = shop.submit(train_spec(dataset, devices=whole), ring=False)
+    high = shop.submit(train_spec(dataset, devices=whole, priority=5), ring=False)
+    shop.start_worker()
+    first, second = shop.wait(high), shop.wait(low)
+    assert first.started_at is not None
+    assert second.started_at is not None
+    assert first.started_at < second.started_at
+
+
+def test_an_idle_worker_is_small(shop: Shop):
+    worker = psutil.Process(shop.start_worker().pid)
+    assert worker.memory_info().rss < 150 * 2**20
+
+
+def test_a_second_worker_of_the_same_name_does_not_start(shop: Shop):
+    shop.start_worker("w1")
+    second = shop.start_worker("w1", wait=False)
+    assert second.wait(30) != 0

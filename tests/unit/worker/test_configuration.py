@@ -1,0 +1,134 @@
+import subprocess
+import sys
+from pathlib import Path
+
+from models.settings import Settings
+from worker import inventory
+from worker.app import configuration, make_app
+
+settings = Settings(redis_url="unix:///tmp/v.sock", worker_name="w1")
+
+
+def test_a_message_is_a_doorbell_and_nothing_else():
+    found = make_app(settings).conf
+    assert found.accept_content == ["json"]
+    assert found.task_serializer == "json"
+    assert found.result_backend is None
+    assert found.task_ignore_result is True
+    assert found.task_acks_late is False
+    assert found.task_reject_on_worker_lost is False
+    assert found.worker_prefetch_multiplier == 1
+    assert found.worker_disable_prefetch is True
+    assert found.task_time_limit is None
+    assert found.task_soft_time_limit is None
+    assert found.broker_connection_max_retries is None
+    assert found.broker_connection_retry_on_startup is True
+    assert found.worker_cancel_long_running_tasks_on_connection_loss is False
+    assert [queue.name for queue in found.task_queues] == [
+        "glasshouse.dispatch",
+        "glasshouse.worker.w1",
+    ]
+
+
+def test_every_setting_is_one_that_celery_knows():
+    from celery.app.defaults import NAMESPACES, flatten
+
+    known = {name for name, _ in flatten(NAMESPACES)}
+    assert set(configuration(settings)) <= known
+
+
+def test_a_worker_imports_neither_torch_nor_numpy_nor_fastapi():
+    program = (
+        "import sys, worker.__main__\n"
+        "print([m for m in ('torch', 'numpy', 'fastapi', 'pynvml') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert done.stdout.strip() == b"[]"
+
+
+def test_the_inventory_lists_a_device_per_core(monkeypatch):
+    monkeypatch.setenv("GLASSHOUSE_CPU_CORES", "3")
+    devices, info = inventory.ask()
+    assert [device.id for device in devices if device.kind == "cpu"] == ["cpu:0", "cpu:1", "cpu:2"]
+    assert info["memory_bytes"] > 0
+
+
+def test_an_inventory_that_fails_makes_cuda_devices_unhealthy():
+    known = [
+        *inventory.cpu_devices(1),
+        inventory.FoundDevice("cuda:0", "cuda", 0, "a device", uuid="GPU-1"),
+    ]
+    core, device = inventory.distrusted(known, "it hung")
+    assert core.healthy
+    assert not device.healthy
+    assert "it hung" in (device.reason or "")
+
+
+def test_torchs_version_is_read_without_importing_it():
+    import torch
+
+    assert inventory.torch_version() == (torch.__version__, torch.version.cuda is not None)
+
+
+class Nvml:
+    """NVML with one whole device, one split in two, and one that fell off the bus."""
+
+    NVML_DEVICE_MIG_ENABLE = 1
+
+    class NVMLError(Exception):
+        pass
+
+    def nvmlDeviceGetCount(self):
+        return 3
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        if index == 2:
+            raise self.NVMLError("GPU is lost")
+        return f"d{index}"
+
+    def nvmlDeviceGetMigMode(self, handle):
+        return (1, 1) if handle == "d1" else (0, 0)
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle):
+        return 3
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle, index):
+        if index == 2:
+            raise self.NVMLError("Not Found")
+        return f"{handle}m{index}"
+
+    def nvmlDeviceGetName(self, handle):
+        return b"H200"
+
+    def nvmlDeviceGetUUID(self, handle):
+        return f"MIG-{handle}" if "m" in handle else f"GPU-{handle}"
+
+    def nvmlDeviceGetMemoryInfo(self, handle):
+        class Memory:
+            total = 80 * 2**30
+
+        return Memory
+
+
+def test_mig_instances_are_devices_and_a_lost_one_is_listed_as_unhealthy():
+    found = inventory._listed(Nvml())
+    assert [device.id for device in found] == ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]
+    assert [device.uuid for device in found[:3]] == ["GPU-d0", "MIG-d1m0", "MIG-d1m1"]
+    assert "lost" in (found[3].reason or "") or "not built" in (found[3].reason or "")
+    assert not found[3].healthy
+
+
+def test_a_torch_for_the_cpu_makes_cuda_devices_unhealthy():
+    import torch
+
+    if torch.version.cuda is None:
+        assert all(
+            "not built for CUDA" in (device.reason or "") for device in inventory._listed(Nvml())
+        )
+
+
+def test_no_file_of_the_worker_holds_sql():
+    for path in Path("worker").glob("*.py"):
+        text = path.read_text()
+        assert "select(" not in text
+        assert "update(" not in text.replace(".update(", "").replace("difference_update(", "")

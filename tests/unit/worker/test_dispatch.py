@@ -1,0 +1,174 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker.dispatch import Choice, Need, Slot, Waiting, choose
+
+
+def cores(worker: str, count: int, busy: int = 0) -> list[Slot]:
+    return [Slot(worker, f"cpu:{n}", "cpu", n, free=n >= busy) for n in range(count)]
+
+
+def cuda(worker: str, number: int, *, free: bool = True, healthy: bool = True) -> Slot:
+    return Slot(worker, f"cuda:{number}", "cuda", number, healthy, free)
+
+
+def serve(queue: list[Waiting], slots: list[Slot]) -> list[Choice]:
+    return choose(queue, slots, starvation_s=60)
+
+
+def one(need: Need, slots: list[Slot]) -> Choice | None:
+    found = serve([Waiting("j", need)], slots)
+    return found[0] if found else None
+
+
+def test_a_cpu_job_without_threads_gets_half_of_the_cores():
+    assert one(Need("cpu"), cores("w", 8)) == Choice("j", "w", ("cpu:0", "cpu:1", "cpu:2", "cpu:3"))
+
+
+def test_a_cpu_job_without_threads_gets_one_core_of_one():
+    assert one(Need("cpu"), cores("w", 1)) == Choice("j", "w", ("cpu:0",))
+
+
+def test_a_job_gets_all_its_cores_on_one_worker_or_none():
+    slots = cores("a", 4, busy=2) + cores("b", 4, busy=1)
+    assert one(Need("cpu", threads=3), slots) == Choice("j", "b", ("cpu:1", "cpu:2", "cpu:3"))
+    assert one(Need("cpu", threads=4), slots) is None
+
+
+def test_auto_takes_a_free_cuda_device():
+    assert one(Need(), [*cores("w", 4), cuda("w", 0)]) == Choice("j", "w", ("cuda:0",))
+
+
+def test_auto_waits_for_a_healthy_cuda_device_that_is_busy():
+    assert one(Need(), [*cores("w", 4), cuda("w", 0, free=False)]) is None
+
+
+def test_auto_takes_cores_where_every_cuda_device_is_unhealthy():
+    chosen = one(Need(), [*cores("w", 4), cuda("w", 0, healthy=False)])
+    assert chosen == Choice("j", "w", ("cpu:0", "cpu:1"))
+
+
+def test_a_number_means_exactly_that_device():
+    slots = [cuda("w", 0), cuda("w", 1)]
+    assert one(Need("cuda", number=1), slots) == Choice("j", "w", ("cuda:1",))
+    assert one(Need("cuda", number=2), slots) is None
+
+
+def test_a_job_for_one_worker_goes_nowhere_else():
+    slots = cores("a", 4) + cores("b", 4, busy=4)
+    assert one(Need("cpu", threads=1, worker="b"), slots) is None
+
+
+def test_jobs_go_to_the_emptiest_worker():
+    slots = cores("a", 4, busy=2) + cores("b", 4, busy=1)
+    chosen = one(Need("cpu", threads=1), slots)
+    assert chosen is not None
+    assert chosen.worker == "b"
+
+
+def test_small_jobs_pass_a_large_one_that_does_not_fit():
+    queue = [Waiting("large", Need("cpu", threads=4)), Waiting("small", Need("cpu", threads=1))]
+    assert [choice.job for choice in serve(queue, cores("w", 4, busy=1))] == ["small"]
+
+
+def test_a_large_job_that_has_waited_long_keeps_devices_from_those_behind_it():
+    queue = [
+        Waiting("large", Need("cpu", threads=4), waited_s=61),
+        Waiting("small", Need("cpu", threads=1)),
+    ]
+    assert serve(queue, cores("w", 4, busy=1)) == []
+    assert serve(queue, cores("w", 4))[0].job == "large"
+
+
+def test_a_job_that_no_worker_could_ever_run_keeps_nothing():
+    queue = [
+        Waiting("impossible", Need("cpu", threads=9), waited_s=1e6),
+        Waiting("small", Need("cpu", threads=1)),
+    ]
+    assert [choice.job for choice in serve(queue, cores("w", 4))] == ["small"]
+
+
+needs = st.one_of(
+    st.builds(
+        Need,
+        st.just("cpu"),
+        st.none(),
+        st.none() | st.integers(1, 6),
+        st.sampled_from([None, "a", "b"]),
+    ),
+    st.builds(Need, st.just("cuda"), st.none() | st.integers(0, 3), st.none(), st.none()),
+    st.just(Need()),
+)
+slots_of = st.lists(
+    st.builds(
+        lambda worker, kind, number, healthy, free: Slot(
+            worker, f"{kind}:{number}", kind, number, healthy, free
+        ),
+        st.sampled_from(["a", "b", "c"]),
+        st.sampled_from(["cpu", "cuda"]),
+        st.integers(0, 5),
+        st.booleans(),
+        st.booleans(),
+    ),
+    max_size=24,
+    unique_by=lambda slot: (slot.worker, slot.id),
+)
+queues = st.lists(st.tuples(needs, st.sampled_from([0.0, 100.0])), max_size=12).map(
+    lambda found: [Waiting(f"j{n}", need, waited) for n, (need, waited) in enumerate(found)]
+)
+
+
+@given(queues, slots_of)
+def test_a_device_is_given_once_and_only_when_it_is_free_and_healthy(
+    queue: list[Waiting], slots: list[Slot]
+):
+    chosen = serve(queue, slots)
+    given_out = [(choice.worker, device) for choice in chosen for device in choice.devices]
+    usable = {(slot.worker, slot.id) for slot in slots if slot.free and slot.healthy}
+    assert len(given_out) == len(set(given_out))
+    assert set(given_out) <= usable
+    assert len({choice.job for choice in chosen}) == len(chosen)
+
+
+@given(queues, slots_of)
+def test_every_job_gets_what_it_asked_for(queue: list[Waiting], slots: list[Slot]):
+    needs_of = {waiting.job: waiting.need for waiting in queue}
+    by_id = {(slot.worker, slot.id): slot for slot in slots}
+    for choice in serve(queue, slots):
+        need = needs_of[choice.job]
+        devices = [by_id[choice.worker, device] for device in choice.devices]
+        assert need.worker in (None, choice.worker)
+        assert len({device.kind for device in devices}) == 1
+        assert need.kind in ("auto", devices[0].kind)
+        assert len(devices) == need.threads or need.threads is None
+        assert need.number in (None, devices[0].number)
+
+
+@given(queues, slots_of)
+def test_who_comes_first_is_served_as_if_nobody_stood_behind(
+    queue: list[Waiting], slots: list[Slot]
+):
+    whole = serve(queue, slots)
+    for length in range(len(queue)):
+        known = {waiting.job for waiting in queue[:length]}
+        assert serve(queue[:length], slots) == [one for one in whole if one.job in known]
+
+
+@given(st.integers(2, 6), st.lists(st.integers(1, 2), min_size=20, max_size=40))
+def test_a_stream_of_small_jobs_does_not_starve_a_large_one(size: int, small: list[int]):
+    """Each round one running job ends and a new small one comes; the large one is old enough."""
+    slots = cores("w", size)
+    running = [Choice(f"r{n}", "w", (f"cpu:{n}",)) for n in range(size)]
+    behind: list[Waiting] = []
+    for number, threads in enumerate(small):
+        running = running[1:]
+        behind.append(Waiting(f"s{number}", Need("cpu", threads=threads)))
+        taken = {device for choice in running for device in choice.devices}
+        now = [Slot(s.worker, s.id, s.kind, s.number, free=s.id not in taken) for s in slots]
+        queue = [Waiting("large", Need("cpu", threads=size), waited_s=100), *behind]
+        chosen = serve(queue, now)
+        if any(choice.job == "large" for choice in chosen):
+            assert number < size
+            return
+        running += chosen
+    raise AssertionError("the large job never ran")

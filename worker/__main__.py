@@ -1,0 +1,240 @@
+"""One worker of the service: ``python -m worker [--name NAME]``.
+
+Celery runs in the main thread with a pool of threads: one for each device, which a supervisor
+holds as long as its attempt runs, and two more that always hear a bell.
+"""
+
+import argparse
+import fcntl
+import os
+import platform
+import re
+import signal
+import sys
+import threading
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import IO, Any
+
+import structlog
+from celery import signals  # pyright: ignore[reportMissingTypeStubs]
+
+from models import attempts, workers
+from models.artifacts import LocalArtifacts
+from models.database import Database
+from models.settings import Settings
+from models.workers import FoundDevice
+from worker import inventory, journal, tasks
+from worker.app import NUM_BELL_SLOTS, make_app
+from worker.bells import DISPATCH_QUEUE, Bells, worker_queue
+from worker.nursery import Nursery, wait_for
+from worker.station import Station
+from worker.sweep import Every, Sweep, return_attempts
+from worker.workplace import Register
+
+_log: Any = structlog.get_logger()
+
+LIFELINE_VARIABLE = "GLASSHOUSE_LIFELINE_FD"
+INVENTORY_EVERY_S = 60.0
+_NURSERY_START_S = 120.0
+_LATE_S = 5.0
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+class Worker:
+    """Starts everything in order, and ends it in order."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        work = settings.work / settings.worker_name
+        work.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = lock(work / "lock")
+        app = make_app(settings)
+        self._app = app
+        database = Database(settings.database, pool_size=16)
+        nursery = Nursery(log_path=work / "nursery.log")
+        bells = Bells(settings, app)
+        self.station = Station(
+            settings, database, LocalArtifacts(settings.artifacts), bells, nursery
+        )
+        self._devices: list[FoundDevice] = []
+        self._threads: list[Every] = []
+        tasks.hang(app, self.station)
+
+    def run(self) -> int:
+        """Work until told to stop; 0 when everything ended in good order."""
+        station = self.station
+        Register(station.work).clear()
+        station.nursery.start()
+        self._take_inventory(first=True)
+        if not wait_for(station.nursery, _NURSERY_START_S):
+            _log.error("nursery_does_not_start", log=str(station.work / "nursery.log"))
+            station.nursery.close()
+            return 1
+        self._enter()
+        settings = self._settings
+        self._threads = [
+            Every(settings.heartbeat_s, self._beat, "heartbeat"),
+            Every(settings.sweep_s, Sweep(station), "sweep"),
+            Every(INVENTORY_EVERY_S, self._take_inventory, "inventory"),
+        ]
+        _log.info("worker_ready", worker=station.name, devices=len(self._devices))
+        try:
+            self._serve_bells()
+        finally:
+            self._leave()
+        return 0
+
+    def stop(self) -> None:
+        """Take no more jobs and ask those that run to stop. Returns at once."""
+        if self.station.stopping.is_set():
+            return
+        self.station.stopping.set()
+        _log.info("worker_stopping")
+        threading.Thread(target=self._force_end, name="deadline", daemon=True).start()
+        threading.Thread(target=self._drain, name="drain", daemon=True).start()
+
+    def _enter(self) -> None:
+        """Become known, and give back what an earlier life of this worker still holds."""
+        station = self.station
+        with station.database.write() as tx:
+            workers.register(
+                tx,
+                worker=station.name,
+                host=platform.node(),
+                pid=os.getpid(),
+                version=package_version(),
+                info=self._info,
+                devices=self._devices,
+            )
+            held = attempts.held(tx, station.name)
+        return_attempts(
+            station, held, exit_kind="worker_restarted", reason="its worker ended unexpectedly"
+        )
+        tasks.heard("start", station.dispatch)
+
+    def _serve_bells(self) -> None:
+        celery: Any = self._app.Worker(
+            hostname=f"{self.station.name}@{platform.node()}",
+            pool="threads",
+            concurrency=len(self._devices) + NUM_BELL_SLOTS,
+            queues=[DISPATCH_QUEUE, worker_queue(self.station.name)],
+            without_gossip=True,
+            without_mingle=True,
+            without_heartbeat=True,
+            loglevel="INFO",
+            quiet=True,
+        )
+        celery.start()
+
+    def _leave(self) -> None:
+        """End in good order: what ran is queued again, and the worker is no longer there."""
+        self.stop()
+        station = self.station
+        station.wait_idle(self._settings.grace_s + self._settings.kill_s + _LATE_S)
+        for thread in self._threads:
+            thread.end()
+        tasks.heard("leave", self._retire)
+        station.nursery.close()
+        station.bells.close()
+        station.database.close()
+        self._lock.close()
+        _log.info("worker_stopped")
+
+    def _retire(self) -> None:
+        station = self.station
+        with station.database.write() as tx:
+            workers.retire(tx, station.name)
+            left = attempts.assigned(tx, station.name)
+        return_attempts(station, left, exit_kind="worker_stopping", reason="its worker was stopped")
+
+    def _drain(self) -> None:
+        tasks.heard("drain", self._say_draining)
+
+    def _say_draining(self) -> None:
+        with self.station.database.write() as tx:
+            workers.drain(tx, self.station.name)
+
+    def _beat(self) -> None:
+        with self.station.database.write() as tx:
+            workers.beat(tx, self.station.name)
+
+    def _take_inventory(self, *, first: bool = False) -> None:
+        try:
+            self._devices, self._info = inventory.ask()
+        except (OSError, ValueError, inventory.subprocess.SubprocessError) as error:
+            _log.exception("inventory_failed")
+            known = self._devices or inventory.cpu_devices(inventory.num_cores(self._settings))
+            self._devices = inventory.distrusted(known, str(error))
+            self._info: dict[str, Any] = {}
+        if not first:
+            with self.station.database.write() as tx:
+                workers.refresh_devices(tx, self.station.name, self._devices)
+
+    def _force_end(self) -> None:
+        """A worker that cannot end in order ends all the same; its lifelines end its ranks."""
+        time.sleep(self._settings.grace_s + self._settings.kill_s + 2 * _LATE_S)
+        _log.error("worker_did_not_stop_in_time")
+        os._exit(1)
+
+
+def lock(path: Path) -> IO[str]:
+    """Hold a file, so that of two workers with one name on a host the second does not start."""
+    handle = path.open("w")
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise SystemExit("A worker of this name runs on this host already.") from None
+    return handle
+
+
+def follow_lifeline() -> None:
+    """End like on SIGTERM when the process that started this one is gone."""
+    handle = os.environ.pop(LIFELINE_VARIABLE, None)
+    if handle is None:
+        return
+
+    def watch() -> None:
+        while os.read(int(handle), 4096):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    os.set_inheritable(int(handle), False)
+    threading.Thread(target=watch, name="lifeline", daemon=True).start()
+
+
+def package_version() -> str:
+    """The installed version of the service."""
+    try:
+        return version("glasshouse")
+    except PackageNotFoundError:
+        return "0"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a worker until SIGTERM, SIGINT or the end of its lifeline."""
+    parser = argparse.ArgumentParser(prog="python -m worker", description=__doc__)
+    parser.add_argument("--name", help="unique among the workers of one service")
+    name = parser.parse_args(arguments).name
+    settings = Settings(worker_name=name) if name else Settings()
+    if _NAME.fullmatch(settings.worker_name) is None:
+        parser.error("a worker's name has letters, digits, dots, dashes and underlines")
+    journal.configure()
+    follow_lifeline()
+    worker = Worker(settings)
+
+    def keep_logging(**_: Any) -> None:
+        """Being connected keeps Celery from configuring its own logging."""
+
+    def on_shutdown(**_: Any) -> None:
+        worker.stop()
+
+    heard: Any = signals
+    heard.setup_logging.connect(keep_logging, weak=False)
+    heard.worker_shutting_down.connect(on_shutdown, weak=False)
+    return worker.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""The Celery application. A message is a doorbell: at most once, JSON, and nobody waits for it.
+
+Everything that must survive is in the ledger, so what Celery offers for that is switched off:
+late acknowledgement runs a long job twice, results and time limits have their place in SQL.
+"""
+
+from typing import Any
+
+from celery import Celery  # pyright: ignore[reportMissingTypeStubs]
+from kombu.entity import Queue  # pyright: ignore[reportMissingTypeStubs]
+
+from models.settings import Settings
+from worker.bells import DISPATCH_QUEUE, worker_queue
+
+NUM_BELL_SLOTS = 2
+"""Threads beyond one per device: supervisors never take all, so a bell is always heard."""
+
+
+def make_app(settings: Settings) -> Any:
+    """A Celery application with every setting that matters written out."""
+    app: Any = Celery("glasshouse", broker=settings.celery_broker, set_as_current=False)
+    app.conf.update(configuration(settings))
+    return app
+
+
+def configuration(settings: Settings) -> dict[str, Any]:
+    """The settings, pinned: a new release of Celery must not change them."""
+    return {
+        "accept_content": ["json"],
+        "task_serializer": "json",
+        "result_serializer": "json",
+        "result_backend": None,
+        "task_ignore_result": True,
+        "task_acks_late": False,
+        "task_reject_on_worker_lost": False,
+        "task_time_limit": None,
+        "task_soft_time_limit": None,
+        "task_default_queue": DISPATCH_QUEUE,
+        "task_queues": [Queue(DISPATCH_QUEUE), Queue(worker_queue(settings.worker_name))],
+        "task_create_missing_queues": True,
+        "task_send_sent_event": False,
+        "worker_send_task_events": False,
+        "worker_enable_remote_control": False,
+        "worker_prefetch_multiplier": 1,
+        "worker_disable_prefetch": True,
+        "worker_hijack_root_logger": False,
+        "worker_redirect_stdouts": False,
+        "worker_cancel_long_running_tasks_on_connection_loss": False,
+        "broker_connection_retry": True,
+        "broker_connection_retry_on_startup": True,
+        "broker_connection_max_retries": None,
+        "broker_transport_options": {
+            "visibility_timeout": 3600,  # equal in every process; nothing stays unacknowledged
+            "socket_timeout": 5.0,
+            "socket_connect_timeout": 2.0,
+            "health_check_interval": 10,
+        },
+        "timezone": "UTC",
+        "enable_utc": True,
+    }

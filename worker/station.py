@@ -1,0 +1,116 @@
+"""What all threads of one worker share, and the two things that a bell asks of it."""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import structlog
+
+from glasshouse.errors import DatabaseUnavailable, StorageFull
+from models.artifacts import Artifacts
+from models.database import Database
+from models.settings import Settings
+from worker import dispatch as dispatching
+from worker.bells import Bells
+from worker.nursery import Nursery
+
+_log: Any = structlog.get_logger()
+T = TypeVar("T")
+
+AWAY = (DatabaseUnavailable, StorageFull)
+"""The ledger cannot be written now and may be again soon: wait, and never stop training for it."""
+
+
+class Station:
+    """One worker: its name, its ledger, its bells, its nursery."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        artifacts: Artifacts,
+        bells: Bells,
+        nursery: Nursery,
+    ) -> None:
+        self.settings = settings
+        self.database = database
+        self.artifacts = artifacts
+        self.bells = bells
+        self.nursery = nursery
+        self.name = settings.worker_name
+        self.lease_ms = int(settings.lease_s * 1000)
+        self.stopping = threading.Event()
+        self._dispatching = threading.Lock()
+        self._dispatch_wanted = threading.Event()
+        self._running: set[str] = set()
+        self._running_changed = threading.Condition()
+
+    @property
+    def work(self) -> Path:
+        """This worker's own scratch directory."""
+        return self.settings.work / self.name
+
+    def dispatch(self) -> None:
+        """Serve the queue, and ring the workers that got something.
+
+        Of many bells at once one serves the queue and looks once more; the others go.
+        """
+        self._dispatch_wanted.set()
+        while self._dispatch_wanted.is_set() and self._dispatching.acquire(blocking=False):
+            try:
+                self._dispatch_wanted.clear()
+                given = dispatching.dispatch(self.database, self.settings)
+            finally:
+                self._dispatching.release()
+            for choice in given:
+                _log.info("assigned", job=choice.job, worker=choice.worker, devices=choice.devices)
+                self.bells.supervise(choice.worker, choice.job)
+                self.bells.changed(choice.job)
+
+    def supervise(self, job_id: str, run: Callable[["Station", str], None]) -> None:
+        """Run an attempt of a job to its end, unless it runs here already."""
+        with self._running_changed:
+            if job_id in self._running or self.stopping.is_set():
+                return
+            self._running.add(job_id)
+        try:
+            with structlog.contextvars.bound_contextvars(job=job_id):
+                run(self, job_id)
+        finally:
+            with self._running_changed:
+                self._running.discard(job_id)
+                self._running_changed.notify_all()
+        self.dispatch()  # its devices are free, or it waits again
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Wait until no attempt runs here."""
+        with self._running_changed:
+            return self._running_changed.wait_for(lambda: not self._running, timeout_s)
+
+    def runs(self, job_id: str) -> bool:
+        """Whether an attempt of the job runs here."""
+        with self._running_changed:
+            return job_id in self._running
+
+    def insist(self, act: Callable[[], T], give_up_after_s: float | None = None) -> T:
+        """Do something with the ledger; while it is away, again and again.
+
+        Raises:
+            DatabaseUnavailable, StorageFull: it was away for longer than ``give_up_after_s``,
+                or the worker stops meanwhile.
+        """
+        began, delay = time.monotonic(), 0.05
+        while True:
+            try:
+                return act()
+            except AWAY as error:
+                _log.warning("ledger_away", error=str(error))
+                waited = time.monotonic() - began
+                if give_up_after_s is not None and waited > give_up_after_s:
+                    raise
+                if self.stopping.is_set() and waited > self.settings.kill_s:
+                    raise
+                time.sleep(delay)
+                delay = min(2.0, delay * 2)

@@ -1,0 +1,54 @@
+"""How a rank is made to stop: asked at a step boundary, then SIGTERM, then SIGKILL."""
+
+import signal
+import time
+
+from worker.ranks import Rank
+
+UNKILLABLE_S = 60.0
+"""A process that outlives SIGKILL for this long waits in the kernel and will not end."""
+
+
+class Stop:
+    """The escalation for one rank. Asking twice changes nothing, except that force hurries."""
+
+    def __init__(self, rank: Rank, *, grace_s: float, kill_s: float) -> None:
+        self._rank = rank
+        self._grace_s = grace_s
+        self._kill_s = kill_s
+        self._asked_at: float | None = None
+        self._termed_at: float | None = None
+        self._killed_at: float | None = None
+
+    @property
+    def signalled(self) -> bool:
+        """Whether we sent a signal, so that a death by one is our doing."""
+        return self._termed_at is not None
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether even SIGKILL does not end it."""
+        return self._killed_at is not None and time.monotonic() > self._killed_at + UNKILLABLE_S
+
+    def ask(self, *, force: bool = False) -> None:
+        """Ask the rank to stop at its next step boundary; with force, signal it at once."""
+        if self._asked_at is None:
+            self._asked_at = time.monotonic()
+            self._rank.tell({"do": "cancel"})
+        if force:
+            self._terminate()
+
+    def press(self) -> None:
+        """Go one step further if the time for it has come. Called at every look at the rank."""
+        now = time.monotonic()
+        if self._asked_at is not None and now >= self._asked_at + self._grace_s:
+            self._terminate()
+        due = self._termed_at is not None and now >= self._termed_at + self._kill_s
+        if due and self._killed_at is None:
+            self._killed_at = now
+            self._rank.signal(signal.SIGKILL)
+
+    def _terminate(self) -> None:
+        if self._termed_at is None:
+            self._termed_at = time.monotonic()
+            self._rank.signal(signal.SIGTERM)

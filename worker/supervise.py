@@ -1,0 +1,306 @@
+"""The desk: one attempt of one job, from its claim to its end.
+
+Claims it, has a rank forked for it, stores what the rank says, passes commands down, and judges
+the end. Everything it writes is fenced: one that was given up for dead finds that its writes
+match nothing, and stops. It never waits for the ledger with its hands off the rank.
+"""
+
+import errno
+import signal
+import time
+from typing import Any
+
+import structlog
+
+from engine.spool import SpoolDamaged, read_frames
+from glasshouse.errors import EngineFailed, RunFailure, StorageFailed
+from models import attempts, checkpoints, jobs
+from models.attempts import Beat, Claim
+from models.tables import Job
+from worker import processes, verdict, workplace
+from worker.logs import Log
+from worker.nursery import NurseryLost
+from worker.ranks import Exit, Rank
+from worker.shipping import BadRecord, Shipment, Sorter
+from worker.station import AWAY, Station
+from worker.stopping import Stop
+from worker.verdict import Again, Ended
+
+_log: Any = structlog.get_logger()
+
+SHIP_EVERY_S = 0.05
+BEAT_EVERY_S = 1.0
+MAX_RECORDS = 1000
+_FRESH_S = 0.005  # the first step is what people wait for
+_BUSY_S = 0.01
+_IDLE_S = 0.04
+_IDLE_AFTER_S = 2.0
+_RETRY_S = 0.5
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Fenced(Exception):
+    """This attempt has lost its job."""
+
+
+def supervise(station: Station, job_id: str) -> None:
+    """Run the attempt that waits for this worker, if there is one; a doorbell's whole work."""
+    with station.database.write() as tx:
+        claimed = attempts.claim(tx, job_id, station.name)
+    if claimed is None:
+        return
+    claim, job = claimed
+    station.bells.changed(job_id)
+    with structlog.contextvars.bound_contextvars(attempt=claim.attempt):
+        Supervisor(station, claim, job).run()
+    station.bells.changed(job_id)
+
+
+class Supervisor:
+    """Runs one attempt."""
+
+    def __init__(self, station: Station, claim: Claim, job: Job) -> None:
+        self._station = station
+        self._claim = claim
+        self._job = job
+        self._dir = station.work / claim.job / str(claim.attempt)
+        logs = self._dir / "logs"
+        self._logs = [Log(logs / f"rank-0.{name}", name) for name in ("stdout", "stderr")]
+        self._sorter = Sorter(claim, job.owner, self._dir)
+        self._register = workplace.Register(station.work)
+        self._rank: Rank | None = None
+        self._stop: Stop | None = None
+        self._began = False
+        self._offset = 0
+        self._pending: Shipment | None = None
+        self._tried = False
+        self._end: dict[str, Any] | None = None
+        self._beat: Beat | None = None
+        self._num_commands = 0
+        self._commands: list[str] = []
+        self._force = False
+        self._wrote_at = self._shipped_at = self._retry_at = 0.0
+        saving: dict[str, int] = job.resolved.get("checkpoint", {}) if job.kind == "train" else {}
+        self._keep_last = saving.get("keep_last", 3)
+
+    def run(self) -> None:
+        """Run it to its end, whatever happens."""
+        try:
+            self._close(self._work())
+        except Fenced:
+            _log.warning("fenced_out")
+            self._end_rank(gently=True)
+        except AWAY:
+            _log.exception("ledger_away_at_the_end")  # the lease runs out, another worker takes it
+        except Exception:
+            _log.exception("supervisor_failed")
+            self._end_rank()
+            failure = EngineFailed("The worker failed in a way it did not expect.")
+            self._close(Ended("failed", "supervisor_failed", failure.as_dict()))
+        finally:
+            self._end_rank()
+            workplace.remove(self._dir)
+
+    def _work(self) -> Ended | Again:
+        oom_kills = processes.oom_kills()
+        try:
+            exit_ = self._watch(*self._start())
+        except NurseryLost as error:
+            stopping = self._station.stopping.is_set()
+            return Again("nursery_lost", str(error), counted=not stopping)
+        except RunFailure as failure:
+            self._end_rank()
+            return Ended("failed", failure.category, failure.as_dict())
+        except (SpoolDamaged, BadRecord) as error:
+            self._end_rank()
+            failure = EngineFailed(f"What the training process wrote cannot be read: {error}")
+            return Ended("failed", "spool_damaged", failure.as_dict())
+        if exit_ is None:
+            return verdict.unkillable(cancelled=self._cancelled)
+        return verdict.judge(
+            self._end,
+            exit_,
+            cancelled=self._cancelled,
+            stopping=self._station.stopping.is_set(),
+            out_of_memory=processes.oom_kills() != oom_kills,
+        )
+
+    def _start(self) -> tuple[Rank, Stop]:
+        env = self._station.insist(self._prepare)
+        while not self._station.nursery.wait_ready(BEAT_EVERY_S):
+            self._beat_if_due()
+            if self._station.stopping.is_set():
+                raise NurseryLost("the worker stops")
+        logs = [self._dir / "logs" / f"rank-0.{name}" for name in ("stdout", "stderr")]
+        self._rank = rank = self._station.nursery.fork(self._dir, env, *logs)
+        self._register.note(rank.identity)
+        settings = self._station.settings
+        self._stop = stop = Stop(rank, grace_s=settings.grace_s, kill_s=settings.kill_s)
+        _log.info("rank_started", pid=rank.identity.pid)
+        return rank, stop
+
+    def _prepare(self) -> dict[str, str]:
+        with self._station.database.read() as tx:
+            described, env = workplace.describe(tx, self._station.artifacts, self._claim, self._job)
+        workplace.prepare(self._dir, described)
+        return env
+
+    def _watch(self, rank: Rank, stop: Stop) -> Exit | None:
+        """Watch the rank until it has ended and all that it said is stored."""
+        while True:
+            exit_ = rank.wait(self._pause())
+            self._look(final=exit_ is not None)
+            self._beat_if_due()
+            if self._cancelled or self._station.stopping.is_set():
+                stop.ask(force=self._force)
+            stop.press()
+            if exit_ is not None and self._pending is None:
+                return exit_
+            if exit_ is not None:
+                time.sleep(_BUSY_S)  # the ledger is away; the spool keeps what was said
+            if stop.hopeless:
+                return None
+
+    def _pause(self) -> float:
+        if not self._began:
+            return _FRESH_S
+        idle = time.monotonic() - self._shipped_at > _IDLE_AFTER_S
+        return _IDLE_S if idle else _BUSY_S
+
+    def _look(self, *, final: bool) -> None:
+        """Read what is new and store it; with ``final``, all there is."""
+        while True:
+            if self._pending is None and (final or self._ship_due):
+                self._pending = self._read(final=final)
+            if self._pending is None or not self._ship(self._pending):
+                return
+            self._pending = None
+
+    @property
+    def _ship_due(self) -> bool:
+        return time.monotonic() - self._shipped_at >= SHIP_EVERY_S
+
+    def _read(self, *, final: bool) -> Shipment | None:
+        records, offset = read_frames(self._dir / "spool", self._offset, MAX_RECORDS)
+        printed = [event for log in self._logs for event in log.read(final=final)]
+        if not records and not printed:
+            return None
+        shipment = self._sorter.sort(records, (self._offset, offset))
+        shipment.batch.events += printed
+        self._tried = False
+        return shipment
+
+    def _ship(self, shipment: Shipment) -> bool:
+        """Store a shipment. False: the ledger or the disk is away; it stays pending."""
+        if time.monotonic() < self._retry_at:
+            return False
+        try:
+            shipment.move_files(self._station.artifacts)
+            self._store(shipment)
+        except AWAY as error:
+            _log.warning("ledger_away", error=str(error))
+            return self._later()
+        except OSError as error:
+            if error.errno in _NO_SPACE:
+                _log.warning("disk_full")
+                return self._later()
+            raise StorageFailed(f"A file of the job could not be stored: {error}") from error
+        self._offset = shipment.offsets[1]
+        self._end = shipment.end or self._end
+        self._shipped_at = time.monotonic()
+        self._station.bells.changed(self._claim.job)
+        return True
+
+    def _later(self) -> bool:
+        self._tried = True
+        self._retry_at = time.monotonic() + _RETRY_S
+        if self._station.stopping.is_set() and self._stop is not None and self._stop.signalled:
+            raise Fenced  # no time left: the lease will run out
+        return False
+
+    def _store(self, shipment: Shipment) -> None:
+        claim, lease_ms = self._claim, self._station.lease_ms
+        gone: list[str] = []
+        with self._station.database.write() as tx:
+            before, after = shipment.offsets
+            if before != after and not self._began:
+                attempts.run(tx, claim, lease_ms=lease_ms)
+            if self._tried and before != after and attempts.shipped_up_to(tx, claim) == after:
+                beat = attempts.beat(tx, claim, lease_ms=lease_ms)  # only its answer was lost
+            else:
+                beat = attempts.ship(
+                    tx, claim, shipment.batch, offsets=shipment.offsets, lease_ms=lease_ms
+                )
+            if beat is not None and shipment.batch.checkpoints:
+                old = checkpoints.superseded(tx, claim.job, self._keep_last)
+                gone = [row.key for row in old]
+        self._began = self._began or before != after
+        self._heard(beat)
+        for key in gone:
+            self._station.artifacts.delete(key)
+
+    def _beat_if_due(self) -> None:
+        every = min(BEAT_EVERY_S, self._station.settings.lease_s / 3)
+        if time.monotonic() - max(self._wrote_at, self._retry_at - _RETRY_S) < every:
+            return
+        try:
+            with self._station.database.write() as tx:
+                beat = attempts.beat(tx, self._claim, lease_ms=self._station.lease_ms)
+            self._heard(beat)
+        except AWAY as error:
+            _log.warning("ledger_away", error=str(error))
+            self._later()
+
+    def _heard(self, beat: Beat | None) -> None:
+        if beat is None:
+            raise Fenced
+        self._wrote_at = time.monotonic()
+        self._beat = beat
+        if beat.num_commands != self._num_commands:
+            with self._station.database.read() as tx:
+                pending = jobs.commands_pending(tx, self._claim.job)
+            self._commands = [command.id for command in pending]
+            self._force = any(command.body.get("force") for command in pending)
+            self._num_commands = beat.num_commands
+
+    @property
+    def _cancelled(self) -> bool:
+        return self._beat is not None and self._beat.cancel_requested
+
+    def _close(self, end: Ended | Again) -> None:
+        """Write the end into the ledger."""
+        _log.info("attempt_ended", exit_kind=end.exit_kind)
+        done = self._station.insist(lambda: self._write_end(end))
+        if not done:
+            _log.warning("fenced_out_at_the_end")
+
+    def _write_end(self, end: Ended | Again) -> bool:
+        with self._station.database.write() as tx:
+            if isinstance(end, Again):
+                return attempts.give_up(
+                    tx,
+                    self._claim,
+                    exit_kind=end.exit_kind,
+                    reason=end.reason,
+                    max_failures=self._station.settings.max_infra_failures,
+                    counted=end.counted,
+                )
+            attempts.applied(tx, self._claim, self._commands, self._sorter.step)
+            error = end.error and {"log_tail": self._logs[1].tail(), **end.error}
+            return attempts.finish(tx, self._claim, end.state, exit_kind=end.exit_kind, error=error)
+
+    def _end_rank(self, *, gently: bool = False) -> None:
+        """See to it that nothing of the attempt runs any more."""
+        rank, self._rank = self._rank, None
+        if rank is None:
+            return
+        if gently and rank.wait(0) is None:
+            rank.signal(signal.SIGTERM)
+            rank.wait(self._station.settings.kill_s)
+        if rank.wait(0) is None:
+            rank.signal(signal.SIGKILL)
+        rank.wait(self._station.settings.kill_s)
+        rank.close()
+        processes.wait_gone(rank.identity, self._station.settings.kill_s)
+        processes.kill_orphans(rank.identity)
+        self._register.forget(rank.identity)

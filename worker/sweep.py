@@ -1,0 +1,151 @@
+"""The second doorbell: finds what a lost message, a lost worker or a lost process left behind.
+
+Needs no broker. Jobs that nobody was told of are served, attempts whose worker fell silent are
+ended, and attempts that wait for this worker are begun here if their bell does not come.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import structlog
+
+from models import attempts, jobs, workers
+from models.attempts import Claim
+from models.tables import now
+from worker import tasks
+from worker.bells import worker_queue
+from worker.station import AWAY, Station
+from worker.supervise import supervise
+
+_log: Any = structlog.get_logger()
+
+
+class Sweep:
+    """Looks around once per call. One part that fails does not keep the others from their work."""
+
+    def __init__(self, station: Station) -> None:
+        self._station = station
+        self._healthy_since: float | None = None
+        self._looked_at = 0.0
+        self._seen_waiting: set[str] = set()
+
+    def __call__(self) -> None:
+        """Sweep once."""
+        self._note_health()
+        for part in (self._serve_queue, self._begin_waiting, self._end_lost):
+            try:
+                part()
+            except AWAY as error:
+                self._healthy_since = None
+                _log.warning("ledger_away", error=str(error))
+            except Exception:
+                _log.exception("sweep_failed", part=part.__name__)
+
+    def _note_health(self) -> None:
+        """Leases may run out only while this worker itself is awake and sees the ledger."""
+        before, self._looked_at = self._looked_at, time.monotonic()
+        slept = self._looked_at - before > 3 * self._station.settings.sweep_s + 1
+        try:
+            self._station.database.ping()
+        except AWAY:
+            self._healthy_since = None
+            return
+        if self._healthy_since is None or slept:
+            self._healthy_since = self._looked_at
+
+    def _serve_queue(self) -> None:
+        long_ago = now() - timedelta(seconds=self._station.settings.rering_s)
+        with self._station.database.read() as tx:
+            bells = jobs.bells(tx)
+            unheard = workers.waiting_since(tx, before=long_ago)
+        if not bells and not unheard:
+            return
+        self._station.dispatch()
+        with self._station.database.write() as tx:
+            if bells:
+                jobs.rung(tx, up_to=bells[-1][0])
+            workers.rung(tx, unheard)
+
+    def _begin_waiting(self) -> None:
+        station = self._station
+        if station.stopping.is_set():
+            return
+        with station.database.read() as tx:
+            waiting = {job for job in attempts.waiting(tx, station.name) if not station.runs(job)}
+        for job_id in waiting:
+            if job_id in self._seen_waiting:
+                _log.warning("bell_lost", job=job_id)
+                threading.Thread(
+                    target=tasks.heard,
+                    args=("sweep", lambda job=job_id: station.supervise(job, supervise)),
+                    name=f"supervise-{job_id}",
+                    daemon=True,
+                ).start()
+            elif not station.bells.crowded(worker_queue(station.name)):
+                station.bells.supervise(station.name, job_id)
+        self._seen_waiting = waiting
+
+    def _end_lost(self) -> None:
+        station = self._station
+        since = self._healthy_since
+        if since is None or time.monotonic() - since < station.settings.lease_s:
+            return
+        with station.database.read() as tx:
+            lost = attempts.expired(tx)
+        ended = [claim for claim in lost if self._end_one(claim)]
+        if ended:
+            station.dispatch()
+
+    def _end_one(self, claim: Claim) -> bool:
+        station = self._station
+        with station.database.write() as tx:
+            ended = attempts.still_expired(tx, claim) and attempts.give_up(
+                tx,
+                claim,
+                exit_kind="lease_expired",
+                reason="its worker was silent for too long",
+                max_failures=station.settings.max_infra_failures,
+            )
+        if ended:
+            _log.warning("lease_expired", job=claim.job, attempt=claim.attempt)
+            station.bells.changed(claim.job)
+        return ended
+
+
+def return_attempts(station: Station, claims: list[Claim], *, exit_kind: str, reason: str) -> None:
+    """Queue again what this worker will not run. A start or an end in order is no failure."""
+    for claim in claims:
+        with station.database.write() as tx:
+            attempts.give_up(
+                tx,
+                claim,
+                exit_kind=exit_kind,
+                reason=reason,
+                max_failures=station.settings.max_infra_failures,
+                counted=exit_kind != "worker_stopping",
+            )
+        station.bells.changed(claim.job)
+
+
+class Every:
+    """A thread that does something again and again; a failure is logged and forgotten."""
+
+    def __init__(self, period_s: float, act: Callable[[], None], name: str) -> None:
+        self._period_s = period_s
+        self._act = act
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def end(self, timeout_s: float = 5.0) -> None:
+        """End after the turn that is under way."""
+        self._ended.set()
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            tasks.heard(self._thread.name, self._act)
+            self._ended.wait(self._period_s)

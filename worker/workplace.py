@@ -1,0 +1,140 @@
+"""The directory of one attempt: made before its rank, removed after it. And what outlived it."""
+
+import contextlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import structlog
+from sqlalchemy.orm import Session
+
+from glasshouse import jsonio
+from glasshouse.errors import (
+    CheckpointMissing,
+    CheckpointNotFound,
+    DatasetNotFound,
+    DeviceFailed,
+    JobNotFound,
+    StorageFailed,
+)
+from models import checkpoints, datasets, jobs, workers
+from models.artifacts import Artifacts
+from models.attempts import Claim
+from models.tables import Checkpoint, Device, Job
+from worker import processes
+from worker.processes import Identity
+
+_log: Any = structlog.get_logger()
+
+
+def describe(
+    tx: Session, artifacts: Artifacts, claim: Claim, job: Job
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """What ``job.json`` says, and what the rank's environment adds.
+
+    Raises:
+        StorageFailed: bytes that the job reads are gone.
+        DeviceFailed: its devices are gone.
+    """
+    spec = job.resolved
+    held = workers.devices_of(tx, job.id)
+    if not held:
+        raise DeviceFailed("The job's devices are gone from the worker.")
+    saved = _checkpoint(tx, spec)
+    try:
+        return {
+            "job": job.id,
+            "attempt": claim.attempt,
+            "spec": spec,
+            "datasets": {
+                name: {"dir": str(artifacts.local(datasets.get(tx, name, None).key))}
+                for name in sorted(_datasets(spec))
+            },
+            "device": _device(held),
+            "checkpoint": saved and {"dir": str(artifacts.local(saved.key))},
+            "trained_by": saved and jobs.get(tx, saved.job, None).resolved,
+        }, {"CUDA_VISIBLE_DEVICES": _visible(held)}
+    except (FileNotFoundError, DatasetNotFound, JobNotFound) as error:
+        raise StorageFailed(f"Something that the job reads is gone: {error}") from error
+
+
+def prepare(directory: Path, description: dict[str, Any]) -> None:
+    """Make an attempt's directory.
+
+    Raises:
+        StorageFailed: it cannot be written.
+    """
+    try:
+        shutil.rmtree(directory, ignore_errors=True)
+        for part in (".", "logs", "captures", "checkpoints", "artifacts"):
+            (directory / part).mkdir(mode=0o700, parents=True, exist_ok=True)
+        (directory / "job.json").write_text(jsonio.dumps(description))
+    except OSError as error:
+        raise StorageFailed(f"The worker cannot write its work directory: {error}") from error
+
+
+def remove(directory: Path) -> None:
+    """Remove an attempt's directory, and the job's if it was its last."""
+    shutil.rmtree(directory, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        directory.parent.rmdir()
+
+
+class Register:
+    """Which ranks run here, on disk: the next life of this worker kills those that outlived it."""
+
+    def __init__(self, work: Path) -> None:
+        self._work = work
+        self._directory = work / "ranks"
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def note(self, process: Identity) -> None:
+        """Write a rank down."""
+        entry = {"pid": process.pid, "started": process.started, "boot": processes.boot_id()}
+        (self._directory / str(process.pid)).write_text(json.dumps(entry))
+
+    def forget(self, process: Identity) -> None:
+        """Strike a rank that has ended."""
+        (self._directory / str(process.pid)).unlink(missing_ok=True)
+
+    def clear(self) -> int:
+        """Kill what outlived an earlier life, remove its directories; how many were killed."""
+        killed = 0
+        for path in self._directory.iterdir():
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                entry = json.loads(path.read_text())
+                process = Identity(entry["pid"], entry["started"])
+                if entry["boot"] == processes.boot_id():
+                    killed += processes.signal_group(process, processes.KILL)
+                    processes.wait_gone(process, 10)
+            path.unlink(missing_ok=True)
+        for path in self._work.glob("job_*"):
+            shutil.rmtree(path, ignore_errors=True)
+        return killed
+
+
+def _datasets(spec: dict[str, Any]) -> set[str]:
+    data: dict[str, Any] = spec.get("data") or {}
+    parts: list[dict[str, Any] | None] = [data, data.get("train"), data.get("validation")]
+    return {part["dataset"] for part in parts if part and "dataset" in part}
+
+
+def _checkpoint(tx: Session, spec: dict[str, Any]) -> Checkpoint | None:
+    if spec["kind"] != "infer":
+        return None
+    try:
+        if spec.get("checkpoint"):
+            return checkpoints.get(tx, spec["checkpoint"], None)
+        return checkpoints.newest(tx, jobs.get(tx, spec["job"], None))
+    except (CheckpointNotFound, CheckpointMissing, JobNotFound) as error:
+        raise StorageFailed(str(error)) from error
+
+
+def _device(held: list[Device]) -> dict[str, Any]:
+    cores = sum(device.kind == "cpu" for device in held)
+    return {"type": held[0].kind, "threads": max(1, cores)}
+
+
+def _visible(held: list[Device]) -> str:
+    return ",".join(device.uuid for device in held if device.kind == "cuda" and device.uuid)
