@@ -3,6 +3,7 @@
 It must outlive any spec: memory is limited, time is limited, and every exception is an answer.
 """
 
+import argparse
 import contextlib
 import gc
 import json
@@ -26,11 +27,13 @@ MAX_MEMORY_BYTES = 4 * 2**30
 MAX_SECONDS = 5.0
 
 
-def answer(request: dict[str, Any]) -> dict[str, Any]:
+def answer(request: Any, max_seconds: float = MAX_SECONDS) -> dict[str, Any]:
     """Answer one request; never raises."""
+    if not isinstance(request, dict):
+        return _refused(None, [{"pointer": "", "detail": "not an object", "code": "json"}])
     number = request.get("id")
     try:
-        with _time_limit(MAX_SECONDS):
+        with _time_limit(max_seconds):
             if request.get("do") == "catalog":
                 entries = catalog.section(str(request["section"]))
                 return {"id": number, "ok": True, "entries": entries}
@@ -42,7 +45,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     except pydantic.ValidationError as error:
         errors = [_entry(item) for item in error.errors(include_url=False)]
     except (TimeoutError, MemoryError) as error:
-        limit = f"within {MAX_SECONDS:g} s" if isinstance(error, TimeoutError) else "in memory"
+        limit = f"within {max_seconds:g} s" if isinstance(error, TimeoutError) else "in memory"
         detail = f"the network is too large to be checked {limit}"
         errors = [{"pointer": "/network", "detail": detail, "code": "too_large"}]
     except Exception as error:  # whatever a spec provokes in torch is an answer, not an end
@@ -111,11 +114,15 @@ def limit_memory(extra_bytes: int) -> None:
 
 def main() -> None:
     """Serve requests from standard input until it ends."""
+    parser = argparse.ArgumentParser(prog="python -m engine.planner")
+    parser.add_argument("--max-seconds", type=float, default=MAX_SECONDS)
+    parser.add_argument("--max-memory-bytes", type=int, default=MAX_MEMORY_BYTES)
+    limits = parser.parse_args()
     torch.set_num_threads(1)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever prints must not reach the answers
     catalog.section("layers")
-    limit_memory(MAX_MEMORY_BYTES)
+    limit_memory(limits.max_memory_bytes)
     gc.freeze()
     _say(answers, {"ready": True, "torch": torch.__version__.partition("+")[0]})
     for line in sys.stdin:
@@ -124,7 +131,7 @@ def main() -> None:
         except ValueError:
             _say(answers, _refused(None, [{"pointer": "", "detail": "not JSON", "code": "json"}]))
             continue
-        _say(answers, answer(request))
+        _say(answers, answer(request, limits.max_seconds))
 
 
 def _say(answers: Any, message: dict[str, Any]) -> None:
