@@ -8,7 +8,7 @@ from sqlalchemy import insert, select, update
 from sqlalchemy.orm import Session
 
 from glasshouse import jsonio
-from models.tables import Event, Job
+from models.tables import Event, Job, core
 
 
 class NewEvent(NamedTuple):
@@ -70,7 +70,7 @@ def write(tx: Session, job: str, attempt: int, after: int, events: Sequence[NewE
         }
         for seq, event in enumerate(events, start=after + 1)
     ]
-    tx.execute(insert(Event), rows)
+    tx.execute(insert(core(Event)), rows)
 
 
 def after(

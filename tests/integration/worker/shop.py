@@ -204,9 +204,7 @@ class Shop:
             return events.after(tx, job_id, 0, limit=100_000)
 
     def payloads(self, job_id: str, kind: str) -> list[dict[str, Any]]:
-        return [
-            jsonio.loads(event.payload) for event in self.events(job_id) if event.type == kind
-        ]
+        return [jsonio.loads(event.payload) for event in self.events(job_id) if event.type == kind]
 
     def attempts(self, job_id: str) -> list[Attempt]:
         with self.database.read() as tx:

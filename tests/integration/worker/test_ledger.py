@@ -146,5 +146,3 @@ def test_a_ledger_that_is_away_for_a_while_stops_no_training(shop: Shop):
     assert shop.wait(job_id).state == "cancelled"
     steps = [one["step"] for one in shop.payloads(job_id, "metrics")]
     assert steps == list(range(len(steps)))
-
-
