@@ -21,7 +21,7 @@ from api.ingest import BUILTIN, source_key
 from api.resources import House, Resources
 from api.views import BASE, dataset_json
 from glasshouse import jsonio
-from glasshouse.errors import BadRequest, InvalidDataset
+from glasshouse.errors import BadRequest, InvalidDataset, ServiceError
 from glasshouse.ids import new_id
 from models import datasets
 from models.columns import Columns
@@ -99,7 +99,11 @@ async def create_dataset(
 
     fingerprint = hashlib.sha256(f"{sha256} {name} {format}".encode()).hexdigest()
     token = idempotent.token_of(caller, "POST /datasets", key, fingerprint)
-    answer = await _store(house, token, make)
+    try:
+        answer = await _store(house, token, make)
+    except ServiceError:  # before the commit: no row names the file
+        await run_in_threadpool(house.artifacts.delete, source)
+        raise
     if "Idempotency-Replayed" in answer.headers:
         await run_in_threadpool(house.artifacts.delete, source)
     return answer

@@ -86,6 +86,11 @@ def retire(tx: Session, worker: str) -> None:
     tx.execute(update(Worker).where(Worker.id == worker).values(beat_ms=0))
 
 
+def forget(tx: Session, worker: str) -> None:
+    """The worker will not come back: it and its devices are no longer listed."""
+    tx.execute(delete(Worker).where(Worker.id == worker))
+
+
 def drain(tx: Session, worker: str) -> None:
     """Give the worker no more jobs.
 
