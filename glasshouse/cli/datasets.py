@@ -37,8 +37,8 @@ def upload(
 ) -> None:
     """Upload a file, streamed, and wait until it is ready. Prints the dataset's id."""
     with Client() as client:
-        if str(file) == "digits" and not file.exists():
-            dataset = client.datasets.create("digits")
+        if not file.exists() and str(file) in client.info()["capabilities"]["builtin_datasets"]:
+            dataset = client.datasets.create(str(file))
         else:
             dataset = client.datasets.upload(file, name=name, format=format)
     if json:

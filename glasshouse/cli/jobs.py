@@ -143,28 +143,55 @@ def _read_spec(file: str) -> dict[str, Any]:
 
 
 def _add_data(client: Client, spec: dict[str, Any], sources: list[str]) -> None:
-    """Upload what ``--data`` names (each file once) and write it into the spec."""
+    """Write what ``--data`` names into the spec, then the ids of all datasets, each made once."""
     known: dict[str, Dataset] = {}
+
+    def dataset_of(source: str) -> Dataset:
+        if source not in known:
+            known[source] = _dataset(client, source)
+        return known[source]
+
     for text in sources:
         part, found, source = text.partition("=")
         if not found or not source:
             raise ValueError(f"--data {text!r}: write it like train=rows.csv")
-        dataset = known.get(source) or _dataset(client, source)
-        known[source] = dataset
+        dataset = dataset_of(source)
         split = part if part in dataset.splits else next(iter(dataset.splits), "all")
-        rows = spec.setdefault("data", {})
-        if spec.get("kind") != "infer":
-            rows = rows.setdefault(part, {})
+        data = spec.setdefault("data", {})
+        rows = data if spec.get("kind") == "infer" else data.setdefault(part, {})
         rows |= {"dataset": dataset.id, "split": split}
+    for rows in _sources(spec):
+        if not rows["dataset"].startswith("ds_"):
+            rows["dataset"] = dataset_of(rows["dataset"]).id
+
+
+def _sources(spec: dict[str, Any]) -> list[dict[str, Any]]:
+    """The parts of a spec that name a dataset."""
+    data = spec.get("data")
+    if not isinstance(data, dict):
+        return []
+    found = cast("dict[str, Any]", data)
+    parts = (found, found.get("train"), found.get("validation"))
+    return [
+        cast("dict[str, Any]", part)
+        for part in parts
+        if isinstance(part, dict) and isinstance(cast("Any", part).get("dataset"), str)
+    ]
 
 
 def _dataset(client: Client, source: str) -> Dataset:
+    """A dataset by its id, by the name of a built-in one, or by the path of a file to upload."""
     if source.startswith("ds_"):
         return client.datasets.get(source).wait()
-    if source == "digits" and not Path(source).exists():
-        return client.datasets.create("digits")
-    output.tell(f"uploading {source} …")
-    return client.datasets.upload(source)
+    if Path(source).exists():
+        output.tell(f"uploading {source} …")
+        return client.datasets.upload(source)
+    builtins = client.info()["capabilities"]["builtin_datasets"]
+    if source in builtins:
+        return client.datasets.create(source)
+    raise ValueError(
+        f"{source!r} is neither a dataset's id (ds_…), nor a file, nor one of {', '.join(builtins)}"
+    )
 
 
 def _steps(job: Job) -> str:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+import webbrowser
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -91,6 +92,19 @@ def doctor(home: Home = None, json: Json = False) -> None:
                 output.line(f"      {check.mend}")
     if any(check.state == "fail" for check in checks):
         raise typer.Exit(exits.ERROR)
+
+
+def open_page(
+    print_: Annotated[bool, typer.Option("--print", help="Only print the link.")] = False,
+    json: Json = False,
+) -> None:
+    """Open the service in a browser, by a link that works once and for a minute."""
+    with Client() as client:
+        link = client.browser_link()
+    if json:
+        output.document({"url": link})
+    elif print_ or not webbrowser.open(link):
+        output.line(link)
 
 
 def api(context: typer.Context) -> None:
