@@ -21,6 +21,7 @@ from models import keys
 from models.database import Database
 from models.settings import Settings
 
+STALLED_MS = 60_000
 STOP_S = 5
 """Connections still open this long after the first signal are cut."""
 
@@ -104,6 +105,8 @@ def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: a client that reads nothing is let go
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALLED_MS)
     listener.bind((host, port))
     return listener
 

@@ -108,7 +108,8 @@ def list_artifacts(request: Request, house: House, caller: Read, job: JobId) -> 
     with house.database.read() as tx:
         jobs.standing(tx, job, caller.sees)
         rows = outputs.of_job(tx, job)
-    tag = etag(job, len(rows))  # files are only ever added
+    newest = max((row.created_at.timestamp() for row in rows), default=0.0)
+    tag = etag(job, len(rows), round(newest * 1000))
     return tagged(request, list_of([artifact_json(row) for row in rows], cursor=None), tag)
 
 

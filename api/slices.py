@@ -21,7 +21,7 @@ def parse(text: str, shape: tuple[int, ...]) -> tuple[Index, ...]:
     Raises:
         InvalidRequest: it has another form, too many axes, or an index out of range.
     """
-    parts = [part.strip() for part in text.split(",")]
+    parts = [part.strip(" ") for part in text.split(",")]
     if len(parts) > MAX_AXES:
         raise _wrong(f"more than {MAX_AXES} axes")
     found = tuple(_part(part) for part in parts)

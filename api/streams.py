@@ -26,7 +26,6 @@ from models import keys
 from models.database import Database
 from models.settings import Settings
 
-KEY_CHECK_S = 20.0
 LAST_SEND_S = 1.0
 """When the process ends, a client has this long to take its last lines."""
 _log = structlog.get_logger(__name__)
@@ -179,7 +178,7 @@ class Streams:
         if self._good_until.get(caller.secret_sha256, 0.0) > now:
             return True
         # before it is asked: the other streams of the key need not ask at the same time
-        self._good_until[caller.secret_sha256] = now + KEY_CHECK_S
+        self._good_until[caller.secret_sha256] = now + self.settings.stream_key_check_s
         try:
             good = await self.tails.in_thread(partial(self._is_good, caller.secret_sha256))
         except DatabaseUnavailable:
