@@ -1,7 +1,7 @@
-"""From an accepted job to its first optimizer step, on a warm worker: python -m bench.submit_to_step.
+"""From an accepted job to its first optimizer step, on a warm worker.
 
-Times jobs.add + ring up to the `at` that the rank gave its first step, and up to the moment that
-the step can be read from the ledger. Prints JSON. Wants an otherwise idle machine.
+``python -m bench.submit_to_step`` times jobs.add + ring up to the ``at`` that the rank gave its first
+step, and up to the moment that the step can be read. Prints JSON. Wants an otherwise idle machine.
 """
 
 import argparse
@@ -59,12 +59,14 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     home = Path(tempfile.mkdtemp(prefix="gh", dir="/tmp"))
     broker = subprocess.Popen(
-        [str(get_binary_path()), "--port", "0", "--unixsocket", str(home / "v.sock")]
-        + ["--save", "", "--dir", str(home)],
+        [
+            *(str(get_binary_path()), "--port", "0", "--unixsocket", str(home / "v.sock")),
+            *("--save", "", "--dir", str(home)),
+        ],
         stdout=subprocess.DEVNULL,
     )
     try:
-        until(lambda: (home / "v.sock").exists())
+        until((home / "v.sock").exists)
         shop = Shop(f"sqlite:///{home / 'bench.db'}", f"unix://{home / 'v.sock'}", home)
         try:
             shop.start_worker()

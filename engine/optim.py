@@ -94,7 +94,7 @@ def try_loss(loss: Loss, inputs: Sequence[Tensor], fields: Sequence[FieldShape |
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # torch only warns when shapes differ but broadcast
             result = _run_loss(criterion, inputs)
-    except (MemoryError, TimeoutError):
+    except MemoryError:
         raise
     except Exception as cause:
         reason = (str(cause).strip() or type(cause).__name__).splitlines()[0][:300]
@@ -215,7 +215,7 @@ def _state_of(name: str, args: str, shape: torch.Size, dtype: torch.dtype) -> in
     made = build_optimizer(optimizer, [copy])
     try:
         made.step()
-    except (MemoryError, TimeoutError):
+    except MemoryError:
         raise
     except Exception as cause:  # some read a number of their state: measure on real ones
         return _state_like_tiny(optimizer, copy.numel(), 0, cause)

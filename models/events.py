@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from glasshouse import jsonio
 from glasshouse.errors import JobNotFound
-from models.tables import Event, Job
+from models.tables import Event, Job, core
 
 
 class NewEvent(NamedTuple):
@@ -71,7 +71,7 @@ def write(tx: Session, job: str, attempt: int, after: int, events: Sequence[NewE
         }
         for seq, event in enumerate(events, start=after + 1)
     ]
-    tx.execute(insert(Event), rows)
+    tx.execute(insert(core(Event)), rows)
 
 
 def after(

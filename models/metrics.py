@@ -9,7 +9,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from glasshouse import jsonio
-from models.tables import Attempt, Metric
+from models.tables import Attempt, Metric, core
 
 
 class Summary(NamedTuple):
@@ -33,13 +33,15 @@ class Point(NamedTuple):
 
 
 def add(tx: Session, job: str, attempt: int, rows: Sequence[dict[str, Any]]) -> None:
-    """Store rows of ``step, epoch, name, value``; of two values for one step the later stays."""
+    """Store rows of ``step, epoch, name, value``; of two for one step the later stays."""
     if not rows:
         return
     insert = postgresql.insert if tx.get_bind().dialect.name == "postgresql" else sqlite.insert
-    query = insert(Metric)
+    query = insert(core(Metric))
     changed = {name: query.excluded[name] for name in ("epoch", "value", "nonfinite")}
-    query = query.on_conflict_do_update(index_elements=Metric.__table__.primary_key, set_=changed)
+    query = query.on_conflict_do_update(
+        index_elements=["job", "name", "step", "attempt"], set_=changed
+    )
     stored = [
         {
             "job": job,

@@ -1,7 +1,7 @@
 """What the database remembers. Columns only; every query is in the modules beside this one."""
 
 from datetime import UTC, datetime
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from sqlalchemy import (
     BigInteger,
@@ -14,6 +14,7 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
 )
+from sqlalchemy import Table as CoreTable
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -77,6 +78,11 @@ class Table(DeclarativeBase):
         dict[str, Any]: Json,
         list[Any]: Json,
     }
+
+
+def core(table: type[Table]) -> CoreTable:
+    """A table without the ORM: a bulk insert then takes half of the time."""
+    return cast(CoreTable, table.__table__)
 
 
 class Job(Table):

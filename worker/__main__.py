@@ -64,14 +64,22 @@ class Worker:
 
     def run(self) -> int:
         """Work until told to stop; 0 when everything ended in good order."""
+        try:
+            if not self._start():
+                return 1
+            self._serve_bells()
+        finally:
+            self._leave()
+        return 0
+
+    def _start(self) -> bool:
         station = self.station
         Register(station.work).clear()
         station.nursery.start()
         self._take_inventory(first=True)
         if not wait_for(station.nursery, _NURSERY_START_S):
             _log.error("nursery_does_not_start", log=str(station.work / "nursery.log"))
-            station.nursery.close()
-            return 1
+            return False
         self._enter()
         settings = self._settings
         self._threads = [
@@ -79,12 +87,7 @@ class Worker:
             Every(settings.sweep_s, Sweep(station), "sweep"),
             Every(INVENTORY_EVERY_S, self._take_inventory, "inventory"),
         ]
-        _log.info("worker_ready", worker=station.name, devices=len(self._devices))
-        try:
-            self._serve_bells()
-        finally:
-            self._leave()
-        return 0
+        return True
 
     def stop(self) -> None:
         """Take no more jobs and ask those that run to stop. Returns at once."""
@@ -130,6 +133,8 @@ class Worker:
 
     def _leave(self) -> None:
         """End in good order: what ran is queued again, and the worker is no longer there."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
         self.stop()
         station = self.station
         station.wait_idle(self._settings.grace_s + self._settings.kill_s + _LATE_S)
@@ -204,6 +209,11 @@ def follow_lifeline() -> None:
     threading.Thread(target=watch, name="lifeline", daemon=True).start()
 
 
+def end_at_once(number: int, frame: Any) -> None:
+    """Leave the start-up by way of its ``finally``."""
+    raise SystemExit(0)
+
+
 def package_version() -> str:
     """The installed version of the service."""
     try:
@@ -221,17 +231,23 @@ def main(arguments: list[str] | None = None) -> int:
     if _NAME.fullmatch(settings.worker_name) is None:
         parser.error("a worker's name has letters, digits, dots, dashes and underlines")
     journal.configure()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end_at_once)  # until Celery has its own
     follow_lifeline()
     worker = Worker(settings)
 
     def keep_logging(**_: Any) -> None:
         """Being connected keeps Celery from configuring its own logging."""
 
+    def on_ready(**_: Any) -> None:
+        _log.info("worker_ready", worker=worker.station.name)
+
     def on_shutdown(**_: Any) -> None:
         worker.stop()
 
     heard: Any = signals
     heard.setup_logging.connect(keep_logging, weak=False)
+    heard.worker_ready.connect(on_ready, weak=False)
     heard.worker_shutting_down.connect(on_shutdown, weak=False)
     return worker.run()
 

@@ -49,7 +49,7 @@ def cuda_devices() -> list[FoundDevice]:
     except Exception:  # noqa: BLE001, RUF100 (no driver, no library: a machine without CUDA)
         return []
     try:
-        return _listed(nvml)
+        return listed(nvml)
     finally:
         nvml.nvmlShutdown()
 
@@ -109,7 +109,8 @@ def torch_version() -> tuple[str | None, bool]:
     return (version.group(1) if version else None), built
 
 
-def _listed(nvml: Any) -> list[FoundDevice]:
+def listed(nvml: Any) -> list[FoundDevice]:
+    """The devices that the driver's library lists; one that it cannot speak to is unhealthy."""
     found: list[FoundDevice] = []
     for index in range(nvml.nvmlDeviceGetCount()):
         try:

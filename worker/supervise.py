@@ -50,7 +50,6 @@ def supervise(station: Station, job_id: str) -> None:
     if claimed is None:
         return
     claim, job = claimed
-    station.bells.changed(job_id)
     with structlog.contextvars.bound_contextvars(attempt=claim.attempt):
         Supervisor(station, claim, job).run()
     station.bells.changed(job_id)
@@ -73,7 +72,7 @@ class Supervisor:
         self._began = False
         self._offset = 0
         self._pending: Shipment | None = None
-        self._tried = False
+        self._tried = self._behind = False
         self._end: dict[str, Any] | None = None
         self._beat: Beat | None = None
         self._num_commands = 0
@@ -178,7 +177,7 @@ class Supervisor:
 
     @property
     def _ship_due(self) -> bool:
-        return time.monotonic() - self._shipped_at >= SHIP_EVERY_S
+        return self._behind or time.monotonic() - self._shipped_at >= SHIP_EVERY_S
 
     def _read(self, *, final: bool) -> Shipment | None:
         records, offset = read_frames(self._dir / "spool", self._offset, MAX_RECORDS)
@@ -188,6 +187,7 @@ class Supervisor:
         shipment = self._sorter.sort(records, (self._offset, offset))
         shipment.batch.events += printed
         self._tried = False
+        self._behind = len(records) == MAX_RECORDS
         return shipment
 
     def _ship(self, shipment: Shipment) -> bool:
@@ -269,10 +269,8 @@ class Supervisor:
 
     def _close(self, end: Ended | Again) -> None:
         """Write the end into the ledger."""
-        _log.info("attempt_ended", exit_kind=end.exit_kind)
-        done = self._station.insist(lambda: self._write_end(end))
-        if not done:
-            _log.warning("fenced_out_at_the_end")
+        stored = self._station.insist(lambda: self._write_end(end))
+        _log.info("attempt_ended", exit_kind=end.exit_kind, stored=stored)
 
     def _write_end(self, end: Ended | Again) -> bool:
         with self._station.database.write() as tx:
@@ -297,8 +295,7 @@ class Supervisor:
         if gently and rank.wait(0) is None:
             rank.signal(signal.SIGTERM)
             rank.wait(self._station.settings.kill_s)
-        if rank.wait(0) is None:
-            rank.signal(signal.SIGKILL)
+        rank.signal(signal.SIGKILL)
         rank.wait(self._station.settings.kill_s)
         rank.close()
         processes.wait_gone(rank.identity, self._station.settings.kill_s)

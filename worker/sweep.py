@@ -22,6 +22,9 @@ from worker.supervise import supervise
 
 _log: Any = structlog.get_logger()
 
+_SLOW_S = 1.0
+"""A write that takes longer had to wait for the ledger."""
+
 
 class Sweep:
     """Looks around once per call. One part that fails does not keep the others from their work."""
@@ -45,16 +48,22 @@ class Sweep:
                 _log.exception("sweep_failed", part=part.__name__)
 
     def _note_health(self) -> None:
-        """Leases may run out only while this worker itself is awake and sees the ledger."""
-        before, self._looked_at = self._looked_at, time.monotonic()
-        slept = self._looked_at - before > 3 * self._station.settings.sweep_s + 1
+        """Leases may run out only while this worker itself is awake and can write.
+
+        While nobody can, every supervisor's lease runs out; none of them is lost.
+        """
+        before, began = self._looked_at, time.monotonic()
+        self._looked_at = began
         try:
-            self._station.database.ping()
+            with self._station.database.write() as tx:
+                workers.beat(tx, self._station.name)
         except AWAY:
             self._healthy_since = None
             return
-        if self._healthy_since is None or slept:
-            self._healthy_since = self._looked_at
+        slow = time.monotonic() - began > _SLOW_S
+        slept = began - before > 3 * self._station.settings.sweep_s + _SLOW_S
+        if self._healthy_since is None or slow or slept:
+            self._healthy_since = time.monotonic()
 
     def _serve_queue(self) -> None:
         long_ago = now() - timedelta(seconds=self._station.settings.rering_s)
@@ -100,9 +109,11 @@ class Sweep:
             station.dispatch()
 
     def _end_one(self, claim: Claim) -> bool:
-        station = self._station
+        station, began = self._station, time.monotonic()
         with station.database.write() as tx:
-            ended = attempts.still_expired(tx, claim) and attempts.give_up(
+            expired = attempts.still_expired(tx, claim)
+            waited = time.monotonic() - began > _SLOW_S  # its supervisor had to wait as well
+            ended = (expired and not waited) and attempts.give_up(
                 tx,
                 claim,
                 exit_kind="lease_expired",

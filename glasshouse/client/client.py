@@ -90,6 +90,10 @@ class Client:
         """What the service says of its health; raises when it is not ready."""
         return self._transport.decode(self._transport.send(Request("GET", "/readyz"))) or {}
 
+    def browser_link(self) -> str:
+        """Make a link that opens the service in a browser: once, within a minute."""
+        return self._transport.post("/tickets")["url"]
+
     def plan(self, spec: Spec) -> dict[str, Any]:
         """Check a job spec and see its layers, shapes, memory and devices; stores nothing."""
         return self._transport.post("/plan", as_document(spec))
@@ -191,8 +195,7 @@ class Client:
             dataset = self.datasets.upload(splits, name=options.get("name"))
             fields = derive_fields(splits)
         elif isinstance(data, (str, Dataset)):
-            dataset = self.datasets.get(data) if isinstance(data, str) else data
-            dataset.wait()
+            dataset = (self.datasets.get(data) if isinstance(data, str) else data).wait()
             fields = _declared(dataset) if "fields" not in options else {}
         else:
             described = as_document(data)

@@ -12,6 +12,8 @@ from glasshouse.client.tensors import Array, read_tensors
 from glasshouse.client.transport import API, Request, Transport
 from glasshouse.errors import APIError
 
+ALL_POINTS = 1_000_000
+"""The service gives about 1,000 points of a series unless it is asked for more."""
 Kind = Literal["output", "output_grad", "param", "param_grad"]
 Step = int | Literal["latest"]
 
@@ -121,7 +123,7 @@ class Layer:
         self, kind: str | None = None, *, max_points: int | None = None
     ) -> Generator[LayerStats]:
         """The statistics of each watched tensor of the layer."""
-        params = {"layer": self.name, "kind": kind, "max_points": max_points}
+        params = {"layer": self.name, "kind": kind, "max_points": max_points or ALL_POINTS}
         for entry in self._transport.pages(f"{self._path}/stats", params):
             yield LayerStats.read(entry)
 

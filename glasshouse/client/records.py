@@ -124,7 +124,7 @@ class Dataset(Record):
     ) -> list[dict[str, Any]]:
         """Some rows, each as a dict by column."""
         params = {"split": split, "offset": offset, "limit": limit}
-        return self._transport.get(f"{self.path}/rows", params)["data"]
+        return self._transport.get(f"{self.path}/rows", params)["rows"]
 
     def stats(self) -> dict[str, Any]:
         """Figures of each column."""

@@ -226,7 +226,7 @@ class Catalog(Resource):
 
     def get(self, section: str) -> list[dict[str, Any]]:
         """The entries of ``layers``, ``losses``, ``optimizers``, ``metrics`` or ``datasets``."""
-        return list(self._transport.pages(f"/catalog/{section}"))
+        return self._transport.get(f"/catalog/{section}")["entries"]
 
 
 def format_of(name: str) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -161,21 +162,24 @@ def test_a_job_whose_dataset_is_gone_fails_with_a_reason(shop: Shop):
 
 
 def test_a_killed_worker_leaves_no_rank_and_its_job_runs_elsewhere(shop: Shop):
-    first = shop.start_worker("w1")
-    job_id = shop.submit(train_spec(shop.dataset(), stop={"seconds": 3.0}))
-    shop.wait_step(job_id)
-    pid = shop.rank_pid(job_id, "w1")
+    for name in ("w1", "w2"):
+        shop.start_worker(name)
+    job_id = shop.submit(train_spec(shop.dataset(), stop={"seconds": 2.0}))
+    name = shop.wait_step(job_id).worker
+    assert name is not None
+    first = shop.workers[name]
+    pid = shop.rank_pid(job_id, name)
     family = [child.pid for child in psutil.Process(first.pid).children(recursive=True)]
     assert pid in family
-    shop.start_worker("w2")
     first.kill()
     first.wait()
     until(lambda: all(group_gone(one) for one in family), 15)
     job = shop.wait(job_id)
     assert job.state == "succeeded", (job.error, shop.logs())
+    other = {"w1": "w2", "w2": "w1"}[name]
     assert [(one.worker, one.exit_kind) for one in shop.attempts(job_id)] == [
-        ("w1", "lease_expired"),
-        ("w2", "succeeded"),
+        (name, "lease_expired"),
+        (other, "succeeded"),
     ]
 
 
@@ -193,22 +197,24 @@ def test_a_worker_that_starts_again_runs_the_jobs_of_its_last_life(shop: Shop):
 
 
 def test_a_stopped_worker_gives_its_jobs_back_unblamed(shop: Shop):
-    first = shop.start_worker("w1")
-    job_id = shop.submit(train_spec(shop.dataset(), stop={"seconds": 4.0}))
-    shop.wait_step(job_id)
-    shop.start_worker("w2")
-    first.send_signal(signal.SIGTERM)
-    assert first.wait(10) == 0, shop.logs()
+    for name in ("w1", "w2"):
+        shop.start_worker(name)
+    job_id = shop.submit(train_spec(shop.dataset(), stop={"seconds": 2.0}))
+    name = shop.wait_step(job_id).worker
+    assert name is not None
+    shop.workers[name].send_signal(signal.SIGTERM)
+    assert shop.workers[name].wait(10) == 0, shop.logs()
     job = shop.wait(job_id)
     assert job.state == "succeeded"
     assert job.infra_failures == 0
+    other = {"w1": "w2", "w2": "w1"}[name]
     assert [(one.worker, one.exit_kind) for one in shop.attempts(job_id)] == [
-        ("w1", "worker_stopping"),
-        ("w2", "succeeded"),
+        (name, "worker_stopping"),
+        (other, "succeeded"),
     ]
     with shop.database.read() as tx:
         states = {row.id: state for row, state in workers.all_workers(tx, lease_ms=3000)}
-    assert states["w1"] == "lost"
+    assert states[name] == "lost"
 
 
 def test_a_worker_ends_with_its_lifeline(shop: Shop):
@@ -218,8 +224,6 @@ def test_a_worker_ends_with_its_lifeline(shop: Shop):
         f"import os, sys; os.environ['GLASSHOUSE_LIFELINE_FD'] = '{read_end}';"
         "os.execv(sys.executable, [sys.executable, '-m', 'worker', '--name', 'w1'])"
     )
-    import subprocess
-
     with (shop.home / "w1.log").open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-c", program],
@@ -362,6 +366,8 @@ def test_an_idle_worker_is_small(shop: Shop):
 
 
 def test_a_second_worker_of_the_same_name_does_not_start(shop: Shop):
-    shop.start_worker("w1")
+    first = shop.start_worker("w1")
     second = shop.start_worker("w1", wait=False)
-    assert second.wait(30) != 0
+    shop.workers["w1"] = first
+    assert second.wait(30) == 1
+    assert first.poll() is None

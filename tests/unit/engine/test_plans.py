@@ -302,7 +302,7 @@ def test_a_loss_without_a_meta_kernel_is_tried_on_a_tiny_batch():
 def test_the_planner_outlives_what_it_is_asked():
     environment = {**os.environ, "PYTHONPATH": os.getcwd()}
     process = subprocess.Popen(
-        [sys.executable, "-m", "engine.planner"],
+        [sys.executable, "-m", "engine.planner", "--max-seconds", "1"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from engine.network import Network
+from engine.network import LayerFailed, Network
 from engine.probes.captures import CaptureWriter
 from engine.probes.select import is_due
 from engine.probes.summarize import _on_device, summarize
@@ -87,9 +87,10 @@ def by_numpy(tensor: torch.Tensor) -> list[float]:
     if finite.size == 0:
         return [math.nan] * 6 + [zeros, *counts]
     low, high = finite.min(), finite.max()
-    l2 = np.sqrt((finite**2).sum())
+    with np.errstate(over="ignore"):
+        l2, std = np.sqrt((finite**2).sum()), finite.std()
     absmax = np.abs(finite).max()
-    return [float(v) for v in (finite.mean(), finite.std(), low, high, l2, absmax, zeros, *counts)]
+    return [float(v) for v in (finite.mean(), std, low, high, l2, absmax, zeros, *counts)]
 
 
 def _tensors():
@@ -140,12 +141,16 @@ def test_figures_agree_with_numpy_in_float64(name):
 
 
 def _small(probes: list[dict], out_dir: Path, emit):
-    layers = [
-        {"name": "lstm", "type": "LSTM", "args": {"input_size": 4, "hidden_size": 3}, "inputs": ["x"]},
-        {"name": "fc", "type": "Linear", "args": {"in_features": 3, "out_features": 2}, "inputs": ["lstm"]},
-    ]  # fmt: skip
     import json
 
+    sizes = {
+        "lstm": {"input_size": 4, "hidden_size": 3},
+        "fc": {"in_features": 3, "out_features": 2},
+    }
+    layers = [
+        {"name": "lstm", "type": "LSTM", "args": sizes["lstm"], "inputs": ["x"]},
+        {"name": "fc", "type": "Linear", "args": sizes["fc"], "inputs": ["lstm"]},
+    ]
     graph = Graph.model_validate_json(json.dumps({"layers": layers}))
     network = Network(graph, ("fc",))
     parsed = [Probe.model_validate_json(json.dumps(item)) for item in probes]
@@ -189,7 +194,7 @@ def test_hooks_exist_on_due_steps_only_and_none_remain(tmp_path):
 
 def test_hooks_go_when_the_step_fails(tmp_path):
     network, probes = _small([{"layers": ["*"], "kinds": KINDS, "every": 1}], tmp_path, print)
-    with pytest.raises(KeyError), probes.at(0):
+    with pytest.raises(LayerFailed), probes.at(0):
         network({})
     assert _num_hooks(network) == 0
 

@@ -1,6 +1,9 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 from models.settings import Settings
 from worker import inventory
@@ -46,7 +49,7 @@ def test_a_worker_imports_neither_torch_nor_numpy_nor_fastapi():
     assert done.stdout.strip() == b"[]"
 
 
-def test_the_inventory_lists_a_device_per_core(monkeypatch):
+def test_the_inventory_lists_a_device_per_core(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("GLASSHOUSE_CPU_CORES", "3")
     devices, info = inventory.ask()
     assert [device.id for device in devices if device.kind == "cpu"] == ["cpu:0", "cpu:1", "cpu:2"]
@@ -70,48 +73,39 @@ def test_torchs_version_is_read_without_importing_it():
     assert inventory.torch_version() == (torch.__version__, torch.version.cuda is not None)
 
 
-class Nvml:
-    """NVML with one whole device, one split in two, and one that fell off the bus."""
+class NVMLError(Exception):
+    pass
 
-    NVML_DEVICE_MIG_ENABLE = 1
 
-    class NVMLError(Exception):
-        pass
+def handle_of(index: int) -> str:
+    if index == 2:
+        raise NVMLError("GPU is lost")
+    return f"d{index}"
 
-    def nvmlDeviceGetCount(self):
-        return 3
 
-    def nvmlDeviceGetHandleByIndex(self, index):
-        if index == 2:
-            raise self.NVMLError("GPU is lost")
-        return f"d{index}"
+def part_of(handle: str, index: int) -> str:
+    if index == 2:
+        raise NVMLError("Not Found")
+    return f"{handle}m{index}"
 
-    def nvmlDeviceGetMigMode(self, handle):
-        return (1, 1) if handle == "d1" else (0, 0)
 
-    def nvmlDeviceGetMaxMigDeviceCount(self, handle):
-        return 3
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle, index):
-        if index == 2:
-            raise self.NVMLError("Not Found")
-        return f"{handle}m{index}"
-
-    def nvmlDeviceGetName(self, handle):
-        return b"H200"
-
-    def nvmlDeviceGetUUID(self, handle):
-        return f"MIG-{handle}" if "m" in handle else f"GPU-{handle}"
-
-    def nvmlDeviceGetMemoryInfo(self, handle):
-        class Memory:
-            total = 80 * 2**30
-
-        return Memory
+NVML = SimpleNamespace(
+    NVMLError=NVMLError,
+    NVML_DEVICE_MIG_ENABLE=1,
+    nvmlDeviceGetCount=lambda: 3,
+    nvmlDeviceGetHandleByIndex=handle_of,
+    nvmlDeviceGetMigMode=lambda handle: (1, 1) if handle == "d1" else (0, 0),
+    nvmlDeviceGetMaxMigDeviceCount=lambda handle: 3,
+    nvmlDeviceGetMigDeviceHandleByIndex=part_of,
+    nvmlDeviceGetName=lambda handle: b"H200",
+    nvmlDeviceGetUUID=lambda handle: f"MIG-{handle}" if "m" in handle else f"GPU-{handle}",
+    nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=80 * 2**30),
+)
+"""The driver's library with a whole device, one split in two, and one that fell off the bus."""
 
 
 def test_mig_instances_are_devices_and_a_lost_one_is_listed_as_unhealthy():
-    found = inventory._listed(Nvml())
+    found = inventory.listed(NVML)
     assert [device.id for device in found] == ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]
     assert [device.uuid for device in found[:3]] == ["GPU-d0", "MIG-d1m0", "MIG-d1m1"]
     assert "lost" in (found[3].reason or "") or "not built" in (found[3].reason or "")
@@ -123,7 +117,7 @@ def test_a_torch_for_the_cpu_makes_cuda_devices_unhealthy():
 
     if torch.version.cuda is None:
         assert all(
-            "not built for CUDA" in (device.reason or "") for device in inventory._listed(Nvml())
+            "not built for CUDA" in (device.reason or "") for device in inventory.listed(NVML)
         )
 
 

@@ -1,0 +1,148 @@
+"""Dispatch and supervision against both databases."""
+
+import sqlite3
+import threading
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from models import attempts, jobs, workers
+from models.workers import FoundDevice
+from tests.integration.worker.conftest import Broker
+from tests.integration.worker.shop import Shop, endless, train_spec
+from worker.dispatch import Choice, dispatch
+
+
+@pytest.fixture
+def any_shop(database_url: str, broker: Broker, tmp_path: Path) -> Generator[Shop]:
+    """As ``shop``, on SQLite and on PostgreSQL."""
+    opened = Shop(database_url, broker.url, tmp_path)
+    yield opened
+    opened.close()
+
+
+def register(shop: Shop, *names: str, cores: int = 4) -> None:
+    devices = [FoundDevice(f"cpu:{n}", "cpu", n, "core") for n in range(cores)]
+    for name in names:
+        with shop.database.write() as tx:
+            workers.register(
+                tx, worker=name, host=name, pid=1, version="0", info={}, devices=devices
+            )
+
+
+def one_core(count: int, shop: Shop) -> list[str]:
+    return [shop.submit(train_spec("ds"), ring=False) for _ in range(count)]
+
+
+def test_dispatchers_that_race_give_each_job_and_each_device_once(any_shop: Shop):
+    register(any_shop, "a", "b")
+    waiting = one_core(12, any_shop)
+    given: list[Choice] = []
+    start = threading.Barrier(6)
+
+    def race() -> None:
+        start.wait()
+        given.extend(dispatch(any_shop.database, any_shop.settings))
+
+    racers = [threading.Thread(target=race) for _ in range(6)]
+    for racer in racers:
+        racer.start()
+    for racer in racers:
+        racer.join()
+    assert sorted(choice.job for choice in given) == sorted(waiting)[:8]
+    held = [(choice.worker, device) for choice in given for device in choice.devices]
+    assert len(set(held)) == 8
+
+
+def test_one_bell_of_many_takes_the_attempt(any_shop: Shop):
+    register(any_shop, "a")
+    (job_id,) = one_core(1, any_shop)
+    dispatch(any_shop.database, any_shop.settings)
+    taken: list[object] = []
+
+    def claim() -> None:
+        with any_shop.database.write() as tx:
+            taken.append(attempts.claim(tx, job_id, "a"))
+
+    racers = [threading.Thread(target=claim) for _ in range(16)]
+    for racer in racers:
+        racer.start()
+    for racer in racers:
+        racer.join()
+    assert len([claim for claim in taken if claim is not None]) == 1
+
+
+def test_draining_and_silent_workers_get_nothing(any_shop: Shop):
+    register(any_shop, "a", "b", "c", cores=1)
+    with any_shop.database.write() as tx:
+        workers.drain(tx, "a")
+        workers.retire(tx, "b")
+    one_core(3, any_shop)
+    given = dispatch(any_shop.database, any_shop.settings)
+    assert [choice.worker for choice in given] == ["c"]
+
+
+def test_an_assigned_job_needs_no_bell_any_more(any_shop: Shop):
+    register(any_shop, "a")
+    one_core(1, any_shop)
+    dispatch(any_shop.database, any_shop.settings)
+    with any_shop.database.read() as tx:
+        assert jobs.bells(tx) == []
+
+
+def test_a_job_runs_on_either_database(any_shop: Shop):
+    any_shop.start_worker()
+    probe = {"layers": ["fc*"], "kinds": ["output"], "every": 10, "want": ["stats", "full"]}
+    job_id = any_shop.submit(train_spec(any_shop.dataset(), probes=[probe]))
+    job = any_shop.wait(job_id)
+    assert job.state == "succeeded", (job.error, any_shop.logs())
+    assert [one["step"] for one in any_shop.payloads(job_id, "metrics")] == list(range(20))
+    any_shop.cancel(endless_id := any_shop.submit(endless(any_shop.dataset())))
+    assert any_shop.wait(endless_id).state == "cancelled"
+
+
+def test_a_second_attempt_may_make_the_same_artifacts_and_steps(any_shop: Shop):
+    register(any_shop, "a")
+    (job_id,) = one_core(1, any_shop)
+    lease_ms = 30_000
+    for attempt in (1, 2):
+        dispatch(any_shop.database, any_shop.settings)
+        with any_shop.database.write() as tx:
+            taken = attempts.claim(tx, job_id, "a")
+        assert taken is not None
+        claim = taken[0]
+        row = {"name": "outputs.npz", "media_type": "x/y", "size_bytes": attempt, "key": "k"}
+        value = {"step": 1, "epoch": 0, "name": "loss", "value": 1.0}
+        batch = attempts.Batch(artifacts=[row], metrics=[value, value | {"value": 2.0}])
+        with any_shop.database.write() as tx:
+            assert attempts.run(tx, claim, lease_ms=lease_ms)
+            assert attempts.ship(tx, claim, batch, offsets=(0, 9), lease_ms=lease_ms)
+        with any_shop.database.write() as tx:
+            assert attempts.shipped_up_to(tx, claim) == 9
+            assert [one.job for one in attempts.held(tx, "a")] == [job_id]
+            assert attempts.give_up(
+                tx, claim, exit_kind="worker_stopping", reason="t", max_failures=1, counted=False
+            )
+    job = any_shop.job(job_id)
+    assert (job.state, job.infra_failures) == ("queued", 0)
+
+
+def test_a_ledger_that_is_away_for_a_while_stops_no_training(shop: Shop):
+    shop.start_worker()
+    job_id = shop.submit(endless(shop.dataset()))
+    before = shop.wait_step(job_id).progress
+    assert before is not None
+    lock = sqlite3.connect(shop.home / "test.db", isolation_level=None)
+    lock.execute("BEGIN IMMEDIATE")
+    time.sleep(12)  # longer than a connection waits, four times as long as the lease
+    lock.execute("ROLLBACK")
+    lock.close()
+    shop.wait_step(job_id, before["step"] + 1000)
+    assert len(shop.attempts(job_id)) == 1
+    assert shop.logged("w1", "ledger_away")
+    shop.cancel(job_id)
+    assert shop.wait(job_id).state == "cancelled"
+    steps = [one["step"] for one in shop.payloads(job_id, "metrics")]
+    assert steps == list(range(len(steps)))
