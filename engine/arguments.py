@@ -257,12 +257,13 @@ def missing(known: dict[str, Parameter], given: dict[str, Any]) -> list[str]:
 
 
 def blame(build: Callable[..., Any], arguments: dict[str, Any], pointer: str) -> str:
-    """Find the argument that a failed construction is due to: the one without which it works."""
+    """Find the argument that a failure is due to: without it, or with 1 for it, all is well."""
     for name in arguments:
         others = {key: value for key, value in arguments.items() if key != name}
-        with contextlib.suppress(Exception):
-            build(**others)
-            return f"{pointer}/{name}"
+        for trial in (others, {**others, name: 1}):
+            with contextlib.suppress(Exception):
+                build(**trial)
+                return f"{pointer}/{name}"
     return f"{pointer}/{next(iter(arguments))}" if len(arguments) == 1 else pointer
 
 

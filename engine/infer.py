@@ -13,17 +13,19 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from engine.checkpoint import load_model
-from engine.data import BadField, Rows, Table, field_shape, inline_rows, load
+from engine.data import BadField, Rows, Table, inline_rows, load
 from engine.network import Network, dtype_name, needed_layers, root
 from engine.report import Control, Outputs
 from engine.shapes import FieldShape
 from engine.spool import now
+from glasshouse import jsonio
 from glasshouse.errors import DataFailed, SpecFailed
 from glasshouse.spec import Field, Graph, InferJob, IntegerField, Source, TrainJob
 
 RESULT_BYTES = 64 * 1024
-"""Results up to this size are also given as JSON."""
-_RESULT_VALUES = 4096  # 64 kB of JSON at 16 characters per value
+"""Results up to this size are also given as JSON …"""
+RESULT_JSON_BYTES = 256_000
+"""… unless that is longer than this."""
 
 
 @dataclass(frozen=True)
@@ -185,9 +187,10 @@ def _write(tensors: dict[str, Tensor], out: Outputs) -> None:
         }
     )
     size = sum(item.numel() * item.element_size() for item in tensors.values())
-    count = sum(item.numel() for item in tensors.values())
-    if size <= RESULT_BYTES and count <= RESULT_BYTES // 4:
-        out.emit({"type": "result", "at": now(), "result": as_result(tensors)})
+    if size <= RESULT_BYTES:
+        result = as_result(tensors)
+        if len(jsonio.dumps(result)) <= RESULT_JSON_BYTES:
+            out.emit({"type": "result", "at": now(), "result": result})
 
 
 def as_result(tensors: dict[str, Tensor]) -> dict[str, Any]:
@@ -202,6 +205,3 @@ def as_result(tensors: dict[str, Tensor]) -> dict[str, Any]:
         }
         (result.setdefault(layer, {}) if layer else result)[field] = entry
     return result
-
-
-__all__ = ["Inputs", "field_shape", "run"]

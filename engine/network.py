@@ -150,6 +150,14 @@ class Network(nn.Module):
         """The layers by name, in order."""
         return {name: module for name, module, _, _ in self._steps}
 
+    def train(self, mode: bool = True) -> "Network":
+        """Switch between training and evaluation; a layer may be named ``training``."""
+        self.__dict__["training"] = mode
+        for module in self._modules.values():
+            if module is not None:
+                module.train(mode)
+        return self
+
     def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Compute every layer in order; what no later layer reads is let go at once."""
         values = dict(batch)

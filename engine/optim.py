@@ -3,9 +3,11 @@
 Knows torch; knows nothing of data or jobs.
 """
 
+import contextlib
+import json
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -60,10 +62,14 @@ def build_loss(loss: Loss) -> nn.Module:
         raise one("/loss/type", f"torch.nn has no loss {loss.type!r}; it has: {listed}", "unknown")
     args = arguments.check(arguments.parameters(cls), dict(loss.args), "/loss/args", loss.type)
     try:
-        return cls(**args)
-    except (TypeError, ValueError, RuntimeError) as cause:
+        made = cls(**args)
+    except Exception as cause:
         pointer = arguments.blame(cls, args, "/loss/args")
         raise one(pointer, f"{loss.type} refuses its arguments: {cause}", "args") from cause
+    if any(item.requires_grad for item in made.parameters()):
+        detail = f"{loss.type} has parameters of its own, which no optimizer would train"
+        raise one("/loss/type", detail, "unsupported")
+    return made
 
 
 def try_loss(loss: Loss, inputs: Sequence[Tensor], fields: Sequence[FieldShape | None]) -> Tensor:
@@ -88,15 +94,34 @@ def try_loss(loss: Loss, inputs: Sequence[Tensor], fields: Sequence[FieldShape |
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # torch only warns when shapes differ but broadcast
             result = _run_loss(criterion, inputs)
-    except (MemoryError, TimeoutError):
+    except MemoryError:
         raise
     except Exception as cause:
         reason = (str(cause).strip() or type(cause).__name__).splitlines()[0][:300]
         detail = f"{loss.type} does not fit its inputs of shape {shapes} (torch: {reason})"
-        raise one("/loss/inputs", detail, "shape") from cause
+        raise one(_blamed(loss, inputs), detail, "shape") from cause
     if result.dim() != 0:
         raise one("/loss", f"{loss.type} gives {list(result.shape)}, not one number", "shape")
     return result
+
+
+def _blamed(loss: Loss, inputs: Sequence[Tensor]) -> str:
+    """The argument of a loss that its failure is due to, or its inputs."""
+
+    def attempt(**some: Any) -> Tensor:
+        return _run_loss(build_loss(Loss(type=loss.type, args=some, inputs=loss.inputs)), inputs)
+
+    pointer = arguments.blame(attempt, dict(loss.args), "/loss/args") if loss.args else ""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pointer if len(pointer) > len("/loss/args") and _works(attempt) else "/loss/inputs"
+
+
+def _works(attempt: Callable[..., Any]) -> bool:
+    with contextlib.suppress(Exception):
+        attempt()
+        return True
+    return False
 
 
 def _run_loss(criterion: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
@@ -145,7 +170,7 @@ def build_optimizer(optimizer: Optimizer, parameters: Iterable[nn.Parameter]) ->
     learned = list(parameters)
     try:
         return cls(learned, **args)
-    except (TypeError, ValueError, RuntimeError) as cause:
+    except Exception as cause:  # a short tuple of betas is an IndexError
 
         def attempt(**some: Any) -> Any:
             return cls(learned, **some)
@@ -169,36 +194,58 @@ def try_optimizer(optimizer: Optimizer, network: nn.Module) -> int:
     Raises:
         SpecProblems: the optimizer cannot step with these parameters and arguments.
     """
-    learned = [item for item in network.parameters() if item.requires_grad]
     sparse = sparse_parameters(network)
+    learned = {name: item for name, item in network.named_parameters() if item.requires_grad}
+    build_optimizer(optimizer, learned.values())
+    dense = [item for name, item in learned.items() if name not in sparse]
+    size = 0
     if sparse or optimizer.type == "SparseAdam":
-        dense = [name for name, _ in network.named_parameters() if name not in sparse]
-        _try_tiny(optimizer, num_sparse=len(sparse), num_dense=len(dense), cause=None)
-    with torch.device("meta"):
-        copies = [nn.Parameter(torch.empty_like(item, device="meta")) for item in learned]
-    for copy in copies:
-        copy.grad = torch.empty_like(copy)
-    made = build_optimizer(optimizer, copies)
+        _try_tiny(optimizer, num_sparse=len(sparse), num_dense=len(dense))
+        size = sum(_state_like_tiny(optimizer, learned[name].numel(), 1) for name in sparse)
+    args = json.dumps(optimizer.args, sort_keys=True)
+    return size + sum(_state_of(optimizer.type, args, item.shape, item.dtype) for item in dense)
+
+
+@lru_cache(maxsize=4096)
+def _state_of(name: str, args: str, shape: torch.Size, dtype: torch.dtype) -> int:
+    """Bytes of state that an optimizer keeps for one parameter, found by making one step."""
+    optimizer = Optimizer(type=name, args=json.loads(args))
+    copy = nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"))
+    copy.grad = torch.empty_like(copy)
+    made = build_optimizer(optimizer, [copy])
     try:
         made.step()
-    except (MemoryError, TimeoutError):
+    except MemoryError:
         raise
     except Exception as cause:  # some read a number of their state: measure on real ones
-        per_element = _try_tiny(optimizer, num_sparse=0, num_dense=1, cause=cause)
-        return int(per_element * sum(item.numel() for item in learned))
+        return _state_like_tiny(optimizer, copy.numel(), 0, cause)
     return _state_bytes(made)
 
 
+def _state_like_tiny(
+    optimizer: Optimizer, size: int, num_sparse: int, cause: Exception | None = None
+) -> int:
+    """Bytes of state of one parameter, from what two tiny ones of different size need."""
+    counts = {"num_sparse": num_sparse, "num_dense": 1 - num_sparse}
+    small, large = (_try_tiny(optimizer, **counts, width=n, cause=cause) for n in (8, 16))
+    return large + (large - small) * (size - 128) // 64
+
+
 def _try_tiny(
-    optimizer: Optimizer, *, num_sparse: int, num_dense: int, cause: Exception | None
-) -> float:
-    """One step on 8 x 8 parameters; returns state bytes per element."""
-    tiny_ones = [nn.Parameter(torch.ones(8, 8)) for _ in range(min(num_sparse, 1))]
+    optimizer: Optimizer,
+    *,
+    num_sparse: int,
+    num_dense: int,
+    width: int = 8,
+    cause: Exception | None = None,
+) -> int:
+    """One step on parameters of 8 rows; returns the bytes of the state."""
+    tiny_ones = [nn.Parameter(torch.ones(8, width)) for _ in range(min(num_sparse, 1))]
     for item in tiny_ones:
-        item.grad = torch.ones(8, 8).to_sparse(1)
+        item.grad = torch.ones(8, width).to_sparse(1)
     for _ in range(min(num_dense, 1)):
-        tiny_ones.append(nn.Parameter(torch.ones(8, 8)))
-        tiny_ones[-1].grad = torch.ones(8, 8)
+        tiny_ones.append(nn.Parameter(torch.ones(8, width)))
+        tiny_ones[-1].grad = torch.ones(8, width)
     made = build_optimizer(optimizer, tiny_ones)
     try:
         made.step()
@@ -207,7 +254,7 @@ def _try_tiny(
         reason = str(error).splitlines()[0]
         detail = f"{optimizer.type} cannot update {kind} parameters with these arguments: {reason}"
         raise one("/optimizer", detail, "optimizer") from cause or error
-    return _state_bytes(made) / max(1, sum(item.numel() for item in tiny_ones))
+    return _state_bytes(made)
 
 
 def _state_bytes(made: torch.optim.Optimizer) -> int:

@@ -3,6 +3,7 @@
 It must outlive any spec: memory is limited, time is limited, and every exception is an answer.
 """
 
+import argparse
 import contextlib
 import gc
 import json
@@ -11,6 +12,7 @@ import resource
 import signal
 import sys
 from collections.abc import Generator
+from functools import cache
 from typing import Any
 
 import pydantic
@@ -26,21 +28,30 @@ MAX_MEMORY_BYTES = 4 * 2**30
 MAX_SECONDS = 5.0
 
 
-def answer(request: dict[str, Any]) -> dict[str, Any]:
+class Overtime(BaseException):
+    """Planning takes too long. Not an Exception, so that no handler on the way catches it."""
+
+
+def answer(request: Any, max_seconds: float = MAX_SECONDS) -> dict[str, Any]:
     """Answer one request; never raises."""
+    if not isinstance(request, dict):
+        return _refused(None, [{"pointer": "", "detail": "not an object", "code": "json"}])
     number = request.get("id")
+    warm_up()
     try:
-        with _time_limit(MAX_SECONDS):
+        with _time_limit(max_seconds):
             if request.get("do") == "catalog":
                 entries = catalog.section(str(request["section"]))
                 return {"id": number, "ok": True, "entries": entries}
             return {"id": number, "ok": True, "plan": _plan(request)}
     except SpecProblems as found:
         errors = [item.as_dict() for item in found.problems]
+    except catalog.UnknownSection as error:
+        errors = [{"pointer": "/section", "detail": f"no section {error}", "code": "unknown"}]
     except pydantic.ValidationError as error:
         errors = [_entry(item) for item in error.errors(include_url=False)]
-    except (TimeoutError, MemoryError) as error:
-        limit = f"within {MAX_SECONDS:g} s" if isinstance(error, TimeoutError) else "in memory"
+    except (Overtime, MemoryError) as error:
+        limit = f"within {max_seconds:g} s" if isinstance(error, Overtime) else "in memory"
         detail = f"the network is too large to be checked {limit}"
         errors = [{"pointer": "/network", "detail": detail, "code": "too_large"}]
     except Exception as error:  # whatever a spec provokes in torch is an answer, not an end
@@ -48,6 +59,37 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         detail = f"the spec cannot be checked: {type(error).__name__}: {reason}"
         errors = [{"pointer": "", "detail": detail, "code": "unchecked"}]
     return _refused(number, errors)
+
+
+@cache
+def warm_up() -> None:
+    """Plan one small job, so that what torch imports when first used is there.
+
+    An import that a time limit interrupts would stay broken for every later request.
+    """
+    layers = [
+        {"name": "conv", "type": "Conv2d", "args": {"out_channels": 2, "kernel_size": 3}},
+        {"name": "norm", "type": "BatchNorm2d"},
+        {"name": "act", "type": "ReLU"},
+        {"name": "pool", "type": "MaxPool2d", "args": {"kernel_size": 2}},
+        {"name": "flat", "type": "Flatten"},
+        {"name": "fc", "type": "Linear", "args": {"out_features": 2}},
+    ]
+    fields = {"x": {"type": "dense"}, "y": {"type": "integer", "dim": 2}}
+    spec = {
+        "kind": "train",
+        "network": {"layers": layers},
+        "loss": {"type": "CrossEntropyLoss", "inputs": ["fc", "y"]},
+        "optimizer": {"type": "Adam"},
+        "data": {"train": {"dataset": "d"}, "fields": fields, "batch_size": 2},
+        "stop": {"steps": 1},
+        "probes": [{"layers": ["*"], "kinds": ["output_grad"], "every": 1}],
+    }
+    columns = [
+        {"name": "x", "dtype": "float32", "shape": [1, 6, 6], "file": "0.npy"},
+        {"name": "y", "dtype": "int64", "shape": [], "file": "1.npy"},
+    ]
+    plan(parse_spec(spec), {"d": {"columns": columns, "splits": {"all": 4}}})
 
 
 def _plan(request: dict[str, Any]) -> dict[str, Any]:
@@ -64,10 +106,19 @@ def _refused(number: Any, errors: list[dict[str, Any]]) -> dict[str, Any]:
     return {"id": number, "ok": False, "errors": errors}
 
 
+_TAGS = {"train", "infer", "dense", "integer"}
+
+
 def _entry(error: Any) -> dict[str, str]:
+    """One entry of pydantic's, its pointer without the names of the union's members."""
     parts = [str(part).replace("~", "~0").replace("/", "~1") for part in error["loc"]]
+    kept = [
+        part
+        for position, part in enumerate(parts)
+        if not (part in _TAGS and (position == 0 or parts[position - 2] == "fields"))
+    ]
     return {
-        "pointer": "".join(f"/{part}" for part in parts),
+        "pointer": "".join(f"/{part}" for part in kept),
         "detail": error["msg"],
         "code": error["type"],
     }
@@ -76,10 +127,11 @@ def _entry(error: Any) -> dict[str, str]:
 @contextlib.contextmanager
 def _time_limit(seconds: float) -> Generator[None]:
     def stop(_signal: int, _frame: Any) -> None:
-        raise TimeoutError
+        raise Overtime
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    # Again and again: torch may swallow the first, in a destructor or a callback.
+    signal.setitimer(signal.ITIMER_REAL, seconds, 0.2)
     try:
         yield
     finally:
@@ -100,11 +152,16 @@ def limit_memory(extra_bytes: int) -> None:
 
 def main() -> None:
     """Serve requests from standard input until it ends."""
+    parser = argparse.ArgumentParser(prog="python -m engine.planner")
+    parser.add_argument("--max-seconds", type=float, default=MAX_SECONDS)
+    parser.add_argument("--max-memory-bytes", type=int, default=MAX_MEMORY_BYTES)
+    limits = parser.parse_args()
     torch.set_num_threads(1)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever prints must not reach the answers
     catalog.section("layers")
-    limit_memory(MAX_MEMORY_BYTES)
+    warm_up()
+    limit_memory(limits.max_memory_bytes)
     gc.freeze()
     _say(answers, {"ready": True, "torch": torch.__version__.partition("+")[0]})
     for line in sys.stdin:
@@ -113,7 +170,7 @@ def main() -> None:
         except ValueError:
             _say(answers, _refused(None, [{"pointer": "", "detail": "not JSON", "code": "json"}]))
             continue
-        _say(answers, answer(request))
+        _say(answers, answer(request, limits.max_seconds))
 
 
 def _say(answers: Any, message: dict[str, Any]) -> None:

@@ -239,7 +239,7 @@ class _LayerTrace:
         try:
             with torch.device("meta"):
                 return build_layer(self.layer.type, converted)
-        except (MemoryError, TimeoutError):
+        except MemoryError:
             raise
         except Exception as cause:
             build = _meta_builder(self.layer.type)
@@ -249,7 +249,7 @@ class _LayerTrace:
     def _call(self, module: nn.Module, inputs: Sequence[Tensor], args: dict[str, Any]) -> Any:
         try:
             return call(module, inputs)
-        except (MemoryError, TimeoutError):
+        except MemoryError:
             raise
         except Exception as cause:
             with contextlib.suppress(_NoTrial):

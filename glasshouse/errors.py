@@ -479,6 +479,8 @@ class APIStatusError(APIError):
         self.status_code = status_code
         self.problem = problem
         """The whole problem document."""
+        self.retry_after_s: float | None = None
+        """Seconds that the service asks to wait before the next try, where it says so."""
 
     @property
     def code(self) -> str | None:

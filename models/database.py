@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Connection, Engine, create_engine, event, text
 from sqlalchemy.exc import DBAPIError, OperationalError
-from sqlalchemy.exc import TimeoutError as NoConnectionFree
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import QueuePool
@@ -112,8 +112,8 @@ def translated() -> Generator[None]:
     """Turn a failure of the database itself into the error that the service has for it."""
     try:
         yield
-    except NoConnectionFree as error:
-        raise DatabaseUnavailable from error
+    except PoolTimeout as error:
+        raise DatabaseUnavailable("Every connection to the database is in use.") from error
     except DBAPIError as error:
         message = str(error.orig)
         if "disk is full" in message or "No space left" in message:

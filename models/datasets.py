@@ -12,7 +12,7 @@ from models import jobs
 from models.tables import Dataset, now
 
 
-def add(
+def add(  # noqa: PLR0913 (a dataset is made of these)
     tx: Session,
     *,
     owner: str,
@@ -20,9 +20,10 @@ def add(
     format: str,  # noqa: A002 (the public name of the field)
     size_bytes: int,
     sha256: str | None,
+    dataset_id: str | None = None,
 ) -> Dataset:
-    """Store a pending dataset. Its files go under its ``key``."""
-    dataset_id = new_id("ds")
+    """Store a pending dataset. Its id may have been made before, to receive its file."""
+    dataset_id = dataset_id or new_id("ds")
     row = Dataset(
         id=dataset_id,
         owner=owner,
@@ -77,9 +78,20 @@ def find(tx: Session, *, owner: str | None, after: str | None, limit: int) -> li
     return list(tx.scalars(query))
 
 
-def read(tx: Session, dataset_id: str, *, columns: list[Any], splits: dict[str, Any]) -> bool:
-    """The file could be read: pending becomes ready. False: it is not pending (deleted, say)."""
-    return _settle(tx, dataset_id, state="ready", columns=columns, splits=splits)
+def read(
+    tx: Session,
+    dataset_id: str,
+    *,
+    columns: list[Any],
+    splits: dict[str, Any],
+    key: str | None = None,
+) -> bool:
+    """The file could be read: pending becomes ready. ``key``: where its columns lie.
+
+    False: it is not pending; it was deleted, or another process has read it.
+    """
+    place = {} if key is None else {"key": key}
+    return _settle(tx, dataset_id, state="ready", columns=columns, splits=splits, **place)
 
 
 def unreadable(tx: Session, dataset_id: str, problem: dict[str, Any]) -> bool:

@@ -8,6 +8,7 @@ from sqlalchemy import insert, select, update
 from sqlalchemy.orm import Session
 
 from glasshouse import jsonio
+from glasshouse.errors import JobNotFound
 from models.tables import Event, Job, core
 
 
@@ -86,6 +87,46 @@ def after(
     if types is not None:
         query = query.where(Event.type.in_(types))
     return [LoggedEvent(*row) for row in tx.execute(query)]
+
+
+class Page(NamedTuple):
+    """Some events of a log, and how far they reach."""
+
+    events: list[LoggedEvent]
+    seq: int
+    """Everything up to this number was looked at: the cursor to go on from."""
+    last_seq: int
+    """The newest number of the log when it was read."""
+
+
+def read(
+    tx: Session,
+    job: str,
+    seq: int,
+    *,
+    types: Sequence[str] | None = None,
+    limit: int = 500,
+    max_bytes: int = 1 << 20,
+) -> Page:
+    """The next events after a number; stops soon after so many bytes of payload.
+
+    Raises:
+        JobNotFound: the job is gone.
+    """
+    last = tx.scalar(select(Job.last_seq).where(Job.id == job))
+    if last is None:
+        raise JobNotFound(f"No job has the id {job}.")
+    found = after(tx, job, seq, types=types, limit=limit)
+    size = 0
+    for place, event in enumerate(found):
+        size += len(event.payload)
+        if size > max_bytes:
+            found = found[: place + 1]
+            return Page(found, found[-1].seq, last)
+    if len(found) == limit:
+        return Page(found, found[-1].seq, last)
+    # the number was read first, so every event up to it is visible to the second statement
+    return Page(found, max([last, seq, *(event.seq for event in found[-1:])]), last)
 
 
 def tail(tx: Session, job: str, type: str, limit: int) -> list[LoggedEvent]:  # noqa: A002

@@ -40,6 +40,19 @@ class Answer:
     body: str
 
 
+def find(tx: Session, token: Token) -> Answer | None:
+    """The answer that the key already has, without reserving it.
+
+    Raises:
+        IdempotencyKeyReused: it came with another body.
+    """
+    found = tx.get(Idempotency, token.row, populate_existing=True)
+    if found is None or found.status is None or found.created_at < now() - KEPT:
+        return None
+    _check_body(found, token)
+    return Answer(found.status, found.headers or {}, found.body or "")
+
+
 def begin(tx: Session, token: Token) -> Answer | None:
     """Reserve the key, or find the answer that it already has.
 
@@ -55,10 +68,7 @@ def begin(tx: Session, token: Token) -> Answer | None:
         tx.flush()
         found = None
     if found is not None:
-        if found.body_sha256 != token.body_sha256:
-            raise IdempotencyKeyReused(
-                f"The idempotency key {token.key!r} was used with another body; use a new key."
-            )
+        _check_body(found, token)
         if found.status is None:
             raise IdempotencyKeyBusy(retry_after_s=1)
         return Answer(found.status, found.headers or {}, found.body or "")
@@ -89,6 +99,13 @@ def forget(tx: Session, token: Token) -> None:
             Idempotency.status.is_(None),
         )
     )
+
+
+def _check_body(found: Idempotency, token: Token) -> None:
+    if found.body_sha256 != token.body_sha256:
+        raise IdempotencyKeyReused(
+            f"The idempotency key {token.key!r} was used with another body; use a new key."
+        )
 
 
 def _insert(tx: Session, token: Token) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import delete as sql_delete
 from sqlalchemy import exists, func, insert, literal, select, update
@@ -12,7 +12,7 @@ from glasshouse.errors import JobEnded, JobNotEnded, JobNotFound
 from glasshouse.ids import new_id
 from models import events
 from models.events import NewEvent
-from models.state import ENDED
+from models.state import ENDED, STATES
 from models.tables import Command, Job, JobUse, Outbox, Time, now
 
 
@@ -74,6 +74,34 @@ def get(tx: Session, job_id: str, owner: str | None) -> Job:
     if job is None or (owner is not None and job.owner != owner):
         raise JobNotFound(f"No job has the id {job_id}.")
     return job
+
+
+class Standing(NamedTuple):
+    """How far a job is, without its spec and plan."""
+
+    state: str
+    last_seq: int
+    version: int
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing of it changes any more."""
+        return self.state in ENDED
+
+
+def standing(tx: Session, job_id: str, owner: str | None) -> Standing:
+    """How far a job is. ``owner`` None sees everybody's.
+
+    Raises:
+        JobNotFound: there is none, or it is somebody else's.
+    """
+    query = select(Job.state, Job.last_seq, Job.version).where(Job.id == job_id)
+    if owner is not None:
+        query = query.where(Job.owner == owner)
+    row = tx.execute(query).one_or_none()
+    if row is None:
+        raise JobNotFound(f"No job has the id {job_id}.")
+    return Standing(*row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +239,13 @@ def in_use(tx: Session, used: str) -> bool:
         .where(JobUse.used == used, Job.state.not_in(ENDED))
     )
     return bool(tx.scalar(select(exists(query))))
+
+
+def count_by_state(tx: Session) -> dict[str, int]:
+    """How many jobs there are in each state."""
+    rows = tx.execute(select(Job.state, func.count()).group_by(Job.state))
+    found = {state: int(count) for state, count in rows}
+    return {state: found.get(state, 0) for state in STATES}
 
 
 def command(tx: Session, job: Job, command_id: str) -> Command | None:

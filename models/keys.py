@@ -91,6 +91,16 @@ def check(tx: Session, secret: str, *, kind: Kind = "key") -> Key:
     return row
 
 
+def is_good(tx: Session, sha256: str) -> bool:
+    """Whether the key with this hash is neither revoked nor expired."""
+    row = tx.scalar(select(Key).where(Key.sha256 == sha256))
+    return (
+        row is not None
+        and row.revoked_at is None
+        and (row.expires_at is None or row.expires_at > now())
+    )
+
+
 def redeem(tx: Session, ticket: str) -> Key:
     """Use up a one-time ticket.
 

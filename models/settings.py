@@ -48,6 +48,14 @@ class Settings(BaseSettings):
     """Address space of the process that checks specs."""
     stream_ping_s: PositiveFloat = 15.0
     """A silent event stream sends a comment this often."""
+    stream_send_timeout_s: PositiveFloat = 60.0
+    """A client that takes nothing from its stream for this long is cut off."""
+    stream_key_check_s: PositiveFloat = 20.0
+    """The streams of a revoked key end this much later, and at most a ping's interval more."""
+    max_streams: PositiveInt = 2000
+    """Open event streams of one API process."""
+    max_streams_per_key: PositiveInt = 1000
+    """Open event streams of one key in one API process."""
 
     worker_name: str = Field(default_factory=socket.gethostname)
     """Unique among the workers of one service."""

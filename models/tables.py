@@ -52,8 +52,12 @@ class Json(TypeDecorator[Any]):
 
 
 def now() -> datetime:
-    """This host's time, for display; leases use the database's clock."""
-    return datetime.now(UTC)
+    """This host's time, to the millisecond that is stored, for display.
+
+    Leases use the database's clock.
+    """
+    time = datetime.now(UTC)
+    return time.replace(microsecond=time.microsecond // 1000 * 1000)
 
 
 class Table(DeclarativeBase):

@@ -86,6 +86,11 @@ def retire(tx: Session, worker: str) -> None:
     tx.execute(update(Worker).where(Worker.id == worker).values(beat_ms=0))
 
 
+def forget(tx: Session, worker: str) -> None:
+    """The worker will not come back: it and its devices are no longer listed."""
+    tx.execute(delete(Worker).where(Worker.id == worker))
+
+
 def drain(tx: Session, worker: str) -> None:
     """Give the worker no more jobs.
 
@@ -117,6 +122,12 @@ def devices_of(tx: Session, job_id: str) -> list[Device]:
     """The devices that a job has now."""
     query = select(Device).where(Device.job == job_id)
     return list(tx.scalars(query.order_by(Device.kind, Device.number)))
+
+
+def owners(tx: Session, job_ids: Sequence[str]) -> dict[str, str]:
+    """Who owns which of these jobs."""
+    rows = tx.execute(select(Job.id, Job.owner).where(Job.id.in_(set(job_ids))))
+    return {row.id: row.owner for row in rows}
 
 
 def lock_queue(tx: Session) -> None:

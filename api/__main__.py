@@ -1,0 +1,134 @@
+"""Serve the API: ``python -m api [--host H] [--port P]``; prints its address as one JSON line."""
+
+import argparse
+import asyncio
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from types import FrameType
+
+import uvicorn
+
+from api import logs
+from api.app import create_app
+from api.edge import is_loopback
+from api.resources import Resources
+from glasshouse import jsonio
+from models import keys
+from models.database import Database
+from models.settings import Settings
+
+STALLED_MS = 60_000
+STOP_S = 5
+"""Connections still open this long after the first signal are cut."""
+
+
+class Server(uvicorn.Server):
+    """uvicorn waits for open streams before it runs the app's shutdown: so they are told here."""
+
+    def __init__(self, config: uvicorn.Config, resources: Resources) -> None:
+        super().__init__(config)
+        self._resources = resources
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen, then say where."""
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+        if self.started and sockets:
+            sys.stdout.write(jsonio.dumps({"url": _url(sockets[0])}) + "\n")
+            sys.stdout.flush()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """End in good order; a second Ctrl-C ends at once.
+
+        uvicorn's own would also raise the signal again at the end: an ordered end is no failure.
+        """
+        del frame
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._resources.drain)
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run until a signal, or until the parent is gone."""
+    parser = argparse.ArgumentParser(prog="python -m api", description="Serve the Glasshouse API.")
+    parser.add_argument("--host")
+    parser.add_argument("--port", type=int)
+    given = parser.parse_args(arguments)
+    settings = Settings()
+    host = given.host or settings.host
+    if problem := refuse_to_bind(host, settings):
+        sys.stderr.write(problem + "\n")
+        return 2
+    logs.configure()
+    listener = _listen(host, settings.port if given.port is None else given.port)
+    app = create_app(settings)
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=STOP_S,
+        proxy_headers=settings.behind_proxy,
+        lifespan="on",
+    )
+    server = Server(config, app.state.resources)
+    _watch_lifeline(server)
+    server.run(sockets=[listener])
+    return 0
+
+
+def refuse_to_bind(host: str, settings: Settings) -> str | None:
+    """Why the API may not listen there; None: it may."""
+    if is_loopback(host):
+        return None
+    if not settings.behind_proxy:
+        return (
+            f"{host} can be reached from other machines: put a TLS proxy before the API and set "
+            "GLASSHOUSE_BEHIND_PROXY=1, or bind 127.0.0.1"
+        )
+    database = Database(settings.database)
+    with database.read() as tx:
+        some = keys.find(tx, after=None, limit=1)
+    database.close()
+    if not some:
+        return "make an API key first: python -m models.keys create --name … --owner …"
+    return None
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: a client that reads nothing is let go
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALLED_MS)
+    listener.bind((host, port))
+    return listener
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _watch_lifeline(server: Server) -> None:
+    """End when the process that holds the other end of the lifeline is gone."""
+    number = os.environ.get("GLASSHOUSE_LIFELINE_FD")
+    if number is None:
+        return
+
+    def wait() -> None:
+        while os.read(int(number), 4096):
+            pass
+        server.handle_exit(signal.SIGTERM, None)
+
+    threading.Thread(target=wait, name="lifeline", daemon=True).start()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,184 @@
+"""Who may do what. The gate lets no request without a key through, but for a few open paths.
+
+Keys are checked in middleware and not in routes: a route that forgets to ask is closed.
+"""
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from http.cookies import CookieError, SimpleCookie
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from api import problems
+from glasshouse.errors import (
+    KeyInvalid,
+    KeyMissing,
+    OriginNotAllowed,
+    ScopeTooSmall,
+    ServiceError,
+)
+from models import keys
+from models.database import Database
+from models.tables import Key
+
+OPEN_PATHS = frozenset({"/livez", "/readyz", "/open"})
+OPEN_PREFIX = "/errors/"
+COOKIE = "glasshouse_session"
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+KEPT_S = 2.0
+"""A key is looked up again after this long; so a revoked one is refused soon."""
+_IMPLIED = {
+    "read": frozenset({"read"}),
+    "submit": frozenset({"read", "submit"}),
+    "admin": frozenset({"read", "submit", "admin"}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The holder of the key that a request came with."""
+
+    key: str
+    """Id of the API key; for a browser session, of the key that opened it."""
+    owner: str
+    scopes: frozenset[str]
+    """With those that they imply."""
+    secret_sha256: str
+    """Of the key or session itself, to look it up again during a long stream."""
+
+    @property
+    def sees(self) -> str | None:
+        """The owner whose things are visible; None: everybody's."""
+        return None if "admin" in self.scopes else self.owner
+
+
+class Keyring:
+    """Checks keys against the database and remembers those that are good for two seconds."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._known: dict[tuple[str, str], tuple[float, Caller]] = {}
+
+    async def check(self, secret: str, kind: keys.Kind) -> Caller:
+        """The caller with this key.
+
+        Raises:
+            KeyInvalid: it is malformed, unknown, expired or revoked.
+        """
+        found = self._known.get((kind, secret))
+        if found is not None and found[0] > time.monotonic():
+            return found[1]
+        self._known.pop((kind, secret), None)
+        if not keys.is_well_formed(secret):
+            raise KeyInvalid
+        caller = await run_in_threadpool(self._look_up, secret, kind)
+        if len(self._known) >= 10_000:
+            self._known.clear()
+        self._known[kind, secret] = (time.monotonic() + KEPT_S, caller)
+        return caller
+
+    async def is_good(self, caller: Caller) -> bool:
+        """Whether the key that opened a long stream is still good."""
+        return await run_in_threadpool(self._still_good, caller)
+
+    def forget(self) -> None:
+        """Look every key up again; called after one was revoked by this process."""
+        self._known.clear()
+
+    def _look_up(self, secret: str, kind: keys.Kind) -> Caller:
+        with self._database.read() as tx:
+            return _caller(keys.check(tx, secret, kind=kind))
+
+    def _still_good(self, caller: Caller) -> bool:
+        with self._database.read() as tx:
+            return keys.is_good(tx, caller.secret_sha256)
+
+
+def _caller(row: Key) -> Caller:
+    scopes = frozenset[str]().union(
+        *(_IMPLIED.get(str(scope), frozenset()) for scope in row.scopes)
+    )
+    return Caller(
+        key=row.name if row.kind == "session" else row.id,
+        owner=row.owner,
+        scopes=scopes,
+        secret_sha256=row.sha256,
+    )
+
+
+class Gate:
+    """Pure ASGI: puts the caller into the request's state, or answers 401."""
+
+    def __init__(self, app: ASGIApp, keyring: Keyring) -> None:
+        self._app = app
+        self._keyring = keyring
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] == "http" and not is_open(scope["path"]):
+            try:
+                scope["state"]["caller"] = await self._caller(scope)
+            except ServiceError as error:
+                answer = problems.answer(error, problems.request_id_of(scope))
+                await answer(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    async def _caller(self, scope: Scope) -> Caller:
+        headers = Headers(scope=scope)
+        authorization = headers.get("authorization")
+        if authorization is not None:
+            kind, _, secret = authorization.partition(" ")
+            if kind.lower() != "bearer":
+                raise KeyInvalid("The Authorization header must be 'Bearer gh_…'.")
+            return await self._keyring.check(secret.strip(), "key")
+        cookie = session_cookie(headers.get("cookie", ""))
+        if cookie is None:
+            raise KeyMissing
+        # A cookie is sent by the browser without the page's doing: what changes things must say
+        # where it comes from. That the origin is ours was checked before.
+        if scope["method"] not in SAFE_METHODS and "origin" not in headers:
+            raise OriginNotAllowed("A request with a session cookie needs an Origin header.")
+        return await self._keyring.check(cookie, "session")
+
+
+def is_open(path: str) -> bool:
+    """Whether a path needs no key."""
+    return path in OPEN_PATHS or path.startswith(OPEN_PREFIX)
+
+
+def session_cookie(header: str) -> str | None:
+    """The session in a Cookie header."""
+    try:
+        found = SimpleCookie(header).get(COOKIE)
+    except CookieError:
+        return None
+    return None if found is None else found.value
+
+
+def needs(scope: str) -> Callable[[Request], Awaitable[Caller]]:
+    """A dependency that gives the caller, if its key has the scope."""
+
+    async def check(request: Request) -> Caller:
+        caller: Any = request.scope["state"].get("caller")
+        if caller is None:
+            raise KeyMissing
+        if scope not in caller.scopes:
+            raise ScopeTooSmall(
+                f"This needs a key with the scope {scope!r}; this key has "
+                f"{', '.join(sorted(caller.scopes)) or 'none'}."
+            )
+        return caller
+
+    check.__name__ = f"needs_{scope}"
+    return check
+
+
+Read = Annotated[Caller, Depends(needs("read"))]
+Submit = Annotated[Caller, Depends(needs("submit"))]
+Admin = Annotated[Caller, Depends(needs("admin"))]

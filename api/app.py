@@ -1,0 +1,94 @@
+"""The app factory: the routes behind the gate and the doorman. Nothing happens at import."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+
+from fastapi import APIRouter, FastAPI
+from starlette.middleware import Middleware
+from starlette.types import Scope
+
+from api import catalog, datasets, health, jobs, keys, openapi, pages, problems, window
+from api.access import Gate, Keyring
+from api.catalog import VERSION
+from api.edge import Doorman, Edge, Head, host_names
+from api.health import Meters
+from api.resources import Resources, make_resources
+from models.settings import Settings
+
+ROUTERS: tuple[APIRouter, ...] = (
+    catalog.router,
+    keys.router,
+    keys.door,
+    datasets.router,
+    jobs.router,
+    health.router,
+    pages.router,
+    *window.ROUTERS,
+)
+"""Every router, each with its whole prefix (``APIRouter(prefix="/api/v1")``): add new ones here."""
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """Make the API of one process."""
+    resources = make_resources(settings)
+    keyring = Keyring(resources.database)
+    meters = Meters()
+    app = FastAPI(
+        title="Glasshouse",
+        version=VERSION,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        generate_unique_id_function=lambda route: openapi.operation_name(route.name),
+        lifespan=_lifespan,
+        middleware=[
+            Middleware(Edge, seen=meters.seen),
+            Middleware(Head),
+            Middleware(
+                Doorman,
+                hosts=host_names(settings.allowed_hosts),
+                max_bytes=_limits(settings),
+            ),
+            Middleware(Gate, keyring=keyring),
+        ],
+    )
+    app.state.resources = resources
+    app.state.keyring = keyring
+    app.state.meters = meters
+    app.state.routers = ROUTERS
+    problems.install(app)
+    openapi.install(app)
+    for router in ROUTERS:
+        app.include_router(router)
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
+    resources: Resources = app.state.resources
+    resources.loop = asyncio.get_running_loop()
+    resources.background.add(asyncio.create_task(resources.wakeups.run()))
+    resources.background.add(asyncio.create_task(resources.ingest.resume()))
+    resources.planner.warm()
+    try:
+        yield
+    finally:
+        resources.drain()
+        for task in resources.background:
+            task.cancel()
+        await asyncio.gather(*resources.background, return_exceptions=True)
+        resources.loop = None
+        await resources.ingest.close()
+        await resources.planner.close()
+        resources.bell.close()
+        resources.database.close()
+
+
+def _limits(settings: Settings) -> Callable[[Scope], int]:
+    def max_bytes(scope: Scope) -> int:
+        uploads = scope["method"] == "POST" and scope["path"] == "/api/v1/datasets"
+        return settings.max_upload_bytes if uploads else settings.max_json_bytes
+
+    return max_bytes

@@ -1,0 +1,65 @@
+"""What the service is, and what its engine knows."""
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from api import documents
+from api.access import Read
+from api.answers import MAX_LIMIT, Json
+from api.planner import SECTIONS
+from api.resources import House
+from api.views import BASE
+from api.waiting import MAX_WAIT_S
+from glasshouse.events import EVENT_TYPES
+from glasshouse.spec import TensorKind
+
+router = APIRouter(prefix=BASE, tags=["service"])
+VERSION = "0.1.0"
+FORMATS = ("csv", "tsv", "npz", "npy", "idx", "idx.gz", "idx.zip", "mnist.json.gz")
+BUILTINS = ("digits",)
+
+
+@router.get(
+    "/",
+    summary="What the service is",
+    responses=documents.answers(200, documents.Service, 401),
+)
+async def get_service(house: House, caller: Read) -> Response:
+    """Version, capabilities and limits: ask before using what an older server may lack."""
+    del caller
+    settings = house.settings
+    return Json(
+        {
+            "object": "service",
+            "version": VERSION,
+            "capabilities": {
+                "kinds": ["train", "infer"],
+                "networks": ["graph"],
+                "dataset_formats": list(FORMATS),
+                "builtin_datasets": list(BUILTINS),
+                "catalog": list(SECTIONS),
+                "event_types": list(EVENT_TYPES),
+                "tensor_kinds": list(TensorKind.__args__),
+            },
+            "limits": {
+                "max_json_bytes": settings.max_json_bytes,
+                "max_upload_bytes": settings.max_upload_bytes,
+                "max_page": MAX_LIMIT,
+                "max_wait_s": MAX_WAIT_S,
+                "planner_timeout_s": settings.planner_timeout_s,
+                "idempotency_kept_s": 24 * 3600,
+            },
+        }
+    )
+
+
+@router.get(
+    "/catalog/{section}",
+    summary="What the engine knows",
+    responses=documents.answers(200, documents.Catalog, 401, 404, 503),
+)
+async def get_catalog(house: House, caller: Read, section: str) -> Response:
+    """Layers, losses, optimizers …, each with a JSON Schema of its arguments."""
+    del caller
+    entries = await house.planner.catalog(section)
+    return Json({"object": "catalog", "section": section, "entries": entries})

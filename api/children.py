@@ -1,0 +1,13 @@
+"""What the processes that the API starts may know of its environment: nothing secret."""
+
+import os
+import sys
+
+_ALLOWED = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "LD_LIBRARY_PATH", "TZ")
+
+
+def clean_environment(**changes: str) -> dict[str, str]:
+    """The allow-listed variables, with these changes; modules are found as this process does."""
+    kept = {name: os.environ[name] for name in _ALLOWED if name in os.environ}
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    return kept | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"} | changes

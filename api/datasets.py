@@ -1,0 +1,284 @@
+"""Datasets: upload, list, look into, delete."""
+
+import hashlib
+from pathlib import Path
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Request
+from fastapi.concurrency import contextmanager_in_threadpool
+from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from api import bodies, documents, idempotent, waiting
+from api.access import Caller, Read, Submit
+from api.answers import Json, Paged, bad_parameter, check_match, etag, page_of, tagged
+from api.bodies import Body, described
+from api.catalog import FORMATS
+from api.idempotent import OnceKey
+from api.ingest import BUILTIN, source_key
+from api.resources import House, Resources
+from api.views import BASE, dataset_json
+from glasshouse import jsonio
+from glasshouse.errors import BadRequest, InvalidDataset, ServiceError
+from glasshouse.ids import new_id
+from models import datasets
+from models.columns import Columns
+from models.idempotency import Answer
+from models.tables import Dataset
+
+router = APIRouter(prefix=BASE, tags=["datasets"])
+_BLOCK_BYTES = 1024 * 1024
+MAX_ROWS = 1000
+
+
+class BuiltinRequest(Body):
+    """A dataset that the service brings along."""
+
+    builtin: Literal["digits"]
+
+
+def dataset_tag(dataset: Dataset) -> str:
+    """The entity tag of a dataset."""
+    return etag(dataset.id, dataset.version)
+
+
+_UPLOAD = described(BuiltinRequest, example={"builtin": "digits"})
+_UPLOAD["requestBody"]["content"]["application/octet-stream"] = {
+    "schema": {"type": "string", "format": "binary"}
+}
+
+
+@router.post(
+    "/datasets",
+    status_code=201,
+    summary="Upload a dataset",
+    openapi_extra=_UPLOAD,
+    responses=documents.answers(201, documents.Dataset, 400, 401, 403, 409, 413, 415, 422, 503),
+)
+async def create_dataset(
+    request: Request,
+    house: House,
+    caller: Submit,
+    key: OnceKey,
+    name: Annotated[
+        str | None, Query(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")
+    ] = None,
+    format: Annotated[  # noqa: A002 (the public name)
+        str | None, Query(max_length=40, description=f"One of {', '.join(FORMATS)}.")
+    ] = None,
+) -> Response:
+    """The file's bytes, streamed; or JSON `{"builtin": "digits"}`. Ready when its state says so."""
+    if bodies.media_type(request) == "application/json":
+        return await _create_builtin(request, house, caller, key, name)
+    if format not in FORMATS:
+        shown = "is missing" if format is None else f"may not be {format[:40]!r}"
+        raise bad_parameter("format", f"it {shown}; the formats are {', '.join(FORMATS)}")
+    dataset_id = new_id("ds")
+    source = source_key(dataset_id)
+    try:
+        async with contextmanager_in_threadpool(house.artifacts.receive(source)) as path:
+            size_bytes, sha256 = await _receive(request, path)
+            if size_bytes == 0:
+                raise InvalidDataset("The body is empty; send the file's bytes.")
+    except ClientDisconnect:
+        raise BadRequest("The body ended before it was complete.") from None
+
+    def make(tx: Session) -> tuple[Dataset, Answer]:
+        row = datasets.add(
+            tx,
+            owner=caller.owner,
+            name=name or f"upload.{format}",
+            format=format,
+            size_bytes=size_bytes,
+            sha256=sha256,
+            dataset_id=dataset_id,
+        )
+        return row, _created(row)
+
+    fingerprint = hashlib.sha256(f"{sha256} {name} {format}".encode()).hexdigest()
+    token = idempotent.token_of(caller, "POST /datasets", key, fingerprint)
+    try:
+        answer = await _store(house, token, make)
+    except ServiceError:  # before the commit: no row names the file
+        await run_in_threadpool(house.artifacts.delete, source)
+        raise
+    if "Idempotency-Replayed" in answer.headers:
+        await run_in_threadpool(house.artifacts.delete, source)
+    return answer
+
+
+async def _create_builtin(
+    request: Request, house: Resources, caller: Caller, key: str | None, name: str | None
+) -> Response:
+    body = await bodies.body_of(BuiltinRequest)(request)
+    builtin = body.value.builtin
+
+    def make(tx: Session) -> tuple[Dataset, Answer]:
+        row = datasets.add(
+            tx,
+            owner=caller.owner,
+            name=name or builtin,
+            format=BUILTIN + builtin,
+            size_bytes=0,
+            sha256=None,
+        )
+        return row, _created(row)
+
+    token = idempotent.token_of(caller, "POST /datasets", key, body.raw + (name or "").encode())
+    return await _store(house, token, make)
+
+
+async def _store(
+    house: Resources, token: idempotent.Token | None, make: idempotent.Making[Dataset]
+) -> Response:
+    made: list[Dataset] = []
+
+    def make_answer(tx: Session) -> Answer:
+        row, answer = make(tx)
+        made[:] = [row]
+        return answer
+
+    answer, replayed = await run_in_threadpool(idempotent.once, house.database, token, make_answer)
+    if not replayed:
+        house.ingest.add(made[0])
+    return idempotent.sent(answer, replayed=replayed)
+
+
+def _created(row: Dataset) -> Answer:
+    headers = {"Location": f"{BASE}/datasets/{row.id}", "ETag": dataset_tag(row)}
+    return Answer(201, headers, jsonio.dumps(dataset_json(row)))
+
+
+async def _receive(request: Request, path: Path) -> tuple[int, str]:
+    """Write the body to a file, by blocks; its size is limited by the edge."""
+    digest = hashlib.sha256()
+    size_bytes = 0
+    with path.open("wb") as file:
+        waiting_bytes = bytearray()
+
+        def write(block: bytes) -> None:
+            digest.update(block)
+            file.write(block)
+
+        async for chunk in request.stream():
+            size_bytes += len(chunk)
+            waiting_bytes += chunk
+            if len(waiting_bytes) >= _BLOCK_BYTES:
+                await run_in_threadpool(write, bytes(waiting_bytes))
+                waiting_bytes.clear()
+        await run_in_threadpool(write, bytes(waiting_bytes))
+    return size_bytes, digest.hexdigest()
+
+
+@router.get(
+    "/datasets",
+    summary="List datasets",
+    responses=documents.answers(200, documents.DatasetList, 400, 401, 422),
+)
+def list_datasets(house: House, caller: Read, page: Paged) -> Response:
+    """Newest first."""
+    with house.database.read() as tx:
+        rows = datasets.find(tx, owner=caller.sees, after=page.after_id("ds"), limit=page.limit + 1)
+    return Json(page_of(rows, page, [dataset_json(row) for row in rows]))
+
+
+@router.get(
+    "/datasets/{id}",
+    summary="Get a dataset",
+    responses=documents.answers(200, documents.Dataset, 304, 400, 401, 404),
+)
+async def get_dataset(
+    request: Request,
+    house: House,
+    caller: Read,
+    id: str,  # noqa: A002
+    prefer: documents.Waited = None,
+) -> Response:
+    """One dataset. With `Prefer: wait=30` the answer comes once it is no longer pending."""
+    del prefer
+    wait_s = waiting.wait_asked(request)
+
+    def look() -> Dataset:
+        with house.database.read() as tx:
+            return datasets.get(tx, id, caller.sees)
+
+    def look_whether_read() -> Dataset | None:
+        row = look()
+        return None if row.state == "pending" else row
+
+    row = None
+    if wait_s is not None:
+        row = await waiting.wait_for(house.wakeups, house.draining, id, look_whether_read, wait_s)
+    row = row or await run_in_threadpool(look)
+    return tagged(request, dataset_json(row), dataset_tag(row), waiting.applied(wait_s))
+
+
+@router.get(
+    "/datasets/{id}/rows",
+    summary="Look at rows",
+    responses=documents.answers(200, documents.Rows, 401, 404, 409, 422),
+)
+def list_dataset_rows(
+    house: House,
+    caller: Read,
+    id: str,  # noqa: A002
+    split: Annotated[str | None, Query(max_length=64, description="Left out: the first.")] = None,
+    offset: Annotated[int, Query(ge=0, le=2**53)] = 0,
+    limit: Annotated[int, Query(ge=1, description="At most 1000.")] = 20,
+) -> Response:
+    """Some rows of a split, in their stored order; long values are shortened."""
+    columns = _open(house, caller, id)
+    splits = columns.meta["splits"]
+    chosen = next(iter(splits), "all") if split is None else split
+    if chosen not in splits:
+        raise bad_parameter("split", f"there is no {chosen!r}; there are {', '.join(splits)}")
+    return Json(
+        {
+            "object": "rows",
+            "split": chosen,
+            "offset": offset,
+            "num_rows": splits[chosen],
+            "rows": columns.rows(chosen, offset, min(limit, MAX_ROWS)),
+            "note": columns.note,
+        }
+    )
+
+
+@router.get(
+    "/datasets/{id}/stats",
+    summary="Statistics of the columns",
+    responses=documents.answers(200, documents.DatasetStats, 401, 404, 409),
+)
+def get_dataset_stats(house: House, caller: Read, id: str) -> Response:  # noqa: A002
+    """Per split and column: count, missing, least, greatest, mean, spread, distinct values."""
+    return Json({"object": "dataset_stats", "splits": _open(house, caller, id).stats()})
+
+
+def _open(house: Resources, caller: Caller, dataset_id: str) -> Columns:
+    with house.database.read() as tx:
+        row = datasets.ready(tx, dataset_id, caller.sees)
+    return Columns(house.artifacts.local(row.key))
+
+
+@router.delete(
+    "/datasets/{id}",
+    status_code=204,
+    summary="Delete a dataset",
+    responses=documents.answers(204, None, 401, 403, 404, 409, 412),
+)
+def delete_dataset(
+    request: Request,
+    house: House,
+    caller: Submit,
+    id: str,  # noqa: A002
+) -> Response:
+    """Not while a job that has not ended reads it."""
+    with house.database.write() as tx:
+        row = datasets.get(tx, id, caller.sees)
+        check_match(request, dataset_tag(row))
+        datasets.delete(tx, row)
+    house.artifacts.delete(f"datasets/{row.id}")
+    house.artifacts.delete(source_key(row.id))
+    return Response(status_code=204)

@@ -1,0 +1,322 @@
+"""The answers of the API as schemas: for the OpenAPI document, and checked in the tests."""
+
+from typing import Annotated, Any, Literal
+
+from fastapi import Header
+from pydantic import BaseModel, ConfigDict, JsonValue
+
+Waited = Annotated[
+    str | None,
+    Header(alias="Prefer", description="`wait=N`: hold the answer for up to N (≤ 60) seconds."),
+]
+Number = float | Literal["NaN", "Infinity", "-Infinity"]
+
+
+class Document(BaseModel):
+    """An answer; every field is always there."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+class ListDocument(Document):
+    """One page of a list."""
+
+    object: Literal["list"]
+    has_more: bool
+    next: str | None
+    """The cursor for `?after=`; null at the end."""
+
+
+class FieldProblem(Document):
+    """What is wrong with one field."""
+
+    pointer: str
+    """JSON Pointer into the body; `/query/…` and `/header/…` for parameters."""
+    detail: str
+    code: str
+
+
+class Problem(BaseModel):
+    """RFC 9457 problem document."""
+
+    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
+    type: str
+    """Path of the page that explains this code."""
+    title: str
+    status: int
+    detail: str
+    code: str
+    request_id: str
+    retryable: bool
+    """Whether the same request may succeed later."""
+    errors: list[FieldProblem] | None = None
+    hint: str | None = None
+
+
+class JobDevice(Document):
+    """A device that a job has."""
+
+    worker: str
+    kind: str
+    id: str
+
+
+class JobWarning(Document):
+    """Something that may not be meant; the job runs."""
+
+    pointer: str
+    detail: str
+    code: str
+
+
+class Job(Document):
+    """A job."""
+
+    id: str
+    object: Literal["job"]
+    kind: Literal["train", "infer"]
+    name: str | None
+    state: Literal[
+        "queued", "starting", "running", "cancelling", "succeeded", "failed", "cancelled"
+    ]
+    state_reason: str | None
+    created_at: str
+    queued_at: str
+    started_at: str | None
+    ended_at: str | None
+    attempt: int
+    """0 until a worker has taken it."""
+    labels: dict[str, str]
+    priority: int
+    parent: str | None
+    devices: list[JobDevice]
+    progress: dict[str, Any] | None
+    summary: dict[str, dict[str, Number | None]]
+    """Last, least and greatest values of the metrics."""
+    error: dict[str, JsonValue] | None
+    last_seq: int
+    """Number of its newest event."""
+    warnings: list[JobWarning]
+    links: dict[str, str]
+    result: JsonValue | None = None
+    """Of an inference, when it is small."""
+
+
+class JobList(ListDocument):
+    """Jobs."""
+
+    data: list[Job]
+
+
+class PlannedDevice(Document):
+    """A device that the job may get."""
+
+    worker: str
+    kind: str
+    id: str
+    name: str
+    memory_bytes: int | None
+    free: bool
+
+
+class Plan(BaseModel):
+    """What a job would do."""
+
+    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
+    object: Literal["plan"]
+    spec: dict[str, JsonValue]
+    """As it would run; can be submitted."""
+    layers: list[dict[str, JsonValue]]
+    parameters: int
+    flops: int | None
+    memory: dict[str, int]
+    probes: list[dict[str, JsonValue]]
+    num_steps: int | None
+    devices: list[PlannedDevice]
+    warnings: list[JobWarning]
+
+
+class Column(BaseModel):
+    """A column of a dataset."""
+
+    model_config = ConfigDict(extra="allow")
+    name: str
+    dtype: str
+    shape: list[int]
+
+
+class Dataset(Document):
+    """A dataset."""
+
+    id: str
+    object: Literal["dataset"]
+    name: str
+    format: str
+    state: Literal["pending", "ready", "failed"]
+    problem: dict[str, JsonValue] | None
+    size_bytes: int
+    sha256: str | None
+    columns: list[Column]
+    splits: dict[str, int]
+    created_at: str
+    links: dict[str, str]
+
+
+class DatasetList(ListDocument):
+    """Datasets."""
+
+    data: list[Dataset]
+
+
+class Rows(Document):
+    """Some rows of a dataset."""
+
+    object: Literal["rows"]
+    split: str
+    offset: int
+    num_rows: int
+    """Of the whole split."""
+    rows: list[dict[str, JsonValue]]
+    note: str | None
+    """What is left out of long rows."""
+
+
+class DatasetStats(Document):
+    """Statistics by split and column."""
+
+    object: Literal["dataset_stats"]
+    splits: dict[str, dict[str, dict[str, JsonValue]]]
+
+
+class Key(Document):
+    """An API key."""
+
+    id: str
+    object: Literal["key"]
+    name: str
+    owner: str
+    scopes: list[str]
+    hint: str
+    """Its first characters."""
+    created_at: str
+    revoked_at: str | None
+
+
+class NewKey(Key):
+    """An API key, shown this once."""
+
+    key: str | None
+    """Null when the answer is given again: a key is never stored."""
+
+
+class KeyList(ListDocument):
+    """API keys."""
+
+    data: list[Key]
+
+
+class Ticket(Document):
+    """A link that opens a browser session once."""
+
+    url: str
+    expires_in_s: int
+
+
+class Command(Document):
+    """Something asked of a running job."""
+
+    id: str
+    object: Literal["command"]
+    job: str
+    body: dict[str, JsonValue]
+    state: Literal["pending", "applied", "rejected"]
+    step: int | None
+    problem: dict[str, JsonValue] | None
+    created_at: str
+
+
+class Catalog(Document):
+    """One section of the catalogue."""
+
+    object: Literal["catalog"]
+    section: str
+    entries: list[dict[str, JsonValue]]
+
+
+class Service(Document):
+    """The service."""
+
+    object: Literal["service"]
+    version: str
+    capabilities: dict[str, JsonValue]
+    limits: dict[str, int | float]
+
+
+TITLES = {
+    200: "Done.",
+    201: "Made.",
+    202: "Asked for.",
+    204: "Gone.",
+    304: "Not changed.",
+    400: "The request cannot be read.",
+    401: "The key is missing or not valid.",
+    403: "The key does not allow this.",
+    404: "There is no such thing, or it is somebody else's.",
+    406: "There is no such format.",
+    409: "The thing is in a state that does not allow this.",
+    412: "The thing has changed meanwhile.",
+    413: "The body is too large.",
+    415: "The body has the wrong media type.",
+    422: "The request can be read but not be done.",
+    429: "Too many requests.",
+    503: "Not now; try again.",
+}
+
+
+def answers(status: int, model: type[BaseModel] | None, *others: int) -> dict[int | str, Any]:
+    """The ``responses`` of a route: its own, then problem documents."""
+    own: dict[str, Any] = {"description": TITLES[status]}
+    if model is not None:
+        own["model"] = model
+    found: dict[int | str, Any] = {status: own}
+    for other in others:
+        if other == 304:
+            found[other] = {"description": TITLES[other]}
+            continue
+        schema = {"$ref": "#/components/schemas/Problem"}
+        found[other] = {
+            "description": TITLES[other],
+            "content": {"application/problem+json": {"schema": schema}},
+        }
+    return found
+
+
+TRAIN_EXAMPLE: dict[str, Any] = {
+    "kind": "train",
+    "name": "digits",
+    "seed": 1,
+    "network": {
+        "type": "graph",
+        "layers": [
+            {"name": "conv", "type": "Conv2d", "args": {"out_channels": 8, "kernel_size": 3}},
+            {"name": "relu", "type": "ReLU"},
+            {"name": "flat", "type": "Flatten"},
+            {"name": "fc", "type": "Linear", "args": {"out_features": 10}},
+        ],
+    },
+    "loss": {"type": "CrossEntropyLoss", "inputs": ["fc", "label"]},
+    "optimizer": {"type": "Adam", "args": {"lr": 0.001}},
+    "data": {
+        "train": {"dataset": "ds_…", "split": "train"},
+        "validation": {"dataset": "ds_…", "split": "validation"},
+        "fields": {
+            "image": {"type": "dense", "shape": [1, 8, 8]},
+            "label": {"type": "integer", "dim": 10},
+        },
+        "batch_size": 100,
+    },
+    "stop": {"epochs": 2},
+    "evaluate": {"every_epochs": 1},
+    "metrics": [{"type": "accuracy", "inputs": ["fc", "label"]}],
+    "probes": [{"layers": ["conv"], "kinds": ["output"], "every": 25, "want": ["stats"]}],
+}

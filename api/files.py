@@ -1,0 +1,147 @@
+"""Files that jobs made: checkpoints with their weights, and artifacts by name."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Request
+from starlette.responses import FileResponse, Response
+
+from api.access import Read, Submit
+from api.answers import etag, is_fresh, list_of, not_modified, tagged, time_text
+from api.events import JobId
+from api.resources import House, Resources
+from glasshouse.errors import ArtifactNotFound
+from models import checkpoints, jobs, outputs
+from models.tables import Checkpoint, JobArtifact
+
+router = APIRouter(prefix="/api/v1")
+WEIGHTS = "model.safetensors"
+SAFETENSORS = "application/vnd.safetensors"
+CheckpointId = Annotated[str, Path(max_length=64, description="Id of the checkpoint.")]
+
+
+def checkpoint_json(row: Checkpoint) -> dict[str, Any]:
+    """A checkpoint."""
+    path = f"/api/v1/checkpoints/{row.id}"
+    return {
+        "id": row.id,
+        "object": "checkpoint",
+        "job": row.job,
+        "attempt": row.attempt,
+        "step": row.step,
+        "epoch": row.epoch,
+        "final": row.final,
+        "size_bytes": row.size_bytes,
+        "files": row.files,
+        "metrics": row.metrics,
+        "created_at": time_text(row.created_at),
+        "links": {"self": path, "weights": f"{path}/weights"},
+    }
+
+
+@router.get("/jobs/{job}/checkpoints", tags=["checkpoints"], summary="Saved states of a job")
+def list_checkpoints(request: Request, house: House, caller: Read, job: JobId) -> Response:
+    """Complete checkpoints, oldest first."""
+    with house.database.read() as tx:
+        jobs.standing(tx, job, caller.sees)
+        rows = checkpoints.of_job(tx, job)
+    tag = etag(job, len(rows), rows[0].id if rows else "", rows[-1].id if rows else "")
+    return tagged(request, list_of([checkpoint_json(row) for row in rows], cursor=None), tag)
+
+
+@router.get("/checkpoints/{checkpoint}", tags=["checkpoints"], summary="One checkpoint")
+def get_checkpoint(
+    request: Request, house: House, caller: Read, checkpoint: CheckpointId
+) -> Response:
+    """Its step, its files with their digests, and the metrics at the time."""
+    with house.database.read() as tx:
+        row = checkpoints.get(tx, checkpoint, caller.sees)
+    return tagged(request, checkpoint_json(row), etag(row.id))
+
+
+@router.get(
+    "/checkpoints/{checkpoint}/weights",
+    tags=["checkpoints"],
+    summary="The weights as safetensors",
+    responses={200: {"content": {SAFETENSORS: {}}}},
+)
+def get_weights(request: Request, house: House, caller: Read, checkpoint: CheckpointId) -> Response:
+    """The file of the network's parameters and buffers, by torch's names. Ranges are served."""
+    with house.database.read() as tx:
+        row = checkpoints.get(tx, checkpoint, caller.sees)
+    digest = row.files.get(WEIGHTS, {}).get("sha256")
+    name = f"{row.id}.safetensors"
+    return _file(request, house, f"{row.key}/{WEIGHTS}", name, SAFETENSORS, etag(digest or row.id))
+
+
+@router.delete(
+    "/checkpoints/{checkpoint}",
+    tags=["checkpoints"],
+    status_code=204,
+    summary="Delete a checkpoint",
+    response_class=Response,
+)
+def delete_checkpoint(house: House, caller: Submit, checkpoint: CheckpointId) -> Response:
+    """Refused while a job that has not ended uses it."""
+    with house.database.write() as tx:
+        row = checkpoints.get(tx, checkpoint, caller.sees)
+        checkpoints.delete(tx, row)
+    house.artifacts.delete(row.key)
+    return Response(status_code=204)
+
+
+def artifact_json(row: JobArtifact) -> dict[str, Any]:
+    """A named file of a job."""
+    return {
+        "object": "artifact",
+        "job": row.job,
+        "name": row.name,
+        "media_type": row.media_type,
+        "size_bytes": row.size_bytes,
+        "created_at": time_text(row.created_at),
+        "href": f"/api/v1/jobs/{row.job}/artifacts/{row.name}",
+    }
+
+
+@router.get("/jobs/{job}/artifacts", tags=["artifacts"], summary="Files that a job made")
+def list_artifacts(request: Request, house: House, caller: Read, job: JobId) -> Response:
+    """By name."""
+    with house.database.read() as tx:
+        jobs.standing(tx, job, caller.sees)
+        rows = outputs.of_job(tx, job)
+    newest = max((row.created_at.timestamp() for row in rows), default=0.0)
+    tag = etag(job, len(rows), round(newest * 1000))
+    return tagged(request, list_of([artifact_json(row) for row in rows], cursor=None), tag)
+
+
+@router.get(
+    "/jobs/{job}/artifacts/{name}",
+    tags=["artifacts"],
+    summary="One file that a job made",
+    responses={200: {"content": {"application/octet-stream": {}}}},
+)
+def get_artifact(
+    request: Request,
+    house: House,
+    caller: Read,
+    job: JobId,
+    name: Annotated[str, Path(max_length=200)],
+) -> Response:
+    """As an attachment. Ranges are served."""
+    with house.database.read() as tx:
+        jobs.standing(tx, job, caller.sees)
+        row = outputs.get(tx, job, name)
+    size = (row.size_bytes, round(row.created_at.timestamp() * 1000))
+    return _file(request, house, row.key, row.name, row.media_type, etag(job, *size))
+
+
+def _file(
+    request: Request, house: Resources, key: str, name: str, media: str, tag: str
+) -> Response:
+    headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
+    if is_fresh(request, tag):
+        return not_modified(tag)
+    try:
+        path = house.artifacts.local(key)
+    except FileNotFoundError:
+        raise ArtifactNotFound(f"The file {name!r} is gone.") from None
+    return FileResponse(path, filename=name, media_type=media, headers=headers)

@@ -1,0 +1,96 @@
+"""Creating once: a request that comes again with its idempotency key gets the first answer."""
+
+import hashlib
+import re
+import time
+from collections.abc import Callable
+from typing import Annotated, TypeVar
+
+from fastapi import Depends, Header
+from sqlalchemy.orm import Session
+from starlette.responses import Response
+
+from api.access import Caller
+from glasshouse.errors import IdempotencyKeyBusy, InvalidHeader
+from models import idempotency
+from models.database import Database
+from models.idempotency import Answer, Token
+
+_PATIENCE_S = 10.0
+T = TypeVar("T")
+Making = Callable[[Session], tuple[T, Answer]]
+"""Makes a row in a transaction, and the answer that tells of it."""
+
+
+async def read_key(
+    idempotency_key: Annotated[
+        str | None,
+        Header(
+            description="Any text of at most 255 characters, new for each thing to be made. "
+            "The same request sent again with it gets the first answer again."
+        ),
+    ] = None,
+) -> str | None:
+    """Read ``Idempotency-Key``, quoted or bare."""
+    if idempotency_key is None:
+        return None
+    key = idempotency_key.strip()
+    if len(key) >= 2 and key[0] == key[-1] == '"':
+        key = key[1:-1]
+    if not re.fullmatch(r"[\x21-\x7e]([\x20-\x7e]{0,253}[\x21-\x7e])?", key):
+        raise InvalidHeader("Idempotency-Key must be 1 to 255 printable ASCII characters.")
+    return key
+
+
+OnceKey = Annotated[str | None, Depends(read_key)]
+
+
+def token_of(caller: Caller, route: str, key: str | None, body: bytes | str) -> Token | None:
+    """The use of the key; ``body`` is the request's body, or its SHA-256 in hexadecimal."""
+    if key is None:
+        return None
+    digest = body if isinstance(body, str) else hashlib.sha256(body).hexdigest()
+    return Token(owner=caller.owner, route=route, key=key, body_sha256=digest)
+
+
+def earlier(database: Database, token: Token | None) -> Answer | None:
+    """The answer that this request already got."""
+    if token is None:
+        return None
+    with database.read() as tx:
+        return idempotency.find(tx, token)
+
+
+def once(
+    database: Database, token: Token | None, make: Callable[[Session], Answer]
+) -> tuple[Answer, bool]:
+    """Make the thing and keep the answer, in one transaction; or give the answer kept before.
+
+    The second value says that it was kept before.
+    """
+    end = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            with database.write() as tx:
+                if token is not None:
+                    kept = idempotency.begin(tx, token)
+                    if kept is not None:
+                        return kept, True
+                answer = make(tx)
+                if token is not None:
+                    idempotency.finish(tx, token, answer)
+                return answer, False
+        except IdempotencyKeyBusy:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.05)
+
+
+def sent(answer: Answer, *, replayed: bool = False) -> Response:
+    """The answer as a response."""
+    headers = dict(answer.headers)
+    if replayed:
+        headers["Idempotency-Replayed"] = "true"
+    return Response(
+        answer.body, status_code=answer.status, headers=headers, media_type="application/json"
+    )

@@ -1,0 +1,343 @@
+"""The network of a job: its layers, their statistics over steps, and their captured tensors."""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Request
+from starlette.responses import FileResponse, Response, StreamingResponse
+
+from api import negotiation, slices, tensors
+from api.access import Read
+from api.answers import Json, Paged, bad_parameter, etag, is_fresh, list_of, not_modified, tagged
+from api.events import JobId
+from api.metrics import FromStep, ToStep
+from api.resources import House, Resources
+from api.tensors import Array, Body
+from glasshouse.errors import ArtifactNotFound, InvalidRequest, LayerNotFound
+from models import captures, jobs, metrics, stats
+from models.metrics import Point
+from models.stats import FIGURES, Row, Series
+from models.tables import Capture, Job
+
+router = APIRouter(prefix="/api/v1", tags=["layers"])
+KINDS = ("output", "output_grad", "param", "param_grad")
+FORMATS = {
+    "application/json": "json",
+    "application/x-npy": "npy",
+    "application/vnd.safetensors": "safetensors",
+}
+_MEDIA = {name: media for media, name in FORMATS.items()}
+MAX_TENSORS = 200
+_SHOWN = (
+    "name",
+    "type",
+    "inputs",
+    "output_shape",
+    "output_shapes",
+    "parameters",
+    "trainable",
+    "dtype",
+    "parameter_shapes",
+    "flops",
+)
+
+Step = Annotated[
+    str, Query(pattern=r"^(latest|[0-9]{1,15})$", description="`latest`, or a step's number.")
+]
+Slice = Annotated[str | None, Query(max_length=1000, description="As in numpy, e.g. `0:4,:,::2`.")]
+
+
+@router.get("/jobs/{job}/layers", summary="The module tree")
+def list_layers(request: Request, house: House, caller: Read, job: JobId) -> Response:
+    """Each layer with its output's shape, its parameters, and its newest statistics by kind."""
+    with house.database.read() as tx:
+        found = jobs.get(tx, job, caller.sees)
+        tag = etag(job, found.version)
+        if is_fresh(request, tag):
+            return not_modified(tag)
+        newest = stats.newest(tx, job)
+    by_tensor: dict[str, dict[str, Any]] = defaultdict(dict)
+    for row in newest:
+        by_tensor[row.series.layer].setdefault(row.series.kind, _figures(row))
+    layers = [_layer(entry, by_tensor) for entry in found.plan.get("layers", [])]
+    return tagged(request, list_of(layers, cursor=None), tag)
+
+
+def _figures(row: Row) -> dict[str, Any]:
+    return {"step": row.step, "phase": row.series.phase} | dict(
+        zip(FIGURES, row.figures, strict=True)
+    )
+
+
+def _layer(entry: dict[str, Any], by_tensor: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """A layer of the plan; ``stats`` are of its output, ``tensors`` has its other tensors."""
+    leaves = list(entry.get("output_shapes", {}))
+    own = leaves[0] if leaves else entry["name"]
+    others = [*leaves[1:], *entry.get("parameter_shapes", {})]
+    shown = {name: entry[name] for name in _SHOWN if name in entry}
+    shown["stats"] = by_tensor.get(own, {})
+    shown["tensors"] = {name: by_tensor[name] for name in others if name in by_tensor}
+    return shown
+
+
+@router.get("/jobs/{job}/stats", summary="Layer statistics over steps")
+def query_stats(  # noqa: PLR0913 (each is a parameter of the request)
+    request: Request,
+    *,
+    house: House,
+    caller: Read,
+    job: JobId,
+    layer: Annotated[
+        str, Query(max_length=200, description="A glob over layer and parameter names.")
+    ] = "*",
+    kind: Annotated[str | None, Query(max_length=40)] = None,
+    stat: Annotated[
+        list[str] | None,
+        Query(max_length=20, description="Which figures, separated by commas; left out, all."),
+    ] = None,
+    from_step: FromStep = None,
+    to_step: ToStep = None,
+    max_points: Annotated[
+        int, Query(ge=2, le=1_000_000, description="About so many steps of each series.")
+    ] = 1000,
+) -> Response:
+    """Columns over steps for each watched tensor that matches."""
+    figures = _figures_of(stat)
+    if kind is not None:
+        _check_kind(kind)
+    with house.database.read() as tx:
+        tag = etag(job, jobs.standing(tx, job, caller.sees).version)
+        if is_fresh(request, tag):
+            return not_modified(tag)
+        rows = stats.query(tx, job, layer=layer, kind=kind, from_step=from_step, to_step=to_step)
+    by_series: dict[Series, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_series[row.series].append(row)
+    data = [
+        _series(series, found, figures, max_points) for series, found in sorted(by_series.items())
+    ]
+    return tagged(request, list_of(data, cursor=None), tag)
+
+
+def _figures_of(given: Sequence[str] | None) -> list[str]:
+    names = [name for text in given or () for name in text.split(",") if name]
+    for name in names:
+        if name not in FIGURES:
+            raise bad_parameter("stat", f"{name[:100]!r} is none of {', '.join(FIGURES)}.")
+    return list(dict.fromkeys(names)) or list(FIGURES)
+
+
+def _series(series: Series, rows: list[Row], figures: list[str], max_points: int) -> dict[str, Any]:
+    columns = {name: FIGURES.index(name) for name in figures}
+    if len(rows) > max_points:  # the extremes of each figure stay, so all share the points
+        share = max(2, max_points // len(columns))
+        kept: set[int] = set()
+        for place in columns.values():
+            points = [Point(index, 0, row.figures[place]) for index, row in enumerate(rows)]
+            kept |= {point.step for point in metrics.thin(points, share)}
+        rows = [rows[index] for index in sorted(kept)]
+    return {
+        "layer": series.layer,
+        "kind": series.kind,
+        "phase": series.phase,
+        "step": [row.step for row in rows],
+        "values": {name: [row.figures[place] for row in rows] for name, place in columns.items()},
+    }
+
+
+@router.get("/jobs/{job}/captures", summary="Which tensors were kept")
+def list_captures(  # noqa: PLR0913 (each is a parameter of the request)
+    *,
+    house: House,
+    caller: Read,
+    job: JobId,
+    page: Paged,
+    layer: Annotated[str | None, Query(max_length=200)] = None,
+    kind: Annotated[str | None, Query(max_length=40)] = None,
+    step: Annotated[int | None, Query(ge=0, lt=2**53)] = None,
+) -> Response:
+    """In the order in which they were kept."""
+    if kind is not None:
+        _check_kind(kind)
+    after = page.after_id("cap")
+    with house.database.read() as tx:
+        jobs.standing(tx, job, caller.sees)
+        rows = captures.find(
+            tx, job, layer=layer, kind=kind, step=step, after=after, limit=page.limit + 1
+        )
+    cursor = rows[page.limit - 1].id if len(rows) > page.limit else None
+    return Json(list_of([_capture_json(row) for row in rows[: page.limit]], cursor=cursor))
+
+
+def _capture_json(row: Capture) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "object": "capture",
+        "job": row.job,
+        "attempt": row.attempt,
+        "step": row.step,
+        "layer": row.layer,
+        "kind": row.kind,
+        "phase": row.phase,
+        "shape": row.shape,
+        "dtype": row.dtype,
+        "size_bytes": row.size_bytes,
+        "href": f"/api/v1/jobs/{row.job}/layers/{row.layer}/{row.kind}?step={row.step}",
+    }
+
+
+@router.get(
+    "/jobs/{job}/layers/{layer}/{kind}",
+    summary="One captured tensor",
+    responses={200: {"content": {media: {} for media in FORMATS}}},
+)
+def get_tensor(  # noqa: PLR0913 (each is a parameter of the request)
+    request: Request,
+    *,
+    house: House,
+    caller: Read,
+    job: JobId,
+    layer: Annotated[str, Path(max_length=200)],
+    kind: Annotated[str, Path(max_length=40)],
+    step: Step = "latest",
+    slice: Slice = None,  # noqa: A002 (the public name)
+    format: Annotated[str | None, Query(max_length=40)] = None,  # noqa: A002
+) -> Response:
+    """JSON has a summary and at most 1,000 values; npy and safetensors have all.
+
+    In npy, bfloat16 and the eight-bit floats come as float32; safetensors has them as they are.
+    """
+    chosen = _format(request, format)
+    _check_kind(kind)
+    with house.database.read() as tx:
+        name = tensor_name(jobs.get(tx, job, caller.sees), layer, kind)
+        capture = captures.get(tx, job, name, kind, None if step == "latest" else int(step))
+    tag = etag(capture.id, chosen, *([] if slice is None else [_digest(slice)]))
+    headers = {
+        "ETag": tag,
+        "Cache-Control": "private, no-cache",
+        "Vary": "Accept",
+        "X-Tensor-Step": str(capture.step),
+    }
+    if is_fresh(request, tag):
+        return not_modified(tag, headers)
+    whole = _open(house, capture)
+    if slice is None and chosen == "safetensors":  # as it is stored, with ranges
+        path = house.artifacts.local(capture.key)
+        return FileResponse(path, headers=headers, media_type=_MEDIA[chosen])
+    part: Array = whole if slice is None else whole[slices.parse(slice, whole.shape)]
+    if chosen == "json":
+        return Json(_summary(capture, part, slice), headers=headers)
+    title = {"step": str(capture.step), "layer": capture.layer, "kind": capture.kind}
+    body = tensors.npy(part) if chosen == "npy" else tensors.safetensors({"tensor": part}, title)
+    return _streamed(body, chosen, headers)
+
+
+def _format(request: Request, wanted: str | None) -> str:
+    if wanted is None:
+        return negotiation.choose(request, FORMATS)
+    if wanted not in _MEDIA:
+        raise bad_parameter("format", f"{wanted!r} is none of {', '.join(_MEDIA)}.")
+    return wanted
+
+
+def _check_kind(kind: str) -> None:
+    if kind not in KINDS:
+        raise InvalidRequest(f"{kind!r} is not a kind of tensor; the kinds are {', '.join(KINDS)}.")
+
+
+def tensor_name(job: Job, layer: str, kind: str) -> str:
+    """The name under which a tensor was captured: a leaf, or a parameter.
+
+    Raises:
+        LayerNotFound: the network has nothing of this name that has tensors of this kind.
+    """
+    layers: list[dict[str, Any]] = job.plan.get("layers", [])
+    outputs: dict[str, str] = {}
+    parameters: dict[str, str] = {}
+    for entry in layers:
+        leaves = list(entry.get("output_shapes", {})) or [entry["name"]]
+        outputs |= {leaf: leaf for leaf in leaves} | {entry["name"]: leaves[0]}
+        names = list(entry.get("parameter_shapes", {}))
+        parameters |= {name: name for name in names}
+        if len(names) == 1:
+            parameters.setdefault(entry["name"], names[0])
+    known = parameters if kind.startswith("param") else outputs
+    if layer in known:
+        return known[layer]
+    inside = [name for name in parameters if name.startswith(f"{layer}.")]
+    if inside and kind.startswith("param"):
+        raise LayerNotFound(f"{layer} has several parameters.", hint=f"Ask for {inside}.")
+    some = ", ".join(list(known)[:50])
+    raise LayerNotFound(f"The network has no {kind} of {layer[:100]!r}; it has {some or 'none'}.")
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:32]
+
+
+def _open(house: Resources, capture: Capture) -> Array:
+    try:
+        return tensors.open_tensor(house.artifacts.local(capture.key))
+    except FileNotFoundError:
+        raise ArtifactNotFound("The file of this capture is gone.") from None
+
+
+def _summary(capture: Capture, part: Array, text: str | None) -> dict[str, Any]:
+    values, complete = tensors.values_of(part)
+    return _capture_json(capture) | {
+        "object": "tensor",
+        "slice": text,
+        "shape": list(part.shape),
+        "captured_shape": capture.shape,
+        "stats": tensors.figures(part),
+        "values": values,
+        "truncated": not complete,
+    }
+
+
+def _streamed(body: Body, chosen: str, headers: dict[str, str]) -> Response:
+    headers = headers | {"Content-Length": str(body.size_bytes)}
+    return StreamingResponse(body.stream(), headers=headers, media_type=_MEDIA[chosen])
+
+
+@router.get(
+    "/jobs/{job}/tensors",
+    summary="Several captured tensors in one safetensors file",
+    responses={200: {"content": {"application/vnd.safetensors": {}}}},
+)
+def get_tensors(
+    request: Request,
+    house: House,
+    caller: Read,
+    job: JobId,
+    name: Annotated[
+        list[str],
+        Query(min_length=1, max_length=MAX_TENSORS, description="`conv1/output`, several times."),
+    ],
+    step: Step = "latest",
+) -> Response:
+    """They are named as they were asked for; the file's metadata has the step of each."""
+    rows: dict[str, Capture] = {}
+    with house.database.read() as tx:
+        found = jobs.get(tx, job, caller.sees)
+        for wanted in dict.fromkeys(name):
+            layer, slash, kind = wanted.rpartition("/")
+            if not slash:
+                raise bad_parameter("name", f"{wanted[:100]!r} is not layer/kind")
+            _check_kind(kind)
+            stored = tensor_name(found, layer, kind)
+            number = None if step == "latest" else int(step)
+            rows[wanted] = captures.get(tx, job, stored, kind, number)
+    tag = etag(_digest(*rows, *(row.id for row in rows.values())))
+    headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
+    steps = {row.step for row in rows.values()}
+    if len(steps) == 1:
+        headers["X-Tensor-Step"] = str(*steps)
+    if is_fresh(request, tag):
+        return not_modified(tag, headers)
+    opened = {wanted: _open(house, row) for wanted, row in rows.items()}
+    metadata = {wanted: str(row.step) for wanted, row in rows.items()}
+    return _streamed(tensors.safetensors(opened, metadata), "safetensors", headers)

@@ -1,0 +1,166 @@
+"""The hardware, who has it, and why a job waits."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path
+from starlette.responses import Response
+
+from api.access import Admin, Caller, Read
+from api.answers import Json, list_of, time_text
+from api.resources import House, Resources
+from models import workers
+from models.tables import Device, Job, Worker
+
+router = APIRouter(prefix="/api/v1", tags=["machines"])
+Placed = Sequence[tuple[Device, str]]
+"""Devices, each with the state of its worker."""
+
+
+@router.get("/devices", summary="Devices and who has them")
+def list_devices(house: House, caller: Read) -> Response:
+    """Every device. Jobs of others are not named; their devices are ``busy``."""
+    with house.database.read() as tx:
+        rows = workers.all_devices(tx, lease_ms=_lease_ms(house))
+        owners = workers.owners(tx, [row.job for row, _ in rows if row.job is not None])
+    data = [_device_json(row, state, caller, owners) for row, state in rows]
+    return Json(list_of(data, cursor=None))
+
+
+def _device_json(row: Device, state: str, caller: Caller, owners: dict[str, str]) -> dict[str, Any]:
+    visible = row.job is not None and caller.sees in (None, owners.get(row.job))
+    usable = row.healthy and state == "active"
+    return {
+        "object": "device",
+        "worker": row.worker,
+        "worker_state": state,
+        "id": row.id,
+        "kind": row.kind,
+        "number": row.number,
+        "name": row.name,
+        "uuid": row.uuid,
+        "memory_bytes": row.memory_bytes,
+        "healthy": row.healthy,
+        "reason": row.reason,
+        "state": "busy" if row.job is not None else "free" if usable else "unavailable",
+        "job": row.job if visible else None,
+    }
+
+
+@router.get("/workers", summary="Machines that run jobs")
+def list_workers(house: House, caller: Read) -> Response:
+    """Every worker: ``active``, ``draining``, or ``lost``."""
+    del caller
+    with house.database.read() as tx:
+        rows = workers.all_workers(tx, lease_ms=_lease_ms(house))
+    return Json(list_of([_worker_json(row, state) for row, state in rows], cursor=None))
+
+
+@router.post("/workers/{worker}/drain", status_code=202, summary="Give a worker no more jobs")
+def drain_worker(
+    house: House, caller: Admin, worker: Annotated[str, Path(max_length=200)]
+) -> Response:
+    """Its running jobs go on; new ones go elsewhere until it is started again."""
+    del caller
+    with house.database.write() as tx:
+        workers.drain(tx, worker)
+        rows = workers.all_workers(tx, lease_ms=_lease_ms(house))
+    (found,) = [_worker_json(row, state) for row, state in rows if row.id == worker]
+    return Json(found, status_code=202)
+
+
+def _worker_json(row: Worker, state: str) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "object": "worker",
+        "state": state,
+        "host": row.host,
+        "version": row.version,
+        "started_at": time_text(row.started_at),
+        "last_seen_at": time_text(datetime.fromtimestamp(row.beat_ms / 1000, UTC))
+        if row.beat_ms
+        else None,
+        "draining": row.draining,
+        "info": row.info,
+    }
+
+
+@router.get("/queue", summary="Jobs that wait, and why")
+def list_queue(house: House, caller: Read) -> Response:
+    """In the order in which they will start. Jobs of others only count in ``position``."""
+    with house.database.read() as tx:
+        waiting = workers.queue(tx)
+        placed = workers.all_devices(tx, lease_ms=_lease_ms(house))
+        active = {
+            row.id
+            for row, state in workers.all_workers(tx, lease_ms=_lease_ms(house))
+            if state == "active"
+        }
+    data = [
+        {
+            "object": "queued_job",
+            "position": position,
+            "job": job.id,
+            "name": job.name,
+            "priority": job.priority,
+            "queued_at": time_text(job.queued_at),
+            "devices": job.resolved.get("devices", {}),
+            "reason": why(job, position, placed, active),
+        }
+        for position, job in enumerate(waiting)
+        if caller.sees in (None, job.owner)
+    ]
+    return Json(list_of(data, cursor=None))
+
+
+def why(job: Job, position: int, placed: Placed, active: set[str]) -> str:
+    """Why a queued job does not run yet, in words."""
+    wish = job.resolved.get("devices", {})
+    named = wish.get("worker")
+    if named is not None and named not in active:
+        return f"no worker {named}"
+    if not active:
+        return "no worker"
+    healthy = [
+        row
+        for row, state in placed
+        if state == "active" and row.healthy and named in (None, row.worker)
+    ]
+    kind = _kind(wish, healthy)
+    fitting = [row for row in healthy if row.kind == kind and _is_named(row, wish)]
+    if not fitting:
+        return f"no {kind} device"
+    if not any(row.job is None for row in fitting):
+        return "no free device"
+    if position:
+        return f"behind {position} job{'s' if position > 1 else ''}"
+    return "not enough free devices" if _needs_more(wish, kind, fitting) else "about to start"
+
+
+def _kind(wish: dict[str, Any], healthy: Sequence[Device]) -> str:
+    asked = wish.get("type", "auto")
+    if asked != "auto":
+        return str(asked)
+    return "cuda" if any(row.kind == "cuda" for row in healthy) else "cpu"
+
+
+def _is_named(row: Device, wish: dict[str, Any]) -> bool:
+    ids = wish.get("ids")
+    return not ids or row.number in ids
+
+
+def _needs_more(wish: dict[str, Any], kind: str, fitting: Sequence[Device]) -> bool:
+    if kind != "cpu":
+        return False
+    free: dict[str, int] = {}
+    cores: dict[str, int] = {}
+    for row in fitting:
+        cores[row.worker] = cores.get(row.worker, 0) + 1
+        free[row.worker] = free.get(row.worker, 0) + (row.job is None)
+    threads = wish.get("threads")
+    return all(free[name] < (threads or max(1, cores[name] // 2)) for name in free)
+
+
+def _lease_ms(house: Resources) -> int:
+    return round(house.settings.lease_s * 1000)

@@ -1,0 +1,208 @@
+"""Checking a job before it is stored: what it reads, what the planner says, where it could run."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+
+from api.resources import Resources
+from glasshouse.errors import (
+    CheckpointMissing,
+    CheckpointNotFound,
+    DatasetNotFound,
+    DeviceUnavailable,
+    FieldProblem,
+    InvalidSpec,
+    JobNotFound,
+)
+from glasshouse.ids import is_id
+from glasshouse.spec import Devices, InferJob, TrainJob
+from models import checkpoints, datasets, jobs, workers
+from models.tables import Device
+
+
+@dataclass(slots=True)
+class Inputs:
+    """What a job reads, found in the database."""
+
+    datasets: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Id → columns and splits."""
+    uses: set[str] = field(default_factory=set[str])
+    checkpoint: str | None = None
+    network: dict[str, Any] | None = None
+    """The resolved spec of the job that made the checkpoint."""
+    problems: list[FieldProblem] = field(default_factory=list[FieldProblem])
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A job that can be stored."""
+
+    spec: dict[str, Any]
+    """As submitted."""
+    resolved: dict[str, Any]
+    plan: dict[str, Any]
+    """Without the resolved spec."""
+    uses: frozenset[str]
+    devices: list[dict[str, Any]]
+    """Devices that the job may get."""
+
+
+async def prepare(house: Resources, spec: TrainJob | InferJob, owner: str | None) -> Prepared:
+    """Check a job.
+
+    Raises:
+        InvalidSpec: it cannot be run; names every field to change.
+        DeviceUnavailable: no worker has the device that it asks for.
+        PlannerUnavailable: it cannot be checked now.
+    """
+    found, (chosen, warnings) = await asyncio.gather(
+        run_in_threadpool(_find_inputs, house, spec, owner),
+        run_in_threadpool(_find_devices, house, spec.devices),
+    )
+    if found.problems:
+        first = found.problems[0]
+        raise InvalidSpec(f"{first.pointer}: {first.detail}", problems=found.problems)
+    submitted = spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    asked = dict(submitted)
+    if found.checkpoint is not None:  # "the newest of the job" means the newest of now
+        asked.pop("job", None)
+        asked["checkpoint"] = found.checkpoint
+    plan = await house.planner.plan(asked, found.datasets, found.network)
+    resolved = plan.pop("spec")
+    plan["warnings"] = [*plan.get("warnings", []), *warnings]
+    return Prepared(submitted, resolved, plan, frozenset(found.uses), chosen)
+
+
+def _find_inputs(house: Resources, spec: TrainJob | InferJob, owner: str | None) -> Inputs:
+    found = Inputs()
+    sources: dict[str, str] = {}
+    if isinstance(spec, TrainJob):
+        sources["/data/train/dataset"] = spec.data.train.dataset
+        if spec.data.validation is not None:
+            sources["/data/validation/dataset"] = spec.data.validation.dataset
+    elif spec.data is not None:
+        sources["/data/dataset"] = spec.data.dataset
+    with house.database.read() as tx:
+        for pointer, dataset_id in sources.items():
+            _find_dataset(tx, found, pointer, dataset_id, owner)
+        if isinstance(spec, InferJob):
+            _find_checkpoint(tx, found, spec, owner)
+    return found
+
+
+def _find_dataset(tx: Any, found: Inputs, pointer: str, dataset_id: str, owner: str | None) -> None:
+    try:
+        row = datasets.get(tx, dataset_id, owner)
+    except DatasetNotFound:
+        hint = "" if is_id(dataset_id, "ds") else "; an id begins with ds_, see GET /datasets"
+        detail = f"there is no dataset {dataset_id[:100]!r}{hint}"
+        found.problems.append(FieldProblem(pointer, detail, "dataset_not_found"))
+        return
+    if row.state != "ready":
+        why = f": {row.problem.get('detail')}" if row.problem else "; wait until it is ready"
+        detail = f"the dataset {row.id} is {row.state}{why}"
+        found.problems.append(FieldProblem(pointer, detail, "dataset_not_ready"))
+        return
+    found.datasets[row.id] = {"columns": row.columns, "splits": row.splits}
+    found.uses.add(row.id)
+
+
+def _find_checkpoint(tx: Any, found: Inputs, spec: InferJob, owner: str | None) -> None:
+    try:
+        if spec.checkpoint is not None:
+            pointer = "/checkpoint"
+            checkpoint = checkpoints.get(tx, spec.checkpoint, owner)
+            job = jobs.get(tx, checkpoint.job, owner)
+        else:
+            pointer = "/job"
+            job = jobs.get(tx, spec.job or "", owner)
+            checkpoint = checkpoints.newest(tx, job)
+    except (CheckpointNotFound, JobNotFound, CheckpointMissing) as error:
+        pointer = "/checkpoint" if spec.checkpoint is not None else "/job"
+        found.problems.append(FieldProblem(pointer, error.detail, error.code))
+        return
+    found.checkpoint = checkpoint.id
+    found.uses.add(checkpoint.id)
+    found.network = job.resolved
+
+
+def _find_devices(
+    house: Resources, wanted: Devices
+) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+    """The devices that the job may get, and warnings.
+
+    Raises:
+        DeviceUnavailable: the service has workers, and none with a healthy device like it.
+    """
+    lease_ms = int(house.settings.lease_s * 1000)
+    with house.database.read() as tx:
+        known = workers.all_devices(tx, lease_ms=lease_ms)
+        names = {row.id for row, _ in workers.all_workers(tx, lease_ms=lease_ms)}
+    if not names:
+        return [], [_warning("no worker is there yet: the job waits until one starts")]
+    if wanted.worker is not None and wanted.worker not in names:
+        detail = f"there is no worker {wanted.worker!r}; there are {_listed(names)}"
+        raise _unavailable("/devices/worker", detail)
+    able = [(row, state) for row, state in known if wanted.worker in (None, row.worker)]
+    fitting = [(row, state) for row, state in able if row.healthy and _fits(row, wanted)]
+    if not fitting:
+        raise _unavailable(*_why_none(wanted, [row for row, _ in able]))
+    if wanted.type == "cpu" and wanted.threads is not None:
+        cores: dict[str, int] = {}
+        for row, _ in fitting:
+            cores[row.worker] = cores.get(row.worker, 0) + 1
+        if wanted.threads > max(cores.values()):
+            detail = f"no worker has {wanted.threads} CPU cores; the most is {max(cores.values())}"
+            raise _unavailable("/devices/threads", detail)
+    warnings: list[dict[str, str]] = []
+    if all(state != "active" for _, state in fitting):
+        warnings.append(_warning("no worker with such a device takes jobs now: the job waits"))
+    return [_shown(row, state) for row, state in fitting], warnings
+
+
+def _fits(row: Device, wanted: Devices) -> bool:
+    if wanted.type == "auto":
+        return True
+    if row.kind != wanted.type:
+        return False
+    return wanted.ids is None or row.number in wanted.ids
+
+
+def _why_none(wanted: Devices, able: list[Device]) -> tuple[str, str]:
+    asked = [row for row in able if _fits(row, wanted)]
+    if asked:
+        row = asked[0]
+        return "/devices", f"{row.id} of {row.worker} is not healthy: {row.reason or 'no reason'}"
+    there = _listed({f"{row.id} ({row.worker})" for row in able if row.kind != "cpu"})
+    pointer = "/devices/ids" if wanted.ids is not None else "/devices"
+    ids = f" {', '.join(map(str, wanted.ids))}" if wanted.ids is not None else ""
+    return pointer, f"no worker has the {wanted.type} device{ids}; there is {there or 'only CPU'}"
+
+
+def _unavailable(pointer: str, detail: str) -> DeviceUnavailable:
+    problem = FieldProblem(pointer, detail, "device_unavailable")
+    return DeviceUnavailable(f"{pointer}: {detail}", problems=[problem])
+
+
+def _warning(detail: str) -> dict[str, str]:
+    return {"pointer": "/devices", "detail": detail, "code": "waits"}
+
+
+def _listed(names: set[str]) -> str:
+    shown = sorted(names)
+    return ", ".join(shown[:20]) + (" …" if len(shown) > 20 else "")
+
+
+def _shown(row: Device, state: str) -> dict[str, Any]:
+    shown: Mapping[str, Any] = {
+        "worker": row.worker,
+        "kind": row.kind,
+        "id": row.id,
+        "name": row.name,
+        "memory_bytes": row.memory_bytes,
+        "free": row.job is None and state == "active",
+    }
+    return dict(shown)

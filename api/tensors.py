@@ -1,0 +1,211 @@
+"""Captured tensors: read from their files as little as is asked for, and written out in pieces.
+
+A capture is a safetensors file with one tensor. It is mapped, not loaded; a slice of it is a
+view; figures are computed, and bytes sent, piece by piece. numpy only: bfloat16 and the eight-bit
+floats come from ml_dtypes.
+"""
+
+import io
+import json
+import math
+import struct
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+from starlette.concurrency import run_in_threadpool
+
+Array = NDArray[Any]
+MAX_HEADER_BYTES = 1 << 20
+MAX_VALUES = 1000
+PIECE = 1 << 18
+"""Elements that are handled at once."""
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "BOOL": np.dtype(np.bool_),
+    "U8": np.dtype(np.uint8),
+    "I8": np.dtype(np.int8),
+    "I16": np.dtype("<i2"),
+    "U16": np.dtype("<u2"),
+    "I32": np.dtype("<i4"),
+    "U32": np.dtype("<u4"),
+    "I64": np.dtype("<i8"),
+    "U64": np.dtype("<u8"),
+    "F16": np.dtype("<f2"),
+    "F32": np.dtype("<f4"),
+    "F64": np.dtype("<f8"),
+    "C64": np.dtype("<c8"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class TensorDamaged(Exception):
+    """The file of a capture is not what was written."""
+
+
+def open_tensor(path: Path) -> Array:
+    """Map the one tensor of a safetensors file.
+
+    Raises:
+        FileNotFoundError: the file is gone.
+        TensorDamaged: it is not a safetensors file of one tensor.
+    """
+    try:
+        with path.open("rb") as file:
+            (size,) = struct.unpack("<Q", file.read(8))
+            if size > MAX_HEADER_BYTES:
+                raise TensorDamaged(path.name)
+            header = json.loads(file.read(size))
+        (entry,) = (value for name, value in header.items() if name != "__metadata__")
+        dtype, shape = DTYPES[entry["dtype"]], tuple(int(length) for length in entry["shape"])
+        begin, end = entry["data_offsets"]
+        if end - begin != math.prod(shape) * dtype.itemsize:
+            raise TensorDamaged(path.name)
+        if begin == end:
+            return np.zeros(shape, dtype)
+        return np.memmap(path, dtype, "r", offset=8 + size + begin, shape=shape)
+    except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+        raise TensorDamaged(path.name) from error
+
+
+def pieces(tensor: Array) -> Generator[Array]:
+    """Its elements in C order, some at a time, as one-dimensional arrays."""
+    if tensor.flags.c_contiguous:
+        flat = tensor.reshape(-1)
+        for begin in range(0, flat.size, PIECE):
+            yield flat[begin : begin + PIECE]
+        return
+    if tensor[0].size <= PIECE or tensor.ndim == 1:
+        rows = max(1, PIECE // max(1, tensor[0].size))
+        for begin in range(0, len(tensor), rows):
+            yield np.ascontiguousarray(tensor[begin : begin + rows]).reshape(-1)
+        return
+    for row in tensor:
+        yield from pieces(row)
+
+
+def as_float64(piece: Array) -> NDArray[np.float64]:
+    """A piece as numbers to compute with; of a complex one the magnitudes."""
+    return np.asarray(np.abs(piece) if piece.dtype.kind == "c" else piece).astype(np.float64)
+
+
+def figures(tensor: Array) -> dict[str, float | None]:
+    """The figures of a ``stats`` row: moments over the finite values, counts of the others."""
+    with np.errstate(all="ignore"):
+        return _figures(tensor)
+
+
+def _figures(tensor: Array) -> dict[str, float | None]:
+    count = nans = infs = zeros = 0
+    total = squares = 0.0
+    low, high = math.inf, -math.inf
+    for piece in pieces(tensor):
+        values = as_float64(piece)
+        finite = values[np.isfinite(values)]
+        nans += int(np.isnan(values).sum())
+        infs += int(np.isinf(values).sum())
+        zeros += int((values == 0).sum())
+        if finite.size:
+            count += finite.size
+            total += float(finite.sum())
+            squares += float(np.square(finite).sum())
+            low, high = min(low, float(finite.min())), max(high, float(finite.max()))
+    found: dict[str, float | None] = dict.fromkeys(
+        ("mean", "std", "min", "max", "l2", "absmax", "zeros")
+    )
+    if count:
+        mean = total / count
+        deviation = sum(_deviation(piece, mean) for piece in pieces(tensor))
+        found["mean"], found["std"] = mean, math.sqrt(deviation / count)
+        found["min"], found["max"] = low, high
+        found["l2"], found["absmax"] = math.sqrt(squares), max(abs(low), abs(high))
+    if tensor.size:
+        found["zeros"] = zeros / tensor.size
+    return found | {"nan": nans, "inf": infs}
+
+
+def _deviation(piece: Array, mean: float) -> float:
+    values = as_float64(piece)
+    return float(np.square(values[np.isfinite(values)] - mean).sum())
+
+
+def values_of(tensor: Array) -> tuple[Any, bool]:
+    """At most a thousand values, and whether that is all of them.
+
+    All of them are nested lists in the tensor's shape; the first of more are one flat list.
+    """
+    if tensor.size <= MAX_VALUES:
+        return _plain(np.asarray(tensor)), True
+    first = next(pieces(tensor))[:MAX_VALUES]
+    return _plain(first), False
+
+
+def _plain(array: Array) -> Any:
+    if array.dtype.kind in "biu":
+        return array.tolist()
+    if array.dtype.kind == "c":
+        return np.stack([np.real(array), np.imag(array)], axis=-1).astype(np.float64).tolist()
+    return array.astype(np.float64).tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """Bytes to be sent, of known length, made piece by piece in the thread pool."""
+
+    size_bytes: int
+    parts: Iterable[bytes]
+
+    async def stream(self) -> AsyncGenerator[bytes]:
+        """The bytes."""
+        parts = iter(self.parts)
+        while (part := await run_in_threadpool(next, parts, None)) is not None:
+            yield part
+
+
+def npy(tensor: Array) -> Body:
+    """A ``.npy`` file; floats that numpy itself does not know come as float32."""
+    dtype = tensor.dtype if tensor.dtype.kind in "biufc" else np.dtype("<f4")
+    head = io.BytesIO()
+    description = np.lib.format.dtype_to_descr(dtype)
+    about = {"descr": description, "fortran_order": False, "shape": tensor.shape}
+    np.lib.format.write_array_header_1_0(head, about)
+    size = len(head.getvalue()) + tensor.size * dtype.itemsize
+
+    def parts() -> Generator[bytes]:
+        yield head.getvalue()
+        for piece in pieces(tensor):
+            yield piece.astype(dtype).tobytes()
+
+    return Body(size, parts())
+
+
+def safetensors(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> Body:
+    """A safetensors file; wide elements first, so that every tensor is aligned."""
+    order: Sequence[str] = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for name in order:
+        tensor = tensors[name]
+        begin, end = end, end + tensor.size * tensor.dtype.itemsize
+        header[name] = {
+            "dtype": _NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+
+    def parts() -> Generator[bytes]:
+        yield struct.pack("<Q", len(text)) + text
+        for name in order:
+            for piece in pieces(tensors[name]):
+                yield piece.tobytes()
+
+    return Body(8 + len(text) + end, parts())

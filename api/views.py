@@ -1,0 +1,99 @@
+"""Rows as the JSON that clients read. The only place that knows the public shape of a job."""
+
+from typing import Any
+
+from api.answers import time_text
+from models.tables import Command, Dataset, Job, Key
+
+BASE = "/api/v1"
+_LINKS = (
+    "events",
+    "stream",
+    "metrics",
+    "layers",
+    "stats",
+    "captures",
+    "checkpoints",
+    "artifacts",
+    "logs",
+    "spec",
+)
+
+
+def job_json(job: Job) -> dict[str, Any]:
+    """A job, as ``GET /jobs/{id}`` and the stream's ``hello`` give it."""
+    path = f"{BASE}/jobs/{job.id}"
+    shown: dict[str, Any] = {
+        "id": job.id,
+        "object": "job",
+        "kind": job.kind,
+        "name": job.name,
+        "state": job.state,
+        "state_reason": job.state_reason,
+        "created_at": time_text(job.created_at),
+        "queued_at": time_text(job.queued_at),
+        "started_at": time_text(job.started_at),
+        "ended_at": time_text(job.ended_at),
+        "attempt": job.attempt,
+        "labels": job.labels,
+        "priority": job.priority,
+        "parent": job.parent,
+        "devices": job.devices,
+        "progress": job.progress,
+        "summary": job.summary,
+        "error": job.error,
+        "last_seq": job.last_seq,
+        "warnings": job.plan.get("warnings", []),
+        "links": {"self": path} | {name: f"{path}/{name}" for name in _LINKS},
+    }
+    if job.kind == "infer":
+        shown["result"] = job.result
+    return shown
+
+
+def dataset_json(dataset: Dataset) -> dict[str, Any]:
+    """A dataset."""
+    path = f"{BASE}/datasets/{dataset.id}"
+    return {
+        "id": dataset.id,
+        "object": "dataset",
+        "name": dataset.name,
+        "format": dataset.format,
+        "state": dataset.state,
+        "problem": dataset.problem,
+        "size_bytes": dataset.size_bytes,
+        "sha256": dataset.sha256,
+        "columns": dataset.columns,
+        "splits": dataset.splits,
+        "created_at": time_text(dataset.created_at),
+        "links": {"self": path, "rows": f"{path}/rows", "stats": f"{path}/stats"},
+    }
+
+
+def key_json(key: Key, secret: str | None = None) -> dict[str, Any]:
+    """An API key; with its secret only in the answer that made it."""
+    shown: dict[str, Any] = {
+        "id": key.id,
+        "object": "key",
+        "name": key.name,
+        "owner": key.owner,
+        "scopes": key.scopes,
+        "hint": key.hint,
+        "created_at": time_text(key.created_at),
+        "revoked_at": time_text(key.revoked_at),
+    }
+    return shown if secret is None else shown | {"key": secret}
+
+
+def command_json(command: Command) -> dict[str, Any]:
+    """Something asked of a running job."""
+    return {
+        "id": command.id,
+        "object": "command",
+        "job": command.job,
+        "body": command.body,
+        "state": command.state,
+        "step": command.step,
+        "problem": command.problem,
+        "created_at": time_text(command.created_at),
+    }

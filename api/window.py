@@ -1,0 +1,15 @@
+"""The routes that look into jobs and at the machines that run them."""
+
+from fastapi import APIRouter
+
+from api import events, files, layers, machines, metrics, plots, printed
+
+ROUTERS: tuple[APIRouter, ...] = (
+    events.router,
+    metrics.router,
+    layers.router,
+    files.router,
+    printed.router,
+    plots.router,
+    machines.router,
+)

@@ -1,0 +1,83 @@
+"""A self-hosted training service that you can see into: the words, the client, the command line.
+
+``import glasshouse`` is light: every name below is loaded when it is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from glasshouse import spec
+    from glasshouse.client import Checkpoint, Client, Dataset, EventStream, Job, Layer, Series
+    from glasshouse.errors import (
+        APIConnectionError,
+        APIError,
+        APIStatusError,
+        APITimeoutError,
+        AuthenticationError,
+        BadRequestError,
+        ConflictError,
+        GlasshouseError,
+        InternalServerError,
+        JobCancelled,
+        JobFailed,
+        NotFoundError,
+        PayloadTooLargeError,
+        PermissionDeniedError,
+        PreconditionFailedError,
+        RateLimitError,
+        ServiceUnavailableError,
+        UnprocessableEntityError,
+        UnsupportedMediaError,
+        WaitTimeout,
+    )
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "APIConnectionError",
+    "APIError",
+    "APIStatusError",
+    "APITimeoutError",
+    "AuthenticationError",
+    "BadRequestError",
+    "Checkpoint",
+    "Client",
+    "ConflictError",
+    "Dataset",
+    "EventStream",
+    "GlasshouseError",
+    "InternalServerError",
+    "Job",
+    "JobCancelled",
+    "JobFailed",
+    "Layer",
+    "NotFoundError",
+    "PayloadTooLargeError",
+    "PermissionDeniedError",
+    "PreconditionFailedError",
+    "RateLimitError",
+    "Series",
+    "ServiceUnavailableError",
+    "UnprocessableEntityError",
+    "UnsupportedMediaError",
+    "WaitTimeout",
+    "spec",
+]
+
+_CLIENT = {"Checkpoint", "Client", "Dataset", "EventStream", "Job", "Layer", "Series"}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "spec":
+        return import_module("glasshouse.spec")
+    if name not in __all__:
+        raise AttributeError(f"module 'glasshouse' has no attribute {name!r}")
+    home = "glasshouse.client" if name in _CLIENT else "glasshouse.errors"
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

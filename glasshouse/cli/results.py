@@ -1,0 +1,153 @@
+"""Commands about what came of a job: metrics, layers, inference."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from glasshouse.cli import output
+from glasshouse.cli.jobs import JobId
+from glasshouse.cli.output import Json, figure
+from glasshouse.client import Client
+from glasshouse.client.tensors import Array, read_tensors, write_tensors
+
+Save = Annotated[
+    Path | None, typer.Option("--save", metavar="FILE", help="Write to .npy, .npz or .safetensors.")
+]
+
+
+def metrics(
+    job: JobId,
+    name: Annotated[str | None, typer.Argument(help="One metric; left out, a table.")] = None,
+    json: Json = False,
+) -> None:
+    """Print a job's metrics: a table of all, or the steps and values of one."""
+    with Client() as client:
+        found = client.jobs.get(job)
+        if name is not None:
+            series = found.metrics(name)
+            steps, values = series.steps.tolist(), series.values.tolist()
+            if json:
+                output.document({"job": job, "name": name, "step": steps, "values": values})
+                return
+            for step, value in series:
+                output.line(f"{step}\t{value!r}")
+            return
+        entries = found.metrics()
+    if json:
+        output.document(list(entries.values()))
+        return
+    columns = ["last", "min", "max", "count", "first_nonfinite_step"]
+    rows = ([key, *(figure(entry.get(c)) for c in columns)] for key, entry in entries.items())
+    output.table(["name", "last", "min", "max", "count", "first NaN"], rows)
+
+
+def layers(
+    job: JobId,
+    layer: Annotated[str | None, typer.Argument(help="A layer, or conv1.weight.")] = None,
+    kind: Annotated[str, typer.Option(help="output, output_grad, param or param_grad.")] = "output",
+    step: Annotated[str, typer.Option(help="A step's number, or latest.")] = "latest",
+    save: Save = None,
+    json: Json = False,
+) -> None:
+    """Print a job's layers, or one captured tensor of a layer."""
+    with Client() as client:
+        found = client.jobs.get(job)
+        if layer is None:
+            _print_layers(found.layers.table(), as_json=json)
+            return
+        wanted = "latest" if step == "latest" else int(step)
+        captured = found.layers[layer].tensor(kind, step=wanted)
+    if save is not None:
+        _save(save, {f"{layer}/{kind}": captured.values})
+    told = {"job": job, "layer": layer, "kind": kind, "step": captured.step}
+    told |= _figures(captured.values) | {"saved": None if save is None else str(save)}
+    if json:
+        output.document(told)
+    else:
+        output.table(list(told)[1:], [[figure(value) for value in list(told.values())[1:]]])
+
+
+def infer(  # noqa: PLR0913 - each is an option of the command
+    source: Annotated[str, typer.Argument(metavar="JOB", help="A job's or checkpoint's id.")],
+    *,
+    data: Annotated[str, typer.Option(help="The dataset's id.")],
+    split: Annotated[str, typer.Option(help="The dataset's split.")] = "all",
+    outputs: Annotated[str | None, typer.Option(metavar="LAYERS", help="conv1,fc")] = None,
+    fields: Annotated[str, typer.Option(help="value, id, prob.")] = "value",
+    save: Save = None,
+    timeout: Annotated[float | None, typer.Option(help="Seconds to wait.")] = None,
+    json: Json = False,
+) -> None:
+    """Run a trained network on a dataset and return the outputs of any layers."""
+    spec: dict[str, Any] = {
+        "kind": "infer",
+        "checkpoint" if source.startswith("ckpt_") else "job": source,
+        "data": {"dataset": data, "split": split},
+        "fields": fields.split(","),
+    }
+    if outputs:
+        spec["outputs"] = outputs.split(",")
+    with Client() as client:
+        job = client.jobs.create(spec).wait(timeout, progress=not json)
+        content = job.artifact("outputs.safetensors")
+    tensors = read_tensors(content)
+    if save is not None:
+        if save.suffix == ".safetensors":
+            save.write_bytes(content)
+        else:
+            _save(save, tensors)
+    if json:
+        told = {name: _figures(array) for name, array in tensors.items()}
+        saved = None if save is None else str(save)
+        output.document({"job": job.id, "outputs": told, "saved": saved})
+        return
+    rows = ([name, *map(figure, _figures(array).values())] for name, array in tensors.items())
+    output.table(["output", "shape", "dtype", "mean", "std", "min", "max", "nan", "inf"], rows)
+
+
+def _print_layers(entries: list[dict[str, Any]], *, as_json: bool) -> None:
+    if as_json:
+        output.document(entries)
+        return
+    output.table(
+        ["name", "type", "output shape", "parameters", "trainable"],
+        (
+            [
+                entry["name"],
+                entry.get("type"),
+                "x".join(map(str, entry["output_shape"])) if entry.get("output_shape") else None,
+                entry.get("parameters"),
+                entry.get("trainable"),
+            ]
+            for entry in entries
+        ),
+    )
+
+
+def _figures(array: Array) -> dict[str, Any]:
+    """What to know of a tensor at a glance; moments over the finite values."""
+    numbers = array.astype(np.float64, copy=False)
+    finite = numbers[np.isfinite(numbers)]
+    figures: dict[str, Any] = {"shape": list(array.shape), "dtype": str(array.dtype)}
+    for name in ("mean", "std", "min", "max"):
+        figures[name] = float(getattr(finite, name)()) if finite.size else None
+    figures["nan"] = int(np.isnan(numbers).sum())
+    figures["inf"] = int(np.isinf(numbers).sum())
+    return figures
+
+
+def _save(path: Path, tensors: dict[str, Array]) -> None:
+    if path.suffix == ".npy" and len(tensors) == 1:
+        np.save(path, next(iter(tensors.values())), allow_pickle=False)
+    elif path.suffix == ".npz":
+        with path.open("wb") as file:
+            np.savez(file, **tensors)  # pyright: ignore[reportArgumentType]
+    elif path.suffix == ".safetensors":
+        path.write_bytes(write_tensors(tensors))
+    else:
+        raise ValueError(
+            f"cannot save {len(tensors)} tensors to {path.name}: name it .npz or .safetensors, "
+            "or .npy for one tensor"
+        )

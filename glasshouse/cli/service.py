@@ -1,0 +1,178 @@
+"""Commands that run the service: up, down, status, doctor, and its single processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import webbrowser
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from glasshouse.cli import exits, output
+from glasshouse.cli.broker import StackError
+from glasshouse.cli.diagnosis import examine
+from glasshouse.cli.output import Json
+from glasshouse.cli.processes import ROOT
+from glasshouse.cli.stack import Stack, is_locked, make_home, running_stack
+from glasshouse.client import Client
+from glasshouse.client.address import home_dir, read_runtime
+from glasshouse.errors import APIConnectionError, APIStatusError
+
+DETACHED_READY_S = 180.0
+DOWN_S = 90.0
+
+Home = Annotated[
+    Path | None, typer.Option("--home", help="Left out: $GLASSHOUSE_HOME, or ~/.glasshouse.")
+]
+
+
+def up(
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8420,
+    home: Home = None,
+    workers: Annotated[int, typer.Option(min=0, help="How many workers.")] = 1,
+    detach: Annotated[bool, typer.Option("--detach", help="Return once it runs.")] = False,
+    json: Json = False,
+) -> None:
+    """Run the whole service on this machine: broker, API and workers. Ctrl-C stops it."""
+    place = _home(home)
+    if detach:
+        _up_detached(place, port, workers)
+    else:
+        Stack(place, port=port, num_workers=workers, tell=output.tell).run()
+    if json:
+        output.document(_public(read_runtime(place)))
+
+
+def down(home: Home = None, json: Json = False) -> None:
+    """Stop the service that 'up' runs, and wait until it has ended."""
+    place = _home(home)
+    stack = running_stack(place)
+    if stack is None and is_locked(place):
+        raise StackError("it is just starting or ending; try again in a moment")
+    if stack is not None:
+        stack.send(signal.SIGTERM)
+        if not stack.wait(DOWN_S):
+            raise StackError(f"it has not ended within {DOWN_S:.0f} s (process {stack.pid})")
+    if json:
+        output.document({"stopped": stack is not None, "home": str(place)})
+    else:
+        output.tell("stopped" if stack is not None else f"nothing runs in {place}")
+
+
+def status(home: Home = None, json: Json = False) -> None:
+    """Show whether the service is well, and its workers."""
+    runtime = read_runtime(_home(home)) if home is not None else {}
+    with Client(runtime.get("url"), runtime.get("api_key"), timeout=10, max_retries=0) as client:
+        ready = _readiness(client)
+        workers = [worker.data for worker in client.workers.list()]
+    if json:
+        output.document({"url": client.url, **ready, "workers": workers})
+    else:
+        output.line(f"{client.url} is {ready.get('status', 'well')}")
+        for name, found in ready.get("checks", {}).items():
+            output.line(f"  {name}: {found}")
+        columns = ["id", "state", "host", "version"]
+        output.table(columns, ([worker.get(name) for name in columns] for worker in workers))
+    if ready.get("status") == "unavailable":
+        raise typer.Exit(exits.ERROR)
+
+
+def doctor(home: Home = None, json: Json = False) -> None:
+    """Look for what may keep the service from running well, and say how to mend it."""
+    checks = examine(_home(home))
+    if json:
+        output.document([check.as_dict() for check in checks])
+    else:
+        for check in checks:
+            output.line(f"{check.state:<4}  {check.name}: {check.detail}")
+            if check.mend:
+                output.line(f"      {check.mend}")
+    if any(check.state == "fail" for check in checks):
+        raise typer.Exit(exits.ERROR)
+
+
+def open_page(
+    print_: Annotated[bool, typer.Option("--print", help="Only print the link.")] = False,
+    json: Json = False,
+) -> None:
+    """Open the service in a browser, by a link that works once and for a minute."""
+    with Client() as client:
+        link = client.browser_link()
+    if json:
+        output.document({"url": link})
+    elif print_ or not webbrowser.open(link):
+        output.line(link)
+
+
+def api(context: typer.Context) -> None:
+    """Run one API process (python -m api)."""
+    _become("api", context.args)
+
+
+def worker(context: typer.Context) -> None:
+    """Run one worker (python -m worker)."""
+    _become("worker", context.args)
+
+
+def migrate(context: typer.Context) -> None:
+    """Bring the database to the newest revision (python -m models.migrate)."""
+    _become("models.migrate", context.args)
+
+
+def _home(given: Path | None) -> Path:
+    return home_dir() if given is None else given.expanduser().absolute()
+
+
+def _public(runtime: dict[str, Any]) -> dict[str, Any]:
+    """What may be printed: the key stays in its file."""
+    return {name: value for name, value in runtime.items() if name != "api_key"}
+
+
+def _readiness(client: Client) -> dict[str, Any]:
+    try:
+        return client.ready()
+    except APIStatusError as error:
+        if error.status_code == 503:
+            return error.problem
+        raise
+
+
+def _become(module: str, arguments: list[str]) -> None:
+    for name in ("GLASSHOUSE_HOME", "GLASSHOUSE_ARTIFACTS_DIR", "GLASSHOUSE_WORK_DIR"):
+        if value := os.environ.get(name):  # it may be relative to where the user stands
+            os.environ[name] = str(Path(value).expanduser().absolute())
+    os.chdir(ROOT)
+    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])  # noqa: S606
+
+
+def _up_detached(home: Path, port: int, workers: int) -> None:
+    if is_locked(home):
+        url = read_runtime(home).get("url")
+        raise StackError(f"it is running already{f' at {url}' if url else ''} (home {home})")
+    make_home(home)
+    log = home / "logs" / "stack.log"
+    command = [sys.executable, "-m", "glasshouse.cli", "up", "--home", str(home)]
+    command += ["--port", str(port), "--workers", str(workers)]
+    with log.open("wb") as file:
+        process = subprocess.Popen(  # noqa: S603
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            cwd=ROOT,
+        )
+    deadline = time.monotonic() + DETACHED_READY_S
+    # the banner is the last thing that a start prints
+    while "/docs" not in log.read_text(encoding="utf-8", errors="replace"):
+        if process.poll() is not None:
+            raise StackError(f"it could not be started:\n{log.read_text(errors='replace')}")
+        if time.monotonic() > deadline:
+            process.terminate()
+            raise APIConnectionError(f"it is not ready after {DETACHED_READY_S:.0f} s; see {log}")
+        time.sleep(0.05)
+    output.tell(log.read_text(encoding="utf-8", errors="replace").rstrip())
+    process.returncode = 0  # it lives on by itself: not ours to wait for

@@ -1,0 +1,197 @@
+"""What is known of a job that is watched, and how it looks in 80 columns."""
+
+import math
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from glasshouse import jsonio
+
+BARS = "▁▂▃▄▅▆▇█"
+KEPT_LOSSES = 4000
+
+
+@dataclass
+class Watched:
+    """The newest figures of one layer."""
+
+    mean: float | None = None
+    std: float | None = None
+    grad_norm: float | None = None
+    param_norms: dict[str, float] = field(default_factory=dict[str, float])
+    bad: dict[str, int] = field(default_factory=dict[str, int])
+
+    @property
+    def gradient(self) -> float | None:
+        """Norm of the output's gradient, or else of all parameters' gradients together."""
+        if self.grad_norm is not None:
+            return self.grad_norm
+        return math.hypot(*self.param_norms.values()) if self.param_norms else None
+
+    def see(self, tensor: str, kind: str, figures: dict[str, Any]) -> None:
+        """Take one row of a ``stats`` event."""
+        self.bad[f"{tensor}/{kind}"] = int(figures["nan"] + figures["inf"])
+        if kind == "output":
+            self.mean, self.std = figures["mean"], figures["std"]
+        elif kind == "output_grad":
+            self.grad_norm = figures["l2"]
+        elif kind == "param_grad":
+            self.param_norms[tensor] = figures["l2"]
+
+
+class JobView:
+    """Takes a job's events; renders what they say. May be rendered from another thread."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        self._lock = threading.Lock()
+        self.job = job
+        self.state: str = job["state"]
+        self.step: int | None = None
+        self.epoch = 0
+        self.values: dict[str, float] = {}
+        self.losses: deque[float] = deque(maxlen=KEPT_LOSSES)
+        self.layers: dict[str, Watched] = {}
+        self.notes: deque[str] = deque(maxlen=3)
+
+    def refresh(self, job: dict[str, Any]) -> None:
+        """Take the job's newest document, for its progress."""
+        with self._lock:
+            self.job = job
+
+    def see(self, event: dict[str, Any]) -> None:
+        """Take one event as the service sent it."""
+        with self._lock:
+            if event["type"] == "metrics":
+                self._see_metrics(event)
+            elif event["type"] == "stats":
+                self._see_stats(event)
+            elif event["type"] == "state":
+                self.state = event["to"]
+            elif event["type"] == "end":
+                self.state = event["state"]
+            elif event["type"] == "checkpoint":
+                self.notes.append(f"checkpoint at step {event['step']}")
+            elif event["type"] == "dropped":
+                self.notes.append(f"dropped {event['count']} {event['what']}")
+
+    def _see_metrics(self, event: dict[str, Any]) -> None:
+        self.step, self.epoch = event["step"], event["epoch"]
+        values = {name: jsonio.number(value) for name, value in event["values"].items()}
+        self.values |= values
+        if "loss" in values:
+            self.losses.append(values["loss"])
+
+    def _see_stats(self, event: dict[str, Any]) -> None:
+        for row in event["rows"]:
+            figures = dict(zip(event["columns"], row, strict=True))
+            tensor, kind = figures.pop("layer"), figures.pop("kind")
+            is_parameter = kind.startswith("param")
+            layer = tensor.rpartition(".")[0] if is_parameter else tensor
+            numbers = {name: jsonio.number(value) for name, value in figures.items()}
+            self.layers.setdefault(layer or tensor, Watched()).see(tensor, kind, numbers)
+
+    def render(self) -> RenderableType:
+        """The view, for a terminal of any width from 60 columns."""
+        with self._lock:
+            parts: list[RenderableType] = [self._head(), self._bar(), self._figures()]
+            if self.layers:
+                parts.append(self._table())
+            parts += [Text(note, style="dim") for note in self.notes]
+            return Group(*parts)
+
+    def line(self) -> str:
+        """The newest figures in one line, for a pipe."""
+        with self._lock:
+            shown = [f"step {self.step}" + (f"/{self._total}" if self._total else "")]
+            shown += [f"{name} {value:.4g}" for name, value in self.values.items()]
+            bad = sum(sum(layer.bad.values()) for layer in self.layers.values())
+            return "  ".join(shown + ([f"NaN/Inf {bad}"] if bad else []))
+
+    @property
+    def _total(self) -> int | None:
+        return self._progress.get("num_steps")
+
+    @property
+    def _progress(self) -> dict[str, Any]:
+        return self.job.get("progress") or {}
+
+    def _head(self) -> Text:
+        style = {"succeeded": "green", "failed": "red", "cancelled": "yellow"}.get(
+            self.state, "cyan"
+        )
+        text = Text(f"{self.job['id']}  ", no_wrap=True, overflow="ellipsis")
+        text.append(self.state, style=f"bold {style}")
+        return text.append(f"  {self.job.get('name') or ''}")
+
+    def _bar(self) -> RenderableType:
+        progress = self._progress
+        done = 0 if self.step is None else self.step + 1
+        told = f" step {done}" + (f"/{self._total}" if self._total else "")
+        told += f"  epoch {self.epoch}"
+        if self.state == "running" and progress.get("eta_s") is not None:
+            told += f"  ETA {_duration(jsonio.number(progress['eta_s']))}"
+        if progress.get("samples_per_s") is not None:
+            told += f"  {jsonio.number(progress['samples_per_s']):.0f}/s"
+        grid = Table.grid(expand=False)
+        grid.add_row(ProgressBar(total=self._total, completed=done, width=28), Text(told))
+        return grid
+
+    def _figures(self) -> Text:
+        text = Text(no_wrap=True, overflow="ellipsis")
+        if "loss" in self.values:
+            text.append(f"loss {self.values['loss']:.4g} ")
+            text.append(sparkline(list(self.losses), 28), style="cyan")
+        for name, value in self.values.items():
+            if name.startswith("validation/"):
+                text.append(f"  {name} {value:.4g}", style="bold")
+        return text
+
+    def _table(self) -> Table:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        table.add_column("layer", no_wrap=True, max_width=30, overflow="ellipsis")
+        for name in ("mean", "std", "grad norm", "NaN/Inf"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for name, layer in self.layers.items():
+            bad = sum(layer.bad.values())
+            figures = (layer.mean, layer.std, layer.gradient)
+            marked = Text(str(bad), style="bold red") if bad else Text("")
+            table.add_row(Text(name), *(Text(_figure(value)) for value in figures), marked)
+        return table
+
+
+def sparkline(values: list[float], width: int) -> str:
+    """The course of values in one line of characters; ``!`` where one is not finite."""
+    if not values:
+        return ""
+    count = min(width, len(values))
+    edges = [len(values) * place // count for place in range(count + 1)]
+    buckets = [values[a:b] for a, b in pairwise(edges)]
+    finite = [value for value in values if math.isfinite(value)]
+    low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
+    return "".join(_bar_of(bucket, low, high) for bucket in buckets)
+
+
+def _bar_of(bucket: list[float], low: float, high: float) -> str:
+    if not all(math.isfinite(value) for value in bucket):
+        return "!"
+    share = (sum(bucket) / len(bucket) - low) / (high - low) if high > low else 0.0
+    return BARS[min(int(share * len(BARS)), len(BARS) - 1)]
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def _duration(seconds: float) -> str:
+    if not math.isfinite(seconds):
+        return "?"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,21 @@
+"""The client: speaks the public API over HTTP, and knows nothing else of the service."""
+
+from glasshouse.client.client import Client
+from glasshouse.client.job import Job
+from glasshouse.client.layers import Layer, LayerStats
+from glasshouse.client.records import Checkpoint, Dataset, Record
+from glasshouse.client.series import Series
+from glasshouse.client.stream import EventStream, OtherEvent
+
+__all__ = [
+    "Checkpoint",
+    "Client",
+    "Dataset",
+    "EventStream",
+    "Job",
+    "Layer",
+    "LayerStats",
+    "OtherEvent",
+    "Record",
+    "Series",
+]

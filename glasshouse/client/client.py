@@ -1,0 +1,262 @@
+"""The client: one object for one service."""
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self, Unpack, cast
+
+from glasshouse.client.address import find_service
+from glasshouse.client.arrays import derive_fields, is_arrays, read_splits
+from glasshouse.client.job import Job
+from glasshouse.client.records import Checkpoint, Dataset
+from glasshouse.client.resources import (
+    Catalog,
+    Checkpoints,
+    Datasets,
+    Devices,
+    Jobs,
+    Keys,
+    Workers,
+)
+from glasshouse.client.tensors import Array
+from glasshouse.client.training import (
+    Document,
+    JobOptions,
+    Network,
+    ResultField,
+    Spec,
+    TrainOptions,
+    as_document,
+    check_options,
+    read_inputs,
+    result_names,
+    train_spec,
+)
+from glasshouse.client.transport import Request, Transport
+from glasshouse.errors import ConflictError
+
+INLINE_VALUES = 20_000
+"""Inputs with more values than this travel as a dataset; JSON is slow for numbers."""
+
+
+class Client:
+    """Speaks to a Glasshouse service.
+
+    Without arguments it finds the one that ``glasshouse up`` runs on this machine, or the one
+    that ``GLASSHOUSE_URL`` and ``GLASSHOUSE_API_KEY`` name. May be used from several threads.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        api_key: str | None = None,
+        *,
+        timeout: float = 60.0,
+        max_retries: int = 2,
+    ) -> None:
+        address = find_service(url, api_key)
+        self.url = address.url
+        self._transport = Transport(address, timeout_s=timeout, max_retries=max_retries)
+        self.jobs = Jobs(self._transport)
+        self.datasets = Datasets(self._transport)
+        self.checkpoints = Checkpoints(self._transport)
+        self.devices = Devices(self._transport)
+        self.workers = Workers(self._transport)
+        self.keys = Keys(self._transport)
+        self.catalog = Catalog(self._transport)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Client({self.url!r})"
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._transport.close()
+
+    def info(self) -> dict[str, Any]:
+        """The service's version, capabilities and limits."""
+        return self._transport.get("/")
+
+    def ready(self) -> dict[str, Any]:
+        """What the service says of its health; raises when it is not ready."""
+        return self._transport.decode(self._transport.send(Request("GET", "/readyz"))) or {}
+
+    def browser_link(self) -> str:
+        """Make a link that opens the service in a browser: once, within a minute."""
+        return self._transport.post("/tickets")["url"]
+
+    def plan(self, spec: Spec) -> dict[str, Any]:
+        """Check a job spec and see its layers, shapes, memory and devices; stores nothing."""
+        return self._transport.post("/plan", as_document(spec))
+
+    def train(self, network: Network, data: Any, **options: Unpack[TrainOptions]) -> Job:
+        """Train a network.
+
+        Args:
+            network: a `Graph`, its dict, or the list of its layers.
+            data: a dataset or its id, arrays (a dict by column, a dict of splits of them, an
+                ``(x, y)`` pair; they are uploaded), or a dict as ``data`` in a spec.
+            options: see `TrainOptions`: ``loss``, ``optimizer``, ``epochs`` …
+
+        Returns:
+            The job, queued.
+        """
+        check_options(options)
+        described = self._training_data(data, options)
+        return self.jobs.create(train_spec(network, described, options))
+
+    def infer(
+        self,
+        source: Job | Checkpoint | str,
+        inputs: Any = None,
+        *,
+        data: Any = None,
+        outputs: Sequence[str] | None = None,
+        fields: Sequence[ResultField] | ResultField = ("value",),
+        **options: Unpack[JobOptions],
+    ) -> dict[str, Array]:
+        """Run a trained network and wait for the outputs of any of its layers.
+
+        Args:
+            source: a training job (its newest checkpoint) or a checkpoint, or the id of one.
+            inputs: an array for the network's input, or a dict of them by field.
+            data: instead of inputs: a dataset, its id, or ``{"dataset", "split"}``.
+            outputs: the layers to return; left out, the network's own outputs.
+            fields: ``value``, ``id`` (of the largest) and ``prob`` (its probability).
+            options: name, labels, priority, devices.
+
+        Returns:
+            Arrays by layer; by ``<layer>/<field>`` when there are several fields.
+        """
+        if (inputs is None) == (data is None):
+            raise TypeError("give exactly one of inputs and data")
+        wanted: list[ResultField] = [fields] if isinstance(fields, str) else list(fields)  # pyright: ignore[reportAssignmentType]
+        spec: Document = {"kind": "infer", **_source(source), "fields": wanted, **options}
+        if outputs is not None:
+            spec["outputs"] = list(outputs)
+        uploaded: Dataset | None = None
+        if inputs is None:
+            spec["data"] = _rows(data)
+        else:
+            uploaded = self._add_inputs(spec, source, inputs)
+        try:
+            job = self.jobs.create(spec).wait()
+            return result_names(job.outputs(), wanted)
+        finally:
+            if uploaded is not None:
+                self._discard(uploaded)
+
+    def _add_inputs(self, spec: Document, source: Job | Checkpoint | str, inputs: Any) -> Any:
+        """Put inputs into a spec, or into a dataset when they are many or need its dtypes."""
+        trained = self._trained_by(source)
+        arrays = read_inputs(inputs, trained)
+        is_small = sum(array.size for array in arrays.values()) <= INLINE_VALUES
+        # a uint8 column is scaled to [0, 1] as in training; plain numbers in JSON would not be
+        if is_small and not any(array.dtype.name == "uint8" for array in arrays.values()):
+            spec["inputs"] = {name: array.tolist() for name, array in arrays.items()}
+            return None
+        declared = trained["data"]["fields"]
+        dataset = self.datasets.upload({"test": arrays}, name="inputs")
+        fields = {name: {**declared[name], "column": name} for name in arrays if name in declared}
+        for field in fields.values():
+            field.pop("columns", None)
+        spec["data"] = {"dataset": dataset.id, "split": "test", "fields": fields}
+        return dataset
+
+    def _trained_by(self, source: Job | Checkpoint | str) -> Document:
+        """The spec of the job that trained a network."""
+        if isinstance(source, Job):
+            return source.spec()
+        if isinstance(source, str) and source.startswith("ckpt_"):
+            source = self.checkpoints.get(source)
+        job_id = source if isinstance(source, str) else source.data["job"]
+        return self.jobs.get(job_id).spec()
+
+    def _discard(self, dataset: Dataset) -> None:
+        try:
+            dataset.delete()
+        except ConflictError:  # the job that was given up on still reads it
+            return
+
+    def _training_data(self, data: Any, options: TrainOptions) -> Document:
+        validation = options.get("validation")
+        if is_arrays(data):
+            held_back = isinstance(validation, float)
+            splits = read_splits(data, None if held_back else validation)
+            dataset = self.datasets.upload(splits, name=options.get("name"))
+            fields = derive_fields(splits)
+        elif isinstance(data, (str, Dataset)):
+            dataset = (self.datasets.get(data) if isinstance(data, str) else data).wait()
+            fields = _declared(dataset) if "fields" not in options else {}
+        else:
+            described = as_document(data)
+            return {**described, "fields": as_document(options.get("fields", described["fields"]))}
+        fields = as_document(options.get("fields", fields))
+        return {**_sources(dataset, options), "fields": fields}
+
+
+def _source(source: Job | Checkpoint | str) -> Document:
+    name = source if isinstance(source, str) else source.id
+    return {"checkpoint" if name.startswith("ckpt_") else "job": name}
+
+
+def _rows(data: Any) -> Document:
+    if isinstance(data, Dataset):
+        return {"dataset": data.id, "split": _first_split(data, "test")}
+    return {"dataset": data} if isinstance(data, str) else cast("Document", as_document(data))
+
+
+def _first_split(dataset: Dataset, wanted: str) -> str:
+    return wanted if wanted in dataset.splits else next(iter(dataset.splits), "all")
+
+
+def _sources(dataset: Dataset, options: TrainOptions) -> Document:
+    """Which rows train and which ones judge."""
+    train = options.get("split") or _first_split(dataset, "train")
+    validation = options.get("validation")
+    if isinstance(validation, float):
+        kept = 1 - validation
+        return {
+            "train": {"dataset": dataset.id, "split": train, "fraction": [0.0, kept]},
+            "validation": {"dataset": dataset.id, "split": train, "fraction": [kept, 1.0]},
+        }
+    sources: Document = {"train": {"dataset": dataset.id, "split": train}}
+    held = validation if isinstance(validation, str) else "validation"
+    if isinstance(validation, str) or held in dataset.splits:
+        sources["validation"] = {"dataset": dataset.id, "split": held}
+    return sources
+
+
+def _declared(dataset: Dataset) -> Document:
+    """Fields for the columns of a stored dataset: whole numbers per row are classes."""
+    highest: dict[str, int] = {}
+    fields: Document = {}
+    for column in dataset.columns:
+        name, dtype, shape = column["name"], column["dtype"], column["shape"]
+        if dtype == "string":
+            continue
+        if dtype.lstrip("u").startswith("int") and not shape:
+            highest = highest or _highest(dataset)
+            fields[name] = {"type": "integer", "dim": highest[name] + 1}
+        else:
+            fields[name] = {"type": "dense", "shape": shape or [1]}
+    return fields
+
+
+def _highest(dataset: Dataset) -> dict[str, int]:
+    """The largest value of each column over all splits."""
+    highest: dict[str, int] = {}
+    for columns in dataset.stats()["splits"].values():
+        for name, figures in columns.items():
+            if isinstance(figures.get("max"), (int, float)):
+                highest[name] = max(highest.get(name, 0), int(figures["max"]))
+    return highest

@@ -1,0 +1,196 @@
+"""One job: waiting for it, watching it, and what came of it."""
+
+from collections.abc import Generator, Iterable
+from typing import Any, overload
+from urllib.parse import quote
+
+from glasshouse import jsonio
+from glasshouse.client.layers import Layers
+from glasshouse.client.progress import Bar
+from glasshouse.client.records import Checkpoint, Record, download
+from glasshouse.client.series import Series
+from glasshouse.client.stream import AnyEvent, EventStream, read_event
+from glasshouse.client.tensors import Array, read_tensors
+from glasshouse.client.transport import API, Request
+from glasshouse.errors import APIError, JobCancelled, JobFailed
+
+ENDINGS = frozenset({"succeeded", "failed", "cancelled"})
+
+
+class Job(Record):
+    """A job, as it was when it was last read; `refresh` reads it anew."""
+
+    _PATH = "/jobs"
+
+    @property
+    def state(self) -> str:
+        """``queued``, ``starting``, ``running`` … ``succeeded``, ``failed``, ``cancelled``."""
+        return self.data["state"]
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is succeeded, failed or cancelled."""
+        return self.state in ENDINGS
+
+    @property
+    def progress(self) -> dict[str, Any]:
+        """Step, epoch, samples per second and what is left; empty before the first step."""
+        return _numbers(self.data.get("progress") or {})
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Last, lowest and highest value of each metric."""
+        return _numbers(self.data.get("summary") or {})
+
+    @property
+    def error(self) -> dict[str, Any] | None:
+        """Why it failed."""
+        return self.data.get("error")
+
+    @property
+    def layers(self) -> Layers:
+        """The layers of its network: ``job.layers["conv1"].output(step=25)``."""
+        return Layers(self._transport, self.id)
+
+    def refresh(self) -> "Job":
+        """Read it anew."""
+        self._fetch()
+        return self
+
+    def wait(self, timeout: float | None = None, *, progress: bool = False) -> "Job":
+        """Wait until it has succeeded.
+
+        Args:
+            timeout: seconds; left out, as long as it takes.
+            progress: draw a bar on standard error.
+
+        Raises:
+            JobFailed: it failed; says why.
+            JobCancelled: it was cancelled.
+            WaitTimeout: it has not ended in time. The job goes on.
+        """
+        with Bar(self.id, shown=progress) as bar:
+            for _ in self._changes(timeout, "end"):
+                bar.show(self.state, self.progress, self.summary)
+                if self.has_ended:
+                    break
+        self.raise_if_unsuccessful()
+        return self
+
+    def raise_if_unsuccessful(self) -> None:
+        """Raise `JobFailed` or `JobCancelled` if that is how it ended."""
+        if self.state == "failed":
+            raise JobFailed(self.id, self.error or {})
+        if self.state == "cancelled":
+            raise JobCancelled(f"{self.id} was cancelled")
+
+    def stream(
+        self,
+        types: Iterable[str] | None = None,
+        after: int = 0,
+        *,
+        give_up_after_s: float = 120.0,
+    ) -> EventStream:
+        """Its events as they happen, from its first (or the one after ``after``) to its end.
+
+        Args:
+            types: only events of these types.
+            after: ``seq`` of the last event that is known already.
+            give_up_after_s: raise after this long without reaching the service.
+        """
+        return EventStream(
+            self._transport,
+            f"{API}{self.path}/stream",
+            types=types,
+            after=after,
+            give_up_after_s=give_up_after_s,
+        )
+
+    def events(self, types: Iterable[str] | None = None, after: int = 0) -> Generator[AnyEvent]:
+        """Its events so far; does not wait for more."""
+        params = {"types": None if types is None else ",".join(types), "after": after}
+        for record in self._transport.pages(f"{self.path}/events", params):
+            yield read_event(record)
+
+    @overload
+    def metrics(self, name: str, *, max_points: int | None = None) -> Series: ...
+
+    @overload
+    def metrics(self) -> dict[str, dict[str, Any]]: ...
+
+    def metrics(self, name: str | None = None, *, max_points: int | None = None) -> Any:
+        """One metric as a `Series`; without a name, a table of all: last, min, max, count."""
+        if name is None:
+            entries = self._transport.pages(f"{self.path}/metrics")
+            return {entry["name"]: _numbers(entry) for entry in entries}
+        return self.series([name], max_points=max_points)[0]
+
+    def series(self, names: list[str], *, max_points: int | None = None) -> list[Series]:
+        """Several metrics in one request."""
+        params = {"name": names, "max_points": max_points}
+        columns = self._transport.get(f"{self.path}/metrics/query", params)
+        return [Series.read(name, columns) for name in names]
+
+    def logs(self, rank: int | None = None, *, tail: int | None = None) -> str:
+        """What its processes printed."""
+        params = {"rank": rank, "tail": tail}
+        request = Request("GET", f"{API}{self.path}/logs", params, {"Accept": "text/plain"})
+        return self._transport.send(request).text
+
+    def cancel(self, *, force: bool = False) -> "Job":
+        """Ask it to stop at the next step boundary; ``force`` ends its processes at once."""
+        self.data = self._transport.post(f"{self.path}/cancel", params={"force": force or None})
+        return self
+
+    def update(self, **fields: Any) -> "Job":
+        """Change its name, labels or priority."""
+        self.data = self._transport.patch(self.path, fields)
+        return self
+
+    def delete(self) -> None:
+        """Delete it with all it made; only after it has ended."""
+        self._transport.delete(self.path)
+
+    def spec(self, *, resolved: bool = True) -> dict[str, Any]:
+        """What runs: with sizes, seeds and versions filled in, or as it was submitted."""
+        return self._transport.get(f"{self.path}/spec", {"resolved": resolved})
+
+    def result(self) -> Any:
+        """The small result of an inference job that has ended; None if it is only a file."""
+        if not self.has_ended:
+            self.refresh()
+        self.raise_if_unsuccessful()
+        return self.data.get("result")
+
+    def outputs(self) -> dict[str, Array]:
+        """The tensors of an inference job, named ``<layer>/<field>``."""
+        return read_tensors(self.artifact("outputs.safetensors"))
+
+    def artifact(self, name: str) -> bytes:
+        """The bytes of one file it made."""
+        return download(self._transport, f"{self.path}/artifacts/{quote(name, safe='')}")
+
+    def artifacts(self) -> list[Record]:
+        """The files it made."""
+        entries = self._transport.pages(f"{self.path}/artifacts")
+        return [Record(self._transport, entry) for entry in entries]
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """Its checkpoints, in the order of their steps."""
+        entries = self._transport.pages(f"{self.path}/checkpoints")
+        found = [Checkpoint(self._transport, entry) for entry in entries]
+        return sorted(found, key=lambda checkpoint: checkpoint.data.get("step", 0))
+
+    def weights(self) -> dict[str, Array]:
+        """The weights of its newest checkpoint, by torch's parameter names."""
+        found = self.checkpoints()
+        if not found:
+            raise APIError(f"{self.id} has no complete checkpoint yet")
+        return found[-1].weights()
+
+
+def _numbers(value: Any) -> Any:
+    """The same document with the names of non-finite numbers turned into numbers."""
+    if isinstance(value, dict):
+        return {key: _numbers(item) for key, item in value.items()}  # pyright: ignore[reportUnknownVariableType]
+    return jsonio.number(value)

@@ -1,0 +1,152 @@
+"""Looking into a job's network: its layers, what was captured of them, and their statistics."""
+
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import quote
+
+import numpy as np
+
+from glasshouse.client.series import Floats, Steps, floats
+from glasshouse.client.tensors import Array, read_tensors
+from glasshouse.client.transport import API, Request, Transport
+from glasshouse.errors import APIError
+
+ALL_POINTS = 1_000_000
+"""The service gives about 1,000 points of a series unless it is asked for more."""
+Kind = Literal["output", "output_grad", "param", "param_grad"]
+Step = int | Literal["latest"]
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A tensor as it was at one step."""
+
+    step: int
+    values: Array
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class LayerStats(Mapping[str, Floats]):
+    """Figures of one watched tensor over steps: ``stats["mean"]`` beside ``stats.steps``."""
+
+    layer: str
+    kind: str
+    steps: Steps
+    columns: Mapping[str, Floats]
+
+    @classmethod
+    def read(cls, entry: dict[str, Any]) -> "LayerStats":
+        """Read one entry of ``GET /jobs/{id}/stats``."""
+        columns = {name: floats(values) for name, values in entry["values"].items()}
+        return cls(entry["layer"], entry["kind"], np.array(entry["step"], np.int64), columns)
+
+    def __getitem__(self, name: str) -> Floats:
+        return self.columns[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def __repr__(self) -> str:
+        figures = ", ".join(self.columns)
+        return f"LayerStats({self.layer!r}, {self.kind!r}, {len(self.steps)} steps: {figures})"
+
+
+class Layer:
+    """One layer of a job's network, or one parameter (``conv1.weight``)."""
+
+    def __init__(self, transport: Transport, job_id: str, name: str) -> None:
+        self.name = name
+        self._transport = transport
+        self._path = f"/jobs/{job_id}"
+
+    def __repr__(self) -> str:
+        return f"Layer({self.name!r})"
+
+    def output(self, *, step: Step = "latest", slice: str | None = None) -> Array:  # noqa: A002
+        """What the layer gave, captured by a probe that wants ``full``."""
+        return self.tensor("output", step=step, slice=slice).values
+
+    def output_grad(self, *, step: Step = "latest", slice: str | None = None) -> Array:  # noqa: A002
+        """The gradient of the loss with respect to what the layer gave."""
+        return self.tensor("output_grad", step=step, slice=slice).values
+
+    def param(self, name: str | None = None, *, step: Step = "latest") -> Array:
+        """A parameter as it was used in that step's forward: ``param("weight")``."""
+        return self._parameter(name).tensor("param", step=step).values
+
+    def param_grad(self, name: str | None = None, *, step: Step = "latest") -> Array:
+        """The gradient of a parameter: ``param_grad("weight")``."""
+        return self._parameter(name).tensor("param_grad", step=step).values
+
+    def tensor(
+        self,
+        kind: Kind | str,
+        *,
+        step: Step = "latest",
+        slice: str | None = None,  # noqa: A002 - the API's word
+    ) -> Captured:
+        """One captured tensor and the step it is of.
+
+        Raises:
+            NotFoundError: it was not captured at that step; the problem lists the nearest.
+        """
+        path = f"{API}{self._path}/layers/{quote(self.name, safe='')}/{quote(kind, safe='')}"
+        params = {"step": step, "slice": slice, "format": "safetensors"}
+        response = self._transport.send(
+            Request("GET", path, params, {"Accept": "application/vnd.safetensors, */*"})
+        )
+        tensors = list(read_tensors(response.content).values())
+        if len(tensors) != 1:
+            raise APIError(
+                f"{self.name}/{kind}: expected one tensor, the answer has {len(tensors)}"
+            )
+        return Captured(int(response.headers.get("x-tensor-step", -1)), tensors[0])
+
+    def stats(self, kind: Kind | str = "output", *, max_points: int | None = None) -> LayerStats:
+        """The statistics of one kind over all steps on which a probe looked.
+
+        Raises:
+            APIError: no probe has looked yet, or the name is a layer's and the kind a
+                parameter's; then ask for the parameter by its own name.
+        """
+        found = list(self.all_stats(kind, max_points=max_points))
+        if len(found) != 1:
+            names = ", ".join(entry.layer for entry in found) or "none so far"
+            raise APIError(f"{self.name} has statistics of {kind} for: {names}")
+        return found[0]
+
+    def all_stats(
+        self, kind: str | None = None, *, max_points: int | None = None
+    ) -> Generator[LayerStats]:
+        """The statistics of each watched tensor of the layer."""
+        params = {"layer": self.name, "kind": kind, "max_points": max_points or ALL_POINTS}
+        for entry in self._transport.pages(f"{self._path}/stats", params):
+            yield LayerStats.read(entry)
+
+    def _parameter(self, name: str | None) -> "Layer":
+        if name is None:
+            return self
+        return Layer(self._transport, self._path.removeprefix("/jobs/"), f"{self.name}.{name}")
+
+
+class Layers:
+    """The layers of a job's network, by name; iterating asks the service for the names."""
+
+    def __init__(self, transport: Transport, job_id: str) -> None:
+        self._transport = transport
+        self._job_id = job_id
+
+    def __getitem__(self, name: str) -> Layer:
+        return Layer(self._transport, self._job_id, name)
+
+    def __iter__(self) -> Generator[str]:
+        for entry in self.table():
+            yield entry["name"]
+
+    def table(self) -> list[dict[str, Any]]:
+        """Name, type, output shape, parameters and newest statistics of each layer."""
+        return list(self._transport.pages(f"/jobs/{self._job_id}/layers"))

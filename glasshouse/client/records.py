@@ -1,0 +1,163 @@
+"""Things the service keeps, as the client sees them: every field stays, also unknown ones."""
+
+import time
+from collections.abc import Generator
+from typing import Any
+
+from glasshouse.client.tensors import Array, read_tensors
+from glasshouse.client.transport import API, Request, Transport
+from glasshouse.errors import APIError, UnprocessableEntityError, WaitTimeout
+
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 0.5
+HELD_S = 20.0
+"""How long the service is asked to hold an answer until something changes."""
+
+
+class Record:
+    """One thing the service keeps. Fields are attributes; ``data`` is the whole document."""
+
+    _PATH = ""
+
+    def __init__(self, transport: Transport, data: dict[str, Any]) -> None:
+        self._transport = transport
+        self._etag: str | None = None
+        self.data = data
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return self.data["id"]
+
+    @property
+    def path(self) -> str:
+        """Where it lives, under ``/api/v1``."""
+        return f"{self._PATH}/{self.id}"
+
+    def __getattr__(self, name: str) -> Any:
+        data = self.__dict__.get("data", {})
+        if name in data:
+            return data[name]
+        raise AttributeError(f"{type(self).__name__} has no attribute or field {name!r}")
+
+    def __repr__(self) -> str:
+        shown = (f"{key}={self.data[key]!r}" for key in ("id", "name", "state") if key in self.data)
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def _fetch(self, *, wait_s: float = 0.0) -> bool:
+        """Read it anew, held back until it changes or the wait is over; whether it changed."""
+        headers: dict[str, str] = {}
+        if wait_s >= 1 and self._etag:
+            headers = {"If-None-Match": self._etag, "Prefer": f"wait={int(wait_s)}"}
+        response = self._transport.send(
+            Request("GET", API + self.path, headers=headers, timeout_s=wait_s + 60)
+        )
+        if response.status_code == 304:
+            return False
+        self._etag = response.headers.get("etag")
+        self.data = self._transport.decode(response)
+        return True
+
+    def _changes(self, timeout: float | None, goal: str) -> Generator[None]:
+        """Yield once for each look at it, until the caller stops asking.
+
+        Raises:
+            WaitTimeout: the time is up.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        pause_s = FIRST_PAUSE_S
+        self._fetch()
+        while True:
+            yield
+            left_s = HELD_S if deadline is None else deadline - time.monotonic()
+            if left_s <= 0:
+                raise WaitTimeout(f"{self.id} did not {goal} within {timeout:g} s; it goes on")
+            # a running job changes all the time: the pause bounds how often it is asked
+            time.sleep(min(pause_s, left_s))
+            pause_s = min(pause_s * 1.5, LONGEST_PAUSE_S)
+            self._fetch(wait_s=min(left_s, HELD_S))
+
+
+class Dataset(Record):
+    """A dataset: rows of named columns, in splits."""
+
+    _PATH = "/datasets"
+
+    @property
+    def state(self) -> str:
+        """``pending``, ``ready`` or ``failed``."""
+        return self.data["state"]
+
+    @property
+    def columns(self) -> list[dict[str, Any]]:
+        """Name, dtype and shape of one row's value, for each column."""
+        return self.data["columns"]
+
+    @property
+    def splits(self) -> dict[str, int]:
+        """The rows of each split."""
+        return self.data["splits"]
+
+    def refresh(self) -> "Dataset":
+        """Read it anew."""
+        self._fetch()
+        return self
+
+    def wait(self, timeout: float | None = None) -> "Dataset":
+        """Wait until it is ready to be used.
+
+        Raises:
+            UnprocessableEntityError: the file could not be read; its problem says why.
+            WaitTimeout: it is not ready in time.
+        """
+        for _ in self._changes(timeout, "become ready"):
+            if self.state == "failed":
+                problem = self.data.get("problem") or {"detail": "the file could not be read"}
+                detail = f"{self.id}: {problem.get('detail')}"
+                raise UnprocessableEntityError(detail, status_code=422, problem=problem)
+            if self.state == "ready":
+                break
+        return self
+
+    def rows(
+        self, split: str | None = None, offset: int = 0, limit: int | None = None
+    ) -> list[dict[str, Any]]:
+        """Some rows, each as a dict by column."""
+        params = {"split": split, "offset": offset, "limit": limit}
+        return self._transport.get(f"{self.path}/rows", params)["rows"]
+
+    def stats(self) -> dict[str, Any]:
+        """Figures of each column."""
+        return self._transport.get(f"{self.path}/stats")
+
+    def delete(self) -> None:
+        """Delete it and its files; refused while a job uses it."""
+        self._transport.delete(self.path)
+
+
+class Checkpoint(Record):
+    """A saved state of training."""
+
+    _PATH = "/checkpoints"
+
+    def weights(self) -> dict[str, Array]:
+        """The network's weights, by torch's parameter names."""
+        return read_tensors(self.read_weights())
+
+    def read_weights(self) -> bytes:
+        """The weights as the bytes of a safetensors file."""
+        return download(self._transport, f"{self.path}/weights")
+
+    def delete(self) -> None:
+        """Delete it and its files; refused while a job uses it."""
+        self._transport.delete(self.path)
+
+
+def download(transport: Transport, path: str) -> bytes:
+    """The bytes of an answer, checked to be as many as announced."""
+    response = transport.send(Request("GET", API + path, headers={"Accept": "*/*"}))
+    announced = response.headers.get("content-length")
+    encoded = "content-encoding" in response.headers
+    if announced is not None and not encoded and int(announced) != len(response.content):
+        raise APIError(f"{path}: {len(response.content)} of {announced} bytes came")
+    return response.content

@@ -1,0 +1,243 @@
+"""What the service keeps, by kind: ``client.jobs``, ``client.datasets`` and the others."""
+
+import tempfile
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from glasshouse.client.arrays import read_splits, write_npz
+from glasshouse.client.job import Job
+from glasshouse.client.records import Checkpoint, Dataset, Record
+from glasshouse.client.stream import AnyEvent
+from glasshouse.client.training import Spec, as_document
+from glasshouse.client.transport import API, Request, Transport
+
+CHUNK_BYTES = 1 << 18
+
+_FORMATS = {
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".npz": "npz",
+    ".npy": "npy",
+    ".json.gz": "mnist.json.gz",
+    ".idx": "idx",
+    "-ubyte": "idx",
+    ".idx.gz": "idx.gz",
+    "-ubyte.gz": "idx.gz",
+    ".zip": "idx.zip",
+}
+
+
+class Resource:
+    """One kind of thing."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+
+class Jobs(Resource):
+    """Jobs of all states."""
+
+    def create(self, spec: Spec) -> Job:
+        """Submit a job spec; it is queued when this returns."""
+        return Job(self._transport, self._transport.create("/jobs", as_document(spec)))
+
+    def get(self, job_id: str) -> Job:
+        """Read one job."""
+        return Job(self._transport, {"id": job_id}).refresh()
+
+    def list(self, *, limit: int | None = None, **filters: Any) -> Generator[Job]:
+        """All jobs that match, newest first unless ``order`` says otherwise.
+
+        Args:
+            limit: how many to read per page, not how many to give.
+            filters: ``state``, ``kind``, ``parent``, ``q``, ``order``, and ``label`` as a dict.
+        """
+        label = filters.pop("label", None)
+        if isinstance(label, Mapping):
+            label = [f"{key}:{value}" for key, value in label.items()]  # pyright: ignore[reportUnknownVariableType]
+        params = {**filters, "label": label, "limit": limit}
+        for entry in self._transport.pages("/jobs", params):
+            yield Job(self._transport, entry)
+
+    def cancel(self, job_id: str, *, force: bool = False) -> Job:
+        """Ask a job to stop."""
+        return self._job(job_id).cancel(force=force)
+
+    def patch(self, job_id: str, **fields: Any) -> Job:
+        """Change a job's name, labels or priority."""
+        return self._job(job_id).update(**fields)
+
+    def delete(self, job_id: str) -> None:
+        """Delete a job that has ended."""
+        self._job(job_id).delete()
+
+    def events(
+        self, job_id: str, types: Iterable[str] | None = None, after: int = 0
+    ) -> Generator[AnyEvent]:
+        """The events of a job so far."""
+        return self._job(job_id).events(types, after)
+
+    def _job(self, job_id: str) -> Job:
+        return Job(self._transport, {"id": job_id})
+
+
+class Datasets(Resource):
+    """Datasets."""
+
+    def create(self, builtin: str, *, wait: bool = True) -> Dataset:
+        """Make one that the service brings along, such as ``digits``."""
+        data = self._transport.create("/datasets", {"builtin": builtin})
+        return self._made(data, wait=wait)
+
+    def upload(
+        self,
+        source: str | Path | bytes | Mapping[str, Any] | Sequence[Any],
+        *,
+        name: str | None = None,
+        format: str | None = None,  # noqa: A002 - the API's word
+        wait: bool = True,
+    ) -> Dataset:
+        """Upload a file (streamed), its bytes, or arrays, and wait until it is ready.
+
+        Args:
+            source: a path, the bytes of a file, a dict of arrays, a dict of splits of them,
+                or an ``(x, y)`` pair.
+            name: left out, the file's name.
+            format: left out, it is told from the file's name.
+            wait: return only when it is ready to be used.
+        """
+        if isinstance(source, bytes):
+            if format is None:
+                raise ValueError("say which format the bytes are in: format='csv', 'npz', …")
+            return self._made(self._send(source, name, format), wait=wait)
+        if not isinstance(source, (str, Path)):
+            return self._upload_arrays(source, name, wait=wait)
+        path = Path(source)
+        with path.open("rb") as file:
+            data = self._send(file, name or path.name, format or format_of(path.name))
+        return self._made(data, wait=wait)
+
+    def get(self, dataset_id: str) -> Dataset:
+        """Read one dataset."""
+        return Dataset(self._transport, {"id": dataset_id}).refresh()
+
+    def rows(
+        self, dataset_id: str, split: str | None = None, offset: int = 0, limit: int | None = None
+    ) -> list[dict[str, Any]]:
+        """Some rows of a dataset."""
+        return Dataset(self._transport, {"id": dataset_id}).rows(split, offset, limit)
+
+    def list(self, *, limit: int | None = None) -> Generator[Dataset]:
+        """All datasets."""
+        for entry in self._transport.pages("/datasets", {"limit": limit}):
+            yield Dataset(self._transport, entry)
+
+    def stats(self, dataset_id: str) -> dict[str, Any]:
+        """Figures of each column of a dataset."""
+        return Dataset(self._transport, {"id": dataset_id}).stats()
+
+    def delete(self, dataset_id: str) -> None:
+        """Delete a dataset and its files."""
+        Dataset(self._transport, {"id": dataset_id}).delete()
+
+    def _upload_arrays(
+        self, arrays: Mapping[str, Any] | Sequence[Any], name: str | None, *, wait: bool
+    ) -> Dataset:
+        with tempfile.TemporaryFile(suffix=".npz") as file:
+            write_npz(read_splits(arrays), file)
+            return self._made(self._send(file, name or "arrays", "npz"), wait=wait)
+
+    def _send(self, content: bytes | IO[bytes], name: str | None, format: str) -> dict[str, Any]:  # noqa: A002
+        def chunks() -> Generator[bytes]:
+            if isinstance(content, bytes):
+                yield content
+                return
+            content.seek(0)  # a retry sends it again from the start
+            while chunk := content.read(CHUNK_BYTES):
+                yield chunk
+
+        params = {"name": name, "format": format}
+        media_type = "application/octet-stream"
+        request = Request.creating(f"{API}/datasets", chunks, media_type, params)
+        return self._transport.decode(self._transport.send(request))
+
+    def _made(self, data: dict[str, Any], *, wait: bool) -> Dataset:
+        dataset = Dataset(self._transport, data)
+        return dataset.wait() if wait else dataset
+
+
+class Checkpoints(Resource):
+    """Saved states of training."""
+
+    def get(self, checkpoint_id: str) -> Checkpoint:
+        """Read one checkpoint."""
+        data = self._transport.get(f"/checkpoints/{checkpoint_id}")
+        return Checkpoint(self._transport, data)
+
+    def list(self, job_id: str) -> list[Checkpoint]:
+        """The checkpoints of a job, in the order of their steps."""
+        return Job(self._transport, {"id": job_id}).checkpoints()
+
+    def delete(self, checkpoint_id: str) -> None:
+        """Delete a checkpoint and its files."""
+        self._transport.delete(f"/checkpoints/{checkpoint_id}")
+
+
+class Devices(Resource):
+    """The hardware of all workers."""
+
+    def list(self) -> list[Record]:
+        """Each device, what it can do, and who has it."""
+        return [Record(self._transport, entry) for entry in self._transport.pages("/devices")]
+
+
+class Workers(Resource):
+    """The machines that run jobs."""
+
+    def list(self) -> list[Record]:
+        """Each worker and its state."""
+        return [Record(self._transport, entry) for entry in self._transport.pages("/workers")]
+
+    def drain(self, worker_id: str) -> Record:
+        """Let a worker finish what it runs and take nothing new."""
+        return Record(self._transport, self._transport.post(f"/workers/{worker_id}/drain"))
+
+
+class Keys(Resource):
+    """API keys; needs the scope ``admin``."""
+
+    def create(self, name: str, scopes: Sequence[str], owner: str) -> Record:
+        """Make a key. Its text is in the answer, this once."""
+        body = {"name": name, "scopes": list(scopes), "owner": owner}
+        return Record(self._transport, self._transport.create("/keys", body))
+
+    def list(self) -> list[Record]:
+        """All keys, without their texts."""
+        return [Record(self._transport, entry) for entry in self._transport.pages("/keys")]
+
+    def delete(self, key_id: str) -> None:
+        """Revoke a key."""
+        self._transport.delete(f"/keys/{key_id}")
+
+
+class Catalog(Resource):
+    """What the engine knows."""
+
+    def get(self, section: str) -> list[dict[str, Any]]:
+        """The entries of ``layers``, ``losses``, ``optimizers``, ``metrics`` or ``datasets``."""
+        return self._transport.get(f"/catalog/{section}")["entries"]
+
+
+def format_of(name: str) -> str:
+    """Tell a dataset's format from a file's name.
+
+    Raises:
+        ValueError: the name does not tell.
+    """
+    lowered = name.lower()
+    for suffix in sorted(_FORMATS, key=len, reverse=True):
+        if lowered.endswith(suffix):
+            return _FORMATS[suffix]
+    known = ", ".join(sorted(set(_FORMATS.values())))
+    raise ValueError(f"the name {name!r} does not tell the format; give format= one of {known}")

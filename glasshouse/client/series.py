@@ -1,0 +1,62 @@
+"""One metric of a job over its steps."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glasshouse import jsonio
+
+Floats = NDArray[np.float64]
+Steps = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Series:
+    """The values of one metric, oldest first. Non-finite values are kept as they are."""
+
+    name: str
+    steps: Steps
+    """Steps are 0-based and count optimizer updates."""
+    values: Floats
+    epochs: Steps = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    @classmethod
+    def read(cls, name: str, columns: dict[str, Any]) -> "Series":
+        """Read one metric from the columns of ``metrics/query``; steps without it are left out."""
+        values: list[Any] = columns["values"][name]
+        kept = [place for place, value in enumerate(values) if value is not None]
+        epochs: list[Any] | None = columns.get("epoch")
+        return cls(
+            name,
+            np.array([columns["step"][place] for place in kept], np.int64),
+            floats([values[place] for place in kept]),
+            np.array([epochs[place] for place in kept] if epochs else [0] * len(kept), np.int64),
+        )
+
+    def numpy(self) -> Floats:
+        """The values as float64; ``steps`` has the step of each."""
+        return self.values
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.array(self.values, dtype=dtype, copy=copy)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __iter__(self) -> Iterator[tuple[int, float]]:
+        return zip(self.steps.tolist(), self.values.tolist(), strict=True)
+
+    def __repr__(self) -> str:
+        if not len(self):
+            return f"Series({self.name!r}, empty)"
+        last = f"{self.values[-1]:.6g} at step {self.steps[-1]}"
+        return f"Series({self.name!r}, {len(self)} values, last {last})"
+
+
+def floats(values: list[Any]) -> Floats:
+    """Numbers as JSON carries them, as float64; null becomes NaN."""
+    numbers = (jsonio.number(value) for value in values)
+    return np.array([np.nan if value is None else value for value in numbers], np.float64)

@@ -1,0 +1,184 @@
+"""A job spec from the few things a user says in Python."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict, cast
+
+import numpy as np
+from pydantic import BaseModel
+
+from glasshouse.client.arrays import as_array
+from glasshouse.client.tensors import Array
+from glasshouse.spec import Graph, InferJob, TrainJob
+
+Document = dict[str, Any]
+Network = Graph | Mapping[str, Any] | Sequence[Any]
+Spec = TrainJob | InferJob | Mapping[str, Any]
+ResultField = Literal["value", "id", "prob"]
+
+
+class JobOptions(TypedDict, total=False):
+    """What any job may say beside its work, as in its spec."""
+
+    name: str
+    labels: dict[str, str]
+    priority: int
+    devices: Any
+
+
+class TrainOptions(JobOptions, total=False):
+    """What `Client.train` takes by name. Left out, each has the service's own default."""
+
+    loss: Any
+    """``"CrossEntropyLoss"``, or as in the spec. Left out: it for classes, else ``MSELoss``."""
+    optimizer: Any
+    """``"Adam"``, or ``{"type", "args"}``. Left out: ``Adam``."""
+    epochs: int
+    steps: int
+    seconds: float
+    batch_size: int
+    """Left out: 32."""
+    drop_last: bool
+    shuffle: Any
+    validation: Any
+    """An ``(x, y)`` pair, a dict of arrays, a split's name, or the fraction to hold back."""
+    split: str
+    """The dataset's split to train on. Left out: ``train`` where there is one, else ``all``."""
+    fields: Mapping[str, Any]
+    metrics: Sequence[Any]
+    """Left out: the accuracy, for classes."""
+    evaluate: Any
+    """Left out: after every epoch, where there is validation data."""
+    probes: Sequence[Any]
+    checkpoint: Any
+    seed: int
+
+
+_AS_THEY_ARE = ("name", "labels", "priority", "devices", "probes", "checkpoint", "seed")
+_BATCHES = ("batch_size", "drop_last", "shuffle")
+
+
+def as_document(value: Any) -> Any:
+    """The JSON form of a spec, however it was made: models, dicts, tuples, numpy numbers."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json", exclude_unset=True)
+    if isinstance(value, Mapping):
+        items = cast("Mapping[str, Any]", value).items()
+        return {str(key): as_document(item) for key, item in items}
+    if isinstance(value, (list, tuple)):
+        return [as_document(item) for item in cast("Sequence[Any]", value)]
+    return cast("Any", value).item() if isinstance(value, np.generic) else value
+
+
+def graph_of(network: Network) -> Document:
+    """Read a graph: a `Graph`, its dict, or just the list of its layers."""
+    value = as_document(network)
+    return {"type": "graph", "layers": value} if isinstance(value, list) else value
+
+
+def check_options(options: TrainOptions) -> None:
+    """Find what is wrong with the options by themselves, before anything is uploaded.
+
+    Raises:
+        TypeError: one is unknown, or nothing says when to stop.
+    """
+    unknown = sorted(set(options) - set(TrainOptions.__annotations__))
+    if unknown:
+        known = ", ".join(sorted(TrainOptions.__annotations__))
+        raise TypeError(f"train() does not know {', '.join(unknown)}; it knows {known}")
+    if len(_stop(options)) != 1:
+        raise TypeError("say when to stop: exactly one of epochs, steps and seconds")
+
+
+def train_spec(network: Network, data: Document, options: TrainOptions) -> Document:
+    """Write a training spec around a network and its data."""
+    graph = graph_of(network)
+    target = _target(graph, data["fields"])
+    spec: Document = {
+        "kind": "train",
+        "network": graph,
+        "loss": _loss(options.get("loss"), graph, target, data["fields"]),
+        "optimizer": _typed(options.get("optimizer", "Adam")),
+        "data": {"batch_size": 32, **data, **_given(options, _BATCHES)},
+        "stop": _stop(options),
+    }
+    metrics = options.get("metrics")
+    if metrics is None and spec["loss"]["type"] == "CrossEntropyLoss":
+        metrics = [{"type": "accuracy", "inputs": spec["loss"]["inputs"]}]
+    spec["metrics"] = metrics or []
+    if "evaluate" in options:
+        spec["evaluate"] = options["evaluate"]
+    elif "validation" in data:
+        spec["evaluate"] = {"every_epochs": 1}
+    spec.update(_given(options, _AS_THEY_ARE))
+    return as_document(spec)
+
+
+def input_fields(graph: Document, fields: Mapping[str, Any]) -> list[str]:
+    """The data fields that the network reads, in the order of the fields."""
+    read: set[str] = set()
+    for place, layer in enumerate(graph["layers"]):
+        if layer.get("inputs"):
+            read.update(name.partition(".")[0] for name in layer["inputs"])
+        elif place == 0:
+            read.add(next(iter(fields)))
+    return [name for name in fields if name in read]
+
+
+def result_names(tensors: dict[str, Array], fields: Sequence[str]) -> dict[str, Array]:
+    """Name results by layer alone when there is one field and so nothing to tell apart."""
+    if len(fields) != 1:
+        return tensors
+    return {name.removesuffix(f"/{fields[0]}"): array for name, array in tensors.items()}
+
+
+def read_inputs(inputs: Any, spec: Document) -> dict[str, Array]:
+    """Read the inputs of an inference: by field, or one array for a network with one input.
+
+    Raises:
+        ValueError: the network reads several fields and the inputs do not say which.
+    """
+    if isinstance(inputs, Mapping):
+        items = cast("Mapping[str, Any]", inputs).items()
+        return {name: as_array(name, value) for name, value in items}
+    names = input_fields(spec["network"], spec["data"]["fields"])
+    if len(names) != 1:
+        raise ValueError(f"the network reads {', '.join(names)}; give inputs as a dict of these")
+    return {names[0]: as_array(names[0], inputs)}
+
+
+def _typed(value: Any) -> Document:
+    document = as_document(value)
+    return {"type": document} if isinstance(document, str) else document
+
+
+def _target(graph: Document, fields: Mapping[str, Any]) -> str | None:
+    """The one field that the network does not read."""
+    inputs = input_fields(graph, fields)
+    others = [name for name in fields if name not in inputs]
+    return others[0] if len(others) == 1 else None
+
+
+def _loss(
+    loss: Any, graph: Document, target: str | None, fields: Mapping[str, Any]
+) -> dict[str, Any]:
+    if loss is None:
+        is_class = target is not None and fields[target]["type"] == "integer"
+        loss = "CrossEntropyLoss" if is_class else "MSELoss"
+    document = _typed(loss)
+    if "inputs" in document:
+        return document
+    if target is None:
+        raise ValueError(
+            f"which of {', '.join(fields)} is the target? Say so in the loss: "
+            f"loss={{'type': {document['type']!r}, 'inputs': [layer, field]}}"
+        )
+    output = (graph.get("outputs") or [graph["layers"][-1]["name"]])[0]
+    return {**document, "inputs": [output, target]}
+
+
+def _stop(options: TrainOptions) -> Document:
+    return _given(options, ("epochs", "steps", "seconds"))
+
+
+def _given(options: TrainOptions, keys: Sequence[str]) -> Document:
+    return {key: value for key, value in options.items() if key in keys and value is not None}

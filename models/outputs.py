@@ -1,0 +1,25 @@
+"""Named files that jobs made: predictions, exports."""
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from glasshouse.errors import ArtifactNotFound
+from models.tables import JobArtifact
+
+
+def of_job(tx: Session, job_id: str) -> list[JobArtifact]:
+    """What a job made, by name."""
+    query = select(JobArtifact).where(JobArtifact.job == job_id)
+    return list(tx.scalars(query.order_by(JobArtifact.name)))
+
+
+def get(tx: Session, job_id: str, name: str) -> JobArtifact:
+    """One file of a job.
+
+    Raises:
+        ArtifactNotFound: it has none of this name.
+    """
+    found = tx.get(JobArtifact, (job_id, name))
+    if found is None:
+        raise ArtifactNotFound(f"The job has no artifact {name[:200]!r}.")
+    return found

@@ -1,0 +1,115 @@
+"""The compose file cannot be started in CI; everything that it refers to can be checked."""
+
+import ast
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from models.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+OURS = {
+    name: service
+    for name, service in COMPOSE["services"].items()
+    if str(service["image"]).startswith("glasshouse:")
+}
+
+
+def test_it_fits_the_schema_of_compose_files():
+    command = [sys.executable, "-m", "check_jsonschema"]
+    command += ["--builtin-schema", "vendor.compose-spec", str(ROOT / "docker-compose.yml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_its_commands_exist(name: str):
+    interpreter, flag, module, *options = OURS[name]["command"]
+    assert (interpreter, flag) == ("python", "-m")
+    found = importlib.util.find_spec(module)
+    assert found is not None
+    if found.submodule_search_locations is not None:
+        assert importlib.util.find_spec(f"{module}.__main__") is not None
+    if options:
+        usage = subprocess.run(
+            [sys.executable, "-m", module, "--help"], capture_output=True, text=True, check=True
+        ).stdout
+        assert all(option in usage for option in options if option.startswith("--"))
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_its_variables_are_settings(name: str):
+    known = {f"GLASSHOUSE_{field.upper()}" for field in Settings.model_fields}
+    assert set(OURS[name]["environment"]) <= known
+
+
+def test_its_health_check_asks_for_a_path_that_exists():
+    program, flag, module, url = COMPOSE["services"]["api"]["healthcheck"]["test"][1:]
+    assert (program, flag) == ("python", "-m")
+    assert importlib.util.find_spec(module) is not None
+    path = re.sub(r"^http://127\.0\.0\.1:8420", "", url)
+    sources = "".join(file.read_text() for file in (ROOT / "api").glob("*.py"))
+    assert f'"{path}"' in sources
+
+
+def test_no_password_has_a_default():
+    text = (ROOT / "docker-compose.yml").read_text()
+    for variable in re.findall(r"\$\{([A-Z_]*PASSWORD)([^}]*)\}", text):
+        assert variable[1].startswith(":?"), f"{variable[0]} must be required"
+    example = (ROOT / ".env.example").read_text()
+    assert all(line.endswith("=") for line in example.splitlines() if "PASSWORD=" in line)
+
+
+def test_services_start_after_what_they_need():
+    for name in ("api", "worker", "worker-gpu"):
+        conditions = OURS[name]["depends_on"]
+        assert conditions["migrate"]["condition"] == "service_completed_successfully"
+        assert conditions["valkey"]["condition"] == "service_healthy"
+    assert OURS["worker-gpu"]["profiles"] == ["gpu"]
+    reserved = OURS["worker-gpu"]["deploy"]["resources"]["reservations"]["devices"]
+    assert reserved[0]["capabilities"] == ["gpu"]
+
+
+def test_the_image_holds_every_room_and_runs_as_nobody_special():
+    text = (ROOT / "Dockerfile").read_text()
+    allowed = (ROOT / ".dockerignore").read_text()
+    for room in ("glasshouse", "engine", "models", "api", "worker", "migrations"):
+        assert f"COPY {room} {room}" in text
+        assert f"!{room}\n" in allowed
+    assert re.search(r"^USER (?!root)", text, re.MULTILINE)
+
+
+FORBIDDEN_CALLS = {
+    ("pickle", None), ("marshal", None), ("shelve", None), ("dill", None), ("joblib", None),
+    ("torch", "load"), ("yaml", "load"), ("os", "system"), ("os", "popen"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("room", ["glasshouse", "engine", "models", "api", "worker"])
+def test_no_code_unpickles_evaluates_or_starts_a_shell(room: str):
+    for path in (ROOT / room).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            where = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
+            if isinstance(node, ast.Import):
+                names = {(alias.name.partition(".")[0], None) for alias in node.names}
+                assert not names & FORBIDDEN_CALLS, where
+            if isinstance(node, ast.Call):
+                check_call(node, where)
+
+
+def check_call(node: ast.Call, where: str) -> None:
+    if isinstance(node.func, ast.Name):
+        assert node.func.id not in ("eval", "exec", "compile", "__import__"), where
+    if isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name):
+        assert (node.func.value.id, node.func.attr) not in FORBIDDEN_CALLS, where
+    for keyword in node.keywords:
+        value = keyword.value
+        risky = keyword.arg in ("shell", "allow_pickle")
+        assert not (risky and isinstance(value, ast.Constant) and value.value is True), where

@@ -1,0 +1,144 @@
+import gzip
+import io
+import signal
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+
+from api import documents
+from models import datasets
+from tests.running import Api, eventually, running_api
+
+
+@pytest.fixture
+def api(service: Api):
+    with service.client(service.key("dora")) as client:
+        yield client
+
+
+def uploaded(api: httpx2.Client, data: Any, kind: str, **headers: str) -> dict[str, Any]:
+    answer = api.post(
+        "/api/v1/datasets", params={"format": kind, "name": "mine"}, content=data, headers=headers
+    )
+    assert answer.status_code == 201, answer.text
+    documents.Dataset.model_validate_json(answer.content)
+    return api.get(answer.headers["location"], headers={"Prefer": "wait=60"}).json()
+
+
+def test_a_csv_file_becomes_columns(service: Api, api: httpx2.Client):
+    row = uploaded(api, b"x,y,word\n1,2.5,a\n2,,b\n3,1,a\n", "csv")
+    assert row["state"] == "ready", row
+    assert [(c["name"], c["dtype"]) for c in row["columns"]] == [
+        ("x", "int64"),
+        ("y", "float64"),
+        ("word", "string"),
+    ]
+    assert row["splits"] == {"all": 3}
+    path = f"/api/v1/datasets/{row['id']}"
+    rows = api.get(f"{path}/rows", params={"offset": 1, "limit": 1}).json()
+    assert rows["rows"] == [{"x": 2, "y": "NaN", "word": "b"}]
+    assert rows["num_rows"] == 3
+    stats = api.get(f"{path}/stats").json()["splits"]["all"]
+    assert stats["x"]["mean"] == 2.0
+    assert stats["y"]["missing"] == 1
+    assert api.get(f"{path}/rows", params={"split": "train"}).status_code == 422
+    assert not (service.settings.artifacts / "uploads" / row["id"]).exists()
+    tag = api.get(path).headers["etag"]
+    assert api.get(path, headers={"If-None-Match": tag}).status_code == 304
+    assert api.delete(path, headers={"If-Match": '"old"'}).status_code == 412
+    assert api.delete(path).status_code == 204
+    assert api.get(path).status_code == 404
+    assert not list((service.settings.artifacts / "datasets" / row["id"]).glob("*"))
+
+
+def test_an_upload_is_read_in_chunks_without_a_length(api: httpx2.Client):
+    buffer = io.BytesIO()
+    np.savez(buffer, x=np.arange(200_000.0), y=np.arange(200_000))
+    data = buffer.getvalue()[:]
+    chunks = (data[at : at + 10_000] for at in range(0, len(data), 10_000))
+    if len(data) > 3_000_000:
+        answer = api.post("/api/v1/datasets", params={"format": "npz"}, content=chunks)
+        assert (answer.status_code, answer.json()["code"]) == (413, "payload_too_large")
+    small = io.BytesIO()
+    np.savez(small, x=np.arange(2000.0))
+    parts = (small.getvalue()[at : at + 1000] for at in range(0, len(small.getvalue()), 1000))
+    assert uploaded(api, parts, "npz")["splits"] == {"all": 2000}
+
+
+def test_a_file_that_cannot_be_read_says_why(api: httpx2.Client):
+    images = np.zeros((10, 4, 4), np.uint8)
+    header = bytes([0, 0, 8, 3]) + np.array(images.shape, ">i4").tobytes()
+    whole = gzip.compress(header + images.tobytes())
+    for data, kind in (
+        (whole[: len(whole) // 2], "idx.gz"),
+        (b"not an npz", "npz"),
+        (b"a,b\n1\n", "csv"),
+    ):
+        row = uploaded(api, data, kind)
+        assert row["state"] == "failed"
+        assert row["problem"]["code"] == "invalid_dataset"
+        assert row["problem"]["detail"]
+        refused = api.get(f"/api/v1/datasets/{row['id']}/rows")
+        assert (refused.status_code, refused.json()["code"]) == (409, "dataset_not_ready")
+
+
+@pytest.mark.parametrize(
+    ("query", "body", "status", "code"),
+    [
+        ("", b"x", 422, "invalid_request"),
+        ("format=exe", b"x", 422, "invalid_request"),
+        ("format=../csv", b"x", 422, "invalid_request"),
+        ("format=csv&name=%0d%0a", b"x", 422, "invalid_request"),
+        ("format=csv", b"", 422, "invalid_dataset"),
+        ("format=csv", b"x" * 3_100_000, 413, "payload_too_large"),
+    ],
+)
+def test_an_upload_that_is_wrong_leaves_nothing(
+    service: Api, api: httpx2.Client, query: str, body: bytes, status: int, code: str
+):
+    answer = api.post(f"/api/v1/datasets?{query}", content=body)
+    assert (answer.status_code, answer.json()["code"]) == (status, code)
+    uploads = service.settings.artifacts / "uploads"
+    assert not uploads.exists() or not [p for p in uploads.iterdir() if "incoming" in p.name]
+
+
+@pytest.mark.parametrize("body", [{"builtin": "mnist"}, {}, {"builtin": "digits", "x": 1}, []])
+def test_a_builtin_that_is_not_there_is_refused(api: httpx2.Client, body: Any):
+    answer = api.post("/api/v1/datasets", json=body)
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+
+
+def test_the_same_upload_twice_is_one_dataset(service: Api, api: httpx2.Client):
+    headers = {"Idempotency-Key": "upload"}
+    send = {"params": {"format": "csv"}, "headers": headers}
+    first = api.post("/api/v1/datasets", content=b"a\n1\n", **send)
+    again = api.post("/api/v1/datasets", content=b"a\n1\n", **send)
+    other = api.post("/api/v1/datasets", content=b"a\n2\n", **send)
+    assert again.headers["idempotency-replayed"] == "true"
+    assert again.content == first.content
+    assert (other.status_code, other.json()["code"]) == (422, "idempotency_key_reused")
+    api.get(first.headers["location"], headers={"Prefer": "wait=60"})
+    uploads = service.settings.artifacts / "uploads"
+    eventually(lambda: not [path for path in uploads.iterdir() if path.is_file()])
+
+
+def test_a_dataset_left_unread_by_a_killed_api_is_read_by_the_next():
+    with running_api() as api:
+        with api.client() as client:
+            made = client.post("/api/v1/datasets", params={"format": "csv"}, content=b"a\n1\n")
+            assert made.status_code == 201
+        api.stop(signal.SIGKILL)
+        with api.database.write() as tx:
+            lost = datasets.add(
+                tx, owner="admin", name="lost", format="csv", size_bytes=4, sha256=None
+            )
+        source = api.settings.artifacts / "uploads" / lost.id
+        source.parent.mkdir(parents=True, exist_ok=True)
+        source.write_bytes(b"b\n2\n")
+        api.start()
+        with api.client() as client:
+            for path in (made.headers["location"], f"/api/v1/datasets/{lost.id}"):
+                row = client.get(path, headers={"Prefer": "wait=60"}).json()
+                assert row["state"] == "ready", row

@@ -1,0 +1,298 @@
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2
+import pytest
+
+from api import documents
+from models import checkpoints, workers
+from models.tables import now
+from models.workers import FoundDevice
+from tests.running import Api, digits, small_job
+
+
+@pytest.fixture(scope="session")
+def cleo(each_service: Api) -> tuple[str, str]:
+    """A key of an owner, and the id of that owner's dataset."""
+    key = each_service.key("cleo")
+    with each_service.client(key) as client:
+        return key, digits(client)
+
+
+@pytest.fixture
+def api(each_service: Api, cleo: tuple[str, str]):
+    with each_service.client(cleo[0]) as client:
+        yield client
+
+
+@pytest.fixture
+def spec(cleo: tuple[str, str]) -> dict[str, Any]:
+    return small_job(cleo[1])
+
+
+def made(api: httpx2.Client, spec: dict[str, Any]) -> dict[str, Any]:
+    answer = api.post("/api/v1/jobs", json=spec)
+    assert answer.status_code == 201, answer.text
+    return answer.json()
+
+
+def test_a_job_is_stored_and_can_be_read(api: httpx2.Client, spec: dict[str, Any]):
+    answer = api.post("/api/v1/jobs", json=spec | {"labels": {"team": "a"}, "priority": 3})
+    job = answer.json()
+    assert answer.status_code == 201
+    assert answer.headers["location"] == f"/api/v1/jobs/{job['id']}"
+    assert (job["state"], job["labels"], job["priority"]) == ("queued", {"team": "a"}, 3)
+    documents.Job.model_validate_json(answer.content)
+    again = api.get(answer.headers["location"])
+    assert again.json() == job
+    assert again.headers["etag"] == answer.headers["etag"]
+
+
+def test_the_resolved_spec_runs_the_same(api: httpx2.Client, spec: dict[str, Any]):
+    job = made(api, spec)
+    assert api.get(f"/api/v1/jobs/{job['id']}/spec").json() == spec
+    resolved = api.get(f"/api/v1/jobs/{job['id']}/spec?resolved=true").json()
+    assert resolved["network"]["layers"][1]["args"]["in_features"] == 64
+    assert resolved["name"] == "small"
+    twin = made(api, resolved)
+    assert api.get(f"/api/v1/jobs/{twin['id']}/spec?resolved=true").json() == resolved
+
+
+def test_a_plan_stores_nothing(api: httpx2.Client, spec: dict[str, Any]):
+    before = api.get("/api/v1/jobs?limit=1").json()["data"]
+    answer = api.post("/api/v1/plan", json=spec)
+    plan = documents.Plan.model_validate_json(answer.content)
+    assert answer.status_code == 200
+    assert plan.parameters == 650
+    assert [layer["output_shape"] for layer in plan.layers] == [[64], [10]]
+    assert plan.memory["total_bytes"] > plan.memory["parameters_bytes"] == 2600
+    assert api.get("/api/v1/jobs?limit=1").json()["data"] == before
+
+
+def test_a_name_does_not_leak_from_one_plan_to_the_next(api: httpx2.Client, spec: dict[str, Any]):
+    assert api.post("/api/v1/plan", json=spec | {"name": "one"}).json()["spec"]["name"] == "one"
+    assert api.post("/api/v1/plan", json=spec | {"name": "two"}).json()["spec"]["name"] == "two"
+    unnamed = {key: value for key, value in spec.items() if key != "name"}
+    assert api.post("/api/v1/plan", json=unnamed).json()["spec"]["name"] is None
+
+
+def test_lists_go_by_cursor_and_miss_nothing(api: httpx2.Client, spec: dict[str, Any]):
+    ids = [made(api, spec | {"labels": {"list": "a", "n": str(n)}})["id"] for n in range(7)]
+    for order, wanted in (("desc", sorted(ids)[::-1]), ("asc", sorted(ids))):
+        query: dict[str, Any] = {"label": "list:a", "limit": 3, "order": order}
+        found: list[str] = []
+        while True:
+            page = api.get("/api/v1/jobs", params=query).json()
+            found += [job["id"] for job in page["data"]]
+            assert page["has_more"] == (page["next"] is not None)
+            if page["next"] is None:
+                break
+            query["after"] = page["next"]
+        assert found == wanted
+    one = api.get("/api/v1/jobs", params={"label": ["list:a", "n:3"]}).json()["data"]
+    assert [job["id"] for job in one] == [ids[3]]
+    assert api.get("/api/v1/jobs", params={"q": ids[2][4:]}).json()["data"][0]["id"] == ids[2]
+    assert api.get("/api/v1/jobs", params={"label": "list:a", "kind": "infer"}).json()["data"] == []
+
+
+def test_a_patch_merges_and_honours_if_match(api: httpx2.Client, spec: dict[str, Any]):
+    job = made(api, spec | {"labels": {"a": "1", "b": "2"}})
+    path = f"/api/v1/jobs/{job['id']}"
+    tag = api.get(path).headers["etag"]
+    merge = {"Content-Type": "application/merge-patch+json"}
+    body = '{"name":"new","labels":{"b":null,"c":"3"},"priority":5}'
+    changed = api.patch(path, content=body, headers=merge | {"If-Match": tag})
+    assert changed.status_code == 200
+    assert changed.json()["labels"] == {"a": "1", "c": "3"}
+    assert (changed.json()["name"], changed.json()["priority"]) == ("new", 5)
+    stale = api.patch(path, json={"name": "other"}, headers={"If-Match": tag})
+    assert (stale.status_code, stale.json()["code"]) == (412, "precondition_failed")
+    assert api.patch(path, json={"name": None}).json()["name"] is None
+    assert api.patch(path, json={"state": "failed"}).status_code == 422
+    assert api.get(path, headers={"If-None-Match": tag}).status_code == 200
+    newest = api.get(path).headers["etag"]
+    assert api.get(path, headers={"If-None-Match": newest}).status_code == 304
+
+
+def test_a_queued_job_is_cancelled_at_once_and_then_deleted(
+    each_service: Api, api: httpx2.Client, spec: dict[str, Any]
+):
+    job = made(api, spec)
+    path = f"/api/v1/jobs/{job['id']}"
+    refused = api.delete(path)
+    assert (refused.status_code, refused.json()["code"]) == (409, "job_not_ended")
+    cancelled = api.post(f"{path}/cancel")
+    assert (cancelled.status_code, cancelled.json()["state"]) == (202, "cancelled")
+    again = api.post(f"{path}/cancel", params={"force": "true"})
+    assert (again.status_code, again.json()["code"]) == (409, "job_ended")
+    kept = each_service.settings.artifacts / "jobs" / job["id"] / "1"
+    kept.mkdir(parents=True)
+    assert api.delete(path).status_code == 204
+    assert not kept.exists()
+    assert api.get(path).status_code == 404
+    assert api.get(f"{path}/commands/cmd_x").status_code == 404
+
+
+def test_fifty_posts_with_one_key_make_one_job(
+    each_service: Api, cleo: tuple[str, str], spec: dict[str, Any]
+):
+    named = spec | {"labels": {"once": "yes"}}
+    headers = {"Idempotency-Key": '"fifty"'}
+
+    def post(_: int) -> httpx2.Response:
+        with each_service.client(cleo[0], headers=headers) as client:
+            return client.post("/api/v1/jobs", json=named)
+
+    with ThreadPoolExecutor(50) as pool:
+        answers = list(pool.map(post, range(50)))
+    assert {answer.status_code for answer in answers} == {201}
+    assert len({answer.content for answer in answers}) == 1
+    assert len({answer.headers["location"] for answer in answers}) == 1
+    replayed = [a for a in answers if a.headers.get("idempotency-replayed") == "true"]
+    assert len(replayed) == 49
+    with each_service.client(cleo[0], headers=headers) as client:
+        found = client.get("/api/v1/jobs", params={"label": "once:yes"}).json()["data"]
+        other = client.post("/api/v1/jobs", json=spec)
+    assert len(found) == 1
+    assert (other.status_code, other.json()["code"]) == (422, "idempotency_key_reused")
+
+
+def test_an_idempotency_key_belongs_to_its_owner_and_route(
+    each_service: Api, api: httpx2.Client, spec: dict[str, Any]
+):
+    headers = {"Idempotency-Key": "shared"}
+    first = api.post("/api/v1/jobs", json=spec, headers=headers)
+    with each_service.client(headers=headers) as admin:
+        second = admin.post("/api/v1/jobs", json=spec)
+        third = admin.post("/api/v1/datasets", json={"builtin": "digits"})
+    assert first.json()["id"] != second.json()["id"]
+    assert third.status_code == 201
+    for bad in ("", '""', '" "', "x" * 256, "é"):
+        answer = api.post("/api/v1/jobs", json=spec, headers={"Idempotency-Key": bad.encode()})
+        assert (answer.status_code, answer.json()["code"]) == (400, "invalid_header")
+
+
+def test_a_wait_ends_when_the_job_changes(
+    each_service: Api, cleo: tuple[str, str], api: httpx2.Client, spec: dict[str, Any]
+):
+    job = made(api, spec)
+    path = f"/api/v1/jobs/{job['id']}"
+    tag = api.get(path).headers["etag"]
+    held: list[httpx2.Response] = []
+
+    def wait() -> None:
+        with each_service.client(cleo[0]) as client:
+            headers = {"Prefer": "wait=20", "If-None-Match": tag}
+            held.append(client.get(path, headers=headers))
+
+    waiter = threading.Thread(target=wait)
+    began = time.monotonic()
+    waiter.start()
+    api.patch(path, json={"name": "changed"})
+    waiter.join(20)
+    assert time.monotonic() - began < 5
+    assert held[0].json()["name"] == "changed"
+    assert held[0].headers["preference-applied"] == "wait=20"
+    newest = held[0].headers["etag"]
+    unchanged = api.get(path, headers={"Prefer": "wait=1", "If-None-Match": newest})
+    assert unchanged.status_code == 304
+    assert api.get(path, headers={"Prefer": "wait=soon"}).status_code == 400
+    api.post(f"{path}/cancel")
+    ended = api.get(path, headers={"Prefer": "wait=60"})
+    assert ended.json()["state"] == "cancelled"
+
+
+def test_nobody_finds_what_belongs_to_somebody_else(
+    each_service: Api, api: httpx2.Client, cleo: tuple[str, str], spec: dict[str, Any]
+):
+    job = made(api, spec)
+    with each_service.client(each_service.key("eve")) as eve:
+        for method, path in (
+            ("GET", ""),
+            ("DELETE", ""),
+            ("PATCH", ""),
+            ("POST", "/cancel"),
+            ("GET", "/spec"),
+            ("GET", "/commands/cmd_x"),
+        ):
+            answer = eve.request(method, f"/api/v1/jobs/{job['id']}{path}", json={})
+            assert (answer.status_code, answer.json()["code"]) == (404, "job_not_found"), path
+        for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/rows"), ("GET", "/stats")):
+            answer = eve.request(method, f"/api/v1/datasets/{cleo[1]}{path}")
+            assert (answer.status_code, answer.json()["code"]) == (404, "dataset_not_found")
+        assert eve.get("/api/v1/jobs").json()["data"] == []
+        assert eve.get("/api/v1/datasets").json()["data"] == []
+        refused = eve.post("/api/v1/jobs", json=spec)
+        assert refused.status_code == 422
+        assert refused.json()["errors"][0]["pointer"] == "/data/train/dataset"
+        infer = {"kind": "infer", "job": job["id"], "inputs": {"image": [[0.0]]}}
+        assert eve.post("/api/v1/jobs", json=infer).json()["errors"][0]["pointer"] == "/job"
+    with each_service.client() as admin:
+        assert admin.get(f"/api/v1/jobs/{job['id']}").status_code == 200
+
+
+def test_a_dataset_in_use_stays(api: httpx2.Client, cleo: tuple[str, str], spec: dict[str, Any]):
+    made(api, spec)
+    refused = api.delete(f"/api/v1/datasets/{cleo[1]}")
+    assert (refused.status_code, refused.json()["code"]) == (409, "dataset_in_use")
+
+
+def test_an_inference_needs_a_checkpoint(
+    each_service: Api, api: httpx2.Client, spec: dict[str, Any]
+):
+    job = made(api, spec)
+    body = {"kind": "infer", "job": job["id"], "inputs": {"image": [[[[0.5] * 8] * 8]]}}
+    refused = api.post("/api/v1/jobs", json=body)
+    assert refused.status_code == 422
+    assert refused.json()["errors"][0]["code"] == "checkpoint_missing"
+    row = {
+        "id": "ckpt_00000000000000000000000001"[:31],
+        "owner": "cleo",
+        "step": 5,
+        "epoch": 0,
+        "final": True,
+        "files": {},
+        "size_bytes": 1,
+        "metrics": {},
+        "key": "jobs/x",
+        "created_at": now(),
+    }
+    with each_service.database.write() as tx:
+        checkpoints.add(tx, job["id"], 1, [row])
+    found = made(api, body)
+    assert found["kind"] == "infer"
+    assert found["result"] is None
+    resolved = api.get(f"/api/v1/jobs/{found['id']}/spec?resolved=true").json()
+    assert resolved["checkpoint"] == row["id"]
+
+
+def test_a_device_that_nobody_has_is_refused(
+    each_service: Api, api: httpx2.Client, spec: dict[str, Any]
+):
+    assert made(api, spec)["warnings"][0]["code"] == "waits"
+    found = [
+        FoundDevice(id="cpu:0", kind="cpu", number=0, name="core"),
+        FoundDevice(id="cpu:1", kind="cpu", number=1, name="core"),
+        FoundDevice(id="cuda:1", kind="cuda", number=1, name="a card", healthy=False, reason="hot"),
+    ]
+    with each_service.database.write() as tx:
+        workers.register(tx, worker="host-a", host="a", pid=1, version="0", info={}, devices=found)
+    try:
+        for devices, pointer in (
+            ({"type": "cuda"}, "/devices"),
+            ({"type": "cuda", "ids": [1]}, "/devices"),
+            ({"type": "cuda", "ids": [7]}, "/devices/ids"),
+            ({"type": "cpu", "threads": 3}, "/devices/threads"),
+            ({"worker": "host-b"}, "/devices/worker"),
+        ):
+            answer = api.post("/api/v1/jobs", json=spec | {"devices": devices})
+            assert (answer.status_code, answer.json()["code"]) == (422, "device_unavailable")
+            assert answer.json()["errors"][0]["pointer"] == pointer
+        assert made(api, spec | {"devices": {"type": "cpu", "threads": 2}})["warnings"] == []
+        plan = api.post("/api/v1/plan", json=spec).json()
+        assert [entry["id"] for entry in plan["devices"]] == ["cpu:0", "cpu:1"]
+    finally:
+        with each_service.database.write() as tx:
+            workers.forget(tx, "host-a")

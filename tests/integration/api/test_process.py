@@ -1,0 +1,157 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.running import Api, digits, eventually, running_api, small_job
+
+OPENAPI = Path(__file__).parents[3] / "docs" / "reference" / "openapi.json"
+
+
+@pytest.fixture
+def own_service():
+    with running_api(planner_timeout_s="5") as api:
+        yield api
+
+
+def test_the_api_never_imports_torch():
+    code = (
+        "import sys, tempfile, pathlib, api.__main__, api.app\n"
+        "from models.settings import Settings\n"
+        "api.app.create_app(Settings(home=pathlib.Path(tempfile.mkdtemp())))\n"
+        "print([n for n in ('torch', 'matplotlib', 'worker', 'engine') if n in sys.modules])\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
+
+
+def test_an_idle_api_is_small(own_service: Api):
+    with own_service.client() as client:
+        client.get("/api/v1/catalog/metrics")
+    rss = psutil.Process(own_service.process.pid).memory_info().rss
+    sys.stdout.write(json.dumps({"api_idle_rss_mb": round(rss / 1e6, 1)}) + "\n")
+    assert rss < 150e6
+
+
+def test_a_signal_ends_the_api_and_its_planner_in_good_order(own_service: Api):
+    with own_service.client() as client:
+        client.get("/api/v1/catalog/metrics")
+    children = psutil.Process(own_service.process.pid).children()
+    assert children
+    began = time.monotonic()
+    assert own_service.stop() == 0
+    assert time.monotonic() - began < 6
+    assert not any(child.is_running() for child in children)
+
+
+def test_a_killed_api_takes_its_planner_along(own_service: Api):
+    with own_service.client() as client:
+        client.get("/api/v1/catalog/metrics")
+    children = psutil.Process(own_service.process.pid).children()
+    own_service.stop(signal.SIGKILL)
+    eventually(lambda: not any(child.is_running() for child in children), within_s=10)
+
+
+def test_the_api_ends_when_its_lifeline_is_cut(tmp_path: Path):
+    with running_api() as api:
+        api.stop()
+        kept, given = os.pipe()
+        os.set_inheritable(kept, True)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "api", "--port", "0"],
+            env=os.environ | api.environment | {"GLASSHOUSE_LIFELINE_FD": str(kept)},
+            pass_fds=[kept],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        os.close(kept)
+        os.close(given)
+        assert process.wait(10) == 0
+        process.stdout.close()
+
+
+def test_a_planner_that_dies_is_replaced(own_service: Api):
+    with own_service.client() as client:
+        dataset = digits(client)
+        assert client.post("/api/v1/plan", json=small_job(dataset)).status_code == 200
+        for _ in range(2):
+            psutil.Process(own_service.process.pid).children()[0].kill()
+            changed = small_job(dataset, seed=int(time.time_ns() % 2**40))
+            assert client.post("/api/v1/plan", json=changed).status_code == 200
+
+
+def test_a_planner_that_hangs_is_killed_and_the_spec_refused(own_service: Api):
+    with own_service.client() as client:
+        dataset = digits(client)
+        client.post("/api/v1/plan", json=small_job(dataset))
+        psutil.Process(own_service.process.pid).children()[0].suspend()
+        answer = client.post("/api/v1/plan", json=small_job(dataset, seed=7))
+        assert (answer.status_code, answer.json()["code"]) == (422, "invalid_spec")
+        assert "took longer than 5 s" in answer.json()["detail"]
+        again = client.post("/api/v1/plan", json=small_job(dataset, seed=8))
+        assert again.status_code == 200
+
+
+def test_without_a_broker_a_job_is_taken_fast_and_kept_for_the_sweep(own_service: Api):
+    with own_service.client() as client:
+        dataset = digits(client)
+        client.post("/api/v1/plan", json=small_job(dataset))
+        took: list[float] = []
+        for _ in range(5):
+            began = time.monotonic()
+            assert client.post("/api/v1/jobs", json=small_job(dataset)).status_code == 201
+            took.append(time.monotonic() - began)
+        assert max(took) < 0.5, took
+        ready = client.get("/readyz")
+        assert (ready.status_code, ready.json()["status"]) == (200, "degraded")
+    from models import jobs
+
+    with own_service.database.read() as tx:
+        assert len(jobs.bells(tx)) == 5
+
+
+def test_the_committed_openapi_document_is_the_one_served(service: Api):
+    with service.client() as client:
+        served = client.get("/openapi.json").json()
+    assert served == json.loads(OPENAPI.read_text()), (
+        "run: python -m api.openapi > docs/reference/openapi.json"
+    )
+    assert served["openapi"] == "3.1.0"
+    names = [
+        operation["operationId"]
+        for methods in served["paths"].values()
+        for operation in methods.values()
+    ]
+    assert len(names) == len(set(names))
+    assert {"listJobs", "createJob", "getJob", "createDataset"} <= set(names)
+    for methods in served["paths"].values():
+        for operation in methods.values():
+            assert operation["summary"]
+            assert operation["tags"]
+            assert "422" not in operation["responses"] or "HTTPValidationError" not in str(
+                operation
+            )
+
+
+def test_the_documentation_comes_from_this_service_alone(service: Api):
+    with service.client() as client:
+        page = client.get("/docs")
+        assert page.status_code == 200
+        assert "//" not in page.text.replace("<!doctype", "")
+        for name in ("swagger-ui.css", "swagger-ui-bundle.js", "start.js", "favicon-32x32.png"):
+            assert client.get(f"/docs/{name}").status_code == 200
+
+
+def test_metrics_count_requests_and_jobs(service: Api):
+    with service.client() as client:
+        text = client.get("/metrics").text
+    assert 'glasshouse_jobs{state="queued"}' in text
+    assert 'route="/livez"' in text or "glasshouse_http_requests_total" in text

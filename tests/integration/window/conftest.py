@@ -1,0 +1,82 @@
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import httpx2
+import pytest
+from redis import Redis
+
+from models.database import Database
+from models.migrate import migrate
+from tests.integration.window import scene
+from tests.integration.window.scene import Api, Broker, Writer
+
+
+@pytest.fixture
+def home() -> Generator[Path]:
+    """A home directory with a short path: sockets have little room for theirs."""
+    directory = Path(tempfile.mkdtemp(prefix="gh", dir="/tmp"))
+    yield directory
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
+def broker(home: Path) -> Generator[Broker]:
+    started = Broker(home)
+    started.start()
+    yield started
+    started.kill()
+
+
+@pytest.fixture
+def sqlite(home: Path) -> Generator[Database]:
+    opened = Database(f"sqlite:///{home / 'glasshouse.db'}")
+    migrate(opened, lock_file=home / "migrate.lock")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def both(database_url: str, tmp_path: Path) -> Generator[Database]:
+    """An empty, migrated database of each kind."""
+    opened = Database(database_url)
+    migrate(opened, lock_file=tmp_path / "migrate.lock")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def serve(home: Path, broker: Broker) -> Generator[Callable[..., Api]]:
+    """Starts API processes, and ends them after the test."""
+    started: list[Api] = []
+
+    def start(database: Database, **settings: str) -> Api:
+        started.append(Api(home, database.url, broker.url, **settings))
+        return started[-1]
+
+    yield start
+    for api in started:
+        api.kill()
+
+
+@pytest.fixture
+def redis(broker: Broker) -> Generator[Redis]:
+    opened = Redis.from_url(broker.url)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def writer(sqlite: Database, redis: Redis) -> Writer:
+    """A running job on SQLite, and who writes its events."""
+    return Writer(sqlite, redis).begin()
+
+
+@pytest.fixture
+def ada(sqlite: Database, serve: Callable[..., Api]) -> Generator[httpx2.Client]:
+    """A client of an API on SQLite, with a key of the owner of the writer's job."""
+    _, secret = scene.make_key(sqlite, "ada")
+    with contextlib.closing(scene.client(serve(sqlite).url, secret)) as opened:
+        yield opened

@@ -1,0 +1,150 @@
+"""A real API in a process of its own, on a database of its own, for tests to talk to."""
+
+import json
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx2
+
+from models import keys
+from models.database import Database
+from models.migrate import migrate
+from models.settings import Settings
+
+T = TypeVar("T")
+START_S = 60.0
+
+
+@dataclass
+class Api:
+    """A running API: where it is, what it stores, and a key of each owner that asks for one."""
+
+    home: Path
+    settings: Settings
+    database: Database
+    environment: dict[str, str]
+    process: subprocess.Popen[str] = field(init=False)
+    url: str = field(init=False)
+    admin: str = field(init=False)
+    """A key with every scope, of the owner ``admin``."""
+
+    def start(self) -> None:
+        """Start the process and wait until it listens."""
+        with (self.home / "api.log").open("a") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "api", "--port", "0"],
+                env=os.environ | self.environment,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        assert self.process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            selector.select(START_S)
+        line = self.process.stdout.readline()
+        assert line, (self.home / "api.log").read_text()
+        self.url = json.loads(line)["url"]
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Send a signal; the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        code = self.process.wait(20)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
+
+    def key(self, owner: str, *scopes: str) -> str:
+        """A new key."""
+        with self.database.write() as tx:
+            return keys.create(tx, name="test", owner=owner, scopes=scopes or ("submit",))[1]
+
+    def client(self, key: str | None = None, **options: Any) -> httpx2.Client:
+        """A client with this key; without one the admin's. Use it in a ``with`` block."""
+        headers = {"Authorization": f"Bearer {key or self.admin}"} | options.pop("headers", {})
+        return httpx2.Client(base_url=self.url, headers=headers, timeout=60, **options)
+
+    @property
+    def log(self) -> str:
+        """What the process has logged."""
+        return (self.home / "api.log").read_text()
+
+
+@contextmanager
+def running_api(database_url: str = "", **settings: str) -> Generator[Api]:
+    """An API on an empty, migrated database; SQLite unless another is given."""
+    home = Path(tempfile.mkdtemp(prefix="gh", dir="/tmp"))
+    environment = {"GLASSHOUSE_HOME": str(home), "GLASSHOUSE_DATABASE_URL": database_url}
+    environment |= {f"GLASSHOUSE_{name.upper()}": value for name, value in settings.items()}
+    found = Settings(home=home, database_url=database_url)
+    database = Database(found.database)
+    migrate(database, lock_file=home / "run" / "migrate.lock")
+    api = Api(home, found, database, environment)
+    api.admin = api.key("admin", "admin")
+    try:
+        api.start()
+        yield api
+    finally:
+        try:
+            api.stop()
+        finally:
+            database.close()
+            shutil.rmtree(home, ignore_errors=True)
+
+
+def eventually(look: Callable[[], T | None], *, within_s: float = 30.0) -> T:
+    """What a look finds, once it finds something."""
+    end = time.monotonic() + within_s
+    while True:
+        found = look()
+        if found:
+            return found
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def digits(client: httpx2.Client) -> str:
+    """The id of a ready dataset with the built-in digits."""
+    made = client.post("/api/v1/datasets", json={"builtin": "digits"})
+    assert made.status_code == 201, made.text
+    path = made.headers["location"]
+    row = client.get(path, headers={"Prefer": "wait=60"}).json()
+    assert row["state"] == "ready", row
+    return row["id"]
+
+
+def small_job(dataset: str, **changes: Any) -> dict[str, Any]:
+    """A spec that trains one small layer on digits."""
+    return {
+        "kind": "train",
+        "name": "small",
+        "network": {
+            "layers": [
+                {"name": "flat", "type": "Flatten"},
+                {"name": "fc", "type": "Linear", "args": {"out_features": 10}},
+            ]
+        },
+        "loss": {"type": "CrossEntropyLoss", "inputs": ["fc", "label"]},
+        "optimizer": {"type": "SGD", "args": {"lr": 0.1}},
+        "data": {
+            "train": {"dataset": dataset, "split": "train"},
+            "fields": {
+                "image": {"type": "dense", "shape": [1, 8, 8]},
+                "label": {"type": "integer", "dim": 10},
+            },
+            "batch_size": 100,
+        },
+        "stop": {"steps": 5},
+    } | changes

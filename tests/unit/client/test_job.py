@@ -1,0 +1,246 @@
+"""Waiting for a job, and reading what came of it."""
+
+import math
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import save
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+import glasshouse as gh
+from glasshouse.client.job import Job
+from tests.little_service import answer, events, job, listing, problem
+
+Connect = Callable[..., gh.Client]
+SAFETENSORS = "application/vnd.safetensors"
+
+
+def route(path: str, *responses: Response, keep: list[Request] | None = None) -> Route:
+    """Answers in turn; the last one again and again."""
+    left = list(responses)
+
+    async def endpoint(request: Request) -> Response:
+        if keep is not None:
+            keep.append(request)
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    return Route(f"/api/v1{path}", endpoint, methods=["GET", "POST", "PATCH", "DELETE"])
+
+
+def job_of(client: gh.Client) -> Job:
+    return Job(client._transport, job())
+
+
+def test_waiting_ends_when_the_job_has_succeeded(connect: Connect):
+    asked: list[Request] = []
+    responses = [
+        answer(job(state="queued"), ETag='"1"'),
+        answer(job(), ETag='"2"'),
+        Response(status_code=304),
+        answer(job(state="succeeded"), ETag='"3"'),
+    ]
+    client = connect(route("/jobs/job_1", *responses, keep=asked))
+    assert job_of(client).wait(timeout=10).state == "succeeded"
+    assert [request.headers.get("if-none-match") for request in asked] == [
+        None,
+        '"1"',
+        '"2"',
+        '"2"',
+    ]
+    assert asked[1].headers["prefer"].startswith("wait=")
+
+
+def test_a_failed_job_raises_its_reason(connect: Connect):
+    error = {
+        "code": "nonfinite_found",
+        "message": "the loss is NaN",
+        "category": "nonfinite",
+        "rank": 0,
+        "layer": "fc",
+        "step": 17,
+        "hint": "Lower the learning rate.",
+        "log_tail": "last words",
+    }
+    client = connect(route("/jobs/job_1", answer(job(state="failed", error=error))))
+    with pytest.raises(gh.JobFailed) as caught:
+        job_of(client).wait()
+    assert caught.value.error["step"] == 17
+    for told in ("the loss is NaN", "layer fc", "step 17", "Lower the", "last words"):
+        assert told in str(caught.value)
+
+
+def test_a_cancelled_job_raises(connect: Connect):
+    client = connect(route("/jobs/job_1", answer(job(state="cancelled"))))
+    with pytest.raises(gh.JobCancelled):
+        job_of(client).wait()
+
+
+def test_waiting_gives_up_in_time_and_the_job_goes_on(connect: Connect):
+    client = connect(route("/jobs/job_1", answer(job())))
+    with pytest.raises(gh.WaitTimeout, match="goes on"):
+        job_of(client).wait(timeout=0.1, progress=True)
+
+
+def test_unknown_fields_are_kept(connect: Connect):
+    client = connect(route("/jobs/job_1", answer(job(mood="sunny"))))
+    found = client.jobs.get("job_1")
+    assert found.mood == "sunny"
+    assert found.data["mood"] == "sunny"
+    assert "job_1" in repr(found)
+    with pytest.raises(AttributeError, match="tempo"):
+        _ = found.tempo
+
+
+def test_figures_that_are_not_finite_are_numbers(connect: Connect):
+    summary = {"loss": {"last": "NaN", "min": "-Infinity"}}
+    client = connect(route("/jobs/job_1", answer(job(summary=summary))))
+    loss = client.jobs.get("job_1").summary["loss"]
+    assert math.isnan(loss["last"])
+    assert loss["min"] == -math.inf
+
+
+def test_a_metric_is_a_series_of_float64_with_its_steps(connect: Connect):
+    columns = {
+        "step": [0, 1, 2, 3],
+        "values": {"loss": [2.5, "NaN", None, "Infinity"]},
+        "epoch": [0, 0, 0, 1],
+    }
+    client = connect(route("/jobs/job_1/metrics/query", answer(columns)))
+    series = job_of(client).metrics("loss")
+    assert series.steps.tolist() == [0, 1, 3]
+    assert series.epochs.tolist() == [0, 0, 1]
+    values = series.numpy()
+    assert values.dtype == np.float64
+    np.testing.assert_array_equal(values, [2.5, math.nan, math.inf])
+    np.testing.assert_array_equal(np.asarray(series), values)
+    assert len(series) == 3
+    assert next(iter(series)) == (0, 2.5)
+    assert "last inf at step 3" in repr(series)
+
+
+def test_the_table_of_metrics_has_a_row_per_name(connect: Connect):
+    row = {"name": "loss", "last": "NaN", "min": 0.1, "max": 2.0, "count": 9}
+    client = connect(route("/jobs/job_1/metrics", listing(row)))
+    table = job_of(client).metrics()
+    assert table["loss"]["count"] == 9
+    assert math.isnan(table["loss"]["last"])
+
+
+def tensors(**arrays: np.ndarray) -> Response:
+    return Response(save(arrays), media_type=SAFETENSORS, headers={"X-Tensor-Step": "25"})
+
+
+def test_a_layers_output_is_an_array(connect: Connect):
+    asked: list[Request] = []
+    made = np.arange(6, dtype=np.float32).reshape(2, 3)
+    path = "/jobs/job_1/layers/conv1/output"
+    client = connect(route(path, tensors(tensor=made), keep=asked))
+    output = job_of(client).layers["conv1"].output(step=25, slice="0:2")
+    np.testing.assert_array_equal(output, made)
+    output[0, 0] = 7  # it is the caller's own
+    query = {"step": "25", "slice": "0:2", "format": "safetensors"}
+    assert dict(asked[0].query_params) == query
+    assert job_of(client).layers["conv1"].tensor("output").step == 25
+
+
+def test_a_parameter_is_asked_for_by_torchs_name(connect: Connect):
+    grad = np.ones((2, 2), np.float32)
+    path = "/jobs/job_1/layers/fc.weight/param_grad"
+    client = connect(route(path, tensors(tensor=grad)))
+    layers = job_of(client).layers
+    np.testing.assert_array_equal(layers["fc"].param_grad("weight"), grad)
+    np.testing.assert_array_equal(layers["fc.weight"].param_grad(), grad)
+
+
+def test_a_step_that_was_not_captured_is_not_found(connect: Connect):
+    missing = problem(404, "step_not_captured", nearest=[0, 25])
+    client = connect(route("/jobs/job_1/layers/conv1/output", missing))
+    with pytest.raises(gh.NotFoundError) as caught:
+        job_of(client).layers["conv1"].output(step=3)
+    assert caught.value.problem["nearest"] == [0, 25]
+
+
+def test_statistics_are_columns_over_steps(connect: Connect):
+    entry = {
+        "layer": "conv1",
+        "kind": "output",
+        "phase": "train",
+        "step": [0, 25],
+        "values": {"mean": [0.5, "NaN"], "nan": [0, 3]},
+    }
+    client = connect(route("/jobs/job_1/stats", listing(entry)))
+    stats = job_of(client).layers["conv1"].stats("output")
+    assert stats.steps.tolist() == [0, 25]
+    np.testing.assert_array_equal(stats["mean"], [0.5, math.nan])
+    assert list(stats) == ["mean", "nan"]
+
+
+def test_outputs_come_in_their_own_dtypes(connect: Connect):
+    made = {
+        "fc/value": np.array([[1.5]], ml_dtypes.bfloat16),
+        "fc/id": np.array([3], np.int64),
+        "fc/prob": np.array([0.5], np.float16),
+        "eight/value": np.array([1.0], ml_dtypes.float8_e4m3fn),
+    }
+    body = Response(save(made), media_type=SAFETENSORS)
+    client = connect(route("/jobs/job_1/artifacts/outputs.safetensors", body))
+    found = job_of(client).outputs()
+    assert {name: array.dtype for name, array in found.items()} == {
+        name: array.dtype for name, array in made.items()
+    }
+    assert found["fc/value"][0, 0] == 1.5
+
+
+def test_damaged_tensors_are_an_error_of_ours(connect: Connect):
+    client = connect(route("/jobs/job_1/artifacts/outputs.safetensors", Response(b"no")))
+    with pytest.raises(gh.APIError, match="cannot be read"):
+        job_of(client).outputs()
+
+
+def test_the_newest_checkpoint_gives_the_weights(connect: Connect):
+    found = listing({"id": "ckpt_b", "step": 20}, {"id": "ckpt_a", "step": 10})
+    client = connect(
+        route("/jobs/job_1/checkpoints", found),
+        route("/checkpoints/ckpt_b/weights", tensors(**{"fc.weight": np.zeros(2, np.float32)})),
+    )
+    assert list(job_of(client).weights()) == ["fc.weight"]
+    assert [one.id for one in client.checkpoints.list("job_1")] == ["ckpt_a", "ckpt_b"]
+
+
+def test_a_job_without_a_checkpoint_says_so(connect: Connect):
+    client = connect(route("/jobs/job_1/checkpoints", listing()))
+    with pytest.raises(gh.APIError, match="no complete checkpoint"):
+        job_of(client).weights()
+
+
+def test_polled_events_are_those_of_the_stream(connect: Connect):
+    records = events(6)
+    pages = [listing(*records[:4], next="4"), listing(*records[4:])]
+    client = connect(route("/jobs/job_1/events", *pages))
+    found = list(job_of(client).events(types=["state", "metrics", "end", "attempt"]))
+    assert [event.seq for event in found] == [1, 2, 3, 4, 5, 6]
+
+
+def test_logs_are_text(connect: Connect):
+    asked: list[Request] = []
+    client = connect(route("/jobs/job_1/logs", PlainTextResponse("hällo\n"), keep=asked))
+    assert job_of(client).logs(rank=0, tail=5) == "hällo\n"
+    assert dict(asked[0].query_params) == {"rank": "0", "tail": "5"}
+
+
+def test_a_job_is_cancelled_renamed_and_deleted(connect: Connect):
+    asked: list[Request] = []
+    client = connect(
+        route("/jobs/job_1/cancel", answer(job(state="cancelling"), 202), keep=asked),
+        route("/jobs/job_1", answer(job(name="new")), Response(status_code=204), keep=asked),
+    )
+    assert client.jobs.cancel("job_1", force=True).state == "cancelling"
+    assert client.jobs.patch("job_1", name="new").name == "new"
+    client.jobs.delete("job_1")
+    assert [request.method for request in asked] == ["POST", "PATCH", "DELETE"]
+    assert dict(asked[0].query_params) == {"force": "true"}
+    assert asked[1].headers["content-type"] == "application/merge-patch+json"

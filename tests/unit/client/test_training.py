@@ -1,0 +1,307 @@
+"""What `Client.train` and `Client.infer` make of the few things that they are told."""
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+import glasshouse as gh
+from glasshouse import jsonio
+from glasshouse.spec import Graph, TrainJob, parse_job
+from tests.little_service import answer, job, problem
+
+Connect = Callable[..., gh.Client]
+LAYERS = [
+    {"name": "flat", "type": "Flatten"},
+    {"name": "fc", "type": "Linear", "args": {"out_features": 3}},
+]
+RNG = np.random.default_rng(0)
+
+
+class Recorder:
+    """Takes uploads and jobs, and answers as if all were well."""
+
+    def __init__(self, **outputs: np.ndarray) -> None:
+        self.specs: list[Any] = []
+        self.uploads: list[dict[str, np.ndarray]] = []
+        self.deleted: list[str] = []
+        self.outputs = outputs
+        self.dataset: dict[str, Any] = {"id": "ds_1", "state": "ready", "columns": []}
+        self.trained: dict[str, Any] = {}
+
+    @property
+    def routes(self) -> list[Route]:
+        return [
+            Route("/api/v1/datasets", self.upload, methods=["POST"]),
+            Route("/api/v1/datasets/{id}", self.one_dataset, methods=["GET", "DELETE"]),
+            Route("/api/v1/datasets/{id}/stats", self.stats),
+            Route("/api/v1/jobs", self.create, methods=["POST"]),
+            Route("/api/v1/jobs/{id}", self.one_job),
+            Route("/api/v1/jobs/{id}/spec", self.spec),
+            Route("/api/v1/jobs/{id}/artifacts/{name}", self.artifact),
+            Route("/api/v1/checkpoints/{id}", self.checkpoint),
+        ]
+
+    async def upload(self, request: Request) -> Response:
+        assert request.query_params["format"] == "npz"
+        arrays = dict(np.load(io.BytesIO(await request.body())))
+        self.uploads.append(arrays)
+        splits = {name.rsplit("_", 1)[1]: len(array) for name, array in arrays.items()}
+        self.dataset = {**self.dataset, "splits": splits}
+        return answer({**self.dataset, "state": "pending"}, 201)
+
+    async def one_dataset(self, request: Request) -> Response:
+        if request.method == "DELETE":
+            self.deleted.append(request.path_params["id"])
+            return Response(status_code=204)
+        return answer(self.dataset)
+
+    async def stats(self, request: Request) -> Response:
+        return answer({"splits": {"train": {"label": {"max": 8}}, "test": {"label": {"max": 9}}}})
+
+    async def create(self, request: Request) -> Response:
+        self.specs.append(jsonio.loads(await request.body()))
+        return answer(job(), 201)
+
+    async def one_job(self, request: Request) -> Response:
+        return answer(job(id=request.path_params["id"], state="succeeded"))
+
+    async def spec(self, request: Request) -> Response:
+        return answer(self.trained)
+
+    async def artifact(self, request: Request) -> Response:
+        return Response(save(self.outputs))
+
+    async def checkpoint(self, request: Request) -> Response:
+        return answer({"id": request.path_params["id"], "job": "job_0"})
+
+
+def checked(spec: Any) -> TrainJob:
+    """The spec as the service would read it: it must be valid."""
+    found = parse_job(jsonio.dumps(spec))
+    assert isinstance(found, TrainJob)
+    return found
+
+
+def test_a_pair_of_arrays_becomes_a_dataset_with_fields(connect: Connect):
+    service = Recorder()
+    x = RNG.normal(size=(6, 1, 2, 2))
+    y = np.array([0, 1, 2, 0, 1, 2])
+    client = connect(*service.routes)
+    client.train(LAYERS, (x, y), validation=(x[:2], y[:2]), epochs=2, seed=3, name="pair")
+    assert service.uploads[0]["x_train"].dtype == np.float32
+    assert sorted(service.uploads[0]) == ["x_train", "x_validation", "y_train", "y_validation"]
+    spec = checked(service.specs[0])
+    assert service.specs[0] == {
+        "kind": "train",
+        "network": {"type": "graph", "layers": LAYERS},
+        "loss": {"type": "CrossEntropyLoss", "inputs": ["fc", "y"]},
+        "optimizer": {"type": "Adam"},
+        "data": {
+            "train": {"dataset": "ds_1", "split": "train"},
+            "validation": {"dataset": "ds_1", "split": "validation"},
+            "fields": {
+                "x": {"type": "dense", "shape": [1, 2, 2]},
+                "y": {"type": "integer", "dim": 3},
+            },
+            "batch_size": 32,
+        },
+        "stop": {"epochs": 2},
+        "metrics": [{"type": "accuracy", "inputs": ["fc", "y"]}],
+        "evaluate": {"every_epochs": 1},
+        "name": "pair",
+        "seed": 3,
+    }
+    assert spec.data.validation is not None
+
+
+def test_plain_numbers_as_targets_are_a_regression(connect: Connect):
+    service = Recorder()
+    network = Graph.model_validate_json(jsonio.dumps({"layers": LAYERS}))
+    data = {"train": {"x": RNG.normal(size=(4, 2)), "y": RNG.normal(size=4)}}
+    probe = {"layers": ["fc"], "kinds": ["output"], "every": np.int64(5)}
+    connect(*service.routes).train(
+        network, data, steps=7, optimizer="SGD", batch_size=2, probes=[probe]
+    )
+    spec = checked(service.specs[0])
+    assert spec.loss.type == "MSELoss"
+    assert service.specs[0]["data"]["fields"]["y"] == {"type": "dense", "shape": [1]}
+    assert spec.stop.steps == 7
+    assert spec.metrics == ()
+    assert spec.probes[0].every == 5
+
+
+def test_a_part_of_the_rows_may_be_held_back(connect: Connect):
+    service = Recorder()
+    data = {"x": np.zeros((10, 2), np.float32), "y": np.arange(10)}
+    connect(*service.routes).train(LAYERS, data, epochs=1, validation=0.2)
+    found = checked(service.specs[0]).data
+    assert found.train.fraction == (0.0, 0.8)
+    assert found.validation is not None
+    assert found.validation.fraction == (0.8, 1.0)
+
+
+def test_a_stored_dataset_is_used_by_its_id(connect: Connect):
+    service = Recorder()
+    service.dataset = {
+        "id": "ds_7",
+        "state": "ready",
+        "columns": [
+            {"name": "image", "dtype": "uint8", "shape": [28, 28]},
+            {"name": "label", "dtype": "uint8", "shape": []},
+            {"name": "file", "dtype": "string", "shape": []},
+        ],
+        "splits": {"train": 60, "test": 10},
+    }
+    connect(*service.routes).train(LAYERS, "ds_7", epochs=1, validation="test")
+    spec = checked(service.specs[0])
+    assert service.uploads == []
+    assert service.specs[0]["data"]["fields"] == {
+        "image": {"type": "dense", "shape": [28, 28]},
+        "label": {"type": "integer", "dim": 10},
+    }
+    assert (spec.data.train.split, spec.data.validation.split) == ("train", "test")  # pyright: ignore
+
+
+def test_a_description_of_the_data_goes_through_as_it_is(connect: Connect):
+    service = Recorder()
+    fields = {"x": {"type": "dense", "shape": [4]}, "y": {"type": "integer", "dim": 3}}
+    data = {"train": {"dataset": "ds_3", "split": "all"}, "fields": fields, "batch_size": 5}
+    connect(*service.routes).train(LAYERS, data, epochs=1)
+    assert service.specs[0]["data"] == data
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({}, "exactly one of epochs"),
+        ({"epochs": 1, "steps": 2}, "exactly one of epochs"),
+        ({"epochs": 1, "learning_rate": 0.1}, "does not know learning_rate"),
+    ],
+)
+def test_a_wrong_option_is_told_before_anything_is_sent(
+    connect: Connect, options: dict[str, Any], told: str
+):
+    service = Recorder()
+    with pytest.raises(TypeError, match=told):
+        connect(*service.routes).train(LAYERS, (np.zeros((2, 2)), np.zeros(2)), **options)
+    assert service.uploads == []
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        ((np.zeros((2, 2)), np.zeros(3)), "same number of rows"),
+        (np.zeros(3).tolist(), "pair or a dict"),
+        ({"x": np.array([{}, []], object)}, "dtype object"),
+        ({}, "no array"),
+    ],
+)
+def test_arrays_that_cannot_be_rows_are_refused(connect: Connect, data: Any, told: str):
+    with pytest.raises(ValueError, match=told):
+        connect(*Recorder().routes).train(LAYERS, data, epochs=1)
+
+
+def test_an_unclear_target_is_asked_for(connect: Connect):
+    data = {"x": np.zeros((2, 2)), "y": np.zeros(2), "z": np.zeros(2)}
+    with pytest.raises(ValueError, match="which of x, y, z is the target"):
+        connect(*Recorder().routes).train(LAYERS, data, epochs=1)
+
+
+TRAINED = {
+    "network": {"type": "graph", "layers": LAYERS},
+    "data": {
+        "fields": {
+            "image": {"type": "dense", "shape": [2]},
+            "label": {"type": "integer", "dim": 3},
+        }
+    },
+}
+
+
+def test_small_inputs_travel_in_the_spec(connect: Connect):
+    service = Recorder(**{"fc/value": np.ones((2, 3), np.float32)})
+    service.trained = TRAINED
+    found = connect(*service.routes).infer("job_1", np.array([[1.0, 2], [3, 4]]), outputs=["fc"])
+    np.testing.assert_array_equal(found["fc"], np.ones((2, 3)))
+    assert service.specs[0] == {
+        "kind": "infer",
+        "job": "job_1",
+        "fields": ["value"],
+        "outputs": ["fc"],
+        "inputs": {"image": [[1.0, 2.0], [3.0, 4.0]]},
+    }
+    parse_job(jsonio.dumps(service.specs[0]))
+
+
+@pytest.mark.parametrize("rows", [np.zeros((2, 2), np.uint8), np.zeros((20_000, 2), np.float32)])
+def test_large_or_byte_inputs_travel_as_a_dataset(connect: Connect, rows: np.ndarray):
+    service = Recorder(**{"fc/id": np.zeros(2, np.int64), "fc/prob": np.zeros(2, np.float32)})
+    service.trained = TRAINED
+    found = connect(*service.routes).infer("ckpt_1", rows, fields=["id", "prob"])
+    assert sorted(found) == ["fc/id", "fc/prob"]
+    assert service.uploads[0]["image_test"].dtype == rows.dtype
+    assert service.specs[0]["checkpoint"] == "ckpt_1"
+    field = {"type": "dense", "shape": [2], "column": "image"}
+    rows_of = {"dataset": "ds_1", "split": "test", "fields": {"image": field}}
+    assert service.specs[0]["data"] == rows_of
+    parse_job(jsonio.dumps(service.specs[0]))
+    assert service.deleted == ["ds_1"]
+
+
+def test_rows_of_a_stored_dataset_can_be_inferred(connect: Connect):
+    service = Recorder(**{"fc/value": np.zeros((1, 3), np.float32)})
+    client = connect(*service.routes)
+    client.infer("job_1", data={"dataset": "ds_2", "split": "test"})
+    assert service.specs[0]["data"] == {"dataset": "ds_2", "split": "test"}
+    with pytest.raises(TypeError, match="exactly one"):
+        client.infer("job_1")
+
+
+def test_a_dataset_that_cannot_be_read_says_why(connect: Connect):
+    told = {"code": "invalid_dataset", "detail": "line 3 has 4 cells"}
+    failed = answer({"id": "ds_1", "state": "failed", "problem": told})
+    client = connect(Route("/api/v1/datasets/ds_1", lambda request: failed))
+    with pytest.raises(gh.UnprocessableEntityError, match="line 3 has 4 cells") as caught:
+        client.datasets.get("ds_1").wait()
+    assert caught.value.code == "invalid_dataset"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("a.csv", "csv"),
+        ("b.NPZ", "npz"),
+        ("train-images-idx3-ubyte", "idx"),
+        ("train-images-idx3-ubyte.gz", "idx.gz"),
+        ("mnist.json.gz", "mnist.json.gz"),
+        ("mnist.zip", "idx.zip"),
+    ],
+)
+def test_a_format_is_told_from_the_name(connect: Connect, name: str, expected: str, tmp_path: Any):
+    asked: list[str] = []
+
+    async def upload(request: Request) -> Response:
+        asked.append(request.query_params["format"])
+        assert await request.body() == b"bytes"
+        return problem(422)
+
+    client = connect(Route("/api/v1/datasets", upload, methods=["POST"]))
+    (tmp_path / name).write_bytes(b"bytes")
+    with pytest.raises(gh.UnprocessableEntityError):
+        client.datasets.upload(tmp_path / name)
+    assert asked == [expected]
+
+
+def test_a_name_that_does_not_tell_the_format_is_refused(connect: Connect, tmp_path: Any):
+    (tmp_path / "rows.bin").write_bytes(b"")
+    with pytest.raises(ValueError, match="format="):
+        connect().datasets.upload(tmp_path / "rows.bin")
+    with pytest.raises(ValueError, match="which format"):
+        connect().datasets.upload(b"1,2")

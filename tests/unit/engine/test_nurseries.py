@@ -1,0 +1,179 @@
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from engine.spool import read_frames
+from tests.unit.engine.making import losses, of_type, planned, run, spec, write_job
+
+FOR_EVER = {"stop": {"steps": 10**9}}
+
+
+class Client:
+    """The worker's side of the nursery's socket."""
+
+    def __init__(self) -> None:
+        self.socket, theirs = socket.socketpair()
+        self.socket.settimeout(30)
+        environment = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": os.getcwd(),
+            "GLASSHOUSE_NURSERY_FD": str(theirs.fileno()),
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+        }
+        command = [sys.executable, "-m", "engine.nursery"]
+        self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
+        theirs.close()
+        self.lines = self.socket.makefile("rb")
+        self.lifelines: list[int] = []
+        assert self.read() == {"ready": True}
+
+    def read(self) -> dict:
+        return json.loads(self.lines.readline())
+
+    def fork(self, job_dir: Path, **env: str) -> dict:
+        reading, writing = os.pipe()
+        request = {
+            "id": 1,
+            "do": "fork",
+            "job_dir": str(job_dir),
+            "env": env,
+            "stdout": str(job_dir / "stdout"),
+            "stderr": str(job_dir / "stderr"),
+        }
+        socket.send_fds(self.socket, [json.dumps(request).encode() + b"\n"], [reading])
+        os.close(reading)
+        self.lifelines.append(writing)
+        return self.read()
+
+    def close(self) -> int:
+        for descriptor in self.lifelines:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+        self.lines.close()
+        self.socket.close()
+        return self.process.wait(timeout=20)
+
+
+@pytest.fixture(scope="module")
+def nursery():
+    client = Client()
+    yield client
+    assert client.close() == 0
+
+
+def _until(condition, seconds: float = 20.0):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := condition():
+            return found
+        time.sleep(0.005)
+    raise AssertionError("it did not happen in time")
+
+
+def _gone(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
+    return state == "Z"
+
+
+def _started(job_dir: Path) -> bool:
+    return bool(of_type(read_frames(job_dir / "spool", 0)[0], "metrics"))
+
+
+def test_a_forked_rank_trains_as_a_process_of_its_own_would(nursery, digits, tmp_path):
+    job = spec()
+    here = run(tmp_path / "here", job, digits)
+    there = write_job(tmp_path / "there", planned(job)["spec"], digits)
+    answer = nursery.fork(there)
+    assert answer["start_time"]
+    assert nursery.read() == {"exited": answer["pid"], "code": 0, "signal": None}
+    records, _ = read_frames(there / "spool", 0, 10**6)
+    assert records[-1]["state"] == "succeeded"
+    assert losses(records) == losses(here)
+
+
+def test_two_ranks_run_beside_each_other_with_two_threads_each(nursery, digits, tmp_path):
+    resolved = planned(spec())["spec"]
+    jobs = [
+        write_job(tmp_path / name, resolved, digits, device={"type": "cpu", "threads": 2})
+        for name in "ab"
+    ]
+    pids = {nursery.fork(job)["pid"] for job in jobs}
+    ended = [nursery.read() for _ in jobs]
+    assert {item["exited"] for item in ended} == pids
+    assert {item["code"] for item in ended} == {0}
+
+
+def test_a_rank_ends_at_a_step_boundary_when_asked(nursery, digits, tmp_path):
+    job = write_job(tmp_path, planned(spec(**FOR_EVER))["spec"], digits)
+    nursery.fork(job)
+    _until(lambda: _started(job))
+    os.write(nursery.lifelines[-1], b'{"do":"cancel"}\n')
+    assert nursery.read()["code"] == 0
+    records, _ = read_frames(job / "spool", 0, 10**6)
+    assert records[-1]["state"] == "cancelled"
+    assert of_type(records, "checkpoint")[-1]["step"] == len(losses(records))
+
+
+def test_a_rank_ends_when_its_lifeline_is_cut(nursery, digits, tmp_path):
+    job = write_job(tmp_path, planned(spec(**FOR_EVER))["spec"], digits)
+    answer = nursery.fork(job)
+    _until(lambda: _started(job))
+    os.close(nursery.lifelines.pop())
+    assert nursery.read() == {"exited": answer["pid"], "code": 75, "signal": None}
+
+
+def test_a_killed_rank_is_reported_with_its_signal(nursery, digits, tmp_path):
+    job = write_job(tmp_path, planned(spec(**FOR_EVER))["spec"], digits)
+    answer = nursery.fork(job)
+    _until(lambda: _started(job))
+    os.kill(answer["pid"], signal.SIGKILL)
+    assert nursery.read() == {"exited": answer["pid"], "code": None, "signal": 9}
+
+
+def test_a_rank_writes_to_its_own_files(nursery, tmp_path):
+    (tmp_path / "job.json").write_text("{}")
+    nursery.fork(tmp_path)
+    assert nursery.read()["code"] == 0
+    assert "SpecFailed" in (tmp_path / "stderr").read_text()
+    assert (tmp_path / "stdout").read_text() == ""
+    assert read_frames(tmp_path / "spool", 0)[0][-1]["error"]["code"] == "spec_failed"
+
+
+def test_ranks_end_with_the_worker_and_with_the_nursery(digits, tmp_path):
+    job = write_job(tmp_path / "a", planned(spec(**FOR_EVER))["spec"], digits)
+    client = Client()
+    pid = client.fork(job)["pid"]
+    _until(lambda: _started(job))
+    lifelines, client.lifelines = client.lifelines, []
+    assert client.close() == 0  # the socket closes, the lifeline stays open
+    _until(lambda: _gone(pid))
+    for descriptor in lifelines:
+        os.close(descriptor)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a death signal is Linux's")
+def test_killing_the_nursery_kills_its_ranks(digits, tmp_path):
+    job = write_job(tmp_path, planned(spec(**FOR_EVER))["spec"], digits)
+    client = Client()
+    pid = client.fork(job)["pid"]
+    _until(lambda: _started(job))
+    client.process.kill()
+    _until(lambda: _gone(pid))
+    assert client.close() == -9

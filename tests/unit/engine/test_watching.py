@@ -1,0 +1,264 @@
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from engine.network import LayerFailed, Network
+from engine.probes.captures import CaptureWriter
+from engine.probes.select import is_due
+from engine.probes.summarize import _on_device, summarize
+from engine.probes.taps import Probes
+from engine.readback import Readback
+from glasshouse.spec import Graph, Probe
+from tests.unit.engine.making import cnn, of_type, run, spec
+
+CPU = torch.device("cpu")
+KINDS = ["output", "output_grad", "param", "param_grad"]
+
+
+def probe(**changes):
+    return {"layers": ["*"], "kinds": KINDS, "every": 1, "want": ["stats", "full"], **changes}
+
+
+def test_captures_equal_what_autograd_gives(digits, tmp_path):
+    """Step 0 by hand, with a clone of each output taken before the in-place layer overwrites it."""
+    records = run(tmp_path, spec(probes=[probe()], stop={"steps": 1}), digits)
+    found = {
+        (item["layer"], item["kind"]): load_file(tmp_path / item["file"])["tensor"]
+        for item in of_type(records, "capture")
+    }
+    images = torch.from_numpy(np.load(digits / "train" / "0.npy"))
+    labels = torch.from_numpy(np.load(digits / "train" / "1.npy"))
+    torch.manual_seed(3)
+    network = cnn()
+    order = torch.randperm(300, generator=torch.Generator().manual_seed(3 * 1_000_003))[:64]
+    x = images[order].float() / 255
+    names = ["conv1", "relu1", "pool1", "flat", "drop", "fc"]
+    seen, outputs = {}, {}
+    for name, layer in zip(names, network, strict=True):
+        if name == "relu1":
+            layer = nn.ReLU()  # noqa: PLW2901 - the twin that keeps its input
+        x = layer(x)
+        x.retain_grad()
+        outputs[name] = x
+        seen[name, "output"] = x.detach().clone()
+    nn.functional.cross_entropy(x, labels[order]).backward()
+    seen.update({(name, "output_grad"): item.grad for name, item in outputs.items()})
+    for name, layer in (("conv1", network[0]), ("fc", network[5])):
+        for key, value in layer.named_parameters():
+            seen[f"{name}.{key}", "param"] = value.detach()
+            seen[f"{name}.{key}", "param_grad"] = value.grad
+    assert found.keys() == seen.keys()
+    for key, expected in seen.items():
+        assert torch.equal(found[key], expected), key
+
+
+def test_statistics_of_a_step_are_those_of_its_captures(digits, tmp_path):
+    records = run(tmp_path, spec(probes=[probe(every=3)]), digits)
+    captures = {
+        (item["step"], item["layer"], item["kind"]): load_file(tmp_path / item["file"])["tensor"]
+        for item in of_type(records, "capture")
+    }
+    stats = of_type(records, "stats")
+    assert [item["step"] for item in stats] == [0, 3, 6, 9]
+    for record in stats:
+        for layer, kind, *figures in record["rows"]:
+            expected = by_numpy(captures.pop((record["step"], layer, kind)))
+            assert figures == pytest.approx(expected, rel=1e-6, abs=1e-300)
+    assert not captures
+
+
+def test_rows_come_in_the_order_of_the_network(digits, tmp_path):
+    records = run(tmp_path, spec(probes=[probe(want=["stats"])], stop={"steps": 1}), digits)
+    layers = [row[0].partition(".")[0] for row in of_type(records, "stats")[0]["rows"]]
+    assert list(dict.fromkeys(layers)) == ["conv1", "relu1", "pool1", "flat", "drop", "fc"]
+
+
+def by_numpy(tensor: torch.Tensor) -> list[float]:
+    """The figures in numpy, in float64."""
+    x = tensor.detach().to(torch.float64).numpy().reshape(-1)
+    finite = x[np.isfinite(x)]
+    counts = [float(np.isnan(x).sum()), float(np.isinf(x).sum())]
+    zeros = float((x == 0).mean()) if x.size else math.nan
+    if finite.size == 0:
+        return [math.nan] * 6 + [zeros, *counts]
+    low, high = finite.min(), finite.max()
+    with np.errstate(over="ignore"):
+        l2, std = np.sqrt((finite**2).sum()), finite.std()
+    absmax = np.abs(finite).max()
+    return [float(v) for v in (finite.mean(), std, low, high, l2, absmax, zeros, *counts)]
+
+
+def _tensors():
+    generator = torch.Generator().manual_seed(0)
+    normal = torch.randn(3, 700, generator=generator)
+    holes = normal.clone()
+    holes[0, :5] = math.nan
+    holes[1, 7] = math.inf
+    holes[2, 8] = -math.inf
+    return {
+        "normal": normal,
+        "a large offset": normal * 1e-3 + 1e4,
+        "not contiguous": normal.t()[::3],
+        "half": normal.half(),
+        "bfloat16": normal.bfloat16(),
+        "float64": normal.double() * 1e100,
+        "float64 whose squares overflow": torch.tensor([1e200, -2e200], dtype=torch.float64),
+        "integers": torch.arange(-5, 9),
+        "bytes": torch.arange(9, dtype=torch.uint8),
+        "booleans": torch.tensor([True, False, True]),
+        "one element": torch.tensor([2.5]),
+        "a scalar": torch.tensor(-2.5),
+        "nothing": torch.empty(0, 3),
+        "zeros": torch.zeros(7),
+        "with holes": holes,
+        "all NaN": torch.full((4,), math.nan),
+        "all infinite": torch.tensor([math.inf, -math.inf]),
+        "denormals": torch.tensor([1e-45, -3e-45, 0.0]),
+        "the largest floats": torch.tensor([3.4e38, -3.4e38, 1.0]),
+    }
+
+
+@pytest.mark.parametrize("name", _tensors())
+def test_figures_agree_with_numpy_in_float64(name):
+    tensor = _tensors()[name]
+    before = tensor.clone()
+    expected = by_numpy(tensor)
+    if "overflow" in name:
+        expected[1] = 1.5e200
+        expected[4] = math.sqrt(5) * 1e200
+    found = summarize(tensor)
+    assert found == pytest.approx(expected, rel=1e-6, abs=1e-300, nan_ok=True)
+    assert torch.equal(tensor.nan_to_num(), before.nan_to_num())
+    if "overflow" not in name:
+        flat = tensor.reshape(-1)
+        figures = _on_device(flat.to(torch.uint8) if flat.dtype == torch.bool else flat)
+        assert figures.tolist() == pytest.approx(expected, rel=1e-6, abs=1e-300, nan_ok=True)
+
+
+def _small(probes: list[dict], out_dir: Path, emit):
+    import json
+
+    sizes = {
+        "lstm": {"input_size": 4, "hidden_size": 3},
+        "fc": {"in_features": 3, "out_features": 2},
+    }
+    layers = [
+        {"name": "lstm", "type": "LSTM", "args": sizes["lstm"], "inputs": ["x"]},
+        {"name": "fc", "type": "Linear", "args": sizes["fc"], "inputs": ["lstm"]},
+    ]
+    graph = Graph.model_validate_json(json.dumps({"layers": layers}))
+    network = Network(graph, ("fc",))
+    parsed = [Probe.model_validate_json(json.dumps(item)) for item in probes]
+    return network, Probes(network, parsed, emit=emit, readback=Readback(CPU), out_dir=out_dir)
+
+
+def _step(network, probes, step):
+    with probes.at(step):
+        network({"x": torch.ones(5, 2, 4)})["fc"].sum().backward()
+
+
+def _num_hooks(network):
+    return sum(len(module._forward_hooks) for module in network.modules())
+
+
+def test_leaves_of_a_tuple_have_names_and_the_layer_means_the_first(tmp_path):
+    seen: list = []
+    everything = {"layers": ["lstm.*"], "kinds": ["output", "output_grad"], "every": 1}
+    network, probes = _small([everything], tmp_path, seen.append)
+    _step(network, probes, 0)
+    rows = [(row[0], row[1]) for row in seen[0]["rows"]]
+    assert rows == [
+        ("lstm.0", "output"),
+        ("lstm.0", "output_grad"),
+        ("lstm.1.0", "output"),
+        ("lstm.1.1", "output"),
+    ]
+    seen.clear()
+    network, probes = _small([{**everything, "layers": ["lstm"]}], tmp_path, seen.append)
+    _step(network, probes, 0)
+    assert {row[0] for row in seen[0]["rows"]} == {"lstm.0"}
+
+
+def test_hooks_exist_on_due_steps_only_and_none_remain(tmp_path):
+    network, probes = _small([{"layers": ["*"], "kinds": KINDS, "at": [1, 4]}], tmp_path, print)
+    for step in range(6):
+        with probes.at(step):
+            assert bool(_num_hooks(network)) == (step in {1, 4})
+        assert _num_hooks(network) == 0
+
+
+def test_hooks_go_when_the_step_fails(tmp_path):
+    network, probes = _small([{"layers": ["*"], "kinds": KINDS, "every": 1}], tmp_path, print)
+    with pytest.raises(LayerFailed), probes.at(0):
+        network({})
+    assert _num_hooks(network) == 0
+
+
+@pytest.mark.parametrize(
+    ("when", "steps"),
+    [
+        ({"every": 3}, [0, 3, 6, 9, 12, 15, 18]),
+        ({"every": 3, "start": 4, "stop": 12}, [6, 9]),
+        ({"at": [7, 2, 19]}, [2, 7, 19]),
+        ({"every": 5, "start": 5}, [5, 10, 15]),
+    ],
+)
+def test_a_probe_is_due_when_its_spec_says(when, steps, tmp_path):
+    import json
+
+    text = json.dumps({"layers": ["fc"], "kinds": ["param"], **when})
+    parsed = Probe.model_validate_json(text)
+    assert [step for step in range(20) if is_due(parsed, step)] == steps
+    seen: list = []
+    network, probes = _small([json.loads(text)], tmp_path, seen.append)
+    for step in range(20):
+        _step(network, probes, step)
+    assert [record["step"] for record in seen] == steps
+
+
+def test_a_probe_that_cannot_look_is_counted_and_switched_off(tmp_path, capfd):
+    seen: list = []
+    bad = {"layers": ["fc"], "kinds": ["output"], "every": 1, "want": ["full"]}
+    good = {"layers": ["fc"], "kinds": ["param"], "every": 1}
+    network, probes = _small([bad, good], tmp_path / "file", seen.append)
+    (tmp_path / "file").write_text("where the directory should be")
+    for step in range(5):
+        _step(network, probes, step)
+    dropped = of_type(seen, "dropped")
+    assert len(dropped) == 3
+    assert "probe 0" in dropped[0]["what"]
+    assert "off after 3" in dropped[2]["what"]
+    assert len(of_type(seen, "stats")) == 5
+    assert network.layers["fc"].weight.grad is not None
+    capfd.readouterr()
+
+
+def test_a_full_queue_drops_counts_and_never_waits(tmp_path):
+    seen: list = []
+    writer = CaptureWriter(tmp_path, seen.append, max_bytes=100)
+    assert writer.offer(0, "a", "output", torch.zeros(20))
+    assert not writer.offer(0, "b", "output", torch.zeros(26))
+    assert writer.take_dropped() == 1
+    writer.close()
+    assert [item["layer"] for item in seen] == ["a"]
+    assert writer.offer(1, "c", "output", torch.zeros(25))
+    writer.close()
+    assert seen[1]["file"] == "captures/1.safetensors"
+
+
+def test_a_capture_is_a_copy_of_the_moment(tmp_path):
+    seen: list = []
+    writer = CaptureWriter(tmp_path, seen.append)
+    tensor = torch.arange(6.0).reshape(2, 3).t()
+    writer.offer(0, "a", "output", tensor)
+    tensor.zero_()
+    writer.close()
+    kept = load_file(tmp_path / seen[0]["file"])["tensor"]
+    assert kept.tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert seen[0]["shape"] == [3, 2]
+    assert seen[0]["dtype"] == "float32"
