@@ -19,6 +19,7 @@ FORMATS = ("csv", "tsv", "npz", "npy", "idx", "idx.gz", "idx.zip", "mnist.json.g
 BUILTINS = ("digits",)
 
 
+@router.get("", include_in_schema=False)
 @router.get(
     "/",
     summary="What the service is",

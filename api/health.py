@@ -89,6 +89,7 @@ def get_metrics(request: Request, house: House, caller: Read) -> Response:
         meters.jobs.labels(state).set(count)
     for state in ("active", "draining", "lost"):
         meters.workers.labels(state).set(sum(found == state for _, found in known))
+    meters.streams.set(house.streams.num_open.total())
     return Response(generate_latest(meters.registry), media_type=CONTENT_TYPE_LATEST)
 
 

@@ -44,8 +44,6 @@ class Settings(BaseSettings):
     """CPU time of the process that reads an uploaded file."""
     planner_timeout_s: PositiveFloat = 20.0
     """A spec whose check takes longer is refused."""
-    planner_memory_bytes: PositiveInt = 16 * 1024**3
-    """Address space of the process that checks specs."""
     stream_ping_s: PositiveFloat = 15.0
     """A silent event stream sends a comment this often."""
     stream_send_timeout_s: PositiveFloat = 60.0

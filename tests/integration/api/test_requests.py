@@ -4,6 +4,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from api import documents
 from tests.running import Api, small_job
 
 JSON = {"Content-Type": "application/json"}
@@ -219,6 +220,21 @@ def test_the_methods_of_a_path_are_said(ada: httpx2.Client):
     assert found["allow"] == ["DELETE", "GET", "HEAD", "OPTIONS", "PATCH"]
     options = ada.options("/api/v1/jobs")
     assert (options.status_code, options.headers["allow"]) == (204, "GET, HEAD, OPTIONS, POST")
+
+
+def test_the_base_path_says_what_the_service_can(ada: httpx2.Client):
+    for path in ("/api/v1", "/api/v1/"):
+        found = documents.Service.model_validate_json(ada.get(path).content)
+        assert found.version
+        assert found.limits["max_json_bytes"] == 1_000_000
+
+
+@pytest.mark.parametrize("section", ["layers", "losses", "optimizers", "metrics", "presets"])
+def test_the_catalogue_has_its_sections(ada: httpx2.Client, section: str):
+    found = documents.Catalog.model_validate_json(ada.get(f"/api/v1/catalog/{section}").content)
+    assert found.section == section
+    assert found.entries or section == "presets"
+    problem(ada.get("/api/v1/catalog/nothing"), 404, "catalog_not_found")
 
 
 def test_head_answers_like_get_without_a_body(ada: httpx2.Client):
