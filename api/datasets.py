@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
 from fastapi.concurrency import contextmanager_in_threadpool
-from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -25,6 +24,7 @@ from glasshouse.errors import BadRequest, InvalidDataset, ServiceError
 from glasshouse.ids import new_id
 from models import datasets
 from models.columns import Columns
+from models.database import Transaction
 from models.idempotency import Answer
 from models.tables import Dataset
 
@@ -85,7 +85,7 @@ async def create_dataset(
     except ClientDisconnect:
         raise BadRequest("The body ended before it was complete.") from None
 
-    def make(tx: Session) -> tuple[Dataset, Answer]:
+    def make(tx: Transaction) -> tuple[Dataset, Answer]:
         row = datasets.add(
             tx,
             owner=caller.owner,
@@ -115,7 +115,7 @@ async def _create_builtin(
     body = await bodies.body_of(BuiltinRequest)(request)
     builtin = body.value.builtin
 
-    def make(tx: Session) -> tuple[Dataset, Answer]:
+    def make(tx: Transaction) -> tuple[Dataset, Answer]:
         row = datasets.add(
             tx,
             owner=caller.owner,
@@ -135,7 +135,7 @@ async def _store(
 ) -> Response:
     made: list[Dataset] = []
 
-    def make_answer(tx: Session) -> Answer:
+    def make_answer(tx: Transaction) -> Answer:
         row, answer = make(tx)
         made[:] = [row]
         return answer

@@ -7,18 +7,17 @@ from collections.abc import Callable
 from typing import Annotated, TypeVar
 
 from fastapi import Depends, Header
-from sqlalchemy.orm import Session
 from starlette.responses import Response
 
 from api.access import Caller
 from glasshouse.errors import IdempotencyKeyBusy, InvalidHeader
 from models import idempotency
-from models.database import Database
+from models.database import Database, Transaction
 from models.idempotency import Answer, Token
 
 _PATIENCE_S = 10.0
 T = TypeVar("T")
-Making = Callable[[Session], tuple[T, Answer]]
+Making = Callable[[Transaction], tuple[T, Answer]]
 """Makes a row in a transaction, and the answer that tells of it."""
 
 
@@ -62,7 +61,7 @@ def earlier(database: Database, token: Token | None) -> Answer | None:
 
 
 def once(
-    database: Database, token: Token | None, make: Callable[[Session], Answer]
+    database: Database, token: Token | None, make: Callable[[Transaction], Answer]
 ) -> tuple[Answer, bool]:
     """Make the thing and keep the answer, in one transaction; or give the answer kept before.
 

@@ -4,7 +4,6 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import Field as Constraint
-from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
@@ -30,6 +29,7 @@ from glasshouse.errors import CommandNotFound, InvalidRequest
 from glasshouse.spec import InferJob, TrainJob
 from glasshouse.spec.jobs import JobName, Label, LabelValue
 from models import jobs
+from models.database import Transaction
 from models.idempotency import Answer
 from models.jobs import Filter
 from models.state import ENDED, STATES
@@ -97,7 +97,7 @@ async def create_job(
     def store() -> tuple[Answer, bool]:
         job_id = ""
 
-        def make(tx: Session) -> Answer:
+        def make(tx: Transaction) -> Answer:
             nonlocal job_id
             job = _add(tx, caller, prepared)
             job_id = job.id
@@ -113,7 +113,7 @@ async def create_job(
     return idempotent.sent(answer, replayed=replayed)
 
 
-def _add(tx: Session, caller: Caller, prepared: Prepared) -> Job:
+def _add(tx: Transaction, caller: Caller, prepared: Prepared) -> Job:
     return jobs.add(
         tx,
         owner=caller.owner,

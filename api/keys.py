@@ -5,7 +5,6 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import Field as Constraint
-from sqlalchemy.orm import Session
 from starlette.responses import RedirectResponse, Response
 
 from api import documents, idempotent
@@ -17,6 +16,7 @@ from api.resources import House
 from api.views import BASE, key_json
 from glasshouse import jsonio
 from models import keys
+from models.database import Transaction
 from models.idempotency import Answer
 
 router = APIRouter(prefix=BASE, tags=["keys"])
@@ -52,7 +52,7 @@ def create_key(
     wanted = body.value
     secret = ""
 
-    def make(tx: Session) -> Answer:
+    def make(tx: Transaction) -> Answer:
         nonlocal secret
         row, secret = keys.create(
             tx, name=wanted.name, owner=wanted.owner or caller.owner, scopes=wanted.scopes

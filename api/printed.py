@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
-from sqlalchemy.orm import Session
 from starlette.responses import Response
 
 from api import negotiation
@@ -15,6 +14,7 @@ from api.events import JobId
 from api.resources import House
 from glasshouse import jsonio
 from models import events, jobs
+from models.database import Transaction
 from models.events import LoggedEvent
 
 router = APIRouter(prefix="/api/v1", tags=["logs"])
@@ -67,7 +67,7 @@ def get_logs(  # noqa: PLR0913 (each is a parameter of the request)
     return Response(text, headers=headers, media_type="text/plain; charset=utf-8")
 
 
-def _forward(tx: Session, job: str, seq: int) -> tuple[list[LoggedEvent], int]:
+def _forward(tx: Transaction, job: str, seq: int) -> tuple[list[LoggedEvent], int]:
     found: list[LoggedEvent] = []
     size = 0
     while size < MAX_BYTES:
@@ -94,7 +94,7 @@ def _chosen(found: Iterable[LoggedEvent], rank: int | None, grep: str | None) ->
 
 
 def _last_lines(
-    tx: Session, job: str, seq: int, tail: int, rank: int | None, grep: str | None
+    tx: Transaction, job: str, seq: int, tail: int, rank: int | None, grep: str | None
 ) -> list[Entry]:
     limit = max(100, tail)
     while True:  # twice as far back each time, until there are enough lines or no more events

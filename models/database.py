@@ -28,6 +28,10 @@ SQLITE_PRAGMAS = {
 }
 
 
+Transaction = Session
+"""What the functions of this room take first. The rooms above pass it on and never look inside."""
+
+
 class now_ms(FunctionElement[int]):  # noqa: N801 (reads as the SQL function that it is)
     """The database's own clock, Unix milliseconds: leases never depend on a worker's clock."""
 

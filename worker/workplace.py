@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-from sqlalchemy.orm import Session
 
 from glasshouse import jsonio
 from glasshouse.errors import (
@@ -21,6 +20,7 @@ from glasshouse.errors import (
 from models import checkpoints, datasets, jobs, workers
 from models.artifacts import Artifacts
 from models.attempts import Claim
+from models.database import Transaction
 from models.tables import Checkpoint, Device, Job
 from worker import processes
 from worker.processes import Identity
@@ -29,7 +29,7 @@ _log: Any = structlog.get_logger()
 
 
 def describe(
-    tx: Session, artifacts: Artifacts, claim: Claim, job: Job
+    tx: Transaction, artifacts: Artifacts, claim: Claim, job: Job
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """What ``job.json`` says, and what the rank's environment adds.
 
@@ -120,7 +120,7 @@ def _datasets(spec: dict[str, Any]) -> set[str]:
     return {part["dataset"] for part in parts if part and "dataset" in part}
 
 
-def _checkpoint(tx: Session, spec: dict[str, Any]) -> Checkpoint | None:
+def _checkpoint(tx: Transaction, spec: dict[str, Any]) -> Checkpoint | None:
     if spec["kind"] != "infer":
         return None
     try:
