@@ -386,7 +386,7 @@ def test_datasets_are_uploaded_listed_shown_and_deleted(run: Run, tmp_path: Path
         fixed("/datasets", listing(one)),
         fixed("/datasets/ds_1", answer(one)),
         fixed("/datasets/ds_1", Response(status_code=204), "DELETE"),
-        fixed("/datasets/ds_1/rows", answer({"rows": [{"a": 1}]})),
+        fixed("/datasets/ds_1/rows", answer({"data": [{"a": 1}]})),
     ]
     assert "ds_1  ready  all 1  rows" in run("datasets", "list", routes=routes)[1]
     assert "a=1" in run("datasets", "show", "ds_1", routes=routes)[1]
