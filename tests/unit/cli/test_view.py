@@ -36,7 +36,7 @@ def test_the_view_shows_progress_loss_accuracy_and_every_watched_layer():
     view = JobView(job(progress={**job()["progress"], "eta_s": 75.0}))
     for step in range(50):
         view.see(metrics(step, loss=2.0 / (step + 1), lr=0.01))
-    view.see(metrics(49, validation__accuracy=0.9712))
+    view.see(metrics(49, validation__loss=0.0123456, validation__accuracy=0.9712))
     view.see(
         stats(50, ["conv1", "output", 0.25, 1.5, 9.0, 0], ["conv1", "output_grad", 0, 0, 0.125, 0])
     )
