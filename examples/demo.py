@@ -41,7 +41,9 @@ def train(client: Client, digits: Dataset) -> Job:
     for source in ("train", "validation"):
         spec["data"][source]["dataset"] = digits.id
     job = client.jobs.create(spec)
-    print(f"\nTraining {job.id}: a convolutional network on {digits.data['splits']['train']} digits")
+    print(
+        f"\nTraining {job.id}: a convolutional network on {digits.data['splits']['train']} digits"
+    )
     subprocess.run([*CLI, "watch", job.id], check=True)
     return job.wait()
 

@@ -155,7 +155,8 @@ class Checkpoint(Record):
 
 def download(transport: Transport, path: str, params: dict[str, Any] | None = None) -> bytes:
     """The bytes of an answer, checked to be as many as announced."""
-    response = transport.send(Request("GET", API + path, params, {"Accept": "*/*"}))
+    request = Request("GET", API + path, params or {}, {"Accept": "*/*"})
+    response = transport.send(request)
     announced = response.headers.get("content-length")
     encoded = "content-encoding" in response.headers
     if announced is not None and not encoded and int(announced) != len(response.content):
