@@ -234,13 +234,18 @@ def list_dataset_rows(
     chosen = next(iter(splits), "all") if split is None else split
     if chosen not in splits:
         raise bad_parameter("split", f"there is no {chosen!r}; there are {', '.join(splits)}")
+    rows = columns.rows(chosen, offset, min(limit, MAX_ROWS))
+    after = offset + len(rows)
+    more = after < splits[chosen]
     return Json(
         {
-            "object": "rows",
+            "object": "list",
+            "data": rows,
+            "has_more": more,
+            "next": str(after) if more else None,
             "split": chosen,
             "offset": offset,
             "num_rows": splits[chosen],
-            "rows": columns.rows(chosen, offset, min(limit, MAX_ROWS)),
             "note": columns.note,
         }
     )

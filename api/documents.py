@@ -168,15 +168,14 @@ class DatasetList(ListDocument):
     data: list[Dataset]
 
 
-class Rows(Document):
+class Rows(ListDocument):
     """Some rows of a dataset."""
 
-    object: Literal["rows"]
+    data: list[dict[str, JsonValue]]
     split: str
     offset: int
     num_rows: int
     """Of the whole split."""
-    rows: list[dict[str, JsonValue]]
     note: str | None
     """What is left out of long rows."""
 

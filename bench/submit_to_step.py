@@ -1,7 +1,8 @@
 """From an accepted job to its first optimizer step, on a warm worker.
 
-``python -m bench.submit_to_step`` times jobs.add + ring up to the ``at`` that the rank gave its first
-step, and up to the moment that the step can be read. Prints JSON. Wants an otherwise idle machine.
+``python -m bench.submit_to_step`` times jobs.add + ring up to the `at` that the rank gave its
+first step, and up to the moment that the step can be read from the ledger. Prints JSON. Wants an
+otherwise idle machine.
 """
 
 import argparse

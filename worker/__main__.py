@@ -85,7 +85,7 @@ class Worker:
         self._threads = [
             Every(settings.heartbeat_s, self._beat, "heartbeat"),
             Every(settings.sweep_s, Sweep(station), "sweep"),
-            Every(INVENTORY_EVERY_S, self._take_inventory, "inventory"),
+            Every(INVENTORY_EVERY_S, self._take_inventory, "inventory", at_once=False),
         ]
         return True
 

@@ -33,5 +33,6 @@ def configure() -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.INFO)
+    logging.captureWarnings(True)
     logging.getLogger("celery.worker.strategy").setLevel(logging.WARNING)  # a line per bell
     logging.getLogger("celery.app.trace").setLevel(logging.WARNING)

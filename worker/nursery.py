@@ -60,6 +60,7 @@ FIXED = {
     "PYTHONUTF8": "1",
     "PYTHONNOUSERSITE": "1",
 }
+STREAMS = ("stdout", "stderr")
 _RESTART_S = 1.0
 _FORK_TIMEOUT_S = 20.0
 
@@ -94,7 +95,7 @@ class Nursery:
         """Wait until ranks can be forked."""
         return self._ready.wait(timeout_s)
 
-    def fork(self, job_dir: Path, env: Mapping[str, str], stdout: Path, stderr: Path) -> Rank:
+    def fork(self, job_dir: Path, env: Mapping[str, str]) -> Rank:
         """Fork a rank for a job directory.
 
         Raises:
@@ -107,8 +108,7 @@ class Nursery:
                     "do": "fork",
                     "job_dir": str(job_dir),
                     "env": dict(env),
-                    "stdout": str(stdout),
-                    "stderr": str(stderr),
+                    **{stream: str(log_path(job_dir, stream)) for stream in STREAMS},
                 },
                 read_end,
             )
@@ -247,6 +247,11 @@ class Nursery:
     def _kill(self) -> None:
         if self.process is not None:
             self.process.send_signal(signal.SIGKILL)
+
+
+def log_path(job_dir: Path, stream: str) -> Path:
+    """The file that a rank prints to."""
+    return job_dir / "logs" / f"rank-0.{stream}"
 
 
 def environment(more: Mapping[str, str]) -> dict[str, str]:

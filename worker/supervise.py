@@ -19,7 +19,7 @@ from models.attempts import Beat, Claim
 from models.tables import Job
 from worker import processes, verdict, workplace
 from worker.logs import Log
-from worker.nursery import NurseryLost
+from worker.nursery import STREAMS, NurseryLost, log_path
 from worker.ranks import Exit, Rank
 from worker.shipping import BadRecord, Shipment, Sorter
 from worker.station import AWAY, Station
@@ -49,9 +49,8 @@ def supervise(station: Station, job_id: str) -> None:
         claimed = attempts.claim(tx, job_id, station.name)
     if claimed is None:
         return
-    claim, job = claimed
-    with structlog.contextvars.bound_contextvars(attempt=claim.attempt):
-        Supervisor(station, claim, job).run()
+    with structlog.contextvars.bound_contextvars(attempt=claimed[0].attempt):
+        Supervisor(station, *claimed).run()
     station.bells.changed(job_id)
 
 
@@ -63,8 +62,7 @@ class Supervisor:
         self._claim = claim
         self._job = job
         self._dir = station.work / claim.job / str(claim.attempt)
-        logs = self._dir / "logs"
-        self._logs = [Log(logs / f"rank-0.{name}", name) for name in ("stdout", "stderr")]
+        self._logs = [Log(log_path(self._dir, name), name) for name in STREAMS]
         self._sorter = Sorter(claim, job.owner, self._dir)
         self._register = workplace.Register(station.work)
         self._rank: Rank | None = None
@@ -125,15 +123,14 @@ class Supervisor:
         )
 
     def _start(self) -> tuple[Rank, Stop]:
-        env = self._station.insist(self._prepare)
-        while not self._station.nursery.wait_ready(BEAT_EVERY_S):
+        station, settings = self._station, self._station.settings
+        env = station.insist(self._prepare)
+        while not station.nursery.wait_ready(BEAT_EVERY_S):
             self._beat_if_due()
-            if self._station.stopping.is_set():
+            if station.stopping.is_set():
                 raise NurseryLost("the worker stops")
-        logs = [self._dir / "logs" / f"rank-0.{name}" for name in ("stdout", "stderr")]
-        self._rank = rank = self._station.nursery.fork(self._dir, env, *logs)
+        self._rank = rank = station.nursery.fork(self._dir, env)
         self._register.note(rank.identity)
-        settings = self._station.settings
         self._stop = stop = Stop(rank, grace_s=settings.grace_s, kill_s=settings.kill_s)
         _log.info("rank_started", pid=rank.identity.pid)
         return rank, stop

@@ -144,8 +144,11 @@ def return_attempts(station: Station, claims: list[Claim], *, exit_kind: str, re
 class Every:
     """A thread that does something again and again; a failure is logged and forgotten."""
 
-    def __init__(self, period_s: float, act: Callable[[], None], name: str) -> None:
+    def __init__(
+        self, period_s: float, act: Callable[[], None], name: str, *, at_once: bool = True
+    ) -> None:
         self._period_s = period_s
+        self._at_once = at_once
         self._act = act
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -157,6 +160,8 @@ class Every:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
+        if not self._at_once:
+            self._ended.wait(self._period_s)
         while not self._ended.is_set():
             tasks.heard(self._thread.name, self._act)
             self._ended.wait(self._period_s)

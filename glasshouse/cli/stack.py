@@ -63,6 +63,7 @@ class Stack:
             StackError: it could not be started, or runs already; nothing is left running.
         """
         check_socket_path(self.socket)
+        os.umask(0o077)  # the home may be an old directory that others can look into
         make_home(self.home)
         with locked(self.home), self._signals(), ExitStack() as cleaning:
             cleaning.callback(self._clean)

@@ -101,6 +101,8 @@ class JobView:
         """The view, for a terminal of any width from 60 columns."""
         with self._lock:
             parts: list[RenderableType] = [self._head(), self._bar(), self._figures()]
+            if any("/" in name for name in self.values):
+                parts.append(self._validation())
             if self.layers:
                 parts.append(self._table())
             parts += [Text(note, style="dim") for note in self.notes]
@@ -148,10 +150,12 @@ class JobView:
         if "loss" in self.values:
             text.append(f"loss {self.values['loss']:.4g} ")
             text.append(sparkline(list(self.losses), 28), style="cyan")
-        for name, value in self.values.items():
-            if name.startswith("validation/"):
-                text.append(f"  {name} {value:.4g}", style="bold")
         return text
+
+    def _validation(self) -> Text:
+        figures = {name: value for name, value in self.values.items() if "/" in name}
+        shown = "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
+        return Text(shown, style="bold", overflow="ellipsis")
 
     def _table(self) -> Table:
         table = Table(box=None, pad_edge=False, header_style="bold")

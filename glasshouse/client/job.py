@@ -1,7 +1,7 @@
 """One job: waiting for it, watching it, and what came of it."""
 
 from collections.abc import Generator, Iterable
-from typing import Any, overload
+from typing import Any, Literal, overload
 from urllib.parse import quote
 
 from glasshouse import jsonio
@@ -169,6 +169,10 @@ class Job(Record):
     def artifact(self, name: str) -> bytes:
         """The bytes of one file it made."""
         return download(self._transport, f"{self.path}/artifacts/{quote(name, safe='')}")
+
+    def plot(self, name: str = "loss", *, format: Literal["png", "svg"] = "png") -> bytes:  # noqa: A002
+        """A picture drawn on the server: ``loss``, ``lr`` or ``throughput``, as PNG or SVG."""
+        return download(self._transport, f"{self.path}/plots/{name}", {"format": format})
 
     def artifacts(self) -> list[Record]:
         """The files it made."""

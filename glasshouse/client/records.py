@@ -124,7 +124,7 @@ class Dataset(Record):
     ) -> list[dict[str, Any]]:
         """Some rows, each as a dict by column."""
         params = {"split": split, "offset": offset, "limit": limit}
-        return self._transport.get(f"{self.path}/rows", params)["rows"]
+        return self._transport.get(f"{self.path}/rows", params)["data"]
 
     def stats(self) -> dict[str, Any]:
         """Figures of each column."""
@@ -153,9 +153,10 @@ class Checkpoint(Record):
         self._transport.delete(self.path)
 
 
-def download(transport: Transport, path: str) -> bytes:
+def download(transport: Transport, path: str, params: dict[str, Any] | None = None) -> bytes:
     """The bytes of an answer, checked to be as many as announced."""
-    response = transport.send(Request("GET", API + path, headers={"Accept": "*/*"}))
+    request = Request("GET", API + path, params or {}, {"Accept": "*/*"})
+    response = transport.send(request)
     announced = response.headers.get("content-length")
     encoded = "content-encoding" in response.headers
     if announced is not None and not encoded and int(announced) != len(response.content):

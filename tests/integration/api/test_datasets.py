@@ -38,7 +38,7 @@ def test_a_csv_file_becomes_columns(service: Api, api: httpx2.Client):
     assert row["splits"] == {"all": 3}
     path = f"/api/v1/datasets/{row['id']}"
     rows = api.get(f"{path}/rows", params={"offset": 1, "limit": 1}).json()
-    assert rows["rows"] == [{"x": 2, "y": "NaN", "word": "b"}]
+    assert rows["data"] == [{"x": 2, "y": "NaN", "word": "b"}]
     assert rows["num_rows"] == 3
     stats = api.get(f"{path}/stats").json()["splits"]["all"]
     assert stats["x"]["mean"] == 2.0

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -371,3 +372,18 @@ def test_a_second_worker_of_the_same_name_does_not_start(shop: Shop):
     shop.workers["w1"] = first
     assert second.wait(30) == 1
     assert first.poll() is None
+
+
+def test_a_cancel_at_any_moment_ends_the_job(shop: Shop):
+    shop.start_worker()
+    dataset = shop.dataset()
+    ended: list[str] = []
+    for number in range(20):
+        job_id = shop.submit(endless(dataset))
+        due = time.monotonic() + number * 0.01
+        until(lambda due=due: time.monotonic() >= due)
+        shop.cancel(job_id)
+        ended.append(shop.wait(job_id, timeout_s=12).state)
+        assert [event.type for event in shop.events(job_id)][-1] == "end"
+    assert set(ended) == {"cancelled"}
+    until(lambda: all(device.job is None for device in shop.devices()))

@@ -1,0 +1,116 @@
+"""A whole local service, started as a user starts it."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import glasshouse as gh
+from glasshouse.cli.processes import ROOT, Running
+
+UP_S = 90.0
+
+
+@dataclass
+class House:
+    """A service that ``glasshouse up`` runs in the foreground."""
+
+    home: Path
+    process: subprocess.Popen[str]
+
+    @property
+    def runtime(self) -> dict[str, Any]:
+        return json.loads((self.home / "runtime.json").read_text())
+
+    @property
+    def children(self) -> dict[str, Running]:
+        written = json.loads((self.home / "run" / "stack.json").read_text())
+        found = [Running.read(value) for value in written["children"]]
+        return {child.name: child for child in found}
+
+    def client(self) -> gh.Client:
+        return gh.Client(self.runtime["url"], self.runtime["api_key"])
+
+    def log(self) -> str:
+        return (self.home / "up.log").read_text()
+
+
+def command(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run ``glasshouse`` for a home."""
+    return subprocess.run(
+        [sys.executable, "-m", "glasshouse.cli", *arguments],
+        cwd=ROOT,
+        env=environ(home),
+        capture_output=True,
+        text=True,
+        timeout=UP_S,
+        check=False,
+    )
+
+
+def environ(home: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("GLASSHOUSE_")}
+    return {**kept, "GLASSHOUSE_HOME": str(home)}
+
+
+def up(home: Path) -> House:
+    """Start a service and wait for its banner."""
+    home.mkdir(exist_ok=True, mode=0o700)
+    with (home / "up.log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "glasshouse.cli", "up", "--port", "0"],
+            cwd=ROOT,
+            env=environ(home),
+            stdout=log,
+            stderr=log,
+            text=True,
+        )
+    house = House(home, process)
+    wait_until(lambda: "/docs" in house.log() or process.poll() is not None)
+    assert process.poll() is None, house.log()
+    return house
+
+
+def end(house: House) -> None:
+    """Stop a service, whatever became of it."""
+    if house.process.poll() is None:
+        house.process.send_signal(signal.SIGTERM)
+        try:
+            house.process.wait(60)
+        except subprocess.TimeoutExpired:
+            house.process.kill()
+            house.process.wait()
+    command(house.home, "down")
+
+
+def wait_until(holds: Any, timeout_s: float = UP_S) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def home() -> Generator[Path]:
+    """A home with a short path and a space in it."""
+    folder = Path(tempfile.mkdtemp(prefix="gh", dir="/tmp"))
+    yield folder / "my home"
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def house(home: Path) -> Generator[House]:
+    """One service for the tests that leave it as it was."""
+    started = up(home)
+    yield started
+    end(started)

@@ -1,0 +1,123 @@
+"""The service as ``glasshouse up`` runs it, while it runs."""
+
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import redis
+
+from glasshouse.cli.processes import ROOT
+from tests.integration.stack.conftest import House, command, environ, wait_until
+
+SPEC = ROOT / "examples" / "digits.json"
+
+
+def test_the_runtime_file_is_complete_and_private(house: House):
+    runtime = house.runtime
+    assert set(runtime) == {"url", "api_key", "pid", "version"}
+    assert runtime["pid"] == house.process.pid
+    for name in ("runtime.json", "glasshouse.db", "run/stack.json", "run/valkey.conf"):
+        assert stat.S_IMODE((house.home / name).stat().st_mode) == 0o600, name
+    for name in (".", "run", "valkey", "artifacts", "work", "logs"):
+        assert stat.S_IMODE((house.home / name).stat().st_mode) == 0o700, name
+
+
+def test_the_key_is_printed_nowhere(house: House):
+    key = house.runtime["api_key"]
+    assert key not in house.log()
+    assert key not in command(house.home, "status", "--json").stdout
+    for log in (house.home / "logs").iterdir():
+        assert key not in log.read_text(errors="replace"), log
+
+
+def test_the_broker_is_private_and_forgets_nothing(house: House):
+    socket = house.home / "run" / "valkey.sock"
+    assert stat.S_IMODE(socket.stat().st_mode) == 0o700
+    with redis.Redis(unix_socket_path=str(socket), decode_responses=True) as broker:
+        found = {
+            name: broker.config_get(name)[name]  # pyright: ignore
+            for name in ("port", "appendonly", "maxmemory-policy", "dir")
+        }
+    assert found == {
+        "port": "0",
+        "appendonly": "yes",
+        "maxmemory-policy": "noeviction",
+        "dir": str(house.home / "valkey"),
+    }
+
+
+def test_a_second_up_says_where_the_first_runs(house: House):
+    for more in ([], ["--detach"]):
+        second = command(house.home, "up", "--port", "0", *more)
+        assert second.returncode == 1
+        assert f"running already at {house.runtime['url']}" in second.stderr
+    assert house.process.poll() is None
+
+
+def test_status_and_doctor_find_it_well(house: House):
+    status = json.loads(command(house.home, "status", "--json").stdout)
+    assert status["status"] == "ok"
+    assert [worker["state"] for worker in status["workers"]] == ["active"]
+    doctor = command(house.home, "doctor", "--json")
+    checks = {check["name"]: check["state"] for check in json.loads(doctor.stdout)}
+    assert checks["service"] == checks["home"] == "ok"
+
+
+def test_a_job_is_submitted_watched_and_looked_into(house: House, tmp_path: Path):
+    changes = ["-s", "stop.epochs=2", "-s", 'probes.0.want=["stats","full"]']
+    done = command(house.home, "submit", str(SPEC), *changes, "--watch")
+    assert done.returncode == 0, done.stderr
+    assert "validation/accuracy" in done.stdout
+    job = json.loads(command(house.home, "jobs", "--json").stdout)[0]["id"]
+    file = tmp_path / "conv1.npy"
+    shown = command(
+        house.home, "layers", job, "conv1", "--step", "10", "--save", str(file), "--json"
+    )
+    assert json.loads(shown.stdout)["shape"] == [32, 16, 8, 8]
+    dataset = json.loads(command(house.home, "datasets", "list", "--json").stdout)[0]["id"]
+    rows = ["--data", dataset, "--split", "test", "--outputs", "conv1,fc", "--json"]
+    inferred = json.loads(command(house.home, "infer", job, *rows).stdout)
+    assert inferred["outputs"]["fc/value"]["shape"] == [250, 10]
+    assert inferred["outputs"]["conv1/value"]["shape"] == [250, 16, 8, 8]
+
+
+def test_the_python_of_the_how_to_runs(house: House):
+    page = (ROOT / "docs" / "how-to" / "client.md").read_text()
+    code = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=ROOT,
+        env=environ(house.home),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("job_not_found\n")
+
+
+def test_each_child_that_dies_starts_again(house: House):
+    before = house.children
+    for child in before.values():
+        os.kill(child.pid, signal.SIGKILL)
+
+    def all_are_new() -> bool:
+        now = house.children
+        return all(
+            now[name].pid != child.pid and now[name].lives() for name, child in before.items()
+        )
+
+    wait_until(all_are_new)
+    wait_until(lambda: command(house.home, "status").returncode == 0)
+    wait_until(lambda: _is_well(house))
+
+
+def _is_well(house: House) -> bool:
+    status = command(house.home, "status", "--json")
+    return status.returncode == 0 and json.loads(status.stdout)["status"] == "ok"

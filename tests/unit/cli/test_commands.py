@@ -1,0 +1,455 @@
+"""The commands against a real little server: exit codes, documents, what goes where."""
+
+import io
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from glasshouse.cli import main
+from glasshouse.cli.processes import ROOT
+from tests.little_service import Serve, answer, events, job, listing, problem
+from tests.unit.client.test_stream import Streamed
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(
+    serve: Serve,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> Run:
+    """Run a command against these routes; gives exit code, stdout, stderr."""
+
+    def run(*arguments: str, routes: list[Route]) -> tuple[int, str, str]:
+        monkeypatch.setenv("GLASSHOUSE_HOME", str(tmp_path / "home"))
+        monkeypatch.setenv("GLASSHOUSE_URL", serve(routes))
+        monkeypatch.setenv("GLASSHOUSE_API_KEY", "gh_test")
+        monkeypatch.setattr("glasshouse.client.transport.FIRST_DELAY_S", 0.0)
+        code = main(list(arguments))
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def fixed(path: str, response: Response, method: str = "GET") -> Route:
+    async def endpoint(request: Request) -> Response:
+        return response
+
+    return Route(f"/api/v1{path}", endpoint, methods=[method])
+
+
+@pytest.mark.parametrize(
+    ("response", "code"),
+    [
+        (answer(job()), 0),
+        (problem(400), 1),
+        (problem(401), 4),
+        (problem(403), 4),
+        (problem(404), 5),
+        (problem(409), 1),
+        (problem(422), 1),
+        (problem(500), 1),
+    ],
+)
+def test_each_kind_of_error_has_its_exit_code(run: Run, response: Response, code: int):
+    route = fixed("/jobs/job_1/cancel", response, "POST")
+    assert run("cancel", "job_1", routes=[route])[0] == code
+
+
+def test_an_error_is_told_to_people_and_with_json_also_to_programs(run: Run):
+    routes = [fixed("/jobs", problem(422, "invalid_spec", detail="No."), "POST")]
+    spec = ROOT / "examples" / "digits.json"
+    code, out, err = run("submit", str(spec), "-s", "data=1", "--json", routes=routes)
+    told = json.loads(out)["error"]
+    assert (code, told["kind"], told["exit_code"]) == (1, "UnprocessableEntityError", 1)
+    assert told["problem"]["code"] == "invalid_spec"
+    assert err == "error: No.\n"
+
+
+def test_wrong_usage_is_2(run: Run):
+    for arguments in (["--nope"], ["submit"], ["cancel"], ["up", "--port", "70000"], ["fly"]):
+        code, out, err = run(*arguments, routes=[])
+        assert (code, out) == (2, "")
+        assert err
+
+
+def test_an_unreachable_service_is_8(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr("glasshouse.client.transport.FIRST_DELAY_S", 0.0)
+    monkeypatch.delenv("GLASSHOUSE_URL", raising=False)
+    monkeypatch.setenv("GLASSHOUSE_HOME", str(tmp_path))
+    assert main(["jobs"]) == 8
+    monkeypatch.setenv("GLASSHOUSE_URL", "http://127.0.0.1:9")
+    assert main(["jobs"]) == 8
+
+
+def test_a_file_that_is_not_there_is_1(run: Run):
+    code, _, err = run("submit", "nowhere.json", routes=[])
+    assert code == 1
+    assert "nowhere.json" in err
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"a": NaN}'])
+def test_a_file_that_is_no_spec_is_told(run: Run, tmp_path: Path, text: str):
+    (tmp_path / "job.json").write_text(text)
+    code, _, err = run("submit", str(tmp_path / "job.json"), routes=[])
+    assert code == 1
+    assert "job.json" in err
+
+
+class Submitting:
+    """Takes datasets and jobs, and keeps what came."""
+
+    def __init__(self, state: str = "succeeded") -> None:
+        self.bodies: list[Any] = []
+        self.uploads: list[str] = []
+        error = {"message": "the loss is NaN", "layer": "fc"} if state == "failed" else None
+        self.job = job(state=state, error=error)
+        self.stream = Streamed([*events(9)[:-1], {**events(9)[-1], "state": state}], [])
+
+    @property
+    def routes(self) -> list[Route]:
+        capabilities = answer({"capabilities": {"builtin_datasets": ["digits"]}})
+        splits = {"train": 5, "validation": 2}
+        ready = answer({"id": "ds_1", "state": "ready", "columns": [], "splits": splits})
+        return [
+            Route("/api/v1/jobs", self.create, methods=["POST"]),
+            Route("/api/v1/datasets", self.upload, methods=["POST"]),
+            fixed("/", capabilities),
+            fixed("/datasets/ds_1", ready),
+            fixed("/jobs/job_1", answer(self.job)),
+            self.stream.route,
+        ]
+
+    async def create(self, request: Request) -> Response:
+        self.bodies.append(await request.json())
+        return answer(job(state="queued"), 201)
+
+    async def upload(self, request: Request) -> Response:
+        self.uploads.append(request.query_params.get("name") or (await request.body()).decode())
+        return answer({"id": "ds_1", "state": "pending"}, 201)
+
+
+def write_spec(folder: Path, **fields: Any) -> str:
+    (folder / "job.json").write_text(json.dumps({"kind": "train", **fields}))
+    return str(folder / "job.json")
+
+
+def test_submit_prints_the_id_alone_on_stdout(run: Run, tmp_path: Path):
+    service = Submitting()
+    spec = write_spec(tmp_path, seed=1)
+    code, out, err = run(
+        "submit", spec, "-s", "seed=2", "-s", "stop.steps=5", routes=service.routes
+    )
+    assert (code, out) == (0, "job_1\n")
+    assert "glasshouse watch job_1" in err
+    assert service.bodies == [{"kind": "train", "seed": 2, "stop": {"steps": 5}}]
+
+
+def test_submit_reads_standard_input(run: Run, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO('{"kind": "train"}'))
+    service = Submitting()
+    code, out, _ = run("submit", "-", "--json", routes=service.routes)
+    assert code == 0
+    assert json.loads(out)["id"] == "job_1"
+
+
+def test_submit_uploads_each_file_once_and_names_its_splits(run: Run, tmp_path: Path):
+    (tmp_path / "rows.csv").write_text("a,b\n1,2\n")
+    service = Submitting()
+    rows = str(tmp_path / "rows.csv")
+    data = ["--data", f"train={rows}", "--data", f"validation={rows}"]
+    run("submit", write_spec(tmp_path), *data, routes=service.routes)
+    assert service.uploads == ["rows.csv"]
+    assert service.bodies[0]["data"] == {
+        "train": {"dataset": "ds_1", "split": "train"},
+        "validation": {"dataset": "ds_1", "split": "validation"},
+    }
+
+
+def test_submit_makes_a_built_in_dataset_that_the_spec_names(run: Run, tmp_path: Path):
+    service = Submitting()
+    data = {"train": {"dataset": "digits", "split": "train", "fraction": [0, 1]}}
+    run("submit", write_spec(tmp_path, data=data), routes=service.routes)
+    assert service.uploads == ['{"builtin":"digits"}']
+    assert service.bodies[0]["data"]["train"]["dataset"] == "ds_1"
+    code, _, err = run(
+        "submit",
+        write_spec(tmp_path, data={"train": {"dataset": "mist"}}),
+        routes=service.routes,
+    )
+    assert code == 1
+    assert "digits" in err
+
+
+@pytest.mark.parametrize(("state", "code"), [("succeeded", 0), ("failed", 3), ("cancelled", 7)])
+def test_watching_ends_with_the_jobs_own_code(run: Run, tmp_path: Path, state: str, code: int):
+    service = Submitting(state)
+    ended, out, err = run("submit", write_spec(tmp_path), "--watch", routes=service.routes)
+    assert ended == code
+    assert "step 4/1000  loss 0.4" in out
+    assert f"job_1 {state}" in out
+    assert ("the loss is NaN" in err) == (state == "failed")
+
+
+def test_watching_with_json_prints_one_document(run: Run):
+    code, out, err = run("watch", "job_1", "--json", routes=Submitting().routes)
+    assert code == 0
+    assert json.loads(out)["state"] == "succeeded"
+    assert "step 4/1000" in err
+
+
+def test_ctrl_c_detaches_and_the_job_goes_on(serve: Serve, tmp_path: Path):
+    reached, release = threading.Event(), threading.Event()
+
+    def endless():
+        yield b"id: 1\nevent: state\n"
+        yield b'data: {"job":"job_1","seq":1,"type":"state","to":"running"}\n\n'
+        reached.set()
+        release.wait(20)
+
+    async def stream(request: Request) -> Response:
+        return StreamingResponse(endless(), media_type="text/event-stream")
+
+    url = serve([fixed("/jobs/job_1", answer(job())), Route("/api/v1/jobs/job_1/stream", stream)])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "glasshouse.cli", "watch", "job_1"],
+        cwd=ROOT,
+        env={"GLASSHOUSE_URL": url, "GLASSHOUSE_API_KEY": "k", "GLASSHOUSE_HOME": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "job_1 running\n"
+    assert reached.wait(10)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    release.set()
+    assert process.returncode == 130
+    assert (out, err) == ("", "detached; the job goes on: glasshouse watch job_1\n")
+
+
+def test_jobs_are_listed_as_a_table_or_as_one_document(run: Run):
+    listed = listing(job(), job(id="job_2", state="failed", progress=None, name=None))
+    code, out, err = run("jobs", routes=[fixed("/jobs", listed)])
+    assert (code, err) == (0, "")
+    assert [line.split()[:2] for line in out.splitlines()] == [
+        ["id", "state"],
+        ["job_1", "running"],
+        ["job_2", "failed"],
+    ]
+    _, out, _ = run("jobs", "--json", "--limit", "1", routes=[fixed("/jobs", listed)])
+    assert [one["id"] for one in json.loads(out)] == ["job_1"]
+
+
+def test_logs_are_printed_as_they_are(run: Run):
+    routes = [
+        fixed("/jobs/job_1", answer(job())),
+        fixed("/jobs/job_1/logs", PlainTextResponse("a\nb\n")),
+    ]
+    assert run("logs", "job_1", routes=routes) == (0, "a\nb\n", "")
+    _, out, _ = run("logs", "job_1", "--json", routes=routes)
+    assert json.loads(out) == {"job": "job_1", "lines": ["a", "b"]}
+
+
+def test_logs_are_followed_to_the_end_of_the_job(run: Run):
+    records = events(6)
+    records[1] = {**records[1], "type": "log", "rank": 0, "stream": "stdout", "lines": ["x", "y"]}
+    records[2] = {**records[2], "type": "log", "rank": 1, "stream": "stdout", "lines": ["z"]}
+    routes = [fixed("/jobs/job_1", answer(job())), Streamed(records, []).route]
+    assert run("logs", "job_1", "-f", "--rank", "0", routes=routes) == (0, "x\ny\n", "")
+
+
+def test_a_metric_is_printed_with_its_steps(run: Run):
+    columns = {"step": [0, 1], "values": {"loss": [0.1, "NaN"]}, "epoch": [0, 0]}
+    routes = [
+        fixed("/jobs/job_1", answer(job())),
+        fixed("/jobs/job_1/metrics/query", answer(columns)),
+    ]
+    assert run("metrics", "job_1", "loss", routes=routes) == (0, "0\t0.1\n1\tnan\n", "")
+    _, out, _ = run("metrics", "job_1", "loss", "--json", routes=routes)
+    assert json.loads(out) == {
+        "job": "job_1",
+        "name": "loss",
+        "step": [0, 1],
+        "values": [0.1, "NaN"],
+    }
+
+
+def test_the_metrics_of_a_job_are_a_table(run: Run):
+    entry = {"name": "loss", "last": 0.5, "min": 0.5, "max": "Infinity", "count": 3}
+    routes = [fixed("/jobs/job_1", answer(job())), fixed("/jobs/job_1/metrics", listing(entry))]
+    code, out, _ = run("metrics", "job_1", routes=routes)
+    assert code == 0
+    assert out.splitlines()[1].split() == ["loss", "0.5", "0.5", "inf", "3", "-"]
+    _, out, _ = run("metrics", "job_1", "--json", routes=routes)
+    assert json.loads(out) == [entry]
+
+
+def captured(array: np.ndarray) -> list[Route]:
+    body = Response(save({"tensor": array}), headers={"X-Tensor-Step": "25"})
+    return [fixed("/jobs/job_1", answer(job())), fixed("/jobs/job_1/layers/conv1/output", body)]
+
+
+def test_a_captured_tensor_is_described_and_saved(run: Run, tmp_path: Path):
+    array = np.array([[1, np.nan], [3, np.inf]], np.float32)
+    for name in ("a.npy", "a.npz", "a.safetensors"):
+        arguments = ["layers", "job_1", "conv1", "--step", "25", "--save", str(tmp_path / name)]
+        code, out, _ = run(*arguments, "--json", routes=captured(array))
+        assert code == 0
+        told = json.loads(out)
+        assert (told["step"], told["shape"], told["nan"], told["inf"]) == (25, [2, 2], 1, 1)
+        assert (told["mean"], told["saved"]) == (2.0, str(tmp_path / name))
+    for found in (
+        np.load(tmp_path / "a.npy"),
+        np.load(tmp_path / "a.npz")["conv1/output"],
+        load_file(tmp_path / "a.safetensors")["conv1/output"],
+    ):
+        np.testing.assert_array_equal(found, array)
+    code, _, err = run("layers", "job_1", "conv1", "--save", "a.doc", routes=captured(array))
+    assert code == 1
+    assert ".safetensors" in err
+
+
+def test_the_layers_of_a_job_are_a_table(run: Run):
+    layer = {
+        "name": "fc",
+        "type": "Linear",
+        "output_shape": [10],
+        "parameters": 650,
+        "trainable": True,
+    }
+    routes = [fixed("/jobs/job_1", answer(job())), fixed("/jobs/job_1/layers", listing(layer))]
+    code, out, _ = run("layers", "job_1", routes=routes)
+    assert code == 0
+    assert out.splitlines()[1].split() == ["fc", "Linear", "10", "650", "True"]
+
+
+def test_inference_saves_the_outputs(run: Run, tmp_path: Path):
+    service = Submitting()
+    content = save({"fc/value": np.ones((2, 3), np.float32)})
+    routes = [
+        *service.routes,
+        fixed("/jobs/job_1/artifacts/outputs.safetensors", Response(content)),
+    ]
+    file = tmp_path / "out.safetensors"
+    code, out, _ = run(
+        "infer", "job_1", "--data", "ds_1", "--split", "test", "--outputs", "conv1,fc",
+        "--save", str(file), "--json", routes=routes,
+    )  # fmt: skip
+    assert code == 0
+    assert json.loads(out)["outputs"]["fc/value"]["shape"] == [2, 3]
+    assert file.read_bytes() == content
+    assert service.bodies[0] == {
+        "kind": "infer",
+        "job": "job_1",
+        "data": {"dataset": "ds_1", "split": "test"},
+        "fields": ["value"],
+        "outputs": ["conv1", "fc"],
+    }
+
+
+def test_inference_that_takes_too_long_is_6(run: Run):
+    routes = Submitting("running").routes
+    code, _, err = run("infer", "job_1", "--data", "ds_1", "--timeout", "0.05", routes=routes)
+    assert code == 6
+    assert "it goes on" in err
+
+
+def test_datasets_are_uploaded_listed_shown_and_deleted(run: Run, tmp_path: Path):
+    (tmp_path / "rows.csv").write_text("a\n1\n")
+    service = Submitting()
+    code, out, _ = run("datasets", "upload", str(tmp_path / "rows.csv"), routes=service.routes)
+    assert (code, out) == (0, "ds_1\n")
+    one = {
+        "id": "ds_1",
+        "state": "ready",
+        "name": "rows",
+        "columns": [{"name": "a", "dtype": "int64", "shape": []}],
+        "splits": {"all": 1},
+    }
+    routes = [
+        fixed("/datasets", listing(one)),
+        fixed("/datasets/ds_1", answer(one)),
+        fixed("/datasets/ds_1", Response(status_code=204), "DELETE"),
+        fixed("/datasets/ds_1/rows", answer({"data": [{"a": 1}]})),
+    ]
+    assert "ds_1  ready  all 1  rows" in run("datasets", "list", routes=routes)[1]
+    assert "a=1" in run("datasets", "show", "ds_1", routes=routes)[1]
+    assert json.loads(run("datasets", "show", "ds_1", "--json", routes=routes)[1])["rows"] == [
+        {"a": 1}
+    ]
+    deleted = json.loads(run("datasets", "delete", "ds_1", "--json", routes=routes)[1])
+    assert deleted == {"id": "ds_1", "deleted": True}
+
+
+def test_devices_and_status_are_shown(run: Run):
+    device = {"id": "cpu:0", "worker": "host-a", "kind": "cpu", "healthy": True, "job": None}
+    workers = {"id": "host-a", "state": "active", "host": "host-a", "version": "0.1.0"}
+    routes = [
+        fixed("/devices", listing(device)),
+        fixed("/workers", listing(workers)),
+        Route("/readyz", lambda request: answer({"status": "ok", "checks": {"database": "ok"}})),
+    ]
+    assert json.loads(run("devices", "--json", routes=routes)[1]) == [device]
+    assert "cpu:0" in run("devices", routes=routes)[1]
+    told = json.loads(run("status", "--json", routes=routes)[1])
+    assert (told["status"], told["workers"]) == ("ok", [workers])
+    assert "host-a" in run("status", routes=routes)[1]
+
+
+def test_a_link_for_the_browser_can_be_printed(run: Run):
+    link = "http://127.0.0.1:1/open?ticket=t"
+    routes = [fixed("/tickets", answer({"url": link}, 201), "POST")]
+    assert run("open", "--print", routes=routes) == (0, link + "\n", "")
+
+
+def test_the_doctor_names_what_is_wrong_and_how_to_mend_it(run: Run, tmp_path: Path):
+    home = tmp_path / "open"
+    home.mkdir(mode=0o755)
+    code, out, _ = run("doctor", "--home", str(home), "--json", routes=[])
+    checks = {check["name"]: check for check in json.loads(out)}
+    assert code == 1
+    assert checks["home"]["state"] == "fail"
+    assert checks["home"]["mend"] == f"chmod go= {home}"
+    for name in ("python", "torch", "broker", "sqlite", "disk", "socket", "service"):
+        assert checks[name]["state"] in ("ok", "warn"), checks[name]
+    home.chmod(0o700)
+    code, out, _ = run("doctor", "--home", str(home), routes=[])
+    assert code == 0
+    assert "ok    home:" in out
+
+
+@pytest.mark.parametrize("command", ["up", "down", "doctor", "submit", "watch", "jobs", "open"])
+def test_every_command_explains_itself(run: Run, command: str):
+    code, out, _ = run(command, "--help", routes=[])
+    assert code == 0
+    assert "--json" in out
+
+
+@pytest.mark.parametrize(
+    ("command", "module"),
+    [("api", "api"), ("worker", "worker"), ("migrate", "models.migrate")],
+)
+def test_the_processes_are_the_modules_with_all_their_options(
+    monkeypatch: pytest.MonkeyPatch, command: str, module: str
+):
+    became: list[list[str]] = []
+    monkeypatch.setattr("os.execv", lambda _, arguments: became.append(arguments))
+    monkeypatch.setattr("os.chdir", lambda _: None)
+    assert main([command, "--help", "--port", "1"]) == 0
+    assert became == [[sys.executable, "-m", module, "--help", "--port", "1"]]

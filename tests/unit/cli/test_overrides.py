@@ -1,0 +1,57 @@
+"""``-s key=value``."""
+
+from typing import Any
+
+import pytest
+
+from glasshouse.cli.overrides import apply
+
+
+def spec() -> dict[str, Any]:
+    layers = [{"name": "conv1", "args": {"out_channels": 8}}, {"name": "fc", "args": {}}]
+    return {"optimizer": {"type": "SGD"}, "network": {"layers": layers}, "seed": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "value"),
+    [
+        ("seed=7", ["seed"], 7),
+        ("optimizer.args.lr=0.001", ["optimizer", "args", "lr"], 0.001),
+        ("optimizer.type=Adam", ["optimizer", "type"], "Adam"),
+        ('name="7"', ["name"], "7"),
+        ("name=a=b", ["name"], "a=b"),
+        ("name=", ["name"], ""),
+        ("metrics=[]", ["metrics"], []),
+        ("evaluate=null", ["evaluate"], None),
+        ("optimizer.args.lr=NaN", ["optimizer", "args", "lr"], "NaN"),
+        (
+            "network.layers.0.args.out_channels=4",
+            ["network", "layers", 0, "args", "out_channels"],
+            4,
+        ),
+        ("network.layers.fc.args.bias=false", ["network", "layers", 1, "args", "bias"], False),
+    ],
+)
+def test_a_value_lands_at_its_path(text: str, path: list[Any], value: Any):
+    found: Any = spec()
+    apply(found, text)
+    for name in path:
+        found = found[name]
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("seed", "write it like"),
+        ("=1", "write it like"),
+        ("seed.deep=1", "has no parts"),
+        ("seed.deep.deeper=1", "has no parts"),
+        ("network.layers.7.name=x", "no '7' among 2"),
+        ("network.layers.-1.name=x", "no '-1' among 2"),
+    ],
+)
+def test_a_path_that_leads_nowhere_is_told(text: str, told: str):
+    with pytest.raises(ValueError, match=told):
+        apply(spec(), text)

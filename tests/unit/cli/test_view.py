@@ -1,0 +1,91 @@
+"""What watching shows."""
+
+import io
+import math
+from typing import Any
+
+from rich.console import Console
+
+from glasshouse.cli.view import JobView, sparkline
+from glasshouse.events import STATS_COLUMNS
+from tests.little_service import job
+
+
+def stats(step: int, *rows: list[Any]) -> dict[str, Any]:
+    """A ``stats`` event; a row is layer, kind, mean, std, l2, nan."""
+    full = [
+        [layer, kind, mean, std, -1.0, 1.0, l2, 1.0, 0.1, nan, 0]
+        for layer, kind, mean, std, l2, nan in rows
+    ]
+    columns = list(STATS_COLUMNS)
+    return {"type": "stats", "step": step, "phase": "train", "columns": columns, "rows": full}
+
+
+def metrics(step: int, **values: Any) -> dict[str, Any]:
+    named = {name.replace("__", "/"): value for name, value in values.items()}
+    return {"type": "metrics", "step": step, "epoch": 3, "values": named}
+
+
+def shown(view: JobView, width: int = 80) -> str:
+    text = io.StringIO()
+    Console(file=text, width=width, force_terminal=False).print(view.render())
+    return text.getvalue()
+
+
+def test_the_view_shows_progress_loss_accuracy_and_every_watched_layer():
+    view = JobView(job(progress={**job()["progress"], "eta_s": 75.0}))
+    for step in range(50):
+        view.see(metrics(step, loss=2.0 / (step + 1), lr=0.01))
+    view.see(metrics(49, validation__loss=0.0123456, validation__accuracy=0.9712))
+    view.see(
+        stats(50, ["conv1", "output", 0.25, 1.5, 9.0, 0], ["conv1", "output_grad", 0, 0, 0.125, 0])
+    )
+    view.see(
+        stats(
+            50, ["fc", "output", "NaN", "NaN", "NaN", 7], ["fc.weight", "param_grad", 0, 0, 3.0, 0]
+        )
+    )
+    view.see(stats(50, ["fc.bias", "param_grad", 0, 0, 4.0, 0]))
+    text = shown(view)
+    for told in ("job_1", "running", "step 50/1000", "epoch 3", "ETA 1:15", "loss 0.04", "0.9712"):
+        assert told in text, told
+    conv1, fc = (line for line in text.splitlines() if line.startswith(("conv1", "fc ")))
+    assert conv1.split() == ["conv1", "0.25", "1.5", "0.125"]
+    assert fc.split() == ["fc", "nan", "nan", "5", "7"]  # 3 and 4 make 5
+
+
+def test_nothing_is_wider_than_80_columns():
+    view = JobView(job(id="job_" + "0" * 26, name="a name that goes on and on " * 5))
+    name = "a_layer_with_a_name_of_64_characters_" + "x" * 27
+    view.see(
+        stats(
+            1,
+            [name, "output", -1.2345e-30, 1.2345e30, 1.0, 123456],
+            [name, "output_grad", 0, 0, -1e-30, 0],
+        )
+    )
+    view.see(metrics(123456, loss=1.2345e-30, validation__accuracy=0.5, validation__loss=2.5))
+    assert max(map(len, shown(view).splitlines())) <= 80
+
+
+def test_an_ended_job_shows_how_it_ended():
+    view = JobView(job())
+    view.see({"type": "state", "from": "running", "to": "cancelling", "reason": None})
+    assert "cancelling" in shown(view)
+    view.see({"type": "end", "state": "cancelled"})
+    assert "cancelled" in shown(view)
+
+
+def test_a_line_names_the_figures_and_marks_nan():
+    view = JobView(job())
+    view.see(metrics(7, loss="NaN"))
+    view.see(stats(7, ["fc", "output", 0, 0, 0, 3]))
+    assert view.line() == "step 7/1000  loss nan  NaN/Inf 3"
+
+
+def test_a_sparkline_goes_from_high_to_low_and_marks_what_is_not_finite():
+    assert sparkline([3.0, 2.0, 1.0], 10) == "█▅▁"
+    assert sparkline([1.0, math.nan, 2.0], 10) == "▁!█"
+    assert sparkline([math.inf], 10) == "!"
+    assert sparkline([], 10) == ""
+    assert sparkline([1.0] * 100, 10) == "▁" * 10

@@ -1,0 +1,79 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+
+import pytest
+
+from worker import processes
+from worker.processes import Identity
+from worker.ranks import Rank
+from worker.stopping import Stop
+
+
+@pytest.fixture
+def sleeper() -> Generator[subprocess.Popen[bytes]]:
+    """A process of its own group that ends by SIGTERM."""
+    with subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=-1, start_new_session=True
+    ) as it:
+        yield it
+        it.kill()
+
+
+def identity(process: subprocess.Popen[bytes]) -> Identity:
+    found = processes.identify(process.pid)
+    assert found is not None
+    return found
+
+
+def test_a_process_is_alive_until_it_ends_even_before_it_is_reaped(
+    sleeper: subprocess.Popen[bytes],
+):
+    found = identity(sleeper)
+    assert processes.alive(found)
+    sleeper.kill()
+    assert processes.wait_gone(found, 5)
+    assert sleeper.returncode is None
+
+
+def test_a_recycled_pid_gets_no_signal(sleeper: subprocess.Popen[bytes]):
+    earlier = Identity(sleeper.pid, "1")
+    assert not processes.signal_group(earlier, signal.SIGKILL)
+    assert processes.alive(identity(sleeper))
+
+
+def test_a_verified_process_gets_its_signal(sleeper: subprocess.Popen[bytes]):
+    assert processes.signal_group(identity(sleeper), signal.SIGTERM)
+    assert sleeper.wait(5) == -signal.SIGTERM
+
+
+def test_a_rank_is_asked_then_signalled_then_killed(sleeper: subprocess.Popen[bytes]):
+    read_end, write_end = os.pipe()
+    rank = Rank(identity(sleeper), write_end)
+    os.kill(sleeper.pid, signal.SIGSTOP)  # SIGTERM does not reach it
+    stop = Stop(rank, grace_s=0.2, kill_s=0.2)
+    began = time.monotonic()
+    stop.press()
+    assert not stop.signalled
+    stop.ask()
+    assert os.read(read_end, 100) == b'{"do":"cancel"}\n'
+    while sleeper.poll() is None:
+        stop.press()
+        assert time.monotonic() < began + 10
+    assert sleeper.returncode == -signal.SIGKILL
+    assert time.monotonic() - began >= 0.4
+    rank.close()
+    rank.tell({"do": "cancel"})  # to nobody
+    os.close(read_end)
+
+
+def test_force_does_not_wait(sleeper: subprocess.Popen[bytes]):
+    read_end, write_end = os.pipe()
+    rank = Rank(identity(sleeper), write_end)
+    Stop(rank, grace_s=60, kill_s=60).ask(force=True)
+    assert sleeper.wait(5) == -signal.SIGTERM
+    rank.close()
+    os.close(read_end)
