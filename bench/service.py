@@ -1,9 +1,9 @@
 """The whole service as a user meets it: latency of a job, of an event, and memory at rest.
 
-``python -m bench.service`` starts the embedded service in a directory of its own, submits small jobs
-one after another over HTTP while it is warm, and streams them. Prints one JSON line. ``post_to_step``
-is from the accepted POST to the moment the rank ended its first step; ``step_to_client`` from the end
-of a step in the rank to its event in the client. Both ends are on this machine's clock.
+``python -m bench.service`` starts the embedded service in a directory of its own, submits small
+jobs one after another over HTTP while it is warm, and streams them. Prints one JSON line.
+``post_to_step`` is from sending the POST to the moment the rank ended its first step;
+``step_to_client`` from the end of a step in the rank to its event in the client.
 """
 
 import argparse
