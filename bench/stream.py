@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--rate", type=int, default=400, help="events per second")
     parser.add_argument("--seconds", type=float, default=10.0)
     given = parser.parse_args(arguments)
-    home = Path(tempfile.mkdtemp(prefix="gh", dir="/tmp"))  # noqa: S108 (sockets need short paths)
+    home = Path(tempfile.mkdtemp(prefix="gh", dir="/tmp"))
     broker = Broker(home)
     broker.start()
     database = Database(f"sqlite:///{home / 'glasshouse.db'}")
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-async def measure(  # noqa: PLR0913
+async def measure(
     api: Api, secret: str, writer: Writer, watchers: int, rate: int, seconds: float
 ) -> dict[str, object]:
     server = psutil.Process(api.process.pid)
