@@ -105,7 +105,7 @@ def test_fifty_clients_that_never_read_do_not_harm_the_others(
             late_ms.append((time.monotonic() - shipped) * 1000)
         grown = process.memory_info().rss - before
     assert statistics.median(late_ms) < 500, late_ms
-    assert grown < 80 * 1024**2, f"{grown / 1024**2:.0f} MiB"
+    assert grown < 50 * 1024**2, f"{grown / 1024**2:.0f} MiB"
 
 
 def test_the_streams_of_a_revoked_key_end(
