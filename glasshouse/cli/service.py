@@ -34,14 +34,18 @@ def up(
     home: Home = None,
     workers: Annotated[int, typer.Option(min=0, help="How many workers.")] = 1,
     detach: Annotated[bool, typer.Option("--detach", help="Return once it runs.")] = False,
+    open_: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
     json: Json = False,
 ) -> None:
     """Run the whole service on this machine: broker, API and workers. Ctrl-C stops it."""
     place = _home(home)
+    when_ready = (lambda: _open(place)) if open_ else (lambda: None)
     if detach:
         _up_detached(place, port, workers)
+        when_ready()
     else:
-        Stack(place, port=port, num_workers=workers, tell=output.tell).run()
+        stack = Stack(place, port=port, num_workers=workers, tell=output.tell)
+        stack.run(when_ready)
     if json:
         output.document(_public(read_runtime(place)))
 
@@ -120,6 +124,15 @@ def worker(context: typer.Context) -> None:
 def migrate(context: typer.Context) -> None:
     """Bring the database to the newest revision (python -m models.migrate)."""
     _become("models.migrate", context.args)
+
+
+def _open(home: Path) -> None:
+    """Open a service that has just started, or say under which link it can be."""
+    runtime = read_runtime(home)
+    with Client(runtime["url"], runtime["api_key"]) as client:
+        link = client.browser_link()
+    if not webbrowser.open(link):
+        output.tell(f"  in a browser       {link}  (once, within a minute)")
 
 
 def _home(given: Path | None) -> Path:

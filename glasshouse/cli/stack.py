@@ -56,8 +56,8 @@ class Stack:
         """The broker's socket."""
         return self.home / "run" / "valkey.sock"
 
-    def run(self) -> None:
-        """Run the service until a signal comes.
+    def run(self, when_ready: Callable[[], None] = lambda: None) -> None:
+        """Run the service until a signal comes; ``when_ready`` is called once it is up.
 
         Raises:
             StackError: it could not be started, or runs already; nothing is left running.
@@ -71,6 +71,7 @@ class Stack:
             cleaning.callback(self._stop)
             self._start()
             self._tell(self._banner())
+            when_ready()
             self._keep_running()
 
     def _start(self) -> None:
