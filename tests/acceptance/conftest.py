@@ -5,10 +5,10 @@ import tempfile
 from collections.abc import Generator
 from pathlib import Path
 
-import glasshouse as gh
 import httpx2
 import pytest
 
+import glasshouse as gh
 from tests.acceptance.houses import Cluster, House
 
 

@@ -199,6 +199,14 @@ class Cluster:
         """Start a worker with one core."""
         self.workers[name] = self._start(name, "worker", "--name", name)
 
+    def kill_api(self, name: str) -> None:
+        """End an API at once."""
+        _kill(self.apis[name])
+
+    def kill_worker(self, name: str) -> None:
+        """End a worker at once."""
+        _kill(self.workers[name])
+
     def await_workers(self) -> None:
         """Wait until every worker takes jobs and holds none."""
 
@@ -227,8 +235,7 @@ class Cluster:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
+            _close(process)
         self.broker.kill()
         shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -254,6 +261,17 @@ class Cluster:
             CPU_CORES="1",
             **SHORT,
         )
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+    _close(process)
+
+
+def _close(process: subprocess.Popen[str]) -> None:
+    if process.stdout is not None:
+        process.stdout.close()
 
 
 def free_port() -> int:

@@ -157,9 +157,7 @@ WRONG = {
     "a split that the dataset does not have": Wrong(
         "/data/train", source("training"), "/data/train/split", ("train", "validation", "test")
     ),
-    "a fraction that is none": Wrong(
-        "/data/train", source(fraction=[0.8, 0.2]), "/data/train"
-    ),
+    "a fraction that is none": Wrong("/data/train", source(fraction=[0.8, 0.2]), "/data/train"),
     "a dataset that is not there": Wrong(
         "/data/train/dataset", "ds_00000000000000000000000000", "/data/train/dataset"
     ),
@@ -386,7 +384,16 @@ def test_what_belongs_to_others_is_not_there(house: House, http: httpx2.Client, 
     until(lambda: ended(http, f"/jobs/{job}"), 60, "the end of the job")
     checkpoint = http.get(f"/jobs/{job}/checkpoints").json()["data"][0]["id"]
     with house.another_key("eve", "submit").http() as eve:
-        for path in ("", "/events", "/stream", "/metrics", "/layers", "/logs", "/spec", "/captures"):
+        for path in (
+            "",
+            "/events",
+            "/stream",
+            "/metrics",
+            "/layers",
+            "/logs",
+            "/spec",
+            "/captures",
+        ):
             check_problem(eve.get(f"/jobs/{job}{path}"), 404, "job_not_found")
         check_problem(eve.post(f"/jobs/{job}/cancel"), 404, "job_not_found")
         check_problem(eve.delete(f"/jobs/{job}"), 404, "job_not_found")

@@ -1,6 +1,5 @@
 """Two APIs and two workers on PostgreSQL and Valkey: any of them may die, and nothing is lost."""
 
-import signal
 from collections.abc import Generator
 from typing import Any
 
@@ -126,8 +125,7 @@ def test_a_job_whose_worker_is_killed_runs_again_on_the_other(
 ):
     job = submit(one, lasting(digits, 1500))
     first = reach(one, job, 100)["devices"][0]["worker"]
-    cluster.workers[first].send_signal(signal.SIGKILL)
-    cluster.workers[first].wait()
+    cluster.kill_worker(first)
     try:
         other = until(lambda: other_worker(two, job, first), 40, "the second attempt")
         assert {first, other} == {"north", "south"}
@@ -157,8 +155,7 @@ def test_a_stream_goes_on_through_the_other_api_when_one_is_killed(
     reach(two, job, 1)
     line = Line(cluster.door("one"), job)
     received = b"".join(line.read_message() for _ in range(30))
-    cluster.apis["one"].send_signal(signal.SIGKILL)
-    cluster.apis["one"].wait()
+    cluster.kill_api("one")
     try:
         rest = line.read()
         assert not rest.complete
@@ -177,8 +174,7 @@ def test_the_client_outlives_an_api_that_starts_again(cluster: Cluster, two, one
         for event in client.jobs.get(job).stream():
             numbers.append(event.seq)
             if len(numbers) == 50:
-                cluster.apis["one"].send_signal(signal.SIGKILL)
-                cluster.apis["one"].wait()
+                cluster.kill_api("one")
                 cluster.start_api("one")
     assert numbers == [event["seq"] for event in polled(cluster.door("two"), job)]
 

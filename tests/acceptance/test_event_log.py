@@ -2,9 +2,9 @@
 
 import random
 
-import glasshouse as gh
 import pytest
 
+import glasshouse as gh
 from tests.acceptance.houses import House
 from tests.acceptance.specs import digits_example, lasting
 from tests.acceptance.sse import Line, Received, polled
@@ -45,7 +45,7 @@ def test_after_the_end_there_is_nothing_to_stream(house: House, finished: str):
 
 def test_a_finished_log_may_be_cut_anywhere(house: House, finished: str):
     whole = Line(house, finished).read()
-    chance = random.Random(1)
+    chance = random.Random(1)  # noqa: S311
     for _ in range(NUM_CUTS):
         before = Line(house, finished).read(chance.randrange(1, len(whole.body)))
         assert not before.complete
@@ -56,7 +56,7 @@ def test_a_finished_log_may_be_cut_anywhere(house: House, finished: str):
 
 def test_a_running_log_may_be_cut_200_times(house: House, client: gh.Client, digits: str):
     job = client.jobs.create(lasting(digits, 1500))
-    chance = random.Random(2)
+    chance = random.Random(2)  # noqa: S311
     events: list[dict] = []
     num_cut = 0
     while not events or events[-1]["type"] != "end":

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import glasshouse as gh
 import httpx2
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from safetensors.numpy import load
 from sklearn.datasets import load_digits
 from torch import nn
 
+import glasshouse as gh
 from tests.acceptance.houses import House, plain_environment, run_python
 from tests.acceptance.specs import FIELDS, digits_example
 
