@@ -7,10 +7,11 @@ from fastapi import APIRouter, Path, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from api import waiting
+from api import inside, waiting
 from api.access import Read
 from api.answers import Paged, bad_parameter, etag, is_fresh, not_modified, time_text
 from api.cursors import pairs_of, seq_of, types_of
+from api.documents import Waited, answers
 from api.resources import House, Resources
 from api.streams import Start
 from api.views import job_json
@@ -24,7 +25,7 @@ MAX_JOBS = 32
 PAGE_BYTES = 8 * 1024 * 1024
 router = APIRouter(prefix="/api/v1", tags=["events"])
 
-JobId = Annotated[str, Path(max_length=64, description="Id of the job.")]
+JobId = Annotated[str, Path(alias="id", max_length=64, description="Id of the job.")]
 Types = Annotated[
     list[str] | None,
     Query(max_length=20, description="Only these types of event, separated by commas."),
@@ -36,6 +37,7 @@ After = Annotated[
         description="Go on after this cursor; the header `Last-Event-ID` wins over it.",
     ),
 ]
+_WRONG = (400, 401, 404, 422, 429, 503)
 _STREAM: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "Events as they happen: `hello` with a snapshot of the job, then the log, "
@@ -43,14 +45,27 @@ _STREAM: dict[int | str, dict[str, Any]] = {
         "content": {"text/event-stream": {"schema": {"type": "string"}}},
     },
     204: {"description": "The job has ended and the client has all its events."},
+    **{status: answer for status, answer in answers(200, None, *_WRONG).items() if status != 200},
 }
 
 
-@router.get("/jobs/{job}/events", summary="The event log, polled")
-async def list_events(
-    request: Request, house: House, caller: Read, job: JobId, page: Paged, types: Types = None
+@router.get(
+    "/jobs/{id}/events",
+    summary="The event log, polled",
+    responses=answers(200, inside.EventList, *inside.READ),
+)
+async def list_events(  # noqa: PLR0913 (each is a part of the request)
+    request: Request,
+    *,
+    house: House,
+    caller: Read,
+    job: JobId,
+    page: Paged,
+    types: Types = None,
+    prefer: Waited = None,
 ) -> Response:
     """Events in order. `Prefer: wait=N` holds an empty or unchanged answer until there is more."""
+    del prefer  # read by waiting; here for the OpenAPI document
     wanted = types_of(types)
     wait_s = waiting.wait_asked(request)
     latest: list[tuple[Page, str]] = []
@@ -82,7 +97,7 @@ def _envelope(page: Page) -> bytes:
     return f'{{"object":"list","data":[{data}],{tail}}}'.encode()
 
 
-@router.get("/jobs/{job}/stream", summary="The event log, server-sent", responses=_STREAM)
+@router.get("/jobs/{id}/stream", summary="The event log, server-sent", responses=_STREAM)
 async def stream_job(
     request: Request,
     house: House,

@@ -5,8 +5,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Request
 from starlette.responses import FileResponse, Response
 
+from api import inside
 from api.access import Read, Submit
 from api.answers import etag, is_fresh, list_of, not_modified, tagged, time_text
+from api.documents import answers
 from api.events import JobId
 from api.resources import House, Resources
 from glasshouse.errors import ArtifactNotFound
@@ -16,7 +18,7 @@ from models.tables import Checkpoint, JobArtifact
 router = APIRouter(prefix="/api/v1")
 WEIGHTS = "model.safetensors"
 SAFETENSORS = "application/vnd.safetensors"
-CheckpointId = Annotated[str, Path(max_length=64, description="Id of the checkpoint.")]
+CheckpointId = Annotated[str, Path(alias="id", max_length=64, description="Id of the checkpoint.")]
 
 
 def checkpoint_json(row: Checkpoint) -> dict[str, Any]:
@@ -38,7 +40,12 @@ def checkpoint_json(row: Checkpoint) -> dict[str, Any]:
     }
 
 
-@router.get("/jobs/{job}/checkpoints", tags=["checkpoints"], summary="Saved states of a job")
+@router.get(
+    "/jobs/{id}/checkpoints",
+    tags=["checkpoints"],
+    summary="Saved states of a job",
+    responses=answers(200, inside.CheckpointList, *inside.READ),
+)
 def list_checkpoints(request: Request, house: House, caller: Read, job: JobId) -> Response:
     """Complete checkpoints, oldest first."""
     with house.database.read() as tx:
@@ -48,7 +55,12 @@ def list_checkpoints(request: Request, house: House, caller: Read, job: JobId) -
     return tagged(request, list_of([checkpoint_json(row) for row in rows], cursor=None), tag)
 
 
-@router.get("/checkpoints/{checkpoint}", tags=["checkpoints"], summary="One checkpoint")
+@router.get(
+    "/checkpoints/{id}",
+    tags=["checkpoints"],
+    summary="One checkpoint",
+    responses=answers(200, inside.Checkpoint, *inside.READ),
+)
 def get_checkpoint(
     request: Request, house: House, caller: Read, checkpoint: CheckpointId
 ) -> Response:
@@ -59,10 +71,10 @@ def get_checkpoint(
 
 
 @router.get(
-    "/checkpoints/{checkpoint}/weights",
+    "/checkpoints/{id}/weights",
     tags=["checkpoints"],
     summary="The weights as safetensors",
-    responses={200: {"content": {SAFETENSORS: {}}}},
+    responses=inside.binary(SAFETENSORS, others=inside.READ),
 )
 def get_weights(request: Request, house: House, caller: Read, checkpoint: CheckpointId) -> Response:
     """The file of the network's parameters and buffers, by torch's names. Ranges are served."""
@@ -74,11 +86,12 @@ def get_weights(request: Request, house: House, caller: Read, checkpoint: Checkp
 
 
 @router.delete(
-    "/checkpoints/{checkpoint}",
+    "/checkpoints/{id}",
     tags=["checkpoints"],
     status_code=204,
     summary="Delete a checkpoint",
     response_class=Response,
+    responses=answers(204, None, 401, 403, 404, 409, 422),
 )
 def delete_checkpoint(house: House, caller: Submit, checkpoint: CheckpointId) -> Response:
     """Refused while a job that has not ended uses it."""
@@ -102,7 +115,12 @@ def artifact_json(row: JobArtifact) -> dict[str, Any]:
     }
 
 
-@router.get("/jobs/{job}/artifacts", tags=["artifacts"], summary="Files that a job made")
+@router.get(
+    "/jobs/{id}/artifacts",
+    tags=["inside"],
+    summary="Files that a job made",
+    responses=answers(200, inside.ArtifactList, *inside.READ),
+)
 def list_artifacts(request: Request, house: House, caller: Read, job: JobId) -> Response:
     """By name."""
     with house.database.read() as tx:
@@ -114,10 +132,10 @@ def list_artifacts(request: Request, house: House, caller: Read, job: JobId) -> 
 
 
 @router.get(
-    "/jobs/{job}/artifacts/{name}",
-    tags=["artifacts"],
+    "/jobs/{id}/artifacts/{name}",
+    tags=["inside"],
     summary="One file that a job made",
-    responses={200: {"content": {"application/octet-stream": {}}}},
+    responses=inside.binary("application/octet-stream", others=inside.READ),
 )
 def get_artifact(
     request: Request,

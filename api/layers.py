@@ -8,9 +8,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 
-from api import negotiation, slices, tensors
+from api import inside, negotiation, slices, tensors
 from api.access import Read
 from api.answers import Json, Paged, bad_parameter, etag, is_fresh, list_of, not_modified, tagged
+from api.documents import answers
 from api.events import JobId
 from api.metrics import FromStep, ToStep
 from api.resources import House, Resources
@@ -21,7 +22,7 @@ from models.metrics import Point
 from models.stats import FIGURES, Row, Series
 from models.tables import Capture, Job
 
-router = APIRouter(prefix="/api/v1", tags=["layers"])
+router = APIRouter(prefix="/api/v1", tags=["inside"])
 KINDS = ("output", "output_grad", "param", "param_grad")
 FORMATS = {
     "application/json": "json",
@@ -49,7 +50,11 @@ Step = Annotated[
 Slice = Annotated[str | None, Query(max_length=1000, description="As in numpy, e.g. `0:4,:,::2`.")]
 
 
-@router.get("/jobs/{job}/layers", summary="The module tree")
+@router.get(
+    "/jobs/{id}/layers",
+    summary="The module tree",
+    responses=answers(200, inside.LayerList, *inside.READ),
+)
 def list_layers(request: Request, house: House, caller: Read, job: JobId) -> Response:
     """Each layer with its output's shape, its parameters, and its newest statistics by kind."""
     with house.database.read() as tx:
@@ -82,7 +87,11 @@ def _layer(entry: dict[str, Any], by_tensor: dict[str, dict[str, Any]]) -> dict[
     return shown
 
 
-@router.get("/jobs/{job}/stats", summary="Layer statistics over steps")
+@router.get(
+    "/jobs/{id}/stats",
+    summary="Layer statistics over steps",
+    responses=answers(200, inside.StatsList, *inside.READ),
+)
 def query_stats(  # noqa: PLR0913 (each is a parameter of the request)
     request: Request,
     *,
@@ -147,7 +156,11 @@ def _series(series: Series, rows: list[Row], figures: list[str], max_points: int
     }
 
 
-@router.get("/jobs/{job}/captures", summary="Which tensors were kept")
+@router.get(
+    "/jobs/{id}/captures",
+    summary="Which tensors were kept",
+    responses=answers(200, inside.CaptureList, 400, 401, 404, 422),
+)
 def list_captures(  # noqa: PLR0913 (each is a parameter of the request)
     *,
     house: House,
@@ -189,9 +202,14 @@ def _capture_json(row: Capture) -> dict[str, Any]:
 
 
 @router.get(
-    "/jobs/{job}/layers/{layer}/{kind}",
+    "/jobs/{id}/layers/{layer}/{kind}",
     summary="One captured tensor",
-    responses={200: {"content": {media: {} for media in FORMATS}}},
+    responses=inside.binary(
+        "application/x-npy",
+        "application/vnd.safetensors",
+        model=inside.Tensor,
+        others=(*inside.READ, 406),
+    ),
 )
 def get_tensor(  # noqa: PLR0913 (each is a parameter of the request)
     request: Request,
@@ -304,9 +322,9 @@ def _streamed(body: Body, chosen: str, headers: dict[str, str]) -> Response:
 
 
 @router.get(
-    "/jobs/{job}/tensors",
+    "/jobs/{id}/tensors",
     summary="Several captured tensors in one safetensors file",
-    responses={200: {"content": {"application/vnd.safetensors": {}}}},
+    responses=inside.binary("application/vnd.safetensors", others=inside.READ),
 )
 def get_tensors(
     request: Request,

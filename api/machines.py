@@ -7,8 +7,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path
 from starlette.responses import Response
 
+from api import inside
 from api.access import Admin, Caller, Read
 from api.answers import Json, list_of, time_text
+from api.documents import answers
 from api.resources import House, Resources
 from models import workers
 from models.tables import Device, Job, Worker
@@ -18,7 +20,11 @@ Placed = Sequence[tuple[Device, str]]
 """Devices, each with the state of its worker."""
 
 
-@router.get("/devices", summary="Devices and who has them")
+@router.get(
+    "/devices",
+    summary="Devices and who has them",
+    responses=answers(200, inside.DeviceList, 401),
+)
 def list_devices(house: House, caller: Read) -> Response:
     """Every device. Jobs of others are not named; their devices are ``busy``."""
     with house.database.read() as tx:
@@ -48,7 +54,11 @@ def _device_json(row: Device, state: str, caller: Caller, owners: dict[str, str]
     }
 
 
-@router.get("/workers", summary="Machines that run jobs")
+@router.get(
+    "/workers",
+    summary="Machines that run jobs",
+    responses=answers(200, inside.WorkerList, 401),
+)
 def list_workers(house: House, caller: Read) -> Response:
     """Every worker: ``active``, ``draining``, or ``lost``."""
     del caller
@@ -57,9 +67,14 @@ def list_workers(house: House, caller: Read) -> Response:
     return Json(list_of([_worker_json(row, state) for row, state in rows], cursor=None))
 
 
-@router.post("/workers/{worker}/drain", status_code=202, summary="Give a worker no more jobs")
+@router.post(
+    "/workers/{id}/drain",
+    status_code=202,
+    summary="Give a worker no more jobs",
+    responses=answers(202, inside.Worker, 401, 403, 404, 422),
+)
 def drain_worker(
-    house: House, caller: Admin, worker: Annotated[str, Path(max_length=200)]
+    house: House, caller: Admin, worker: Annotated[str, Path(alias="id", max_length=200)]
 ) -> Response:
     """Its running jobs go on; new ones go elsewhere until it is started again."""
     del caller
@@ -86,7 +101,11 @@ def _worker_json(row: Worker, state: str) -> dict[str, Any]:
     }
 
 
-@router.get("/queue", summary="Jobs that wait, and why")
+@router.get(
+    "/queue",
+    summary="Jobs that wait, and why",
+    responses=answers(200, inside.QueuedJobList, 401),
+)
 def list_queue(house: House, caller: Read) -> Response:
     """In the order in which they will start. Jobs of others only count in ``position``."""
     with house.database.read() as tx:

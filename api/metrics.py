@@ -8,9 +8,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from api import negotiation
+from api import inside, negotiation
 from api.access import Read
 from api.answers import etag, is_fresh, list_of, not_modified, tagged
+from api.documents import answers
 from api.events import JobId
 from api.resources import House
 from glasshouse import jsonio
@@ -18,7 +19,7 @@ from glasshouse.errors import MetricNotFound
 from models import jobs, metrics
 from models.metrics import Point, Summary
 
-router = APIRouter(prefix="/api/v1", tags=["metrics"])
+router = APIRouter(prefix="/api/v1", tags=["inside"])
 
 FromStep = Annotated[int | None, Query(ge=0, lt=2**53, description="First step, included.")]
 ToStep = Annotated[int | None, Query(ge=0, lt=2**53, description="Last step, included.")]
@@ -34,7 +35,11 @@ MaxPoints = Annotated[
 FORMATS = {"application/json": "json", "text/csv": "csv"}
 
 
-@router.get("/jobs/{job}/metrics", summary="What was measured, at a glance")
+@router.get(
+    "/jobs/{id}/metrics",
+    summary="What was measured, at a glance",
+    responses=answers(200, inside.MetricList, *inside.READ),
+)
 def list_metrics(request: Request, house: House, caller: Read, job: JobId) -> Response:
     """Each metric with its last, least and greatest value and its first non-finite step."""
     with house.database.read() as tx:
@@ -57,7 +62,11 @@ def _entry(row: Summary) -> dict[str, Any]:
     }
 
 
-@router.get("/jobs/{job}/metrics/query", summary="Values of metrics over steps")
+@router.get(
+    "/jobs/{id}/metrics/query",
+    summary="Values of metrics over steps",
+    responses=inside.binary("text/csv", model=inside.Columns, others=(*inside.READ, 406)),
+)
 def query_metrics(  # noqa: PLR0913 (each is a parameter of the request)
     request: Request,
     *,

@@ -21,15 +21,12 @@ def choose(request: Request, offers: Mapping[str, str]) -> str:
     if not header:
         return next(iter(offers.values()))
     wishes = _wishes(header)
-    best, best_quality = None, 0.0
-    for media, name in offers.items():
-        quality = _quality(media, wishes)
-        if quality > best_quality:
-            best, best_quality = name, quality
-    if best is None:
+    liked = {media: _quality(media, wishes) for media in offers}
+    best = max(offers, key=lambda media: liked[media])  # the first of equals
+    if liked[best][0] <= 0:
         known = ", ".join(offers)
         raise NotAcceptable(f"This can be had as {known}.", formats=list(offers))
-    return best
+    return offers[best]
 
 
 def _wishes(header: str) -> dict[str, float]:
@@ -45,11 +42,13 @@ def _wishes(header: str) -> dict[str, float]:
     return found
 
 
-def _quality(media: str, wishes: Mapping[str, float]) -> float:
-    for pattern in (media, media.partition("/")[0] + "/*", "*/*"):
+def _quality(media: str, wishes: Mapping[str, float]) -> tuple[float, int]:
+    """How much it is liked; of equals, one that is named before one that a star stands for."""
+    patterns = (media, media.partition("/")[0] + "/*", "*/*")
+    for stars, pattern in enumerate(patterns):
         if pattern in wishes:
-            return wishes[pattern]
-    return 0.0
+            return wishes[pattern], -stars
+    return 0.0, 0
 
 
 def _number(text: str) -> float:

@@ -55,7 +55,7 @@ def document(app: FastAPI) -> dict[str, Any]:
         summary="A self-hosted training service that you can see into",
         description=_DESCRIPTION,
         routes=app.routes,
-        servers=[{"url": "http://127.0.0.1:8420", "description": "The default address"}],
+        servers=[{"url": "/", "description": "This service"}],
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
     )
     used = {tag for _, operation in _operations(made) for tag in operation.get("tags", [])}

@@ -2,10 +2,10 @@
 
 import html
 import mimetypes
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import swagger_ui_bundle  # pyright: ignore[reportMissingTypeStubs]
 from fastapi import APIRouter, Request
 from starlette.responses import FileResponse, Response
 
@@ -15,9 +15,13 @@ from glasshouse import errors
 from glasshouse.errors import GlasshouseError, RouteNotFound, RunFailure, ServiceError
 
 router = APIRouter(tags=["service"])
-_TEXTS = Path(__file__).parent.parent / "docs" / "errors"
-_SWAGGER = Path(str(swagger_ui_bundle.swagger_ui_path))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
-_FILES = ("swagger-ui.css", "swagger-ui-bundle.js", "favicon-32x32.png")
+_ROOM = Path(__file__).parent
+# In a wheel the pages lie inside this package; in a checkout they are among the documents.
+_TEXTS = next(
+    (path for path in (_ROOM / "error_pages", _ROOM.parent / "docs" / "errors") if path.is_dir()),
+    _ROOM,
+)
+_FILES = ("swagger-ui.css", "swagger-ui-bundle.js", "favicon.png")
 _PAGE_POLICY = (
     "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; "
     "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
@@ -25,15 +29,13 @@ _PAGE_POLICY = (
 _DOCS = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Glasshouse API</title>
 <link rel="stylesheet" href="/docs/swagger-ui.css">
-<link rel="icon" href="/docs/favicon-32x32.png"></head>
+<link rel="icon" href="/docs/favicon.png"></head>
 <body><div id="page"></div>
 <script src="/docs/swagger-ui-bundle.js"></script><script src="/docs/start.js"></script>
 </body></html>
 """
-# This Swagger UI refuses to draw 3.1, but draws what 3.1 adds well enough.
-_START = """fetch("/openapi.json").then((answer) => answer.json()).then((document) => {
-  document.openapi = "3.0.3";
-  SwaggerUIBundle({ spec: document, dom_id: "#page", deepLinking: true, validatorUrl: null });
+_START = """SwaggerUIBundle({
+  url: "/openapi.json", dom_id: "#page", deepLinking: true, validatorUrl: null
 });
 """
 
@@ -88,7 +90,17 @@ def get_docs_file(caller: Read, file: str) -> Response:
     if file not in _FILES:
         raise RouteNotFound("Nothing lives at this path.")
     kind: Any = mimetypes.guess_type(file)[0]
-    return FileResponse(_SWAGGER / file, media_type=kind, headers={"Cache-Control": "no-cache"})
+    return FileResponse(
+        _swagger_ui() / file, media_type=kind, headers={"Cache-Control": "no-cache"}
+    )
+
+
+def _swagger_ui() -> Path:
+    """Where fastapi-offline keeps Swagger UI; only its files are used, so it is not imported."""
+    package = find_spec("fastapi_offline")
+    if package is None or not package.submodule_search_locations:
+        raise RouteNotFound("Swagger UI is not installed; /openapi.json has the same facts.")
+    return Path(package.submodule_search_locations[0]) / "static"
 
 
 def _page(text: str, media_type: str) -> Response:

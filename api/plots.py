@@ -8,6 +8,7 @@ from typing import Any, Literal
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from api import inside
 from api.access import Read
 from api.answers import etag, is_fresh, not_modified
 from api.events import JobId
@@ -16,7 +17,7 @@ from glasshouse.errors import MetricNotFound
 from models import jobs, metrics
 from models.metrics import Point
 
-router = APIRouter(prefix="/api/v1", tags=["plots"])
+router = APIRouter(prefix="/api/v1", tags=["inside"])
 MAX_POINTS = 2000
 MAX_SERIES = 12
 MEDIA = {"png": "image/png", "svg": "image/svg+xml"}
@@ -24,9 +25,9 @@ _NAMES = {"loss": "loss", "lr": "lr", "throughput": "samples_per_s"}
 
 
 @router.get(
-    "/jobs/{job}/plots/{plot}",
+    "/jobs/{id}/plots/{plot}",
     summary="A picture of a series",
-    responses={200: {"content": {media: {} for media in MEDIA.values()}}},
+    responses=inside.binary(*MEDIA.values(), others=inside.READ),
 )
 def get_plot(
     request: Request,

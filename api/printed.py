@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from api import negotiation
+from api import inside, negotiation
 from api.access import Read
 from api.answers import etag, is_fresh, list_of, not_modified, tagged
 from api.cursors import seq_of
@@ -17,16 +17,16 @@ from models import events, jobs
 from models.database import Transaction
 from models.events import LoggedEvent
 
-router = APIRouter(prefix="/api/v1", tags=["logs"])
+router = APIRouter(prefix="/api/v1", tags=["inside"])
 FORMATS = {"text/plain": "text", "application/json": "json"}
 MAX_BYTES = 32 * 1024 * 1024
 Entry = dict[str, Any]
 
 
 @router.get(
-    "/jobs/{job}/logs",
+    "/jobs/{id}/logs",
     summary="What the processes printed",
-    responses={200: {"content": {"text/plain": {}, "application/json": {}}}},
+    responses=inside.binary("text/plain", model=inside.PrintedList, others=(*inside.READ, 406)),
 )
 def get_logs(  # noqa: PLR0913 (each is a parameter of the request)
     request: Request,

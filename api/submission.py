@@ -20,7 +20,7 @@ from glasshouse.errors import (
 from glasshouse.ids import is_id
 from glasshouse.spec import Devices, InferJob, TrainJob
 from models import checkpoints, datasets, jobs, workers
-from models.tables import Device
+from models.tables import Device, Worker
 
 
 @dataclass(slots=True)
@@ -72,8 +72,22 @@ async def prepare(house: Resources, spec: TrainJob | InferJob, owner: str | None
         asked["checkpoint"] = found.checkpoint
     plan = await house.planner.plan(asked, found.datasets, found.network)
     resolved = plan.pop("spec")
+    _refuse_too_large(plan, chosen)
     plan["warnings"] = [*plan.get("warnings", []), *warnings]
     return Prepared(submitted, resolved, plan, frozenset(found.uses), chosen)
+
+
+def _refuse_too_large(plan: Mapping[str, Any], devices: list[dict[str, Any]]) -> None:
+    """A job that no device can hold would end in the host's out-of-memory killer, or worse."""
+    needed = plan["memory"]["total_bytes"]
+    sizes = [device["memory_bytes"] for device in devices if device["memory_bytes"] is not None]
+    if sizes and needed > max(sizes):
+        detail = (
+            f"it needs about {needed / 2**30:.1f} GiB, and the largest device that it may get has "
+            f"{max(sizes) / 2**30:.1f} GiB; make the network or the batch smaller"
+        )
+        problem = FieldProblem("/network", detail, "too_large")
+        raise InvalidSpec(f"/network: {detail}", problems=[problem])
 
 
 def _find_inputs(house: Resources, spec: TrainJob | InferJob, owner: str | None) -> Inputs:
@@ -140,7 +154,8 @@ def _find_devices(
     lease_ms = int(house.settings.lease_s * 1000)
     with house.database.read() as tx:
         known = workers.all_devices(tx, lease_ms=lease_ms)
-        names = {row.id for row, _ in workers.all_workers(tx, lease_ms=lease_ms)}
+        hosts = {row.id: row for row, _ in workers.all_workers(tx, lease_ms=lease_ms)}
+    names = set(hosts)
     if not names:
         return [], [_warning("no worker is there yet: the job waits until one starts")]
     if wanted.worker is not None and wanted.worker not in names:
@@ -160,7 +175,7 @@ def _find_devices(
     warnings: list[dict[str, str]] = []
     if all(state != "active" for _, state in fitting):
         warnings.append(_warning("no worker with such a device takes jobs now: the job waits"))
-    return [_shown(row, state) for row, state in fitting], warnings
+    return [_shown(row, state, hosts[row.worker]) for row, state in fitting], warnings
 
 
 def _fits(row: Device, wanted: Devices) -> bool:
@@ -196,13 +211,14 @@ def _listed(names: set[str]) -> str:
     return ", ".join(shown[:20]) + (" …" if len(shown) > 20 else "")
 
 
-def _shown(row: Device, state: str) -> dict[str, Any]:
+def _shown(row: Device, state: str, host: Worker) -> dict[str, Any]:
+    shared = host.info.get("memory_bytes") if row.kind == "cpu" else None
     shown: Mapping[str, Any] = {
         "worker": row.worker,
         "kind": row.kind,
         "id": row.id,
         "name": row.name,
-        "memory_bytes": row.memory_bytes,
+        "memory_bytes": row.memory_bytes or shared,
         "free": row.job is None and state == "active",
     }
     return dict(shown)

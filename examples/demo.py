@@ -3,6 +3,7 @@
 Uses the service that runs already, if one does; else starts one and stops it at the end.
 """
 
+import functools
 import json
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 from glasshouse import APIError, Client
 from glasshouse.client import Dataset, Job
 
+print = functools.partial(print, flush=True)  # noqa: A001 (in order with what children print)
 HERE = Path(__file__).parent
 OUT = Path("demo")
 WANTED_ACCURACY = 0.97
@@ -31,7 +33,7 @@ def start() -> None:
     """Start the embedded service: broker, API, one worker. On port 8420, or on a free one."""
     with socket.socket() as probe:
         taken = probe.connect_ex(("127.0.0.1", 8420)) == 0
-    print("Starting the service …", flush=True)
+    print("Starting the service …")
     subprocess.run([*CLI, "up", "--detach", "--port", "0" if taken else "8420"], check=True)
 
 

@@ -44,7 +44,7 @@ class Settings(BaseSettings):
     """CPU time of the process that reads an uploaded file."""
     planner_timeout_s: PositiveFloat = 20.0
     """A spec whose check takes longer is refused."""
-    stream_ping_s: PositiveFloat = 15.0
+    stream_ping_s: float = Field(default=15.0, gt=0, le=15)
     """A silent event stream sends a comment this often."""
     stream_send_timeout_s: PositiveFloat = 60.0
     """A client that takes nothing from its stream for this long is cut off."""

@@ -182,7 +182,7 @@ def test_the_documentation_comes_from_this_service_alone(service: Api):
         page = client.get("/docs")
         assert page.status_code == 200
         assert "//" not in page.text.replace("<!doctype", "")
-        for name in ("swagger-ui.css", "swagger-ui-bundle.js", "start.js", "favicon-32x32.png"):
+        for name in ("swagger-ui.css", "swagger-ui-bundle.js", "start.js", "favicon.png"):
             assert client.get(f"/docs/{name}").status_code == 200
 
 

@@ -14,7 +14,7 @@ from tests.integration.window import scene
 from tests.integration.window.scene import Api, Broker, Writer
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def home() -> Generator[Path]:
     """A home directory with a short path: sockets have little room for theirs."""
     directory = Path(tempfile.mkdtemp(prefix="gh", dir="/tmp"))
@@ -22,7 +22,7 @@ def home() -> Generator[Path]:
     shutil.rmtree(directory)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def broker(home: Path) -> Generator[Broker]:
     started = Broker(home)
     started.start()
@@ -30,7 +30,7 @@ def broker(home: Path) -> Generator[Broker]:
     started.kill()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def sqlite(home: Path) -> Generator[Database]:
     opened = Database(f"sqlite:///{home / 'glasshouse.db'}")
     migrate(opened, lock_file=home / "migrate.lock")
@@ -61,7 +61,7 @@ def serve(home: Path, broker: Broker) -> Generator[Callable[..., Api]]:
         api.kill()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def redis(broker: Broker) -> Generator[Redis]:
     opened = Redis.from_url(broker.url)
     yield opened
@@ -74,9 +74,11 @@ def writer(sqlite: Database, redis: Redis) -> Writer:
     return Writer(sqlite, redis).begin()
 
 
-@pytest.fixture
-def ada(sqlite: Database, serve: Callable[..., Api]) -> Generator[httpx2.Client]:
-    """A client of an API on SQLite, with a key of the owner of the writer's job."""
+@pytest.fixture(scope="module")
+def ada(home: Path, broker: Broker, sqlite: Database) -> Generator[httpx2.Client]:
+    """A client of the module's API, with a key of the owner of the writers' jobs."""
+    api = Api(home, sqlite.url, broker.url)
     _, secret = scene.make_key(sqlite, "ada")
-    with contextlib.closing(scene.client(serve(sqlite).url, secret)) as opened:
+    with contextlib.closing(scene.client(api.url, secret)) as opened:
         yield opened
+    api.kill()

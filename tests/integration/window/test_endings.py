@@ -105,7 +105,7 @@ def test_fifty_clients_that_never_read_do_not_harm_the_others(
             late_ms.append((time.monotonic() - shipped) * 1000)
         grown = process.memory_info().rss - before
     assert statistics.median(late_ms) < 500, late_ms
-    assert grown < 80 * 1024**2, f"{grown / 1024**2:.0f} MiB"
+    assert grown < 50 * 1024**2, f"{grown / 1024**2:.0f} MiB"
 
 
 def test_the_streams_of_a_revoked_key_end(
@@ -114,13 +114,15 @@ def test_the_streams_of_a_revoked_key_end(
     key, secret = scene.make_key(sqlite, "ada")
     api = serve(sqlite, stream_ping_s="0.2", stream_key_check_s="0.5")
     with raw_stream(api.url, f"/jobs/{writer.job.id}/stream", secret) as connection:
-        assert b"200 OK" in connection.recv(4096)
+        received = connection.recv(4096)
+        assert b"200 OK" in received
         with sqlite.write() as tx:
             keys.revoke(tx, key)
-        last = b""
-        while not last.endswith(b"\r\n0\r\n\r\n"):  # the end of the answer
-            last += connection.recv(4096)
-        assert last.count(b": ping") < 10
+        while not received.endswith(b"\r\n0\r\n\r\n"):  # the end of the answer
+            more = connection.recv(4096)
+            assert more, "the connection was cut before the end of the answer"
+            received += more
+        assert received.count(b": ping") < 20
 
 
 def test_a_client_that_goes_leaves_nothing_behind(

@@ -20,6 +20,7 @@ def asking(accept: str | None) -> Request:
     [
         (None, "json"),
         ("*/*", "json"),
+        ("text/csv, */*", "csv"),
         ("text/csv", "csv"),
         ("text/*", "csv"),
         ("application/json;q=0.5, text/csv", "csv"),

@@ -1,0 +1,287 @@
+"""What the routes of the window answer, as schemas: for OpenAPI, and checked in the tests."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from api.documents import Document, ListDocument, Number, answers
+
+Numbers = list[Number]
+
+
+class LoggedEvent(BaseModel):
+    """An event of a job; its type says what else it has."""
+
+    model_config = ConfigDict(extra="allow")
+    job: str
+    seq: int
+    attempt: int
+    at: str
+    type: str
+
+
+class EventList(ListDocument):
+    """Events, in order."""
+
+    data: list[LoggedEvent]
+
+
+class Metric(Document):
+    """One metric at a glance."""
+
+    name: str
+    last: Number
+    last_step: int
+    min: Number | None
+    max: Number | None
+    count: int
+    first_nonfinite_step: int | None
+
+
+class MetricList(ListDocument):
+    """Metrics, by name."""
+
+    data: list[Metric]
+
+
+class Columns(Document):
+    """Metrics over steps; null where one has no value."""
+
+    step: list[int]
+    values: dict[str, list[Number | None]]
+    epoch: list[int]
+
+
+class Figures(Document):
+    """The newest statistics of one tensor."""
+
+    step: int
+    phase: str
+    mean: Number
+    std: Number
+    min: Number
+    max: Number
+    l2: Number
+    absmax: Number
+    zeros: Number
+    nan: Number
+    inf: Number
+
+
+class Layer(Document):
+    """A layer of the network."""
+
+    name: str
+    type: str
+    inputs: list[str]
+    output_shape: list[int] | dict[str, list[int]]
+    """Without the batch axis; of a layer with several outputs, by leaf."""
+    output_shapes: dict[str, list[int]]
+    parameters: int
+    trainable: bool
+    dtype: str
+    parameter_shapes: dict[str, list[int]]
+    flops: int
+    stats: dict[str, Figures]
+    """Of its output and that one's gradient, by kind."""
+    tensors: dict[str, dict[str, Figures]]
+    """Of its parameters and further outputs, by name and kind."""
+
+
+class LayerList(ListDocument):
+    """Layers, in the order of the graph."""
+
+    data: list[Layer]
+
+
+class StatsSeries(Document):
+    """Figures of one tensor over steps."""
+
+    layer: str
+    kind: str
+    phase: str
+    step: list[int]
+    values: dict[str, Numbers]
+
+
+class StatsList(ListDocument):
+    """Series of statistics, by layer."""
+
+    data: list[StatsSeries]
+
+
+class _Captured(Document):
+    id: str
+    job: str
+    attempt: int
+    step: int
+    layer: str
+    kind: str
+    phase: str
+    shape: list[int]
+    dtype: str
+    size_bytes: int
+    href: str
+
+
+class Capture(_Captured):
+    """A tensor that was kept."""
+
+    object: Literal["capture"]
+
+
+class CaptureList(ListDocument):
+    """Captures, in the order in which they were made."""
+
+    data: list[Capture]
+
+
+class Tensor(_Captured):
+    """A tensor, summed up."""
+
+    object: Literal["tensor"]
+    slice: str | None
+    captured_shape: list[int]
+    """Of the whole tensor; ``shape`` is that of the slice."""
+    stats: dict[str, Number | None]
+    values: Any
+    """Nested lists; of more than 1,000 values the first, as one list."""
+    truncated: bool
+
+
+class Checkpoint(Document):
+    """A saved state of training."""
+
+    id: str
+    object: Literal["checkpoint"]
+    job: str
+    attempt: int
+    step: int
+    """How many updates it has had."""
+    epoch: int
+    final: bool
+    size_bytes: int
+    files: dict[str, dict[str, Any]]
+    metrics: dict[str, Any]
+    created_at: str
+    links: dict[str, str]
+
+
+class CheckpointList(ListDocument):
+    """Checkpoints, oldest first."""
+
+    data: list[Checkpoint]
+
+
+class Artifact(Document):
+    """A file that a job made."""
+
+    object: Literal["artifact"]
+    job: str
+    name: str
+    media_type: str
+    size_bytes: int
+    created_at: str
+    href: str
+
+
+class ArtifactList(ListDocument):
+    """Artifacts, by name."""
+
+    data: list[Artifact]
+
+
+class Printed(Document):
+    """Lines that a process printed."""
+
+    job: str
+    seq: int
+    attempt: int
+    at: str
+    type: Literal["log"]
+    rank: int
+    stream: str
+    lines: list[str]
+
+
+class PrintedList(ListDocument):
+    """What processes printed, in order."""
+
+    data: list[Printed]
+
+
+class Device(Document):
+    """A device of a worker."""
+
+    object: Literal["device"]
+    worker: str
+    worker_state: Literal["active", "draining", "lost"]
+    id: str
+    kind: str
+    number: int
+    name: str
+    uuid: str | None
+    memory_bytes: int | None
+    healthy: bool
+    reason: str | None
+    state: Literal["free", "busy", "unavailable"]
+    job: str | None
+    """The job that has it, when that is the caller's."""
+
+
+class DeviceList(ListDocument):
+    """Devices, by worker."""
+
+    data: list[Device]
+
+
+class Worker(Document):
+    """A machine that runs jobs."""
+
+    id: str
+    object: Literal["worker"]
+    state: Literal["active", "draining", "lost"]
+    host: str
+    version: str
+    started_at: str
+    last_seen_at: str | None
+    draining: bool
+    info: dict[str, Any]
+
+
+class WorkerList(ListDocument):
+    """Workers, by name."""
+
+    data: list[Worker]
+
+
+class QueuedJob(Document):
+    """A job that waits."""
+
+    object: Literal["queued_job"]
+    position: int
+    """How many jobs, of anybody, are before it."""
+    job: str
+    name: str | None
+    priority: int
+    queued_at: str
+    devices: dict[str, Any]
+    reason: str = Field(examples=["no worker", "no free device", "behind 2 jobs"])
+
+
+class QueuedJobList(ListDocument):
+    """Jobs that wait, the next to start first."""
+
+    data: list[QueuedJob]
+
+
+READ = (304, 400, 401, 404, 422)
+"""What may go wrong when something of a job is read."""
+
+
+def binary(*media: str, model: type[BaseModel] | None = None, others: tuple[int, ...]) -> Any:
+    """The ``responses`` of a route that gives bytes, and perhaps a document too."""
+    found = answers(200, model, *others)
+    schema = {"schema": {"type": "string", "contentMediaType": "application/octet-stream"}}
+    found[200]["content"] = dict.fromkeys(media, schema)
+    return found

@@ -1,0 +1,59 @@
+"""``make bench``: every figure of docs/reference/measured.md, one after another.
+
+Each bench is a process of its own that prints JSON lines. Wants an otherwise idle machine; quote
+ratios and medians, never one absolute time. ``--save NAME`` keeps the lines under bench/results/.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+BENCHES = ("step", "nursery", "submit_to_step", "submit", "stream", "service")
+RESULTS = Path(__file__).parent / "results"
+
+
+def machine() -> dict[str, object]:
+    """What the figures were measured on."""
+    model = platform.processor()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
+        model = names[0].partition(":")[2].strip() if names else model
+    return {
+        "bench": "machine",
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+    }
+
+
+def main() -> int:
+    """Run them all, or those that are named."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("names", nargs="*", choices=[*BENCHES, []], help="left out: all")
+    parser.add_argument("--save", metavar="NAME", help="also write bench/results/NAME.jsonl")
+    given = parser.parse_args()
+    lines = [json.dumps(machine())]
+    print(lines[0], flush=True)
+    failed = 0
+    for name in given.names or BENCHES:
+        done = subprocess.run(
+            [sys.executable, "-m", f"bench.{name}"], stdout=subprocess.PIPE, text=True, check=False
+        )
+        print(done.stdout, end="", flush=True)
+        lines += done.stdout.splitlines()
+        failed += done.returncode != 0
+    if given.save:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / f"{given.save}.jsonl").write_text("\n".join(lines) + "\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

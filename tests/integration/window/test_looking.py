@@ -1,0 +1,438 @@
+"""Looking into a job over HTTP: metrics, layers, statistics, tensors, files, logs, machines."""
+
+import io
+import json
+import math
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from api import inside, tensors
+from glasshouse import jsonio
+from glasshouse.events import STATS_COLUMNS
+from glasshouse.ids import new_id
+from models.artifacts import LocalArtifacts
+from models.attempts import Batch
+from models.database import Database
+from models.events import NewEvent
+from models.tables import now
+from tests.integration.window import scene
+from tests.integration.window.scene import Api, Writer, checked, problem
+
+NONFINITE = [math.inf, -math.inf, math.nan]
+
+
+def keep(writer: Writer, home: Path, layer: str, kind: str, step: int, array: np.ndarray) -> str:
+    """Store a capture as the worker does."""
+    name = new_id("cap")
+    key = f"jobs/{writer.job.id}/1/captures/{name}.safetensors"
+    with LocalArtifacts(home / "artifacts").receive(key) as path:
+        path.write_bytes(b"".join(tensors.safetensors({"tensor": array}, {}).parts))
+    row = {"id": name, "step": step, "layer": layer, "kind": kind, "phase": "train", "key": key}
+    row |= {"shape": list(array.shape), "dtype": str(array.dtype), "size_bytes": array.nbytes}
+    writer.ship(Batch(captures=[row]))
+    return name
+
+
+def stats_record(step: int, rows: list[list[Any]]) -> dict[str, Any]:
+    return {"step": step, "phase": "train", "rows": rows}
+
+
+def test_metrics_come_as_a_table_and_as_columns(ada: httpx2.Client, writer: Writer) -> None:
+    writer.losses([3.0, 1.0, *NONFINITE, 2.0])
+    path = f"/jobs/{writer.job.id}/metrics"
+    loss, lr = checked(ada.get(path), inside.MetricList)["data"]
+    assert loss == {
+        "name": "loss",
+        "last": 2.0,
+        "last_step": 5,
+        "min": 1.0,
+        "max": 3.0,
+        "count": 6,
+        "first_nonfinite_step": 2,
+    }
+    assert lr["first_nonfinite_step"] is None
+    columns = checked(ada.get(f"{path}/query?name=loss&name=lr&from_step=1"), inside.Columns)
+    assert columns["step"] == [1, 2, 3, 4, 5]
+    assert columns["values"]["loss"] == [1.0, "Infinity", "-Infinity", "NaN", 2.0]
+    assert columns["values"]["lr"] == [0.1] * 5
+    table = ada.get(f"{path}/query?name=loss", headers={"Accept": "text/csv"})
+    assert table.headers["content-type"].startswith("text/csv")
+    assert table.text.splitlines()[:4] == ["step,epoch,loss", "0,0,3.0", "1,0,1.0", "2,0,Infinity"]
+
+
+def test_series_of_different_steps_share_one_axis(ada: httpx2.Client, writer: Writer) -> None:
+    writer.losses([1.0, 2.0, 3.0])
+    row = {"step": 1, "epoch": 7, "name": "validation/loss", "value": 9.0}
+    writer.ship(Batch(metrics=[row]))
+    answer = ada.get(f"/jobs/{writer.job.id}/metrics/query?name=validation/loss&name=loss")
+    assert answer.json()["values"]["validation/loss"] == [None, 9.0, None]
+
+
+def test_a_thinned_series_keeps_its_spikes(ada: httpx2.Client, writer: Writer) -> None:
+    values = [1.0] * 3000
+    values[777], values[1234], values[2222] = 50.0, -50.0, math.nan
+    writer.losses(values)
+    answer = ada.get(f"/jobs/{writer.job.id}/metrics/query?name=loss&max_points=50").json()
+    found = dict(zip(answer["step"], answer["values"]["loss"], strict=True))
+    assert len(found) < 60
+    assert (found[777], found[1234], found[2222]) == (50.0, -50.0, "NaN")
+    assert {0, 2999} <= set(found)
+
+
+def test_a_metric_that_there_is_not_is_named(ada: httpx2.Client, writer: Writer) -> None:
+    path = f"/jobs/{writer.job.id}/metrics/query"
+    assert ada.get(f"{path}?name=loss").json()["step"] == []  # nothing was reported yet
+    writer.losses([1.0])
+    assert problem(ada.get(f"{path}?name=los")) == (404, "metric_not_found")
+    arrow = {"Accept": "application/vnd.apache.arrow.stream"}
+    assert problem(ada.get(f"{path}?name=loss", headers=arrow)) == (406, "not_acceptable")
+    for query in ("", "?name=loss&max_points=1", "?name=loss&from_step=-1", "?name=loss&to_step=x"):
+        assert problem(ada.get(path + query)) == (422, "invalid_request")
+
+
+def test_what_has_not_changed_is_not_sent_again(ada: httpx2.Client, writer: Writer) -> None:
+    writer.losses([1.0])
+    base = f"/jobs/{writer.job.id}"
+    paths = ["/metrics", "/metrics/query?name=loss", "/layers", "/stats", "/logs", "/events"]
+    paths += ["/artifacts", "/checkpoints", "/plots/loss?format=svg"]
+    for path in paths:
+        tag = ada.get(base + path).headers["etag"]
+        again = ada.get(base + path, headers={"If-None-Match": tag})
+        assert (again.status_code, again.content) == (304, b""), path
+        assert again.headers["etag"] == tag
+
+
+def test_layers_show_their_newest_statistics(ada: httpx2.Client, writer: Writer) -> None:
+    def row(name: str, kind: str, mean: float) -> list[Any]:
+        return [name, kind, mean, *[0.5] * 8]
+
+    records = [
+        stats_record(0, [row("conv1", "output", 1.0), row("conv1.weight", "param", 5.0)]),
+        stats_record(25, [row("conv1", "output", math.nan), row("lstm.1.0", "output", 2.0)]),
+    ]
+    writer.ship(Batch(stats=records))
+    conv, lstm = checked(ada.get(f"/jobs/{writer.job.id}/layers"), inside.LayerList)["data"]
+    assert (conv["stats"]["output"]["step"], conv["stats"]["output"]["mean"]) == (25, "NaN")
+    assert conv["tensors"]["conv1.weight"]["param"]["mean"] == 5.0
+    assert lstm["stats"] == {}
+    assert lstm["tensors"]["lstm.1.0"]["output"]["mean"] == 2.0
+
+
+def test_statistics_come_by_glob_kind_and_figure(ada: httpx2.Client, writer: Writer) -> None:
+    values = [math.nan if step == 40 else float(step % 10) for step in range(400)]
+    assert len(STATS_COLUMNS) == 11
+    for start in range(0, 400, 100):
+        steps = range(start, start + 100)
+        rows = [["conv1", "output", values[s], *[0.0] * 6, 1.0 * (s == 40), 0.0] for s in steps]
+        more = [stats_record(s, [row, ["lstm.0", "output", *[0.0] * 9]]) for s, row in zip(steps, rows, strict=True)]  # fmt: skip  # noqa: E501
+        writer.ship(Batch(stats=more))
+    path = f"/jobs/{writer.job.id}/stats"
+    (conv,) = checked(ada.get(f"{path}?layer=conv*&stat=mean,nan"), inside.StatsList)["data"]
+    assert (conv["layer"], conv["kind"], conv["phase"]) == ("conv1", "output", "train")
+    assert conv["values"]["mean"] == [jsonio.named(value) for value in values]
+    assert list(conv["values"]) == ["mean", "nan"]
+    assert len(ada.get(path).json()["data"]) == 2
+    assert ada.get(f"{path}?kind=param").json()["data"] == []
+    (thin,) = ada.get(f"{path}?layer=conv1&stat=mean,nan&max_points=40").json()["data"]
+    assert len(thin["step"]) < 60
+    assert {0, 40, 399} <= set(thin["step"])
+    (part,) = ada.get(f"{path}?layer=conv1&from_step=10&to_step=12").json()["data"]
+    assert part["step"] == [10, 11, 12]
+    for query in ("stat=median", "kind=weights", "max_points=0", "from_step=1e3"):
+        assert problem(ada.get(f"{path}?{query}")) == (422, "invalid_request")
+
+
+def test_a_tensor_comes_as_json_npy_and_safetensors(
+    ada: httpx2.Client, writer: Writer, home: Path
+) -> None:
+    array = np.random.default_rng(0).normal(size=(4, 6, 8)).astype(np.float32)
+    array[0, 0, :3] = NONFINITE
+    keep(writer, home, "conv1", "output", 25, array)
+    path = f"/jobs/{writer.job.id}/layers/conv1/output"
+    answer = ada.get(path)
+    summary = checked(answer, inside.Tensor)
+    assert answer.headers["x-tensor-step"] == "25"
+    assert (summary["shape"], summary["truncated"]) == ([4, 6, 8], False)
+    assert summary["values"][0][0][:3] == ["Infinity", "-Infinity", "NaN"]
+    assert (summary["stats"]["nan"], summary["stats"]["inf"]) == (1, 2)
+    npy = ada.get(path, params={"format": "npy", "step": "25"})
+    assert np.array_equal(np.load(io.BytesIO(npy.content)), array, equal_nan=True)
+    accept = {"Accept": "application/vnd.safetensors, */*"}
+    whole = ada.get(path, headers=accept)
+    assert whole.headers["content-type"] == "application/vnd.safetensors"
+    assert safetensors.numpy.load(whole.content)["tensor"].tobytes() == array.tobytes()
+    part = ada.get(path, params={"slice": "0:4,:,::2", "format": "safetensors"})
+    back = safetensors.numpy.load(part.content)["tensor"]
+    assert np.array_equal(back, array[0:4, :, ::2], equal_nan=True)
+    assert part.headers["content-length"] == str(len(part.content))
+    ranged = ada.get(path, headers=accept | {"Range": "bytes=8-15"})
+    assert (ranged.status_code, ranged.content) == (206, whole.content[8:16])
+    one = ada.get(path, params={"slice": "1,2,3"}).json()
+    assert one["values"] == pytest.approx(float(array[1, 2, 3]))
+    tag = whole.headers["etag"]
+    assert ada.get(path, headers=accept | {"If-None-Match": tag}).status_code == 304
+
+
+def test_a_large_tensor_is_summed_up_in_json(
+    ada: httpx2.Client, writer: Writer, home: Path
+) -> None:
+    array = np.arange(2_000_000, dtype=np.float32).reshape(2000, 1000)
+    keep(writer, home, "conv1", "output", 0, array)
+    path = f"/jobs/{writer.job.id}/layers/conv1/output"
+    summary = checked(ada.get(path), inside.Tensor)
+    assert (len(summary["values"]), summary["truncated"]) == (1000, True)
+    assert summary["stats"]["mean"] == pytest.approx(array.mean(dtype=np.float64))
+    assert summary["stats"]["std"] == pytest.approx(array.std(dtype=np.float64))
+    npy = ada.get(path, params={"format": "npy", "slice": "::-1,::3"}).content
+    assert np.array_equal(np.load(io.BytesIO(npy)), array[::-1, ::3])
+
+
+def test_bfloat16_is_kept_in_safetensors(ada: httpx2.Client, writer: Writer, home: Path) -> None:
+    array = np.array([1.5, math.nan, -3e38], ml_dtypes.bfloat16)
+    keep(writer, home, "conv1.bias", "param", 3, array)
+    path = f"/jobs/{writer.job.id}/layers/conv1.bias/param"
+    raw = ada.get(path, params={"format": "safetensors"}).content
+    assert raw.endswith(array.tobytes())
+    npy = np.load(io.BytesIO(ada.get(path, params={"format": "npy"}).content))
+    assert npy.dtype == np.float32
+    assert ada.get(path).json()["values"][1] == "NaN"
+
+
+def test_a_step_that_was_not_captured_names_its_neighbours(
+    ada: httpx2.Client, writer: Writer, home: Path
+) -> None:
+    path = f"/jobs/{writer.job.id}/layers"
+    assert problem(ada.get(f"{path}/conv1/output")) == (404, "step_not_captured")
+    for step in (0, 25, 50):
+        keep(writer, home, "conv1", "output", step, np.full(3, step))
+    answer = ada.get(f"{path}/conv1/output?step=26")
+    assert problem(answer) == (404, "step_not_captured")
+    assert answer.json()["nearest_steps"] == [0, 25, 50]
+    assert ada.get(f"{path}/conv1/output?step=25").json()["values"] == [25, 25, 25]
+    assert ada.get(f"{path}/conv1/output").headers["x-tensor-step"] == "50"
+
+
+def test_layers_leaves_and_parameters_are_addressed_by_their_names(
+    ada: httpx2.Client, writer: Writer, home: Path
+) -> None:
+    names = [("lstm.0", "output"), ("lstm.1.0", "output"), ("lstm.w", "param")]
+    for number, (layer, kind) in enumerate(names):
+        keep(writer, home, layer, kind, 0, np.full(2, number))
+    path = f"/jobs/{writer.job.id}/layers"
+    asked = {"lstm/output": 0, "lstm.0/output": 0, "lstm.1.0/output": 1, "lstm/param": 2}
+    for name, value in asked.items():
+        assert ada.get(f"{path}/{name}").json()["values"] == [value, value]
+    ambiguous = ada.get(f"{path}/conv1/param")
+    assert problem(ambiguous) == (404, "layer_not_found")
+    assert "conv1.weight" in ambiguous.json()["hint"]
+    for name in ("fc/output", "conv1.weight/output", "..%2F..%2Fetc/output", "conv1%00/output"):
+        assert problem(ada.get(f"{path}/{name}"))[0] == 404, name
+    for query in ("conv1/outputs", "conv1/output?step=-1", "conv1/output?step=1e9999999"):
+        assert problem(ada.get(f"{path}/{query}"))[0] == 422, query
+
+
+@pytest.mark.parametrize("text", ["", "4", "0,0", "a", "0;1", "::0", "0,:,:,:", "9" * 400, "..."])
+def test_a_hostile_slice_is_refused(
+    ada: httpx2.Client, writer: Writer, home: Path, text: str
+) -> None:
+    keep(writer, home, "conv1", "output", 0, np.zeros(3))
+    answer = ada.get(f"/jobs/{writer.job.id}/layers/conv1/output", params={"slice": text})
+    if text == "...":
+        assert answer.status_code == 200
+    else:
+        assert problem(answer) == (422, "invalid_request")
+        assert answer.json()["errors"][0]["pointer"] == "/query/slice"
+
+
+def test_captures_are_listed_page_by_page(ada: httpx2.Client, writer: Writer, home: Path) -> None:
+    made = [keep(writer, home, "conv1", "output", step, np.zeros(3)) for step in range(7)]
+    keep(writer, home, "lstm.0", "output", 3, np.zeros(3))
+    path = f"/jobs/{writer.job.id}/captures"
+    got: list[str] = []
+    after = None
+    while True:
+        params = {"layer": "conv1", "limit": 3} | ({"after": after} if after else {})
+        page = checked(ada.get(path, params=params), inside.CaptureList)
+        got += [entry["id"] for entry in page["data"]]
+        after = page["next"]
+        if not page["has_more"]:
+            break
+    assert sorted(got) == sorted(made)
+    assert len(ada.get(f"{path}?step=3").json()["data"]) == 2
+    href = ada.get(f"{path}?step=3&layer=conv1").json()["data"][0]["href"]
+    assert ada.get(href.removeprefix("/api/v1")).json()["step"] == 3
+    assert problem(ada.get(f"{path}?after=cap_x")) == (400, "invalid_cursor")
+
+
+def test_several_tensors_come_in_one_file(ada: httpx2.Client, writer: Writer, home: Path) -> None:
+    arrays = {
+        "conv1/output": np.arange(6, dtype=np.int64),
+        "lstm/output": np.ones((2, 2), np.float32),
+        "conv1.bias/param": np.array([1.5], ml_dtypes.bfloat16),
+    }
+    stored = {"lstm/output": "lstm.0/output"}
+    for name, array in arrays.items():
+        layer, _, kind = stored.get(name, name).rpartition("/")
+        keep(writer, home, layer, kind, 4, array)
+    path = f"/jobs/{writer.job.id}/tensors"
+    answer = ada.get(path, params=[("name", name) for name in arrays])
+    assert answer.headers["x-tensor-step"] == "4"
+    back = dict(safetensors.deserialize(answer.content))
+    assert set(back) == set(arrays)
+    for name, array in arrays.items():
+        assert bytes(back[name]["data"]) == array.tobytes()
+    assert problem(ada.get(f"{path}?name=conv1")) == (422, "invalid_request")
+    assert problem(ada.get(f"{path}?name=conv1/output&step=5")) == (404, "step_not_captured")
+
+
+def test_checkpoints_are_listed_read_and_deleted(
+    ada: httpx2.Client, writer: Writer, home: Path
+) -> None:
+    data = safetensors.numpy.save({"conv1.bias": np.arange(4, dtype=np.float32)})
+    name = new_id("ckpt")
+    key = f"jobs/{writer.job.id}/1/checkpoints/{name}"
+    store = LocalArtifacts(home / "artifacts")
+    with store.receive(f"{key}/model.safetensors") as path:
+        path.write_bytes(data)
+    row = {"id": name, "owner": "ada", "key": key, "created_at": now(), "step": 3, "epoch": 0}
+    row |= {"final": True, "size_bytes": len(data), "metrics": {"loss": math.nan}}
+    row |= {"files": {"model.safetensors": {"size_bytes": len(data), "sha256": "ab"}}}
+    writer.ship(Batch(checkpoints=[row]))
+    (entry,) = checked(ada.get(f"/jobs/{writer.job.id}/checkpoints"), inside.CheckpointList)["data"]
+    assert checked(ada.get(f"/checkpoints/{name}"), inside.Checkpoint) == entry
+    assert entry["metrics"] == {"loss": "NaN"}
+    weights = ada.get(f"/checkpoints/{name}/weights")
+    assert weights.content == data
+    tag = weights.headers["etag"]
+    assert (
+        ada.get(f"/checkpoints/{name}/weights", headers={"If-None-Match": tag}).status_code == 304
+    )
+    part = ada.get(f"/checkpoints/{name}/weights", headers={"Range": "bytes=-4", "If-Range": tag})
+    assert (part.status_code, part.content) == (206, data[-4:])
+    assert ada.delete(f"/checkpoints/{name}").status_code == 204
+    assert problem(ada.get(f"/checkpoints/{name}")) == (404, "checkpoint_not_found")
+    assert not (store.root / key).exists()
+
+
+def test_artifacts_are_attachments(ada: httpx2.Client, writer: Writer, home: Path) -> None:
+    key = f"jobs/{writer.job.id}/1/artifacts/page.html"
+    with LocalArtifacts(home / "artifacts").receive(key) as path:
+        path.write_bytes(b"<script>alert(1)</script>")
+    row = {"name": "page.html", "media_type": "text/html", "size_bytes": 25, "key": key}
+    writer.ship(Batch(artifacts=[row]))
+    base = f"/jobs/{writer.job.id}/artifacts"
+    (entry,) = checked(ada.get(base), inside.ArtifactList)["data"]
+    answer = ada.get(entry["href"].removeprefix("/api/v1"))
+    assert answer.content == b"<script>alert(1)</script>"
+    assert answer.headers["content-disposition"].startswith("attachment")
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    for name in ("..%2F..%2Fglasshouse.db", "%2e%2e", "page.html%00", "nothing"):
+        assert problem(ada.get(f"{base}/{name}"))[0] == 404, name
+
+
+def test_logs_come_as_text_and_as_json(ada: httpx2.Client, writer: Writer) -> None:
+    for number in range(300):
+        writer.print(f"line {number}", f"(.*)+ {number}", rank=number % 2)
+    path = f"/jobs/{writer.job.id}/logs"
+    text = ada.get(path)
+    assert text.headers["content-type"] == "text/plain; charset=utf-8"
+    assert len(text.text.splitlines()) == 600
+    assert ada.get(f"{path}?tail=3").text.splitlines() == ["(.*)+ 298", "line 299", "(.*)+ 299"]
+    assert len(ada.get(f"{path}?rank=1").text.splitlines()) == 300
+    assert len(ada.get(path, params={"grep": "(.*)+"}).text.splitlines()) == 300
+    assert ada.get(path, params={"grep": "line 7", "tail": "2", "rank": "1"}).text == (
+        "line 77\nline 79\n"
+    )
+    data = checked(ada.get(path, headers={"Accept": "application/json"}), inside.PrintedList)
+    assert data["data"][0]["lines"] == ["line 0", "(.*)+ 0"]
+    last = text.headers["x-last-seq"]
+    assert ada.get(f"{path}?after={last}").text == ""
+    writer.print("more")
+    assert ada.get(f"{path}?after={last}").text == "more\n"
+    assert problem(ada.get(f"{path}?after=-1")) == (400, "invalid_cursor")
+
+
+def test_a_plot_is_drawn_with_nonfinite_values(ada: httpx2.Client, writer: Writer) -> None:
+    path = f"/jobs/{writer.job.id}/plots"
+    assert problem(ada.get(f"{path}/loss")) == (404, "metric_not_found")
+    writer.losses([3.0, *NONFINITE, 1.0])
+    assert ada.get(f"{path}/loss").content.startswith(b"\x89PNG")
+    assert b"<svg" in ada.get(f"{path}/lr?format=svg").content
+    assert problem(ada.get(f"{path}/loss?format=gif")) == (422, "invalid_request")
+
+
+def test_polling_can_wait_for_the_next_event(ada: httpx2.Client, writer: Writer) -> None:
+    path = f"/jobs/{writer.job.id}/events"
+    last = ada.get(path).json()["data"][-1]["seq"]
+    timer = threading.Timer(0.5, writer.losses, [[1.0]])
+    timer.start()
+    began = time.monotonic()
+    answer = ada.get(path, params={"after": last}, headers={"Prefer": "wait=15"})
+    took = time.monotonic() - began
+    timer.join()
+    assert answer.json()["data"][0]["seq"] == last + 1
+    assert answer.headers["preference-applied"] == "wait=15"
+    assert 0.3 < took < 10
+    empty = ada.get(path, params={"after": last + 1}, headers={"Prefer": "wait=1"})
+    assert empty.json()["data"] == []
+    writer.finish()
+    end = last + 3
+    began = time.monotonic()
+    over = ada.get(path, params={"after": end}, headers={"Prefer": "wait=30"})
+    assert (over.json()["data"], time.monotonic() - began < 10) == ([], True)
+
+
+def test_nonfinite_numbers_come_through_every_route(
+    ada: httpx2.Client, writer: Writer, home: Path
+) -> None:
+    writer.losses(NONFINITE)
+    rows = [["conv1", "output", *NONFINITE, *[math.nan] * 6]]
+    event = NewEvent("stats", now(), {"step": 0, "phase": "train", "columns": [], "rows": rows})
+    summary = {"loss": {"last": math.nan}}
+    record = stats_record(0, rows)
+    writer.ship(Batch(events=[event], stats=[record], job={"summary": summary}))
+    keep(writer, home, "conv1", "output", 0, np.array(NONFINITE))
+    paths = ["", "/events", "/metrics", "/metrics/query?name=loss", "/layers", "/stats"]
+    for path in [*paths, "/layers/conv1/output"]:
+        answer = ada.get(f"/jobs/{writer.job.id}{path}")
+        assert answer.status_code == 200
+        json.loads(answer.text, parse_constant=pytest.fail)
+        assert '"NaN"' in answer.text, path
+    writer.finish()
+    stream = ada.get(f"/jobs/{writer.job.id}/stream").text
+    assert '"loss":"NaN"' in stream
+    assert '"loss":"-Infinity"' in stream
+
+
+def test_what_belongs_to_others_is_not_there(
+    sqlite: Database, writer: Writer, serve: Callable[..., Api], home: Path
+) -> None:
+    writer.losses([1.0])
+    keep(writer, home, "conv1", "output", 0, np.zeros(3))
+    api = serve(sqlite)
+    job = f"/jobs/{writer.job.id}"
+    paths = ["events", "stream", "metrics", "metrics/query?name=loss", "layers", "stats"]
+    paths += ["captures", "layers/conv1/output", "tensors?name=conv1/output", "checkpoints"]
+    paths += ["artifacts", "artifacts/x", "logs", "plots/loss"]
+    with scene.client(api.url, scene.make_key(sqlite, "eve")[1]) as eve:
+        for path in paths:
+            assert problem(eve.get(f"{job}/{path}")) == (404, "job_not_found"), path
+        devices = checked(eve.get("/devices"), inside.DeviceList)["data"]
+        mine = [row for row in devices if writer.job.id in row["worker"]]
+        assert [(row["state"], row["job"]) for row in mine] == [("busy", None)]
+    with scene.client(api.url, scene.make_key(sqlite, "root", "admin")[1]) as root:
+        assert root.get(f"{job}/events").status_code == 200
+        devices = root.get("/devices").json()["data"]
+        assert writer.job.id in [row["job"] for row in devices]
+    with httpx2.Client(base_url=f"{api.url}/api/v1") as nobody:
+        for path in paths:
+            assert problem(nobody.get(f"{job}/{path}"))[0] == 401, path
