@@ -51,7 +51,9 @@ def test_a_submitted_job_is_watched_from_its_first_state_to_its_end(watched: Wat
     losses = [event for event in watched.events if event.type == "metrics" and event.step == 0]
     assert 1.5 < losses[0].values["loss"] < 4
     assert watched.events[-1].type == "end"
-    assert watched.job.progress["step"] == 8 * 41
+    progress = watched.job.progress
+    assert (progress["step"], progress["samples"]) == (8 * 41, 8 * 1297)
+    assert progress["step"] == progress["num_steps"]
 
 
 def test_it_learns_to_read_digits(watched: Watched):
