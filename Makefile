@@ -3,7 +3,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
 
-.PHONY: help setup demo up test test-slow check format bench clean
+.PHONY: help setup demo up test test-slow test-gpu check format bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -30,6 +30,9 @@ test: setup ## all tests but the slow ones
 
 test-slow: setup ## the long ones: real data, full optimizers
 	$(PYTEST) tests -m slow
+
+test-gpu: setup ## what needs a CUDA device
+	$(PYTEST) tests/gpu -m gpu
 
 check: setup ## format, lint, types, import rules
 	$(PY) -m ruff format --check .

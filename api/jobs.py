@@ -26,9 +26,10 @@ from api.submission import Prepared, prepare
 from api.views import BASE, command_json, job_json
 from glasshouse import jsonio
 from glasshouse.errors import CommandNotFound, InvalidRequest
+from glasshouse.ids import is_id
 from glasshouse.spec import InferJob, TrainJob
 from glasshouse.spec.jobs import JobName, Label, LabelValue
-from models import jobs
+from models import checkpoints, datasets, jobs
 from models.database import Transaction
 from models.idempotency import Answer
 from models.jobs import Filter
@@ -114,6 +115,11 @@ async def create_job(
 
 
 def _add(tx: Transaction, caller: Caller, prepared: Prepared) -> Job:
+    for used in prepared.uses:  # it may have been deleted while the planner was asked
+        if is_id(used, "ds"):
+            datasets.ready(tx, used, None)
+        else:
+            checkpoints.get(tx, used, None)
     return jobs.add(
         tx,
         owner=caller.owner,

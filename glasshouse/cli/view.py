@@ -104,7 +104,7 @@ class JobView:
             if any("/" in name for name in self.values):
                 parts.append(self._validation())
             if self.layers:
-                parts.append(self._table())
+                parts.append(self.table())
             parts += [Text(note, style="dim") for note in self.notes]
             return Group(*parts)
 
@@ -157,7 +157,8 @@ class JobView:
         shown = "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
         return Text(shown, style="bold", overflow="ellipsis")
 
-    def _table(self) -> Table:
+    def table(self) -> Table:
+        """Each watched layer's newest figures."""
         table = Table(box=None, pad_edge=False, header_style="bold")
         table.add_column("layer", no_wrap=True, max_width=30, overflow="ellipsis")
         for name in ("mean", "std", "grad norm", "NaN/Inf"):

@@ -22,6 +22,8 @@ def follow(job: Job, *, to_stderr: bool) -> None:
             _feed(job, view, lambda _: None)
     else:
         _feed(job, view, _Lines(view, console))
+        if view.layers:  # a pipe sees no live table, so it gets the last one
+            console.print(view.table())
     job.refresh()
 
 

@@ -1,0 +1,76 @@
+"""What the engine promises, on a real CUDA device: ``python -m pytest tests/gpu -m gpu``."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.unit.engine.conftest import digits  # noqa: F401 - a fixture
+from tests.unit.engine.making import losses, run, spec
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+CUDA = {"device": {"type": "cuda", "threads": 1}}
+EVERYTHING = [
+    {
+        "layers": ["*"],
+        "kinds": ["output", "output_grad", "param", "param_grad"],
+        "every": 1,
+        "want": ["stats", "full"],
+    }
+]
+
+
+def last_weights(directory: Path) -> dict[str, torch.Tensor]:
+    steps = sorted((directory / "checkpoints").iterdir(), key=lambda path: int(path.name[5:]))
+    return load_file(steps[-1] / "model.safetensors")
+
+
+def test_watching_everything_changes_no_bit(digits: Path, tmp_path: Path, monkeypatch: Any):  # noqa: F811
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    try:
+        plain = run(tmp_path / "plain", spec(), digits, **CUDA)
+        watched = run(tmp_path / "watched", spec(probes=EVERYTHING), digits, **CUDA)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert losses(plain) == losses(watched)
+    for name, tensor in last_weights(tmp_path / "plain").items():
+        assert torch.equal(tensor, last_weights(tmp_path / "watched")[name]), name
+
+
+def test_losses_are_near_those_of_the_cpu(digits: Path, tmp_path: Path):  # noqa: F811
+    layers = [
+        {"name": "flat", "type": "Flatten"},
+        {"name": "fc", "type": "Linear", "args": {"out_features": 10}},
+    ]
+    job = spec(network={"layers": layers})
+    on_cpu = losses(run(tmp_path / "cpu", job, digits))
+    on_cuda = losses(run(tmp_path / "cuda", job, digits, **CUDA))
+    assert on_cuda == pytest.approx(on_cpu, rel=1e-3)
+
+
+def test_the_figures_of_a_tensor_are_numpys(digits: Path, tmp_path: Path):  # noqa: F811
+    records = run(tmp_path, spec(stop={"steps": 2}, probes=EVERYTHING), digits, **CUDA)
+    captures = {
+        (record["step"], record["layer"], record["kind"]): record["file"]
+        for record in records
+        if record["type"] == "capture"
+    }
+    rows = [
+        (record["step"], row) for record in records if record["type"] == "stats"
+        for row in record["rows"]
+    ]  # fmt: skip
+    assert rows
+    for step, (layer, kind, *figures) in rows:
+        file = captures[step, layer, kind]
+        tensor = load_file(tmp_path / file)["tensor"].double().numpy()
+        wanted = [tensor.mean(), tensor.std(), tensor.min(), tensor.max()]
+        wanted += [math.sqrt((tensor**2).sum()), np.abs(tensor).max(), (tensor == 0).mean(), 0, 0]
+        assert figures == pytest.approx(wanted, rel=1e-6, abs=1e-9), (step, layer, kind)
