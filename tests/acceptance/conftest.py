@@ -16,10 +16,12 @@ from tests.acceptance.houses import Cluster, House
 def house() -> Generator[House]:
     """The embedded service, as ``glasshouse up`` runs it."""
     folder = Path(tempfile.mkdtemp(prefix="gh", dir="/tmp"))
-    started = House.up(folder / "home")
-    yield started
-    started.down()
-    shutil.rmtree(folder)
+    try:
+        started = House.up(folder / "home")
+        yield started
+        started.down()
+    finally:
+        shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session")
