@@ -140,7 +140,7 @@ def _forward(
                 piece = read_field(field, types[root(name)], values[name])
                 pieces.setdefault(f"{name}/{field}", []).append(piece.cpu())
         done = min((number + 1) * batch_size, rows.num_rows)
-        out.emit(_progress(number, num_batches, done))
+        out.emit(_progress(number + 1, num_batches, done))
         out.settle()
     return pieces
 

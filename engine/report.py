@@ -106,7 +106,7 @@ class Reporter:
         self._out.settle()
 
     def progress(self, step: int, epoch: int) -> None:
-        """Say how far training has come."""
+        """Say how far training has come: ``step`` is the number of updates done."""
         told_at, told_samples = self._told
         self._told = (time.monotonic(), self._num_samples)
         seconds = self._told[0] - told_at
@@ -115,7 +115,7 @@ class Reporter:
             {
                 "type": "progress",
                 "at": now(),
-                "step": step,
+                "step": step + 1,
                 "num_steps": self._num_steps,
                 "epoch": epoch,
                 "samples": self._num_samples,

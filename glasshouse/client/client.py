@@ -199,7 +199,11 @@ class Client:
             fields = _declared(dataset) if "fields" not in options else {}
         else:
             described = as_document(data)
-            return {**described, "fields": as_document(options.get("fields", described["fields"]))}
+            if "fields" in options:
+                described = {**described, "fields": as_document(options["fields"])}
+            if "fields" not in described:
+                raise ValueError("say how the columns are read: fields={name: {'type': …}, …}")
+            return described
         fields = as_document(options.get("fields", fields))
         return {**_sources(dataset, options), "fields": fields}
 

@@ -2,17 +2,14 @@
 
 import json
 import os
-import re
 import signal
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import redis
 
 from glasshouse.cli.processes import ROOT
-from tests.integration.stack.conftest import House, command, environ, wait_until
+from tests.integration.stack.conftest import House, command, wait_until
 
 SPEC = ROOT / "examples" / "digits.json"
 
@@ -84,22 +81,6 @@ def test_a_job_is_submitted_watched_and_looked_into(house: House, tmp_path: Path
     inferred = json.loads(command(house.home, "infer", job, *rows).stdout)
     assert inferred["outputs"]["fc/value"]["shape"] == [250, 10]
     assert inferred["outputs"]["conv1/value"]["shape"] == [250, 16, 8, 8]
-
-
-def test_the_python_of_the_how_to_runs(house: House):
-    page = (ROOT / "docs" / "how-to" / "client.md").read_text()
-    code = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        cwd=ROOT,
-        env=environ(house.home),
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith("job_not_found\n")
 
 
 def test_each_child_that_dies_starts_again(house: House):

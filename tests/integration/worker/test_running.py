@@ -42,7 +42,7 @@ def test_a_job_runs_to_its_end(shop: Shop):
         ("running", "succeeded"),
     ]
     assert job.progress is not None
-    assert job.progress["step"] == 19
+    assert job.progress["step"] == 20
     assert job.summary["loss"]["min"] <= job.summary["loss"]["max"]
 
     with shop.database.read() as tx:

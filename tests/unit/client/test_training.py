@@ -177,6 +177,16 @@ def test_a_description_of_the_data_goes_through_as_it_is(connect: Connect):
     assert service.specs[0]["data"] == data
 
 
+def test_the_fields_of_a_description_may_be_given_beside_it(connect: Connect):
+    service = Recorder()
+    fields = {"x": {"type": "dense", "shape": [4]}, "y": {"type": "integer", "dim": 3}}
+    data = {"train": {"dataset": "ds_3", "split": "all"}, "batch_size": 5}
+    connect(*service.routes).train(LAYERS, data, epochs=1, fields=fields)
+    assert service.specs[0]["data"] == {**data, "fields": fields}
+    with pytest.raises(ValueError, match="how the columns are read"):
+        connect(*service.routes).train(LAYERS, data, epochs=1)
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
