@@ -111,7 +111,8 @@ class JobView:
     def line(self) -> str:
         """The newest figures in one line, for a pipe."""
         with self._lock:
-            shown = [f"step {self.step}" + (f"/{self._total}" if self._total else "")]
+            done = 0 if self.step is None else self.step + 1
+            shown = [f"step {done}" + (f"/{self._total}" if self._total else "")]
             shown += [f"{name} {value:.4g}" for name, value in self.values.items()]
             bad = sum(sum(layer.bad.values()) for layer in self.layers.values())
             return "  ".join(shown + ([f"NaN/Inf {bad}"] if bad else []))
