@@ -18,12 +18,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.probes import kernel
+from engine.probes import kernel, taps
 from engine.probes.compiling import ISAS, LIBRARY, SOURCE, NotCompiled, compile_into, find_compiler
 from engine.probes.kernel import TYPES, Kernel, is_dense, takes
 from engine.probes.summarize import _with_torch, summarize, summarize_all
 from tests.conftest import IN_CI, absent
-from tests.unit.engine.test_watching import _tensors, by_numpy
+from tests.unit.engine.test_watching import _small, _step, _tensors, by_numpy
 
 ROOT = Path(__file__).parents[3]
 SPECIAL = [math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-45, -3e-39, 3e38, -6e4, 1.0, 1e-7]
@@ -127,6 +127,24 @@ def test_a_batch_is_its_tensors_one_by_one(native):
     assert len(batch) > 1000
     assert str(native(batch)) == str([native([x])[0] for x in batch])
     assert native([]) == []
+
+
+def test_parameters_that_cannot_be_read_together_are_read_one_by_one(tmp_path, monkeypatch):
+    def fail(_: object) -> None:
+        raise RuntimeError
+
+    records: list[list[dict]] = []
+    for broken in (False, True):
+        if broken:
+            monkeypatch.setattr(taps, "summarize_all", fail)
+        seen: list = []
+        torch.manual_seed(0)
+        everything = {"layers": ["*"], "kinds": ["param", "param_grad"], "every": 1}
+        network, probes = _small([everything], tmp_path, seen.append)
+        _step(network, probes, 0)
+        records.append([record["rows"] for record in seen])
+    assert records[0] == records[1]
+    assert len(records[0][0]) == 12
 
 
 def test_what_the_kernel_cannot_read_takes_the_plain_path():
