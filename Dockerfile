@@ -3,12 +3,14 @@
 FROM python:3.12-slim AS build
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 WORKDIR /src
+# for the kernel of the statistics; only this stage needs a compiler
+RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 RUN python -m venv /opt/glasshouse
 ENV PATH=/opt/glasshouse/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 COPY constraints.txt ./
 # torch first, from the index of its build: the rest of the install then finds it and keeps it
 RUN pip install -c constraints.txt --index-url "$TORCH_INDEX" --extra-index-url https://pypi.org/simple torch
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY glasshouse glasshouse
 COPY engine engine
 COPY models models

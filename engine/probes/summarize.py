@@ -2,20 +2,39 @@
 
 All but ``zeros``, ``nan`` and ``inf`` are over the finite values and are NaN where there are none;
 ``std`` has the population's divisor; ``zeros`` is a fraction, ``nan`` and ``inf`` are counts.
-Sums are accumulated in float64.
+Sums are accumulated in float64. CPU tensors go through the native kernel where it was built, else
+through a plain path in torch; tests hold the two equal.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-NUM_FIGURES = 9
+from engine.probes import kernel
+from engine.probes.kernel import takes
+
+Figures = list[float] | Tensor
+
+
+def summarize(tensor: Tensor) -> Figures:
+    """A tensor's figures: numbers for a CPU tensor, else a float64 vector on its device."""
+    if kernel.LOADED is not None and takes(tensor):
+        return kernel.LOADED([tensor])[0]
+    return _with_torch(tensor)
+
+
+def summarize_all(tensors: Sequence[Tensor]) -> list[Figures]:
+    """The figures of several tensors; those that the kernel takes are one call."""
+    if kernel.LOADED is None:
+        return [_with_torch(tensor) for tensor in tensors]
+    taken = iter(kernel.LOADED([tensor for tensor in tensors if takes(tensor)]))
+    return [next(taken) if takes(tensor) else _with_torch(tensor) for tensor in tensors]
 
 
 @torch.no_grad()
-def summarize(tensor: Tensor) -> list[float] | Tensor:
-    """A tensor's figures: numbers for a CPU tensor, else a float64 vector on its device."""
+def _with_torch(tensor: Tensor) -> Figures:
     x = tensor.detach()
     if x.layout is not torch.strided:
         x = x.to_dense()

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from engine.network import Network, leaves, root
 from engine.probes.captures import CaptureWriter
+from engine.probes.kernel import NUM_FIGURES
 from engine.probes.select import is_due, matches, may_match
-from engine.probes.summarize import NUM_FIGURES, summarize
+from engine.probes.summarize import summarize, summarize_all
 from engine.readback import Readback
 from engine.spool import now
 from glasshouse.spec import Probe
@@ -35,10 +36,18 @@ class Watch:
         self.number = number
         self.probe = probe
         self.num_failures = 0
+        self.takes_stats = "stats" in probe.want
+        self.takes_full = "full" in probe.want
+        self._known: dict[tuple[str, str, bool], bool] = {}
 
     def wants(self, kind: str, name: str, *, is_first: bool = True) -> bool:
         """Whether the probe looks at this tensor."""
-        return kind in self.probe.kinds and matches(self.probe, name, is_first=is_first)
+        key = (kind, name, is_first)
+        known = self._known.get(key)
+        if known is None:
+            known = kind in self.probe.kinds and matches(self.probe, name, is_first=is_first)
+            self._known[key] = known
+        return known
 
 
 class Probes:
@@ -189,20 +198,46 @@ class _Look(AbstractContextManager[None]):
         for kind in ("param", "param_grad"):
             if not any(kind in watch.probe.kinds for watch in self._due):
                 continue
+            seen: list[tuple[str, Tensor, list[Watch]]] = []
             for name, parameter in self._probes.network.named_parameters():
                 tensor = parameter if kind == "param" else parameter.grad
-                if tensor is not None:
-                    watches = [watch for watch in self._due if watch.wants(kind, name)]
-                    self._see(kind, name, tensor, watches)
+                watches = [watch for watch in self._due if watch.wants(kind, name)]
+                if tensor is not None and watches:
+                    seen.append((name, tensor, watches))
+            self._see_all(kind, seen)
 
-    def _see(self, kind: str, name: str, tensor: Tensor, watches: list[Watch]) -> None:
-        """Look at a tensor now: it may be overwritten by the next instruction."""
-        if not watches:
-            return
+    def _see_all(self, kind: str, seen: list[tuple[str, Tensor, list[Watch]]]) -> None:
+        """Look at many tensors, all of which are still what they were: one call for the figures."""
+        counted = [
+            (name, tensor)
+            for name, tensor, watches in seen
+            if any(watch.takes_stats for watch in watches)
+        ]
         try:
-            if any("stats" in watch.probe.want for watch in watches):
+            figures = summarize_all([tensor for _, tensor in counted])
+        except Exception:  # one by one, so that only the one at fault is missing
+            for name, tensor, watches in seen:
+                self._see(kind, name, tensor, watches)
+            return
+        for (name, _), row in zip(counted, figures, strict=True):
+            self._rows.append((name, kind, row))
+        for name, tensor, watches in seen:
+            self._see(kind, name, tensor, watches, is_counted=True)
+
+    def _see(
+        self,
+        kind: str,
+        name: str,
+        tensor: Tensor,
+        watches: list[Watch],
+        *,
+        is_counted: bool = False,
+    ) -> None:
+        """Look at a tensor now: it may be overwritten by the next instruction."""
+        try:
+            if not is_counted and any(watch.takes_stats for watch in watches):
                 self._rows.append((name, kind, summarize(tensor)))
-            if any("full" in watch.probe.want for watch in watches):
+            if any(watch.takes_full for watch in watches):
                 self._probes.captures.offer(self._step, name, kind, tensor)
         except Exception as error:
             self._probes.failed(watches, error)

@@ -5,6 +5,7 @@ import re
 import shutil
 import sqlite3
 import stat
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -21,6 +22,11 @@ TRIED_PYTHONS = ((3, 11), (3, 12), (3, 13), (3, 14))
 SAFE_SQLITE = (3, 51, 3)
 LEAST_TORCH, FIRST_UNTRIED_TORCH = (2, 11), (2, 14)
 LEAST_FREE_BYTES = 2 * 1024**3
+MEND_KERNEL = (
+    "Same figures, slower. Get a C++ compiler (Debian, Ubuntu: apt install g++; Fedora: dnf "
+    "install gcc-c++; Alpine: apk add g++; macOS: xcode-select --install), then install glasshouse "
+    "anew, or in a checkout: python -m engine.probes.kernel"
+)
 _ASSIGNED = re.compile(r"^(__version__|cuda)\b[^=]*=\s*(?:'([^']*)'|None)", re.MULTILINE)
 
 
@@ -43,6 +49,7 @@ def examine(home: Path) -> list[Check]:
     checks: list[Callable[[Path], Check]] = [
         _python,
         _torch,
+        _kernel,
         _broker,
         _sqlite,
         _permissions,
@@ -97,6 +104,23 @@ def torch_build() -> tuple[str, str | None] | None:
 def has_nvidia_driver() -> bool:
     """Whether this machine has an NVIDIA driver."""
     return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
+
+
+def _kernel(home: Path) -> Check:
+    """The native kernel of the statistics, asked in a process of the engine's."""
+    command = [sys.executable, "-m", "engine.probes.compiling"]
+    try:
+        done = subprocess.run(  # noqa: S603 - our own module
+            command, capture_output=True, text=True, timeout=20, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Check("kernel", "warn", f"cannot be asked: {error}", MEND_KERNEL)
+    if done.returncode == 0:
+        return Check("kernel", "ok", f"statistics on the CPU are native: {done.stdout.strip()}")
+    said = (done.stdout.strip() or done.stderr.strip() or "no answer").splitlines()[-1]
+    return Check(
+        "kernel", "warn", f"statistics on the CPU take the plain path: {said}", MEND_KERNEL
+    )
 
 
 def _broker(home: Path) -> Check:

@@ -83,7 +83,15 @@ def test_the_image_holds_every_room_and_runs_as_nobody_special():
     for room in ("glasshouse", "engine", "models", "api", "worker", "migrations"):
         assert f"COPY {room} {room}" in text
         assert f"!{room}\n" in allowed
+    assert "COPY pyproject.toml hatch_build.py" in text
+    assert "!hatch_build.py\n" in allowed
     assert re.search(r"^USER (?!root)", text, re.MULTILINE)
+
+
+def test_the_compiler_is_in_the_build_stage_only():
+    building, running = (ROOT / "Dockerfile").read_text().split("FROM python")[1:]
+    assert "g++" in building
+    assert "g++" not in running
 
 
 FORBIDDEN_CALLS = {

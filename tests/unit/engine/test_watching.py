@@ -262,3 +262,15 @@ def test_a_capture_is_a_copy_of_the_moment(tmp_path):
     assert kept.tolist() == [[0, 3], [1, 4], [2, 5]]
     assert seen[0]["shape"] == [3, 2]
     assert seen[0]["dtype"] == "float32"
+
+
+@pytest.mark.parametrize("name", _tensors())
+def test_a_capture_of_any_type_and_shape_is_read_back_by_safetensors(name, tmp_path):
+    seen: list = []
+    writer = CaptureWriter(tmp_path, seen.append)
+    tensor = _tensors()[name]
+    writer.offer(0, "a", "output", tensor)
+    writer.close()
+    kept = load_file(tmp_path / seen[0]["file"])["tensor"]
+    assert (kept.dtype, kept.shape) == (tensor.dtype, tensor.shape)
+    assert torch.equal(kept.nan_to_num(), tensor.nan_to_num())

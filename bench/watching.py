@@ -1,0 +1,193 @@
+"""What watching costs: the step of a job with probes against the same job's without.
+
+Blocks with and without take turns in one process, which starts with the allocator settings of a
+rank; each figure is the median of its ratios. The native kernel and the plain path are both
+measured. Data is random. Prints a JSON line for each network, probe, path and number of threads.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bench import step as mnist
+from bench.step import Clock
+from engine.data import Table, load
+from engine.plan import parse_spec, plan
+from engine.probes import kernel
+from engine.report import Outputs
+from engine.spool import SpoolWriter
+from engine.train import train
+from glasshouse.spec import Source
+from worker.nursery import FIXED
+
+NUM_ROWS, LENGTH, WIDTH, BATCH = 512, 64, 256, 8
+ALL = ["output", "output_grad", "param", "param_grad"]
+CASES: dict[str, tuple[dict[str, Any], bool, float | None]] = {
+    # name: the probe; whether it is worth repeating on the plain path; what to reach
+    "a: stats of everything, every step": ({"kinds": ALL, "every": 1}, True, 1.10),
+    "a': stats of outputs and param_grads, every step": (
+        {"kinds": ["output", "param_grad"], "every": 1}, True, 1.05,
+    ),
+    "b: stats of everything, every 25": ({"kinds": ALL, "every": 25}, True, 1.01),
+    "c: full tensors of everything, every 25": (
+        {"kinds": ALL, "every": 25, "want": ["full"]}, False, 1.02,
+    ),
+    "d: nothing due": ({"kinds": ALL, "every": 1, "start": 10**6}, False, 1.002),
+}  # fmt: skip
+
+
+def transformer() -> tuple[dict, dict, list[np.ndarray]]:
+    """Four encoder layers, on sequences that are vectors already."""
+    args = {"d_model": WIDTH, "nhead": 4, "dim_feedforward": 4 * WIDTH, "dropout": 0.0}
+    layers: list[dict] = [
+        {
+            "name": f"block{number}",
+            "type": "TransformerEncoderLayer",
+            "args": {**args, "batch_first": True},
+        }
+        for number in range(4)
+    ]
+    layers += [
+        {"name": "flat", "type": "Flatten"},
+        {"name": "fc", "type": "Linear", "args": {"out_features": 10}},
+    ]
+    spec = {
+        "kind": "train",
+        "network": {"layers": layers},
+        "loss": {"type": "CrossEntropyLoss", "inputs": ["fc", "label"]},
+        "optimizer": {"type": "SGD", "args": {"lr": 0.01}},
+        "data": {
+            "train": {"dataset": "d", "split": "train"},
+            "fields": {
+                "image": {"type": "dense", "shape": [LENGTH, WIDTH]},
+                "label": {"type": "integer", "dim": 10},
+            },
+            "batch_size": BATCH,
+        },
+    }
+    meta = {
+        "columns": [
+            {"name": "image", "dtype": "float32", "shape": [LENGTH, WIDTH], "file": "0.npy"},
+            {"name": "label", "dtype": "uint8", "shape": [], "file": "1.npy"},
+        ],
+        "splits": {"train": NUM_ROWS},
+    }
+    generator = np.random.default_rng(0)
+    rows = generator.standard_normal((NUM_ROWS, LENGTH, WIDTH), dtype=np.float32)
+    return spec, meta, [rows, generator.integers(0, 10, NUM_ROWS).astype(np.uint8)]
+
+
+def cnn() -> tuple[dict, dict, list[np.ndarray]]:
+    """The MNIST network of ``bench.step``, without its metric."""
+    generator = np.random.default_rng(0)
+    images = generator.integers(0, 256, (6000, 28, 28), dtype=np.uint8)
+    spec = {**mnist.spec(1), "metrics": []}
+    return spec, mnist.META, [images, generator.integers(0, 10, 6000).astype(np.uint8)]
+
+
+NETWORKS = {
+    "mnist cnn, batch 100": (cnn, 50),
+    "transformer 4x256, 8x64 tokens": (transformer, 25),
+}
+
+
+class Bench:
+    """One network: blocks of it with any probe."""
+
+    def __init__(self, directory: Path, make: Any, num_steps: int) -> None:
+        self.num_steps = num_steps
+        self.spec, self.meta, columns = make()
+        self.directory = directory
+        (directory / "train").mkdir(parents=True)
+        for number, values in enumerate(columns):
+            np.save(directory / "train" / f"{number}.npy", values)
+        (directory / "meta.json").write_text(json.dumps(self.meta))
+        job = self.job(None)
+        source = Source(dataset="d", split="train")
+        table, cpu = Table(directory), torch.device("cpu")
+        self.rows = load(source, job.data.fields, table, seed=0, device=cpu)
+        self.spool = SpoolWriter(directory / "spool")
+
+    def job(self, probe: dict | None) -> Any:
+        probes = [] if probe is None else [{"layers": ["*"], **probe}]
+        spec = {**self.spec, "stop": {"steps": self.num_steps + 1}, "probes": probes}
+        return parse_spec(plan(parse_spec(spec), {"d": self.meta})["spec"])
+
+    def block(self, job: Any) -> tuple[float, ...]:
+        """Wall and processor time of a block but for its first step, which loads things."""
+        clock = Clock()
+        out = Outputs(self.directory, self.spool.append, self.spool.settle, self.spool.flush)
+        train(job, self.rows, None, control=clock, out=out)
+        first, last = clock.times[0], clock.times[self.num_steps]
+        for file in (self.directory / "captures").glob("*"):
+            file.unlink()
+        return tuple(z - a for a, z in zip(first, last, strict=True))
+
+
+def measure(bench: Bench, rounds: int, names: list[str]) -> list[dict[str, Any]]:
+    plain_job = bench.job(None)
+    sides = []
+    for name in names:
+        probe, has_plain, target = CASES[name]
+        native = [("kernel", kernel.LOADED)] if kernel.LOADED is not None else []
+        for path, loaded in [*native, *([("plain", None)] if has_plain or not native else [])]:
+            sides.append((name, path, loaded, bench.job(probe), target, []))
+    for number in range(rounds + 1):
+        for _, _, loaded, job, _, ratios in sides:
+            blocks = {}
+            turns = (plain_job, job) if number % 2 else (job, plain_job)
+            for turn in turns:
+                with_kernel, kernel.LOADED = kernel.LOADED, loaded
+                blocks[id(turn)] = bench.block(turn)
+                kernel.LOADED = with_kernel
+            if number:  # the first round warms up
+                pair = zip(blocks[id(job)], blocks[id(plain_job)], strict=True)
+                ratios.append(tuple(watched / alone for watched, alone in pair))
+    return [
+        {
+            "case": name,
+            "path": path,
+            "ratio": round(statistics.median(wall for wall, _ in ratios), 4),
+            "min": round(min(wall for wall, _ in ratios), 4),
+            "max": round(max(wall for wall, _ in ratios), 4),
+            "cpu_ratio": round(statistics.median(cpu for _, cpu in ratios), 4),
+            "target": target,
+        }
+        for name, path, _, _, target, ratios in sides
+    ]
+
+
+def main() -> None:
+    settings = {name: value for name, value in FIXED.items() if name.startswith("MALLOC_")}
+    if any(os.environ.get(name) != value for name, value in settings.items()):
+        command = [sys.executable, "-m", "bench.watching", *sys.argv[1:]]
+        os.execve(sys.executable, command, {**os.environ, **settings})  # noqa: S606
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--network", choices=[*NETWORKS], nargs="*", default=[*NETWORKS])
+    parser.add_argument("--case", nargs="*", help="the first letters of cases; left out: all")
+    given = parser.parse_args()
+    names = [name for name in CASES if not given.case or name.partition(":")[0] in given.case]
+    for threads in given.threads:
+        torch.set_num_threads(threads)
+        for network in given.network:
+            make, num_steps = NETWORKS[network]
+            with tempfile.TemporaryDirectory() as directory:
+                bench = Bench(Path(directory) / "data", make, num_steps)
+                for line in measure(bench, given.rounds, names):
+                    about = {"bench": "watching", "network": network, "threads": threads}
+                    print(json.dumps({**about, **line, "rounds": given.rounds}), flush=True)
+                bench.spool.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""The native kernel of the statistics: nine figures of each of many CPU tensors in one call.
+
+``python -m engine.probes.kernel`` builds it in place, for a checkout. It is optional: where it is
+missing, ``summarize`` has a slower path that gives the same figures.
+"""
+
+import ctypes
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.probes.compiling import (
+    LIBRARY,
+    SOURCE,
+    NotCompiled,
+    best_isa,
+    compile_into,
+    open_library,
+)
+
+NUM_FIGURES = 9
+TYPES = {
+    torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3, torch.int8: 4,
+    torch.int16: 5, torch.int32: 6, torch.int64: 7, torch.uint8: 8, torch.bool: 9,
+}  # fmt: skip
+"""As the source numbers them."""
+_BEST = -1
+
+
+class Kernel:
+    """A loaded library. Calls hold no lock and no state: threads may share it."""
+
+    def __init__(self, path: Path) -> None:
+        library = open_library(path)
+        self.best_isa = best_isa(library)
+        self._summarize = library.glasshouse_summarize
+        pointers = [ctypes.c_void_p] * 4
+        self._summarize.argtypes = [ctypes.c_int64, *pointers, ctypes.c_int32]
+        self._summarize.restype = ctypes.c_int32
+
+    def __call__(self, tensors: Sequence[Tensor], *, isa: int = _BEST) -> list[list[float]]:
+        """The figures of tensors that ``takes`` said yes to; all are read in one call."""
+        num = len(tensors)
+        laid = [x if x.is_contiguous() or is_dense(x) else x.contiguous() for x in tensors]
+        found = (ctypes.c_double * (NUM_FIGURES * num))()
+        failed = self._summarize(
+            num,
+            (ctypes.c_void_p * num)(*[x.data_ptr() for x in laid]),
+            (ctypes.c_int64 * num)(*[x.numel() for x in laid]),
+            (ctypes.c_int32 * num)(*[TYPES[x.dtype] for x in laid]),
+            found,
+            isa,
+        )
+        if failed:
+            raise RuntimeError("the kernel does not know a type")
+        figures = found[:]
+        return [figures[at : at + NUM_FIGURES] for at in range(0, len(figures), NUM_FIGURES)]
+
+
+def takes(x: Tensor) -> bool:
+    """Whether the kernel can read a tensor where it lies."""
+    return x.is_cpu and x.dtype in TYPES and x.layout is torch.strided and not x.is_neg()
+
+
+def is_dense(x: Tensor) -> bool:
+    """Whether a tensor fills its stretch of memory, each element once, in whatever order."""
+    expected = 1
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def load(path: Path | None = None) -> Kernel | None:
+    """The kernel beside this file, or None when it is missing or is another version's."""
+    try:
+        return Kernel(path or SOURCE.with_name(LIBRARY))
+    except NotCompiled:
+        return None
+
+
+LOADED = load()
+
+
+def main() -> int:
+    """Build the kernel in place and say where it is."""
+    try:
+        compile_into(SOURCE.parent)
+    except (NotCompiled, OSError) as error:
+        sys.stderr.write(f"The kernel was not built: {error}\n")
+        return 1
+    # a process of its own: this one may have opened an older library of the same path
+    command = [sys.executable, "-m", "engine.probes.compiling"]
+    return subprocess.run(command, check=False).returncode  # noqa: S603 - our own module
+
+
+if __name__ == "__main__":
+    sys.exit(main())
