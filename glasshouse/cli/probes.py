@@ -78,9 +78,7 @@ def _print(found: list[Probe], *, as_json: bool) -> None:
             ",".join(entry.layers),
             ",".join(entry.kinds),
             f"every {entry.every}" if entry.every else f"at {len(entry.at)} steps",
-            ",".join(entry.want),
-            output.size(entry.bytes_per_step),
         ]
         for entry in found
     )
-    output.table(["id", "state", "layers", "kinds", "when", "want", "bytes"], rows, fixed=2)
+    output.table(["id", "state", "layers", "kinds", "when"], rows, fixed=2)
