@@ -149,6 +149,40 @@ class Tensor(_Captured):
     truncated: bool
 
 
+class AttachedProbe(Document):
+    """A probe of a job."""
+
+    id: str
+    object: Literal["probe"]
+    job: str
+    state: Literal["pending", "active", "removed", "rejected"]
+    """`pending`: its last change holds from the next step boundary on."""
+    layers: list[str]
+    kinds: list[str]
+    every: int | None
+    at: list[int] | None
+    start: int
+    stop: int | None
+    want: list[str]
+    matched: list[str]
+    """Layers, leaves and parameters that it looks at."""
+    bytes_per_step: int
+    """Of the tensors that it looks at, on a step on which it is due."""
+    applied_step: int | None
+    """The first step for which its last change held; null until then."""
+    position: int
+    problem: dict[str, Any] | None
+    """Why it was rejected."""
+    created_at: str
+    links: dict[str, str]
+
+
+class AttachedProbeList(ListDocument):
+    """Probes, in order."""
+
+    data: list[AttachedProbe]
+
+
 class Checkpoint(Document):
     """A saved state of training."""
 

@@ -20,6 +20,7 @@ from glasshouse.errors import (
 from glasshouse.ids import is_id
 from glasshouse.spec import Devices, InferJob, TrainJob
 from models import checkpoints, datasets, jobs, workers
+from models.database import Transaction
 from models.tables import Device, Worker
 
 
@@ -105,6 +106,14 @@ def _find_inputs(house: Resources, spec: TrainJob | InferJob, owner: str | None)
         if isinstance(spec, InferJob):
             _find_checkpoint(tx, found, spec, owner)
     return found
+
+
+def datasets_of(tx: Transaction, resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns and splits of what a stored job reads, as the planner wants them."""
+    data = resolved["data"]
+    names = {part["dataset"] for part in (data["train"], data.get("validation")) if part}
+    rows = [datasets.get(tx, name, None) for name in sorted(names)]
+    return {row.id: {"columns": row.columns, "splits": row.splits} for row in rows}
 
 
 def _find_dataset(tx: Any, found: Inputs, pointer: str, dataset_id: str, owner: str | None) -> None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from api.answers import time_text
-from models.tables import Command, Dataset, Job, Key
+from models.tables import Command, Dataset, Job, Key, Probe
 
 BASE = "/api/v1"
 _LINKS = (
@@ -13,6 +13,7 @@ _LINKS = (
     "layers",
     "stats",
     "captures",
+    "probes",
     "checkpoints",
     "artifacts",
     "logs",
@@ -96,4 +97,23 @@ def command_json(command: Command) -> dict[str, Any]:
         "step": command.step,
         "problem": command.problem,
         "created_at": time_text(command.created_at),
+    }
+
+
+def probe_json(row: Probe) -> dict[str, Any]:
+    """A probe of a job, with what it matched and since when it holds."""
+    path = f"{BASE}/jobs/{row.job}/probes/{row.id}"
+    return {
+        "id": row.id,
+        "object": "probe",
+        "job": row.job,
+        "state": row.state,
+        **row.body,
+        "matched": row.matched,
+        "bytes_per_step": row.bytes_per_step,
+        "applied_step": row.applied_step,
+        "position": row.position,
+        "problem": row.problem,
+        "created_at": time_text(row.created_at),
+        "links": {"self": path},
     }

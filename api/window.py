@@ -2,12 +2,13 @@
 
 from fastapi import APIRouter
 
-from api import events, files, layers, machines, metrics, plots, printed
+from api import events, files, layers, machines, metrics, plots, printed, probes
 
 ROUTERS: tuple[APIRouter, ...] = (
     events.router,
     metrics.router,
     layers.router,
+    probes.router,
     files.router,
     printed.router,
     plots.router,

@@ -71,6 +71,8 @@ def clocks() -> tuple[float, float]:
 class Clock:
     """A control that is asked at every step boundary, and notes when."""
 
+    wanted = None
+
     def __init__(self) -> None:
         self.times: list[tuple[float, float]] = []
 

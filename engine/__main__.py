@@ -54,6 +54,7 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.cancel_requested = False
+        self.wanted = None
         signal.signal(signal.SIGINT, self._ask)
 
     def _ask(self, _signal: int, _frame: Any) -> None:

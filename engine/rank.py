@@ -7,12 +7,14 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from engine import infer
 from engine.data import Rows, Table, load
 from engine.failures import classify
+from engine.probes.wanted import Wanted
 from engine.problems import SpecProblems
 from engine.report import Control, Outputs
 from engine.spool import SpoolWriter, now
@@ -28,8 +30,10 @@ PARENT_GONE = 75
 class Lifeline:
     """Commands from the supervisor; when its end of the pipe closes, this process ends."""
 
-    def __init__(self, descriptor: int | None) -> None:
+    def __init__(self, descriptor: int | None, job_dir: Path) -> None:
         self.cancel_requested = False
+        self.wanted: Wanted | None = None
+        self._job_dir = job_dir
         if descriptor is not None:
             thread = threading.Thread(
                 target=self._listen, args=(descriptor,), name="lifeline", daemon=True
@@ -45,7 +49,17 @@ class Lifeline:
                     continue
                 if command.get("do") == "cancel":
                     self.cancel_requested = True
+                elif command.get("do") == "probes":
+                    self._read_wanted(command)
         os._exit(PARENT_GONE)
+
+    def _read_wanted(self, command: dict[str, Any]) -> None:
+        """A list may be long, so that the pipe carries the name of its file."""
+        try:
+            name = Path(command["file"]).name
+            self.wanted = Wanted.read(jsonio.loads((self._job_dir / name).read_bytes()))
+        except (OSError, KeyError, TypeError, ValueError):
+            traceback.print_exc()
 
 
 @dataclass(frozen=True)
@@ -58,6 +72,8 @@ class Assignment:
     num_threads: int | None
     checkpoint: Path | None
     trained_by: TrainJob | None
+    watched: Wanted | None = None
+    """The probes of now; None: those of the spec."""
 
     @staticmethod
     def read(path: Path) -> "Assignment":
@@ -79,6 +95,7 @@ class Assignment:
                 num_threads=raw["device"].get("threads"),
                 checkpoint=Path(raw["checkpoint"]["dir"]) if raw.get("checkpoint") else None,
                 trained_by=parsed if isinstance(parsed, TrainJob) else None,
+                watched=Wanted.read(raw["probes"]) if raw.get("probes") else None,
             )
         except (KeyError, TypeError, ValueError) as cause:
             raise SpecFailed(f"job.json cannot be read: {cause}") from cause
@@ -107,7 +124,7 @@ def run(job: Assignment, *, control: Control, out: Outputs) -> str:
 
     training = rows(spec.data.train)
     judged = rows(spec.data.validation) if spec.data.validation and spec.evaluate else None
-    ending = train(spec, training, judged, control=control, out=out)
+    ending = train(spec, training, judged, control=control, out=out, watched=job.watched)
     return "cancelled" if ending.cancelled else "succeeded"
 
 
@@ -131,7 +148,7 @@ def main(job_dir: Path, control_fd: int | None = None) -> int:
     0: an ``end`` record was written, whatever it says. Anything else is for the worker to name.
     """
     spool = SpoolWriter(job_dir / "spool")
-    control = Lifeline(control_fd)
+    control = Lifeline(control_fd, job_dir)
     out = Outputs(job_dir, spool.append, spool.settle, spool.flush)
     state, failure = attempt(
         lambda: run(Assignment.read(job_dir / "job.json"), control=control, out=out)

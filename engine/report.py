@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from engine import checkpoint
 from engine.data import Rows
 from engine.metrics import Accuracies
+from engine.probes.wanted import Wanted
 from engine.readback import Readback
 from engine.spool import now
 from glasshouse.spec import TrainJob
@@ -30,6 +31,11 @@ class Control(Protocol):
     @property
     def cancel_requested(self) -> bool:
         """Whether the job should end at the next step boundary."""
+        ...
+
+    @property
+    def wanted(self) -> Wanted | None:
+        """What to watch from the next step on; None: what the spec says."""
         ...
 
 

@@ -15,6 +15,7 @@ from engine.failures import StepFailed
 from engine.network import Network
 from engine.optim import build_loss, build_optimizer
 from engine.probes.taps import Probes
+from engine.probes.wanted import Wanted
 from engine.readback import Readback
 from engine.report import Control, Learner, Outputs, Reporter
 from glasshouse.errors import DataFailed
@@ -31,9 +32,18 @@ class Ending:
 
 
 def train(
-    job: TrainJob, rows: Rows, validation: Rows | None, *, control: Control, out: Outputs
+    job: TrainJob,
+    rows: Rows,
+    validation: Rows | None,
+    *,
+    control: Control,
+    out: Outputs,
+    watched: Wanted | None = None,
 ) -> Ending:
-    """Train a network to the end of its spec, or until told to stop."""
+    """Train a network to the end of its spec, or until told to stop.
+
+    ``watched`` is what to watch from the first step on; left out, what the spec says.
+    """
     torch.manual_seed(job.seed)
     network = Network(job.network, wanted(job)).to(rows.device)
     loss_fn = build_loss(job.loss).to(rows.device)
@@ -42,12 +52,16 @@ def train(
     schedule = Schedule(job, rows)
     readback = Readback(rows.device)
     probes = Probes(network, job.probes, readback=readback, emit=out.emit, out_dir=out.directory)
+    if watched is not None:
+        probes.watch(watched, 0)
     learner = Learner(network, loss_fn, optimizer)
     report = Reporter(job, learner, validation, readback, out, num_steps=schedule.num_steps)
 
     step = epoch = 0
     try:
         for step, epoch, batch in schedule.steps():
+            if (asked := control.wanted) is not None and asked is not probes.wanted:
+                probes.watch(asked, step)
             with probes.at(step):
                 values = network(batch)
                 loss = loss_fn(*[values[name] for name in job.loss.inputs])

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from glasshouse import spec
-    from glasshouse.client import Checkpoint, Client, Dataset, EventStream, Job, Layer, Series
+    from glasshouse.client import (
+        Checkpoint,
+        Client,
+        Dataset,
+        EventStream,
+        Job,
+        Layer,
+        Probe,
+        Series,
+    )
     from glasshouse.errors import (
         APIConnectionError,
         APIError,
@@ -56,6 +65,7 @@ __all__ = [
     "PayloadTooLargeError",
     "PermissionDeniedError",
     "PreconditionFailedError",
+    "Probe",
     "RateLimitError",
     "Series",
     "ServiceUnavailableError",
@@ -65,7 +75,7 @@ __all__ = [
     "spec",
 ]
 
-_CLIENT = {"Checkpoint", "Client", "Dataset", "EventStream", "Job", "Layer", "Series"}
+_CLIENT = {"Checkpoint", "Client", "Dataset", "EventStream", "Job", "Layer", "Probe", "Series"}
 
 
 def __getattr__(name: str) -> Any:

@@ -120,6 +120,16 @@ class DroppedEvent(_Event):
     count: int
 
 
+class ProbeEvent(_Event):
+    """A probe was attached, changed or removed while the job ran."""
+
+    type: Literal["probe"]
+    probe: str
+    action: Literal["attached", "changed", "removed"]
+    step: int
+    """The first step that was watched like this."""
+
+
 class EndEvent(_Event):
     """The job has ended. Always the last event."""
 
@@ -136,6 +146,7 @@ Event = Annotated[
     | CheckpointEvent
     | LogEvent
     | DroppedEvent
+    | ProbeEvent
     | EndEvent,
     Constraint(discriminator="type"),
 ]
@@ -148,6 +159,7 @@ EVENT_TYPES = (
     "checkpoint",
     "log",
     "dropped",
+    "probe",
     "end",
 )
 _EVENT: TypeAdapter[Any] = TypeAdapter(Event)

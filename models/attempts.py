@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import delete, insert, literal, select, update
 from sqlalchemy.orm import Session
 
-from models import captures, checkpoints, events, metrics, stats
+from models import captures, checkpoints, events, metrics, probes, stats
 from models.database import now_ms
 from models.events import NewEvent
 from models.state import ENDED, LIVE, sources
@@ -49,6 +49,8 @@ class Batch:
     captures: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     checkpoints: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     artifacts: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    probes: tuple[int, int] | None = None
+    """The newest revision of the probes that is in force, and its first step."""
     job: dict[str, Any] = field(default_factory=dict[str, Any])
     """New values of the job's ``progress``, ``summary``, ``result``."""
 
@@ -158,6 +160,8 @@ def ship(
     stats.add(tx, claim.job, claim.attempt, batch.stats)
     captures.add(tx, claim.job, claim.attempt, batch.captures)
     checkpoints.add(tx, claim.job, claim.attempt, batch.checkpoints)
+    if batch.probes is not None:
+        probes.applied(tx, claim.job, *batch.probes)
     if batch.artifacts:
         names = [row["name"] for row in batch.artifacts]  # an earlier attempt may have made them
         tx.execute(
@@ -380,6 +384,7 @@ def _close(tx: Session, job_id: str, fence: int, state: str, exit_kind: str) -> 
         .where(Device.job == job_id, Device.fence == fence)
         .values(job=None, fence=None)
     )
+    probes.close(tx, job_id)
     ended = select(Job.id).where(Job.id == job_id, Job.state.in_(ENDED)).exists()
     tx.execute(
         update(Command)

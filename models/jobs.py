@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from glasshouse.errors import JobEnded, JobNotEnded, JobNotFound
 from glasshouse.ids import new_id
-from models import events
+from models import events, probes
 from models.events import NewEvent
 from models.state import ENDED, STATES
 from models.tables import Command, Job, JobUse, Outbox, Time, now
@@ -59,6 +59,7 @@ def add(  # noqa: PLR0913 (a job is made of these, and of nothing less)
     payload: dict[str, Any] = {"from": None, "to": "queued", "reason": None}
     events.append(tx, job.id, [NewEvent("state", time, payload)])
     tx.add(Outbox(job=job.id, created_at=time))
+    probes.add_those_of_spec(tx, job)
     tx.flush()
     tx.refresh(job)
     return job
@@ -185,6 +186,7 @@ def request_cancel(tx: Session, job: Job, *, by: str, force: bool) -> Job:
         moved = {"from": "queued", "to": "cancelled", "reason": reason}
         ended = NewEvent("end", time, {"state": "cancelled"})
         events.append(tx, job.id, [NewEvent("state", time, moved), ended])
+        probes.close(tx, job.id)
     else:
         _ask_worker_to_stop(tx, job.id, command, reason)
     tx.add(

@@ -362,6 +362,32 @@ class Outbox(Table):
     created_at: Mapped[datetime]
 
 
+class Probe(Table):
+    """Something that is watched inside a job."""
+
+    __tablename__ = "probes"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    job: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
+    body: Mapped[dict[str, Any]]
+    """As in a spec, every default filled in."""
+    state: Mapped[str]
+    """pending, active, removed, rejected."""
+    problem: Mapped[dict[str, Any] | None] = mapped_column(Json)
+    matched: Mapped[list[Any]]
+    bytes_per_step: Mapped[int] = mapped_column(BigInteger)
+    """Of the tensors that it looks at, on a step on which it is due."""
+    revision: Mapped[int]
+    """The job's ``num_commands`` at its last change; 0: it came with the spec."""
+    applied_step: Mapped[int | None] = mapped_column(BigInteger)
+    """The first step for which its last change held; NULL until then."""
+    position: Mapped[int]
+    created_at: Mapped[datetime]
+    by: Mapped[str]
+    """The owner of the key that asked."""
+
+    __table_args__ = (Index(None, "job", "position"),)
+
+
 class Command(Table):
     """Something asked of a running job."""
 

@@ -67,6 +67,7 @@ class Sorter:
             "artifact": self._artifact,
             "result": self._result,
             "dropped": self._dropped,
+            "probe": self._probe,
             "end": self._end,
         }
 
@@ -109,6 +110,13 @@ class Sorter:
 
     def _dropped(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
         to.batch.events.append(NewEvent("dropped", at, record))
+
+    def _probe(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
+        step = int(record["step"])
+        to.batch.probes = (int(record["revision"]), step)
+        for change in record["changes"]:
+            event = {"probe": change["probe"], "action": change["action"], "step": step}
+            to.batch.events.append(NewEvent("probe", at, event))
 
     def _end(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
         to.end = record

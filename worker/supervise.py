@@ -14,7 +14,7 @@ import structlog
 
 from engine.spool import SpoolDamaged, read_frames
 from glasshouse.errors import EngineFailed, RunFailure, StorageFailed
-from models import attempts, checkpoints, jobs
+from models import attempts, checkpoints, jobs, probes
 from models.attempts import Beat, Claim
 from models.tables import Job
 from worker import processes, verdict, workplace
@@ -25,6 +25,7 @@ from worker.shipping import BadRecord, Shipment, Sorter
 from worker.station import AWAY, Station
 from worker.stopping import Stop
 from worker.verdict import Again, Ended
+from worker.watching import Watching
 
 _log: Any = structlog.get_logger()
 
@@ -75,6 +76,7 @@ class Supervisor:
         self._beat: Beat | None = None
         self._num_commands = 0
         self._commands: list[str] = []
+        self._probes = Watching(self._dir)
         self._force = False
         self._wrote_at = self._shipped_at = self._retry_at = 0.0
         saving: dict[str, int] = job.resolved.get("checkpoint", {}) if job.kind == "train" else {}
@@ -139,6 +141,7 @@ class Supervisor:
         with self._station.database.read() as tx:
             described, env = workplace.describe(tx, self._station.artifacts, self._claim, self._job)
         workplace.prepare(self._dir, described)
+        self._probes.told(described["probes"])
         return env
 
     def _watch(self, rank: Rank, stop: Stop) -> Exit | None:
@@ -149,6 +152,7 @@ class Supervisor:
             self._beat_if_due()
             if self._cancelled or self._station.stopping.is_set():
                 stop.ask(force=self._force)
+            self._probes.tell(rank)
             stop.press()
             if exit_ is not None and self._pending is None:
                 return exit_
@@ -256,8 +260,11 @@ class Supervisor:
         if beat.num_commands != self._num_commands:
             with self._station.database.read() as tx:
                 pending = jobs.commands_pending(tx, self._claim.job)
-            self._commands = [command.id for command in pending]
-            self._force = any(command.body.get("force") for command in pending)
+                if any(command.body["do"] == "probes" for command in pending):
+                    self._probes.wanted = probes.wanted(tx, self._claim.job)
+            stops = [command for command in pending if command.body["do"] == "cancel"]
+            self._commands = [command.id for command in stops]
+            self._force = any(command.body.get("force") for command in stops)
             self._num_commands = beat.num_commands
 
     @property

@@ -17,7 +17,7 @@ from glasshouse.errors import (
     JobNotFound,
     StorageFailed,
 )
-from models import checkpoints, datasets, jobs, workers
+from models import checkpoints, datasets, jobs, probes, workers
 from models.artifacts import Artifacts
 from models.attempts import Claim
 from models.database import Transaction
@@ -53,6 +53,7 @@ def describe(
             },
             "device": _device(held),
             "checkpoint": saved and {"dir": str(artifacts.local(saved.key))},
+            "probes": probes.wanted(tx, job.id) if job.kind == "train" else None,
             "trained_by": saved and jobs.get(tx, saved.job, None).resolved,
         }, {"CUDA_VISIBLE_DEVICES": _visible(held)}
     except (FileNotFoundError, DatasetNotFound, JobNotFound) as error:

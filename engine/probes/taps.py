@@ -19,6 +19,7 @@ from engine.probes.captures import CaptureWriter
 from engine.probes.kernel import NUM_FIGURES
 from engine.probes.select import is_due, matches, may_match
 from engine.probes.summarize import summarize, summarize_all
+from engine.probes.wanted import Wanted
 from engine.readback import Readback
 from engine.spool import now
 from glasshouse.spec import Probe
@@ -32,8 +33,9 @@ _IDLE: AbstractContextManager[None] = nullcontext()
 class Watch:
     """One probe at work, and how often it has failed."""
 
-    def __init__(self, number: int, probe: Probe) -> None:
+    def __init__(self, number: int | str, probe: Probe) -> None:
         self.number = number
+        """Its place in the spec, or its id."""
         self.probe = probe
         self.num_failures = 0
         self.takes_stats = "stats" in probe.want
@@ -68,6 +70,24 @@ class Probes:
         self.captures = CaptureWriter(out_dir, emit)
         self._watches = [Watch(number, probe) for number, probe in enumerate(probes)]
         self._next_due = 0
+        self.wanted: Wanted | None = None
+        """The list in force; None: that of the spec, which has no ids."""
+
+    def watch(self, wanted: Wanted, step: int) -> None:
+        """Watch this list from a step on. A probe that stays as it is keeps its failures."""
+        before, self.wanted = self.wanted, wanted
+        told = {} if before is None else before.probes
+        kept = {watch.number: watch for watch in self._watches}
+        self._watches = [
+            kept[name] if told.get(name) == probe else Watch(name, probe)
+            for name, probe in wanted.probes.items()
+            if told.get(name) != probe or name in kept
+        ]
+        self._next_due = 0
+        if wanted.revision:
+            changes = wanted.changes_since(before)
+            record = {"type": "probe", "at": now(), "step": step, "revision": wanted.revision}
+            self.emit(record | {"changes": changes})
 
     def at(self, step: int) -> AbstractContextManager[None]:
         """Watch one forward and backward pass, if any probe is due."""

@@ -3,6 +3,7 @@
 from glasshouse.client.client import Client
 from glasshouse.client.job import Job
 from glasshouse.client.layers import Layer, LayerStats
+from glasshouse.client.probes import Probe
 from glasshouse.client.records import Checkpoint, Dataset, Record
 from glasshouse.client.series import Series
 from glasshouse.client.stream import EventStream, OtherEvent
@@ -16,6 +17,7 @@ __all__ = [
     "Layer",
     "LayerStats",
     "OtherEvent",
+    "Probe",
     "Record",
     "Series",
 ]

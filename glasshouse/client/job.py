@@ -1,11 +1,12 @@
 """One job: waiting for it, watching it, and what came of it."""
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any, Literal, overload
 from urllib.parse import quote
 
 from glasshouse import jsonio
 from glasshouse.client.layers import Layers
+from glasshouse.client.probes import Probe, as_probe
 from glasshouse.client.progress import Bar
 from glasshouse.client.records import Checkpoint, Record, download
 from glasshouse.client.series import Series
@@ -141,6 +142,34 @@ class Job(Record):
         """Ask it to stop at the next step boundary; ``force`` ends its processes at once."""
         self.data = self._transport.post(f"{self.path}/cancel", params={"force": force or None})
         return self
+
+    def probe(
+        self,
+        layers: str | Sequence[str],
+        kinds: str | Sequence[str] = ("output",),
+        *,
+        want: str | Sequence[str] = ("stats",),
+        **when: Any,
+    ) -> Probe:
+        """Watch more of it, from its next step boundary on.
+
+        Args:
+            layers: globs over names of layers and parameters.
+            kinds: ``output``, ``output_grad``, ``param``, ``param_grad``.
+            want: ``stats``, ``full``.
+            when: ``every`` (left out, 1) or ``at``; ``start``, ``stop``.
+        """
+        body = as_probe(layers, kinds, want, when)
+        return Probe(self._transport, self._transport.create(f"{self.path}/probes", body))
+
+    def get_probe(self, probe_id: str) -> Probe:
+        """One of its probes."""
+        return Probe(self._transport, {"id": probe_id, "job": self.id}).refresh()
+
+    def probes(self, *, removed: bool = False) -> list[Probe]:
+        """What of it is watched; with ``removed``, also what is no more."""
+        entries = self._transport.pages(f"{self.path}/probes", {"removed": removed or None})
+        return [Probe(self._transport, entry) for entry in entries]
 
     def update(self, **fields: Any) -> "Job":
         """Change its name, labels or priority."""

@@ -130,9 +130,9 @@ class Transport:
         request = _with_json(Request("PATCH", API + path), body, "application/merge-patch+json")
         return self.decode(self.send(request))
 
-    def delete(self, path: str) -> None:
-        """DELETE."""
-        self.send(Request("DELETE", API + path))
+    def delete(self, path: str) -> Any:
+        """DELETE; gives what is answered, if anything is."""
+        return self.decode(self.send(Request("DELETE", API + path)))
 
     def pages(self, path: str, params: Params | None = None) -> Generator[dict[str, Any]]:
         """Walk a list from its first page to its last."""

@@ -453,3 +453,30 @@ def test_the_processes_are_the_modules_with_all_their_options(
     monkeypatch.setattr("os.chdir", lambda _: None)
     assert main([command, "--help", "--port", "1"]) == 0
     assert became == [[sys.executable, "-m", module, "--help", "--port", "1"]]
+
+
+PROBE = {"id": "prb_1", "job": "job_1", "state": "active", "layers": ["fc"], "kinds": ["output"]}
+PROBE |= {"every": 5, "at": None, "matched": ["fc"], "bytes_per_step": 4000}
+
+
+def test_probe_attaches_lists_and_removes(run: Run):
+    routes = [
+        fixed("/jobs/job_1", answer(job())),
+        fixed("/jobs/job_1/probes", answer(PROBE, 201), "POST"),
+        fixed("/jobs/job_1/probes", listing(PROBE)),
+        fixed("/jobs/job_1/probes/prb_1", answer(PROBE)),
+        fixed("/jobs/job_1/probes/prb_1", answer(PROBE, 202), "DELETE"),
+    ]
+    code, out, err = run("probe", "job_1", "--layers", "fc", "--every", "5", routes=routes)
+    assert (code, out) == (0, "prb_1\n")
+    assert "3.9 KiB" in err
+    code, out, _ = run("probe", "job_1", "--list", routes=routes)
+    assert code == 0
+    assert "every 5" in out
+    code, out, _ = run("probe", "job_1", "--remove", "prb_1", "--json", routes=routes)
+    assert (code, json.loads(out)["id"]) == (0, "prb_1")
+
+
+@pytest.mark.parametrize("options", [[], ["--list", "--layers", "fc"]])
+def test_probe_does_one_thing(run: Run, options: list[str]):
+    assert run("probe", "job_1", *options, routes=[])[0] == 2

@@ -12,7 +12,9 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 import glasshouse as gh
+from glasshouse import jsonio
 from glasshouse.client.job import Job
+from glasshouse.client.probes import as_probe
 from tests.little_service import answer, events, job, listing, problem
 
 Connect = Callable[..., gh.Client]
@@ -244,3 +246,49 @@ def test_a_job_is_cancelled_renamed_and_deleted(connect: Connect):
     assert [request.method for request in asked] == ["POST", "PATCH", "DELETE"]
     assert dict(asked[0].query_params) == {"force": "true"}
     assert asked[1].headers["content-type"] == "application/merge-patch+json"
+
+
+PROBE = {"id": "prb_1", "object": "probe", "job": "job_1", "state": "pending", "applied_step": None}
+
+
+def test_a_probe_is_attached_followed_changed_and_removed(connect: Connect):
+    made: list[Request] = []
+    seen: list[Request] = []
+    bodies: list[bytes] = []
+
+    async def create(request: Request) -> Response:
+        bodies.append(await request.body())
+        made.append(request)
+        return answer(PROBE, 201)
+
+    active = {**PROBE, "state": "active", "applied_step": 7}
+    gone = {**PROBE, "state": "removed"}
+    responses = [answer(PROBE), answer(active), answer(PROBE), answer(gone, 202)]
+    client = connect(
+        Route("/api/v1/jobs/job_1/probes", create, methods=["POST"]),
+        route("/jobs/job_1/probes/prb_1", *responses, keep=seen),
+    )
+    probe = job_of(client).probe("conv*", "output", at=[3], start=2)
+    assert jsonio.loads(bodies[0]) == {
+        "layers": ["conv*"],
+        "kinds": ["output"],
+        "want": ["stats"],
+        "at": [3],
+        "start": 2,
+    }
+    assert "idempotency-key" in made[0].headers
+    assert probe.wait(timeout=10).applied_step == 7
+    assert probe.update(every=5).state == "pending"
+    assert probe.remove().state == "removed"
+    assert [request.method for request in seen] == ["GET", "GET", "PATCH", "DELETE"]
+
+
+def test_a_probe_looks_at_every_step_unless_told(connect: Connect):
+    assert as_probe("fc", ("output", "param"), "full", {"every": None})["every"] == 1
+    assert as_probe(["fc"], "output", "stats", {"every": 4})["every"] == 4
+
+
+def test_the_probes_of_a_job_are_listed(connect: Connect):
+    client = connect(route("/jobs/job_1/probes", listing(PROBE)))
+    (found,) = job_of(client).probes()
+    assert (found.id, found.state, found.path) == ("prb_1", "pending", "/jobs/job_1/probes/prb_1")

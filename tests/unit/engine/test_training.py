@@ -160,6 +160,8 @@ def test_a_loss_that_becomes_nan_is_data_and_training_goes_on(digits, tmp_path):
 class CancelAfter:
     """A control that asks for the end once a number of steps were reported."""
 
+    wanted = None
+
     def __init__(self, num_steps: int) -> None:
         self.seen: list = []
         self.num_steps = num_steps

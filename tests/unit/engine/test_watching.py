@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,13 @@ from engine.probes.captures import CaptureWriter
 from engine.probes.select import is_due
 from engine.probes.summarize import _on_device, summarize
 from engine.probes.taps import Probes
+from engine.probes.wanted import Wanted
+from engine.rank import Assignment
+from engine.rank import run as run_assignment
 from engine.readback import Readback
+from engine.report import Outputs
 from glasshouse.spec import Graph, Probe
-from tests.unit.engine.making import cnn, of_type, run, spec
+from tests.unit.engine.making import cnn, losses, of_type, planned, run, spec, write_job
 
 CPU = torch.device("cpu")
 KINDS = ["output", "output_grad", "param", "param_grad"]
@@ -274,3 +279,108 @@ def test_a_capture_of_any_type_and_shape_is_read_back_by_safetensors(name, tmp_p
     kept = load_file(tmp_path / seen[0]["file"])["tensor"]
     assert (kept.dtype, kept.shape) == (tensor.dtype, tensor.shape)
     assert torch.equal(kept.nan_to_num(), tensor.nan_to_num())
+
+
+# --- changed while it runs -------------------------------------------------------------------
+
+
+class Asking:
+    """A control that asks for other lists of probes once so many steps have ended."""
+
+    cancel_requested = False
+
+    def __init__(self, *lists: tuple[int, Wanted]) -> None:
+        self.lists = lists
+        self.seen: list = []
+
+    @property
+    def wanted(self):
+        done = len(of_type(self.seen, "metrics"))
+        return next((found for after, found in reversed(self.lists) if done >= after), None)
+
+
+def wanted(revision: int, **probes: dict):
+    entries = [{"id": name, "probe": body} for name, body in probes.items()]
+    return Wanted.read({"revision": revision, "probes": entries})
+
+
+def asked(directory: Path, table: Path, *lists: tuple[int, Wanted], first: Wanted | None = None):
+    resolved = planned(spec())["spec"]
+    path = write_job(directory, resolved, table) / "job.json"
+    job = replace(Assignment.read(path), watched=first)
+    control = Asking(*lists)
+    (directory / "captures").mkdir()
+    out = Outputs(directory, control.seen.append)
+    assert run_assignment(job, control=control, out=out) == "succeeded"
+    return control.seen
+
+
+def test_attaching_changing_and_removing_change_no_bit(digits, tmp_path):
+    plain = run(tmp_path / "plain", spec(), digits)
+    stats = probe(want=["stats"])
+    lists = [
+        (2, wanted(1, prb_a=probe())),
+        (4, wanted(2, prb_a=probe(every=2), prb_b=stats)),
+        (6, wanted(4, prb_b=stats)),
+        (8, wanted(5)),
+    ]
+    records = asked(tmp_path / "watched", digits, *lists, first=wanted(0))
+    assert losses(records) == losses(plain)
+    weights = [
+        load_file(tmp_path / name / of_type(found, "checkpoint")[-1]["dir"] / "model.safetensors")
+        for name, found in (("plain", plain), ("watched", records))
+    ]
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+
+    told = [(r["step"], r["revision"], r["changes"]) for r in of_type(records, "probe")]
+    assert told == [
+        (2, 1, [{"probe": "prb_a", "action": "attached"}]),
+        (
+            4,
+            2,
+            [
+                {"probe": "prb_a", "action": "changed"},
+                {"probe": "prb_b", "action": "attached"},
+            ],
+        ),
+        (6, 4, [{"probe": "prb_a", "action": "removed"}]),
+        (8, 5, [{"probe": "prb_b", "action": "removed"}]),
+    ]
+    assert [r["step"] for r in of_type(records, "stats")] == [2, 3, 4, 5, 6, 7]
+    assert {r["step"] for r in of_type(records, "capture")} == {2, 3, 4}
+
+
+def test_a_first_list_replaces_that_of_the_spec_and_tells_what_is_new(digits, tmp_path):
+    body = probe(want=["stats"], layers=["fc"], kinds=["output"], at=[0], every=None)
+    entries = [{"id": "prb_a", "probe": body, "new": True}, {"id": "prb_b", "probe": body}]
+    first = Wanted.read({"revision": 3, "probes": entries})
+    records = asked(tmp_path, digits, first=first)
+    (record,) = of_type(records, "probe")
+    assert (record["step"], record["revision"]) == (0, 3)
+    assert record["changes"] == [{"probe": "prb_a", "action": "attached"}]
+    assert [row[0] for row in of_type(records, "stats")[0]["rows"]] == ["fc"]
+
+
+def test_a_probe_that_was_switched_off_stays_off_until_it_is_changed(tmp_path, capfd):
+    seen: list = []
+    bad = {"layers": ["fc"], "kinds": ["output"], "every": 1, "want": ["full"]}
+    network, probes = _small([], tmp_path / "file", seen.append)
+    (tmp_path / "file").write_text("where the directory should be")
+    probes.watch(wanted(1, prb_bad=bad), 0)
+    for step in range(5):
+        _step(network, probes, step)
+    probes.watch(wanted(2, prb_bad=bad, prb_good={**bad, "want": ["stats"]}), 5)
+    _step(network, probes, 5)
+    assert len(of_type(seen, "dropped")) == 3
+    assert "probe prb_bad" in of_type(seen, "dropped")[0]["what"]
+    probes.watch(wanted(3, prb_bad={**bad, "every": 2}), 6)
+    _step(network, probes, 6)
+    assert len(of_type(seen, "dropped")) == 4
+    capfd.readouterr()
+
+
+@pytest.mark.parametrize("document", [{}, {"revision": 1, "probes": [{"id": "a"}]}, [], None])
+def test_what_is_no_list_of_probes_is_refused(document):
+    with pytest.raises(ValueError, match="not a list of probes"):
+        Wanted.read(document)

@@ -88,3 +88,16 @@ def test_progress_is_the_newest_and_no_event(tmp_path: Path):
     assert shipment.batch.job["progress"] == {"step": 2}
     assert shipment.batch.events == []
     assert sorter.step == 2
+
+
+def test_what_a_rank_took_up_becomes_events_and_the_newest_revision(tmp_path: Path):
+    first = {"type": "probe", "step": 3, "revision": 1}
+    first["changes"] = [{"probe": "prb_1", "action": "attached"}]
+    second = {"type": "probe", "step": 5, "revision": 4, "changes": []}
+    _, shipment = sort(tmp_path, first, second)
+    assert shipment.batch.probes == (4, 5)
+    (event,) = shipment.batch.events
+    assert (event.type, event.payload) == (
+        "probe",
+        {"probe": "prb_1", "action": "attached", "step": 3},
+    )

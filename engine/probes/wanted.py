@@ -1,0 +1,55 @@
+"""What is to be watched from the next step on: the whole list, so that the newest one wins."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from glasshouse.spec import Probe
+
+
+@dataclass(frozen=True, eq=False)
+class Wanted:
+    """All probes of a job at one revision, by their ids."""
+
+    revision: int
+    """Grows with each change; 0 is the list of the spec."""
+    probes: Mapping[str, Probe]
+    new: frozenset[str] = frozenset()
+    """Those of a first list that were not there when the job was submitted, and are not told."""
+
+    @staticmethod
+    def read(document: Mapping[str, Any]) -> "Wanted":
+        """Read ``{"revision": 3, "probes": [{"id": …, "probe": {…}, "new": false}]}``.
+
+        Raises:
+            ValueError: it is no such list.
+        """
+        try:
+            found = {entry["id"]: _probe(entry["probe"]) for entry in document["probes"]}
+            new = frozenset(entry["id"] for entry in document["probes"] if entry.get("new"))
+            return Wanted(int(document["revision"]), found, new)
+        except (KeyError, TypeError) as cause:
+            raise ValueError(f"not a list of probes: {cause}") from cause
+
+    def changes_since(self, before: "Wanted | None") -> list[dict[str, str]]:
+        """What this list attaches, changes and removes."""
+        if before is None:
+            return [_change(name, "attached") for name in self.probes if name in self.new]
+        told: list[dict[str, str]] = []
+        for name, probe in self.probes.items():
+            if name not in before.probes:
+                told.append(_change(name, "attached"))
+            elif before.probes[name] != probe:
+                told.append(_change(name, "changed"))
+        return told + [
+            _change(name, "removed") for name in before.probes if name not in self.probes
+        ]
+
+
+def _probe(document: Any) -> Probe:
+    return Probe.model_validate_json(json.dumps(document))
+
+
+def _change(name: str, action: str) -> dict[str, str]:
+    return {"probe": name, "action": action}

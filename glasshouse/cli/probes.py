@@ -1,0 +1,84 @@
+"""The command about what is watched of a job: probe."""
+
+from typing import Annotated
+
+import typer
+
+from glasshouse.cli import output
+from glasshouse.cli.jobs import JobId
+from glasshouse.cli.output import Json
+from glasshouse.client import Client, Probe
+
+
+def probe(  # noqa: PLR0913 (each is a field of a probe)
+    job: JobId,
+    *,
+    layers: Annotated[
+        list[str] | None, typer.Option(help="A glob over layers and parameters; may repeat.")
+    ] = None,
+    kinds: Annotated[
+        list[str] | None,
+        typer.Option(help="output, output_grad, param, param_grad; commas, or may repeat."),
+    ] = None,
+    every: Annotated[int | None, typer.Option(help="On every n-th step. Left out: 1.")] = None,
+    at: Annotated[list[int] | None, typer.Option(help="On this step; may repeat.")] = None,
+    start: Annotated[int | None, typer.Option(help="Not before this step.")] = None,
+    stop: Annotated[int | None, typer.Option(help="No more from this step on.")] = None,
+    want: Annotated[list[str] | None, typer.Option(help="stats, full; may repeat.")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List what is watched.")] = False,
+    remove: Annotated[
+        str | None, typer.Option(metavar="PROBE", help="Remove a probe by its id (prb_…).")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Watch more of a running job, list what is watched, or stop watching."""
+    if (bool(layers) + list_ + (remove is not None)) != 1:
+        raise typer.BadParameter("give one of --layers, --list, --remove")
+    with Client() as client:
+        found = client.jobs.get(job)
+        if list_:
+            _print(found.probes(), as_json=json)
+            return
+        if remove is not None:
+            gone = found.get_probe(remove).remove()
+            if json:
+                output.document(gone.data)
+            else:
+                output.tell(f"{gone.id} is removed")
+            return
+        made = found.probe(
+            _split(layers),
+            _split(kinds) or ["output"],
+            want=_split(want) or ["stats"],
+            every=every,
+            at=at or None,
+            start=start,
+            stop=stop,
+        )
+    if json:
+        output.document(made.data)
+        return
+    output.line(made.id)
+    size = output.size(made.bytes_per_step)
+    output.tell(f"it looks at {', '.join(made.matched)}: {size} on a step on which it is due")
+
+
+def _split(given: list[str] | None) -> list[str]:
+    return [name for text in given or () for name in text.split(",") if name]
+
+
+def _print(found: list[Probe], *, as_json: bool) -> None:
+    if as_json:
+        output.document([entry.data for entry in found])
+        return
+    rows = (
+        [
+            entry.id,
+            entry.state,
+            ",".join(entry.layers),
+            ",".join(entry.kinds),
+            f"every {entry.every}" if entry.every else f"at {len(entry.at)} steps",
+        ]
+        for entry in found
+    )
+    output.table(["id", "state", "layers", "kinds", "when"], rows, fixed=2)

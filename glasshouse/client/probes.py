@@ -1,0 +1,63 @@
+"""What is watched of a running job, and how to change it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from glasshouse.client.records import Record
+
+
+class Probe(Record):
+    """A probe of a job, as it was when it was last read; `refresh` reads it anew."""
+
+    @property
+    def path(self) -> str:
+        """Where it lives, under ``/api/v1``."""
+        return f"/jobs/{self.data['job']}/probes/{self.id}"
+
+    @property
+    def state(self) -> str:
+        """``pending`` until the job has taken it up, then ``active``; ``removed``, ``rejected``."""
+        return self.data["state"]
+
+    @property
+    def matched(self) -> list[str]:
+        """The layers, leaves and parameters that it looks at."""
+        return self.data["matched"]
+
+    def refresh(self) -> "Probe":
+        """Read it anew."""
+        self._fetch()
+        return self
+
+    def wait(self, timeout: float | None = 30.0) -> "Probe":
+        """Wait until the job has taken up its last change; ``applied_step`` says from which step.
+
+        Raises:
+            WaitTimeout: no step has begun in time.
+        """
+        for _ in self._changes(timeout, "take effect"):
+            if self.data["applied_step"] is not None or self.state == "rejected":
+                break
+        return self
+
+    def update(self, **fields: Any) -> "Probe":
+        """Change ``every``, ``at``, ``start``, ``stop``, ``want``, ``layers`` or ``kinds``."""
+        self.data = self._transport.patch(self.path, fields)
+        return self
+
+    def remove(self) -> "Probe":
+        """Stop looking, from the next step boundary on. What it has seen stays."""
+        self.data = self._transport.delete(self.path)
+        return self
+
+
+def as_probe(
+    layers: str | Sequence[str], kinds: str | Sequence[str], want: str | Sequence[str], when: Any
+) -> dict[str, Any]:
+    """A probe as a spec has it; one name alone stands for a list of it."""
+    named = {"layers": layers, "kinds": kinds, "want": want}
+    lists = {key: [item] if isinstance(item, str) else list(item) for key, item in named.items()}
+    given = {key: value for key, value in when.items() if value is not None}
+    if "every" not in given and "at" not in given:
+        given["every"] = 1
+    return {**lists, **given}

@@ -1,0 +1,193 @@
+"""The probes of jobs: those of the spec, and those attached, changed and removed while it runs.
+
+Each change grows the job's ``num_commands``, under its row's lock: that number is the revision of
+the whole list. A rank that has taken up a revision has every change up to it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import func, select, update
+from sqlalchemy.orm import Session
+
+from glasshouse.errors import JobEnded, ProbeNotFound
+from glasshouse.ids import new_id
+from models.state import ENDED
+from models.tables import Command, Job, Probe, now
+
+_OPEN = ("queued", "starting", "running")
+_GONE = ("removed", "rejected")
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A probe that the planner found good."""
+
+    body: dict[str, Any]
+    matched: list[str]
+    bytes_per_step: int
+
+
+def add_those_of_spec(tx: Session, job: Job) -> None:
+    """Store the probes that a job was submitted with."""
+    planned = job.plan.get("probes", [])
+    for position, body in enumerate(job.resolved.get("probes", [])):
+        found: Mapping[str, Any] = planned[position] if position < len(planned) else {}
+        checked = Checked(body, found.get("matched", []), found.get("bytes_per_step", 0))
+        row = _row(job.id, checked, position=position, by=job.owner)
+        row.state, row.applied_step = "active", 0
+        tx.add(row)
+
+
+def add(tx: Session, job: Job, checked: Checked, *, by: str) -> Probe:
+    """Attach a probe; it is pending until the job has taken it up.
+
+    Raises:
+        JobEnded: nothing of the job is watched any more.
+    """
+    revision = _revise(tx, job, by)
+    last = tx.scalar(select(func.max(Probe.position)).where(Probe.job == job.id))
+    row = _row(job.id, checked, position=0 if last is None else last + 1, by=by)
+    row.revision = revision
+    tx.add(row)
+    tx.flush()
+    return row
+
+
+def change(tx: Session, job: Job, probe_id: str, checked: Checked, *, by: str) -> Probe:
+    """Change a probe; it is pending until the job has taken that up.
+
+    Raises:
+        JobEnded: nothing of the job is watched any more.
+        ProbeNotFound: it has been removed.
+    """
+    revision = _revise(tx, job, by)
+    row = get(tx, job, probe_id)
+    if row.state in _GONE:
+        raise ProbeNotFound(f"The probe {row.id} was {row.state}.")
+    row.body, row.matched = checked.body, list(checked.matched)
+    row.bytes_per_step = checked.bytes_per_step
+    row.state, row.revision, row.applied_step = "pending", revision, None
+    tx.flush()
+    return row
+
+
+def remove(tx: Session, job: Job, probe_id: str, *, by: str) -> Probe:
+    """Remove a probe. Its ``applied_step`` says since when; one that is gone stays as it is.
+
+    Raises:
+        JobEnded: nothing of the job is watched any more.
+        ProbeNotFound: there is none.
+    """
+    row = get(tx, job, probe_id)
+    if row.state in _GONE:
+        return row
+    revision = _revise(tx, job, by)
+    row = get(tx, job, probe_id)
+    row.state, row.revision, row.applied_step = "removed", revision, None
+    tx.flush()
+    return row
+
+
+def get(tx: Session, job: Job, probe_id: str) -> Probe:
+    """One probe of a job.
+
+    Raises:
+        ProbeNotFound: it has none of this id.
+    """
+    row = tx.get(Probe, probe_id, populate_existing=True)
+    if row is None or row.job != job.id:
+        raise ProbeNotFound(f"The job has no probe {probe_id[:64]!r}.")
+    return row
+
+
+def of_job(tx: Session, job_id: str, *, gone: bool = False) -> list[Probe]:
+    """The probes of a job in their order; with ``gone``, also those removed and rejected."""
+    query = select(Probe).where(Probe.job == job_id).order_by(Probe.position, Probe.id)
+    if not gone:
+        query = query.where(Probe.state.not_in(_GONE))
+    return list(tx.scalars(query))
+
+
+def wanted(tx: Session, job_id: str) -> dict[str, Any]:
+    """What a rank is to watch: the whole list, and the revision that it is not older than."""
+    revision = tx.scalars(select(Job.num_commands).where(Job.id == job_id)).one()
+    rows = of_job(tx, job_id)  # read after the number, so it has every change up to it
+    return {
+        "revision": revision,
+        "probes": [
+            {"id": row.id, "probe": row.body, "new": row.state == "pending"} for row in rows
+        ],
+    }
+
+
+def applied(tx: Session, job_id: str, revision: int, step: int) -> None:
+    """Note that a job has taken up every change up to a revision, from a step on."""
+    ours = (Probe.job == job_id, Probe.revision <= revision, Probe.applied_step.is_(None))
+    tx.execute(
+        update(Probe)
+        .where(*ours, Probe.state == "pending")
+        .values(state="active", applied_step=step)
+    )
+    tx.execute(update(Probe).where(*ours, Probe.state == "removed").values(applied_step=step))
+    for command in _asked(tx, job_id):
+        if command.body["revision"] <= revision:
+            command.state, command.step = "applied", step
+    tx.flush()
+
+
+def close(tx: Session, job_id: str) -> None:
+    """Reject what a job that has ended did not come to take up; nothing for one that goes on."""
+    if tx.scalar(select(Job.state).where(Job.id == job_id)) not in ENDED:
+        return
+    problem = {"code": JobEnded().code, "detail": "The job ended before its next step."}
+    tx.execute(
+        update(Probe)
+        .where(Probe.job == job_id, Probe.state == "pending")
+        .values(state="rejected", problem=problem)
+    )
+    for command in _asked(tx, job_id):
+        command.state, command.problem = "rejected", problem
+    tx.flush()
+
+
+def _asked(tx: Session, job_id: str) -> list[Command]:
+    query = select(Command).where(Command.job == job_id, Command.state == "pending")
+    return [command for command in tx.scalars(query) if command.body["do"] == "probes"]
+
+
+def _revise(tx: Session, job: Job, by: str) -> int:
+    """Take the next revision of a job's list, and with it the lock on the job's row."""
+    revision = tx.scalar(
+        update(Job)
+        .where(Job.id == job.id, Job.state.in_(_OPEN))
+        .values(num_commands=Job.num_commands + 1, version=Job.version + 1)
+        .returning(Job.num_commands)
+    )
+    if revision is None:
+        state = tx.scalar(select(Job.state).where(Job.id == job.id))
+        raise JobEnded(f"The job is {state}: nothing of it is watched any more.")
+    body = {"do": "probes", "revision": revision}
+    made = Command(
+        id=new_id("cmd"), job=job.id, body=body, by=by, state="pending", created_at=now()
+    )
+    tx.add(made)
+    return revision
+
+
+def _row(job_id: str, checked: Checked, *, position: int, by: str) -> Probe:
+    return Probe(
+        id=new_id("prb"),
+        job=job_id,
+        body=checked.body,
+        state="pending",
+        problem=None,
+        matched=list(checked.matched),
+        bytes_per_step=checked.bytes_per_step,
+        revision=0,
+        applied_step=None,
+        position=position,
+        created_at=now(),
+        by=by,
+    )

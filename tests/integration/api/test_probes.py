@@ -1,0 +1,170 @@
+"""Probes on stored jobs: attached, changed, removed, and what is refused."""
+
+from typing import Any
+
+import httpx2
+import pytest
+
+from api import inside
+from tests.running import Api, digits, small_job
+
+FC = {"layers": ["fc"], "kinds": ["output"], "every": 2}
+
+
+@pytest.fixture(scope="session")
+def dora(each_service: Api) -> tuple[str, str]:
+    """A key of an owner, and the id of that owner's dataset."""
+    key = each_service.key("dora")
+    with each_service.client(key) as client:
+        return key, digits(client)
+
+
+@pytest.fixture
+def api(each_service: Api, dora: tuple[str, str]):
+    with each_service.client(dora[0]) as client:
+        yield client
+
+
+@pytest.fixture
+def job(api: httpx2.Client, dora: tuple[str, str]) -> str:
+    """The path of a queued job with one probe in its spec."""
+    answer = api.post("/api/v1/jobs", json=small_job(dora[1], probes=[FC]))
+    assert answer.status_code == 201, answer.text
+    return answer.headers["location"]
+
+
+def attached(api: httpx2.Client, job: str, **changes: Any) -> dict[str, Any]:
+    answer = api.post(f"{job}/probes", json=FC | changes)
+    assert answer.status_code == 201, answer.text
+    return inside.AttachedProbe.model_validate_json(answer.content).model_dump()
+
+
+def test_the_probes_of_the_spec_are_listed_with_what_they_match(api: httpx2.Client, job: str):
+    answer = api.get(f"{job}/probes")
+    (found,) = inside.AttachedProbeList.model_validate_json(answer.content).data
+    assert (found.state, found.applied_step, found.matched) == ("active", 0, ["fc"])
+    assert found.bytes_per_step == 100 * 10 * 4
+    assert found.every == 2
+    assert api.get(job).json()["links"]["probes"] == f"{job}/probes"
+
+
+def test_a_probe_is_attached_changed_and_removed(api: httpx2.Client, job: str):
+    made = attached(api, job, layers=["fc*"], kinds=["param", "output_grad"], want=["full"])
+    assert made["matched"] == ["fc.weight", "fc.bias", "fc"]
+    assert (made["state"], made["position"], made["applied_step"]) == ("pending", 1, None)
+    path = made["links"]["self"]
+    assert api.get(path).json() == made
+    merge = {"Content-Type": "application/merge-patch+json"}
+    changed = api.patch(path, content='{"every":null,"at":[3,4],"layers":["fl*"]}', headers=merge)
+    assert changed.status_code == 422  # a Flatten has no parameters
+    assert changed.json()["errors"][0]["pointer"] == "/kinds/0"
+    body = '{"every":null,"at":[3,4],"kinds":["param"],"want":null}'
+    changed = api.patch(path, content=body, headers=merge)
+    assert changed.status_code == 200, changed.text
+    found = changed.json()
+    assert (found["every"], found["at"], found["want"]) == (None, [3, 4], ["stats"])
+    assert found["matched"] == ["fc.weight", "fc.bias"]
+    gone = api.delete(path)
+    assert (gone.status_code, gone.json()["state"]) == (202, "removed")
+    assert api.delete(path).status_code == 202
+    assert api.patch(path, json={"every": 3}).json()["code"] == "probe_not_found"
+    assert [row["id"] for row in api.get(f"{job}/probes").json()["data"]] != [made["id"]]
+    assert len(api.get(f"{job}/probes?removed=true").json()["data"]) == 2
+
+
+def test_the_same_request_again_attaches_one_probe(api: httpx2.Client, job: str):
+    headers = {"Idempotency-Key": f"once-{job}"}
+    first = api.post(f"{job}/probes", json=FC, headers=headers)
+    again = api.post(f"{job}/probes", json=FC, headers=headers)
+    assert first.headers["location"] == f"{job}/probes/{first.json()['id']}"
+    assert again.json() == first.json()
+    assert again.headers["idempotency-replayed"] == "true"
+    assert len(api.get(f"{job}/probes").json()["data"]) == 2
+    other = api.post(f"{job}/probes", json=FC | {"every": 3}, headers=headers)
+    assert other.json()["code"] == "idempotency_key_reused"
+
+
+WRONG: dict[str, tuple[Any, str, str]] = {
+    "no object": ([], "", ""),
+    "no layers": ({"kinds": ["output"], "every": 1}, "/layers", ""),
+    "unknown field": (FC | {"often": 1}, "/often", ""),
+    "a glob that matches nothing": (FC | {"layers": ["fc", "conv*"]}, "/layers/1", "conv*"),
+    "a kind that the layer lacks": (FC | {"layers": ["flat"], "kinds": ["param"]}, "/kinds/0", ""),
+    "a gradient that there is not": (
+        FC | {"layers": ["flat"], "kinds": ["output_grad"]},
+        "/kinds/0",
+        "gradient",
+    ),
+    "no such kind": (FC | {"kinds": ["thoughts"]}, "/kinds/0", ""),
+    "no steps": ({"layers": ["fc"], "kinds": ["output"]}, "", "every"),
+    "an empty window": (FC | {"start": 5, "stop": 5}, "", "stop"),
+    "every 0": (FC | {"every": 0}, "/every", ""),
+    "text for a number": (FC | {"every": "1"}, "/every", ""),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_be_watched_is_refused_by_its_place(api: httpx2.Client, job: str, name: str):
+    body, pointer, word = WRONG[name]
+    answer = api.post(f"{job}/probes", json=body)
+    problem = answer.json()
+    assert (answer.status_code, problem["code"]) == (422, "invalid_request"), problem
+    assert pointer in {entry["pointer"] for entry in problem["errors"]}, problem
+    assert word in str(problem["errors"])
+    assert len(api.get(f"{job}/probes").json()["data"]) == 1
+
+
+def test_more_whole_tensors_than_a_step_may_keep_are_refused(
+    api: httpx2.Client, dora: tuple[str, str]
+):
+    layers = [
+        {"name": "flat", "type": "Flatten"},
+        {"name": "wide", "type": "Linear", "args": {"out_features": 600_000}},
+        {"name": "fc", "type": "AdaptiveAvgPool1d", "args": {"output_size": 10}},
+    ]
+    spec = small_job(dora[1], network={"layers": layers})
+    job = api.post("/api/v1/jobs", json=spec).headers["location"]
+    stats = attached(api, job, layers=["wide"], kinds=["output"])
+    assert stats["bytes_per_step"] == 100 * 600_000 * 4
+    attached(api, job, layers=["wide"], kinds=["output"], want=["full"])
+    answer = api.post(f"{job}/probes", json=FC | {"layers": ["wide"], "want": ["full"]})
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["pointer"] == "/want"
+    merge = {"Content-Type": "application/merge-patch+json"}
+    answer = api.patch(stats["links"]["self"], content='{"want":["full"]}', headers=merge)
+    assert answer.json()["errors"][0]["code"] == "too_large"
+
+
+def test_a_job_of_somebody_else_is_not_watched(each_service: Api, api: httpx2.Client, job: str):
+    probe = api.get(f"{job}/probes").json()["data"][0]
+    path = probe["links"]["self"]
+    with each_service.client(each_service.key("eve")) as eve:
+        answers = [
+            eve.get(f"{job}/probes"),
+            eve.post(f"{job}/probes", json=FC),
+            eve.get(path),
+            eve.patch(path, json={"every": 3}),
+            eve.delete(path),
+        ]
+    assert {answer.json()["code"] for answer in answers} == {"job_not_found"}
+    with each_service.client(each_service.key("dora", "read")) as reader:
+        assert reader.get(path).json() == probe
+        assert reader.post(f"{job}/probes", json=FC).json()["code"] == "scope_too_small"
+        assert reader.delete(path).status_code == 403
+    with each_service.client() as admin:
+        assert admin.get(path).json() == probe
+    assert api.get(f"{job}/probes/prb_x").json()["code"] == "probe_not_found"
+
+
+def test_an_ended_job_is_watched_no_more(api: httpx2.Client, job: str):
+    made = attached(api, job)
+    api.post(f"{job}/cancel")
+    assert api.get(made["links"]["self"]).json()["state"] == "rejected"
+    first = api.get(f"{job}/probes").json()["data"][0]["links"]["self"]
+    merge = {"Content-Type": "application/merge-patch+json"}
+    for answer in (
+        api.post(f"{job}/probes", json=FC),
+        api.patch(first, content='{"every":3}', headers=merge),
+        api.delete(first),
+    ):
+        assert (answer.status_code, answer.json()["code"]) == (409, "job_ended")

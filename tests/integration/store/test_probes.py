@@ -1,0 +1,178 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic import command
+from sqlalchemy import insert
+
+from glasshouse import jsonio
+from glasshouse.errors import JobEnded, ProbeNotFound
+from models import attempts, events, jobs, probes
+from models.attempts import Batch
+from models.database import Database
+from models.events import NewEvent
+from models.migrate import config, migrate
+from models.probes import Checked
+from models.tables import Command, Job, Probe, core, now
+
+from .making import LEASE_MS, make_worker, running, ship, start
+
+SPEC = {"layers": ["fc"], "kinds": ["output"], "every": 5, "at": None, "want": ["stats"]}
+CONV = Checked({**SPEC, "layers": ["conv*"], "every": 1}, ["conv1"], 400)
+
+
+def watched_job(database: Database, **changes: Any) -> Job:
+    plan = {"probes": [{"matched": ["fc"], "bytes_per_step": 40}]}
+    with database.write() as tx:
+        spec = {"kind": "train"}
+        return jobs.add(
+            tx, owner="ada", spec=spec, resolved={"probes": [SPEC]}, plan=plan, **changes
+        )
+
+
+def attach(database: Database, job: Job, checked: Checked = CONV) -> Probe:
+    with database.write() as tx:
+        return probes.add(tx, jobs.get(tx, job.id, None), checked, by="ada")
+
+
+def read(database: Database, job: Job, probe_id: str) -> Probe:
+    with database.read() as tx:
+        return probes.get(tx, jobs.get(tx, job.id, None), probe_id)
+
+
+def listed(database: Database, job: Job, *, gone: bool = False) -> list[Probe]:
+    with database.read() as tx:
+        return probes.of_job(tx, job.id, gone=gone)
+
+
+def taken_up(revision: int, step: int) -> Batch:
+    batch = Batch(probes=(revision, step))
+    batch.events.append(NewEvent("probe", now(), {"probe": "prb_x", "step": step}))
+    return batch
+
+
+def test_the_probes_of_a_spec_are_active_from_step_0(database: Database):
+    (row,) = listed(database, watched_job(database))
+    assert (row.state, row.applied_step, row.revision, row.by) == ("active", 0, 0, "ada")
+    assert (row.body, row.matched, row.bytes_per_step) == (SPEC, ["fc"], 40)
+
+
+def test_a_change_is_pending_until_the_rank_has_taken_up_its_revision(database: Database):
+    make_worker(database)
+    job = watched_job(database)
+    claim = running(database, job)
+    first = attach(database, job)
+    with database.write() as tx:
+        beat = attempts.beat(tx, claim, lease_ms=LEASE_MS)
+        assert beat is not None
+        assert beat.num_commands == 1
+        wanted = probes.wanted(tx, job.id)
+        assert [item.body for item in jobs.commands_pending(tx, job.id)] == [
+            {"do": "probes", "revision": 1}
+        ]
+    assert wanted["revision"] == 1
+    assert [entry["new"] for entry in wanted["probes"]] == [False, True]
+    second = attach(database, job)
+    assert ship(database, claim, taken_up(1, 7), (0, 10))
+    assert (read(database, job, first.id).state, read(database, job, second.id).state) == (
+        "active",
+        "pending",
+    )
+    with database.write() as tx:
+        found = jobs.get(tx, job.id, None)
+        slower = Checked({**CONV.body, "every": 9}, ["conv1"], 400)
+        probes.change(tx, found, first.id, slower, by="ada")
+        probes.remove(tx, found, second.id, by="ada")
+    assert ship(database, claim, taken_up(2, 8), (10, 20))  # knows nothing of what came after it
+    assert read(database, job, first.id).state == "pending"
+    assert read(database, job, second.id).applied_step is None
+    assert ship(database, claim, taken_up(4, 11), (20, 30))
+    changed, removed = read(database, job, first.id), read(database, job, second.id)
+    assert (changed.state, changed.applied_step, changed.body["every"]) == ("active", 11, 9)
+    assert (removed.state, removed.applied_step) == ("removed", 11)
+    assert [row.id for row in listed(database, job, gone=True)][1:] == [first.id, second.id]
+    assert len(listed(database, job)) == 2
+    with database.read() as tx:
+        assert jobs.commands_pending(tx, job.id) == []
+        made = tx.query(Command).filter(Command.job == job.id).order_by(Command.step).all()
+        assert [(item.state, item.step) for item in made] == [
+            *[("applied", 7), ("applied", 8), ("applied", 11), ("applied", 11)]
+        ]
+
+
+def test_removing_twice_asks_once_and_what_is_gone_cannot_be_changed(database: Database):
+    job = watched_job(database)
+    (row,) = listed(database, job)
+    with database.write() as tx:
+        found = jobs.get(tx, job.id, None)
+        probes.remove(tx, found, row.id, by="ada")
+        assert probes.remove(tx, found, row.id, by="ada").revision == 1
+        with pytest.raises(ProbeNotFound):
+            probes.change(tx, found, row.id, CONV, by="ada")
+        with pytest.raises(ProbeNotFound):
+            probes.get(tx, found, "prb_0")
+    assert listed(database, job) == []
+
+
+def test_a_job_that_is_queued_again_starts_with_the_list_of_now(database: Database):
+    make_worker(database)
+    job = watched_job(database)
+    claim = running(database, job)
+    row = attach(database, job)
+    with database.write() as tx:
+        assert attempts.give_up(tx, claim, exit_kind="x", reason="x", max_failures=3)
+    start(database, job)
+    with database.read() as tx:
+        wanted = probes.wanted(tx, job.id)
+    assert [entry["id"] for entry in wanted["probes"]][1:] == [row.id]
+    assert read(database, job, row.id).state == "pending"
+
+
+@pytest.mark.parametrize("how", ["finished", "cancelled while queued"])
+def test_what_an_ended_job_did_not_take_up_is_rejected(database: Database, how: str):
+    make_worker(database)
+    job = watched_job(database)
+    if how == "finished":
+        claim = running(database, job)
+        row = attach(database, job)
+        with database.write() as tx:
+            assert attempts.finish(tx, claim, "succeeded", exit_kind="ok")
+    else:
+        row = attach(database, job)
+        with database.write() as tx:
+            jobs.request_cancel(tx, jobs.get(tx, job.id, None), by="ada", force=False)
+    found = read(database, job, row.id)
+    assert (found.state, (found.problem or {})["code"]) == ("rejected", "job_ended")
+    with database.read() as tx:
+        made = tx.query(Command).filter(Command.job == job.id).order_by(Command.id).first()
+        assert made is not None
+        assert (made.state, made.step) == ("rejected", None)
+        types = [event.type for event in events.after(tx, job.id, 0)]
+    assert types[-1] == "end"
+    with pytest.raises(JobEnded):
+        attach(database, job)
+    with database.write() as tx:
+        jobs.delete(tx, jobs.get(tx, job.id, None))
+    with database.read() as tx:
+        assert tx.query(Probe).filter(Probe.job == job.id).all() == []
+
+
+def test_jobs_from_before_the_probes_keep_those_of_their_specs(database: Database, tmp_path: Path):
+    job = watched_job(database)
+    plain = core(Job)
+    with database.read() as tx:
+        row = dict(tx.execute(plain.select().where(plain.c.id == job.id)).mappings().one())
+    with database.engine.connect() as connection:
+        command.downgrade(config(connection), "0001")
+        connection.commit()
+    old = {**row, "id": job.id.replace("job_", "job_0")[:30], "resolved": {"probes": [SPEC] * 2}}
+    with database.write() as tx:
+        tx.execute(insert(plain), [old])
+    migrate(database, lock_file=tmp_path / "migrate.lock")
+    with database.read() as tx:
+        (found,) = probes.of_job(tx, job.id)
+        both = probes.of_job(tx, old["id"])
+    assert (found.body, found.matched, found.state) == (SPEC, ["fc"], "active")
+    assert [(item.position, item.matched) for item in both] == [(0, ["fc"]), (1, [])]
+    assert (found.by, found.created_at) == ("ada", job.created_at)
+    assert jsonio.dumps(found.body) == jsonio.dumps(SPEC)

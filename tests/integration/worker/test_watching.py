@@ -1,0 +1,42 @@
+"""Probes that are attached to a job whose worker is lost."""
+
+from models import jobs, probes
+from models.probes import Checked
+
+from .shop import Shop, endless, until
+
+BODY = {"layers": ["fc1"], "kinds": ["output"], "every": 1, "want": ["stats"]}
+
+
+def test_a_job_that_lost_its_worker_is_watched_as_before_from_its_first_step(shop: Shop):
+    worker = shop.start_worker()
+    job_id = shop.submit(endless(shop.dataset()))
+    shop.wait_step(job_id)
+    with shop.database.write() as tx:
+        job = jobs.get(tx, job_id, None)
+        row = probes.add(tx, job, Checked(BODY, ["fc1"], 512), by="ada")
+    until(lambda: shop.payloads(job_id, "stats"))
+    (told,) = shop.payloads(job_id, "probe")
+    assert (told["probe"], told["action"]) == (row.id, "attached")
+    assert told["step"] > 0
+    assert shop.payloads(job_id, "stats")[0]["step"] == told["step"]
+
+    worker.kill()
+    worker.wait()
+    shop.start_worker("w2")
+    until(lambda: len(shop.attempts(job_id)) == 2, 60)
+    first = until(
+        lambda: next(
+            (
+                event
+                for event in shop.events(job_id)
+                if event.attempt == 2 and event.type == "stats"
+            ),
+            None,
+        ),
+        60,
+    )
+    assert '"step":0' in first.payload.replace(" ", "")
+    assert len(shop.payloads(job_id, "probe")) == 1
+    shop.cancel(job_id, force=True)
+    shop.wait(job_id)
