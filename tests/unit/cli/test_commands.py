@@ -200,7 +200,7 @@ def test_watching_ends_with_the_jobs_own_code(run: Run, tmp_path: Path, state: s
     service = Submitting(state)
     ended, out, err = run("submit", write_spec(tmp_path), "--watch", routes=service.routes)
     assert ended == code
-    assert "step 4/1000  loss 0.4" in out
+    assert "step 5/1000  loss 0.4" in out
     assert f"job_1 {state}" in out
     assert ("the loss is NaN" in err) == (state == "failed")
 
@@ -209,7 +209,7 @@ def test_watching_with_json_prints_one_document(run: Run):
     code, out, err = run("watch", "job_1", "--json", routes=Submitting().routes)
     assert code == 0
     assert json.loads(out)["state"] == "succeeded"
-    assert "step 4/1000" in err
+    assert "step 5/1000" in err
 
 
 def test_ctrl_c_detaches_and_the_job_goes_on(serve: Serve, tmp_path: Path):

@@ -80,7 +80,7 @@ def test_a_line_names_the_figures_and_marks_nan():
     view = JobView(job())
     view.see(metrics(7, loss="NaN"))
     view.see(stats(7, ["fc", "output", 0, 0, 0, 3]))
-    assert view.line() == "step 7/1000  loss nan  NaN/Inf 3"
+    assert view.line() == "step 8/1000  loss nan  NaN/Inf 3"
 
 
 def test_a_sparkline_goes_from_high_to_low_and_marks_what_is_not_finite():

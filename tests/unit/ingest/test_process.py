@@ -59,8 +59,8 @@ def test_the_command_answers_with_one_line(ingesting: Ingesting):
 def test_a_bomb_ends_with_a_problem_in_bounded_memory(ingesting: Ingesting):
     zeros = b"[[[" + b"[" + b"0," * (50 << 20)
     for name, content in [
-        ("mnist.json.gz", gzip.compress(zeros, 1)),
-        ("idx.gz", gzip.compress(b"\0\0\x08\x01\x06\0\0\0" + bytes(100 << 20), 1)),
+        ("mnist.json.gz", gzip.compress(zeros, 1, mtime=0)),
+        ("idx.gz", gzip.compress(b"\0\0\x08\x01\x06\0\0\0" + bytes(100 << 20), 1, mtime=0)),
         ("csv", b'a\n"' + b"x\n" * (5 << 20)),
     ]:
         done = ingesting.process(name, ingesting.file(content))
