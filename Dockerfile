@@ -1,15 +1,16 @@
-# One image for api, worker and migrate. CPU by default; for CUDA:
-#   docker build --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 -t glasshouse:latest-cuda .
+# One image for api, worker and migrate, for the CPU or for CUDA by TORCH_INDEX: the address of the
+# package index with that build of torch, as PyTorch's own install page gives it. Left empty, pip takes
+# the build that the default index has, which on Linux is the one for CUDA.
 FROM python:3.12-slim AS build
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ARG TORCH_INDEX=
 WORKDIR /src
 # for the kernel of the statistics; only this stage needs a compiler
 RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 RUN python -m venv /opt/glasshouse
 ENV PATH=/opt/glasshouse/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 COPY constraints.txt ./
-# torch first, from the index of its build: the rest of the install then finds it and keeps it
-RUN pip install -c constraints.txt --index-url "$TORCH_INDEX" --extra-index-url https://pypi.org/simple torch
+# torch first: of two builds of one version pip takes the one with a local suffix, such as +cpu
+RUN pip install -c constraints.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} torch
 COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY glasshouse glasshouse
 COPY engine engine
