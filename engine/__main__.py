@@ -7,6 +7,7 @@ output.
 
 import argparse
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pydantic
+import torch
 
 from engine import rank
 from engine.plan import parse_spec, plan
@@ -26,21 +28,17 @@ from engine.rank import Assignment
 from engine.report import Outputs
 from engine.spool import SpoolWriter, now
 from glasshouse import jsonio
-from glasshouse.spec import TrainJob
+from glasshouse.spec import Devices, TrainJob
 
 _FORMATS = {
     ".csv": "csv",
     ".tsv": "tsv",
-    ".jsonl": "jsonl",
-    ".parquet": "parquet",
     ".npz": "npz",
     ".npy": "npy",
     ".idx": "idx",
     ".idx.gz": "idx.gz",
     ".idx.zip": "idx.zip",
     ".json.gz": "mnist.json.gz",
-    ".txt": "text",
-    ".zip": "images.zip",
 }
 _TELL_S = 0.5
 
@@ -65,8 +63,11 @@ class Interrupt:
 class Console:
     """Writes records to the spool and tells a person about some of them."""
 
-    def __init__(self, spool: SpoolWriter) -> None:
+    def __init__(self, spool: SpoolWriter, out_dir: Path, *, keep_last: int) -> None:
         self._spool = spool
+        self._out_dir = out_dir
+        self._keep_last = keep_last
+        self._kept: list[str] = []
         self._told_at = 0.0
         self.final: dict[str, Any] = {}
         self.checkpoint: str | None = None
@@ -78,12 +79,19 @@ class Console:
         if kind == "metrics":
             self._metrics(record)
         elif kind == "checkpoint":
-            self.checkpoint = record["dir"]
+            self._keep(record["dir"])
             say(f"step {record['step']:>6}  checkpoint {record['dir']}")
         elif kind == "artifact":
             say(f"wrote {record['file']} ({record['size_bytes']} bytes)")
         elif kind == "dropped":
             say(f"dropped {record['count']}: {record['what']}")
+
+    def _keep(self, name: str) -> None:
+        """Delete what the newest checkpoint supersedes, as the worker does in the service."""
+        self.checkpoint = name
+        self._kept.append(name)
+        while len(self._kept) > self._keep_last:
+            shutil.rmtree(self._out_dir / self._kept.pop(0), ignore_errors=True)
 
     def _metrics(self, record: Mapping[str, Any]) -> None:
         self.final.update(record["values"])
@@ -158,17 +166,31 @@ def prepare(spec: dict[str, Any], scratch: Path, checkpoint: Path | None) -> dic
         raise Refused(str(error)) from None
     for warning in found["warnings"]:
         say(f"warning: {warning['pointer']}: {warning['detail']}")
-    wanted = parsed.devices
-    device = {"type": "cuda" if wanted.type == "cuda" else "cpu", "threads": wanted.threads}
     return {
         "job": "job",
         "attempt": 1,
         "spec": found["spec"],
         "datasets": datasets,
-        "device": device,
+        "device": _device(parsed.devices),
         "checkpoint": None if checkpoint is None else {"dir": str(checkpoint.resolve())},
         "trained_by": trained_by,
     }
+
+
+def _device(wanted: Devices) -> dict[str, Any]:
+    """The device of this machine that the spec asks for, by the service's own rules.
+
+    Raises:
+        Refused: it names a worker, and there is none here.
+    """
+    if wanted.worker is not None:
+        raise Refused("/devices/worker: there are no workers without the service; leave it out")
+    if wanted.ids is not None:  # read when CUDA starts, which it has not yet
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(wanted.ids[0])
+    if wanted.type == "cuda" or (wanted.type == "auto" and torch.cuda.is_available()):
+        return {"type": "cuda", "threads": None}
+    num_cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return {"type": "cpu", "threads": wanted.threads or max(1, num_cores // 2)}
 
 
 def run(job: Path, out_dir: Path, checkpoint: Path | None) -> int:
@@ -188,7 +210,9 @@ def run(job: Path, out_dir: Path, checkpoint: Path | None) -> int:
 def _run_assignment(out_dir: Path, job: Path) -> int:
     (out_dir / "spool").unlink(missing_ok=True)
     spool = SpoolWriter(out_dir / "spool")
-    console = Console(spool)
+    saving = jsonio.loads(job.read_bytes())["spec"].get("checkpoint") or {}
+    keep_last = saving.get("keep_last", 3) if isinstance(saving, dict) else 3  # infer: an id
+    console = Console(spool, out_dir, keep_last=keep_last)
     out = Outputs(out_dir, console.emit, spool.settle, spool.flush)
     control = Interrupt()
     state, failure = rank.attempt(lambda: rank.run(Assignment.read(job), control=control, out=out))

@@ -23,8 +23,8 @@ GlasshouseError
 │   ├── InternalError       500
 │   └── Unavailable         503  PlannerUnavailable, DatabaseUnavailable, StorageFull
 ├── RunFailure                   ends a job; stored on it as its ``error``
-│   └── SpecFailed, DataFailed, NonfiniteFound, OutOfMemory, DeviceFailed, WorkerLost,
-│       RankDied, TimedOut, StorageFailed, EngineFailed
+│   └── SpecFailed, DataFailed, OutOfMemory, DeviceFailed, WorkerLost,
+│       RankDied, StorageFailed, EngineFailed
 ├── APIError                     raised by the client for an error answer, one class per status
 │   ├── APIConnectionError ── APITimeoutError
 │   └── APIStatusError ── BadRequestError … ServiceUnavailableError
@@ -394,12 +394,6 @@ class DataFailed(RunFailure):
     category = "data"
 
 
-class NonfiniteFound(RunFailure):
-    """A loss, output or gradient is NaN or infinite."""
-
-    category = "nonfinite"
-
-
 class OutOfMemory(RunFailure):
     """Memory ran out."""
 
@@ -426,12 +420,6 @@ class RankDied(RunFailure):
 
     category = "internal"
     retryable = True
-
-
-class TimedOut(RunFailure):
-    """The job took longer than it may."""
-
-    category = "timeout"
 
 
 class StorageFailed(RunFailure):

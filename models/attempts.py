@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import delete, insert, literal, select, update
 from sqlalchemy.orm import Session
 
+from glasshouse.errors import WorkerLost
 from models import captures, checkpoints, events, metrics, probes, stats
 from models.database import now_ms
 from models.events import NewEvent
@@ -394,14 +395,8 @@ def _close(tx: Session, job_id: str, fence: int, state: str, exit_kind: str) -> 
 
 
 def _worker_lost(failures: int, reason: str) -> dict[str, Any]:
-    return {
-        "code": "worker_lost",
-        "message": f"The worker that ran the job was lost {failures} times; last: {reason}.",
-        "category": "worker_lost",
-        "retryable": True,
-        "rank": None,
-        "layer": None,
-        "step": None,
-        "hint": "Look at the worker's log and at the memory of its host.",
-        "log_tail": None,
-    }
+    failure = WorkerLost(
+        f"The worker that ran the job was lost {failures} times; last: {reason}.",
+        hint="Look at the worker's log and at the memory of its host.",
+    )
+    return {**failure.as_dict(), "log_tail": None}

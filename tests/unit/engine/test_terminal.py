@@ -54,3 +54,24 @@ def test_the_engine_needs_nothing_of_the_service():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_terminal_keeps_the_last_checkpoints_only(tmp_path, digits):
+    job = tmp_path / "job.json"
+    data = {"train": {"dataset": str(digits), "split": "train"}}
+    saving = {"every_steps": 1, "keep_last": 2}
+    job.write_text(json.dumps(spec(data=data, stop={"steps": 4}, checkpoint=saving)))
+    command = [sys.executable, "-m", "engine", str(job), "--out", str(tmp_path / "out")]
+    subprocess.run(command, check=True, capture_output=True)
+    kept = sorted(path.name for path in (tmp_path / "out" / "checkpoints").iterdir())
+    assert kept == ["step-3", "step-4"]
+
+
+def test_the_terminal_refuses_a_worker(tmp_path, digits):
+    job = tmp_path / "job.json"
+    data = {"train": {"dataset": str(digits), "split": "train"}}
+    job.write_text(json.dumps(spec(data=data, devices={"worker": "w1"})))
+    command = [sys.executable, "-m", "engine", str(job), "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "/devices/worker" in done.stderr
