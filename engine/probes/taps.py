@@ -1,55 +1,26 @@
-"""Taps: hooks that exist on due steps only, and look without touching.
-
-A forward hook sees a layer's output, a tensor hook its gradient; parameters and their gradients are
-read between backward and the optimizer's step. No hook returns a value or draws a random number, so
-a watched step computes the very same bits.
-"""
+"""All probes of a job: which of them look at a step, and where goes what they see."""
 
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from engine.network import Network, leaves, root
+from engine.network import Network
 from engine.probes.captures import CaptureWriter
 from engine.probes.kernel import NUM_FIGURES
-from engine.probes.select import is_due, matches, may_match
-from engine.probes.summarize import summarize, summarize_all
+from engine.probes.look import Look
 from engine.probes.wanted import Wanted
+from engine.probes.watch import Watch, first_due_after
 from engine.readback import Readback
 from engine.spool import now
 from glasshouse.spec import Probe
 
 Emit = Callable[[dict[str, Any]], None]
 MAX_FAILURES = 3
-_KINDS = ("param", "output", "output_grad", "param_grad")
 _IDLE: AbstractContextManager[None] = nullcontext()
-
-
-class Watch:
-    """One probe at work, and how often it has failed."""
-
-    def __init__(self, number: int | str, probe: Probe) -> None:
-        self.number = number
-        """Its place in the spec, or its id."""
-        self.probe = probe
-        self.num_failures = 0
-        self.takes_stats = "stats" in probe.want
-        self.takes_full = "full" in probe.want
-        self._known: dict[tuple[str, str, bool], bool] = {}
-
-    def wants(self, kind: str, name: str, *, is_first: bool = True) -> bool:
-        """Whether the probe looks at this tensor."""
-        key = (kind, name, is_first)
-        known = self._known.get(key)
-        if known is None:
-            known = kind in self.probe.kinds and matches(self.probe, name, is_first=is_first)
-            self._known[key] = known
-        return known
 
 
 class Probes:
@@ -93,10 +64,10 @@ class Probes:
         """Watch one forward and backward pass, if any probe is due."""
         if step < self._next_due:
             return _IDLE
-        due = [watch for watch in self._watches if is_due(watch.probe, step)]
+        due = [watch for watch in self._watches if watch.is_due(step)]
         if due:
-            return _Look(self, step, due)
-        self._next_due = self._first_due_after(step)
+            return Look(self, step, due)
+        self._next_due = first_due_after(self._watches, step)
         return _IDLE
 
     def close(self) -> None:
@@ -140,124 +111,3 @@ class Probes:
         count = self.captures.take_dropped()
         if count:
             self.emit({"type": "dropped", "at": now(), "what": "captures", "count": count})
-
-    def _first_due_after(self, step: int) -> int:
-        """The next step at which some probe may be due; a lower bound is enough."""
-        candidates: list[int] = []
-        for watch in self._watches:
-            probe = watch.probe
-            if probe.at is not None:
-                candidates.append(min((item for item in probe.at if item > step), default=2**62))
-            elif probe.stop is not None and step >= probe.stop:
-                continue
-            else:
-                every = probe.every or 1
-                candidates.append(max((step // every + 1) * every, probe.start))
-        return min(candidates, default=2**62)
-
-
-class _Look(AbstractContextManager[None]):
-    """The watching of one step."""
-
-    def __init__(self, probes: Probes, step: int, due: list[Watch]) -> None:
-        self._probes = probes
-        self._step = step
-        self._due = due
-        self._handles: list[Any] = []
-        self._rows: list[tuple[str, str, Any]] = []
-
-    def __enter__(self) -> None:
-        for name, module in self._probes.network.layers.items():
-            interested = [
-                watch
-                for watch in self._due
-                if may_match(watch.probe, name) and {"output", "output_grad"} & {*watch.probe.kinds}
-            ]
-            if interested:
-                self._handles.append(
-                    module.register_forward_hook(self._on_output(name, interested))
-                )
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for handle in self._handles:
-            handle.remove()
-        if error is None:
-            self._read_parameters()
-            order = {name: number for number, name in enumerate(self._probes.network.layers)}
-            self._rows.sort(key=lambda row: (order[root(row[0])], row[0], _KINDS.index(row[1])))
-            self._probes.finish_step(self._step, self._rows)
-
-    def _on_output(self, layer: str, interested: list[Watch]) -> Callable[..., None]:
-        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            try:
-                for number, (leaf, tensor) in enumerate(leaves(layer, output)):
-                    self._tap(leaf, tensor, interested, is_first=number == 0)
-            except Exception as error:
-                self._probes.failed(interested, error)
-
-        return hook
-
-    def _tap(self, leaf: str, tensor: Tensor, watches: list[Watch], *, is_first: bool) -> None:
-        wanted = [watch for watch in watches if watch.wants("output", leaf, is_first=is_first)]
-        self._see("output", leaf, tensor, wanted)
-        graded = [watch for watch in watches if watch.wants("output_grad", leaf, is_first=is_first)]
-        if not graded or not tensor.requires_grad:
-            return
-
-        def hook(gradient: Tensor) -> None:
-            self._see("output_grad", leaf, gradient, graded)
-
-        self._handles.append(tensor.register_hook(hook))
-
-    def _read_parameters(self) -> None:
-        for kind in ("param", "param_grad"):
-            if not any(kind in watch.probe.kinds for watch in self._due):
-                continue
-            seen: list[tuple[str, Tensor, list[Watch]]] = []
-            for name, parameter in self._probes.network.named_parameters():
-                tensor = parameter if kind == "param" else parameter.grad
-                watches = [watch for watch in self._due if watch.wants(kind, name)]
-                if tensor is not None and watches:
-                    seen.append((name, tensor, watches))
-            self._see_all(kind, seen)
-
-    def _see_all(self, kind: str, seen: list[tuple[str, Tensor, list[Watch]]]) -> None:
-        """Look at many tensors, all of which are still what they were: one call for the figures."""
-        counted = [
-            (name, tensor)
-            for name, tensor, watches in seen
-            if any(watch.takes_stats for watch in watches)
-        ]
-        try:
-            figures = summarize_all([tensor for _, tensor in counted])
-        except Exception:  # one by one, so that only the one at fault is missing
-            for name, tensor, watches in seen:
-                self._see(kind, name, tensor, watches)
-            return
-        for (name, _), row in zip(counted, figures, strict=True):
-            self._rows.append((name, kind, row))
-        for name, tensor, watches in seen:
-            self._see(kind, name, tensor, watches, is_counted=True)
-
-    def _see(
-        self,
-        kind: str,
-        name: str,
-        tensor: Tensor,
-        watches: list[Watch],
-        *,
-        is_counted: bool = False,
-    ) -> None:
-        """Look at a tensor now: it may be overwritten by the next instruction."""
-        try:
-            if not is_counted and any(watch.takes_stats for watch in watches):
-                self._rows.append((name, kind, summarize(tensor)))
-            if any(watch.takes_full for watch in watches):
-                self._probes.captures.offer(self._step, name, kind, tensor)
-        except Exception as error:
-            self._probes.failed(watches, error)
