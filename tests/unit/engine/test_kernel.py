@@ -18,7 +18,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.probes import kernel, taps
+from engine.probes import kernel, look
 from engine.probes.compiling import ISAS, LIBRARY, SOURCE, NotCompiled, compile_into, find_compiler
 from engine.probes.kernel import TYPES, Kernel, is_dense, takes
 from engine.probes.summarize import _with_torch, summarize, summarize_all
@@ -136,7 +136,7 @@ def test_parameters_that_cannot_be_read_together_are_read_one_by_one(tmp_path, m
     records: list[list[dict]] = []
     for broken in (False, True):
         if broken:
-            monkeypatch.setattr(taps, "summarize_all", fail)
+            monkeypatch.setattr(look, "summarize_all", fail)
         seen: list = []
         torch.manual_seed(0)
         everything = {"layers": ["*"], "kinds": ["param", "param_grad"], "every": 1}
