@@ -15,13 +15,13 @@ from engine.data import BadField, field_shape, inline_rows
 from engine.metrics import metric_names
 from engine.network import needed_layers, root
 from engine.optim import try_loss, try_optimizer
+from engine.probes.phases import check_phase
 from engine.probes.select import Watchable, select
 from engine.problems import Findings, SpecProblems, one
 from engine.shapes import FieldShape, Trace, trace
 from glasshouse.spec import Field, InferJob, IntegerField, Layer, Source, TrainJob, parse_job
+from glasshouse.spec.probes import MAX_FULL_BYTES
 
-MAX_FULL_BYTES = 256 * 2**20
-"""Whole tensors that one step may capture."""
 Metas = Mapping[str, Mapping[str, Any]]
 
 
@@ -256,6 +256,7 @@ def _check_probes(
     described: list[dict[str, Any]] = []
     full_bytes = 0
     for number, probe in enumerate(spec.probes):
+        check_phase(spec, number, findings)
         seen = select(probe, number, watchable, findings)
         size = sum(seen.values())
         full_bytes += size if "full" in probe.want else 0

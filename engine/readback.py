@@ -18,6 +18,7 @@ class Readback:
     """Hands numbers of tensors on in the order in which they were asked for."""
 
     def __init__(self, device: torch.device) -> None:
+        self.device = device
         self._on_cpu = device.type == "cpu"
         self._waiting: deque[tuple[Tensor, torch.cuda.Event, Then]] = deque()
 

@@ -22,7 +22,12 @@ from engine.spool import now
 from glasshouse.spec import TrainJob
 
 Emit = Callable[[dict[str, Any]], None]
+Look = Callable[[int], contextlib.AbstractContextManager[None]]
 _PROGRESS_S = 0.25
+
+
+def _unwatched(_step: int) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()
 
 
 class Control(Protocol):
@@ -83,6 +88,8 @@ class Reporter:
         self._num_samples = 0
         self._started = time.monotonic()
         self._told = (self._started, 0)
+        self.look: Look = _unwatched
+        """Watches the first batch of an evaluation."""
         self.latest: dict[str, float] = {}
         """The newest value of each metric that has arrived."""
 
@@ -135,7 +142,13 @@ class Reporter:
         if self._validation is not None:
             self._out.flush()
             learner = self._learner
-            figures = evaluate(self._job, learner.network, learner.loss_fn, self._validation)
+            figures = evaluate(
+                self._job,
+                learner.network,
+                learner.loss_fn,
+                self._validation,
+                look=self.look(step),
+            )
             self._readback.drain()
             self._metrics(step, epoch, figures, now())
 
@@ -191,10 +204,18 @@ class Reporter:
 
 
 @torch.inference_mode()
-def evaluate(job: TrainJob, network: nn.Module, loss_fn: nn.Module, rows: Rows) -> dict[str, float]:
+def evaluate(
+    job: TrainJob,
+    network: nn.Module,
+    loss_fn: nn.Module,
+    rows: Rows,
+    *,
+    look: contextlib.AbstractContextManager[None] | None = None,
+) -> dict[str, float]:
     """Run the validation rows once: loss and metrics over all of them, exactly.
 
     A mean loss is weighted by the rows of each batch, so that a smaller last one counts rightly.
+    ``look`` is entered around the first batch.
     """
     was_training = network.training
     network.eval()
@@ -202,7 +223,9 @@ def evaluate(job: TrainJob, network: nn.Module, loss_fn: nn.Module, rows: Rows) 
     is_sum = getattr(loss_fn, "reduction", "mean") == "sum"
     totals = torch.zeros(1 + len(job.metrics), dtype=torch.float64, device=rows.device)
     for batch in rows.in_order(job.data.batch_size):
-        values = network(batch)
+        with look or contextlib.nullcontext():
+            values = network(batch)
+        look = None
         num_rows = next(iter(batch.values())).shape[0]
         loss = loss_fn(*[values[name] for name in job.loss.inputs])
         totals[0] += loss.to(torch.float64) * (1 if is_sum else num_rows)

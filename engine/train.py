@@ -56,6 +56,7 @@ def train(
         probes.watch(watched, 0)
     learner = Learner(network, loss_fn, optimizer)
     report = Reporter(job, learner, validation, readback, out, num_steps=schedule.num_steps)
+    report.look = probes.evaluations.look
 
     step = epoch = 0
     try:
@@ -66,6 +67,7 @@ def train(
                 values = network(batch)
                 loss = loss_fn(*[values[name] for name in job.loss.inputs])
                 loss.backward()
+                probes.loss = loss
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
@@ -76,9 +78,9 @@ def train(
                 report.evaluate(step, epoch)
             if schedule.saves_after(step):
                 report.save(schedule.position)
-        probes.close()
         cancelled = control.cancel_requested
         report.finish(step, epoch, schedule.position, cancelled=cancelled)
+        probes.close()
     except Exception as error:
         probes.close()
         report.abandon()

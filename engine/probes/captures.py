@@ -37,7 +37,9 @@ class CaptureWriter:
         self._num_written = 0
         self._thread: threading.Thread | None = None
 
-    def offer(self, step: int, layer: str, kind: str, tensor: Tensor) -> bool:
+    def offer(
+        self, step: int, layer: str, kind: str, tensor: Tensor, *, phase: str = "train"
+    ) -> bool:
         """Copy a tensor as it is now, to be written later; False when there is no room."""
         size = tensor.numel() * tensor.element_size()
         with self._lock:
@@ -51,7 +53,7 @@ class CaptureWriter:
             "step": step,
             "layer": layer,
             "kind": kind,
-            "phase": "train",
+            "phase": phase,
             "shape": list(tensor.shape),
             "dtype": dtype_name(tensor.dtype),
             "size_bytes": size,

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from engine.network import Network, leaves, root
-from engine.probes.captures import CaptureWriter
 from engine.probes.select import may_match
 from engine.probes.summarize import summarize, summarize_all
 from engine.probes.watch import Watch
@@ -21,11 +20,24 @@ from engine.probes.watch import Watch
 _KINDS = ("param", "output", "output_grad", "param_grad")
 
 
+class Keeper(Protocol):
+    """Where whole tensors go."""
+
+    def offer(self, step: int, layer: str, kind: str, tensor: Tensor) -> bool:
+        """Copy a tensor as it is now; False when there is no room."""
+        ...
+
+
 class Desk(Protocol):
     """Where a look takes what it has seen."""
 
     network: Network
-    captures: CaptureWriter
+    loss: Tensor | None
+
+    @property
+    def captures(self) -> Keeper:
+        """Where whole tensors go."""
+        ...
 
     def finish_step(self, step: int, rows: list[tuple[str, str, Any]]) -> None:
         """Send the statistics of a step on their way."""

@@ -16,9 +16,16 @@ class Watch:
         """Its place in the spec, or its id."""
         self.probe = probe
         self.num_failures = 0
+        self.factor = 1
+        """How many times its interval is wider than was asked, so that watching stays cheap."""
         self.takes_stats = "stats" in probe.want
         self.takes_full = "full" in probe.want
         self._known: dict[tuple[str, str, bool], bool] = {}
+
+    @property
+    def every(self) -> int | None:
+        """The interval in force; None for one that has its steps listed."""
+        return None if self.probe.at is not None else (self.probe.every or 1) * self.factor
 
     def wants(self, kind: str, name: str, *, is_first: bool = True) -> bool:
         """Whether the probe looks at this tensor."""
@@ -29,9 +36,22 @@ class Watch:
             self._known[key] = known
         return known
 
+    def has_seen(self, kind: str, name: str) -> bool:
+        """Whether a look has found that the probe wants this tensor."""
+        known = self._known
+        return known.get((kind, name, True), False) or known.get((kind, name, False), False)
+
     def is_due(self, step: int) -> bool:
         """Whether it looks at this step."""
-        return is_due(self.probe, step)
+        every = self.every
+        if every is None:
+            return is_due(self.probe, step)
+        return step % every == 0 and self.is_open(step)
+
+    def is_open(self, step: int) -> bool:
+        """Whether a step lies in its window."""
+        probe = self.probe
+        return probe.start <= step and (probe.stop is None or step < probe.stop)
 
     def next_due(self, step: int) -> int:
         """The first step after this one on which it may be due; a lower bound is enough."""
@@ -40,7 +60,7 @@ class Watch:
             return min((item for item in probe.at if item > step), default=NEVER)
         if probe.stop is not None and step >= probe.stop:
             return NEVER
-        every = probe.every or 1
+        every = self.every or 1
         return max((step // every + 1) * every, probe.start)
 
 

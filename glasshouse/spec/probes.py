@@ -8,6 +8,9 @@ from pydantic import NonNegativeInt, PositiveInt, model_validator
 from glasshouse.spec.strict import Spec
 
 TensorKind = Literal["output", "output_grad", "param", "param_grad"]
+MAX_FULL_BYTES = 256 * 2**20
+"""Whole tensors that one step may capture, of all probes of a job together."""
+DEFAULT_MAX_OVERHEAD = 0.03
 Glob = Annotated[str, Constraint(pattern=r"^[A-Za-z0-9_.*?\[\]!-]{1,128}$")]
 
 
@@ -24,6 +27,15 @@ class Probe(Spec):
         default=None, min_length=1, max_length=100_000
     )
     """Due on exactly these steps."""
+    on: Literal["nonfinite"] | None = None
+    """``nonfinite``: it looks at every step and says nothing, until a tensor that it watches, or
+    the loss, is not finite; then come the last 20 steps and the bad one."""
+    phase: Literal["train", "evaluate"] = "train"
+    """``evaluate``: it looks at the first batch of evaluations. ``every`` counts those, from the
+    first; ``at`` names the steps after which they run."""
+    max_overhead: float | None = Constraint(default=DEFAULT_MAX_OVERHEAD, gt=0, le=1)
+    """While all watching together takes a larger fraction of step time than this, the probe's
+    interval widens by itself; null keeps it. Of use to ``every`` and ``on`` while training."""
     start: NonNegativeInt = 0
     """First step on which it may be due."""
     stop: PositiveInt | None = None
@@ -35,8 +47,18 @@ class Probe(Spec):
 
     @model_validator(mode="after")
     def _check_when(self) -> Self:
-        if (self.every is None) == (self.at is None):
-            raise ValueError("give exactly one of every, at")
+        if sum(item is not None for item in (self.every, self.at, self.on)) != 1:
+            raise ValueError("give exactly one of every, at, on")
         if self.stop is not None and self.stop <= self.start:
             raise ValueError("stop must be greater than start")
+        if self.on is not None and self.phase == "evaluate":
+            raise ValueError("on looks at training: leave phase out, or give every or at")
+        if self.on is not None and "stats" not in self.want:
+            raise ValueError("on records statistics: want must have stats")
+        if (self.at is not None or self.phase == "evaluate") and self.max_overhead not in (
+            None,
+            DEFAULT_MAX_OVERHEAD,
+        ):
+            what = "at" if self.at is not None else "phase evaluate"
+            raise ValueError(f"max_overhead widens intervals, and {what} has none: leave it out")
         return self

@@ -26,7 +26,8 @@ KINDS = ["output", "output_grad", "param", "param_grad"]
 
 
 def probe(**changes):
-    return {"layers": ["*"], "kinds": KINDS, "every": 1, "want": ["stats", "full"], **changes}
+    whole = {"layers": ["*"], "kinds": KINDS, "every": 1, "want": ["stats", "full"]}
+    return {**whole, "max_overhead": None, **changes}
 
 
 def test_captures_equal_what_autograd_gives(digits, tmp_path):
@@ -216,7 +217,7 @@ def test_hooks_go_when_the_step_fails(tmp_path):
 def test_a_probe_is_due_when_its_spec_says(when, steps, tmp_path):
     import json
 
-    text = json.dumps({"layers": ["fc"], "kinds": ["param"], **when})
+    text = json.dumps({"layers": ["fc"], "kinds": ["param"], "max_overhead": None, **when})
     parsed = Probe.model_validate_json(text)
     assert [step for step in range(20) if is_due(parsed, step)] == steps
     seen: list = []
@@ -238,6 +239,9 @@ def test_a_probe_that_cannot_look_is_counted_and_switched_off(tmp_path, capfd):
     assert len(dropped) == 3
     assert "probe 0" in dropped[0]["what"]
     assert "off after 3" in dropped[2]["what"]
+    (told,) = of_type(seen, "probe")
+    assert [(item["probe"], item["action"]) for item in told["changes"]] == [("0", "failed")]
+    assert "captures" in told["changes"][0]["problem"]["detail"]
     assert len(of_type(seen, "stats")) == 5
     assert network.layers["fc"].weight.grad is not None
     capfd.readouterr()

@@ -1,0 +1,94 @@
+"""A look that says what it took, and lets the flight recorders see what it sees."""
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor
+
+from engine.probes.look import Desk, Look
+from engine.probes.meter import Meter
+from engine.probes.recorder import Recorder
+from engine.probes.watch import Watch
+
+
+class MeasuredLook(Look):
+    """The watching of one step, measured."""
+
+    def __init__(self, desk: Desk, step: int, due: list[Watch], meter: Meter) -> None:
+        super().__init__(desk, step, due)
+        self._meter = meter
+        self._recorders = [watch for watch in due if isinstance(watch, Recorder)]
+
+    def __enter__(self) -> None:
+        started = self._meter.start()
+        for recorder in self._recorders:
+            recorder.begin()
+        super().__enter__()
+        self._meter.stop(started, None)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        started = self._meter.start()
+        if error is None:
+            for recorder in self._recorders:
+                recorder.see_loss(self._step, self._desk.loss, self._desk.captures.offer)
+        super().__exit__(kind, error, trace)
+        for recorder in self._recorders:
+            recorder.release()
+        self._meter.stop(started, None)
+
+    def _see_all(self, kind: str, seen: list[tuple[str, Tensor, list[Watch]]]) -> None:
+        started, before = self._meter.start(), len(self._rows)
+        super()._see_all(kind, seen)
+        self._meter.stop(started, _by_size(seen))
+        if self._recorders:
+            figures = {name: found for name, _, found in self._rows[before:]}
+            for name, tensor, watches in seen:
+                self._show(kind, name, tensor, watches, figures)
+
+    def _see(
+        self,
+        kind: str,
+        name: str,
+        tensor: Tensor,
+        watches: list[Watch],
+        *,
+        is_counted: bool = False,
+    ) -> None:
+        if not watches:
+            return
+        started, before = self._meter.start(), len(self._rows)
+        super()._see(kind, name, tensor, watches, is_counted=is_counted)
+        if self._recorders and len(self._rows) > before:
+            self._show(kind, name, tensor, watches, {name: self._rows[-1][2]})
+        self._meter.stop(started, watches)
+
+    def _show(
+        self,
+        kind: str,
+        name: str,
+        tensor: Tensor,
+        watches: Sequence[Watch],
+        figures: Mapping[str, Any],
+    ) -> None:
+        keep = self._desk.captures.offer
+        for watch in watches:
+            if isinstance(watch, Recorder) and name in figures:
+                try:
+                    watch.see(self._step, (name, kind), tensor, figures[name], keep)
+                except Exception as error:
+                    self._desk.failed([watch], error)
+
+
+def _by_size(seen: Sequence[tuple[str, Tensor, Sequence[Watch]]]) -> dict[Watch, float]:
+    """Who wanted how much of several tensors that were looked at in one call."""
+    shares: dict[Watch, float] = {}
+    for _, tensor, watches in seen:
+        for watch in watches:
+            shares[watch] = shares.get(watch, 0.0) + (tensor.numel() + 1) / len(watches)
+    return shares
