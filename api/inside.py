@@ -155,12 +155,16 @@ class AttachedProbe(Document):
     id: str
     object: Literal["probe"]
     job: str
-    state: Literal["pending", "active", "removed", "rejected"]
-    """`pending`: its last change holds from the next step boundary on."""
+    state: Literal["pending", "active", "removed", "rejected", "failed"]
+    """`pending`: its last change holds from the next step boundary on. `failed`: looking failed
+    three times, and the job looks no more."""
     layers: list[str]
     kinds: list[str]
     every: int | None
     at: list[int] | None
+    on: Literal["nonfinite"] | None
+    phase: Literal["train", "evaluate"]
+    max_overhead: float | None
     start: int
     stop: int | None
     want: list[str]
@@ -168,11 +172,17 @@ class AttachedProbe(Document):
     """Layers, leaves and parameters that it looks at."""
     bytes_per_step: int
     """Of the tensors that it looks at, on a step on which it is due."""
+    estimated_cost_s: float | None
+    """Seconds that a due step may take, before any was measured."""
+    cost_s: float | None
+    """Seconds that a due step takes, as the job has measured it; null before."""
+    every_now: int | None
+    """The interval in force: wider than `every` where watching took more than `max_overhead`."""
     applied_step: int | None
     """The first step for which its last change held; null until then."""
     position: int
     problem: dict[str, Any] | None
-    """Why it was rejected."""
+    """Why it was rejected, or failed."""
     created_at: str
     links: dict[str, str]
 

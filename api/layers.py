@@ -3,7 +3,7 @@
 import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import FileResponse, Response, StreamingResponse
@@ -47,6 +47,10 @@ _SHOWN = (
 Step = Annotated[
     str, Query(pattern=r"^(latest|[0-9]{1,15})$", description="`latest`, or a step's number.")
 ]
+Phase = Annotated[
+    Literal["train", "evaluate"] | None,
+    Query(description="Of training steps, or of the evaluations after them; left out, both."),
+]
 Slice = Annotated[str | None, Query(max_length=1000, description="As in numpy, e.g. `0:4,:,::2`.")]
 
 
@@ -64,7 +68,7 @@ def list_layers(request: Request, house: House, caller: Read, job: JobId) -> Res
             return not_modified(tag)
         newest = stats.newest(tx, job)
     by_tensor: dict[str, dict[str, Any]] = defaultdict(dict)
-    for row in newest:
+    for row in sorted(newest, key=lambda row: row.series.phase != "train"):
         by_tensor[row.series.layer].setdefault(row.series.kind, _figures(row))
     layers = [_layer(entry, by_tensor) for entry in found.plan.get("layers", [])]
     return tagged(request, list_of(layers, cursor=None), tag)
@@ -102,6 +106,7 @@ def query_stats(  # noqa: PLR0913 (each is a parameter of the request)
         str, Query(max_length=200, description="A glob over layer and parameter names.")
     ] = "*",
     kind: Annotated[str | None, Query(max_length=40)] = None,
+    phase: Phase = None,
     stat: Annotated[
         list[str] | None,
         Query(max_length=20, description="Which figures, separated by commas; left out, all."),
@@ -120,7 +125,9 @@ def query_stats(  # noqa: PLR0913 (each is a parameter of the request)
         tag = etag(job, jobs.standing(tx, job, caller.sees).version)
         if is_fresh(request, tag):
             return not_modified(tag)
-        rows = stats.query(tx, job, layer=layer, kind=kind, from_step=from_step, to_step=to_step)
+        rows = stats.query(
+            tx, job, layer=layer, kind=kind, phase=phase, from_step=from_step, to_step=to_step
+        )
     by_series: dict[Series, list[Row]] = defaultdict(list)
     for row in rows:
         by_series[row.series].append(row)
@@ -169,6 +176,7 @@ def list_captures(  # noqa: PLR0913 (each is a parameter of the request)
     page: Paged,
     layer: Annotated[str | None, Query(max_length=200)] = None,
     kind: Annotated[str | None, Query(max_length=40)] = None,
+    phase: Phase = None,
     step: Annotated[int | None, Query(ge=0, lt=2**53)] = None,
 ) -> Response:
     """In the order in which they were kept."""
@@ -178,7 +186,14 @@ def list_captures(  # noqa: PLR0913 (each is a parameter of the request)
     with house.database.read() as tx:
         jobs.standing(tx, job, caller.sees)
         rows = captures.find(
-            tx, job, layer=layer, kind=kind, step=step, after=after, limit=page.limit + 1
+            tx,
+            job,
+            layer=layer,
+            kind=kind,
+            phase=phase,
+            step=step,
+            after=after,
+            limit=page.limit + 1,
         )
     cursor = rows[page.limit - 1].id if len(rows) > page.limit else None
     return Json(list_of([_capture_json(row) for row in rows[: page.limit]], cursor=cursor))
@@ -197,7 +212,8 @@ def _capture_json(row: Capture) -> dict[str, Any]:
         "shape": row.shape,
         "dtype": row.dtype,
         "size_bytes": row.size_bytes,
-        "href": f"/api/v1/jobs/{row.job}/layers/{row.layer}/{row.kind}?step={row.step}",
+        "href": f"/api/v1/jobs/{row.job}/layers/{row.layer}/{row.kind}?step={row.step}"
+        f"{'' if row.phase == 'train' else f'&phase={row.phase}'}",
     }
 
 
@@ -220,6 +236,7 @@ def get_tensor(  # noqa: PLR0913 (each is a parameter of the request)
     layer: Annotated[str, Path(max_length=200)],
     kind: Annotated[str, Path(max_length=40)],
     step: Step = "latest",
+    phase: Phase = None,
     slice: Slice = None,  # noqa: A002 (the public name)
     format: Annotated[str | None, Query(max_length=40)] = None,  # noqa: A002
 ) -> Response:
@@ -231,7 +248,8 @@ def get_tensor(  # noqa: PLR0913 (each is a parameter of the request)
     _check_kind(kind)
     with house.database.read() as tx:
         name = tensor_name(jobs.get(tx, job, caller.sees), layer, kind)
-        capture = captures.get(tx, job, name, kind, None if step == "latest" else int(step))
+        number = None if step == "latest" else int(step)
+        capture = captures.get(tx, job, name, kind, number, phase=phase)
     tag = etag(capture.id, chosen, *([] if slice is None else [_digest(slice)]))
     headers = {
         "ETag": tag,
@@ -326,7 +344,7 @@ def _streamed(body: Body, chosen: str, headers: dict[str, str]) -> Response:
     summary="Several captured tensors in one safetensors file",
     responses=inside.binary("application/vnd.safetensors", others=inside.READ),
 )
-def get_tensors(
+def get_tensors(  # noqa: PLR0913 (each is a parameter of the request)
     request: Request,
     house: House,
     caller: Read,
@@ -336,6 +354,8 @@ def get_tensors(
         Query(min_length=1, max_length=MAX_TENSORS, description="`conv1/output`, several times."),
     ],
     step: Step = "latest",
+    *,
+    phase: Phase = None,
 ) -> Response:
     """They are named as they were asked for; the file's metadata has the step of each."""
     rows: dict[str, Capture] = {}
@@ -348,7 +368,7 @@ def get_tensors(
             _check_kind(kind)
             stored = tensor_name(found, layer, kind)
             number = None if step == "latest" else int(step)
-            rows[wanted] = captures.get(tx, job, stored, kind, number)
+            rows[wanted] = captures.get(tx, job, stored, kind, number, phase=phase)
     tag = etag(_digest(*rows, *(row.id for row in rows.values())))
     headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
     steps = {row.step for row in rows.values()}

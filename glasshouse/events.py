@@ -121,13 +121,27 @@ class DroppedEvent(_Event):
 
 
 class ProbeEvent(_Event):
-    """A probe was attached, changed or removed while the job ran."""
+    """A probe was attached, changed or removed while the job ran, or looking failed too often."""
 
     type: Literal["probe"]
     probe: str
-    action: Literal["attached", "changed", "removed"]
+    action: Literal["attached", "changed", "removed", "failed"]
     step: int
-    """The first step that was watched like this."""
+    """The first step that was watched like this; of ``failed``, the step of the last failure."""
+
+
+class AdjustedEvent(_Event):
+    """The engine changed an interval by itself, so that watching takes no more than it may."""
+
+    type: Literal["adjusted"]
+    what: str
+    """``probe prb_….every``."""
+    probe: str
+    from_: int = Constraint(alias="from")
+    to: int
+    by: Literal["max_overhead"]
+    step: int
+    """The first step for which it holds."""
 
 
 class EndEvent(_Event):
@@ -147,6 +161,7 @@ Event = Annotated[
     | LogEvent
     | DroppedEvent
     | ProbeEvent
+    | AdjustedEvent
     | EndEvent,
     Constraint(discriminator="type"),
 ]
@@ -160,6 +175,7 @@ EVENT_TYPES = (
     "log",
     "dropped",
     "probe",
+    "adjusted",
     "end",
 )
 _EVENT: TypeAdapter[Any] = TypeAdapter(Event)

@@ -23,6 +23,7 @@ def find(  # noqa: PLR0913 (each is a filter)
     *,
     layer: str | None = None,
     kind: str | None = None,
+    phase: str | None = None,
     step: int | None = None,
     after: str | None = None,
     limit: int = 100,
@@ -35,6 +36,8 @@ def find(  # noqa: PLR0913 (each is a filter)
         query = query.where(Capture.layer == layer)
     if kind is not None:
         query = query.where(Capture.kind == kind)
+    if phase is not None:
+        query = query.where(Capture.phase == phase)
     if step is not None:
         query = query.where(Capture.step == step)
     if after is not None:
@@ -42,8 +45,12 @@ def find(  # noqa: PLR0913 (each is a filter)
     return list(tx.scalars(query.order_by(Capture.id).limit(limit)))
 
 
-def get(tx: Session, job: str, layer: str, kind: str, step: int | None) -> Capture:
+def get(
+    tx: Session, job: str, layer: str, kind: str, step: int | None, *, phase: str | None = None
+) -> Capture:
     """The capture of a tensor at a step; None means the newest.
+
+    Of both phases, one of training goes before one of the evaluation after the same step.
 
     Raises:
         StepNotCaptured: there is none; the error lists the nearest steps that are.
@@ -53,8 +60,14 @@ def get(tx: Session, job: str, layer: str, kind: str, step: int | None) -> Captu
         Capture.layer == layer,
         Capture.kind == kind,
         visible(tx, job, Capture.attempt, Capture.step),
+        *(() if phase is None else (Capture.phase == phase,)),
     )
-    query = select(Capture).where(*mine).order_by(Capture.step.desc(), Capture.id.desc()).limit(1)
+    query = (
+        select(Capture)
+        .where(*mine)
+        .order_by(Capture.step.desc(), Capture.phase.desc(), Capture.id.desc())
+        .limit(1)
+    )
     found = tx.scalar(query if step is None else query.where(Capture.step == step))
     if found is not None:
         return found

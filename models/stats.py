@@ -68,12 +68,13 @@ def add(tx: Session, job: str, attempt: int, records: Sequence[dict[str, Any]]) 
     )
 
 
-def query(
+def query(  # noqa: PLR0913 (each is a filter)
     tx: Session,
     job: str,
     *,
     layer: str = "*",
     kind: str | None = None,
+    phase: str | None = None,
     from_step: int | None = None,
     to_step: int | None = None,
 ) -> list[Row]:
@@ -90,7 +91,11 @@ def query(
     limits = _limits(tx, job)
 
     def matches(series: Series) -> bool:
-        return fnmatchcase(series.layer, layer) and kind in (None, series.kind)
+        return (
+            fnmatchcase(series.layer, layer)
+            and kind in (None, series.kind)
+            and phase in (None, series.phase)
+        )
 
     found: dict[tuple[Series, int], Row] = {}
     for attempt, data in tx.execute(wanted):

@@ -121,6 +121,8 @@ class Job(Table):
     devices: Mapped[list[Any]]
     progress: Mapped[dict[str, Any] | None] = mapped_column(Json)
     summary: Mapped[dict[str, Any]]
+    probe_overhead: Mapped[dict[str, Any] | None] = mapped_column(Json)
+    """What watching takes of a step's time, and what it may: fraction and budget."""
     result: Mapped[dict[str, Any] | None] = mapped_column(Json)
     error: Mapped[dict[str, Any] | None] = mapped_column(Json)
     infra_failures: Mapped[int] = mapped_column(default=0)
@@ -371,11 +373,17 @@ class Probe(Table):
     body: Mapped[dict[str, Any]]
     """As in a spec, every default filled in."""
     state: Mapped[str]
-    """pending, active, removed, rejected."""
+    """pending, active, removed, rejected, failed."""
     problem: Mapped[dict[str, Any] | None] = mapped_column(Json)
     matched: Mapped[list[Any]]
     bytes_per_step: Mapped[int] = mapped_column(BigInteger)
     """Of the tensors that it looks at, on a step on which it is due."""
+    estimated_cost_s: Mapped[float | None] = mapped_column(Float(53))
+    """Of a due step, before anything was measured."""
+    cost_s: Mapped[float | None] = mapped_column(Float(53))
+    """Of a due step, as it was measured last."""
+    every_now: Mapped[int | None] = mapped_column(BigInteger)
+    """The interval in force, where watching cost too much at the one asked for."""
     revision: Mapped[int]
     """The job's ``num_commands`` at its last change; 0: it came with the spec."""
     applied_step: Mapped[int | None] = mapped_column(BigInteger)

@@ -19,6 +19,7 @@ from glasshouse.ids import new_id
 from models.artifacts import Artifacts
 from models.attempts import Batch, Claim
 from models.events import NewEvent
+from models.probes import ProbeChange
 from models.tables import now
 
 MAX_RESULT_CHARACTERS = 256 * 1024
@@ -58,6 +59,8 @@ class Sorter:
         self.summary: dict[str, dict[str, Any]] = {}
         self.step: int | None = None
         """The last step that the rank reported."""
+        self._revision = 0
+        """Of the list of probes that the rank has in force."""
         self._by_type = {
             "metrics": self._metrics,
             "progress": self._progress,
@@ -68,6 +71,8 @@ class Sorter:
             "result": self._result,
             "dropped": self._dropped,
             "probe": self._probe,
+            "overhead": self._overhead,
+            "adjusted": self._adjusted,
             "end": self._end,
         }
 
@@ -112,11 +117,28 @@ class Sorter:
         to.batch.events.append(NewEvent("dropped", at, record))
 
     def _probe(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
-        step = int(record["step"])
-        to.batch.probes = (int(record["revision"]), step)
+        step, self._revision = int(record["step"]), int(record["revision"])
+        failed = [change for change in record["changes"] if change["action"] == "failed"]
         for change in record["changes"]:
-            event = {"probe": change["probe"], "action": change["action"], "step": step}
-            to.batch.events.append(NewEvent("probe", at, event))
+            to.batch.events.append(NewEvent("probe", at, {**change, "step": step}))
+        for change in failed:
+            values = {"state": "failed", "problem": change["problem"]}
+            self._note(to, change["probe"], values)
+        if not failed:
+            to.batch.probes = (self._revision, step)
+
+    def _overhead(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
+        told = {"fraction": record["fraction"], "budget": record["budget"]}
+        to.batch.job["probe_overhead"] = told
+        for probe, cost_s in record["probes"].items():
+            self._note(to, probe, {"cost_s": float(cost_s)})
+
+    def _adjusted(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
+        to.batch.events.append(NewEvent("adjusted", at, record))
+        self._note(to, record["probe"], {"every_now": int(record["to"])})
+
+    def _note(self, to: Shipment, probe: str, values: dict[str, Any]) -> None:
+        to.batch.probe_changes.append(ProbeChange(probe, values, self._revision))
 
     def _end(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
         to.end = record
@@ -139,6 +161,8 @@ class Sorter:
         to.batch.captures.append({"id": capture, "key": key, **row})
         where = f"{quote(row['layer'], safe='')}/{quote(row['kind'], safe='')}"
         href = f"/api/v1/jobs/{self._claim.job}/layers/{where}?step={row['step']}"
+        if row["phase"] != "train":
+            href += f"&phase={row['phase']}"
         to.batch.events.append(NewEvent("capture", at, {"capture": capture, **row, "href": href}))
 
     def _checkpoint(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:

@@ -22,6 +22,16 @@ def probe(  # noqa: PLR0913 (each is a field of a probe)
     ] = None,
     every: Annotated[int | None, typer.Option(help="On every n-th step. Left out: 1.")] = None,
     at: Annotated[list[int] | None, typer.Option(help="On this step; may repeat.")] = None,
+    on: Annotated[
+        str | None, typer.Option(help="nonfinite: the last 20 steps, with the first bad one.")
+    ] = None,
+    phase: Annotated[
+        str | None, typer.Option(help="evaluate: look at evaluations. Left out: train.")
+    ] = None,
+    max_overhead: Annotated[
+        float | None,
+        typer.Option(help="Widen the interval beyond this fraction of step time. 0: never."),
+    ] = None,
     start: Annotated[int | None, typer.Option(help="Not before this step.")] = None,
     stop: Annotated[int | None, typer.Option(help="No more from this step on.")] = None,
     want: Annotated[list[str] | None, typer.Option(help="stats, full; may repeat.")] = None,
@@ -52,8 +62,11 @@ def probe(  # noqa: PLR0913 (each is a field of a probe)
             want=_split(want) or ["stats"],
             every=every,
             at=at or None,
+            on=on,
+            phase=phase,
             start=start,
             stop=stop,
+            **({} if max_overhead is None else {"max_overhead": max_overhead or None}),
         )
     if json:
         output.document(made.data)
@@ -77,8 +90,18 @@ def _print(found: list[Probe], *, as_json: bool) -> None:
             entry.state,
             ",".join(entry.layers),
             ",".join(entry.kinds),
-            f"every {entry.every}" if entry.every else f"at {len(entry.at)} steps",
+            _when(entry),
+            "-" if entry.cost_s is None else f"{entry.cost_s * 1e3:.3g} ms",
         ]
         for entry in found
     )
-    output.table(["id", "state", "layers", "kinds", "when"], rows, fixed=2)
+    output.table(["id", "state", "layers", "kinds", "when", "cost"], rows, fixed=2)
+
+
+def _when(probe: Probe) -> str:
+    """When it looks, as it was asked and as it is."""
+    if probe.at:
+        return f"at {len(probe.at)} steps"
+    asked = probe.every or 1
+    text = f"on {probe.on}" if probe.on else f"every {asked}"
+    return text if probe.every_now == asked else f"{text}, now every {probe.every_now}"

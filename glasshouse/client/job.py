@@ -44,6 +44,12 @@ class Job(Record):
         return _numbers(self.data.get("summary") or {})
 
     @property
+    def probe_overhead(self) -> dict[str, Any] | None:
+        """What watching costs: ``fraction`` of step time, and the ``budget``; None: unknown."""
+        told = self.data.get("probe_overhead")
+        return None if told is None else _numbers(told)
+
+    @property
     def error(self) -> dict[str, Any] | None:
         """Why it failed."""
         return self.data.get("error")
@@ -157,7 +163,8 @@ class Job(Record):
             layers: globs over names of layers and parameters.
             kinds: ``output``, ``output_grad``, ``param``, ``param_grad``.
             want: ``stats``, ``full``.
-            when: ``every`` (left out, 1) or ``at``; ``start``, ``stop``.
+            when: ``every`` (left out, 1), ``at``, or ``on="nonfinite"``; ``start``, ``stop``;
+                ``phase="evaluate"``; ``max_overhead``, a fraction of step time, None for none.
         """
         body = as_probe(layers, kinds, want, when)
         return Probe(self._transport, self._transport.create(f"{self.path}/probes", body))

@@ -16,6 +16,7 @@ ALL_POINTS = 1_000_000
 """The service gives about 1,000 points of a series unless it is asked for more."""
 Kind = Literal["output", "output_grad", "param", "param_grad"]
 Step = int | Literal["latest"]
+Phase = Literal["train", "evaluate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +35,14 @@ class LayerStats(Mapping[str, Floats]):
     kind: str
     steps: Steps
     columns: Mapping[str, Floats]
+    phase: str = "train"
 
     @classmethod
     def read(cls, entry: dict[str, Any]) -> "LayerStats":
         """Read one entry of ``GET /jobs/{id}/stats``."""
         columns = {name: floats(values) for name, values in entry["values"].items()}
-        return cls(entry["layer"], entry["kind"], np.array(entry["step"], np.int64), columns)
+        steps = np.array(entry["step"], np.int64)
+        return cls(entry["layer"], entry["kind"], steps, columns, entry.get("phase", "train"))
 
     def __getitem__(self, name: str) -> Floats:
         return self.columns[name]
@@ -87,6 +90,7 @@ class Layer:
         kind: Kind | str,
         *,
         step: Step = "latest",
+        phase: Phase | None = None,
         slice: str | None = None,  # noqa: A002 - the API's word
     ) -> Captured:
         """One captured tensor and the step it is of.
@@ -95,7 +99,7 @@ class Layer:
             NotFoundError: it was not captured at that step; the problem lists the nearest.
         """
         path = f"{API}{self._path}/layers/{quote(self.name, safe='')}/{quote(kind, safe='')}"
-        params = {"step": step, "slice": slice, "format": "safetensors"}
+        params = {"step": step, "phase": phase, "slice": slice, "format": "safetensors"}
         response = self._transport.send(
             Request("GET", path, params, {"Accept": "application/vnd.safetensors, */*"})
         )
@@ -106,25 +110,39 @@ class Layer:
             )
         return Captured(int(response.headers.get("x-tensor-step", -1)), tensors[0])
 
-    def stats(self, kind: Kind | str = "output", *, max_points: int | None = None) -> LayerStats:
+    def stats(
+        self,
+        kind: Kind | str = "output",
+        *,
+        phase: Phase | None = None,
+        max_points: int | None = None,
+    ) -> LayerStats:
         """The statistics of one kind over all steps on which a probe looked.
+
+        Where both training and evaluations were looked at and ``phase`` is left out: of training.
 
         Raises:
             APIError: no probe has looked yet, or the name is a layer's and the kind a
                 parameter's; then ask for the parameter by its own name.
         """
-        found = list(self.all_stats(kind, max_points=max_points))
+        found = list(self.all_stats(kind, phase=phase, max_points=max_points))
+        if len(found) > 1 and phase is None:
+            found = [entry for entry in found if entry.phase == "train"]
         if len(found) != 1:
             names = ", ".join(entry.layer for entry in found) or "none so far"
             raise APIError(f"{self.name} has statistics of {kind} for: {names}")
         return found[0]
 
     def all_stats(
-        self, kind: str | None = None, *, max_points: int | None = None
+        self,
+        kind: str | None = None,
+        *,
+        phase: Phase | None = None,
+        max_points: int | None = None,
     ) -> Generator[LayerStats]:
         """The statistics of each watched tensor of the layer."""
         params = {"layer": self.name, "kind": kind, "max_points": max_points or ALL_POINTS}
-        for entry in self._transport.pages(f"{self._path}/stats", params):
+        for entry in self._transport.pages(f"{self._path}/stats", params | {"phase": phase}):
             yield LayerStats.read(entry)
 
     def _parameter(self, name: str | None) -> "Layer":

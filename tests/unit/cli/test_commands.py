@@ -456,6 +456,7 @@ def test_the_processes_are_the_modules_with_all_their_options(
 
 
 PROBE = {"id": "prb_1", "job": "job_1", "state": "active", "layers": ["fc"], "kinds": ["output"]}
+PROBE |= {"on": None, "every_now": 40, "cost_s": 0.002}
 PROBE |= {"every": 5, "at": None, "matched": ["fc"], "bytes_per_step": 4000}
 
 
@@ -472,7 +473,8 @@ def test_probe_attaches_lists_and_removes(run: Run):
     assert "3.9 KiB" in err
     code, out, _ = run("probe", "job_1", "--list", routes=routes)
     assert code == 0
-    assert "every 5" in out
+    assert "every 5, now every 40" in out
+    assert "2 ms" in out
     code, out, _ = run("probe", "job_1", "--remove", "prb_1", "--json", routes=routes)
     assert (code, json.loads(out)["id"]) == (0, "prb_1")
 

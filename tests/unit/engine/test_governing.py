@@ -40,7 +40,7 @@ class Job:
         self.step = 0
         self.step_s = step_s
         self._noise = noise
-        self._random = random.Random(seed)
+        self._random = random.Random(seed)  # noqa: S311 - noise, not a secret
 
     def go(self, num_steps):
         for _ in range(num_steps):
@@ -270,8 +270,7 @@ def test_steps_that_nobody_looks_at_are_not_measured():
 
 def _many_layers(num=60):
     layers = [{"name": "flat", "type": "Flatten"}]
-    for number in range(num):
-        layers.append({"name": f"tanh{number}", "type": "Tanh"})
+    layers += [{"name": f"tanh{number}", "type": "Tanh"} for number in range(num)]
     return [*layers, {"name": "fc", "type": "Linear", "args": {"out_features": 10}}]
 
 
