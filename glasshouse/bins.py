@@ -106,7 +106,8 @@ def coarse(bins: Sequence[int], counts: Sequence[int], num: int) -> Bars:
     first, last = int(places.min()), int(places.max())
     every = _bounds(_from_places(np.arange(first, last + 1)))
     borders: Doubles = np.append(every[:, 0], every[-1, 1])
-    wished: Doubles = np.linspace(borders[0], borders[-1], num + 1)
+    span = borders[-1] - borders[0]
+    wished: Doubles = borders[0] + span * (np.arange(num + 1) / num)
     after: Integers = np.clip(np.searchsorted(borders, wished), 1, borders.size - 1)
     nearer = wished - borders[after - 1] < borders[after] - wished
     chosen: Integers = np.unique(after - nearer)
@@ -125,7 +126,9 @@ def _ranked(bins: Integers, counts: Integers, ranks: Doubles) -> Doubles:
     even = low + (high - low) * inside
     near, far = np.minimum(np.abs(low), np.abs(high)), np.maximum(np.abs(low), np.abs(high))
     least, most = far * (1 - RELATIVE_ERROR), near * (1 + RELATIVE_ERROR)
-    safe: Doubles = np.where(least <= most, np.clip(np.abs(even), least, most), np.abs(even))
+    size: Doubles = np.abs(even)
+    bent: Doubles = np.minimum(np.maximum(size, least), most)
+    safe: Doubles = np.where(least <= most, bent, size)
     return np.where(bins[at] == 0, 0.0, np.copysign(safe, even))
 
 
