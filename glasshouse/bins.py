@@ -108,6 +108,7 @@ def coarse(bins: Sequence[int], counts: Sequence[int], num: int) -> Bars:
     borders: Doubles = np.append(every[:, 0], every[-1, 1])
     span = borders[-1] - borders[0]
     wished: Doubles = borders[0] + span * (np.arange(num + 1) / num)
+    wished[-1] = borders[-1]  # a tiny last edge would be lost in the sum
     after: Integers = np.clip(np.searchsorted(borders, wished), 1, borders.size - 1)
     nearer = wished - borders[after - 1] < borders[after] - wished
     chosen: Integers = np.unique(after - nearer)

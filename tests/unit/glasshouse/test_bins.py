@@ -3,7 +3,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -128,6 +128,7 @@ def test_the_order_of_bins_says_nothing():
 
 
 @given(VALUES, st.integers(1, 200))
+@example(np.array([-1, 0], dtype=np.float32), 1)
 def test_coarse_bars_keep_the_total_and_divide_no_bin(values, num):
     bins, counts = counted(values)
     bars = coarse(bins, counts, num)
