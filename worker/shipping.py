@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from glasshouse import jsonio
-from glasshouse.events import STATS_COLUMNS
+from glasshouse.events import STATS_COLUMNS, is_upkeep
 from glasshouse.ids import new_id
 from models.artifacts import Artifacts
 from models.attempts import Batch, Claim
@@ -128,7 +128,8 @@ class Sorter:
         batch.events.append(NewEvent("metrics", at, record))
         for name, value in values.items():
             batch.metrics.append({"step": step, "epoch": epoch, "name": name, "value": value})
-            summarize(self.summary, name, jsonio.number(value), step)
+            if not is_upkeep(name):
+                summarize(self.summary, name, jsonio.number(value), step)
         batch.job["summary"] = {name: dict(entry) for name, entry in self.summary.items()}
 
     def _capture(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:

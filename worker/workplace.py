@@ -52,6 +52,7 @@ def describe(
                 for name in sorted(_datasets(spec))
             },
             "device": _device(held),
+            "flops": job.plan.get("flops"),
             "checkpoint": saved and {"dir": str(artifacts.local(saved.key))},
             "probes": probes.wanted(tx, job.id) if job.kind == "train" else None,
             "trained_by": saved and jobs.get(tx, saved.job, None).resolved,
