@@ -51,9 +51,7 @@ def train(  # noqa: PLR0913 (what a job is, what it reads, who listens)
     network, loss_fn, optimizer = learner = _learner(job, rows.device)
     schedule = Schedule(job, rows)
     readback = Readback(rows.device)
-    probes = Probes(network, job.probes, readback=readback, emit=out.emit, out_dir=out.directory)
-    if watched is not None:
-        probes.watch(watched, 0)
+    probes = _probes(job, network, watched, readback, out)
     timing = Timing(clock := clock_of(rows.device), work)
     report = Reporter(job, learner, validation, readback, out, timing, num_steps=schedule.num_steps)
     report.look = probes.evaluations.look
@@ -92,6 +90,15 @@ def train(  # noqa: PLR0913 (what a job is, what it reads, who listens)
         report.abandon()
         raise StepFailed(step, error) from error
     return Ending(network, step + 1, cancelled)
+
+
+def _probes(
+    job: TrainJob, network: Network, watched: Wanted | None, readback: Readback, out: Outputs
+) -> Probes:
+    probes = Probes(network, job.probes, readback=readback, emit=out.emit, out_dir=out.directory)
+    if watched is not None:
+        probes.watch(watched, 0)
+    return probes
 
 
 def _learner(job: TrainJob, device: torch.device) -> Learner:

@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
+from glasshouse.events import parse_event
 from models.artifacts import LocalArtifacts
 from models.attempts import Claim
+from models.probes import ProbeChange
 from worker.shipping import BadRecord, Shipment, Sorter
 
 AT = "2026-01-02T03:04:05.678Z"
@@ -101,3 +103,43 @@ def test_what_a_rank_took_up_becomes_events_and_the_newest_revision(tmp_path: Pa
         "probe",
         {"probe": "prb_1", "action": "attached", "step": 3},
     )
+
+
+def test_what_watching_costs_goes_to_the_job_and_its_probes(tmp_path: Path):
+    attached = {"type": "probe", "step": 3, "revision": 4}
+    attached["changes"] = [{"probe": "prb_1", "action": "attached"}]
+    overhead = {"type": "overhead", "step": 9, "fraction": 0.02, "budget": 0.03}
+    overhead["probes"] = {"prb_1": 0.001, "0": 0.5}
+    wider = {"type": "adjusted", "what": "probe prb_1.every", "probe": "prb_1", "from": 1, "to": 8}
+    wider |= {"by": "max_overhead", "step": 10}
+    _, shipment = sort(tmp_path, attached, overhead, wider)
+    batch = shipment.batch
+    assert batch.job["probe_overhead"] == {"fraction": 0.02, "budget": 0.03}
+    assert batch.probe_changes == [
+        ProbeChange("prb_1", {"cost_s": 0.001}, 4),
+        ProbeChange("0", {"cost_s": 0.5}, 4),
+        ProbeChange("prb_1", {"every_now": 8}, 4),
+    ]
+    assert [event.type for event in batch.events] == ["probe", "adjusted"]
+    told = {"job": "job_1", "seq": 2, "attempt": 1, "at": AT, "type": "adjusted"}
+    assert parse_event(told | batch.events[1].payload).by == "max_overhead"
+
+
+def test_a_probe_that_failed_says_so_and_takes_no_change_up(tmp_path: Path):
+    problem = {"code": "probe_failed", "detail": "no"}
+    failed = {"type": "probe", "step": 7, "revision": 2}
+    failed["changes"] = [{"probe": "prb_1", "action": "failed", "problem": problem}]
+    _, shipment = sort(tmp_path, failed)
+    assert shipment.batch.probes is None
+    (change,) = shipment.batch.probe_changes
+    assert change == ProbeChange("prb_1", {"state": "failed", "problem": problem}, 2)
+    (event,) = shipment.batch.events
+    assert event.payload["action"] == "failed"
+    assert event.payload["step"] == 7
+
+
+def test_a_capture_of_an_evaluation_is_named_with_its_phase(tmp_path: Path):
+    record = {"type": "capture", "step": 1, "layer": "fc", "kind": "output", "shape": [1]}
+    record |= {"phase": "evaluate", "dtype": "float32", "size_bytes": 5, "file": "captures/0.x"}
+    _, shipment = sort(tmp_path, record)
+    assert shipment.batch.events[0].payload["href"].endswith("/output?step=1&phase=evaluate")
