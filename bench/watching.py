@@ -117,7 +117,8 @@ class Bench:
         self.spool = SpoolWriter(directory / "spool")
 
     def job(self, probe: dict | None) -> Any:
-        probes = [] if probe is None else [{"layers": ["*"], **probe}]
+        always = {"layers": ["*"], "max_overhead": None}  # the cost is what is measured
+        probes = [] if probe is None else [{**always, **probe}]
         spec = {**self.spec, "stop": {"steps": self.num_steps + 1}, "probes": probes}
         return parse_spec(plan(parse_spec(spec), {"d": self.meta})["spec"])
 

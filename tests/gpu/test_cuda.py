@@ -23,6 +23,7 @@ EVERYTHING = [
         "kinds": ["output", "output_grad", "param", "param_grad"],
         "every": 1,
         "want": ["stats", "full"],
+        "max_overhead": None,
     }
 ]
 
@@ -74,3 +75,20 @@ def test_the_figures_of_a_tensor_are_numpys(digits: Path, tmp_path: Path):  # no
         wanted = [tensor.mean(), tensor.std(), tensor.min(), tensor.max()]
         wanted += [math.sqrt((tensor**2).sum()), np.abs(tensor).max(), (tensor == 0).mean(), 0, 0]
         assert figures == pytest.approx(wanted, rel=1e-6, abs=1e-9), (step, layer, kind)
+
+
+def test_the_governor_measures_with_the_devices_clock(digits: Path, tmp_path: Path):  # noqa: F811
+    """Watching forty tiny layers costs more than computing them: it is found out and held."""
+    layers = [{"name": "flat", "type": "Flatten"}]
+    layers += [{"name": f"tanh{number}", "type": "Tanh"} for number in range(40)]
+    layers.append({"name": "fc", "type": "Linear", "args": {"out_features": 10}})
+    governed = {**EVERYTHING[0], "want": ["stats"], "max_overhead": 0.03}
+    job = spec(network={"layers": layers}, stop={"steps": 300})
+    plain = run(tmp_path / "plain", job, digits, **CUDA)
+    records = run(tmp_path / "watched", {**job, "probes": [governed]}, digits, **CUDA)
+    (first, *_) = [item for item in records if item["type"] == "adjusted"]
+    assert first["from"] == 1
+    assert first["step"] <= 100
+    told = [item for item in records if item["type"] == "overhead"][-1]
+    assert told["probes"]["0"] > 0
+    assert losses(plain) == losses(records)

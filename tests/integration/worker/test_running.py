@@ -24,6 +24,7 @@ def test_a_job_runs_to_its_end(shop: Shop):
     shop.start_worker()
     saving = {"every_steps": 5, "keep_last": 2}
     probe = {"layers": ["fc*"], "kinds": ["output"], "every": 10, "want": ["stats", "full"]}
+    probe["max_overhead"] = None
     job_id = shop.submit(train_spec(shop.dataset(), checkpoint=saving, probes=[probe]))
     job = shop.wait(job_id)
     assert job.state == "succeeded", (job.error, shop.logs())
