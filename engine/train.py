@@ -10,10 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.clipping import clipping
 from engine.data import Rows
 from engine.failures import StepFailed
 from engine.network import Network
 from engine.optim import build_loss, build_optimizer
+from engine.probes.look import Training
 from engine.probes.taps import Probes
 from engine.probes.wanted import Wanted
 from engine.readback import Readback
@@ -48,10 +50,19 @@ def train(
     network = Network(job.network, wanted(job)).to(rows.device)
     loss_fn = build_loss(job.loss).to(rows.device)
     optimizer = build_optimizer(job.optimizer, network.parameters())
+    clip = clipping(job.grad_clip, network.parameters())
 
     schedule = Schedule(job, rows)
     readback = Readback(rows.device)
-    probes = Probes(network, job.probes, readback=readback, emit=out.emit, out_dir=out.directory)
+    training = Training(loss_fn, rows, clips=clip is not None)
+    probes = Probes(
+        network,
+        job.probes,
+        readback=readback,
+        emit=out.emit,
+        out_dir=out.directory,
+        training=training,
+    )
     if watched is not None:
         probes.watch(watched, 0)
     learner = Learner(network, loss_fn, optimizer)
@@ -62,14 +73,15 @@ def train(
         for step, epoch, batch in schedule.steps():
             if (asked := control.wanted) is not None and asked is not probes.wanted:
                 probes.watch(asked, step)
-            with probes.at(step):
+            with probes.at(step) as look:
                 values = network(batch)
                 loss = loss_fn(*[values[name] for name in job.loss.inputs])
                 loss.backward()
-            optimizer.step()
+            grad_norm = None if clip is None else clip()
+            look.step(optimizer)
             optimizer.zero_grad(set_to_none=True)
 
-            report.step(step, epoch, loss, values)
+            report.step(step, epoch, loss, values, grad_norm)
             if control.cancel_requested or schedule.is_over(step, report.elapsed_s):
                 break
             if schedule.evaluates_after(step):
