@@ -75,7 +75,7 @@ def _plan_training(spec: TrainJob, datasets: Metas) -> dict[str, Any]:
     findings.stop()
     return {
         "spec": resolved.model_dump(mode="json"),
-        **_table(traced),
+        **_table(traced, states),
         "memory": _memory(
             traced, network, num_state_bytes(states), data_bytes=_data_bytes(spec, datasets)
         ),
@@ -282,8 +282,11 @@ def _check_probes(
 # --- what it costs ---------------------------------------------------------------------------
 
 
-def _table(traced: Trace) -> dict[str, Any]:
+def _table(traced: Trace, states: States | None = None) -> dict[str, Any]:
     layers = [item.describe() for item in traced.layers]
+    for item in layers:
+        kept = [key for name in item["parameter_names"] for key in (states or {}).get(name, ())]
+        item["state_names"] = list(dict.fromkeys(kept))
     return {
         "layers": layers,
         "parameters": sum(item["parameters"] for item in layers),

@@ -28,7 +28,7 @@ from engine.network import (
     parameter_counts,
     root,
 )
-from engine.probes.traced import Record, meta_sum, recording
+from engine.probes.traced import Record, Seen, meta_sum, recording
 from engine.problems import Findings, SpecProblems
 from glasshouse.spec import Graph, Layer
 
@@ -87,7 +87,14 @@ class Traced:
             "parameter_names": list(named),
             "parameter_shapes": named,
             "flops": self.num_flops,
+            "input_names": _names(self.record.inputs, inside=False),
+            "inner_inputs": _names(self.record.inputs, inside=True),
+            "inner_outputs": _names(self.record.outputs, inside=True),
         }
+
+
+def _names(seen: Mapping[str, Seen], *, inside: bool) -> list[str]:
+    return [name for name, item in seen.items() if bool(item.path) is inside]
 
 
 @dataclass
