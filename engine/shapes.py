@@ -65,6 +65,11 @@ class Traced:
     is_followed: bool = True
     """Whether what is inside it was seen; else it was tried on a tiny batch."""
 
+    @property
+    def owner(self) -> str:
+        """The layer whose name its module and parameters have."""
+        return self.layer.shared_with or self.layer.name
+
     def describe(self) -> dict[str, Any]:
         """The layer's row of a plan."""
         shapes = {name: list(item.shape[1:]) for name, item in self.outputs.items()}
@@ -121,7 +126,7 @@ class Trace:
 
     def modules(self) -> dict[str, nn.Module]:
         """The layers' modules on the meta device, by name; one that is shared only once."""
-        return {item.layer.shared_with or item.layer.name: item.module for item in self.layers}
+        return {item.owner: item.module for item in self.layers}
 
 
 def trace(
@@ -201,17 +206,19 @@ class _LayerTrace:
         self.names = inputs_of(graph, position, field_names)
         self.fields = fields
         self.values = result.values
-        self.shared = result.modules().get(self.layer.shared_with or "")
+        owner = self.layer.shared_with
+        self.first = next((item for item in result.layers if owner and item.owner == owner), None)
+        """The layer that this one is once more."""
         self.findings = findings
 
     def run(self) -> Traced:
         """Trace the layer; the result holds it with inputs and sizes filled in."""
         inputs = self._inputs()
         known = layer_parameters(self.layer.type, self.pointer)
-        given = self._sized(known, inputs)
+        given = dict(self.first.layer.args) if self.first else self._sized(known, inputs)
         converted = arguments.check(known, given, f"{self.pointer}/args", self.layer.type)
         with self._noting_warnings():
-            module = self.shared if self.shared is not None else self._build(converted)
+            module = self.first.module if self.first else self._build(converted)
             with recording(self.layer.name, module) as record:
                 output = self._call(module, inputs, converted, record)
         outputs = dict(leaves(self.layer.name, output))
