@@ -53,6 +53,7 @@ class ProbePatch(Body):
     max_overhead: float | None = None
     start: int | None = None
     stop: int | None = None
+    point: Literal["raw", "clipped"] | None = None
     want: list[Literal["stats", "full"]] | None = None
 
 

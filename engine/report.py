@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from engine import checkpoint
+from engine.clipping import Clip
 from engine.data import Rows
 from engine.metrics import Accuracies
 from engine.network import Network
@@ -24,11 +25,11 @@ from engine.timing import REPORT, Timing
 from glasshouse.spec import TrainJob
 
 Emit = Callable[[dict[str, Any]], None]
-Look = Callable[[int], contextlib.AbstractContextManager[None]]
+Look = Callable[[int], contextlib.AbstractContextManager[object]]
 _PROGRESS_S = 0.25
 
 
-def _unwatched(_step: int) -> contextlib.AbstractContextManager[None]:
+def _unwatched(_step: int) -> contextlib.AbstractContextManager[object]:
     return contextlib.nullcontext()
 
 
@@ -64,6 +65,7 @@ class Learner(NamedTuple):
     network: Network
     loss_fn: nn.Module
     optimizer: torch.optim.Optimizer
+    clip: Clip | None = None
 
 
 class Reporter:
@@ -79,6 +81,7 @@ class Reporter:
         timing: Timing,
         *,
         num_steps: int | None,
+        look: Look = _unwatched,
     ) -> None:
         self._job = job
         self._learner = learner
@@ -92,8 +95,7 @@ class Reporter:
         self._num_samples = 0
         self._started = time.monotonic()
         self._told = (self._started, 0)
-        self.look: Look = _unwatched
-        """Watches the first batch of an evaluation."""
+        self._look = look
         self.latest: dict[str, float] = {}
         """The newest value of each metric that has arrived."""
 
@@ -102,19 +104,34 @@ class Reporter:
         """Seconds of training so far."""
         return time.monotonic() - self._started
 
-    def step(self, step: int, epoch: int, loss: Tensor, values: dict[str, Tensor]) -> None:
-        """Say what a finished step gave: its loss before the update, and the batch's metrics."""
+    def step(
+        self,
+        step: int,
+        epoch: int,
+        loss: Tensor,
+        values: dict[str, Tensor],
+        grad_norm: Tensor | None = None,
+    ) -> None:
+        """Say what a finished step gave: its loss before the update, and the batch's metrics.
+
+        ``grad_norm`` is that of all gradients before they were clipped by it.
+        """
         num_rows = values[next(iter(values))].shape[0]
         self._num_samples += num_rows
         self._clock.end_step(num_rows)
         at = now()
         lr = float(self._learner.optimizer.param_groups[0]["lr"])
         numbers = [loss.detach(), *self._accuracies.correct(values)]
+        if grad_norm is not None:
+            numbers.append(grad_norm)
 
         def then(arrived: list[float]) -> None:
             figures = {"loss": arrived[0], "lr": lr}
-            for name, correct in zip(self._accuracies.names, arrived[1:], strict=True):
+            names = self._accuracies.names
+            for name, correct in zip(names, arrived[1:], strict=False):
                 figures[name] = correct / num_rows
+            if grad_norm is not None:
+                figures["grad_norm"] = arrived[-1]
             self._metrics(step, epoch, figures, at)
 
         self._readback.put(numbers, then)
@@ -154,7 +171,7 @@ class Reporter:
                 learner.network,
                 learner.loss_fn,
                 self._validation,
-                look=self.look(step),
+                look=self._look(step),
             )
             self._readback.drain()
             self._metrics(step, epoch, figures, now())
@@ -225,7 +242,7 @@ def evaluate(
     loss_fn: nn.Module,
     rows: Rows,
     *,
-    look: contextlib.AbstractContextManager[None] | None = None,
+    look: contextlib.AbstractContextManager[object] | None = None,
 ) -> dict[str, float]:
     """Run the validation rows once: loss and metrics over all of them, exactly.
 

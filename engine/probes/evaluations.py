@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from engine.network import Network
 from engine.probes.captures import CaptureWriter
+from engine.probes.look import Desk, Training
 from engine.probes.measured import MeasuredLook
 from engine.probes.meter import Meter
 from engine.probes.overhead import Emit, Overhead
@@ -16,7 +16,7 @@ from engine.probes.watch import Watch
 from engine.readback import Readback
 from engine.spool import now
 
-_IDLE: AbstractContextManager[None] = nullcontext()
+_IDLE: AbstractContextManager[object] = nullcontext()
 PHASE = "evaluate"
 Failed = Callable[[Sequence[Watch], Exception], None]
 
@@ -37,7 +37,7 @@ class Evaluations:
 
     def __init__(  # noqa: PLR0913 (the parts of `Probes` that it shares)
         self,
-        network: Network,
+        desk: Desk,
         writer: CaptureWriter,
         meter: Meter,
         overhead: Overhead,
@@ -46,7 +46,10 @@ class Evaluations:
         readback: Readback,
         failed: Failed,
     ) -> None:
-        self.network = network
+        self.network = desk.network
+        self.spots = desk.spots
+        self.training = Training()
+        """An evaluation is no training: no loss and no optimizer is watched."""
         self.loss: Tensor | None = None
         self.captures = EvaluationCaptures(writer)
         self.watches: list[Watch] = []
@@ -58,7 +61,7 @@ class Evaluations:
         self._looking: list[Watch] = []
         self._num_evaluations = 0
 
-    def look(self, step: int) -> AbstractContextManager[None]:
+    def look(self, step: int) -> AbstractContextManager[object]:
         """Watch a batch of the evaluation after a step, if any probe is due."""
         number = self._num_evaluations
         self._num_evaluations += 1

@@ -1,15 +1,17 @@
 """A look that says what it took, and lets the flight recorders see what it sees."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Self, TypeVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from engine.probes.look import Desk, Look
+from engine.probes.look import Desk, Look, Seen
 from engine.probes.meter import Meter
 from engine.probes.recorder import Recorder
 from engine.probes.watch import Watch
+
+T = TypeVar("T")
 
 
 class MeasuredLook(Look):
@@ -20,12 +22,19 @@ class MeasuredLook(Look):
         self._meter = meter
         self._recorders = [watch for watch in due if isinstance(watch, Recorder)]
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         started = self._meter.start()
         for recorder in self._recorders:
             recorder.begin()
         super().__enter__()
+        if self._recorders and self._desk.training.loss_fn is not None:
+            hook = self._desk.training.loss_fn.register_forward_hook(self._on_loss)
+            self._handles.append(hook)
         self._meter.stop(started, None)
+        return self
+
+    def _on_loss(self, _module: nn.Module, _inputs: Any, loss: Tensor) -> None:
+        self._desk.loss = loss.detach()
 
     def __exit__(
         self,
@@ -38,11 +47,24 @@ class MeasuredLook(Look):
             for recorder in self._recorders:
                 recorder.see_loss(self._step, self._desk.loss, self._desk.captures.offer)
         super().__exit__(kind, error, trace)
+        self._meter.stop(started, None)
+
+    def _finish(self) -> None:
+        started = self._meter.start()
+        super()._finish()
         for recorder in self._recorders:
             recorder.release()
         self._meter.stop(started, None)
 
-    def _see_all(self, kind: str, seen: list[tuple[str, Tensor, list[Watch]]]) -> None:
+    def _observe(self, watches: Sequence[Watch], make: Callable[[], T]) -> T | None:
+        started = self._meter.start()
+        made = super()._observe(watches, make)
+        self._meter.stop(started, watches)
+        return made
+
+    def _see_all(self, kind: str, seen: Sequence[Seen]) -> None:
+        if not seen:
+            return
         started, before = self._meter.start(), len(self._rows)
         super()._see_all(kind, seen)
         self._meter.stop(started, _by_size(seen))
@@ -85,7 +107,7 @@ class MeasuredLook(Look):
                     self._desk.failed([watch], error)
 
 
-def _by_size(seen: Sequence[tuple[str, Tensor, Sequence[Watch]]]) -> dict[Watch, float]:
+def _by_size(seen: Sequence[Seen]) -> dict[Watch, float]:
     """Who wanted how much of several tensors that were looked at in one call."""
     shares: dict[Watch, float] = {}
     for _, tensor, watches in seen:

@@ -2,7 +2,6 @@
 
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,11 @@ from torch import Tensor
 from engine.network import Network
 from engine.probes.captures import CaptureWriter
 from engine.probes.evaluations import Evaluations
+from engine.probes.look import Look, Training, Unwatched
 from engine.probes.measured import MeasuredLook
 from engine.probes.meter import Meter, clock_of
 from engine.probes.overhead import Overhead
+from engine.probes.points import Spot, find_spots
 from engine.probes.recorder import Recorder
 from engine.probes.telling import Seen, tell
 from engine.probes.wanted import Wanted
@@ -24,7 +25,8 @@ from glasshouse.spec import Probe
 
 Emit = Callable[[dict[str, Any]], None]
 MAX_FAILURES = 3
-_IDLE: AbstractContextManager[None] = nullcontext()
+_IDLE = Unwatched()
+_KEPT_SPOTS = 16
 
 
 class Probes:
@@ -38,8 +40,11 @@ class Probes:
         emit: Emit,
         readback: Readback,
         out_dir: Path,
+        training: Training | None = None,
     ) -> None:
         self.network = network
+        self.training = training or Training()
+        self._spots: dict[tuple[Watch, ...], list[Spot]] = {}
         self.emit = emit
         self.readback = readback
         self.captures = CaptureWriter(out_dir, emit)
@@ -47,7 +52,7 @@ class Probes:
         self._meter = Meter(clock)
         self._overhead = Overhead(emit)
         self.evaluations = Evaluations(
-            network,
+            self,
             self.captures,
             Meter(clock),
             self._overhead,
@@ -63,8 +68,13 @@ class Probes:
         self.wanted: Wanted | None = None
         """The list in force; None: that of the spec, which has no ids."""
 
-    def watch(self, wanted: Wanted, step: int) -> None:
-        """Watch this list from a step on. A probe that stays as it is keeps its failures."""
+    def watch(self, wanted: Wanted | None, step: int) -> None:
+        """Watch this list from a step on; None: what is watched already.
+
+        A probe that stays as it is keeps its failures.
+        """
+        if wanted is None:
+            return
         before, self.wanted = self.wanted, wanted
         same = frozenset[str]() if before is None else wanted.same_as(before)
         kept = {watch.number: watch for watch in self._all}
@@ -76,6 +86,7 @@ class Probes:
             ]
         )
         self._next_due = 0
+        self._spots.clear()
         if wanted.revision:
             changes = wanted.changes_since(before)
             record = {"type": "probe", "at": now(), "step": step, "revision": wanted.revision}
@@ -87,8 +98,11 @@ class Probes:
         self.evaluations.watches = [watch for watch in watches if watch.probe.phase == "evaluate"]
         self._overhead.keep(watches)
 
-    def at(self, step: int) -> AbstractContextManager[None]:
-        """Watch one forward and backward pass, if any probe is due."""
+    def at(self, step: int) -> Look | Unwatched:
+        """Watch one forward and backward pass, if any probe is due.
+
+        It is entered for those; then it makes the optimizer's step, which may be watched too.
+        """
         if step < self._next_due:
             return _IDLE
         self._step = step
@@ -108,6 +122,15 @@ class Probes:
         """Take in what watching has cost, as far as it can be read."""
         for measured in self._meter.take():
             self._overhead.take(measured, self._all)
+
+    def spots(self, due: Sequence[Watch]) -> list[Spot]:
+        """Where to hook for these probes; found once."""
+        key = tuple(due)
+        if key not in self._spots:
+            if len(self._spots) >= _KEPT_SPOTS:
+                self._spots.clear()
+            self._spots[key] = find_spots(self.network, due)
+        return self._spots[key]
 
     def close(self) -> None:
         """Wait until every captured tensor is in its file; say what watching has cost."""

@@ -1,6 +1,7 @@
 """From the figures of one look to records: what is told at once, and what a recorder keeps."""
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from torch import Tensor
@@ -31,10 +32,15 @@ def tell(
     telling = [watch for watch in looking if not isinstance(watch, Recorder)]
     names = [(layer, kind) for layer, kind, _ in rows]
 
+    # Beside tensors on a device there are scalars that the optimizer keeps in CPU memory.
+    known = [None if isinstance(found, Tensor) else found for _, _, found in rows]
+    last = [loss.detach()] if recorders and loss is not None else []
+
     def then(flat: list[float]) -> None:
+        arrived = iter(flat)
         table: list[list[Any]] = [
-            [*name, *flat[number * NUM_FIGURES : (number + 1) * NUM_FIGURES]]
-            for number, name in enumerate(names)
+            [*name, *(islice(arrived, NUM_FIGURES) if there is None else there)]
+            for name, there in zip(names, known, strict=True)
         ]
         if not recorders:
             emit({**record, "rows": table})
@@ -49,9 +55,8 @@ def tell(
             for late in recorder.take(record, seen, value, told):
                 emit(late)
 
-    figures = [found for _, _, found in rows]
-    last = [loss.detach()] if recorders and loss is not None else []
-    if any(isinstance(item, Tensor) for item in figures) or any(item.is_cuda for item in last):
-        readback.put([*figures, *last], then)
-    elif figures or last:
-        then([value for row in figures for value in row] + [item.item() for item in last])
+    coming = [found for _, _, found in rows if isinstance(found, Tensor)] + last
+    if any(not item.is_cpu for item in coming):
+        readback.put(coming, then)
+    elif rows or last:
+        then([value for item in coming for value in item.reshape(-1).tolist()])

@@ -18,7 +18,10 @@ def probe(  # noqa: PLR0913 (each is a field of a probe)
     ] = None,
     kinds: Annotated[
         list[str] | None,
-        typer.Option(help="output, output_grad, param, param_grad; commas, or may repeat."),
+        typer.Option(
+            help="output, input, output_grad, param, param_grad, update, optim_state; commas, or "
+            "may repeat."
+        ),
     ] = None,
     every: Annotated[int | None, typer.Option(help="On every n-th step. Left out: 1.")] = None,
     at: Annotated[list[int] | None, typer.Option(help="On this step; may repeat.")] = None,
@@ -35,6 +38,9 @@ def probe(  # noqa: PLR0913 (each is a field of a probe)
     start: Annotated[int | None, typer.Option(help="Not before this step.")] = None,
     stop: Annotated[int | None, typer.Option(help="No more from this step on.")] = None,
     want: Annotated[list[str] | None, typer.Option(help="stats, full; may repeat.")] = None,
+    point: Annotated[
+        str | None, typer.Option(help="Where param_grad is taken: raw, or clipped.")
+    ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List what is watched.")] = False,
     remove: Annotated[
         str | None, typer.Option(metavar="PROBE", help="Remove a probe by its id (prb_…).")
@@ -66,6 +72,7 @@ def probe(  # noqa: PLR0913 (each is a field of a probe)
             phase=phase,
             start=start,
             stop=stop,
+            point=point,
             **({} if max_overhead is None else {"max_overhead": max_overhead or None}),
         )
     if json:
@@ -91,11 +98,10 @@ def _print(found: list[Probe], *, as_json: bool) -> None:
             ",".join(entry.layers),
             ",".join(entry.kinds),
             _when(entry),
-            "-" if entry.cost_s is None else f"{entry.cost_s * 1e3:.3g} ms",
         ]
         for entry in found
     )
-    output.table(["id", "state", "layers", "kinds", "when", "cost"], rows, fixed=2)
+    output.table(["id", "state", "layers", "kinds", "when"], rows, fixed=2)
 
 
 def _when(probe: Probe) -> str:

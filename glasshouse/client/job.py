@@ -161,10 +161,12 @@ class Job(Record):
 
         Args:
             layers: globs over names of layers and parameters.
-            kinds: ``output``, ``output_grad``, ``param``, ``param_grad``.
+            kinds: ``output``, ``input``, ``output_grad``, ``param``, ``param_grad``, ``update``,
+                ``optim_state``.
             want: ``stats``, ``full``.
             when: ``every`` (left out, 1), ``at``, or ``on="nonfinite"``; ``start``, ``stop``;
-                ``phase="evaluate"``; ``max_overhead``, a fraction of step time, None for none.
+                ``phase="evaluate"``; ``max_overhead``, a fraction of step time, None for
+                none; ``point``.
         """
         body = as_probe(layers, kinds, want, when)
         return Probe(self._transport, self._transport.create(f"{self.path}/probes", body))

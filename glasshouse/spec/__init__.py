@@ -16,7 +16,15 @@ from glasshouse.spec.jobs import (
 from glasshouse.spec.network import Graph, Layer
 from glasshouse.spec.probes import Probe, TensorKind
 from glasshouse.spec.strict import Args, Spec
-from glasshouse.spec.training import Checkpoint, Evaluate, Loss, Metric, Optimizer, Stop
+from glasshouse.spec.training import (
+    Checkpoint,
+    Evaluate,
+    GradClip,
+    Loss,
+    Metric,
+    Optimizer,
+    Stop,
+)
 
 __all__ = [
     "Args",
@@ -27,6 +35,7 @@ __all__ = [
     "Evaluate",
     "Field",
     "Flatten",
+    "GradClip",
     "Graph",
     "InferData",
     "InferJob",
