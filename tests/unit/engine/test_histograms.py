@@ -11,13 +11,22 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from engine.probes import kernel
-from engine.probes.compiling import ISAS
+from engine.probes import kernel, look
+from engine.probes.compiling import FLAGS, ISAS, LIBRARY, SOURCE, find_compiler, source_mark
 from engine.probes.counted import Counted, landed, on_device, told
 from engine.probes.kernel import TYPES, Kernel
-from engine.probes.summarize import _count, _flat, count_with_torch, sparse, summarize
+from engine.probes.summarize import (
+    _count,
+    _flat,
+    _on_device,
+    count_with_torch,
+    sparse,
+    summarize,
+)
 from glasshouse.bins import bins_of, quantiles
+from tests.conftest import absent
 from tests.unit.engine import test_kernel
+from tests.unit.engine.making import of_type, run, spec
 from tests.unit.engine.test_kernel import tensors
 from tests.unit.engine.test_watching import _tensors
 
@@ -83,6 +92,19 @@ def test_one_value_many_times_is_counted_whole(native):
     assert native.count([torch.full((LARGE,), -1.5)])[1] == [([2048 + 127 * 8 + 4], [LARGE])]
 
 
+def test_more_values_than_a_table_may_hold_are_counted(tmp_path):
+    if find_compiler() is None:
+        absent("a C++ compiler")
+    library = tmp_path / LIBRARY
+    defined = [f"-DKERNEL_SOURCE={source_mark()}ULL", "-DKERNEL_MOST_PENDING=5000"]
+    command = [find_compiler(), *FLAGS, *defined, SOURCE, "-o", library]
+    subprocess.run(command, check=True)
+    batch = [torch.randn(40_000), torch.randn(100), torch.zeros(0), torch.randn(LARGE)] * 2
+    made = Kernel(library)
+    for threads in (1, 2):
+        assert made.count(batch, threads=threads)[1] == [by_numpy(x) for x in batch]
+
+
 def test_what_the_kernel_cannot_read_is_counted_too():
     whole = torch.tensor([[0.0, 2.0], [0.0, -0.0]])
     assert summarize(whole.to_sparse(), histogram=True)[1] == by_numpy(whole)
@@ -115,6 +137,26 @@ def test_what_is_read_back_from_a_device_tells_the_same_as_what_was_here():
     assert str(told([*landed(there, numbers)])) == str(told(here))
     assert on_device(here) == []
     assert [*landed(here, torch.empty(0))] == here
+
+
+def test_a_step_on_a_device_tells_what_a_step_here_tells(digits, tmp_path, monkeypatch):
+    everything = {"layers": ["*"], "kinds": ["output", "param", "param_grad"], "every": 2}
+    job = spec(probes=[{**everything, "want": ["stats", "histogram", "quantiles"]}])
+    here = of_type(run(tmp_path / "here", job, digits), "stats")
+
+    def as_there(tensor: torch.Tensor, *, histogram: bool = False):
+        x = _flat(tensor)
+        return (_on_device(x), _count(x)) if histogram else _on_device(x)
+
+    monkeypatch.setattr(look, "summarize", as_there)
+    there = of_type(run(tmp_path / "there", job, digits), "stats")
+    assert [record["histograms"] for record in there] == [record["histograms"] for record in here]
+    for mine, other in zip(there, here, strict=True):
+        for key in ("rows", "quantiles"):
+            assert len(mine[key]) == len(other[key]) > 0
+            for row, expected in zip(mine[key], other[key], strict=True):
+                assert row[:2] == expected[:2]
+                assert row[2:] == pytest.approx(expected[2:], rel=1e-6, abs=1e-9)
 
 
 def test_only_what_is_wanted_is_told():
