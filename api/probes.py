@@ -1,6 +1,6 @@
 """The probes of a job: attached, changed and removed while it runs."""
 
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 from fastapi import APIRouter, Depends, Query
 from pydantic import TypeAdapter
@@ -49,6 +49,7 @@ class ProbePatch(Body):
     at: list[int] | None = None
     start: int | None = None
     stop: int | None = None
+    point: Literal["raw", "clipped"] | None = None
     want: list[Form] | None = None
     slice: str | None = None
     max_bytes: int | None = None

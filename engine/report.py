@@ -95,19 +95,34 @@ class Reporter:
         """Seconds of training so far."""
         return time.monotonic() - self._started
 
-    def step(self, step: int, epoch: int, loss: Tensor, values: dict[str, Tensor]) -> None:
-        """Say what a finished step gave: its loss before the update, and the batch's metrics."""
+    def step(
+        self,
+        step: int,
+        epoch: int,
+        loss: Tensor,
+        values: dict[str, Tensor],
+        grad_norm: Tensor | None = None,
+    ) -> None:
+        """Say what a finished step gave: its loss before the update, and the batch's metrics.
+
+        ``grad_norm`` is that of all gradients before they were clipped by it.
+        """
         num_rows = values[next(iter(values))].shape[0]
         self._num_samples += num_rows
         self._clock.end_step(num_rows)
         at = now()
         lr = float(self._learner.optimizer.param_groups[0]["lr"])
         numbers = [loss.detach(), *self._accuracies.correct(values)]
+        if grad_norm is not None:
+            numbers.append(grad_norm)
 
         def then(arrived: list[float]) -> None:
             figures = {"loss": arrived[0], "lr": lr}
-            for name, correct in zip(self._accuracies.names, arrived[1:], strict=True):
+            names = self._accuracies.names
+            for name, correct in zip(names, arrived[1:], strict=False):
                 figures[name] = correct / num_rows
+            if grad_norm is not None:
+                figures["grad_norm"] = arrived[-1]
             self._metrics(step, epoch, figures, at)
 
         self._readback.put(numbers, then)

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.clipping import clipping
 from engine.data import Rows
 from engine.failures import StepFailed
 from engine.network import Network
 from engine.optim import build_loss, build_optimizer
+from engine.probes.look import Training
 from engine.probes.taps import Probes
 from engine.probes.wanted import Wanted
 from engine.readback import Readback
@@ -49,11 +51,10 @@ def train(  # noqa: PLR0913 (what a job is, what it reads, who listens)
     """
     torch.manual_seed(job.seed)
     network, loss_fn, optimizer = learner = _learner(job, rows.device)
+    clip = clipping(job.grad_clip, network.parameters())
     schedule = Schedule(job, rows)
     readback = Readback(rows.device)
-    probes = Probes(network, job.probes, readback=readback, emit=out.emit, out_dir=out.directory)
-    if watched is not None:
-        probes.watch(watched, 0)
+    probes = _probes(job, learner, rows, readback, out, watched)
     timing = Timing(clock := clock_of(rows.device), work)
     report = Reporter(job, learner, validation, readback, out, timing, num_steps=schedule.num_steps)
 
@@ -63,7 +64,7 @@ def train(  # noqa: PLR0913 (what a job is, what it reads, who listens)
             clock.mark("data")
             if (asked := control.wanted) is not None and asked is not probes.wanted:
                 probes.watch(asked, step)
-            with probes.at(step):
+            with probes.at(step) as look:
                 clock.mark("probes")
                 values = network(batch)
                 loss = loss_fn(*[values[name] for name in job.loss.inputs])
@@ -71,11 +72,12 @@ def train(  # noqa: PLR0913 (what a job is, what it reads, who listens)
                 loss.backward()
                 clock.mark("backward")
             clock.mark("probes")
-            optimizer.step()
+            grad_norm = None if clip is None else clip()
+            look.step(optimizer)
             optimizer.zero_grad(set_to_none=True)
             clock.mark("optimizer")
 
-            report.step(step, epoch, loss, values)
+            report.step(step, epoch, loss, values, grad_norm)
             if control.cancel_requested or schedule.is_over(step, report.elapsed_s):
                 break
             if schedule.evaluates_after(step):
@@ -90,6 +92,28 @@ def train(  # noqa: PLR0913 (what a job is, what it reads, who listens)
         report.abandon()
         raise StepFailed(step, error) from error
     return Ending(network, step + 1, cancelled)
+
+
+def _probes(  # what it looks at, and where that goes
+    job: TrainJob,
+    learner: Learner,
+    rows: Rows,
+    readback: Readback,
+    out: Outputs,
+    watched: Wanted | None,
+) -> Probes:
+    training = Training(learner.loss_fn, rows, clips=job.grad_clip is not None)
+    probes = Probes(
+        learner.network,
+        job.probes,
+        readback=readback,
+        emit=out.emit,
+        out_dir=out.directory,
+        training=training,
+    )
+    if watched is not None:
+        probes.watch(watched, 0)
+    return probes
 
 
 def _learner(job: TrainJob, device: torch.device) -> Learner:

@@ -34,7 +34,8 @@ def wanted_counts(watches: Sequence[Watch]) -> frozenset[str]:
 
 def on_device(counted: Sequence[Counted]) -> list[Tensor]:
     """The numbers that have to be read back from a device, ``NUM_NUMBERS`` for each tensor."""
-    numbers = [number for item in counted for number in (item.figures, item.counts)]
+    there = [item for item in counted if isinstance(item.counts, Tensor)]
+    numbers = [number for item in there for number in (item.figures, item.counts)]
     return [number for number in numbers if isinstance(number, Tensor)]
 
 

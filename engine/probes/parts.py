@@ -1,12 +1,13 @@
 """Which part of a tensor a probe keeps: all of it, a slice, or a sample of its first axis."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from engine.probes.select import Watchable
 from engine.probes.watch import Watch
 from engine.problems import Findings
 from glasshouse.slices import BadSlice, parse, read, spelt_out
@@ -113,14 +114,19 @@ def kept(watches: Sequence[Watch], tensor: Tensor) -> Iterator[tuple[Part, Tenso
 
 
 def planned(
-    probe: Probe, number: int, seen: Mapping[str, tuple[Shape, int]], findings: Findings
+    probe: Probe, number: int, seen: Iterable[str], watchable: Watchable, findings: Findings
 ) -> int:
-    """The bytes that a probe keeps of a step, of tensors by their shapes and bytes of one item."""
+    """The bytes that a probe keeps of a step; what it cannot keep is noted."""
     pointer = f"/probes/{number}"
     total = 0
     wrong: tuple[str, BadSlice] | None = None
     largest: tuple[str, TooLarge] | None = None
-    for name, (shape, item_bytes) in seen.items():
+    for name in seen:
+        thing = watchable.thing(name)
+        if thing.layout is None:
+            total += thing.size
+            continue
+        shape, item_bytes = thing.layout
         try:
             if probe.slice is not None:
                 parse(probe.slice, shape)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from engine.probes import kernel
 from engine.probes.kernel import Histogram, takes
+from engine.probes.sparse import parts, with_zeros
 from glasshouse.bins import NUM_BINS
 
 Figures = list[float] | Tensor
@@ -35,6 +36,12 @@ def summarize(tensor: Tensor, *, histogram: bool = False) -> Figures | tuple[Fig
 
     With ``histogram`` its histogram as well, from the same pass.
     """
+    if tensor.layout is torch.sparse_coo:
+        values, num_absent = parts(tensor)
+        if not histogram:
+            return with_zeros(summarize(values), values.numel(), num_absent)
+        figures, counts = summarize(values, histogram=True)
+        return with_zeros(figures, values.numel(), num_absent), _with_zeros(counts, num_absent)
     if kernel.LOADED is None or not takes(tensor):
         return (_with_torch(tensor), count_with_torch(tensor)) if histogram else _with_torch(tensor)
     if not histogram:
@@ -46,15 +53,28 @@ def summarize(tensor: Tensor, *, histogram: bool = False) -> Figures | tuple[Fig
 def summarize_all(tensors: Sequence[Tensor]) -> list[Figures]:
     """The figures of several tensors; those that the kernel takes are one call."""
     if kernel.LOADED is None:
-        return [_with_torch(tensor) for tensor in tensors]
+        return [summarize(tensor) for tensor in tensors]
     taken = iter(kernel.LOADED([tensor for tensor in tensors if takes(tensor)]))
-    return [next(taken) if takes(tensor) else _with_torch(tensor) for tensor in tensors]
+    return [next(taken) if takes(tensor) else summarize(tensor) for tensor in tensors]
 
 
 def sparse(counts: Tensor) -> Histogram:
     """The bins that are not empty, and their counts, of the counts of all bins."""
     bins = counts.nonzero().reshape(-1)
     return bins.tolist(), [int(count) for count in counts[bins].tolist()]
+
+
+def _with_zeros(counts: Counts, num: int) -> Counts:
+    """The histogram with so many zeros more; they are in bin 0."""
+    if isinstance(counts, Tensor):
+        counts[0] += num
+        return counts
+    bins, held = counts
+    if not num:
+        return counts
+    if bins and bins[0] == 0:
+        return bins, [held[0] + num, *held[1:]]
+    return [0, *bins], [num, *held]
 
 
 @torch.no_grad()

@@ -1,8 +1,8 @@
 """All probes of a job: which of them look at a step, and where goes what they see."""
 
+import itertools
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ from engine.network import Network
 from engine.probes.captures import CaptureWriter
 from engine.probes.counted import Counted, landed, on_device, told
 from engine.probes.kernel import NUM_FIGURES
-from engine.probes.look import Look
+from engine.probes.look import Look, Training, Unwatched
+from engine.probes.points import Spot, find_spots
 from engine.probes.wanted import Wanted
 from engine.probes.watch import Watch, first_due_after
 from engine.readback import Readback
@@ -21,7 +22,8 @@ from glasshouse.spec import Probe
 
 Emit = Callable[[dict[str, Any]], None]
 MAX_FAILURES = 3
-_IDLE: AbstractContextManager[None] = nullcontext()
+_IDLE = Unwatched()
+_KEPT_SPOTS = 16
 
 
 class Probes:
@@ -35,8 +37,11 @@ class Probes:
         emit: Emit,
         readback: Readback,
         out_dir: Path,
+        training: Training | None = None,
     ) -> None:
         self.network = network
+        self.training = training or Training()
+        self._spots: dict[tuple[Watch, ...], list[Spot]] = {}
         self.emit = emit
         self.readback = readback
         self.captures = CaptureWriter(out_dir, emit)
@@ -56,13 +61,17 @@ class Probes:
             if told.get(name) != probe or name in kept
         ]
         self._next_due = 0
+        self._spots.clear()
         if wanted.revision:
             changes = wanted.changes_since(before)
             record = {"type": "probe", "at": now(), "step": step, "revision": wanted.revision}
             self.emit(record | {"changes": changes})
 
-    def at(self, step: int) -> AbstractContextManager[None]:
-        """Watch one forward and backward pass, if any probe is due."""
+    def at(self, step: int) -> Look | Unwatched:
+        """Watch one forward and backward pass, if any probe is due.
+
+        It is entered for those; then it makes the optimizer's step, which may be watched too.
+        """
         if step < self._next_due:
             return _IDLE
         due = [watch for watch in self._watches if watch.is_due(step)]
@@ -70,6 +79,15 @@ class Probes:
             return Look(self, step, due)
         self._next_due = first_due_after(self._watches, step)
         return _IDLE
+
+    def spots(self, due: Sequence[Watch]) -> list[Spot]:
+        """Where to hook for these probes; found once."""
+        key = tuple(due)
+        if key not in self._spots:
+            if len(self._spots) >= _KEPT_SPOTS:
+                self._spots.clear()
+            self._spots[key] = find_spots(self.network, due)
+        return self._spots[key]
 
     def close(self) -> None:
         """Wait until every captured tensor is in its file."""
@@ -85,26 +103,33 @@ class Probes:
             return
         at = now()
         names = [(layer, kind) for layer, kind, _ in rows]
-        num_flat = NUM_FIGURES * len(names)
 
         def then(flat: list[float], found: Sequence[Counted] = counted) -> None:
+            arrived = iter(flat)
             table = [
-                [*name, *flat[start : start + NUM_FIGURES]]
-                for name, start in zip(names, range(0, num_flat, NUM_FIGURES), strict=True)
+                [
+                    *name,
+                    *(itertools.islice(arrived, NUM_FIGURES) if there is None else there),
+                ]
+                for name, there in zip(names, known, strict=True)
             ]
             record = {"type": "stats", "at": at, "step": step, "phase": "train", "rows": table}
             self.emit(record | told(found))
 
-        def then_many(numbers: Tensor) -> None:
-            then(numbers[:num_flat].tolist(), [*landed(counted, numbers[num_flat:])])
+        known = [None if isinstance(figures, Tensor) else figures for _, _, figures in rows]
+        # Beside tensors on a device there are scalars that the optimizer keeps in CPU memory.
+        coming = [figures for _, _, figures in rows if isinstance(figures, Tensor)]
+        num_coming = NUM_FIGURES * len(coming)
 
-        figures = [found for _, _, found in rows]
+        def then_many(numbers: Tensor) -> None:
+            then(numbers[:num_coming].tolist(), [*landed(counted, numbers[num_coming:])])
+
         if numbers := on_device(counted):
-            self.readback.put_many([*figures, *numbers], then_many)
-        elif figures and isinstance(figures[0], Tensor):
-            self.readback.put(figures, then)
+            self.readback.put_many([*coming, *numbers], then_many)
+        elif coming:
+            self.readback.put(coming, then)
         else:
-            then([value for found in figures for value in found])
+            then([])
 
     def failed(self, watches: Sequence[Watch], error: Exception) -> None:
         """Count a failure to observe; a probe that keeps failing is switched off."""

@@ -157,11 +157,13 @@ class Job(Record):
 
         Args:
             layers: globs over names of layers and parameters.
-            kinds: ``output``, ``output_grad``, ``param``, ``param_grad``.
+            kinds: ``output``, ``input``, ``output_grad``, ``param``, ``param_grad``, ``update``,
+                ``optim_state``.
             want: ``stats``, ``histogram``, ``quantiles``, ``full``, ``sample``.
             slice: the part that ``full`` keeps, as numpy writes it.
             max_bytes: what ``full`` or ``sample`` may keep of one tensor.
-            when: ``every`` (left out, 1) or ``at``; ``start``, ``stop``.
+            when: ``every`` (left out, 1) or ``at``; ``start``, ``stop``; and the other fields of a
+                probe, such as ``point``.
         """
         body = as_probe(layers, kinds, want, {"slice": slice, "max_bytes": max_bytes, **when})
         return Probe(self._transport, self._transport.create(f"{self.path}/probes", body))

@@ -16,7 +16,15 @@ from glasshouse.spec.jobs import (
 from glasshouse.spec.network import Graph, Layer
 from glasshouse.spec.probes import Form, Probe, TensorKind
 from glasshouse.spec.strict import Args, Spec
-from glasshouse.spec.training import Checkpoint, Evaluate, Loss, Metric, Optimizer, Stop
+from glasshouse.spec.training import (
+    Checkpoint,
+    Evaluate,
+    GradClip,
+    Loss,
+    Metric,
+    Optimizer,
+    Stop,
+)
 
 __all__ = [
     "Args",
@@ -28,6 +36,7 @@ __all__ = [
     "Field",
     "Flatten",
     "Form",
+    "GradClip",
     "Graph",
     "InferData",
     "InferJob",

@@ -25,6 +25,16 @@ class Optimizer(Spec):
     args: Args = {}
 
 
+class GradClip(Spec):
+    """Gradients are made smaller between the backward pass and the update."""
+
+    type: Literal["value", "norm", "global_norm"]
+    """``value``: each element to [-max, max]. ``norm``: each parameter's gradient to an l2 norm of
+    at most max. ``global_norm``: all gradients together; the norm before is the metric
+    ``grad_norm``."""
+    max: PositiveFloat
+
+
 class Stop(Spec):
     """When training ends. Exactly one of the three."""
 
