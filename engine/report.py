@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from engine import checkpoint
+from engine.clipping import Clip
 from engine.data import Rows
 from engine.metrics import Accuracies
 from engine.network import Network
@@ -59,6 +60,7 @@ class Learner(NamedTuple):
     network: Network
     loss_fn: nn.Module
     optimizer: torch.optim.Optimizer
+    clip: Clip | None = None
 
 
 class Reporter:

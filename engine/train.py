@@ -50,11 +50,11 @@ def train(  # noqa: PLR0913 (what a job is, what it reads, who listens)
     what a step computes, where that is known.
     """
     torch.manual_seed(job.seed)
-    network, loss_fn, optimizer = learner = _learner(job, rows.device)
-    clip = clipping(job.grad_clip, network.parameters())
+    network, loss_fn, optimizer, clip = learner = _learner(job, rows.device)
     schedule = Schedule(job, rows)
     readback = Readback(rows.device)
-    probes = _probes(job, learner, rows, readback, out, watched)
+    probes = _probes(job, learner, rows, readback, out)
+    probes.watch(watched, 0)
     timing = Timing(clock := clock_of(rows.device), work)
     report = Reporter(job, learner, validation, readback, out, timing, num_steps=schedule.num_steps)
 
@@ -73,7 +73,7 @@ def train(  # noqa: PLR0913 (what a job is, what it reads, who listens)
                 clock.mark("backward")
             clock.mark("probes")
             grad_norm = None if clip is None else clip()
-            look.step(optimizer)
+            look.step(optimizer, clock.mark)
             optimizer.zero_grad(set_to_none=True)
             clock.mark("optimizer")
 
@@ -94,32 +94,25 @@ def train(  # noqa: PLR0913 (what a job is, what it reads, who listens)
     return Ending(network, step + 1, cancelled)
 
 
-def _probes(  # what it looks at, and where that goes
-    job: TrainJob,
-    learner: Learner,
-    rows: Rows,
-    readback: Readback,
-    out: Outputs,
-    watched: Wanted | None,
-) -> Probes:
-    training = Training(learner.loss_fn, rows, clips=job.grad_clip is not None)
-    probes = Probes(
-        learner.network,
-        job.probes,
-        readback=readback,
-        emit=out.emit,
-        out_dir=out.directory,
-        training=training,
-    )
-    if watched is not None:
-        probes.watch(watched, 0)
-    return probes
-
-
 def _learner(job: TrainJob, device: torch.device) -> Learner:
     network = Network(job.network, wanted(job)).to(device)
     loss_fn = build_loss(job.loss).to(device)
-    return Learner(network, loss_fn, build_optimizer(job.optimizer, network.parameters()))
+    optimizer = build_optimizer(job.optimizer, network.parameters())
+    return Learner(network, loss_fn, optimizer, clipping(job.grad_clip, network.parameters()))
+
+
+def _probes(
+    job: TrainJob, learner: Learner, rows: Rows, readback: Readback, out: Outputs
+) -> Probes:
+    training = Training(learner.loss_fn, rows, clips=learner.clip is not None)
+    return Probes(
+        learner.network,
+        job.probes,
+        emit=out.emit,
+        readback=readback,
+        out_dir=out.directory,
+        training=training,
+    )
 
 
 def wanted(job: TrainJob) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ from engine.probes.watch import Watch
 
 Seen = tuple[str, Tensor, list[Watch]]
 """A tensor by its name, and who wants it."""
+Mark = Callable[[str], None]
 T = TypeVar("T")
 _KINDS = ("param", "input", "output", "output_grad", "param_grad", "update", "optim_state")
 
@@ -51,7 +52,7 @@ class Unwatched(AbstractContextManager["Unwatched"]):
     def __exit__(self, *_: object) -> None:
         """Nothing was begun."""
 
-    def step(self, optimizer: torch.optim.Optimizer) -> None:
+    def step(self, optimizer: torch.optim.Optimizer, _mark: Mark) -> None:
         """Make the optimizer's step."""
         optimizer.step()
 
@@ -129,22 +130,29 @@ class Look(AbstractContextManager["Look"]):
         if not self._goes_on:
             self._finish()
 
-    def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Make the optimizer's step, and look at what it takes and what it does."""
+    def step(self, optimizer: torch.optim.Optimizer, mark: Mark) -> None:
+        """Make the optimizer's step, and look at what it takes and what it does.
+
+        ``mark`` is told which part of the step has just ended.
+        """
         if not self._goes_on:
             optimizer.step()
             return
+        mark("optimizer")
         if self._clips:
             self._see_all("param_grad", self._gradients("clipped"))
         changing = self._parameters("update")
         tensors = {name: tensor for name, tensor, _ in changing}
         watches = _all_of(changing)
         before = self._observe(watches, lambda: copies(tensors))
+        mark("probes")
         optimizer.step()
+        mark("optimizer")
         after = self._observe(watches, lambda: changes(before or {}, tensors)) or {}
         self._see_all("update", [(n, after[n], wanted) for n, _, wanted in changing if n in after])
         self._see_all("optim_state", self._states(optimizer))
         self._finish()
+        mark("probes")
 
     def _finish(self) -> None:
         order = {name: number for number, name in enumerate(self._desk.network.layers)}

@@ -50,8 +50,13 @@ class Probes:
         self.wanted: Wanted | None = None
         """The list in force; None: that of the spec, which has no ids."""
 
-    def watch(self, wanted: Wanted, step: int) -> None:
-        """Watch this list from a step on. A probe that stays as it is keeps its failures."""
+    def watch(self, wanted: Wanted | None, step: int) -> None:
+        """Watch this list from a step on; None: what is watched already.
+
+        A probe that stays as it is keeps its failures.
+        """
+        if wanted is None:
+            return
         before, self.wanted = self.wanted, wanted
         told = {} if before is None else before.probes
         kept = {watch.number: watch for watch in self._watches}
