@@ -178,10 +178,13 @@ class AttachedProbe(Document):
     start: int
     stop: int | None
     want: list[str]
+    slice: str | None
+    max_bytes: int | None
     matched: list[str]
     """Layers, leaves and parameters that it looks at."""
     bytes_per_step: int
-    """Of the tensors that it looks at, on a step on which it is due."""
+    """Of the tensors that it looks at, on a step on which it is due; where it keeps some, of what
+    it keeps."""
     estimated_cost_s: float | None
     """Seconds that a due step may take, before any was measured."""
     cost_s: float | None

@@ -25,7 +25,7 @@ from glasshouse.errors import (
     JobEnded,
     ProbeNotFound,
 )
-from glasshouse.spec import Probe
+from glasshouse.spec import Form, Probe
 from models import jobs, probes
 from models.database import Transaction
 from models.idempotency import Answer
@@ -54,7 +54,9 @@ class ProbePatch(Body):
     start: int | None = None
     stop: int | None = None
     point: Literal["raw", "clipped"] | None = None
-    want: list[Literal["stats", "full"]] | None = None
+    want: list[Form] | None = None
+    slice: str | None = None
+    max_bytes: int | None = None
 
 
 def probe_tag(row: Row) -> str:

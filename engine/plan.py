@@ -22,6 +22,7 @@ from engine.optim import (
     try_loss,
     try_optimizer,
 )
+from engine.probes.parts import planned
 from engine.probes.phases import check_phase
 from engine.probes.select import GradientPoints, check_loss_name, select
 from engine.probes.watchable import everything
@@ -270,10 +271,12 @@ def _check_probes(
         seen = select(probe, number, watchable, findings)
         points.check(probe, number, seen, findings)
         size = sum(seen.values())
-        full_bytes += size if "full" in probe.want else 0
+        if not {"full", "sample"}.isdisjoint(probe.want):
+            size = planned(probe, number, seen, watchable, findings)
+            full_bytes += size
         if full_bytes > MAX_FULL_BYTES:
             detail = f"whole tensors of one step would take {full_bytes} bytes with this probe; the"
-            detail += f" limit is {MAX_FULL_BYTES}: name fewer layers, or want stats"
+            detail += f" limit is {MAX_FULL_BYTES}: name fewer layers, a slice, or want stats"
             findings.problem(f"/probes/{number}/want", detail, "too_large")
         names = list(dict.fromkeys(name.rpartition("/")[0] for name in seen))
         described.append({"matched": names, "bytes_per_step": size})

@@ -24,6 +24,7 @@ from models.tables import Command, Job, Probe, now
 
 _OPEN = ("queued", "starting", "running")
 _GONE = ("removed", "rejected")
+_KEEPING = {"full", "sample"}
 STATS_BYTES_PER_S = 4e9
 """Before anything was measured: so fast are figures taken of tensors …"""
 FULL_BYTES_PER_S = 1e9
@@ -239,8 +240,8 @@ def estimate(checked: Checked, others: Sequence[Probe]) -> float:
             / sum(row.bytes_per_step for row in alike)
         )
     seconds = TENSOR_S * len(checked.matched) * len(checked.body["kinds"])
-    seconds += size / STATS_BYTES_PER_S if want - {"full"} else 0.0
-    return seconds + (size / FULL_BYTES_PER_S if "full" in want else 0.0)
+    seconds += size / STATS_BYTES_PER_S if want - _KEEPING else 0.0
+    return seconds + (size / FULL_BYTES_PER_S if want & _KEEPING else 0.0)
 
 
 def _check_full(others: Sequence[Probe], checked: Checked) -> None:
@@ -249,9 +250,11 @@ def _check_full(others: Sequence[Probe], checked: Checked) -> None:
     Raises:
         InvalidRequest: there is no room.
     """
-    if "full" not in checked.body["want"]:
+    if _KEEPING.isdisjoint(checked.body["want"]):
         return
-    taken = [row for row in others if "full" in row.body["want"] and row.state != "failed"]
+    taken = [
+        row for row in others if not _KEEPING.isdisjoint(row.body["want"]) and row.state != "failed"
+    ]
     size = checked.bytes_per_step + sum(row.bytes_per_step for row in taken)
     if size > MAX_FULL_BYTES:
         detail = f"whole tensors of one step would take {size} bytes with this probe; the limit is"

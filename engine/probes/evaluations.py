@@ -1,63 +1,59 @@
 """Watching evaluations: the first batch of the validation rows, the same rows each time."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import Tensor
 
-from engine.probes.captures import CaptureWriter
-from engine.probes.look import Desk, Training
+from engine.probes.counted import Counted
+from engine.probes.look import Desk, Keeper, Training
 from engine.probes.measured import MeasuredLook
 from engine.probes.meter import Meter
-from engine.probes.overhead import Emit, Overhead
-from engine.probes.telling import Seen, tell
+from engine.probes.overhead import Overhead
+from engine.probes.telling import Seen, Teller
 from engine.probes.watch import Watch
-from engine.readback import Readback
 from engine.spool import now
 
 _IDLE: AbstractContextManager[object] = nullcontext()
 PHASE = "evaluate"
-Failed = Callable[[Sequence[Watch], Exception], None]
 
 
 class EvaluationCaptures:
     """Tensors of evaluations on their way to files."""
 
-    def __init__(self, writer: CaptureWriter) -> None:
-        self._writer = writer
+    def __init__(self, captures: Keeper) -> None:
+        self._captures = captures
 
-    def offer(self, step: int, layer: str, kind: str, tensor: Tensor) -> bool:
+    def offer(
+        self,
+        step: int,
+        layer: str,
+        kind: str,
+        tensor: Tensor,
+        *,
+        phase: str = PHASE,
+        **how: Any,
+    ) -> bool:
         """Copy a tensor as it is now, to be written later; False when there is no room."""
-        return self._writer.offer(step, layer, kind, tensor, phase=PHASE)
+        return self._captures.offer(step, layer, kind, tensor, phase=phase, **how)
 
 
 class Evaluations:
     """The probes that look at evaluations. Measured like the others, and never governed."""
 
-    def __init__(  # noqa: PLR0913 (the parts of `Probes` that it shares)
-        self,
-        desk: Desk,
-        writer: CaptureWriter,
-        meter: Meter,
-        overhead: Overhead,
-        *,
-        emit: Emit,
-        readback: Readback,
-        failed: Failed,
-    ) -> None:
+    def __init__(self, desk: Desk, meter: Meter, overhead: Overhead, telling: Teller) -> None:
         self.network = desk.network
+        self.captures = EvaluationCaptures(desk.captures)
         self.spots = desk.spots
+        self.failed = desk.failed
         self.training = Training()
         """An evaluation is no training: no loss and no optimizer is watched."""
         self.loss: Tensor | None = None
-        self.captures = EvaluationCaptures(writer)
         self.watches: list[Watch] = []
         self._meter = meter
         self._overhead = overhead
-        self._emit = emit
-        self._readback = readback
-        self._failed = failed
+        self._telling = telling
         self._looking: list[Watch] = []
         self._num_evaluations = 0
 
@@ -73,20 +69,16 @@ class Evaluations:
         self._meter.watch(due)
         return MeasuredLook(self, step, due, self._meter)
 
-    def finish_step(self, step: int, rows: list[Seen]) -> None:
+    def finish_step(self, step: int, rows: list[Seen], counted: Sequence[Counted] = ()) -> None:
         """Send the statistics of an evaluation on their way."""
         record: dict[str, Any] = {"type": "stats", "at": now(), "step": step, "phase": PHASE}
-        tell(record, rows, self._looking, None, emit=self._emit, readback=self._readback)
+        self._telling.tell(record, rows, counted, self._looking, None)
 
     def settle(self) -> None:
         """Take in what looking has cost, as far as it can be read."""
         self._meter.end()
         for measured in self._meter.take():
             self._overhead.take_evaluation(measured)
-
-    def failed(self, watches: Sequence[Watch], error: Exception) -> None:
-        """Count a failure to observe."""
-        self._failed(watches, error)
 
 
 def _is_due(watch: Watch, number: int, step: int) -> bool:

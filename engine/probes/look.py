@@ -18,8 +18,10 @@ from torch import Tensor, nn
 from engine.data import Rows
 from engine.network import Network, input_leaves, leaves, root
 from engine.probes.calls import Calls
+from engine.probes.counted import Counted, wanted_counts
 from engine.probes.gradients import watch_gradient
 from engine.probes.losses import LOSS_NAMES, sample_losses
+from engine.probes.parts import kept
 from engine.probes.points import Point, Spot
 from engine.probes.select import LOSS, LOSS_ROWS, LOSS_SAMPLES, Scope
 from engine.probes.summarize import summarize, summarize_all
@@ -57,8 +59,19 @@ class Unwatched(AbstractContextManager["Unwatched"]):
 class Keeper(Protocol):
     """Where whole tensors go."""
 
-    def offer(self, step: int, layer: str, kind: str, tensor: Tensor) -> bool:
-        """Copy a tensor as it is now; False when there is no room."""
+    def offer(  # noqa: PLR0913 (each is a word of the record)
+        self,
+        step: int,
+        layer: str,
+        kind: str,
+        tensor: Tensor,
+        *,
+        phase: str = "train",
+        form: str = "full",
+        slice: str | None = None,  # noqa: A002 (the public name)
+        captured_from: tuple[int, ...] | None = None,
+    ) -> bool:
+        """Copy a tensor, or a part of one, as it is now; False when there is no room."""
         ...
 
 
@@ -78,7 +91,9 @@ class Desk(Protocol):
         """Where to hook for these probes."""
         ...
 
-    def finish_step(self, step: int, rows: list[tuple[str, str, Any]]) -> None:
+    def finish_step(
+        self, step: int, rows: list[tuple[str, str, Any]], counted: Sequence[Counted]
+    ) -> None:
         """Send the statistics of a step on their way."""
         ...
 
@@ -97,6 +112,7 @@ class Look(AbstractContextManager["Look"]):
         self._clips = desk.training.clips
         self._handles: list[Any] = []
         self._rows: list[tuple[str, str, Any]] = []
+        self._counted: list[Counted] = []
         self._goes_on = any(self._is_late(watch) for watch in due)
 
     def _is_late(self, watch: Watch) -> bool:
@@ -164,10 +180,11 @@ class Look(AbstractContextManager["Look"]):
     def _finish(self) -> None:
         order = {name: number for number, name in enumerate(self._desk.network.layers)}
         last = len(order)
-        self._rows.sort(
-            key=lambda row: (order.get(root(row[0]), last), row[0], _KINDS.index(row[1]))
-        )
-        self._desk.finish_step(self._step, self._rows)
+        for found in (self._rows, self._counted):
+            found.sort(
+                key=lambda row: (order.get(root(row[0]), last), row[0], _KINDS.index(row[1]))
+            )
+        self._desk.finish_step(self._step, self._rows, self._counted)
 
     # --- in the forward and the backward pass -----------------------------------------------
 
@@ -266,7 +283,7 @@ class Look(AbstractContextManager["Look"]):
         counted = [
             (name, tensor)
             for name, tensor, watches in seen
-            if any(watch.takes_stats for watch in watches)
+            if any(watch.takes_stats for watch in watches) and not wanted_counts(watches)
         ]
         try:
             figures = summarize_all([tensor for _, tensor in counted])
@@ -277,7 +294,7 @@ class Look(AbstractContextManager["Look"]):
         for (name, _), row in zip(counted, figures, strict=True):
             self._rows.append((name, kind, row))
         for name, tensor, watches in seen:
-            self._see(kind, name, tensor, watches, is_counted=True)
+            self._see(kind, name, tensor, watches, is_counted=not wanted_counts(watches))
 
     def _see(
         self,
@@ -290,12 +307,28 @@ class Look(AbstractContextManager["Look"]):
     ) -> None:
         """Look at a tensor now: it may be overwritten by the next instruction."""
         try:
-            if not is_counted and any(watch.takes_stats for watch in watches):
-                self._rows.append((name, kind, summarize(tensor)))
+            if not is_counted:
+                self._count(kind, name, tensor, watches)
             if any(watch.takes_full for watch in watches):
-                self._desk.captures.offer(self._step, name, kind, tensor)
+                self._keep(kind, name, tensor, watches)
         except Exception as error:
             self._desk.failed(watches, error)
+
+    def _count(self, kind: str, name: str, tensor: Tensor, watches: list[Watch]) -> None:
+        takes_stats = any(watch.takes_stats for watch in watches)
+        if wanted := wanted_counts(watches):
+            figures, counts = summarize(tensor, histogram=True)
+            self._counted.append(Counted(name, kind, figures, counts, wanted))
+            if takes_stats:
+                self._rows.append((name, kind, figures))
+        elif takes_stats:
+            self._rows.append((name, kind, summarize(tensor)))
+
+    def _keep(self, kind: str, name: str, tensor: Tensor, watches: list[Watch]) -> None:
+        for part, view in kept(watches, tensor):
+            self._desk.captures.offer(
+                self._step, name, kind, view, **part._asdict(), captured_from=tuple(tensor.shape)
+            )
 
     def _observe(self, watches: Sequence[Watch], make: Callable[[], T]) -> T | None:
         """Make something to look at; a failure is the probes', not the job's."""

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from engine.probes.look import Desk, Look, Seen
 from engine.probes.meter import Meter
+from engine.probes.parts import parts, take
 from engine.probes.recorder import Recorder
 from engine.probes.watch import Watch
 
@@ -21,6 +22,8 @@ class MeasuredLook(Look):
         super().__init__(desk, step, due)
         self._meter = meter
         self._recorders = [watch for watch in due if isinstance(watch, Recorder)]
+        self._shows = True
+        """Whether the recorders see each tensor by itself, not many at once."""
 
     def __enter__(self) -> Self:
         started = self._meter.start()
@@ -45,7 +48,7 @@ class MeasuredLook(Look):
         started = self._meter.start()
         if error is None:
             for recorder in self._recorders:
-                recorder.see_loss(self._step, self._desk.loss, self._desk.captures.offer)
+                recorder.see_loss(self._step, self._desk.loss, self._keeper(recorder))
         super().__exit__(kind, error, trace)
         self._meter.stop(started, None)
 
@@ -66,7 +69,9 @@ class MeasuredLook(Look):
         if not seen:
             return
         started, before = self._meter.start(), len(self._rows)
+        self._shows = False
         super()._see_all(kind, seen)
+        self._shows = True
         self._meter.stop(started, _by_size(seen))
         if self._recorders:
             figures = {name: found for name, _, found in self._rows[before:]}
@@ -86,7 +91,7 @@ class MeasuredLook(Look):
             return
         started, before = self._meter.start(), len(self._rows)
         super()._see(kind, name, tensor, watches, is_counted=is_counted)
-        if self._recorders and len(self._rows) > before:
+        if self._recorders and self._shows and len(self._rows) > before:
             self._show(kind, name, tensor, watches, {name: self._rows[-1][2]})
         self._meter.stop(started, watches)
 
@@ -98,13 +103,32 @@ class MeasuredLook(Look):
         watches: Sequence[Watch],
         figures: Mapping[str, Any],
     ) -> None:
-        keep = self._desk.captures.offer
         for watch in watches:
             if isinstance(watch, Recorder) and name in figures:
                 try:
-                    watch.see(self._step, (name, kind), tensor, figures[name], keep)
+                    found, keep = figures[name], self._keeper(watch)
+                    watch.see(self._step, (name, kind), tensor, found, keep)
                 except Exception as error:
                     self._desk.failed([watch], error)
+
+    def _keeper(self, recorder: Recorder) -> Callable[[int, str, str, Tensor], None]:
+        """What keeps of a tensor what a recorder wants of it."""
+
+        def keep(step: int, name: str, kind: str, tensor: Tensor) -> None:
+            shape = tuple(tensor.shape)
+            for part in parts(recorder.probe, shape, tensor.element_size()):
+                view = take(tensor.detach(), part)
+                self._desk.captures.offer(
+                    step,
+                    name,
+                    kind,
+                    view,
+                    form=part.form,
+                    slice=part.slice,
+                    captured_from=shape,
+                )
+
+        return keep
 
 
 def _by_size(seen: Sequence[Seen]) -> dict[Watch, float]:

@@ -34,7 +34,7 @@ class Recorder(Watch):
         super().__init__(number, probe)
         self.takes_stats = True
         self.takes_full = False  # whole tensors go by `see`, which knows whether the step is bad
-        self._keeps = "full" in probe.want
+        self._keeps = not {"full", "sample"}.isdisjoint(probe.want)
         self._kept: deque[tuple[dict[str, Any], list[Row], set[Key]]] = deque(maxlen=NUM_STEPS)
         self._is_armed = True
         self._is_bad = False

@@ -19,6 +19,10 @@ LOSS_SAMPLES = "loss.samples"
 LOSS_ROWS = "loss.rows"
 
 
+Layout = tuple[tuple[int, ...], int]
+"""The shape of a tensor, and the bytes of one item."""
+
+
 @dataclass(frozen=True)
 class Thing:
     """A tensor that has a name and a kind."""
@@ -31,6 +35,8 @@ class Thing:
     scope: Scope = "layer"
     lacks: str = ""
     """Why it cannot be seen; empty where it can."""
+    layout: Layout | None = None
+    """None: not known ahead of time."""
 
 
 def means(
@@ -134,6 +140,11 @@ class Watchable:
             ]
             self._known[glob, kind] = known
         return known
+
+    def thing(self, seen: str) -> Thing:
+        """What ``select`` gives as ``name/kind``."""
+        name, _, kind = seen.rpartition("/")
+        return self.things[kind][name]
 
     @property
     def layers(self) -> list[str]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from engine.network import Network
 from engine.probes.captures import CaptureWriter
+from engine.probes.counted import Counted
 from engine.probes.evaluations import Evaluations
 from engine.probes.look import Look, Training, Unwatched
 from engine.probes.measured import MeasuredLook
@@ -16,7 +17,7 @@ from engine.probes.meter import Meter, clock_of
 from engine.probes.overhead import Overhead
 from engine.probes.points import Spot, find_spots
 from engine.probes.recorder import Recorder
-from engine.probes.telling import Seen, tell
+from engine.probes.telling import Seen, Teller
 from engine.probes.wanted import Wanted
 from engine.probes.watch import Watch, first_due_after
 from engine.readback import Readback
@@ -51,15 +52,8 @@ class Probes:
         clock = clock_of(readback.device)
         self._meter = Meter(clock)
         self._overhead = Overhead(emit)
-        self.evaluations = Evaluations(
-            self,
-            self.captures,
-            Meter(clock),
-            self._overhead,
-            emit=emit,
-            readback=readback,
-            failed=self.failed,
-        )
+        self._telling = Teller(emit, readback)
+        self.evaluations = Evaluations(self, Meter(clock), self._overhead, self._telling)
         self._set([made(number, probe) for number, probe in enumerate(probes)])
         self._looking: list[Watch] = []
         self._next_due = self._step = 0
@@ -141,11 +135,11 @@ class Probes:
         self.captures.close()
         self._report_dropped()
 
-    def finish_step(self, step: int, rows: list[Seen]) -> None:
-        """Send the statistics of a step on their way."""
+    def finish_step(self, step: int, rows: list[Seen], counted: Sequence[Counted] = ()) -> None:
+        """Send the tensors and the statistics of a step on their way."""
         self._report_dropped()
         record = {"type": "stats", "at": now(), "step": step, "phase": "train"}
-        tell(record, rows, self._looking, self.loss, emit=self.emit, readback=self.readback)
+        self._telling.tell(record, rows, counted, self._looking, self.loss)
 
     def failed(self, watches: Sequence[Watch], error: Exception) -> None:
         """Count a failure to observe; a probe that keeps failing is switched off."""

@@ -19,7 +19,9 @@ class Watch:
         self.factor = 1
         """How many times its interval is wider than was asked, so that watching stays cheap."""
         self.takes_stats = "stats" in probe.want
-        self.takes_full = "full" in probe.want
+        self.takes_full = not {"full", "sample"}.isdisjoint(probe.want)
+        self.counts = frozenset(probe.want) & {"histogram", "quantiles"}
+        """What it wants of the histogram."""
         self.point = probe.point
         self._known: dict[tuple[str, str, bool], bool] = {}
 

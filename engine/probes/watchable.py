@@ -1,11 +1,14 @@
 """Everything of a planned job that can be watched, and why the rest cannot."""
 
+import math
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
 from engine.optim import States, build_loss
 from engine.probes.losses import sample_losses
-from engine.probes.select import LOSS, LOSS_ROWS, LOSS_SAMPLES, Scope, Thing, Watchable
+from engine.probes.select import LOSS, LOSS_ROWS, LOSS_SAMPLES, Layout, Scope, Thing, Watchable
 from engine.probes.traced import Reach, Seen
 from engine.shapes import Trace, Traced, tiny
 from glasshouse.spec import TrainJob
@@ -40,6 +43,11 @@ def everything(
     return Watchable(things, _silent(traced), _closed(traced), without)
 
 
+def layout_of(item: Tensor) -> Layout:
+    """How a tensor is laid out."""
+    return tuple(item.shape), item.element_size()
+
+
 def _by_scope(traced: Trace, side: str) -> tuple[dict[str, Seen], dict[str, Seen]]:
     """What layers take or give, and what the modules inside them do."""
     layers: dict[str, Seen] = {}
@@ -53,7 +61,9 @@ def _by_scope(traced: Trace, side: str) -> tuple[dict[str, Seen], dict[str, Seen
 
 def _thing(seen: Seen, *, lacks: str = "") -> Thing:
     scope: Scope = "inner" if seen.path else "layer"
-    return Thing(seen.size_bytes, seen.owner, seen.is_first, scope, lacks)
+    return Thing(
+        seen.size_bytes, seen.owner, seen.is_first, scope, lacks, layout=layout_of(seen.tensor)
+    )
 
 
 def _of_parameters(network: nn.Module, reach: Reach, states: States) -> dict[str, dict[str, Thing]]:
@@ -63,11 +73,14 @@ def _of_parameters(network: nn.Module, reach: Reach, states: States) -> dict[str
     for name, item in network.named_parameters():
         size = item.numel() * item.element_size()
         lacks = "" if reach.reaches(item) else "no gradient reaches {}"
-        found["param"][name] = found["update"][name] = Thing(size, name, scope="parameter")
-        found["param_grad"][name] = Thing(size, name, scope="parameter", lacks=lacks)
+        layout = layout_of(item)
+        thing = Thing(size, name, scope="parameter", layout=layout)
+        found["param"][name] = found["update"][name] = thing
+        found["param_grad"][name] = replace(thing, lacks=lacks)
         for key, state_size in states.get(name, {}).items():
             full = f"{name}.{key}"
-            thing = Thing(state_size, full, scope="parameter", lacks=lacks)
+            same = layout if state_size == size else None
+            thing = Thing(state_size, full, scope="parameter", lacks=lacks, layout=same)
             found["optim_state"][full] = thing
     return found
 
@@ -84,13 +97,15 @@ def _of_loss(spec: TrainJob, traced: Trace) -> dict[str, Thing]:
     inputs = [traced.values[name] for name in spec.loss.inputs]
     num_rows = next((item.shape[0] for item in inputs if item.dim()), 0)
 
-    def thing(size: int, lacks: str = "") -> Thing:
-        return Thing(size, LOSS, scope="loss", lacks=taken or lacks)
+    def thing(layout: Layout, lacks: str = "") -> Thing:
+        shape, item_bytes = layout
+        size = item_bytes * math.prod(shape)
+        return Thing(size, LOSS, scope="loss", lacks=taken or lacks, layout=layout)
 
     return {
-        LOSS: thing(4),
-        LOSS_SAMPLES: thing(4 * num_rows, _why_no_samples(spec, inputs)),
-        LOSS_ROWS: thing(8 * num_rows),
+        LOSS: thing(((), 4)),
+        LOSS_SAMPLES: thing(((num_rows,), 4), _why_no_samples(spec, inputs)),
+        LOSS_ROWS: thing(((num_rows,), 8)),
     }
 
 

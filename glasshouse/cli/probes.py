@@ -37,7 +37,16 @@ def probe(  # noqa: PLR0913 (each is a field of a probe)
     ] = None,
     start: Annotated[int | None, typer.Option(help="Not before this step.")] = None,
     stop: Annotated[int | None, typer.Option(help="No more from this step on.")] = None,
-    want: Annotated[list[str] | None, typer.Option(help="stats, full; may repeat.")] = None,
+    want: Annotated[
+        list[str] | None,
+        typer.Option(help="stats, histogram, quantiles, full, sample; commas, or may repeat."),
+    ] = None,
+    slice_: Annotated[
+        str | None, typer.Option("--slice", help="The part that full keeps: 0:4,:,::2.")
+    ] = None,
+    max_bytes: Annotated[
+        int | None, typer.Option(help="What full or sample may keep of one tensor.")
+    ] = None,
     point: Annotated[
         str | None, typer.Option(help="Where param_grad is taken: raw, or clipped.")
     ] = None,
@@ -66,6 +75,8 @@ def probe(  # noqa: PLR0913 (each is a field of a probe)
             _split(layers),
             _split(kinds) or ["output"],
             want=_split(want) or ["stats"],
+            slice=slice_,
+            max_bytes=max_bytes,
             every=every,
             at=at or None,
             on=on,
