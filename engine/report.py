@@ -49,6 +49,8 @@ class Outputs:
     """Called at every step boundary: records that wait may be written."""
     flush: Callable[[], None] = lambda: None
     """Called before anything that may take long."""
+    ring: str | None = None
+    """The ring that the worker empties of whole tensors; None: this process makes files of them."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,8 @@ class Reporter:
         self._num_samples = 0
         self._started = time.monotonic()
         self._told = (self._started, 0)
+        self.also: Callable[[], dict[str, float]] = dict
+        """Further figures of a step, asked for once a step."""
         self.latest: dict[str, float] = {}
         """The newest value of each metric that has arrived."""
 
@@ -97,10 +101,11 @@ class Reporter:
         self._num_samples += num_rows
         at = now()
         lr = float(self._learner.optimizer.param_groups[0]["lr"])
+        also = self.also()
         numbers = [loss.detach(), *self._accuracies.correct(values)]
 
         def then(arrived: list[float]) -> None:
-            figures = {"loss": arrived[0], "lr": lr}
+            figures = {"loss": arrived[0], "lr": lr, **also}
             for name, correct in zip(self._accuracies.names, arrived[1:], strict=True):
                 figures[name] = correct / num_rows
             self._metrics(step, epoch, figures, at)

@@ -14,6 +14,7 @@ from engine.data import Rows
 from engine.failures import StepFailed
 from engine.network import Network
 from engine.optim import build_loss, build_optimizer
+from engine.probes.captures import Captures
 from engine.probes.taps import Probes
 from engine.probes.wanted import Wanted
 from engine.readback import Readback
@@ -51,11 +52,26 @@ def train(
 
     schedule = Schedule(job, rows)
     readback = Readback(rows.device)
-    probes = Probes(network, job.probes, readback=readback, emit=out.emit, out_dir=out.directory)
+    captures = Captures(
+        out.directory,
+        out.emit,
+        ring=out.ring,
+        flush=out.flush,
+        is_over=lambda: control.cancel_requested,
+    )
+    probes = Probes(
+        network,
+        job.probes,
+        readback=readback,
+        emit=out.emit,
+        out_dir=out.directory,
+        captures=captures,
+    )
     if watched is not None:
         probes.watch(watched, 0)
     learner = Learner(network, loss_fn, optimizer)
     report = Reporter(job, learner, validation, readback, out, num_steps=schedule.num_steps)
+    report.also = probes.figures
 
     step = epoch = 0
     try:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from engine.network import Network, leaves, root
-from engine.probes.captures import CaptureWriter
+from engine.probes.captures import Captures
 from engine.probes.select import may_match
 from engine.probes.summarize import summarize, summarize_all
 from engine.probes.watch import Watch
@@ -25,7 +25,7 @@ class Desk(Protocol):
     """Where a look takes what it has seen."""
 
     network: Network
-    captures: CaptureWriter
+    captures: Captures
 
     def finish_step(self, step: int, rows: list[tuple[str, str, Any]]) -> None:
         """Send the statistics of a step on their way."""
@@ -137,7 +137,9 @@ class Look(AbstractContextManager[None]):
         try:
             if not is_counted and any(watch.takes_stats for watch in watches):
                 self._rows.append((name, kind, summarize(tensor)))
-            if any(watch.takes_full for watch in watches):
-                self._desk.captures.offer(self._step, name, kind, tensor)
+            keeping = [watch for watch in watches if watch.takes_full]
+            if keeping:
+                lossless = any(watch.probe.lossless for watch in keeping)
+                self._desk.captures.offer(self._step, name, kind, tensor, lossless=lossless)
         except Exception as error:
             self._desk.failed(watches, error)

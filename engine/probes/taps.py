@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from engine.network import Network
-from engine.probes.captures import CaptureWriter
+from engine.probes.captures import Captures
 from engine.probes.kernel import NUM_FIGURES
 from engine.probes.look import Look
 from engine.probes.wanted import Wanted
@@ -34,11 +34,13 @@ class Probes:
         emit: Emit,
         readback: Readback,
         out_dir: Path,
+        captures: Captures | None = None,
     ) -> None:
+        """``captures`` None: whole tensors become files of ``out_dir``."""
         self.network = network
         self.emit = emit
         self.readback = readback
-        self.captures = CaptureWriter(out_dir, emit)
+        self.captures = captures or Captures(out_dir, emit)
         self._watches = [Watch(number, probe) for number, probe in enumerate(probes)]
         self._next_due = 0
         self.wanted: Wanted | None = None
@@ -62,6 +64,8 @@ class Probes:
 
     def at(self, step: int) -> AbstractContextManager[None]:
         """Watch one forward and backward pass, if any probe is due."""
+        if self.captures.pending:
+            self.captures.poll()
         if step < self._next_due:
             return _IDLE
         due = [watch for watch in self._watches if watch.is_due(step)]
@@ -71,12 +75,13 @@ class Probes:
         return _IDLE
 
     def close(self) -> None:
-        """Wait until every captured tensor is in its file."""
+        """Send every kept tensor on its way; where the engine runs alone, into its file."""
         self.captures.close()
         self._report_dropped()
 
     def finish_step(self, step: int, rows: list[tuple[str, str, Any]]) -> None:
-        """Send the statistics of a step on their way."""
+        """Send the tensors and the statistics of a step on their way."""
+        self.captures.finish_step()
         self._report_dropped()
         if not rows:
             return
@@ -95,6 +100,11 @@ class Probes:
             self.readback.put([figures for _, _, figures in rows], then)
         else:
             then([value for _, _, figures in rows for value in figures])
+
+    def figures(self) -> dict[str, float]:
+        """What a step's metrics say of watching: how long it waited for a ``lossless`` probe."""
+        waited_s = self.captures.take_waited_s()
+        return {"time/lossless_wait": waited_s} if waited_s else {}
 
     def failed(self, watches: Sequence[Watch], error: Exception) -> None:
         """Count a failure to observe; a probe that keeps failing is switched off."""

@@ -32,6 +32,8 @@ class Probe(Spec):
         default=("stats",), min_length=1, max_length=2
     )
     """``stats``: one row of figures. ``full``: the whole tensor, in its own dtype."""
+    lossless: bool = False
+    """Training waits for room for the tensors, and says how long, instead of dropping them."""
 
     @model_validator(mode="after")
     def _check_when(self) -> Self:
@@ -39,4 +41,6 @@ class Probe(Spec):
             raise ValueError("give exactly one of every, at")
         if self.stop is not None and self.stop <= self.start:
             raise ValueError("stop must be greater than start")
+        if self.lossless and self.want == ("stats",):
+            raise ValueError("lossless is of whole tensors: want full, or leave it out")
         return self
