@@ -12,9 +12,23 @@ from models.tables import Capture
 
 
 def add(tx: Session, job: str, attempt: int, rows: Sequence[dict[str, Any]]) -> None:
-    """Store rows of ``id, step, layer, kind, phase, shape, dtype, size_bytes, key``."""
+    """Store rows of ``id, step, layer, kind, phase, shape, dtype, size_bytes, key``.
+
+    ``tensor``, ``form``, ``slice`` and ``captured_from`` may be left out for a file of one whole
+    tensor.
+    """
     if rows:
-        tx.execute(insert(Capture), [{"job": job, "attempt": attempt, **row} for row in rows])
+        tx.execute(insert(Capture), [_row(job, attempt, row) for row in rows])
+
+
+def _row(job: str, attempt: int, row: dict[str, Any]) -> dict[str, Any]:
+    whole = {"tensor": "tensor", "form": "full", "slice": None, "captured_from": row["shape"]}
+    return {"job": job, "attempt": attempt, **whole, **row}
+
+
+def is_there(tx: Session, capture: str) -> bool:
+    """Whether a capture was stored."""
+    return tx.get(Capture, capture) is not None
 
 
 def find(  # noqa: PLR0913 (each is a filter)
@@ -54,7 +68,8 @@ def get(tx: Session, job: str, layer: str, kind: str, step: int | None) -> Captu
         Capture.kind == kind,
         visible(tx, job, Capture.attempt, Capture.step),
     )
-    query = select(Capture).where(*mine).order_by(Capture.step.desc(), Capture.id.desc()).limit(1)
+    order = (Capture.step.desc(), Capture.form != "full", Capture.id.desc())  # the whole one first
+    query = select(Capture).where(*mine).order_by(*order).limit(1)
     found = tx.scalar(query if step is None else query.where(Capture.step == step))
     if found is not None:
         return found

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from engine.data import Rows
 from engine.network import Network, input_leaves, leaves, root
 from engine.probes.calls import Calls
-from engine.probes.captures import CaptureWriter
+from engine.probes.captures import Captures
 from engine.probes.counted import Counted, wanted_counts
 from engine.probes.gradients import watch_gradient
 from engine.probes.losses import LOSS_NAMES, sample_losses
@@ -62,7 +62,7 @@ class Desk(Protocol):
 
     network: Network
     training: Training
-    captures: CaptureWriter
+    captures: Captures
 
     def spots(self, due: Sequence[Watch]) -> list[Spot]:
         """Where to hook for these probes."""
@@ -302,9 +302,16 @@ class Look(AbstractContextManager["Look"]):
             self._rows.append((name, kind, summarize(tensor)))
 
     def _keep(self, kind: str, name: str, tensor: Tensor, watches: list[Watch]) -> None:
-        for part, view in kept(watches, tensor):
+        shape = tuple(tensor.shape)
+        for part, view, lossless in kept(watches, tensor):
             self._desk.captures.offer(
-                self._step, name, kind, view, **part._asdict(), captured_from=tuple(tensor.shape)
+                self._step,
+                name,
+                kind,
+                view,
+                **part._asdict(),
+                captured_from=shape,
+                lossless=lossless,
             )
 
     def _observe(self, watches: Sequence[Watch], make: Callable[[], T]) -> T | None:

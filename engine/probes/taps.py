@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from engine.network import Network
-from engine.probes.captures import CaptureWriter
+from engine.probes.captures import Captures
 from engine.probes.counted import Counted, landed, on_device, told
 from engine.probes.kernel import NUM_FIGURES
 from engine.probes.look import Look, Training, Unwatched
@@ -29,7 +29,7 @@ _KEPT_SPOTS = 16
 class Probes:
     """All probes of a job."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (each is another seam)
         self,
         network: Network,
         probes: Sequence[Probe],
@@ -38,13 +38,15 @@ class Probes:
         readback: Readback,
         out_dir: Path,
         training: Training | None = None,
+        captures: Captures | None = None,
     ) -> None:
+        """``captures`` None: whole tensors become files of ``out_dir``."""
         self.network = network
         self.training = training or Training()
         self._spots: dict[tuple[Watch, ...], list[Spot]] = {}
         self.emit = emit
         self.readback = readback
-        self.captures = CaptureWriter(out_dir, emit)
+        self.captures = captures or Captures(out_dir, emit)
         self._watches = [Watch(number, probe) for number, probe in enumerate(probes)]
         self._next_due = 0
         self.wanted: Wanted | None = None
@@ -77,6 +79,8 @@ class Probes:
 
         It is entered for those; then it makes the optimizer's step, which may be watched too.
         """
+        if self.captures.pending:
+            self.captures.poll()
         if step < self._next_due:
             return _IDLE
         due = [watch for watch in self._watches if watch.is_due(step)]
@@ -95,14 +99,15 @@ class Probes:
         return self._spots[key]
 
     def close(self) -> None:
-        """Wait until every captured tensor is in its file."""
+        """Send every kept tensor on its way; where the engine runs alone, into its file."""
         self.captures.close()
         self._report_dropped()
 
     def finish_step(
         self, step: int, rows: list[tuple[str, str, Any]], counted: Sequence[Counted] = ()
     ) -> None:
-        """Send the statistics of a step on their way."""
+        """Send the tensors and the statistics of a step on their way."""
+        self.captures.finish_step()
         self._report_dropped()
         if not rows and not counted:
             return
@@ -135,6 +140,11 @@ class Probes:
             self.readback.put(coming, then)
         else:
             then([])
+
+    def figures(self) -> dict[str, float]:
+        """What a step's metrics say of watching: how long it waited for a ``lossless`` probe."""
+        waited_s = self.captures.take_waited_s()
+        return {"time/lossless_wait": waited_s} if waited_s else {}
 
     def failed(self, watches: Sequence[Watch], error: Exception) -> None:
         """Count a failure to observe; a probe that keeps failing is switched off."""
