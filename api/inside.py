@@ -131,6 +131,10 @@ class _Captured(Document):
     shape: list[int]
     dtype: str
     size_bytes: int
+    form: Literal["full", "slice", "sample"]
+    """What was kept of the tensor."""
+    captured_from: list[int]
+    """The shape of the whole tensor."""
     href: str
 
 
@@ -138,6 +142,8 @@ class Capture(_Captured):
     """A tensor that was kept."""
 
     object: Literal["capture"]
+    slice: str | None
+    """Which part was kept, as the probe asked for it."""
 
 
 class CaptureList(ListDocument):
@@ -151,8 +157,10 @@ class Tensor(_Captured):
 
     object: Literal["tensor"]
     slice: str | None
+    captured_slice: str | None
+    """Which part was kept, as the probe asked for it."""
     captured_shape: list[int]
-    """Of the whole tensor; ``shape`` is that of the slice."""
+    """Of what was kept; ``shape`` is that of the slice."""
     stats: dict[str, Number | None]
     values: Any
     """Nested lists; of more than 1,000 values the first, as one list."""

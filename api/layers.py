@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Request
-from starlette.responses import FileResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
-from api import inside, negotiation, slices, tensors
+from api import inside, negotiation, ranges, slices, tensors
 from api.access import Read
 from api.answers import Json, Paged, bad_parameter, etag, is_fresh, list_of, not_modified, tagged
 from api.documents import answers
@@ -228,6 +228,9 @@ def _capture_json(row: Capture) -> dict[str, Any]:
         "shape": row.shape,
         "dtype": row.dtype,
         "size_bytes": row.size_bytes,
+        "form": row.form,
+        "slice": row.slice,
+        "captured_from": row.captured_from,
         "href": f"/api/v1/jobs/{row.job}/layers/{row.layer}/{row.kind}?step={row.step}"
         f"{'' if row.phase == 'train' else f'&phase={row.phase}'}",
     }
@@ -276,9 +279,8 @@ def get_tensor(  # noqa: PLR0913 (each is a parameter of the request)
     if is_fresh(request, tag):
         return not_modified(tag, headers)
     whole = _open(house, capture)
-    if slice is None and chosen == "safetensors":  # as it is stored, with ranges
-        path = house.artifacts.local(capture.key)
-        return FileResponse(path, headers=headers, media_type=_MEDIA[chosen])
+    if slice is None and chosen == "safetensors":
+        return _ranged(request, tensors.Single(whole), headers)
     part: Array = whole if slice is None else whole[slices.parse(slice, whole.shape)]
     if chosen == "json":
         return Json(_summary(capture, part, slice), headers=headers)
@@ -306,7 +308,7 @@ def _digest(*texts: str) -> str:
 
 def _open(house: Resources, capture: Capture) -> Array:
     try:
-        return tensors.open_tensor(house.artifacts.local(capture.key))
+        return tensors.open_tensor(house.artifacts.local(capture.key), capture.tensor)
     except FileNotFoundError:
         raise ArtifactNotFound("The file of this capture is gone.") from None
 
@@ -316,12 +318,30 @@ def _summary(capture: Capture, part: Array, text: str | None) -> dict[str, Any]:
     return _capture_json(capture) | {
         "object": "tensor",
         "slice": text,
+        "captured_slice": capture.slice,
         "shape": list(part.shape),
         "captured_shape": capture.shape,
         "stats": tensors.figures(part),
         "values": values,
         "truncated": not complete,
     }
+
+
+def _ranged(request: Request, file: tensors.Single, headers: dict[str, str]) -> Response:
+    """A file of one tensor, or the stretch of it that the request asks for."""
+    headers = headers | {"Accept-Ranges": "bytes"}
+    size = file.size_bytes
+    try:
+        stretch = ranges.wanted(request, size, headers["ETag"])
+    except ranges.Unsatisfiable:
+        return Response(status_code=416, headers=headers | {"Content-Range": f"bytes */{size}"})
+    if stretch is None:
+        return _streamed(file.between(0, size), "safetensors", headers)
+    begin, end = stretch
+    headers["Content-Range"] = f"bytes {begin}-{end - 1}/{size}"
+    answer = _streamed(file.between(begin, end), "safetensors", headers)
+    answer.status_code = 206
+    return answer
 
 
 def _streamed(body: Body, chosen: str, headers: dict[str, str]) -> Response:

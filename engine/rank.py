@@ -75,6 +75,8 @@ class Assignment:
     trained_by: TrainJob | None
     watched: Wanted | None = None
     """The probes of now; None: those of the spec."""
+    ring: str | None = None
+    """The ring that the worker empties of whole tensors."""
     flops: float | None = None
     """Operations of one batch's forward pass, as planned."""
     peak_flops: float | None = None
@@ -101,6 +103,7 @@ class Assignment:
                 checkpoint=Path(raw["checkpoint"]["dir"]) if raw.get("checkpoint") else None,
                 trained_by=parsed if isinstance(parsed, TrainJob) else None,
                 watched=Wanted.read(raw["probes"]) if raw.get("probes") else None,
+                ring=raw.get("ring"),
                 flops=raw.get("flops"),
                 peak_flops=raw["device"].get("peak_flops"),
             )
@@ -122,6 +125,7 @@ def run(job: Assignment, *, control: Control, out: Outputs) -> str:
         inputs = _infer_inputs(job, job.spec)
         return infer.run(job.spec, job.trained_by, inputs, control=control, out=out)
     spec = job.spec
+    out.ring = job.ring
     out.flush()
 
     def rows(source: Source) -> Rows:

@@ -57,6 +57,8 @@ class Outputs:
     """Called at every step boundary: records that wait may be written."""
     flush: Callable[[], None] = lambda: None
     """Called before anything that may take long."""
+    ring: str | None = None
+    """The ring that the worker empties of whole tensors; None: this process makes files of them."""
 
 
 class Learner(NamedTuple):
@@ -82,7 +84,9 @@ class Reporter:
         *,
         num_steps: int | None,
         look: Look = _unwatched,
+        also: Callable[[], dict[str, float]] = dict,
     ) -> None:
+        """``also`` is asked once a step for further figures of it."""
         self._job = job
         self._learner = learner
         self._validation = validation
@@ -96,6 +100,7 @@ class Reporter:
         self._started = time.monotonic()
         self._told = (self._started, 0)
         self._look = look
+        self._also = also
         self.latest: dict[str, float] = {}
         """The newest value of each metric that has arrived."""
 
@@ -121,12 +126,13 @@ class Reporter:
         self._clock.end_step(num_rows)
         at = now()
         lr = float(self._learner.optimizer.param_groups[0]["lr"])
+        also = self._also()
         numbers = [loss.detach(), *self._accuracies.correct(values)]
         if grad_norm is not None:
             numbers.append(grad_norm)
 
         def then(arrived: list[float]) -> None:
-            figures = {"loss": arrived[0], "lr": lr}
+            figures = {"loss": arrived[0], "lr": lr, **also}
             names = self._accuracies.names
             for name, correct in zip(names, arrived[1:], strict=False):
                 figures[name] = correct / num_rows

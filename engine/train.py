@@ -15,6 +15,7 @@ from engine.data import Rows
 from engine.failures import StepFailed
 from engine.network import Network
 from engine.optim import build_loss, build_optimizer
+from engine.probes.captures import Captures
 from engine.probes.look import Training
 from engine.probes.taps import Probes
 from engine.probes.wanted import Wanted
@@ -53,7 +54,7 @@ def train(  # noqa: PLR0913 (what a job is, what it reads, who listens)
     network, loss_fn, optimizer, clip = learner = _learner(job, rows.device)
     schedule = Schedule(job, rows)
     readback = Readback(rows.device)
-    probes = _probes(job, learner, rows, readback, out)
+    probes = _probes(job, learner, rows, readback, out, _captures(out, control))
     probes.watch(watched, 0)
     timing = Timing(clock := clock_of(rows.device), work)
     report = Reporter(
@@ -65,6 +66,7 @@ def train(  # noqa: PLR0913 (what a job is, what it reads, who listens)
         timing,
         num_steps=schedule.num_steps,
         look=probes.evaluations.look,
+        also=probes.figures,
     )
 
     step = epoch = 0
@@ -111,7 +113,12 @@ def _learner(job: TrainJob, device: torch.device) -> Learner:
 
 
 def _probes(
-    job: TrainJob, learner: Learner, rows: Rows, readback: Readback, out: Outputs
+    job: TrainJob,
+    learner: Learner,
+    rows: Rows,
+    readback: Readback,
+    out: Outputs,
+    captures: Captures,
 ) -> Probes:
     training = Training(learner.loss_fn, rows, clips=learner.clip is not None)
     return Probes(
@@ -121,6 +128,18 @@ def _probes(
         readback=readback,
         out_dir=out.directory,
         training=training,
+        captures=captures,
+    )
+
+
+def _captures(out: Outputs, control: Control) -> Captures:
+    """Where whole tensors go."""
+    return Captures(
+        out.directory,
+        out.emit,
+        ring=out.ring,
+        flush=out.flush,
+        is_over=lambda: control.cancel_requested,
     )
 
 

@@ -103,6 +103,11 @@ class CaptureEvent(_Event):
     shape: list[int]
     dtype: str
     size_bytes: int
+    form: str = "full"
+    """`full`, or the part that was kept: `slice`, `sample`."""
+    slice: str | None = None
+    captured_from: list[int] | None = None
+    """The shape of the whole tensor."""
     href: str
 
 

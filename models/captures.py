@@ -12,9 +12,23 @@ from models.tables import Capture
 
 
 def add(tx: Session, job: str, attempt: int, rows: Sequence[dict[str, Any]]) -> None:
-    """Store rows of ``id, step, layer, kind, phase, shape, dtype, size_bytes, key``."""
+    """Store rows of ``id, step, layer, kind, phase, shape, dtype, size_bytes, key``.
+
+    ``tensor``, ``form``, ``slice`` and ``captured_from`` may be left out for a file of one whole
+    tensor.
+    """
     if rows:
-        tx.execute(insert(Capture), [{"job": job, "attempt": attempt, **row} for row in rows])
+        tx.execute(insert(Capture), [_row(job, attempt, row) for row in rows])
+
+
+def _row(job: str, attempt: int, row: dict[str, Any]) -> dict[str, Any]:
+    whole = {"tensor": "tensor", "form": "full", "slice": None, "captured_from": row["shape"]}
+    return {"job": job, "attempt": attempt, **whole, **row}
+
+
+def is_there(tx: Session, capture: str) -> bool:
+    """Whether a capture was stored."""
+    return tx.get(Capture, capture) is not None
 
 
 def find(  # noqa: PLR0913 (each is a filter)
@@ -62,12 +76,9 @@ def get(
         visible(tx, job, Capture.attempt, Capture.step),
         *(() if phase is None else (Capture.phase == phase,)),
     )
-    query = (
-        select(Capture)
-        .where(*mine)
-        .order_by(Capture.step.desc(), Capture.phase.desc(), Capture.id.desc())
-        .limit(1)
-    )
+    # of one step: that of training before that of the evaluation after it, and the whole one first
+    by = (Capture.step.desc(), Capture.phase.desc(), Capture.form != "full", Capture.id.desc())
+    query = select(Capture).where(*mine).order_by(*by).limit(1)
     found = tx.scalar(query if step is None else query.where(Capture.step == step))
     if found is not None:
         return found

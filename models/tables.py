@@ -210,7 +210,7 @@ class StatsBlock(Table):
 
 
 class Capture(Table):
-    """A tensor that was kept; the bytes are an artifact."""
+    """A tensor that was kept; the bytes are in an artifact, a safetensors file of one or more."""
 
     __tablename__ = "captures"
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -223,7 +223,14 @@ class Capture(Table):
     shape: Mapped[list[Any]]
     dtype: Mapped[str]
     size_bytes: Mapped[int] = mapped_column(BigInteger)
+    form: Mapped[str]
+    """full, slice, sample."""
+    slice: Mapped[str | None]
+    captured_from: Mapped[list[Any]]
+    """The shape of the whole tensor."""
     key: Mapped[str]
+    tensor: Mapped[str]
+    """Its name inside the file."""
 
     __table_args__ = (Index(None, "job", "layer", "kind", "step"),)
 

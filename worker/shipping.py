@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import quote
 
 from glasshouse import jsonio
 from glasshouse.events import STATS_COLUMNS, is_upkeep
@@ -21,14 +20,11 @@ from models.attempts import Batch, Claim
 from models.events import NewEvent
 from models.probes import ProbeChange
 from models.tables import now
+from worker import draining
+from worker.draining import BadRecord, Lot
 
 MAX_RESULT_CHARACTERS = 256 * 1024
-_ONLY_TOLD = ("form", "slice", "captured_from")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
-
-
-class BadRecord(Exception):
-    """A rank wrote something that is no record."""
 
 
 @dataclass(slots=True)
@@ -38,6 +34,10 @@ class Shipment:
     batch: Batch = field(default_factory=Batch)
     moves: list[tuple[Path, str]] = field(default_factory=list[tuple[Path, str]])
     """Files to bring into the artifacts first: from where, under which key."""
+    tensors: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """``captures`` records whose tensors are still in the ring."""
+    lots: list[Lot] = field(default_factory=list[Lot])
+    """Tensors that have left the ring, and whose rows are in the batch."""
     offsets: tuple[int, int] = (0, 0)
     end: dict[str, Any] | None = None
 
@@ -47,6 +47,11 @@ class Shipment:
             source, key = self.moves[0]
             artifacts.put(key, source)
             del self.moves[0]
+
+    def take(self, lots: list[Lot]) -> None:
+        """Put the rows of tensors that have left the ring into the batch."""
+        draining.add(lots, self.batch)
+        self.lots += lots
 
 
 class Sorter:
@@ -67,7 +72,7 @@ class Sorter:
             "metrics": self._metrics,
             "progress": self._progress,
             "stats": self._stats,
-            "capture": self._capture,
+            "captures": self._captures,
             "checkpoint": self._checkpoint,
             "artifact": self._artifact,
             "result": self._result,
@@ -164,18 +169,17 @@ class Sorter:
                 summarize(self.summary, name, jsonio.number(value), step)
         batch.job["summary"] = {name: dict(entry) for name, entry in self.summary.items()}
 
-    def _capture(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
-        capture = new_id("cap")
-        key = f"{self._prefix}/captures/{capture}.safetensors"
+    def _captures(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
+        whole = {"at": at.isoformat(), **record}
+        if "file" not in record:
+            to.tensors.append(whole)
+            return
+        key = draining.new_key(self._claim)
         to.moves.append((self._inside(record["file"]), key))
-        row = {name: value for name, value in record.items() if name != "file"}
-        stored = {name: value for name, value in row.items() if name not in _ONLY_TOLD}
-        to.batch.captures.append({"id": capture, "key": key, **stored})
-        where = f"{quote(row['layer'], safe='')}/{quote(row['kind'], safe='')}"
-        href = f"/api/v1/jobs/{self._claim.job}/layers/{where}?step={row['step']}"
-        if row["phase"] != "train":
-            href += f"&phase={row['phase']}"
-        to.batch.events.append(NewEvent("capture", at, {"capture": capture, **row, "href": href}))
+        lot = Lot(0)
+        draining.rows(self._claim, whole, key, lot)
+        to.batch.captures += lot.captures
+        to.batch.events += lot.events
 
     def _checkpoint(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
         checkpoint = new_id("ckpt")

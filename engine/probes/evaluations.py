@@ -38,6 +38,10 @@ class EvaluationCaptures:
         """Copy a tensor as it is now, to be written later; False when there is no room."""
         return self._captures.offer(step, layer, kind, tensor, phase=phase, **how)
 
+    def finish_step(self) -> None:
+        """Send the tensors of an evaluation on their way."""
+        self._captures.finish_step()
+
 
 class Evaluations:
     """The probes that look at evaluations. Measured like the others, and never governed."""
@@ -70,7 +74,8 @@ class Evaluations:
         return MeasuredLook(self, step, due, self._meter)
 
     def finish_step(self, step: int, rows: list[Seen], counted: Sequence[Counted] = ()) -> None:
-        """Send the statistics of an evaluation on their way."""
+        """Send the tensors and the statistics of an evaluation on their way."""
+        self.captures.finish_step()
         record: dict[str, Any] = {"type": "stats", "at": now(), "step": step, "phase": PHASE}
         self._telling.tell(record, rows, counted, self._looking, None)
 

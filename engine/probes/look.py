@@ -70,8 +70,13 @@ class Keeper(Protocol):
         form: str = "full",
         slice: str | None = None,  # noqa: A002 (the public name)
         captured_from: tuple[int, ...] | None = None,
+        lossless: bool = False,
     ) -> bool:
         """Copy a tensor, or a part of one, as it is now; False when there is no room."""
+        ...
+
+    def finish_step(self) -> None:
+        """Send the tensors of a step on their way."""
         ...
 
 
@@ -325,9 +330,16 @@ class Look(AbstractContextManager["Look"]):
             self._rows.append((name, kind, summarize(tensor)))
 
     def _keep(self, kind: str, name: str, tensor: Tensor, watches: list[Watch]) -> None:
-        for part, view in kept(watches, tensor):
+        shape = tuple(tensor.shape)
+        for part, view, lossless in kept(watches, tensor):
             self._desk.captures.offer(
-                self._step, name, kind, view, **part._asdict(), captured_from=tuple(tensor.shape)
+                self._step,
+                name,
+                kind,
+                view,
+                **part._asdict(),
+                captured_from=shape,
+                lossless=lossless,
             )
 
     def _observe(self, watches: Sequence[Watch], make: Callable[[], T]) -> T | None:

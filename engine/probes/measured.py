@@ -126,6 +126,7 @@ class MeasuredLook(Look):
                     form=part.form,
                     slice=part.slice,
                     captured_from=shape,
+                    lossless=recorder.probe.lossless,
                 )
 
         return keep

@@ -104,13 +104,16 @@ def _indices(text: str, shape: Shape) -> list[int | slice]:
     ]
 
 
-def kept(watches: Sequence[Watch], tensor: Tensor) -> Iterator[tuple[Part, Tensor]]:
-    """Each part of a tensor that some probe keeps, once."""
+def kept(watches: Sequence[Watch], tensor: Tensor) -> Iterator[tuple[Part, Tensor, bool]]:
+    """Each part of a tensor that some probe keeps, once, and whether it must not be dropped."""
     shape, item_bytes = tuple(tensor.shape), tensor.element_size()
     probes = [watch.probe for watch in watches if watch.takes_full]
-    wanted = [part for probe in probes for part in parts(probe, shape, item_bytes)]
-    for part in dict.fromkeys(wanted):
-        yield part, take(tensor.detach(), part)
+    wanted: dict[Part, bool] = {}
+    for probe in probes:
+        for part in parts(probe, shape, item_bytes):
+            wanted[part] = wanted.get(part, False) or probe.lossless
+    for part, lossless in wanted.items():
+        yield part, take(tensor.detach(), part), lossless
 
 
 def planned(

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from engine.network import Network
-from engine.probes.captures import CaptureWriter
+from engine.probes.captures import Captures
 from engine.probes.counted import Counted
 from engine.probes.evaluations import Evaluations
 from engine.probes.look import Look, Training, Unwatched
@@ -33,7 +33,7 @@ _KEPT_SPOTS = 16
 class Probes:
     """All probes of a job."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (each is another seam)
         self,
         network: Network,
         probes: Sequence[Probe],
@@ -42,13 +42,15 @@ class Probes:
         readback: Readback,
         out_dir: Path,
         training: Training | None = None,
+        captures: Captures | None = None,
     ) -> None:
+        """``captures`` None: whole tensors become files of ``out_dir``."""
         self.network = network
         self.training = training or Training()
         self._spots: dict[tuple[Watch, ...], list[Spot]] = {}
         self.emit = emit
         self.readback = readback
-        self.captures = CaptureWriter(out_dir, emit)
+        self.captures = captures or Captures(out_dir, emit)
         clock = clock_of(readback.device)
         self._meter = Meter(clock)
         self._overhead = Overhead(emit)
@@ -97,6 +99,8 @@ class Probes:
 
         It is entered for those; then it makes the optimizer's step, which may be watched too.
         """
+        if self.captures.pending:
+            self.captures.poll()
         if step < self._next_due:
             return _IDLE
         self._step = step
@@ -127,7 +131,7 @@ class Probes:
         return self._spots[key]
 
     def close(self) -> None:
-        """Wait until every captured tensor is in its file; say what watching has cost."""
+        """Send every kept tensor on its way, and say what watching has cost."""
         self._meter.end()
         self._settle()
         self.evaluations.settle()
@@ -137,9 +141,15 @@ class Probes:
 
     def finish_step(self, step: int, rows: list[Seen], counted: Sequence[Counted] = ()) -> None:
         """Send the tensors and the statistics of a step on their way."""
+        self.captures.finish_step()
         self._report_dropped()
         record = {"type": "stats", "at": now(), "step": step, "phase": "train"}
         self._telling.tell(record, rows, counted, self._looking, self.loss)
+
+    def figures(self) -> dict[str, float]:
+        """What a step's metrics say of watching: how long it waited for a ``lossless`` probe."""
+        waited_s = self.captures.take_waited_s()
+        return {"time/lossless_wait": waited_s} if waited_s else {}
 
     def failed(self, watches: Sequence[Watch], error: Exception) -> None:
         """Count a failure to observe; a probe that keeps failing is switched off."""

@@ -57,10 +57,11 @@ class Probe(Spec):
     max_bytes: PositiveInt | None = None
     """Bytes that ``full`` or ``sample`` may keep of one tensor. Left out, ``full`` has no limit of
     its own, and ``sample`` takes 65536."""
-
     point: Literal["raw", "clipped"] = "raw"
     """Where ``param_grad`` is taken: ``raw`` after the backward pass, ``clipped`` before the
     update. Without ``grad_clip`` both are the same."""
+    lossless: bool = False
+    """Training waits for room for the tensors, and says how long, instead of dropping them."""
 
     @model_validator(mode="after")
     def _check_when(self) -> Self:
@@ -86,8 +87,11 @@ class Probe(Spec):
             if "full" not in self.want:
                 raise ValueError("slice is the part that full keeps: want full, or leave it out")
             read(self.slice)
-        if self.max_bytes is not None and not {"full", "sample"} & {*self.want}:
-            raise ValueError("max_bytes limits full and sample: want one, or leave it out")
+        if not {"full", "sample"} & {*self.want}:
+            if self.max_bytes is not None:
+                raise ValueError("max_bytes limits full and sample: want one, or leave it out")
+            if self.lossless:
+                raise ValueError("lossless is of tensors: want full or sample, or leave it out")
         return self
 
 

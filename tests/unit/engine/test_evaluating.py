@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from glasshouse.spec import Probe
-from tests.unit.engine.making import cnn, errors, losses, of_type, planned, run, spec
+from tests.unit.engine.making import captured, cnn, errors, losses, of_type, planned, run, spec
 
 LAYERS = ("conv1", "relu1", "pool1", "flat", "drop", "fc")
 
@@ -57,11 +57,9 @@ def test_an_evaluation_is_seen_as_it_is_computed_by_hand(digits, tmp_path):
         item["step"]: load_file(tmp_path / item["dir"] / "model.safetensors")
         for item in of_type(records, "checkpoint")
     }
-    kept = {
-        (item["step"], item["layer"]): load_file(tmp_path / item["file"])["tensor"]
-        for item in of_type(records, "capture")
-    }
-    assert {item["phase"] for item in of_type(records, "capture")} == {"evaluate"}
+    every = captured(records, tmp_path)
+    kept = {(step, layer): item for (step, layer, _), item in every.items()}
+    assert {item["phase"] for item in of_type(records, "captures")} == {"evaluate"}
     for step in steps:
         expected = by_hand(states[step + 1], digits)
         for name in LAYERS:

@@ -29,11 +29,13 @@ def probe(**changes) -> Probe:
 
 def captures(tmp_path, records) -> dict:
     return {
-        (r["step"], r["layer"], r["kind"], r["form"]): (
-            r,
-            load_file(tmp_path / r["file"])["tensor"],
+        (record["step"], entry["layer"], entry["kind"], entry["form"]): (
+            entry,
+            file[entry["tensor"]],
         )
-        for r in of_type(records, "capture")
+        for record in of_type(records, "captures")
+        for file in [load_file(tmp_path / record["file"])]
+        for entry in record["tensors"]
     }
 
 
@@ -80,7 +82,7 @@ def test_every_form_at_once_changes_no_bit(digits, tmp_path):
         for name, found in (("plain", plain), ("watched", watched))
     ]
     assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
-    forms = {record["form"] for record in of_type(watched, "capture")}
+    forms = {form for _, _, _, form in captures(tmp_path / "watched", watched)}
     assert forms == {"slice", "sample"}
 
 
@@ -117,7 +119,8 @@ def test_a_short_batch_leaves_an_empty_part(digits, tmp_path):
     probes = [{**fc, "slice": "50"}, {**fc, "slice": "50:,0"}]
     records = run(tmp_path, spec(probes=probes, stop={"epochs": 1}), digits)
     assert not of_type(records, "dropped")
-    shapes = [(r["slice"], r["shape"]) for r in of_type(records, "capture")]
+    found = [entry for record in of_type(records, "captures") for entry in record["tensors"]]
+    shapes = [(entry["slice"], entry["shape"]) for entry in found]
     assert shapes == [("50", [10]), ("50:,0", [14])] * 4 + [("50", [0, 10]), ("50:,0", [0])]
 
 
@@ -145,7 +148,7 @@ def test_a_sample_is_evenly_spaced_and_fits(shape, max_bytes):
         with pytest.raises(TooLarge, match=f"smallest that works is {entry}"):
             parts(wanted, tuple(shape), 4)
         return
-    ((part, found),) = kept([Watch(0, wanted)], x)
+    ((part, found, _),) = kept([Watch(0, wanted)], x)
     if not shape:
         assert (part.slice, found.shape) == (None, ())
         return
@@ -164,8 +167,13 @@ def test_a_sample_takes_what_the_documents_say_by_default():
 
 
 def test_a_part_that_several_probes_keep_is_kept_once():
-    watches = [Watch(n, probe(want=["full"], slice=text)) for n, text in enumerate(["0", "0", "1"])]
-    assert [part.slice for part, _ in kept(watches, torch.zeros(3))] == ["0", "1"]
+    slices = [("0", False), ("0", True), ("1", False)]
+    watches = [
+        Watch(number, probe(want=["full"], slice=text, lossless=lossless))
+        for number, (text, lossless) in enumerate(slices)
+    ]
+    found = [(part.slice, lossless) for part, _, lossless in kept(watches, torch.zeros(3))]
+    assert found == [("0", True), ("1", False)]
 
 
 # --- the plan --------------------------------------------------------------------------------

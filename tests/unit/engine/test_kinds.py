@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.unit.engine.making import losses, of_type, run, spec
+from tests.unit.engine.making import captured, losses, of_type, run, spec
 
 KINDS = ["output", "input", "output_grad", "param", "param_grad", "update", "optim_state"]
 NUM_STEPS = 3
@@ -213,16 +213,9 @@ def everything(**changes: Any) -> dict[str, Any]:
     return {"layers": globs, "kinds": KINDS, "every": 1, "want": ["stats", "full"], **changes}
 
 
-def captured(directory: Path, records: list[dict[str, Any]]) -> dict[Any, Tensor]:
-    return {
-        (item["step"], item["layer"], item["kind"]): load_file(directory / item["file"])["tensor"]
-        for item in of_type(records, "capture")
-    }
-
-
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_kind_is_what_autograd_gives(name, digits, tmp_path):
-    found = captured(tmp_path, run(tmp_path, job(name, probes=[everything()]), digits))
+    found = captured(run(tmp_path, job(name, probes=[everything()]), digits), tmp_path)
     expected = watched_by_hand(digits, name)
     assert found.keys() == expected.keys()
     for key, tensor in expected.items():

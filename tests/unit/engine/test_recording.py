@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
-from safetensors.torch import load_file
 
 from engine.probes.recorder import NUM_STEPS, Recorder
 from glasshouse.spec import Probe
-from tests.unit.engine.making import losses, of_type, run, spec, write_table
+from tests.unit.engine.making import captured, losses, of_type, run, spec, write_table
 
 BATCH = 4
 BAD = 30
@@ -80,7 +79,7 @@ def test_the_last_twenty_steps_come_with_the_first_bad_one_and_a_finite_step_arm
 def test_nothing_comes_while_all_is_finite(table, tmp_path):
     records = run(tmp_path / "a", job(record_of(layers=["hidden", "fc"])), table)
     assert told(records) == []
-    assert not of_type(records, "capture")
+    assert not of_type(records, "captures")
 
 
 def test_what_another_probe_has_told_is_not_told_again(table, tmp_path):
@@ -108,11 +107,9 @@ def test_a_loss_that_is_not_finite_is_bad_too_and_the_step_is_kept_whole(table, 
     records = run(tmp_path / "a", job(probe, target="side"), table)
     assert told(records) == [*range(BAD - NUM_STEPS, BAD + 1)]
     assert losses(records)[BAD] == "Infinity"
-    kept = {
-        (item["layer"], item["kind"]): load_file(tmp_path / "a" / item["file"])["tensor"]
-        for item in of_type(records, "capture")
-    }
-    assert {item["step"] for item in of_type(records, "capture")} == {BAD}
+    found = captured(records, tmp_path / "a")
+    kept = {(layer, kind): item for (_, layer, kind), item in found.items()}
+    assert {step for step, _, _ in found} == {BAD}
     # `relu` has written into the output of `hidden`: that one is gone, and not given falsely
     assert ("hidden", "output") not in kept
     assert kept["relu", "output"].shape == (BATCH, 5)
@@ -132,16 +129,25 @@ def test_the_tensors_before_and_after_the_bad_one_are_of_its_step(table, tmp_pat
     whole = run(tmp_path / "b", job(everything), table)
 
     def tensors(found, where):
-        return {
-            (item["step"], item["layer"]): load_file(tmp_path / where / item["file"])["tensor"]
-            for item in of_type(found, "capture")
-        }
+        every = captured(found, tmp_path / where)
+        return {(step, layer): item for (step, layer, _), item in every.items()}
 
     kept, expected = tensors(records, "a"), tensors(whole, "b")
     assert kept.keys() == {
         (step, name) for step in (BAD, AGAIN) for name in ("look", "hidden", "relu", "fc")
     }
     assert all(torch.equal(value, expected[key]) for key, value in kept.items())
+
+
+def test_of_the_bad_step_the_part_is_kept_that_was_asked_for(table, tmp_path):
+    probe = record_of(layers=["look"], want=["stats", "full"], slice="1:3")
+    records = run(tmp_path / "a", job(probe), table)
+    found = of_type(records, "captures")
+    assert [item["step"] for item in found] == [BAD, AGAIN]
+    for item in found:
+        (entry,) = item["tensors"]
+        assert (entry["form"], entry["shape"]) == ("slice", [2, 2])
+        assert entry["captured_from"] == [BATCH, 2]
 
 
 def test_figures_that_arrive_late_keep_the_next_step_and_say_which_it_is():
@@ -174,6 +180,7 @@ def test_figures_that_arrive_late_keep_the_next_step_and_say_which_it_is():
         ({"every": 1}, "exactly one"),
         ({"phase": "evaluate"}, "training"),
         ({"want": ["full"]}, "stats"),
+        ({"want": ["stats", "histogram"]}, "leave histogram"),
         ({"on": "fire"}, "nonfinite"),
     ],
 )

@@ -1,13 +1,20 @@
+import errno
 import math
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load
 
+from engine.probes.ring import HEADER_BYTES, Ring
 from glasshouse.events import parse_event
 from models.artifacts import LocalArtifacts
 from models.attempts import Claim
 from models.probes import ProbeChange
+from worker.draining import Drain, Lot
 from worker.shipping import BadRecord, Shipment, Sorter
 
 AT = "2026-01-02T03:04:05.678Z"
@@ -42,19 +49,117 @@ def test_the_time_of_an_event_is_the_ranks(tmp_path: Path):
     assert shipment.batch.events[0].at.isoformat() == "2026-01-02T03:04:05.678000+00:00"
 
 
+TENSORS = [
+    {"layer": layer, "kind": "output", "shape": [2], "dtype": "uint8", "size_bytes": 2}
+    for layer in ("a/b", "c")
+]
+
+
 def test_files_are_moved_under_keys_that_the_worker_makes(tmp_path: Path):
     work, store = tmp_path / "work", LocalArtifacts(tmp_path / "store")
     (work / "captures").mkdir(parents=True)
     (work / "captures/0.safetensors").write_bytes(b"bytes")
-    record = {"step": 1, "layer": "a/b", "kind": "output", "phase": "train", "shape": [1]}
-    record |= {"type": "capture", "dtype": "float32", "size_bytes": 5}
+    entries = [{**entry, "tensor": f"{entry['layer']}/output"} for entry in TENSORS]
+    record = {"type": "captures", "step": 1, "phase": "train", "tensors": entries}
     _, shipment = sort(work, record | {"file": "captures/0.safetensors"})
     shipment.move_files(store)
-    (row,) = shipment.batch.captures
-    assert row["key"].startswith("jobs/job_1/2/captures/cap_")
-    assert store.local(row["key"]).read_bytes() == b"bytes"
-    href = shipment.batch.events[0].payload["href"]
-    assert href == "/api/v1/jobs/job_1/layers/a%2Fb/output?step=1"
+    first, second = shipment.batch.captures
+    assert first["key"] == second["key"]
+    assert first["key"].startswith("jobs/job_1/2/captures/cap_")
+    assert [first["tensor"], second["tensor"]] == ["a/b/output", "c/output"]
+    assert store.local(first["key"]).read_bytes() == b"bytes"
+    event = shipment.batch.events[0].payload
+    assert event["href"] == "/api/v1/jobs/job_1/layers/a%2Fb/output?step=1"
+    assert event["capture"] == first["id"]
+
+
+def test_tensors_in_the_ring_wait_for_their_file(tmp_path: Path):
+    entries = [{**entry, "position": 64 * n} for n, entry in enumerate(TENSORS)]
+    record = {"type": "captures", "step": 1, "phase": "train", "tensors": entries, "end": 66}
+    _, shipment = sort(tmp_path, record)
+    assert (shipment.batch.captures, shipment.batch.events) == ([], [])
+    store = LocalArtifacts(tmp_path / "store")
+    ring = Ring.private(4096)
+    ring.memory[HEADER_BYTES : HEADER_BYTES + 2] = b"ab"
+    ring.memory[HEADER_BYTES + 64 : HEADER_BYTES + 66] = b"cd"
+    drain = Drain(Claim("job_1", 2, 3), store, ring)
+    for waiting in shipment.tensors:
+        drain.take(waiting)
+    lots = finished(drain)
+    assert drain.idle
+    assert ring.released == 0, "the ledger does not have the rows yet"
+    shipment.take(lots)
+    drain.release(lots)
+    assert ring.released == 66
+    (key,) = {row["key"] for row in shipment.batch.captures}
+    kept = load(store.local(key).read_bytes())
+    assert {name: value.tobytes() for name, value in kept.items()} == {
+        "a/b/output": b"ab",
+        "c/output": b"cd",
+    }
+    drain.close()
+
+
+def finished(drain: Drain) -> list[Lot]:
+    deadline = time.monotonic() + 10
+    lots: list[Lot] = []
+    while not lots and time.monotonic() < deadline:
+        lots = drain.finished()
+        time.sleep(0.005)
+    return lots
+
+
+@pytest.mark.parametrize("change", [{"position": 4095}, {"size_bytes": "2"}, {"dtype": "letters"}])
+def test_a_record_that_names_nothing_in_the_ring_is_refused(tmp_path: Path, change: dict[str, Any]):
+    drain = Drain(Claim("job_1", 2, 3), LocalArtifacts(tmp_path), Ring.private(4096))
+    entry = {**TENSORS[1], "position": 0, **change}
+    drain.take({"at": AT, "step": 1, "phase": "train", "tensors": [entry], "end": 4})
+    with pytest.raises(BadRecord):
+        finished(drain)
+    drain.close()
+
+
+class Full(LocalArtifacts):
+    """A disk that is full for a while."""
+
+    num_refused = 0
+
+    @contextmanager
+    def receive(self, key: str) -> Generator[Path]:
+        if self.num_refused:
+            self.num_refused -= 1
+            raise OSError(errno.ENOSPC, "full")
+        with super().receive(key) as path:
+            yield path
+
+
+def lot_of(store: Full, tmp_path: Path, *, abandoned: bool) -> Lot:
+    drain = Drain(Claim("job_1", 2, 3), store, Ring.private(4096))
+    entries = [{**entry, "position": 64 * n} for n, entry in enumerate(TENSORS)]
+    drain.take({"at": AT, "step": 1, "phase": "train", "tensors": entries, "end": 66})
+    if abandoned:
+        deadline = time.monotonic() + 10
+        while drain.stuck_for_s() < 0.05 and time.monotonic() < deadline:
+            time.sleep(0.005)
+        drain.abandon()
+    (lot,) = finished(drain)
+    drain.close()
+    return lot
+
+
+def test_a_full_disk_is_waited_for(tmp_path: Path):
+    store = Full(tmp_path)
+    store.num_refused = 1
+    assert len(lot_of(store, tmp_path, abandoned=False).captures) == 2
+
+
+def test_what_there_is_no_time_for_is_dropped_and_counted(tmp_path: Path):
+    store = Full(tmp_path)
+    store.num_refused = 10**6
+    lot = lot_of(store, tmp_path, abandoned=True)
+    assert (lot.captures, lot.end) == ([], 66)
+    (event,) = lot.events
+    assert (event.type, event.payload["count"]) == ("dropped", 2)
 
 
 def test_histograms_and_quantiles_are_in_the_event(tmp_path: Path):
@@ -150,7 +255,8 @@ def test_a_probe_that_failed_says_so_and_takes_no_change_up(tmp_path: Path):
 
 
 def test_a_capture_of_an_evaluation_is_named_with_its_phase(tmp_path: Path):
-    record = {"type": "capture", "step": 1, "layer": "fc", "kind": "output", "shape": [1]}
-    record |= {"phase": "evaluate", "dtype": "float32", "size_bytes": 5, "file": "captures/0.x"}
-    _, shipment = sort(tmp_path, record)
+    entry = {"layer": "fc", "kind": "output", "shape": [1], "dtype": "float32", "size_bytes": 5}
+    entry |= {"form": "full", "slice": None, "captured_from": [1], "tensor": "a"}
+    record = {"type": "captures", "step": 1, "phase": "evaluate", "tensors": [entry]}
+    _, shipment = sort(tmp_path, record | {"file": "captures/0.safetensors"})
     assert shipment.batch.events[0].payload["href"].endswith("/output?step=1&phase=evaluate")
