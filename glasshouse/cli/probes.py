@@ -91,11 +91,10 @@ def _print(found: list[Probe], *, as_json: bool) -> None:
             ",".join(entry.layers),
             ",".join(entry.kinds),
             _when(entry),
-            "-" if entry.cost_s is None else f"{entry.cost_s * 1e3:.3g} ms",
         ]
         for entry in found
     )
-    output.table(["id", "state", "layers", "kinds", "when", "cost"], rows, fixed=2)
+    output.table(["id", "state", "layers", "kinds", "when"], rows, fixed=2)
 
 
 def _when(probe: Probe) -> str:

@@ -97,7 +97,9 @@ def test_both_phases_keep_apart_and_no_number_changes(digits, tmp_path):
 
     def judged(found):
         return [
-            item["values"] for item in of_type(found, "metrics") if "loss" not in item["values"]
+            item["values"]
+            for item in of_type(found, "metrics")
+            if "validation/loss" in item["values"]
         ]
 
     assert judged(records) == judged(plain)
