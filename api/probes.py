@@ -53,6 +53,7 @@ class ProbePatch(Body):
     want: list[Form] | None = None
     slice: str | None = None
     max_bytes: int | None = None
+    lossless: bool | None = None
 
 
 @router.post(
