@@ -188,6 +188,8 @@ class AttachedProbe(Document):
     want: list[str]
     slice: str | None
     max_bytes: int | None
+    point: str
+    lossless: bool
     matched: list[str]
     """Layers, leaves and parameters that it looks at."""
     bytes_per_step: int

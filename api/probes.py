@@ -57,6 +57,7 @@ class ProbePatch(Body):
     want: list[Form] | None = None
     slice: str | None = None
     max_bytes: int | None = None
+    lossless: bool | None = None
 
 
 def probe_tag(row: Row) -> str:

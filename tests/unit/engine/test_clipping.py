@@ -8,8 +8,7 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
-from tests.unit.engine.making import cnn, errors, losses, of_type, planned, run, spec
-from tests.unit.engine.test_kinds import captured
+from tests.unit.engine.making import captured, cnn, errors, losses, of_type, planned, run, spec
 
 LIMITS = {"value": 0.002, "norm": 0.05, "global_norm": 0.2}
 NAMES = {"0": "conv1", "5": "fc"}
@@ -67,7 +66,7 @@ def test_clipped_training_is_that_of_torch_and_both_points_can_be_seen(
     same = pytest.approx(told, rel=1e-6) if kind == "norm" else told
     assert losses(records) == same
     assert losses(records) == losses(run(tmp_path / "plain", {**job, "probes": []}, digits))
-    kept = captured(tmp_path / "watched", records)
+    kept = captured(records, tmp_path / "watched")
     for (where, step, name), expected in gradients.items():
         if where == point:
             found = kept[step, name, "param_grad"]
@@ -101,7 +100,7 @@ def test_without_clipping_both_points_are_one(digits, tmp_path):
         for point in ("raw", "clipped")
     ]
     found = [
-        captured(tmp_path / str(n), run(tmp_path / str(n), spec(probes=p), digits))
+        captured(run(tmp_path / str(n), spec(probes=p), digits), tmp_path / str(n))
         for n, p in enumerate([probes[:1], probes[1:], probes])
     ]
     assert len(found[0]) == 20

@@ -11,8 +11,8 @@ from engine.probes.losses import sample_losses
 from engine.probes.select import may_match
 from engine.probes.summarize import summarize
 from glasshouse.spec import Probe
-from tests.unit.engine.making import errors, of_type, planned, run, spec
-from tests.unit.engine.test_kinds import captured, everything, job, layer
+from tests.unit.engine.making import captured, errors, of_type, planned, run, spec
+from tests.unit.engine.test_kinds import everything, job, layer
 from tests.unit.engine.test_watching import by_numpy
 
 
@@ -149,7 +149,7 @@ def sparse_job(**changes):
 def test_figures_of_a_sparse_gradient_count_the_absent_rows_as_zeros(digits, tmp_path):
     probe = watching("words", kinds=["param_grad", "update"], want=["stats", "full"])
     records = run(tmp_path, sparse_job(probes=[probe]), digits)
-    kept = captured(tmp_path, records)
+    kept = captured(records, tmp_path)
     for record in of_type(records, "stats"):
         for name, kind, *figures in record["rows"]:
             whole = kept[record["step"], name, kind]
@@ -188,7 +188,7 @@ def test_the_rows_of_a_batch_are_those_of_the_split(digits, tmp_path):
         spec(probes=[probe], stop={"steps": 2}, data={"train": source}),
         digits,
     )
-    kept = captured(tmp_path, records)
+    kept = captured(records, tmp_path)
     taken = source_rows(300, (0.5, 1.0), 3)
     order = torch.randperm(150, generator=torch.Generator().manual_seed(3 * 1_000_003))
     for step in range(2):
@@ -232,7 +232,7 @@ def test_a_layer_that_is_named_loss_wins_and_the_plan_says_so(digits, tmp_path):
     )
     plan = planned(named)
     assert "see this layer" in told(plan)["/network/layers/1/name"]
-    (kept,) = captured(tmp_path, run(tmp_path, named, digits)).values()
+    (kept,) = captured(run(tmp_path, named, digits), tmp_path).values()
     assert kept.shape == (64, 10)
     assert list(errors({**named, "probes": [watching("loss.samples")]})) == ["/probes/0/layers/0"]
 
@@ -270,7 +270,7 @@ def test_the_calls_of_shared_modules_are_told_apart_inside_too(digits, tmp_path)
     ]
     probes = [everything(layers=["block?", "*.linear1", "*.norm2"], kinds=["input", "output"])]
     shared = spec(network={"layers": layers}, probes=probes, stop={"steps": 1})
-    kept = captured(tmp_path, run(tmp_path, shared, digits))
+    kept = captured(run(tmp_path, shared, digits), tmp_path)
     assert {name for _, name, _ in kept} == {
         *("block0", "block0.linear1", "block0.norm2"),
         *("block1", "block1.linear1", "block1.norm2"),
