@@ -173,6 +173,7 @@ class AttachedProbe(Document):
     at: list[int] | None
     start: int
     stop: int | None
+    point: Literal["raw", "clipped"]
     want: list[str]
     matched: list[str]
     """Layers, leaves and parameters that it looks at."""
