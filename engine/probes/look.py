@@ -145,7 +145,10 @@ class Look(AbstractContextManager["Look"]):
         mark("optimizer")
         after = self._observe(watches, lambda: changes(before or {}, tensors)) or {}
         self._see_all("update", [(n, after[n], wanted) for n, _, wanted in changing if n in after])
-        self._see_all("optim_state", self._states(optimizer))
+        keeping = [w for w in self._due if "optim_state" in w.probe.kinds]
+        if keeping:
+            kept = self._observe(keeping, lambda: self._states(optimizer))
+            self._see_all("optim_state", kept or [])
         self._finish()
         mark("probes")
 
@@ -239,8 +242,6 @@ class Look(AbstractContextManager["Look"]):
         return found
 
     def _states(self, optimizer: torch.optim.Optimizer) -> list[Seen]:
-        if not any("optim_state" in watch.probe.kinds for watch in self._due):
-            return []
         found: list[Seen] = []
         for name, parameter in self._desk.network.named_parameters():
             for key, item in states(optimizer, name, parameter).items():
