@@ -181,10 +181,10 @@ class AttachedProbe(Document):
     at: list[int] | None
     start: int
     stop: int | None
+    point: Literal["raw", "clipped"]
     want: list[str]
     slice: str | None
     max_bytes: int | None
-    point: str
     lossless: bool
     matched: list[str]
     """Layers, leaves and parameters that it looks at."""
