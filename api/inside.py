@@ -185,10 +185,10 @@ class AttachedProbe(Document):
     max_overhead: float | None
     start: int
     stop: int | None
+    point: Literal["raw", "clipped"]
     want: list[str]
     slice: str | None
     max_bytes: int | None
-    point: str
     lossless: bool
     matched: list[str]
     """Layers, leaves and parameters that it looks at."""

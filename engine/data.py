@@ -226,18 +226,18 @@ class Rows:
         self.fields = fields
         self.num_rows = num_rows
         self.device = device
-        self._numbers = numbers
-        """Of each row, its number in the split; None: they are all of its rows."""
         self._taken: Tensor | slice = slice(0, 0)
         self._home = next(iter(fields.values())).values.device if fields else device
+        self._numbers = None if numbers is None else numbers.to(self._home)
+        """Of each row, its number in the split; None: they are all of its rows."""
 
     @property
     def newest(self) -> Tensor:
         """The numbers, in the split, of the rows of the batch that was made last."""
         taken = self._taken
-        if isinstance(taken, slice):
-            taken = torch.arange(taken.start, taken.stop)
-        return taken if self._numbers is None else self._numbers[taken.cpu()]
+        if self._numbers is not None:
+            return self._numbers[taken]
+        return torch.arange(taken.start, taken.stop) if isinstance(taken, slice) else taken
 
     def num_batches(self, batch_size: int, *, drop_last: bool = False) -> int:
         """Batches of one epoch."""

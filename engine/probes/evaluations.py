@@ -49,7 +49,7 @@ class Evaluations:
     def __init__(self, desk: Desk, meter: Meter, overhead: Overhead, telling: Teller) -> None:
         self.network = desk.network
         self.captures = EvaluationCaptures(desk.captures)
-        self.spots = desk.spots
+        self.sight = desk.sight
         self.failed = desk.failed
         self.training = Training()
         """An evaluation is no training: no loss and no optimizer is watched."""

@@ -22,14 +22,12 @@ from engine.probes.counted import Counted, wanted_counts
 from engine.probes.gradients import watch_gradient
 from engine.probes.losses import LOSS_NAMES, sample_losses
 from engine.probes.parts import kept
-from engine.probes.points import Point, Spot
-from engine.probes.select import LOSS, LOSS_ROWS, LOSS_SAMPLES, Scope
+from engine.probes.points import Point, Seen, Sight, wanting
+from engine.probes.select import LOSS, LOSS_ROWS, LOSS_SAMPLES
 from engine.probes.summarize import summarize, summarize_all
 from engine.probes.updates import changes, copies, states
 from engine.probes.watch import Watch
 
-Seen = tuple[str, Tensor, list[Watch]]
-"""A tensor by its name, and who wants it."""
 Mark = Callable[[str], None]
 T = TypeVar("T")
 _KINDS = ("param", "input", "output", "output_grad", "param_grad", "update", "optim_state")
@@ -48,8 +46,11 @@ class Training:
 class Unwatched(AbstractContextManager["Unwatched"]):
     """A step that nothing looks at."""
 
-    def __exit__(self, *_: object) -> None:
-        """Nothing was begun."""
+    def __enter__(self) -> "Unwatched":
+        return self
+
+    def __exit__(self, _kind: object, _error: object, _trace: object) -> None:
+        pass
 
     def step(self, optimizer: torch.optim.Optimizer, _mark: Mark) -> None:
         """Make the optimizer's step."""
@@ -92,8 +93,8 @@ class Desk(Protocol):
         """Where whole tensors go."""
         ...
 
-    def spots(self, due: Sequence[Watch]) -> list[Spot]:
-        """Where to hook for these probes."""
+    def sight(self, due: Sequence[Watch]) -> Sight:
+        """What these probes look at."""
         ...
 
     def finish_step(
@@ -114,6 +115,7 @@ class Look(AbstractContextManager["Look"]):
         self._desk = desk
         self._step = step
         self._due = due
+        self._sight = desk.sight(due)
         self._clips = desk.training.clips
         self._handles: list[Any] = []
         self._rows: list[tuple[str, str, Any]] = []
@@ -128,7 +130,7 @@ class Look(AbstractContextManager["Look"]):
         )
 
     def __enter__(self) -> Self:
-        for spot in self._desk.spots(self._due):
+        for spot in self._sight.spots:
             calls = Calls(spot.layers, counted=spot.is_counted)
             if spot.is_counted:
                 self._handles.append(spot.module.register_forward_pre_hook(_beginning(calls)))
@@ -153,7 +155,7 @@ class Look(AbstractContextManager["Look"]):
             handle.remove()
         if error is not None:
             return
-        self._see_all("param", self._parameters("param"))
+        self._see_all("param", self._sight.parameters("param"))
         self._see_all("param_grad", self._gradients("raw"))
         if not self._goes_on:
             self._finish()
@@ -169,7 +171,7 @@ class Look(AbstractContextManager["Look"]):
         mark("optimizer")
         if self._clips:
             self._see_all("param_grad", self._gradients("clipped"))
-        changing = self._parameters("update")
+        changing = self._sight.parameters("update")
         tensors = {name: tensor for name, tensor, _ in changing}
         watches = _all_of(changing)
         before = self._observe(watches, lambda: copies(tensors))
@@ -178,7 +180,10 @@ class Look(AbstractContextManager["Look"]):
         mark("optimizer")
         after = self._observe(watches, lambda: changes(before or {}, tensors)) or {}
         self._see_all("update", [(n, after[n], wanted) for n, _, wanted in changing if n in after])
-        self._see_all("optim_state", self._states(optimizer))
+        keeping = [w for w in self._due if "optim_state" in w.probe.kinds]
+        if keeping:
+            kept = self._observe(keeping, lambda: self._states(optimizer))
+            self._see_all("optim_state", kept or [])
         self._finish()
         mark("probes")
 
@@ -198,9 +203,7 @@ class Look(AbstractContextManager["Look"]):
             try:
                 name = calls.name(point.path, "input")
                 for number, (leaf, tensor) in enumerate(input_leaves(name, args, keywords)):
-                    named = _named(name, number, point)
-                    wanted = [w for w in point.inputs if w.wants("input", leaf, **named)]
-                    self._see("input", leaf, tensor, wanted)
+                    self._see("input", leaf, tensor, point.wanting("input", leaf, name, number))
             except Exception as error:
                 self._desk.failed(point.inputs, error)
 
@@ -211,19 +214,17 @@ class Look(AbstractContextManager["Look"]):
             try:
                 name = calls.name(point.path, "output")
                 for number, (leaf, tensor) in enumerate(leaves(name, output)):
-                    self._tap(leaf, tensor, point.outputs, _named(name, number, point))
+                    wanted = point.wanting("output", leaf, name, number)
+                    self._see("output", leaf, tensor, wanted)
+                    graded = point.wanting("output_grad", leaf, name, number)
+                    if graded and tensor.requires_grad:
+                        self._tap(leaf, tensor, graded)
             except Exception as error:
                 self._desk.failed(point.outputs, error)
 
         return hook
 
-    def _tap(self, leaf: str, tensor: Tensor, watches: list[Watch], named: dict[str, Any]) -> None:
-        wanted = [watch for watch in watches if watch.wants("output", leaf, **named)]
-        self._see("output", leaf, tensor, wanted)
-        graded = [watch for watch in watches if watch.wants("output_grad", leaf, **named)]
-        if not graded or not tensor.requires_grad:
-            return
-
+    def _tap(self, leaf: str, tensor: Tensor, graded: list[Watch]) -> None:
         def see(gradient: Tensor) -> None:
             self._see("output_grad", leaf, gradient, graded)
 
@@ -236,7 +237,7 @@ class Look(AbstractContextManager["Look"]):
         layers = self._desk.network.layers
         if loss_fn is None or LOSS in layers or (rows is not None and LOSS in rows.fields):
             return
-        wanted = {name: self._wanting("output", name, "loss") for name in LOSS_NAMES}
+        wanted = {name: wanting(self._due, "output", name, "loss") for name in LOSS_NAMES}
         if not any(wanted.values()):
             return
 
@@ -253,32 +254,20 @@ class Look(AbstractContextManager["Look"]):
 
     # --- parameters and what belongs to them ------------------------------------------------
 
-    def _wanting(self, kind: str, name: str, scope: Scope = "parameter") -> list[Watch]:
-        return [watch for watch in self._due if watch.wants(kind, name, scope=scope)]
-
-    def _parameters(self, kind: str) -> list[Seen]:
-        if not any(kind in watch.probe.kinds for watch in self._due):
-            return []
-        named = self._desk.network.named_parameters()
-        found = [(name, item, self._wanting(kind, name)) for name, item in named]
-        return [seen for seen in found if seen[2]]
-
     def _gradients(self, point: str) -> list[Seen]:
         """The gradients that are to be seen now; without clipping all are seen as they came."""
         found: list[Seen] = []
-        for name, parameter, watches in self._parameters("param_grad"):
+        for name, parameter, watches in self._sight.parameters("param_grad"):
             now = [w for w in watches if (w.point if self._clips else "raw") == point]
             if now and parameter.grad is not None:
                 found.append((name, parameter.grad, now))
         return found
 
     def _states(self, optimizer: torch.optim.Optimizer) -> list[Seen]:
-        if not any("optim_state" in watch.probe.kinds for watch in self._due):
-            return []
         found: list[Seen] = []
         for name, parameter in self._desk.network.named_parameters():
             for key, item in states(optimizer, name, parameter).items():
-                found.append((key, item, self._wanting("optim_state", key)))
+                found.append((key, item, wanting(self._due, "optim_state", key)))
         return [seen for seen in found if seen[2]]
 
     # --- looking ----------------------------------------------------------------------------
@@ -353,11 +342,6 @@ class Look(AbstractContextManager["Look"]):
 
 def _all_of(seen: Sequence[Seen]) -> list[Watch]:
     return list({id(watch): watch for _, _, watches in seen for watch in watches}.values())
-
-
-def _named(owner: str, number: int, point: Point) -> dict[str, Any]:
-    """How a leaf stands to the globs."""
-    return {"owner": owner, "is_first": number == 0, "scope": point.scope}
 
 
 def _beginning(calls: Calls) -> Callable[..., None]:

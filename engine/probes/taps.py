@@ -15,7 +15,7 @@ from engine.probes.look import Look, Training, Unwatched
 from engine.probes.measured import MeasuredLook
 from engine.probes.meter import Meter, clock_of
 from engine.probes.overhead import Overhead
-from engine.probes.points import Spot, find_spots
+from engine.probes.points import Sight
 from engine.probes.recorder import Recorder
 from engine.probes.telling import Seen, Teller
 from engine.probes.wanted import Wanted
@@ -27,7 +27,7 @@ from glasshouse.spec import Probe
 Emit = Callable[[dict[str, Any]], None]
 MAX_FAILURES = 3
 _IDLE = Unwatched()
-_KEPT_SPOTS = 16
+_KEPT_SIGHTS = 16
 
 
 class Probes:
@@ -47,7 +47,7 @@ class Probes:
         """``captures`` None: whole tensors become files of ``out_dir``."""
         self.network = network
         self.training = training or Training()
-        self._spots: dict[tuple[Watch, ...], list[Spot]] = {}
+        self._sights: dict[tuple[Watch, ...], Sight] = {}
         self.emit = emit
         self.readback = readback
         self.captures = captures or Captures(out_dir, emit)
@@ -82,7 +82,7 @@ class Probes:
             ]
         )
         self._next_due = 0
-        self._spots.clear()
+        self._sights.clear()
         if wanted.revision:
             changes = wanted.changes_since(before)
             record = {"type": "probe", "at": now(), "step": step, "revision": wanted.revision}
@@ -121,14 +121,14 @@ class Probes:
         for measured in self._meter.take():
             self._overhead.take(measured, self._all)
 
-    def spots(self, due: Sequence[Watch]) -> list[Spot]:
-        """Where to hook for these probes; found once."""
+    def sight(self, due: Sequence[Watch]) -> Sight:
+        """What these probes look at; found once."""
         key = tuple(due)
-        if key not in self._spots:
-            if len(self._spots) >= _KEPT_SPOTS:
-                self._spots.clear()
-            self._spots[key] = find_spots(self.network, due)
-        return self._spots[key]
+        if key not in self._sights:
+            if len(self._sights) >= _KEPT_SIGHTS:
+                self._sights.clear()
+            self._sights[key] = Sight(self.network, due)
+        return self._sights[key]
 
     def close(self) -> None:
         """Send every kept tensor on its way, and say what watching has cost."""

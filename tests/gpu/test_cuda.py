@@ -19,8 +19,11 @@ pytestmark = [
 CUDA = {"device": {"type": "cuda", "threads": 1}}
 EVERYTHING = [
     {
-        "layers": ["*"],
-        "kinds": ["output", "output_grad", "param", "param_grad"],
+        "layers": ["*", "*.*", "loss*"],
+        "kinds": [
+            *("output", "input", "output_grad"),
+            *("param", "param_grad", "update", "optim_state"),
+        ],
         "every": 1,
         "want": ["stats", "full"],
         "max_overhead": None,

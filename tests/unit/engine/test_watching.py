@@ -22,6 +22,7 @@ from tests.unit.engine.making import captured, cnn, losses, of_type, planned, ru
 
 CPU = torch.device("cpu")
 KINDS = ["output", "output_grad", "param", "param_grad"]
+EVERY_KIND = [*KINDS, "input", "update", "optim_state"]
 
 
 def probe(**changes):
@@ -240,6 +241,44 @@ def test_a_probe_that_cannot_look_is_counted_and_switched_off(tmp_path, capfd):
     capfd.readouterr()
 
 
+def test_a_failure_around_the_update_is_the_probes_alone(digits, tmp_path, monkeypatch, capfd):
+    def fail(*_):
+        raise MemoryError("no room for a copy")
+
+    plain = run(tmp_path / "plain", spec(), digits)
+    for name in ("copies", "states"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"engine.probes.look.{name}", fail)
+            bad = probe(layers=["fc"], kinds=["update", "optim_state", "output"], want=["stats"])
+            good = probe(layers=["conv1"], kinds=["output"], want=["stats"])
+            records = run(tmp_path / name, spec(probes=[bad, good]), digits)
+        assert losses(records) == losses(plain)
+        dropped = of_type(records, "dropped")
+        assert len(dropped) == 3
+        assert "probe 0: MemoryError: no room" in dropped[0]["what"]
+        rows = [{row[0] for row in record["rows"]} for record in of_type(records, "stats")]
+        assert len(rows) == 10
+        assert "conv1" in rows[0]
+        assert rows[-1] == {"conv1"}
+    capfd.readouterr()
+
+
+def test_scalars_in_memory_are_told_beside_tensors_of_a_device(tmp_path):
+    """Adam counts its steps on the CPU, wherever the parameters are."""
+    seen: list = []
+    _, probes = _small([], tmp_path, seen.append)
+    on_device = torch.arange(9.0, dtype=torch.float64)
+    probes.finish_step(
+        4, [("a", "param", on_device), ("b", "optim_state", [7.0] * 9), ("c", "param", -on_device)]
+    )
+    (record,) = seen
+    assert record["rows"] == [
+        ["a", "param", *range(9)],
+        ["b", "optim_state", *[7.0] * 9],
+        ["c", "param", *(-item for item in range(9))],
+    ]
+
+
 # --- changed while it runs -------------------------------------------------------------------
 
 
@@ -278,7 +317,7 @@ def test_attaching_changing_and_removing_change_no_bit(digits, tmp_path):
     plain = run(tmp_path / "plain", spec(), digits)
     stats = probe(want=["stats"])
     lists = [
-        (2, wanted(1, prb_a=probe())),
+        (2, wanted(1, prb_a=probe(layers=["*", "*.*", "loss*"], kinds=EVERY_KIND))),
         (4, wanted(2, prb_a=probe(every=2), prb_b=stats)),
         (6, wanted(4, prb_b=stats)),
         (8, wanted(5)),

@@ -121,15 +121,33 @@ def test_a_gradient_that_is_never_computed_is_refused_not_missing():
     assert "overwritten in place" in found["/probes/0/kinds/0"]
 
 
-def test_layers_before_one_that_is_tried_on_a_tiny_batch_have_gradients():
+def test_layers_before_one_that_is_tried_on_a_tiny_batch_have_gradients(digits, tmp_path):
+    """What depends on the values of a tensor cannot be traced without them."""
+    args = {"in_features": 64, "n_classes": 10, "cutoffs": [4], "div_value": 2.0}
     layers = [
-        layer("conv1", "Conv2d", out_channels=6, kernel_size=3),
-        layer("pool", "FractionalMaxPool2d", kernel_size=2, output_size=3),
-        layer("flat", "Flatten"),
-        layer("fc", "Linear", out_features=10),
+        layer("flat", "Flatten", ["image"]),
+        layer("wide", "Linear", out_features=64),
+        layer("best", "AdaptiveLogSoftmaxWithLoss", ["wide", "label"], **args),
     ]
-    plan = planned(spec(network={"layers": layers}, probes=[watching("*", kinds=["output_grad"])]))
-    assert plan["probes"][0]["matched"] == ["conv1", "pool", "flat", "fc"]
+    fields = {
+        "image": {"type": "dense"},
+        "label": {"type": "integer", "dim": 10},
+        "zero": {"type": "dense", "column": "label", "scale": 0.0},
+    }
+    tried = spec(
+        network={"layers": layers, "outputs": ["best.0"]},
+        loss={"type": "L1Loss", "inputs": ["best.0", "zero"]},
+        data={"fields": fields},
+        probes=[watching("*", kinds=["output_grad", "param_grad", "input"])],
+        stop={"steps": 1},
+    )
+    said = planned(tried)["probes"][0]["matched"]
+    assert {"wide", "best.0", "wide.weight", "best.head.weight"} <= {*said}
+    (record,) = of_type(run(tmp_path, tried, digits), "stats")
+    shown = {row[0] for row in record["rows"]}
+    assert shown == {*said}
+    found = errors({**tried, "probes": [watching("best.head")]})
+    assert "cannot be followed ahead of time" in found["/probes/0/layers/0"]
 
 
 def sparse_job(**changes):
@@ -280,3 +298,87 @@ def test_the_calls_of_shared_modules_are_told_apart_inside_too(digits, tmp_path)
     assert torch.equal(kept[0, "block1", "output"], kept[0, "block1.norm2", "output"])
     first, second = kept[0, "block0.linear1", "output"], kept[0, "block1.linear1", "output"]
     assert not np.array_equal(first, second)
+
+
+# --- what the plan says is what a step shows -------------------------------------------------
+
+ROWS = layer("rows", "reshape", ["image"], shape=[-1, 8, 8])
+FLAT = layer("flat", "Flatten")
+FC = layer("fc", "Linear", out_features=10)
+ZOO = {
+    "bidirectional GRU": [
+        ROWS,
+        layer("gru", "GRU", hidden_size=4, num_layers=2, bidirectional=True, batch_first=True),
+        FLAT,
+        FC,
+    ],
+    "attention": [
+        ROWS,
+        layer("att", "MultiheadAttention", ["rows"] * 3, num_heads=2, batch_first=True),
+        layer("both", "cat", ["att.0", "att.1"], dim=2),
+        FLAT,
+        FC,
+    ],
+    "transformer": [
+        ROWS,
+        layer(
+            *("tr", "Transformer", ["rows", "rows"]),
+            **{"d_model": 8, "nhead": 2, "num_encoder_layers": 2, "num_decoder_layers": 1},
+            **{"dim_feedforward": 8, "batch_first": True},
+        ),
+        FLAT,
+        FC,
+    ],
+    "decoder": [
+        ROWS,
+        layer(
+            *("dec", "TransformerDecoderLayer", ["rows", "rows"]),
+            **{"nhead": 4, "dim_feedforward": 8, "batch_first": True, "norm_first": True},
+        ),
+        FLAT,
+        FC,
+    ],
+    "views": [
+        layer("conv1", "Conv2d", out_channels=4, kernel_size=3),
+        layer("norm", "BatchNorm2d"),
+        layer("act", "Hardswish", inplace=True),
+        layer("cut", "chunk", chunks=2, dim=1),
+        layer("back", "cat", ["cut.1", "cut.0"], dim=1),
+        layer("turned", "permute", dims=[0, 2, 3, 1]),
+        layer("act2", "LeakyReLU", inplace=True),
+        layer("drop", "Dropout", p=0.5),
+        FLAT,
+        FC,
+    ],
+    "an opened LSTM": [
+        ROWS,
+        layer("x0", "select", ["rows"], dim=1, index=0),
+        layer("x1", "select", ["rows"], dim=1, index=1),
+        layer("step0", "LSTMCell", ["x0"], hidden_size=6),
+        {"name": "step1", "shared_with": "step0", "inputs": ["x1", "step0.0", "step0.1"]},
+        FC,
+    ],
+}
+
+
+@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("optimizer", ["Adam", "Adagrad"])
+def test_a_step_shows_exactly_what_the_plan_says(name, optimizer, digits, tmp_path):
+    kinds = everything()["kinds"]
+    probes = [everything(kinds=[kind], want=["stats"]) for kind in kinds]
+    for probe, kind in zip(probes, kinds, strict=True):
+        if kind != "output":
+            probe["layers"] = ["*", "*.*"]
+    whole = spec(
+        network={"layers": ZOO[name]},
+        optimizer={"type": optimizer},
+        probes=probes,
+        stop={"steps": 2},
+    )
+    said = [item["matched"] for item in planned(whole)["probes"]]
+    records = of_type(run(tmp_path, whole, digits), "stats")
+    assert len(records) == 2
+    for record in records:
+        for kind, names in zip(kinds, said, strict=True):
+            assert sorted(row[0] for row in record["rows"] if row[1] == kind) == sorted(names)
+            assert names
