@@ -12,8 +12,8 @@ import os
 import sys
 from pathlib import Path
 
-HEADER_BYTES = 4096
-ALIGNMENT = 64
+PAGE_BYTES = 4096
+HEADER_BYTES = PAGE_BYTES
 NUM_BYTES = 256 * 2**20
 """What a ring holds where memory is plentiful; the most that a spec may keep of one step."""
 _SHARE = 8
@@ -117,7 +117,7 @@ class Producer:
         self.head = self._tail
         """The position behind everything that was handed out."""
 
-    def reserve(self, size: int) -> int | None:
+    def reserve(self, size: int, align: int = 1) -> int | None:
         """The position of so many bytes that nobody else uses; None: there is no room now."""
         num_bytes = self._ring.num_bytes
         self._tail = max(self._tail, self._ring.released)
@@ -126,7 +126,7 @@ class Producer:
         if self._tail == self.head:  # nothing is waiting: start over, where the pages are warm
             start = self._tail = self.head = -(-self.head // num_bytes) * num_bytes
         else:
-            start = -(-self.head // ALIGNMENT) * ALIGNMENT
+            start = -(-self.head // align) * align
         if start % num_bytes + size > num_bytes:
             start = -(-start // num_bytes) * num_bytes
         if start + size - self._tail > num_bytes:
@@ -146,4 +146,4 @@ def default_num_bytes(most: int = NUM_BYTES) -> int:
     except (OSError, ValueError):
         return most
     share = max(_LEAST_BYTES, free // _SHARE)
-    return min(most, share) // HEADER_BYTES * HEADER_BYTES
+    return max(PAGE_BYTES, min(most, share) // PAGE_BYTES * PAGE_BYTES)
