@@ -2,6 +2,8 @@
 
 import os
 import signal
+import sqlite3
+import time
 from pathlib import Path
 from typing import Any
 
@@ -142,3 +144,31 @@ def test_a_killed_rank_has_stored_what_it_had_said(shop: Shop):
     for row in rows(shop, job_id):
         by_step[row.step] = by_step.get(row.step, 0) + 1
     assert set(by_step.values()) == {NUM_TENSORS}
+
+
+def test_a_ledger_that_is_away_loses_and_doubles_no_tensor(shop: Shop):
+    """Nothing of the ring is written over before its rows are stored; what finds no room counts."""
+    shop.start_worker(CAPTURE_BUFFER_BYTES="65536")
+    probe = EVERYTHING | {"every": 20}
+    job_id = shop.submit(endless(shop.dataset(), probes=[probe]))
+    until(lambda: len(rows(shop, job_id)) >= NUM_TENSORS)
+    lock = sqlite3.connect(shop.home / "test.db", isolation_level=None)
+    lock.execute("BEGIN IMMEDIATE")
+    time.sleep(12)  # longer than a connection waits
+    lock.execute("ROLLBACK")
+    lock.close()
+    assert shop.logged("w1", "ledger_away")
+    shop.cancel(job_id)
+    assert shop.wait(job_id).state == "cancelled"
+    kept = rows(shop, job_id)
+    assert len({(row.step, row.layer, row.kind) for row in kept}) == len(kept)
+    looked_at = {payload["step"] for payload in shop.payloads(job_id, "stats")}
+    assert len(kept) + dropped(shop, job_id) == NUM_TENSORS * len(looked_at)
+    means = {
+        (record["step"], layer, kind): mean
+        for record in shop.payloads(job_id, "stats")
+        for layer, kind, mean, *_ in record["rows"]
+    }
+    for row in kept[:: max(1, len(kept) // 200)]:
+        mean = values(shop, row).astype(np.float64).mean()
+        assert mean == pytest.approx(means[row.step, row.layer, row.kind], rel=1e-6, abs=1e-9)
