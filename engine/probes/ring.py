@@ -141,9 +141,15 @@ class Producer:
 
 def default_num_bytes(most: int = NUM_BYTES) -> int:
     """How large a ring may be here: no more than an eighth of the memory that is free."""
-    try:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
-        return most
-    share = max(_LEAST_BYTES, free // _SHARE)
+    free = _available_bytes()
+    share = most if free is None else max(_LEAST_BYTES, free // _SHARE)
     return max(PAGE_BYTES, min(most, share) // PAGE_BYTES * PAGE_BYTES)
+
+
+def _available_bytes() -> int | None:
+    """Memory that is free, or would be as soon as it is wanted; None: this system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("MemAvail")) * 1024
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None

@@ -16,6 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from engine.probes import drain
+from engine.probes import ring as ring_module
 from engine.probes.captures import Captures
 from engine.probes.drain import LocalDrain, file_names, write_file
 from engine.probes.ring import HEADER_BYTES, Producer, Ring
@@ -110,6 +111,15 @@ def test_another_process_sees_the_same_memory_and_its_position():
     with pytest.raises(OSError, match=ring.name):
         Ring.open(ring.name or "")
     assert bytes_of(other, 0, 3) == b"abc"
+
+
+def test_a_ring_is_no_larger_than_an_eighth_of_what_is_free(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ring_module, "_available_bytes", lambda: 80 * 2**20)
+    assert ring_module.default_num_bytes() == 10 * 2**20
+    assert ring_module.default_num_bytes(2 * PAGE + 5) == 2 * PAGE
+    monkeypatch.setattr(ring_module, "_available_bytes", lambda: None)
+    assert ring_module.default_num_bytes() == ring_module.NUM_BYTES
+    assert ring_module.default_num_bytes(1) == PAGE
 
 
 @pytest.mark.parametrize(("position", "size"), [(-1, 4), (0, PAGE + 1), (PAGE - 1, 2), (0, -1)])
