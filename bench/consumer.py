@@ -5,6 +5,7 @@ supervisor does, but for the rows in the ledger: reads the spool at a supervisor
 file of each step into artifacts, and gives the room back.
 """
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -27,7 +28,8 @@ def main() -> None:
     offset = spool.stat().st_size
     shipped_at = time.monotonic()
     print("ready", flush=True)
-    while True:
+    parent = os.getppid()
+    while os.getppid() == parent:
         time.sleep(_BUSY_S)
         if time.monotonic() - shipped_at < SHIP_EVERY_S:
             continue

@@ -16,11 +16,14 @@ from torch import Tensor
 
 from engine.network import dtype_name
 from engine.probes.drain import LocalDrain, can_keep
-from engine.probes.ring import Producer, Ring, default_num_bytes
+from engine.probes.ring import PAGE_BYTES, Producer, Ring, default_num_bytes
 from engine.spool import now
 
 Emit = Callable[[dict[str, Any]], None]
 _SHORT_S, _LONG_S = 0.0005, 0.01
+_HEAD_BYTES = 4 * PAGE_BYTES
+_HEAD_SHARE = 16
+"""A ring that is not so many times as large as a header gets none."""
 
 
 @dataclass(slots=True)
@@ -34,6 +37,8 @@ class _Batch:
         default_factory=list[tuple[Tensor, dict[str, Any]]]
     )
     """Tensors of a device, on their way to pinned memory."""
+    head: tuple[int, int] | None = None
+    """Room before the tensors, where the consumer writes the header of their file."""
     end: int = 0
     landed: Any = None
     """The event after which all of them have arrived."""
@@ -67,6 +72,7 @@ class Captures:
         self._drain: LocalDrain | None = None
         self._open: _Batch | None = None
         self._closed: deque[_Batch] = deque()
+        self._head_bytes = _HEAD_BYTES
         self._num_dropped = 0
         self._waited_s = 0.0
 
@@ -93,10 +99,9 @@ class Captures:
         dtype = dtype_name(source.dtype)
         if not can_keep(dtype):
             raise TypeError(f"a file of tensors has no name for {dtype}")
-        if self._open is not None and (self._open.step, self._open.phase) != (step, phase):
-            self.finish_step()
+        self._begin(step, phase)
         size = source.numel() * source.element_size()
-        position = self._room(size, lossless=lossless)
+        position = self._room(size, source.element_size(), lossless=lossless)
         if position is None:
             self._num_dropped += 1
             return False
@@ -111,10 +116,9 @@ class Captures:
             "captured_from": list(source.shape if captured_from is None else captured_from),
             "position": position,
         }
-        if self._open is None:
-            self._open = _Batch(step, phase)
+        batch = self._open = self._open or _Batch(step, phase)  # waiting may have sent it away
         try:
-            self._keep(self._open, source, entry)
+            self._keep(batch, source, entry)
         except BaseException:
             self._the_producer().take_back(position)
             raise
@@ -133,8 +137,14 @@ class Captures:
     def finish_step(self) -> None:
         """Send the tensors of the step on their way."""
         batch, self._open = self._open, None
-        if batch is None or not (batch.tensors or batch.landing):
+        if batch is None:
             return
+        entries = [*batch.tensors, *(entry for _, entry in batch.landing)]
+        if not entries:
+            if batch.head is not None:
+                self._the_producer().take_back(batch.head[0])
+            return
+        self._head_bytes = _head_bytes(entries)
         batch.end = self._the_producer().head
         if not batch.landing and not self._closed:
             self._send(batch)
@@ -161,6 +171,18 @@ class Captures:
             self._drain.close()
             self._drain = None
 
+    def _begin(self, step: int, phase: str) -> None:
+        """Begin a step on a new page, with room for a header: a file that is written in one go."""
+        if self._open is not None:
+            if (self._open.step, self._open.phase) == (step, phase):
+                return
+            self.finish_step()
+        producer = self._the_producer()
+        batch = self._open = _Batch(step, phase)
+        if self._ring is not None and self._head_bytes * _HEAD_SHARE <= self._ring.num_bytes:
+            position = producer.reserve(self._head_bytes, PAGE_BYTES)
+            batch.head = None if position is None else (position, self._head_bytes)
+
     def _the_producer(self) -> Producer:
         if self._producer is None:
             if self._name is None:
@@ -172,9 +194,9 @@ class Captures:
             self._drain = LocalDrain(self._ring, self._out_dir, self._emit)
         return self._producer
 
-    def _room(self, size: int, *, lossless: bool) -> int | None:
+    def _room(self, size: int, align: int, *, lossless: bool) -> int | None:
         producer = self._the_producer()
-        position = producer.reserve(size)
+        position = producer.reserve(size, align)
         if position is not None or not lossless:
             return position
         if self._ring is None or size > self._ring.num_bytes:
@@ -183,7 +205,7 @@ class Captures:
         self._send_all()  # or nobody could make room
         self._flush()
         pause = _SHORT_S
-        while (position := producer.reserve(size)) is None and not self._nobody_comes:
+        while (position := producer.reserve(size, align)) is None and not self._nobody_comes:
             time.sleep(pause)
             pause = min(_LONG_S, 2 * pause)
         self._waited_s += time.monotonic() - began
@@ -221,6 +243,7 @@ class Captures:
             "step": batch.step,
             "phase": batch.phase,
             "tensors": batch.tensors,
+            "head": batch.head,
             "end": batch.end,
         }
         if self._drain is not None:
@@ -235,3 +258,9 @@ class Captures:
             if batch.landed is not None:
                 batch.landed.synchronize()
             self._send(batch)
+
+
+def _head_bytes(entries: list[dict[str, Any]]) -> int:
+    """Whole pages that will do for the header of a file with such tensors."""
+    size = sum(160 + len(entry["layer"]) + 12 * len(entry["shape"]) for entry in entries) + 200
+    return -(-size // PAGE_BYTES) * PAGE_BYTES

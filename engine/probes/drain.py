@@ -56,12 +56,42 @@ def write_file(path: Path, record: Mapping[str, Any], ring: Ring) -> None:
         ValueError, KeyError, TypeError: the record is none, or names what is not in the ring.
     """
     tensors: list[Mapping[str, Any]] = record["tensors"]
+    about = {"step": str(record["step"]), "phase": record["phase"]}
     views = [ring.read(tensor["position"], tensor["size_bytes"]) for tensor in tensors]
-    # wide elements first, so that every tensor is aligned in the file
-    order = sorted(range(len(tensors)), key=lambda number: -_width(tensors[number]))
-    head = header(tensors, order, {"step": str(record["step"]), "phase": record["phase"]})
+    head = header(tensors, range(len(tensors)), about)
+    whole = _in_one_piece(record, head, ring)
     with _Writer(path) as file:
+        if whole is not None:
+            file.write_all(*whole)
+            return
+        # wide elements first, so that every tensor is aligned in the file
+        order = sorted(range(len(tensors)), key=lambda number: -_width(tensors[number]))
+        head = header(tensors, order, about)
         file.write([memoryview(head), *(views[number] for number in order)])
+
+
+def _in_one_piece(
+    record: Mapping[str, Any], head: bytes, ring: Ring
+) -> tuple[memoryview, int] | None:
+    """The file as it lies in the ring, once its header is put before it; and the file's size.
+
+    That is so where the tensors follow each other without a gap: where none needed to be aligned,
+    and the ring did not end among them.
+    """
+    if record.get("head") is None or not _DIRECT:
+        return None
+    position, room = record["head"]
+    end = position + room
+    for tensor in record["tensors"]:
+        if tensor["position"] != end:
+            return None
+        end += tensor["size_bytes"]
+    if len(head) > room or position % _BLOCK or room % _BLOCK:
+        return None
+    text = head[8:] + b" " * (room - len(head))
+    ring.read(position, room)[:] = struct.pack("<Q", len(text)) + text
+    size = end - position
+    return ring.read(position, -(-size // _BLOCK) * _BLOCK), size
 
 
 def header(
@@ -106,35 +136,42 @@ class _Writer:
             if error.errno != errno.EINVAL or not _DIRECT:
                 raise
             self._file = os.open(path, flags, 0o600)
-        self._buffer = mmap.mmap(-1, _PIECE)
         self._filled = self._size = 0
 
     def __enter__(self) -> "_Writer":
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self._buffer.close()
         os.close(self._file)
 
     def write(self, parts: Iterable[memoryview]) -> None:
         """Write everything; the file then has exactly these bytes."""
+        buffer = mmap.mmap(-1, _PIECE)
         for part in parts:
             at = 0
             while at < len(part):
                 num = min(_PIECE - self._filled, len(part) - at)
-                self._buffer[self._filled : self._filled + num] = part[at : at + num]
+                buffer[self._filled : self._filled + num] = part[at : at + num]
                 self._filled += num
                 at += num
                 if self._filled == _PIECE:
-                    self._flush(_PIECE)
+                    self._flush(buffer, _PIECE)
         if self._filled:
-            self._flush(-(-self._filled // _BLOCK) * _BLOCK)
+            self._flush(buffer, -(-self._filled // _BLOCK) * _BLOCK)
             os.ftruncate(self._file, self._size)
+        buffer.close()
 
-    def _flush(self, num_bytes: int) -> None:
+    def write_all(self, whole: memoryview, size: int) -> None:
+        """Write the whole file at once, from aligned memory; it then ends after ``size`` bytes."""
+        written = 0
+        while written < len(whole):
+            written += self._put(whole[written:])
+        os.ftruncate(self._file, size)
+
+    def _flush(self, buffer: mmap.mmap, num_bytes: int) -> None:
         self._size += self._filled
         self._filled = 0
-        with memoryview(self._buffer) as whole, whole[:num_bytes] as waiting:
+        with memoryview(buffer) as whole, whole[:num_bytes] as waiting:
             written = 0
             while written < num_bytes:
                 written += self._put(waiting[written:])
@@ -214,7 +251,7 @@ def stored(record: Mapping[str, Any], file: str) -> dict[str, Any]:
         {key: value for key, value in tensor.items() if key != "position"} | {"tensor": name}
         for tensor, name in zip(tensors, file_names(tensors), strict=True)
     ]
-    rest = {key: value for key, value in record.items() if key != "end"}
+    rest = {key: value for key, value in record.items() if key not in ("head", "end")}
     return rest | {"tensors": kept, "file": file}
 
 

@@ -12,8 +12,8 @@ import os
 import sys
 from pathlib import Path
 
-HEADER_BYTES = 4096
-ALIGNMENT = 64
+PAGE_BYTES = 4096
+HEADER_BYTES = PAGE_BYTES
 NUM_BYTES = 256 * 2**20
 """What a ring holds where memory is plentiful; the most that a spec may keep of one step."""
 _SHARE = 8
@@ -117,7 +117,7 @@ class Producer:
         self.head = self._tail
         """The position behind everything that was handed out."""
 
-    def reserve(self, size: int) -> int | None:
+    def reserve(self, size: int, align: int = 1) -> int | None:
         """The position of so many bytes that nobody else uses; None: there is no room now."""
         num_bytes = self._ring.num_bytes
         self._tail = max(self._tail, self._ring.released)
@@ -126,7 +126,7 @@ class Producer:
         if self._tail == self.head:  # nothing is waiting: start over, where the pages are warm
             start = self._tail = self.head = -(-self.head // num_bytes) * num_bytes
         else:
-            start = -(-self.head // ALIGNMENT) * ALIGNMENT
+            start = -(-self.head // align) * align
         if start % num_bytes + size > num_bytes:
             start = -(-start // num_bytes) * num_bytes
         if start + size - self._tail > num_bytes:
@@ -141,9 +141,15 @@ class Producer:
 
 def default_num_bytes(most: int = NUM_BYTES) -> int:
     """How large a ring may be here: no more than an eighth of the memory that is free."""
+    free = _available_bytes()
+    share = most if free is None else max(_LEAST_BYTES, free // _SHARE)
+    return max(PAGE_BYTES, min(most, share) // PAGE_BYTES * PAGE_BYTES)
+
+
+def _available_bytes() -> int | None:
+    """Memory that is free, or would be as soon as it is wanted; None: this system does not say."""
     try:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
-        return most
-    share = max(_LEAST_BYTES, free // _SHARE)
-    return min(most, share) // HEADER_BYTES * HEADER_BYTES
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("MemAvail")) * 1024
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None

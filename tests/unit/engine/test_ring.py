@@ -16,9 +16,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from engine.probes import drain
+from engine.probes import ring as ring_module
 from engine.probes.captures import Captures
 from engine.probes.drain import LocalDrain, file_names, write_file
-from engine.probes.ring import ALIGNMENT, HEADER_BYTES, Producer, Ring
+from engine.probes.ring import HEADER_BYTES, Producer, Ring
 from tests.unit.engine.making import captured, losses, of_type, run, spec
 
 PAGE = 4096
@@ -32,22 +33,25 @@ def bytes_of(ring: Ring, position: int, size: int) -> bytes:
 
 
 @given(
-    sizes=st.lists(st.tuples(st.integers(0, 3 * PAGE), st.integers(0, 4)), max_size=60),
+    sizes=st.lists(
+        st.tuples(st.integers(0, 3 * PAGE), st.sampled_from([1, 4, 8, PAGE]), st.integers(0, 4)),
+        max_size=60,
+    ),
     num_bytes=st.sampled_from([PAGE, 2 * PAGE, 5 * PAGE]),
 )
 def test_nothing_is_written_over_before_it_is_released(
-    sizes: list[tuple[int, int]], num_bytes: int
+    sizes: list[tuple[int, int, int]], num_bytes: int
 ) -> None:
     """Whatever the sizes and however far behind the consumer is."""
     ring = Ring.private(num_bytes)
     producer = Producer(ring)
     waiting: list[tuple[int, bytes, int]] = []
-    for number, (size, num_taken) in enumerate(sizes):
-        position = producer.reserve(size)
+    for number, (size, align, num_taken) in enumerate(sizes):
+        position = producer.reserve(size, align)
         if position is not None:
             content = bytes([number % 255 + 1]) * size
             place = ring.place(position)
-            assert position % ALIGNMENT == 0
+            assert position % align == place % align == 0
             assert place >= HEADER_BYTES
             assert place + size <= HEADER_BYTES + num_bytes
             ring.memory[place : place + size] = content
@@ -107,6 +111,15 @@ def test_another_process_sees_the_same_memory_and_its_position():
     with pytest.raises(OSError, match=ring.name):
         Ring.open(ring.name or "")
     assert bytes_of(other, 0, 3) == b"abc"
+
+
+def test_a_ring_is_no_larger_than_an_eighth_of_what_is_free(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ring_module, "_available_bytes", lambda: 80 * 2**20)
+    assert ring_module.default_num_bytes() == 10 * 2**20
+    assert ring_module.default_num_bytes(2 * PAGE + 5) == 2 * PAGE
+    monkeypatch.setattr(ring_module, "_available_bytes", lambda: None)
+    assert ring_module.default_num_bytes() == ring_module.NUM_BYTES
+    assert ring_module.default_num_bytes(1) == PAGE
 
 
 @pytest.mark.parametrize(("position", "size"), [(-1, 4), (0, PAGE + 1), (PAGE - 1, 2), (0, -1)])
@@ -240,6 +253,42 @@ def test_files_are_the_same_past_the_page_cache_and_through_it(
     record = {"step": 0, "phase": "train", "tensors": [{**entry, "position": 0}]}
     write_file(tmp_path / "x", record, ring)
     assert bytes(load_file(tmp_path / "x")["a/param"].tolist()) == content
+
+
+@pytest.mark.parametrize("sizes", [[5, 3000, 70_000], [1], [2**18 + 1, 0, 7]])
+def test_a_file_that_lies_in_the_ring_as_it_is_wanted_is_written_in_one_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: list[int]
+):
+    def by_pieces(*_given: object) -> None:
+        raise AssertionError("it was written piece by piece")
+
+    monkeypatch.setattr(drain._Writer, "write", by_pieces)
+    seen: list[dict[str, Any]] = []
+    captures = Captures(tmp_path, seen.append)
+    for step in range(3):
+        for number, size in enumerate(sizes):
+            captures.offer(step, f"l{number}", "output", torch.arange(size) + step)
+        captures.finish_step()
+    captures.close()
+    assert of_type(seen, "dropped") == []
+    found = captured(seen, tmp_path)
+    for step in range(3):
+        for number, size in enumerate(sizes):
+            assert torch.equal(found[step, f"l{number}", "output"], torch.arange(size) + step)
+
+
+def test_a_header_that_needs_more_room_than_there_is_goes_round(tmp_path: Path):
+    seen: list[dict[str, Any]] = []
+    captures = Captures(tmp_path, seen.append)
+    for step in range(2):
+        for number in range(300):
+            captures.offer(step, f"{'l' * 100}{number}", "output", torch.tensor([number, step]))
+        captures.finish_step()
+    captures.close()
+    found = captured(seen, tmp_path)
+    assert len(found) == 600
+    for (step, layer, _), tensor in found.items():
+        assert tensor.tolist() == [int(layer.lstrip("l")), step]
 
 
 # --- a full ring -----------------------------------------------------------------------------
