@@ -140,7 +140,7 @@ def run(job: Assignment, *, control: Control, out: Outputs) -> str:
 def _fields_read(spec: TrainJob) -> list[str]:
     """The fields that a layer, the loss or a metric reads."""
     read = {name for layer in spec.network.layers for name in layer.inputs or ()}
-    read |= {*spec.loss.inputs} | {name for metric in spec.metrics for name in metric.inputs}
+    read |= {*spec.loss.inputs} | {name for metric in spec.metrics for name in metric.sources}
     return [name for name in spec.data.fields if name in read]
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from engine import checkpoint
 from engine.data import Rows
+from engine.derived import Derived
 from engine.metrics import Accuracies
 from engine.network import Network
 from engine.probes.wanted import Wanted
@@ -87,6 +88,7 @@ class Reporter:
         self._num_samples = 0
         self._started = time.monotonic()
         self._told = (self._started, 0)
+        self.derived = Derived(learner.network, job.metrics, out.emit)
         self.latest: dict[str, float] = {}
         """The newest value of each metric that has arrived."""
 
@@ -102,12 +104,14 @@ class Reporter:
         self._clock.end_step(num_rows)
         at = now()
         lr = float(self._learner.optimizer.param_groups[0]["lr"])
-        numbers = [loss.detach(), *self._accuracies.correct(values)]
+        correct = self._accuracies.correct(values, step)
+        derived = self.derived.take()
+        numbers = [loss.detach(), *correct.values(), *derived.values()]
 
         def then(arrived: list[float]) -> None:
             figures = {"loss": arrived[0], "lr": lr}
-            for name, correct in zip(self._accuracies.names, arrived[1:], strict=True):
-                figures[name] = correct / num_rows
+            for name, number in zip([*correct, *derived], arrived[1:], strict=True):
+                figures[name] = number / num_rows if name in correct else number
             self._metrics(step, epoch, figures, at)
 
         self._readback.put(numbers, then)
@@ -215,13 +219,13 @@ def evaluate(job: TrainJob, network: nn.Module, loss_fn: nn.Module, rows: Rows) 
     network.eval()
     accuracies = Accuracies(job.metrics)
     is_sum = getattr(loss_fn, "reduction", "mean") == "sum"
-    totals = torch.zeros(1 + len(job.metrics), dtype=torch.float64, device=rows.device)
+    totals = torch.zeros(1 + len(accuracies.names), dtype=torch.float64, device=rows.device)
     for batch in rows.in_order(job.data.batch_size):
         values = network(batch)
         num_rows = next(iter(batch.values())).shape[0]
         loss = loss_fn(*[values[name] for name in job.loss.inputs])
         totals[0] += loss.to(torch.float64) * (1 if is_sum else num_rows)
-        for number, correct in enumerate(accuracies.correct(values), start=1):
+        for number, correct in enumerate(accuracies.correct(values).values(), start=1):
             totals[number] += correct
     network.train(was_training)
     loss, *correct = totals.tolist()

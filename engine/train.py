@@ -63,7 +63,7 @@ def train(  # noqa: PLR0913 (what a job is, what it reads, who listens)
             clock.mark("data")
             if (asked := control.wanted) is not None and asked is not probes.wanted:
                 probes.watch(asked, step)
-            with probes.at(step):
+            with probes.at(step), report.derived.at(step, batch):
                 clock.mark("probes")
                 values = network(batch)
                 loss = loss_fn(*[values[name] for name in job.loss.inputs])
@@ -100,7 +100,8 @@ def _learner(job: TrainJob, device: torch.device) -> Learner:
 
 def wanted(job: TrainJob) -> tuple[str, ...]:
     """The layer outputs that outlive the forward pass."""
-    names = [*job.loss.inputs, *(name for metric in job.metrics for name in metric.inputs)]
+    judged = [metric for metric in job.metrics if metric.type == "accuracy"]
+    names = [*job.loss.inputs, *(name for metric in judged for name in metric.inputs)]
     return tuple(dict.fromkeys([*names, *(job.network.outputs or ())]))
 
 

@@ -1,6 +1,6 @@
 """How a network is trained: loss, optimizer, when to stop, evaluate and save."""
 
-from typing import Literal, Self
+from typing import Self
 
 from pydantic import Field as Constraint
 from pydantic import PositiveFloat, PositiveInt, model_validator
@@ -52,16 +52,6 @@ class Evaluate(Spec):
         if (self.every_epochs is None) == (self.every_steps is None):
             raise ValueError("give exactly one of every_epochs, every_steps")
         return self
-
-
-class Metric(Spec):
-    """A figure computed on each training batch and over the whole of each evaluation."""
-
-    type: Literal["accuracy"]
-    inputs: tuple[Input, Input]
-    """Scores of shape (B, C) and integer targets of shape (B,)."""
-    top_k: PositiveInt = 1
-    """A row counts as right when its target is among the k highest scores."""
 
 
 class Checkpoint(Spec):
