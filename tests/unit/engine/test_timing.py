@@ -78,7 +78,8 @@ def test_events_of_the_device_are_used_again():
 def test_what_a_hook_takes_on_the_device_is_not_the_forward_pass():
     device = Device()
     clock = DeviceClock(device.event)
-    for ms, act in [(2, clock.pause), (5, lambda: clock.resume("probes"))] * 2:
+    end = lambda: clock.resume("probes")  # noqa: E731
+    for ms, act in [(2, clock.pause), (1, clock.pause), (3, end), (1, end)] * 2:
         device.queued_ms += ms
         act()
     device.queued_ms += 3
@@ -92,7 +93,9 @@ def test_what_a_hook_takes_on_the_host_is_not_the_forward_pass():
     clock = HostClock()
     clock.mark("data")
     clock.pause()
+    clock.pause()
     _spin(0.03)
+    clock.resume("probes")
     clock.resume("probes")
     clock.mark("forward")
     laps = clock.take()
