@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine import derived, infer, optim
+from engine import derived, infer, optim, samples
 from engine.data import BadField, field_shape, inline_rows
 from engine.metrics import metric_names
 from engine.network import needed_layers, root
@@ -72,6 +72,7 @@ def _plan_training(spec: TrainJob, datasets: Metas) -> dict[str, Any]:
         cache(lambda: _with_gradient(leaves, named, loss)),
         findings,
     )
+    samples.check(resolved, traced.values, batch_size, findings)
     findings.stop()
     return {
         "spec": resolved.model_dump(mode="json"),

@@ -20,6 +20,7 @@ from engine.metrics import Accuracies
 from engine.network import Network
 from engine.probes.wanted import Wanted
 from engine.readback import Readback
+from engine.samples import Samples
 from engine.spool import now
 from engine.timing import REPORT, Timing
 from glasshouse.spec import TrainJob
@@ -88,6 +89,7 @@ class Reporter:
         self._num_samples = 0
         self._started = time.monotonic()
         self._told = (self._started, 0)
+        self._samples = Samples(job, validation, out.directory)
         self.derived = Derived(learner.network, job.metrics, out.emit)
         self.latest: dict[str, float] = {}
         """The newest value of each metric that has arrived."""
@@ -149,6 +151,7 @@ class Reporter:
             figures = evaluate(self._job, learner.network, learner.loss_fn, self._validation)
             self._readback.drain()
             self._metrics(step, epoch, figures, now())
+            self._samples.keep(step, learner.network, self._out.emit)
             self._clock.mark("evaluate")
 
     def save(self, position: dict[str, int], *, final: bool = False) -> None:

@@ -46,6 +46,9 @@ class Evaluate(Spec):
 
     every_epochs: PositiveInt | None = None
     every_steps: PositiveInt | None = None
+    samples: int = Constraint(default=0, ge=0, le=1000)
+    """Validation rows, evenly spaced and always the same, whose outputs and targets each evaluation
+    keeps: the artifact ``samples-<step>.safetensors``."""
 
     @model_validator(mode="after")
     def _check_one(self) -> Self:

@@ -8,7 +8,7 @@ import pytest
 
 import glasshouse as gh
 from tests.acceptance.houses import ROOT, House
-from tests.acceptance.specs import lasting, small
+from tests.acceptance.specs import digits_example, lasting, small
 
 PARTS = ("data", "forward", "backward", "optimizer", "probes", "checkpoint", "evaluate")
 LAYERS: list[dict[str, Any]] = [
@@ -68,3 +68,17 @@ def test_a_derived_series_of_what_is_not_there_is_refused(client: gh.Client, dig
     with pytest.raises(gh.errors.APIStatusError) as refused:
         client.jobs.create(small(digits, metrics=metrics))
     assert refused.value.problem["errors"][0]["pointer"] == "/metrics/0/inputs/1"
+
+
+def test_each_evaluation_keeps_predictions_of_the_same_rows(client: gh.Client, digits: str):
+    spec = digits_example(digits, evaluate={"every_epochs": 1, "samples": 4}, stop={"epochs": 2})
+    job = client.jobs.create(spec).wait(timeout=90)
+    steps = job.sampled_steps()
+    assert len(steps) == 2
+    first, last = job.samples(steps[0]), job.samples()
+    assert first["row"].tolist() == last["row"].tolist()
+    assert first["label"].tolist() == last["label"].tolist()
+    assert last["fc"].shape == (4, 10)
+    assert (first["fc"] != last["fc"]).any()
+    again = client.jobs.create(spec).wait(timeout=90)
+    assert (again.samples()["fc"] == last["fc"]).all()
