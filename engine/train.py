@@ -54,8 +54,10 @@ def train(  # noqa: PLR0913 (what a job is, what it reads, who listens)
     probes = Probes(network, job.probes, readback=readback, emit=out.emit, out_dir=out.directory)
     if watched is not None:
         probes.watch(watched, 0)
-    timing = Timing(clock := clock_of(rows.device), work)
-    report = Reporter(job, learner, validation, readback, out, timing, num_steps=schedule.num_steps)
+    clock = probes.clock = clock_of(rows.device)
+    report = Reporter(
+        job, learner, validation, readback, out, Timing(clock, work), num_steps=schedule.num_steps
+    )
 
     step = epoch = 0
     try:

@@ -17,6 +17,7 @@ from engine.probes.captures import CaptureWriter
 from engine.probes.select import may_match
 from engine.probes.summarize import summarize, summarize_all
 from engine.probes.watch import Watch
+from engine.timing import Clock
 
 _KINDS = ("param", "output", "output_grad", "param_grad")
 
@@ -26,6 +27,7 @@ class Desk(Protocol):
 
     network: Network
     captures: CaptureWriter
+    clock: Clock
 
     def finish_step(self, step: int, rows: list[tuple[str, str, Any]]) -> None:
         """Send the statistics of a step on their way."""
@@ -74,11 +76,14 @@ class Look(AbstractContextManager[None]):
 
     def _on_output(self, layer: str, interested: list[Watch]) -> Callable[..., None]:
         def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            self._desk.clock.pause()
             try:
                 for number, (leaf, tensor) in enumerate(leaves(layer, output)):
                     self._tap(leaf, tensor, interested, is_first=number == 0)
             except Exception as error:
                 self._desk.failed(interested, error)
+            finally:
+                self._desk.clock.resume("probes")
 
         return hook
 
@@ -90,7 +95,9 @@ class Look(AbstractContextManager[None]):
             return
 
         def hook(gradient: Tensor) -> None:
+            self._desk.clock.pause()
             self._see("output_grad", leaf, gradient, graded)
+            self._desk.clock.resume("probes")
 
         self._handles.append(tensor.register_hook(hook))
 

@@ -16,6 +16,7 @@ from engine.probes.wanted import Wanted
 from engine.probes.watch import Watch, first_due_after
 from engine.readback import Readback
 from engine.spool import now
+from engine.timing import Clock, HostClock
 from glasshouse.spec import Probe
 
 Emit = Callable[[dict[str, Any]], None]
@@ -38,6 +39,8 @@ class Probes:
         self.network = network
         self.emit = emit
         self.readback = readback
+        self.clock: Clock = HostClock()
+        """Where the time is told that hooks take out of a pass."""
         self.captures = CaptureWriter(out_dir, emit)
         self._watches = [Watch(number, probe) for number, probe in enumerate(probes)]
         self._next_due = 0
