@@ -82,10 +82,20 @@ class Layer(Document):
     dtype: str
     parameter_shapes: dict[str, list[int]]
     flops: int
+    shared_with: str | None
+    """The layer whose module this is once more, and whose the parameters are."""
+    input_names: list[str]
+    """Under which what goes into it is watched."""
+    inner_inputs: list[str]
+    """Modules inside it, by the names under which what goes into them is watched."""
+    inner_outputs: list[str]
+    """The same of what comes out of them."""
+    state_names: list[str]
+    """What the optimizer keeps of each of its parameters: ``exp_avg`` …."""
     stats: dict[str, Figures]
     """Of its output and that one's gradient, by kind."""
     tensors: dict[str, dict[str, Figures]]
-    """Of its parameters and further outputs, by name and kind."""
+    """Of everything else of it that is watched, by name and kind."""
 
 
 class LayerList(ListDocument):
@@ -163,6 +173,7 @@ class AttachedProbe(Document):
     at: list[int] | None
     start: int
     stop: int | None
+    point: Literal["raw", "clipped"]
     want: list[str]
     matched: list[str]
     """Layers, leaves and parameters that it looks at."""

@@ -14,16 +14,16 @@ from api.answers import Json, Paged, bad_parameter, etag, is_fresh, list_of, not
 from api.documents import answers
 from api.events import JobId
 from api.metrics import FromStep, ToStep
+from api.naming import KINDS, tensor_name
 from api.resources import House, Resources
 from api.tensors import Array, Body
-from glasshouse.errors import ArtifactNotFound, InvalidRequest, LayerNotFound
+from glasshouse.errors import ArtifactNotFound, InvalidRequest
 from models import captures, jobs, metrics, stats
 from models.metrics import Point
 from models.stats import FIGURES, Row, Series
-from models.tables import Capture, Job
+from models.tables import Capture
 
 router = APIRouter(prefix="/api/v1", tags=["inside"])
-KINDS = ("output", "output_grad", "param", "param_grad")
 FORMATS = {
     "application/json": "json",
     "application/x-npy": "npy",
@@ -43,6 +43,14 @@ _SHOWN = (
     "parameter_shapes",
     "flops",
 )
+_NAMES: dict[str, Any] = {
+    "shared_with": None,
+    "input_names": [],
+    "inner_inputs": [],
+    "inner_outputs": [],
+    "state_names": [],
+}
+"""What else can be watched; jobs that were planned before have none."""
 
 Step = Annotated[
     str, Query(pattern=r"^(latest|[0-9]{1,15})$", description="`latest`, or a step's number.")
@@ -66,7 +74,11 @@ def list_layers(request: Request, house: House, caller: Read, job: JobId) -> Res
     by_tensor: dict[str, dict[str, Any]] = defaultdict(dict)
     for row in newest:
         by_tensor[row.series.layer].setdefault(row.series.kind, _figures(row))
-    layers = [_layer(entry, by_tensor) for entry in found.plan.get("layers", [])]
+    of_layer: dict[str, list[str]] = defaultdict(list)
+    for name in by_tensor:
+        of_layer[name.partition(".")[0]].append(name)
+    entries = found.plan.get("layers", [])
+    layers = [_layer(entry, by_tensor, of_layer[entry["name"]]) for entry in entries]
     return tagged(request, list_of(layers, cursor=None), tag)
 
 
@@ -76,12 +88,16 @@ def _figures(row: Row) -> dict[str, Any]:
     )
 
 
-def _layer(entry: dict[str, Any], by_tensor: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _layer(
+    entry: dict[str, Any], by_tensor: dict[str, dict[str, Any]], names: list[str]
+) -> dict[str, Any]:
     """A layer of the plan; ``stats`` are of its output, ``tensors`` has its other tensors."""
     leaves = list(entry.get("output_shapes", {}))
     own = leaves[0] if leaves else entry["name"]
-    others = [*leaves[1:], *entry.get("parameter_shapes", {})]
+    others = dict.fromkeys([*leaves[1:], *entry.get("parameter_shapes", {}), *names])
+    others.pop(own, None)
     shown = {name: entry[name] for name in _SHOWN if name in entry}
+    shown |= {name: entry.get(name, without) for name, without in _NAMES.items()}
     shown["stats"] = by_tensor.get(own, {})
     shown["tensors"] = {name: by_tensor[name] for name in others if name in by_tensor}
     return shown
@@ -264,32 +280,6 @@ def _format(request: Request, wanted: str | None) -> str:
 def _check_kind(kind: str) -> None:
     if kind not in KINDS:
         raise InvalidRequest(f"{kind!r} is not a kind of tensor; the kinds are {', '.join(KINDS)}.")
-
-
-def tensor_name(job: Job, layer: str, kind: str) -> str:
-    """The name under which a tensor was captured: a leaf, or a parameter.
-
-    Raises:
-        LayerNotFound: the network has nothing of this name that has tensors of this kind.
-    """
-    layers: list[dict[str, Any]] = job.plan.get("layers", [])
-    outputs: dict[str, str] = {}
-    parameters: dict[str, str] = {}
-    for entry in layers:
-        leaves = list(entry.get("output_shapes", {})) or [entry["name"]]
-        outputs |= {leaf: leaf for leaf in leaves} | {entry["name"]: leaves[0]}
-        names = list(entry.get("parameter_shapes", {}))
-        parameters |= {name: name for name in names}
-        if len(names) == 1:
-            parameters.setdefault(entry["name"], names[0])
-    known = parameters if kind.startswith("param") else outputs
-    if layer in known:
-        return known[layer]
-    inside = [name for name in parameters if name.startswith(f"{layer}.")]
-    if inside and kind.startswith("param"):
-        raise LayerNotFound(f"{layer} has several parameters.", hint=f"Ask for {inside}.")
-    some = ", ".join(list(known)[:50])
-    raise LayerNotFound(f"The network has no {kind} of {layer[:100]!r}; it has {some or 'none'}.")
 
 
 def _digest(*texts: str) -> str:

@@ -49,6 +49,7 @@ class ProbePatch(Body):
     at: list[int] | None = None
     start: int | None = None
     stop: int | None = None
+    point: Literal["raw", "clipped"] | None = None
     want: list[Literal["stats", "full"]] | None = None
 
 

@@ -108,6 +108,7 @@ def probe_json(row: Probe) -> dict[str, Any]:
         "object": "probe",
         "job": row.job,
         "state": row.state,
+        "point": "raw",  # of probes that were stored before there were points
         **row.body,
         "matched": row.matched,
         "bytes_per_step": row.bytes_per_step,

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from engine.metrics import metric_names, num_correct
 from engine.network import Network, leaves, root
+from engine.probes.gradients import watch_gradient
 from engine.problems import Findings
 from engine.spool import now
 from glasshouse.spec import Metric
@@ -199,10 +200,10 @@ class _Seeing(AbstractContextManager[None]):
             self._seen[name, "output"] = _copy(tensor)
         if (name, "output_grad") in self._needs and tensor.requires_grad:
 
-            def hook(gradient: Tensor) -> None:
+            def see(gradient: Tensor) -> None:
                 self._seen[name, "output_grad"] = _copy(gradient)
 
-            self._handles.append(tensor.register_hook(hook))
+            self._handles += watch_gradient(tensor, see)
 
     def __exit__(
         self,
@@ -298,7 +299,7 @@ def _operand(
         detail = f"there is no {what} {name!r}{hint}; there are: {listed}"
         findings.problem(pointer, detail, "unknown_input")
         return None
-    if kind not in ("output", "param") and not _is_reached(name, known, graded()):
+    if kind.endswith("_grad") and not _is_reached(name, known, graded()):
         findings.problem(pointer, f"no gradient reaches {name!r}: it has no {kind}", "no_gradient")
         return None
     return known[name]

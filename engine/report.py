@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from engine import checkpoint
+from engine.clipping import Clip
 from engine.data import Rows
 from engine.derived import Derived
 from engine.metrics import Accuracies
@@ -61,6 +62,7 @@ class Learner(NamedTuple):
     network: Network
     loss_fn: nn.Module
     optimizer: torch.optim.Optimizer
+    clip: Clip | None = None
 
 
 class Reporter:
@@ -99,20 +101,30 @@ class Reporter:
         """Seconds of training so far."""
         return time.monotonic() - self._started
 
-    def step(self, step: int, epoch: int, loss: Tensor, values: dict[str, Tensor]) -> None:
-        """Say what a finished step gave: its loss before the update, and the batch's metrics."""
+    def step(
+        self,
+        step: int,
+        epoch: int,
+        loss: Tensor,
+        values: dict[str, Tensor],
+        grad_norm: Tensor | None = None,
+    ) -> None:
+        """Say what a finished step gave: its loss before the update, and the batch's metrics.
+
+        ``grad_norm`` is that of all gradients before they were clipped by it.
+        """
         num_rows = values[next(iter(values))].shape[0]
         self._num_samples += num_rows
         self._clock.end_step(num_rows)
         at = now()
         lr = float(self._learner.optimizer.param_groups[0]["lr"])
         correct = self._accuracies.correct(values, step)
-        derived = self.derived.take()
-        numbers = [loss.detach(), *correct.values(), *derived.values()]
+        others = self.derived.take() | ({} if grad_norm is None else {"grad_norm": grad_norm})
+        numbers = [loss.detach(), *correct.values(), *others.values()]
 
         def then(arrived: list[float]) -> None:
             figures = {"loss": arrived[0], "lr": lr}
-            for name, number in zip([*correct, *derived], arrived[1:], strict=True):
+            for name, number in zip([*correct, *others], arrived[1:], strict=True):
                 figures[name] = number / num_rows if name in correct else number
             self._metrics(step, epoch, figures, at)
 

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.clipping import clipping
 from engine.data import Rows
 from engine.failures import StepFailed
 from engine.network import Network
 from engine.optim import build_loss, build_optimizer
+from engine.probes.look import Training
 from engine.probes.taps import Probes
 from engine.probes.wanted import Wanted
 from engine.readback import Readback
@@ -48,12 +50,11 @@ def train(  # noqa: PLR0913 (what a job is, what it reads, who listens)
     what a step computes, where that is known.
     """
     torch.manual_seed(job.seed)
-    network, loss_fn, optimizer = learner = _learner(job, rows.device)
+    network, loss_fn, optimizer, clip = learner = _learner(job, rows.device)
     schedule = Schedule(job, rows)
     readback = Readback(rows.device)
-    probes = Probes(network, job.probes, readback=readback, emit=out.emit, out_dir=out.directory)
-    if watched is not None:
-        probes.watch(watched, 0)
+    probes = _probes(job, learner, rows, readback, out)
+    probes.watch(watched, 0)
     clock = probes.clock = clock_of(rows.device)
     report = Reporter(
         job, learner, validation, readback, out, Timing(clock, work), num_steps=schedule.num_steps
@@ -65,7 +66,7 @@ def train(  # noqa: PLR0913 (what a job is, what it reads, who listens)
             clock.mark("data")
             if (asked := control.wanted) is not None and asked is not probes.wanted:
                 probes.watch(asked, step)
-            with probes.at(step), report.derived.at(step, batch):
+            with probes.at(step) as look, report.derived.at(step, batch):
                 clock.mark("probes")
                 values = network(batch)
                 loss = loss_fn(*[values[name] for name in job.loss.inputs])
@@ -73,11 +74,12 @@ def train(  # noqa: PLR0913 (what a job is, what it reads, who listens)
                 loss.backward()
                 clock.mark("backward")
             clock.mark("probes")
-            optimizer.step()
+            grad_norm = None if clip is None else clip()
+            look.step(optimizer, clock.mark)
             optimizer.zero_grad(set_to_none=True)
             clock.mark("optimizer")
 
-            report.step(step, epoch, loss, values)
+            report.step(step, epoch, loss, values, grad_norm)
             if control.cancel_requested or schedule.is_over(step, report.elapsed_s):
                 break
             if schedule.evaluates_after(step):
@@ -97,7 +99,22 @@ def train(  # noqa: PLR0913 (what a job is, what it reads, who listens)
 def _learner(job: TrainJob, device: torch.device) -> Learner:
     network = Network(job.network, wanted(job)).to(device)
     loss_fn = build_loss(job.loss).to(device)
-    return Learner(network, loss_fn, build_optimizer(job.optimizer, network.parameters()))
+    optimizer = build_optimizer(job.optimizer, network.parameters())
+    return Learner(network, loss_fn, optimizer, clipping(job.grad_clip, network.parameters()))
+
+
+def _probes(
+    job: TrainJob, learner: Learner, rows: Rows, readback: Readback, out: Outputs
+) -> Probes:
+    training = Training(learner.loss_fn, rows, clips=learner.clip is not None)
+    return Probes(
+        learner.network,
+        job.probes,
+        emit=out.emit,
+        readback=readback,
+        out_dir=out.directory,
+        training=training,
+    )
 
 
 def wanted(job: TrainJob) -> tuple[str, ...]:

@@ -14,12 +14,16 @@ from torch import Tensor
 
 from engine.probes import kernel
 from engine.probes.kernel import takes
+from engine.probes.sparse import parts, with_zeros
 
 Figures = list[float] | Tensor
 
 
 def summarize(tensor: Tensor) -> Figures:
     """A tensor's figures: numbers for a CPU tensor, else a float64 vector on its device."""
+    if tensor.layout is torch.sparse_coo:
+        values, num_absent = parts(tensor)
+        return with_zeros(summarize(values), values.numel(), num_absent)
     if kernel.LOADED is not None and takes(tensor):
         return kernel.LOADED([tensor])[0]
     return _with_torch(tensor)
@@ -28,9 +32,9 @@ def summarize(tensor: Tensor) -> Figures:
 def summarize_all(tensors: Sequence[Tensor]) -> list[Figures]:
     """The figures of several tensors; those that the kernel takes are one call."""
     if kernel.LOADED is None:
-        return [_with_torch(tensor) for tensor in tensors]
+        return [summarize(tensor) for tensor in tensors]
     taken = iter(kernel.LOADED([tensor for tensor in tensors if takes(tensor)]))
-    return [next(taken) if takes(tensor) else _with_torch(tensor) for tensor in tensors]
+    return [next(taken) if takes(tensor) else summarize(tensor) for tensor in tensors]
 
 
 @torch.no_grad()

@@ -1,8 +1,8 @@
 """All probes of a job: which of them look at a step, and where goes what they see."""
 
+import itertools
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,8 @@ from torch import Tensor
 from engine.network import Network
 from engine.probes.captures import CaptureWriter
 from engine.probes.kernel import NUM_FIGURES
-from engine.probes.look import Look
+from engine.probes.look import Look, Training, Unwatched
+from engine.probes.points import Spot, find_spots
 from engine.probes.wanted import Wanted
 from engine.probes.watch import Watch, first_due_after
 from engine.readback import Readback
@@ -21,7 +22,8 @@ from glasshouse.spec import Probe
 
 Emit = Callable[[dict[str, Any]], None]
 MAX_FAILURES = 3
-_IDLE: AbstractContextManager[None] = nullcontext()
+_IDLE = Unwatched()
+_KEPT_SPOTS = 16
 
 
 class Probes:
@@ -35,8 +37,11 @@ class Probes:
         emit: Emit,
         readback: Readback,
         out_dir: Path,
+        training: Training | None = None,
     ) -> None:
         self.network = network
+        self.training = training or Training()
+        self._spots: dict[tuple[Watch, ...], list[Spot]] = {}
         self.emit = emit
         self.readback = readback
         self.clock: Clock = HostClock()
@@ -47,8 +52,13 @@ class Probes:
         self.wanted: Wanted | None = None
         """The list in force; None: that of the spec, which has no ids."""
 
-    def watch(self, wanted: Wanted, step: int) -> None:
-        """Watch this list from a step on. A probe that stays as it is keeps its failures."""
+    def watch(self, wanted: Wanted | None, step: int) -> None:
+        """Watch this list from a step on; None: what is watched already.
+
+        A probe that stays as it is keeps its failures.
+        """
+        if wanted is None:
+            return
         before, self.wanted = self.wanted, wanted
         told = {} if before is None else before.probes
         kept = {watch.number: watch for watch in self._watches}
@@ -58,13 +68,17 @@ class Probes:
             if told.get(name) != probe or name in kept
         ]
         self._next_due = 0
+        self._spots.clear()
         if wanted.revision:
             changes = wanted.changes_since(before)
             record = {"type": "probe", "at": now(), "step": step, "revision": wanted.revision}
             self.emit(record | {"changes": changes})
 
-    def at(self, step: int) -> AbstractContextManager[None]:
-        """Watch one forward and backward pass, if any probe is due."""
+    def at(self, step: int) -> Look | Unwatched:
+        """Watch one forward and backward pass, if any probe is due.
+
+        It is entered for those; then it makes the optimizer's step, which may be watched too.
+        """
         if step < self._next_due:
             return _IDLE
         due = [watch for watch in self._watches if watch.is_due(step)]
@@ -72,6 +86,15 @@ class Probes:
             return Look(self, step, due)
         self._next_due = first_due_after(self._watches, step)
         return _IDLE
+
+    def spots(self, due: Sequence[Watch]) -> list[Spot]:
+        """Where to hook for these probes; found once."""
+        key = tuple(due)
+        if key not in self._spots:
+            if len(self._spots) >= _KEPT_SPOTS:
+                self._spots.clear()
+            self._spots[key] = find_spots(self.network, due)
+        return self._spots[key]
 
     def close(self) -> None:
         """Wait until every captured tensor is in its file."""
@@ -87,17 +110,24 @@ class Probes:
         names = [(layer, kind) for layer, kind, _ in rows]
 
         def then(flat: list[float]) -> None:
+            arrived = iter(flat)
             table = [
-                [*name, *flat[start : start + NUM_FIGURES]]
-                for name, start in zip(names, range(0, len(flat), NUM_FIGURES), strict=True)
+                [
+                    *name,
+                    *(itertools.islice(arrived, NUM_FIGURES) if there is None else there),
+                ]
+                for name, there in zip(names, known, strict=True)
             ]
             record = {"type": "stats", "at": at, "step": step, "phase": "train", "rows": table}
             self.emit(record)
 
-        if isinstance(rows[0][2], Tensor):
-            self.readback.put([figures for _, _, figures in rows], then)
+        known = [None if isinstance(figures, Tensor) else figures for _, _, figures in rows]
+        # Beside tensors on a device there are scalars that the optimizer keeps in CPU memory.
+        coming = [figures for _, _, figures in rows if isinstance(figures, Tensor)]
+        if coming:
+            self.readback.put(coming, then)
         else:
-            then([value for _, _, figures in rows for value in figures])
+            then([])
 
     def failed(self, watches: Sequence[Watch], error: Exception) -> None:
         """Count a failure to observe; a probe that keeps failing is switched off."""

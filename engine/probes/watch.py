@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from engine.probes.select import is_due, matches
+from engine.probes.select import Scope, is_due, means
 from glasshouse.spec import Probe
 
 NEVER = 2**62
@@ -18,14 +18,27 @@ class Watch:
         self.num_failures = 0
         self.takes_stats = "stats" in probe.want
         self.takes_full = "full" in probe.want
+        self.point = probe.point
         self._known: dict[tuple[str, str, bool], bool] = {}
 
-    def wants(self, kind: str, name: str, *, is_first: bool = True) -> bool:
-        """Whether the probe looks at this tensor."""
+    def wants(
+        self,
+        kind: str,
+        name: str,
+        *,
+        owner: str | None = None,
+        is_first: bool = True,
+        scope: Scope = "parameter",
+    ) -> bool:
+        """Whether the probe looks at this tensor; ``owner`` is the layer it comes from."""
         key = (kind, name, is_first)
         known = self._known.get(key)
         if known is None:
-            known = kind in self.probe.kinds and matches(self.probe, name, is_first=is_first)
+            own = name if owner is None else owner
+            known = kind in self.probe.kinds and any(
+                means(glob, name, owner=own, is_first=is_first, scope=scope)
+                for glob in self.probe.layers
+            )
             self._known[key] = known
         return known
 

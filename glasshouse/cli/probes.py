@@ -18,13 +18,19 @@ def probe(  # noqa: PLR0913 (each is a field of a probe)
     ] = None,
     kinds: Annotated[
         list[str] | None,
-        typer.Option(help="output, output_grad, param, param_grad; commas, or may repeat."),
+        typer.Option(
+            help="output, input, output_grad, param, param_grad, update, optim_state; commas, or "
+            "may repeat."
+        ),
     ] = None,
     every: Annotated[int | None, typer.Option(help="On every n-th step. Left out: 1.")] = None,
     at: Annotated[list[int] | None, typer.Option(help="On this step; may repeat.")] = None,
     start: Annotated[int | None, typer.Option(help="Not before this step.")] = None,
     stop: Annotated[int | None, typer.Option(help="No more from this step on.")] = None,
     want: Annotated[list[str] | None, typer.Option(help="stats, full; may repeat.")] = None,
+    point: Annotated[
+        str | None, typer.Option(help="Where param_grad is taken: raw, or clipped.")
+    ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List what is watched.")] = False,
     remove: Annotated[
         str | None, typer.Option(metavar="PROBE", help="Remove a probe by its id (prb_…).")
@@ -54,6 +60,7 @@ def probe(  # noqa: PLR0913 (each is a field of a probe)
             at=at or None,
             start=start,
             stop=stop,
+            point=point,
         )
     if json:
         output.document(made.data)

@@ -93,8 +93,8 @@ class JobView:
         for row in event["rows"]:
             figures = dict(zip(event["columns"], row, strict=True))
             tensor, kind = figures.pop("layer"), figures.pop("kind")
-            is_parameter = kind.startswith("param")
-            layer = tensor.rpartition(".")[0] if is_parameter else tensor
+            is_parameter = kind in ("param", "param_grad", "update", "optim_state")
+            layer = tensor.partition(".")[0] if is_parameter else tensor
             numbers = {name: jsonio.number(value) for name, value in figures.items()}
             self.layers.setdefault(layer or tensor, Watched()).see(tensor, kind, numbers)
 

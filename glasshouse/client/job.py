@@ -157,9 +157,11 @@ class Job(Record):
 
         Args:
             layers: globs over names of layers and parameters.
-            kinds: ``output``, ``output_grad``, ``param``, ``param_grad``.
+            kinds: ``output``, ``input``, ``output_grad``, ``param``, ``param_grad``, ``update``,
+                ``optim_state``.
             want: ``stats``, ``full``.
-            when: ``every`` (left out, 1) or ``at``; ``start``, ``stop``.
+            when: ``every`` (left out, 1) or ``at``; ``start``, ``stop``; and the other fields of a
+                probe, such as ``point``.
         """
         body = as_probe(layers, kinds, want, when)
         return Probe(self._transport, self._transport.create(f"{self.path}/probes", body))

@@ -14,7 +14,7 @@ from glasshouse.errors import APIError
 
 ALL_POINTS = 1_000_000
 """The service gives about 1,000 points of a series unless it is asked for more."""
-Kind = Literal["output", "output_grad", "param", "param_grad"]
+Kind = Literal["output", "input", "output_grad", "param", "param_grad", "update", "optim_state"]
 Step = int | Literal["latest"]
 
 
@@ -70,6 +70,10 @@ class Layer:
         """What the layer gave, captured by a probe that wants ``full``."""
         return self.tensor("output", step=step, slice=slice).values
 
+    def input(self, *, step: Step = "latest", slice: str | None = None) -> Array:  # noqa: A002
+        """What went into the layer; of several, the first (``layers["add.1"]`` is the second)."""
+        return self.tensor("input", step=step, slice=slice).values
+
     def output_grad(self, *, step: Step = "latest", slice: str | None = None) -> Array:  # noqa: A002
         """The gradient of the loss with respect to what the layer gave."""
         return self.tensor("output_grad", step=step, slice=slice).values
@@ -81,6 +85,14 @@ class Layer:
     def param_grad(self, name: str | None = None, *, step: Step = "latest") -> Array:
         """The gradient of a parameter: ``param_grad("weight")``."""
         return self._parameter(name).tensor("param_grad", step=step).values
+
+    def update(self, name: str | None = None, *, step: Step = "latest") -> Array:
+        """What the optimizer added to a parameter in that step: ``update("weight")``."""
+        return self._parameter(name).tensor("update", step=step).values
+
+    def optim_state(self, name: str | None = None, *, step: Step = "latest") -> Array:
+        """What the optimizer keeps of a parameter: ``optim_state("weight.exp_avg")``."""
+        return self._parameter(name).tensor("optim_state", step=step).values
 
     def tensor(
         self,

@@ -17,7 +17,7 @@ from glasshouse.spec.metrics import Metric
 from glasshouse.spec.network import Graph, Layer
 from glasshouse.spec.probes import Probe, TensorKind
 from glasshouse.spec.strict import Args, Spec
-from glasshouse.spec.training import Checkpoint, Evaluate, Loss, Optimizer, Stop
+from glasshouse.spec.training import Checkpoint, Evaluate, GradClip, Loss, Optimizer, Stop
 
 __all__ = [
     "Args",
@@ -28,6 +28,7 @@ __all__ = [
     "Evaluate",
     "Field",
     "Flatten",
+    "GradClip",
     "Graph",
     "InferData",
     "InferJob",

@@ -10,7 +10,7 @@ from glasshouse.spec.metrics import Metric
 from glasshouse.spec.network import Graph, Input
 from glasshouse.spec.probes import Probe
 from glasshouse.spec.strict import JsonData, Name, Spec
-from glasshouse.spec.training import Checkpoint, Evaluate, Loss, Optimizer, Stop
+from glasshouse.spec.training import Checkpoint, Evaluate, GradClip, Loss, Optimizer, Stop
 
 SPEC_VERSION = 1
 
@@ -63,6 +63,8 @@ class TrainJob(_Job):
     network: Graph
     loss: Loss
     optimizer: Optimizer
+    grad_clip: GradClip | None = None
+    """Left out, gradients stay what they are."""
     data: Data
     stop: Stop
     evaluate: Evaluate | None = None

@@ -7,17 +7,21 @@ from pydantic import NonNegativeInt, PositiveInt, model_validator
 
 from glasshouse.spec.strict import Spec
 
-TensorKind = Literal["output", "output_grad", "param", "param_grad"]
-Glob = Annotated[str, Constraint(pattern=r"^[A-Za-z0-9_.*?\[\]!-]{1,128}$")]
+TensorKind = Literal[
+    "output", "input", "output_grad", "param", "param_grad", "update", "optim_state"
+]
+Glob = Annotated[str, Constraint(pattern=r"^[A-Za-z0-9_.:*?\[\]!-]{1,128}$")]
 
 
 class Probe(Spec):
     """Looks at tensors of the layers it matches, on the steps it is due."""
 
     layers: tuple[Glob, ...] = Constraint(min_length=1, max_length=1000)
-    """Globs over layer names, and over parameter names (``conv1.weight``)."""
+    """Globs over layer names, and over parameter names (``conv1.weight``). One with a dot also
+    looks inside layers that are built of others (``block0.linear1``)."""
     kinds: tuple[TensorKind, ...] = Constraint(min_length=1, max_length=8)
-    """Which tensors. For ``param`` and ``param_grad`` a layer means all its parameters."""
+    """Which tensors. For kinds of parameters a layer means all its parameters, and for
+    ``optim_state`` all that the optimizer keeps of them."""
     every: PositiveInt | None = None
     """Due on step 0 and on every n-th step after it."""
     at: tuple[NonNegativeInt, ...] | None = Constraint(
@@ -32,6 +36,10 @@ class Probe(Spec):
         default=("stats",), min_length=1, max_length=2
     )
     """``stats``: one row of figures. ``full``: the whole tensor, in its own dtype."""
+
+    point: Literal["raw", "clipped"] = "raw"
+    """Where ``param_grad`` is taken: ``raw`` after the backward pass, ``clipped`` before the
+    update. Without ``grad_clip`` both are the same."""
 
     @model_validator(mode="after")
     def _check_when(self) -> Self:

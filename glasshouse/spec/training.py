@@ -1,6 +1,6 @@
 """How a network is trained: loss, optimizer, when to stop, evaluate and save."""
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field as Constraint
 from pydantic import PositiveFloat, PositiveInt, model_validator
@@ -23,6 +23,16 @@ class Optimizer(Spec):
 
     type: TorchName
     args: Args = {}
+
+
+class GradClip(Spec):
+    """Gradients are made smaller between the backward pass and the update."""
+
+    type: Literal["value", "norm", "global_norm"]
+    """``value``: each element to [-max, max]. ``norm``: each parameter's gradient to an l2 norm of
+    at most max. ``global_norm``: all gradients together; the norm before is the metric
+    ``grad_norm``."""
+    max: PositiveFloat
 
 
 class Stop(Spec):

@@ -268,3 +268,40 @@ def test_what_cannot_be_computed_is_refused_with_its_place(case):
     found = errors(spec(**changes))
     assert pointer in found, found
     assert part in found[pointer]
+
+
+def test_a_layer_that_is_called_twice_has_an_output_of_each_call(digits, tmp_path):
+    layers = [
+        {"name": "flat", "type": "Flatten"},
+        {"name": "square", "type": "Linear", "args": {"out_features": 64}},
+        {"name": "again", "shared_with": "square"},
+        {"name": "fc", "type": "Linear", "args": {"out_features": 10}},
+    ]
+    metrics = [
+        {"type": "mean_abs_diff", "inputs": ["square", "again"]},
+        {"type": "l2", "inputs": ["again/output_grad"]},
+    ]
+    job = spec(network={"layers": layers}, metrics=metrics, stop={"steps": 1})
+    records = run(tmp_path, job, digits)
+    torch.manual_seed(3)
+    square, fc = nn.Linear(64, 64), nn.Linear(64, 10)
+    x, y = next(batches(digits))
+    once = square(x.flatten(1))
+    twice = square(once)
+    twice.retain_grad()
+    nn.functional.cross_entropy(fc(twice), y).backward()
+    difference = (once - twice).abs().mean().item()
+    assert by_name(records, "mean_abs_diff(square,again)") == {0: difference}
+    norm = torch.linalg.vector_norm(twice.grad).item()
+    assert by_name(records, "l2(again/output_grad)") == {0: norm}
+
+
+def test_clipping_reports_its_norm_beside_derived_series_of_the_raw_gradient(digits, tmp_path):
+    job = spec(
+        grad_clip={"type": "global_norm", "max": 1e-3},
+        metrics=[{"type": "l2", "inputs": ["fc.weight/param_grad"]}],
+        stop={"steps": 2},
+    )
+    records = run(tmp_path, job, digits)
+    raw, whole = by_name(records, "l2(fc.weight/param_grad)"), by_name(records, "grad_norm")
+    assert all(1e-3 < raw[step] <= whole[step] for step in (0, 1))
