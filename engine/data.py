@@ -253,6 +253,12 @@ class Rows:
         self._taken = rows_B
         return {name: item.batch(rows_B, self.device) for name, item in self.fields.items()}
 
+    def spaced(self, num_rows: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """Evenly spaced rows, at most so many: their numbers, and their batch."""
+        count = min(num_rows, self.num_rows)
+        rows_B = torch.arange(count) * self.num_rows // count
+        return rows_B, self.batch(rows_B.to(self._home))
+
     def epoch(
         self, batch_size: int, *, drop_last: bool, order: tuple[int, int] | None
     ) -> Iterator[dict[str, Tensor]]:

@@ -5,12 +5,13 @@ Knows the words of a job and torch's meta device; allocates and computes nothing
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from engine import infer, optim
+from engine import derived, infer, optim, samples
 from engine.clipping import check_clipping
 from engine.data import BadField, field_shape, inline_rows
 from engine.metrics import metric_names
@@ -73,6 +74,14 @@ def _plan_training(spec: TrainJob, datasets: Metas) -> dict[str, Any]:
     _check_reads(resolved, findings)
     _check_counts(spec, _num_rows(data.train, datasets), findings)
     probes = _check_probes(spec, traced, network, loss, states, findings)
+    derived.check(
+        spec.metrics,
+        traced.values,
+        dict(network.named_parameters()),
+        cache(lambda: everything(spec, traced, network, loss, states).with_gradient()),
+        findings,
+    )
+    samples.check(resolved, traced.values, batch_size, findings)
     findings.stop()
     return {
         "spec": resolved.model_dump(mode="json"),
@@ -169,6 +178,8 @@ def _check_metrics(
     spec: TrainJob, shapes: Mapping[str, FieldShape], traced: Trace, findings: Findings
 ) -> None:
     for number, metric in enumerate(spec.metrics):
+        if metric.type != "accuracy":
+            continue
         pointer = f"/metrics/{number}"
         scores, target = _operands(metric.inputs, f"{pointer}/inputs", traced, findings)
         both = f"{list(scores.shape)} and {list(target.shape)}"
@@ -204,7 +215,7 @@ def _with_shape(field: Field, shape: FieldShape) -> Field:
 
 def _check_reads(spec: TrainJob, findings: Findings) -> None:
     """Warn of fields that nothing reads and layers that lead nowhere."""
-    ends = [*spec.loss.inputs, *(name for item in spec.metrics for name in item.inputs)]
+    ends = [*spec.loss.inputs, *(name for item in spec.metrics for name in item.sources)]
     layers = needed_layers(spec.network, [*ends, *(spec.network.outputs or ())])
     needed = {layer.name for layer in layers}
     read = {root(name) for layer in spec.network.layers for name in layer.inputs or ()}

@@ -121,6 +121,8 @@ def run(job: Assignment, *, control: Control, out: Outputs) -> str:
     """Run an assignment to its end; returns ``succeeded`` or ``cancelled``."""
     if job.num_threads is not None:
         torch.set_num_threads(job.num_threads)
+    # One path, watched or not: torch's shortcut for attention is taken only where nobody hooks in.
+    torch.backends.mha.set_fastpath_enabled(False)
     if isinstance(job.spec, InferJob):
         inputs = _infer_inputs(job, job.spec)
         return infer.run(job.spec, job.trained_by, inputs, control=control, out=out)
@@ -144,7 +146,7 @@ def run(job: Assignment, *, control: Control, out: Outputs) -> str:
 def _fields_read(spec: TrainJob) -> list[str]:
     """The fields that a layer, the loss or a metric reads."""
     read = {name for layer in spec.network.layers for name in layer.inputs or ()}
-    read |= {*spec.loss.inputs} | {name for metric in spec.metrics for name in metric.inputs}
+    read |= {*spec.loss.inputs} | {name for metric in spec.metrics for name in metric.sources}
     return [name for name in spec.data.fields if name in read]
 
 

@@ -16,21 +16,18 @@ from torch import Tensor, nn
 from engine import checkpoint
 from engine.clipping import Clip
 from engine.data import Rows
+from engine.derived import Derived
 from engine.metrics import Accuracies
 from engine.network import Network
+from engine.probes.taps import Probes
 from engine.probes.wanted import Wanted
-from engine.readback import Readback
+from engine.samples import Samples
 from engine.spool import now
 from engine.timing import REPORT, Timing
 from glasshouse.spec import TrainJob
 
 Emit = Callable[[dict[str, Any]], None]
-Look = Callable[[int], contextlib.AbstractContextManager[object]]
 _PROGRESS_S = 0.25
-
-
-def _unwatched(_step: int) -> contextlib.AbstractContextManager[object]:
-    return contextlib.nullcontext()
 
 
 class Control(Protocol):
@@ -78,19 +75,17 @@ class Reporter:
         job: TrainJob,
         learner: Learner,
         validation: Rows | None,
-        readback: Readback,
+        probes: Probes,
         out: Outputs,
         timing: Timing,
         *,
         num_steps: int | None,
-        look: Look = _unwatched,
-        also: Callable[[], dict[str, float]] = dict,
     ) -> None:
-        """``also`` is asked once a step for further figures of it."""
         self._job = job
         self._learner = learner
         self._validation = validation
-        self._readback = readback
+        self._probes = probes
+        self._readback = probes.readback
         self._out = out
         self._timing = timing
         self._clock = timing.clock
@@ -99,8 +94,8 @@ class Reporter:
         self._num_samples = 0
         self._started = time.monotonic()
         self._told = (self._started, 0)
-        self._look = look
-        self._also = also
+        self._samples = Samples(job, validation, out.directory)
+        self.derived = Derived(learner.network, job.metrics, out.emit)
         self.latest: dict[str, float] = {}
         """The newest value of each metric that has arrived."""
 
@@ -126,18 +121,15 @@ class Reporter:
         self._clock.end_step(num_rows)
         at = now()
         lr = float(self._learner.optimizer.param_groups[0]["lr"])
-        also = self._also()
-        numbers = [loss.detach(), *self._accuracies.correct(values)]
-        if grad_norm is not None:
-            numbers.append(grad_norm)
+        correct = self._accuracies.correct(values, step)
+        others = self.derived.take() | ({} if grad_norm is None else {"grad_norm": grad_norm})
+        waited = self._probes.figures()
+        numbers = [loss.detach(), *correct.values(), *others.values()]
 
         def then(arrived: list[float]) -> None:
-            figures = {"loss": arrived[0], "lr": lr, **also}
-            names = self._accuracies.names
-            for name, correct in zip(names, arrived[1:], strict=False):
-                figures[name] = correct / num_rows
-            if grad_norm is not None:
-                figures["grad_norm"] = arrived[-1]
+            figures = {"loss": arrived[0], "lr": lr, **waited}
+            for name, number in zip([*correct, *others], arrived[1:], strict=True):
+                figures[name] = number / num_rows if name in correct else number
             self._metrics(step, epoch, figures, at)
 
         self._readback.put(numbers, then)
@@ -177,10 +169,11 @@ class Reporter:
                 learner.network,
                 learner.loss_fn,
                 self._validation,
-                look=self._look(step),
+                look=self._probes.evaluations.look(step),
             )
             self._readback.drain()
             self._metrics(step, epoch, figures, now())
+            self._samples.keep(step, learner.network, self._out.emit)
             self._clock.mark("evaluate")
 
     def save(self, position: dict[str, int], *, final: bool = False) -> None:
@@ -259,7 +252,7 @@ def evaluate(
     network.eval()
     accuracies = Accuracies(job.metrics)
     is_sum = getattr(loss_fn, "reduction", "mean") == "sum"
-    totals = torch.zeros(1 + len(job.metrics), dtype=torch.float64, device=rows.device)
+    totals = torch.zeros(1 + len(accuracies.names), dtype=torch.float64, device=rows.device)
     for batch in rows.in_order(job.data.batch_size):
         with look or contextlib.nullcontext():
             values = network(batch)
@@ -267,7 +260,7 @@ def evaluate(
         num_rows = next(iter(batch.values())).shape[0]
         loss = loss_fn(*[values[name] for name in job.loss.inputs])
         totals[0] += loss.to(torch.float64) * (1 if is_sum else num_rows)
-        for number, correct in enumerate(accuracies.correct(values), start=1):
+        for number, correct in enumerate(accuracies.correct(values).values(), start=1):
             totals[number] += correct
     network.train(was_training)
     loss, *correct = totals.tolist()

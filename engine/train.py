@@ -56,17 +56,9 @@ def train(  # noqa: PLR0913 (what a job is, what it reads, who listens)
     readback = Readback(rows.device)
     probes = _probes(job, learner, rows, readback, out, _captures(out, control))
     probes.watch(watched, 0)
-    timing = Timing(clock := clock_of(rows.device), work)
+    clock = probes.clock = clock_of(rows.device)
     report = Reporter(
-        job,
-        learner,
-        validation,
-        readback,
-        out,
-        timing,
-        num_steps=schedule.num_steps,
-        look=probes.evaluations.look,
-        also=probes.figures,
+        job, learner, validation, probes, out, Timing(clock, work), num_steps=schedule.num_steps
     )
 
     step = epoch = 0
@@ -75,7 +67,7 @@ def train(  # noqa: PLR0913 (what a job is, what it reads, who listens)
             clock.mark("data")
             if (asked := control.wanted) is not None and asked is not probes.wanted:
                 probes.watch(asked, step)
-            with probes.at(step) as look:
+            with probes.at(step) as look, report.derived.at(step, batch):
                 clock.mark("probes")
                 values = network(batch)
                 loss = loss_fn(*[values[name] for name in job.loss.inputs])
@@ -145,7 +137,8 @@ def _captures(out: Outputs, control: Control) -> Captures:
 
 def wanted(job: TrainJob) -> tuple[str, ...]:
     """The layer outputs that outlive the forward pass."""
-    names = [*job.loss.inputs, *(name for metric in job.metrics for name in metric.inputs)]
+    judged = [metric for metric in job.metrics if metric.type == "accuracy"]
+    names = [*job.loss.inputs, *(name for metric in judged for name in metric.inputs)]
     return tuple(dict.fromkeys([*names, *(job.network.outputs or ())]))
 
 

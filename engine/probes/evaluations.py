@@ -14,6 +14,7 @@ from engine.probes.overhead import Overhead
 from engine.probes.telling import Seen, Teller
 from engine.probes.watch import Watch
 from engine.spool import now
+from engine.timing import Clock
 
 _IDLE: AbstractContextManager[object] = nullcontext()
 PHASE = "evaluate"
@@ -47,6 +48,7 @@ class Evaluations:
     """The probes that look at evaluations. Measured like the others, and never governed."""
 
     def __init__(self, desk: Desk, meter: Meter, overhead: Overhead, telling: Teller) -> None:
+        self._desk = desk
         self.network = desk.network
         self.captures = EvaluationCaptures(desk.captures)
         self.sight = desk.sight
@@ -60,6 +62,11 @@ class Evaluations:
         self._telling = telling
         self._looking: list[Watch] = []
         self._num_evaluations = 0
+
+    @property
+    def clock(self) -> Clock:
+        """Where the time is told that looks take out of a pass."""
+        return self._desk.clock
 
     def look(self, step: int) -> AbstractContextManager[object]:
         """Watch a batch of the evaluation after a step, if any probe is due."""

@@ -27,6 +27,7 @@ from engine.probes.select import LOSS, LOSS_ROWS, LOSS_SAMPLES
 from engine.probes.summarize import summarize, summarize_all
 from engine.probes.updates import changes, copies, states
 from engine.probes.watch import Watch
+from engine.timing import Clock
 
 Mark = Callable[[str], None]
 T = TypeVar("T")
@@ -87,6 +88,11 @@ class Desk(Protocol):
     network: Network
     training: Training
     loss: Tensor | None
+
+    @property
+    def clock(self) -> Clock:
+        """Where the time is told that looks take out of a pass."""
+        ...
 
     @property
     def captures(self) -> Keeper:
@@ -300,6 +306,7 @@ class Look(AbstractContextManager["Look"]):
         is_counted: bool = False,
     ) -> None:
         """Look at a tensor now: it may be overwritten by the next instruction."""
+        self._desk.clock.pause()
         try:
             if not is_counted:
                 self._count(kind, name, tensor, watches)
@@ -307,6 +314,8 @@ class Look(AbstractContextManager["Look"]):
                 self._keep(kind, name, tensor, watches)
         except Exception as error:
             self._desk.failed(watches, error)
+        finally:
+            self._desk.clock.resume("probes")
 
     def _count(self, kind: str, name: str, tensor: Tensor, watches: list[Watch]) -> None:
         takes_stats = any(watch.takes_stats for watch in watches)

@@ -121,6 +121,11 @@ class Watchable:
     """Why nothing at all has a kind."""
     _known: dict[tuple[str, str], list[str]] = field(default_factory=dict, repr=False)
 
+    def with_gradient(self) -> set[str]:
+        """The layers' leaves and the parameters that have a gradient to be seen."""
+        graded = [self.things[kind] for kind in ("output_grad", "param_grad")]
+        return {name for things in graded for name, thing in things.items() if not thing.lacks}
+
     def matched(self, globs: Sequence[str], kind: str) -> dict[str, Thing]:
         """What some globs name of a kind, whether it can be seen or not."""
         named = [self._named(glob, kind) for glob in globs]

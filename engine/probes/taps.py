@@ -22,6 +22,7 @@ from engine.probes.wanted import Wanted
 from engine.probes.watch import Watch, first_due_after
 from engine.readback import Readback
 from engine.spool import now
+from engine.timing import Clock, HostClock
 from glasshouse.spec import Probe
 
 Emit = Callable[[dict[str, Any]], None]
@@ -50,12 +51,14 @@ class Probes:
         self._sights: dict[tuple[Watch, ...], Sight] = {}
         self.emit = emit
         self.readback = readback
+        self.clock: Clock = HostClock()
+        """Where the time is told that looks take out of a pass."""
         self.captures = captures or Captures(out_dir, emit)
-        clock = clock_of(readback.device)
-        self._meter = Meter(clock)
+        meter_clock = clock_of(readback.device)
+        self._meter = Meter(meter_clock)
         self._overhead = Overhead(emit)
         self._telling = Teller(emit, readback)
-        self.evaluations = Evaluations(self, Meter(clock), self._overhead, self._telling)
+        self.evaluations = Evaluations(self, Meter(meter_clock), self._overhead, self._telling)
         self._set([made(number, probe) for number, probe in enumerate(probes)])
         self._looking: list[Watch] = []
         self._next_due = self._step = 0

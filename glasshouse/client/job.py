@@ -1,5 +1,6 @@
 """One job: waiting for it, watching it, and what came of it."""
 
+import re
 from collections.abc import Generator, Iterable, Sequence
 from typing import Any, Literal, overload
 from urllib.parse import quote
@@ -15,6 +16,7 @@ from glasshouse.client.tensors import Array, read_tensors
 from glasshouse.client.transport import API, Request
 from glasshouse.errors import APIError, JobCancelled, JobFailed
 
+_SAMPLES = re.compile(r"samples-(\d+)\.safetensors")
 ENDINGS = frozenset({"succeeded", "failed", "cancelled"})
 
 
@@ -211,6 +213,29 @@ class Job(Record):
     def artifact(self, name: str) -> bytes:
         """The bytes of one file it made."""
         return download(self._transport, f"{self.path}/artifacts/{quote(name, safe='')}")
+
+    def sampled_steps(self) -> list[int]:
+        """The steps after which an evaluation kept sample predictions."""
+        found = (_SAMPLES.fullmatch(item.data["name"]) for item in self.artifacts())
+        return sorted(int(name[1]) for name in found if name is not None)
+
+    def samples(self, step: int | None = None) -> dict[str, Array]:
+        """What the network said of the sampled validation rows: outputs and targets by name.
+
+        ``row`` has the rows' numbers. The job's ``evaluate`` says how many: ``{"samples": 8}``.
+
+        Args:
+            step: of the evaluation after this step; left out, of the newest.
+
+        Raises:
+            APIError: no evaluation has kept any.
+        """
+        if step is None:
+            steps = self.sampled_steps()
+            if not steps:
+                raise APIError(f"{self.id} has kept no samples yet")
+            step = steps[-1]
+        return read_tensors(self.artifact(f"samples-{step}.safetensors"))
 
     def plot(self, name: str = "loss", *, format: Literal["png", "svg"] = "png") -> bytes:  # noqa: A002
         """A picture drawn on the server: ``loss``, ``lr`` or ``throughput``, as PNG or SVG."""

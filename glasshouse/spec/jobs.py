@@ -6,18 +6,11 @@ from pydantic import Field as Constraint
 from pydantic import NonNegativeInt, TypeAdapter, model_validator
 
 from glasshouse.spec.data import Data, Field
+from glasshouse.spec.metrics import Metric
 from glasshouse.spec.network import Graph, Input
 from glasshouse.spec.probes import Probe
 from glasshouse.spec.strict import JsonData, Name, Spec
-from glasshouse.spec.training import (
-    Checkpoint,
-    Evaluate,
-    GradClip,
-    Loss,
-    Metric,
-    Optimizer,
-    Stop,
-)
+from glasshouse.spec.training import Checkpoint, Evaluate, GradClip, Loss, Optimizer, Stop
 
 SPEC_VERSION = 1
 

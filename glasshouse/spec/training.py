@@ -56,22 +56,15 @@ class Evaluate(Spec):
 
     every_epochs: PositiveInt | None = None
     every_steps: PositiveInt | None = None
+    samples: int = Constraint(default=0, ge=0, le=1000)
+    """Validation rows, evenly spaced and always the same, whose outputs and targets each evaluation
+    keeps: the artifact ``samples-<step>.safetensors``."""
 
     @model_validator(mode="after")
     def _check_one(self) -> Self:
         if (self.every_epochs is None) == (self.every_steps is None):
             raise ValueError("give exactly one of every_epochs, every_steps")
         return self
-
-
-class Metric(Spec):
-    """A figure computed on each training batch and over the whole of each evaluation."""
-
-    type: Literal["accuracy"]
-    inputs: tuple[Input, Input]
-    """Scores of shape (B, C) and integer targets of shape (B,)."""
-    top_k: PositiveInt = 1
-    """A row counts as right when its target is among the k highest scores."""
 
 
 class Checkpoint(Spec):
