@@ -2,7 +2,6 @@
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request
@@ -13,13 +12,11 @@ from api.access import Read
 from api.answers import Json, Paged, bad_parameter, etag, is_fresh, list_of, not_modified, tagged
 from api.documents import answers
 from api.events import JobId
-from api.metrics import FromStep, ToStep
 from api.resources import House, Resources
 from api.tensors import Array, Body
 from glasshouse.errors import ArtifactNotFound, InvalidRequest, LayerNotFound
-from models import captures, jobs, metrics, stats
-from models.metrics import Point
-from models.stats import FIGURES, Row, Series
+from models import captures, jobs, stats
+from models.stats import FIGURES, Newest
 from models.tables import Capture, Job
 
 router = APIRouter(prefix="/api/v1", tags=["inside"])
@@ -64,13 +61,13 @@ def list_layers(request: Request, house: House, caller: Read, job: JobId) -> Res
             return not_modified(tag)
         newest = stats.newest(tx, job)
     by_tensor: dict[str, dict[str, Any]] = defaultdict(dict)
-    for row in newest:
-        by_tensor[row.series.layer].setdefault(row.series.kind, _figures(row))
+    for row in sorted(newest, key=lambda row: (row.step, row.series.phase)):
+        by_tensor[row.series.layer][row.series.kind] = _figures(row)  # the newest stays
     layers = [_layer(entry, by_tensor) for entry in found.plan.get("layers", [])]
     return tagged(request, list_of(layers, cursor=None), tag)
 
 
-def _figures(row: Row) -> dict[str, Any]:
+def _figures(row: Newest) -> dict[str, Any]:
     return {"step": row.step, "phase": row.series.phase} | dict(
         zip(FIGURES, row.figures, strict=True)
     )
@@ -85,75 +82,6 @@ def _layer(entry: dict[str, Any], by_tensor: dict[str, dict[str, Any]]) -> dict[
     shown["stats"] = by_tensor.get(own, {})
     shown["tensors"] = {name: by_tensor[name] for name in others if name in by_tensor}
     return shown
-
-
-@router.get(
-    "/jobs/{id}/stats",
-    summary="Layer statistics over steps",
-    responses=answers(200, inside.StatsList, *inside.READ),
-)
-def query_stats(  # noqa: PLR0913 (each is a parameter of the request)
-    request: Request,
-    *,
-    house: House,
-    caller: Read,
-    job: JobId,
-    layer: Annotated[
-        str, Query(max_length=200, description="A glob over layer and parameter names.")
-    ] = "*",
-    kind: Annotated[str | None, Query(max_length=40)] = None,
-    stat: Annotated[
-        list[str] | None,
-        Query(max_length=20, description="Which figures, separated by commas; left out, all."),
-    ] = None,
-    from_step: FromStep = None,
-    to_step: ToStep = None,
-    max_points: Annotated[
-        int, Query(ge=2, le=1_000_000, description="About so many steps of each series.")
-    ] = 1000,
-) -> Response:
-    """Columns over steps for each watched tensor that matches."""
-    figures = _figures_of(stat)
-    if kind is not None:
-        _check_kind(kind)
-    with house.database.read() as tx:
-        tag = etag(job, jobs.standing(tx, job, caller.sees).version)
-        if is_fresh(request, tag):
-            return not_modified(tag)
-        rows = stats.query(tx, job, layer=layer, kind=kind, from_step=from_step, to_step=to_step)
-    by_series: dict[Series, list[Row]] = defaultdict(list)
-    for row in rows:
-        by_series[row.series].append(row)
-    data = [
-        _series(series, found, figures, max_points) for series, found in sorted(by_series.items())
-    ]
-    return tagged(request, list_of(data, cursor=None), tag)
-
-
-def _figures_of(given: Sequence[str] | None) -> list[str]:
-    names = [name for text in given or () for name in text.split(",") if name]
-    for name in names:
-        if name not in FIGURES:
-            raise bad_parameter("stat", f"{name[:100]!r} is none of {', '.join(FIGURES)}.")
-    return list(dict.fromkeys(names)) or list(FIGURES)
-
-
-def _series(series: Series, rows: list[Row], figures: list[str], max_points: int) -> dict[str, Any]:
-    columns = {name: FIGURES.index(name) for name in figures}
-    if len(rows) > max_points:  # the extremes of each figure stay, so all share the points
-        share = max(2, max_points // len(columns))
-        kept: set[int] = set()
-        for place in columns.values():
-            points = [Point(index, 0, row.figures[place]) for index, row in enumerate(rows)]
-            kept |= {point.step for point in metrics.thin(points, share)}
-        rows = [rows[index] for index in sorted(kept)]
-    return {
-        "layer": series.layer,
-        "kind": series.kind,
-        "phase": series.phase,
-        "step": [row.step for row in rows],
-        "values": {name: [row.figures[place] for row in rows] for name, place in columns.items()},
-    }
 
 
 @router.get(
@@ -173,7 +101,7 @@ def list_captures(  # noqa: PLR0913 (each is a parameter of the request)
 ) -> Response:
     """In the order in which they were kept."""
     if kind is not None:
-        _check_kind(kind)
+        check_kind(kind)
     after = page.after_id("cap")
     with house.database.read() as tx:
         jobs.standing(tx, job, caller.sees)
@@ -228,7 +156,7 @@ def get_tensor(  # noqa: PLR0913 (each is a parameter of the request)
     In npy, bfloat16 and the eight-bit floats come as float32; safetensors has them as they are.
     """
     chosen = _format(request, format)
-    _check_kind(kind)
+    check_kind(kind)
     with house.database.read() as tx:
         name = tensor_name(jobs.get(tx, job, caller.sees), layer, kind)
         capture = captures.get(tx, job, name, kind, None if step == "latest" else int(step))
@@ -261,7 +189,12 @@ def _format(request: Request, wanted: str | None) -> str:
     return wanted
 
 
-def _check_kind(kind: str) -> None:
+def check_kind(kind: str) -> None:
+    """Refuse what is no kind of tensor.
+
+    Raises:
+        InvalidRequest: it is none.
+    """
     if kind not in KINDS:
         raise InvalidRequest(f"{kind!r} is not a kind of tensor; the kinds are {', '.join(KINDS)}.")
 
@@ -345,7 +278,7 @@ def get_tensors(
             layer, slash, kind = wanted.rpartition("/")
             if not slash:
                 raise bad_parameter("name", f"{wanted[:100]!r} is not layer/kind")
-            _check_kind(kind)
+            check_kind(kind)
             stored = tensor_name(found, layer, kind)
             number = None if step == "latest" else int(step)
             rows[wanted] = captures.get(tx, job, stored, kind, number)
