@@ -147,6 +147,13 @@ class CaptureList(ListDocument):
     data: list[Capture]
 
 
+class Histogram(Document):
+    """How many values lie between neighbouring edges; what is not finite is in no bar."""
+
+    edges: list[float]
+    counts: list[int]
+
+
 class Tensor(_Captured):
     """A tensor, summed up."""
 
@@ -158,6 +165,8 @@ class Tensor(_Captured):
     values: Any
     """Nested lists; of more than 1,000 values the first, as one list."""
     truncated: bool
+    histogram: Histogram | None
+    """When it is asked for."""
 
 
 class AttachedProbe(Document):

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 
-from api import inside, negotiation, slices, tensors
+from api import inside, negotiation, pictures, slices, tensors
 from api.access import Read
 from api.answers import Json, Paged, bad_parameter, etag, is_fresh, list_of, not_modified, tagged
 from api.documents import answers
@@ -25,6 +25,7 @@ FORMATS = {
     "application/json": "json",
     "application/x-npy": "npy",
     "application/vnd.safetensors": "safetensors",
+    "image/png": "png",
 }
 _MEDIA = {name: media for media, name in FORMATS.items()}
 MAX_TENSORS = 200
@@ -135,6 +136,7 @@ def _capture_json(row: Capture) -> dict[str, Any]:
     responses=inside.binary(
         "application/x-npy",
         "application/vnd.safetensors",
+        "image/png",
         model=inside.Tensor,
         others=(*inside.READ, 406),
     ),
@@ -150,17 +152,24 @@ def get_tensor(  # noqa: PLR0913 (each is a parameter of the request)
     step: Step = "latest",
     slice: Slice = None,  # noqa: A002 (the public name)
     format: Annotated[str | None, Query(max_length=40)] = None,  # noqa: A002
+    histogram: Annotated[
+        int | None, Query(ge=1, le=1000, description="Bars of a histogram, in JSON.")
+    ] = None,
 ) -> Response:
-    """JSON has a summary and at most 1,000 values; npy and safetensors have all.
+    """JSON has a summary and at most 1,000 values; npy and safetensors have all; png is a picture.
 
     In npy, bfloat16 and the eight-bit floats come as float32; safetensors has them as they are.
+    A picture shows feature maps and filters as a grid, of a batch the first example; `slice`
+    chooses others. Header `X-Picture` says what of the tensor it shows, and its range.
     """
     chosen = _format(request, format)
+    if histogram is not None and chosen != "json":
+        raise bad_parameter("histogram", f"it is a part of the JSON, not of {chosen}.")
     check_kind(kind)
     with house.database.read() as tx:
         name = tensor_name(jobs.get(tx, job, caller.sees), layer, kind)
         capture = captures.get(tx, job, name, kind, None if step == "latest" else int(step))
-    tag = etag(capture.id, chosen, *([] if slice is None else [_digest(slice)]))
+    tag = etag(capture.id, chosen, _digest(slice or "", str(histogram)))
     headers = {
         "ETag": tag,
         "Cache-Control": "private, no-cache",
@@ -175,7 +184,10 @@ def get_tensor(  # noqa: PLR0913 (each is a parameter of the request)
         return FileResponse(path, headers=headers, media_type=_MEDIA[chosen])
     part: Array = whole if slice is None else whole[slices.parse(slice, whole.shape)]
     if chosen == "json":
-        return Json(_summary(capture, part, slice), headers=headers)
+        counted = None if histogram is None else tensors.histogram(part, histogram)
+        return Json(_summary(capture, part, slice) | {"histogram": counted}, headers=headers)
+    if chosen == "png":
+        return _picture(part, headers, has_batch=slice is None and not kind.startswith("param"))
     title = {"step": str(capture.step), "layer": capture.layer, "kind": capture.kind}
     body = tensors.npy(part) if chosen == "npy" else tensors.safetensors({"tensor": part}, title)
     return _streamed(body, chosen, headers)
@@ -247,6 +259,12 @@ def _summary(capture: Capture, part: Array, text: str | None) -> dict[str, Any]:
         "values": values,
         "truncated": not complete,
     }
+
+
+def _picture(part: Array, headers: dict[str, str], *, has_batch: bool) -> Response:
+    picture = pictures.draw(part, has_batch=has_batch)
+    told = f"{picture.shown}; {picture.low:.6g} to {picture.high:.6g}"
+    return Response(picture.png, headers=headers | {"X-Picture": told}, media_type=_MEDIA["png"])
 
 
 def _streamed(body: Body, chosen: str, headers: dict[str, str]) -> Response:
