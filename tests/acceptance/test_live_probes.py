@@ -35,7 +35,7 @@ def test_a_layer_that_was_not_watched_is_seen_within_two_steps(client: gh.Client
         probe = job.probe("conv*", kinds=["output", "param_grad"], every=1)
         assert probe.state == "pending"
         assert probe.matched[:2] == ["conv1", "conv2"]
-        since = probe.wait(timeout=20).applied_step
+        since = probe.wait(timeout=90).applied_step
         assert probe.state == "active"
         first = until(lambda: next(job.events(["stats"]), None))
         assert first.step - since in (0, 1)
@@ -46,12 +46,12 @@ def test_a_layer_that_was_not_watched_is_seen_within_two_steps(client: gh.Client
         (told,) = job.events(["probe"])
         assert (told.probe, told.action, told.step) == (probe.id, "attached", since)
 
-        full = job.probe("fc", want="full", every=1).wait(timeout=20)
+        full = job.probe("fc", want="full", every=1).wait(timeout=90)
         capture = until(lambda: next(job.events(["capture"]), None))
         assert capture.layer == "fc"
         assert capture.step - full.applied_step in (0, 1)
         assert job.layers["fc"].output(step=capture.step).shape[1] == 10
-        full.remove().wait(timeout=20)
+        full.remove().wait(timeout=90)
         assert max(event.step for event in job.events(["capture"])) < full.applied_step
     finally:
         job.cancel(force=True)
@@ -63,12 +63,12 @@ def test_a_probe_is_changed_and_after_its_end_nothing_comes(client: gh.Client, d
     try:
         (probe,) = job.probes()
         assert (probe.state, probe.applied_step) == ("active", 0)
-        since = probe.update(every=50, kinds=["output"]).wait(timeout=20).applied_step
+        since = probe.update(every=50, kinds=["output"]).wait(timeout=90).applied_step
         later = until(lambda: [e for e in job.events(["stats"], after=1) if e.step >= since])
         assert all(event.step % 50 == 0 for event in later)
         assert {kind for event in later for _, kind in rows_of(event)} == {"output"}
 
-        probe.remove().wait(timeout=20)
+        probe.remove().wait(timeout=90)
         done = job.refresh().progress["step"]
         until(lambda: job.refresh().progress["step"] > done + 120)
         assert [e for e in job.events(["stats"]) if e.step >= probe.applied_step] == []
@@ -82,25 +82,26 @@ def test_a_probe_is_changed_and_after_its_end_nothing_comes(client: gh.Client, d
         (probe.id, "removed", probe.applied_step),
     ]
     with pytest.raises(gh.JobCancelled):
-        job.wait(timeout=30)
+        job.wait(timeout=90)
     with pytest.raises(gh.ConflictError) as refused:
         job.probe("conv1")
     assert refused.value.code == "job_ended"
 
 
 def test_watching_meanwhile_changes_no_number(client: gh.Client, digits: str):
-    plain = client.jobs.create(lasting(digits, 400))
-    watched = client.jobs.create(lasting(digits, 400))
-    for _ in range(4):
-        try:
+    watched = running(client, digits)
+    try:
+        for _ in range(4):
             probe = watched.probe(["*"], ["output", "output_grad", "param", "param_grad"])
-            probe.wait(timeout=20)
-            probe.remove().wait(timeout=20)
-        except gh.ConflictError:
-            break
-    plain.wait(timeout=100)
-    watched.wait(timeout=100)
-    assert len(list(watched.events(["probe"]))) >= 2
+            probe.wait(timeout=90)
+            probe.remove().wait(timeout=90)
+    finally:
+        watched.cancel()
+    with pytest.raises(gh.JobCancelled):
+        watched.wait(timeout=90)
+    assert len(list(watched.events(["probe"]))) == 8
+    plain = client.jobs.create(lasting(digits, watched.refresh().progress["step"]))
+    plain.wait(timeout=200)
     assert (plain.metrics("loss").values == watched.metrics("loss").values).all()
     weights = [job.weights() for job in (plain, watched)]
     assert all((value == weights[1][name]).all() for name, value in weights[0].items())
@@ -116,7 +117,7 @@ def test_a_queued_job_starts_with_what_was_attached_to_it(client: gh.Client, dig
         from_spec.remove()
     finally:
         job.cancel(force=True)
-    waits.wait(timeout=60)
+    waits.wait(timeout=200)
     seen = {(event.step, row[0]) for event in waits.events(["stats"]) for row in event.rows}
     made.refresh()
     assert (made.state, made.applied_step) == ("active", 0)

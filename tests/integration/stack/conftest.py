@@ -18,7 +18,7 @@ import pytest
 import glasshouse as gh
 from glasshouse.cli.processes import ROOT, Running
 
-UP_S = 90.0
+UP_S = 180.0
 
 
 @dataclass

@@ -19,7 +19,7 @@ def test_a_killed_service_frees_all_and_comes_back_with_its_key(home: Path):
         house.process.send_signal(signal.SIGKILL)
         house.process.wait()
         # the lifeline: API and worker notice by themselves
-        wait_until(lambda: not children["api"].lives() and not children["worker"].lives(), 30)
+        wait_until(lambda: not children["api"].lives() and not children["worker"].lives())
         again = command(home, "up", "--port", "0", "--detach", "--json")
         assert again.returncode == 0, again.stderr
         assert are_gone(children)

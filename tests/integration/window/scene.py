@@ -56,7 +56,7 @@ LAYERS = [
 ]
 
 
-def wait_until(claim: Callable[[], bool], seconds: float = 10.0) -> None:
+def wait_until(claim: Callable[[], bool], seconds: float = 60.0) -> None:
     """Poll until something holds."""
     deadline = time.monotonic() + seconds
     while not claim():
@@ -127,7 +127,7 @@ class Api:
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
         try:
-            return self.process.wait(15)
+            return self.process.wait(60)
         finally:
             self.kill()
 
@@ -243,7 +243,7 @@ def make_key(database: Database, owner: str, *scopes: str) -> tuple[str, str]:
 def client(url: str, secret: str) -> httpx2.Client:
     """A client that sends a key."""
     headers = {"Authorization": f"Bearer {secret}"}
-    return httpx2.Client(base_url=f"{url}/api/v1", headers=headers, timeout=20)
+    return httpx2.Client(base_url=f"{url}/api/v1", headers=headers, timeout=90)
 
 
 def checked(answer: httpx2.Response, model: type[BaseModel]) -> Any:

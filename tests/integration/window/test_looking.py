@@ -376,19 +376,19 @@ def test_polling_can_wait_for_the_next_event(ada: httpx2.Client, writer: Writer)
     timer = threading.Timer(0.5, writer.losses, [[1.0]])
     timer.start()
     began = time.monotonic()
-    answer = ada.get(path, params={"after": last}, headers={"Prefer": "wait=15"})
+    answer = ada.get(path, params={"after": last}, headers={"Prefer": "wait=60"})
     took = time.monotonic() - began
     timer.join()
     assert answer.json()["data"][0]["seq"] == last + 1
-    assert answer.headers["preference-applied"] == "wait=15"
-    assert 0.3 < took < 10
+    assert answer.headers["preference-applied"] == "wait=60"
+    assert 0.3 < took < 50
     empty = ada.get(path, params={"after": last + 1}, headers={"Prefer": "wait=1"})
     assert empty.json()["data"] == []
     writer.finish()
     end = last + 3
     began = time.monotonic()
-    over = ada.get(path, params={"after": end}, headers={"Prefer": "wait=30"})
-    assert (over.json()["data"], time.monotonic() - began < 10) == ([], True)
+    over = ada.get(path, params={"after": end}, headers={"Prefer": "wait=60"})
+    assert (over.json()["data"], time.monotonic() - began < 50) == ([], True)
 
 
 def test_nonfinite_numbers_come_through_every_route(

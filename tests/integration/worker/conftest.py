@@ -26,7 +26,7 @@ class Broker:
             [str(get_binary_path()), *options, "--dir", str(self._directory)],
             stdout=subprocess.DEVNULL,
         )
-        until(self._answers, 10)
+        until(self._answers)
 
     def kill(self) -> None:
         if self._process is not None:

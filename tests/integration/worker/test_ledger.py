@@ -98,7 +98,7 @@ def test_a_job_runs_on_either_database(any_shop: Shop):
     job_id = any_shop.submit(train_spec(any_shop.dataset(), probes=[probe]))
     job = any_shop.wait(job_id)
     assert job.state == "succeeded", (job.error, any_shop.logs())
-    assert [one["step"] for one in any_shop.payloads(job_id, "metrics")] == list(range(20))
+    assert any_shop.steps(job_id) == list(range(20))
     any_shop.cancel(endless_id := any_shop.submit(endless(any_shop.dataset())))
     assert any_shop.wait(endless_id).state == "cancelled"
 
@@ -129,9 +129,8 @@ def test_a_second_attempt_may_make_the_same_artifacts_and_steps(any_shop: Shop):
     assert (job.state, job.infra_failures) == ("queued", 0)
 
 
-@pytest.mark.timeout(240)
 def test_a_ledger_that_is_away_for_a_while_stops_no_training(shop: Shop):
-    shop.start_worker()
+    shop.start_worker(LEASE_S="3")
     job_id = shop.submit(endless(shop.dataset()))
     before = shop.wait_step(job_id).progress
     assert before is not None
@@ -140,11 +139,11 @@ def test_a_ledger_that_is_away_for_a_while_stops_no_training(shop: Shop):
     time.sleep(12)  # longer than a connection waits, four times as long as the lease
     lock.execute("ROLLBACK")
     lock.close()
-    shop.wait_step(job_id, before["step"] + 1000)
+    shop.wait_step(job_id, before["step"] + 200)
     assert len(shop.attempts(job_id)) == 1
     assert shop.logged("w1", "ledger_away")
     shop.cancel(job_id)
-    # a job this fast has said much meanwhile, and all of it is stored before it ends
-    assert shop.wait(job_id, timeout_s=120).state == "cancelled"
-    steps = [one["step"] for one in shop.payloads(job_id, "metrics")]
+    # it has said much meanwhile, and all of it is stored before it ends
+    assert shop.wait(job_id).state == "cancelled"
+    steps = shop.steps(job_id)
     assert steps == list(range(len(steps)))

@@ -33,7 +33,7 @@ def test_a_job_runs_to_its_end(shop: Shop):
     types = [event.type for event in shop.events(job_id)]
     assert types[-2:] == ["state", "end"]
     assert types.count("end") == 1
-    assert [payload["step"] for payload in shop.payloads(job_id, "metrics")] == list(range(20))
+    assert shop.steps(job_id) == list(range(20))
     moves = [(move["from"], move["to"]) for move in shop.payloads(job_id, "state")]
     assert moves == [
         (None, "queued"),
@@ -85,7 +85,7 @@ def test_a_cancelled_job_stops_at_a_step_boundary_and_frees_its_device(shop: Sho
     job_id = shop.submit(endless(shop.dataset()))
     shop.wait_step(job_id)
     shop.cancel(job_id)
-    job = shop.wait(job_id, timeout_s=5)
+    job = shop.wait(job_id)
     assert job.state == "cancelled"
     assert shop.attempts(job_id)[-1].exit_kind == "cancelled"
     assert all(device.job is None for device in shop.devices())
@@ -98,15 +98,15 @@ def test_force_ends_a_rank_that_does_not_listen(shop: Shop):
     pid = shop.rank_pid(job_id)
     os.kill(pid, signal.SIGSTOP)  # neither a step boundary nor SIGTERM is reached
     shop.cancel(job_id, force=True)
-    job = shop.wait(job_id, timeout_s=10)
+    job = shop.wait(job_id)
     assert job.state == "cancelled"
     assert shop.attempts(job_id)[-1].exit_kind == "killed"
-    assert group_gone(pid)
+    until(lambda: group_gone(pid))
 
 
 def test_a_rank_killed_from_outside_runs_again(shop: Shop):
     shop.start_worker()
-    job_id = shop.submit(train_spec(shop.dataset(), stop={"seconds": 2.0}))
+    job_id = shop.submit(train_spec(shop.dataset(), stop={"seconds": 4.0}))
     shop.wait_step(job_id)
     os.kill(shop.rank_pid(job_id), signal.SIGKILL)
     job = shop.wait(job_id)
@@ -163,55 +163,49 @@ def test_a_job_whose_dataset_is_gone_fails_with_a_reason(shop: Shop):
 
 
 def test_a_killed_worker_leaves_no_rank_and_its_job_runs_elsewhere(shop: Shop):
-    for name in ("w1", "w2"):
-        shop.start_worker(name)
-    job_id = shop.submit(train_spec(shop.dataset(), stop={"seconds": 2.0}))
-    name = shop.wait_step(job_id).worker
-    assert name is not None
-    first = shop.workers[name]
-    pid = shop.rank_pid(job_id, name)
+    first = shop.start_worker("w1", LEASE_S="5")
+    job_id = shop.submit(endless(shop.dataset()))
+    shop.wait_step(job_id)
+    shop.start_worker("w2", LEASE_S="5")
+    pid = shop.rank_pid(job_id, "w1")
     family = [child.pid for child in psutil.Process(first.pid).children(recursive=True)]
     assert pid in family
     first.kill()
     first.wait()
-    until(lambda: all(group_gone(one) for one in family), 15)
-    job = shop.wait(job_id)
-    assert job.state == "succeeded", (job.error, shop.logs())
-    other = {"w1": "w2", "w2": "w1"}[name]
+    until(lambda: all(group_gone(one) for one in family))
+    shop.wait_runs_again(job_id)
     assert [(one.worker, one.exit_kind) for one in shop.attempts(job_id)] == [
-        (name, "lease_expired"),
-        (other, "succeeded"),
+        ("w1", "lease_expired"),
+        ("w2", "cancelled"),
     ]
 
 
 def test_a_worker_that_starts_again_runs_the_jobs_of_its_last_life(shop: Shop):
     first = shop.start_worker(LEASE_S="60")
-    job_id = shop.submit(train_spec(shop.dataset(), stop={"seconds": 2.0}))
+    job_id = shop.submit(endless(shop.dataset()))
     shop.wait_step(job_id)
     first.kill()
     first.wait()
     (shop.home / "w1.log").write_text("")
     shop.start_worker(LEASE_S="60")
-    job = shop.wait(job_id)
-    assert job.state == "succeeded", (job.error, shop.logs())
-    assert [one.exit_kind for one in shop.attempts(job_id)] == ["worker_restarted", "succeeded"]
+    shop.wait_runs_again(job_id)
+    assert [one.exit_kind for one in shop.attempts(job_id)] == ["worker_restarted", "cancelled"]
 
 
 def test_a_stopped_worker_gives_its_jobs_back_unblamed(shop: Shop):
     for name in ("w1", "w2"):
         shop.start_worker(name)
-    job_id = shop.submit(train_spec(shop.dataset(), stop={"seconds": 2.0}))
+    job_id = shop.submit(endless(shop.dataset()))
     name = shop.wait_step(job_id).worker
     assert name is not None
     shop.workers[name].send_signal(signal.SIGTERM)
-    assert shop.workers[name].wait(10) == 0, shop.logs()
-    job = shop.wait(job_id)
-    assert job.state == "succeeded"
-    assert job.infra_failures == 0
+    assert shop.workers[name].wait(60) == 0, shop.logs()
+    shop.wait_runs_again(job_id)
+    assert shop.job(job_id).infra_failures == 0
     other = {"w1": "w2", "w2": "w1"}[name]
     assert [(one.worker, one.exit_kind) for one in shop.attempts(job_id)] == [
         (name, "worker_stopping"),
-        (other, "succeeded"),
+        (other, "cancelled"),
     ]
     with shop.database.read() as tx:
         states = {row.id: state for row, state in workers.all_workers(tx, lease_ms=3000)}
@@ -237,12 +231,12 @@ def test_a_worker_ends_with_its_lifeline(shop: Shop):
     shop.workers["w1"] = process
     until(lambda: shop.worker_ready("w1", process))
     os.close(write_end)
-    assert process.wait(15) == 0, shop.logs()
+    assert process.wait(60) == 0, shop.logs()
 
 
 def test_a_dead_nursery_is_replaced_and_its_job_runs_again(shop: Shop):
     worker = shop.start_worker()
-    job_id = shop.submit(train_spec(shop.dataset(), stop={"seconds": 2.0}))
+    job_id = shop.submit(endless(shop.dataset()))
     shop.wait_step(job_id)
     pid = shop.rank_pid(job_id)
     nursery = next(
@@ -251,10 +245,9 @@ def test_a_dead_nursery_is_replaced_and_its_job_runs_again(shop: Shop):
         if "engine.nursery" in child.cmdline()
     )
     nursery.kill()
-    until(lambda: group_gone(pid), 10)
-    job = shop.wait(job_id)
-    assert job.state == "succeeded", (job.error, shop.logs())
-    assert [one.exit_kind for one in shop.attempts(job_id)] == ["nursery_lost", "succeeded"]
+    until(lambda: group_gone(pid))
+    shop.wait_runs_again(job_id)
+    assert [one.exit_kind for one in shop.attempts(job_id)] == ["nursery_lost", "cancelled"]
 
 
 def test_a_rank_sees_nothing_of_the_services_environment(
@@ -325,7 +318,7 @@ def test_a_fenced_out_supervisor_stops_its_rank_and_writes_nothing_more(shop: Sh
             tx, held, exit_kind="lease_expired", reason="a test", max_failures=9
         )
         workers.drain(tx, "w1")
-    until(lambda: group_gone(pid), 15)
+    until(lambda: group_gone(pid))
     until(lambda: shop.logged("w1", "fenced_out"))
     job = shop.job(job_id)
     assert job.state == "queued"
@@ -370,7 +363,7 @@ def test_a_second_worker_of_the_same_name_does_not_start(shop: Shop):
     first = shop.start_worker("w1")
     second = shop.start_worker("w1", wait=False)
     shop.workers["w1"] = first
-    assert second.wait(30) == 1
+    assert second.wait(60) == 1
     assert first.poll() is None
 
 
@@ -383,7 +376,7 @@ def test_a_cancel_at_any_moment_ends_the_job(shop: Shop):
         due = time.monotonic() + number * 0.01
         until(lambda due=due: time.monotonic() >= due)
         shop.cancel(job_id)
-        ended.append(shop.wait(job_id, timeout_s=12).state)
+        ended.append(shop.wait(job_id).state)
         assert [event.type for event in shop.events(job_id)][-1] == "end"
     assert set(ended) == {"cancelled"}
     until(lambda: all(device.job is None for device in shop.devices()))

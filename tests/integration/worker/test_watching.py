@@ -9,7 +9,7 @@ BODY = {"layers": ["fc1"], "kinds": ["output"], "every": 1, "want": ["stats"]}
 
 
 def test_a_job_that_lost_its_worker_is_watched_as_before_from_its_first_step(shop: Shop):
-    worker = shop.start_worker()
+    worker = shop.start_worker(LEASE_S="5")
     job_id = shop.submit(endless(shop.dataset()))
     shop.wait_step(job_id)
     with shop.database.write() as tx:
@@ -23,8 +23,8 @@ def test_a_job_that_lost_its_worker_is_watched_as_before_from_its_first_step(sho
 
     worker.kill()
     worker.wait()
-    shop.start_worker("w2")
-    until(lambda: len(shop.attempts(job_id)) == 2, 60)
+    shop.start_worker("w2", LEASE_S="5")
+    until(lambda: len(shop.attempts(job_id)) == 2)
     first = until(
         lambda: next(
             (
@@ -33,8 +33,7 @@ def test_a_job_that_lost_its_worker_is_watched_as_before_from_its_first_step(sho
                 if event.attempt == 2 and event.type == "stats"
             ),
             None,
-        ),
-        60,
+        )
     )
     assert '"step":0' in first.payload.replace(" ", "")
     assert len(shop.payloads(job_id, "probe")) == 1

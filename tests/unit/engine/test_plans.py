@@ -328,7 +328,7 @@ def test_the_planner_outlives_what_it_is_asked():
         assert ask({"id": 9, "do": "catalog", "section": "nowhere"})["ok"] is False
         assert ask({"id": 10, "do": "plan", "spec": spec(), "datasets": metas})["ok"] is True
         process.stdin.close()
-        assert process.wait(timeout=10) == 0
+        assert process.wait(timeout=60) == 0
 
 
 def test_the_catalogue_describes_what_can_be_used():

@@ -35,7 +35,7 @@ def test_a_process_is_alive_until_it_ends_even_before_it_is_reaped(
     found = identity(sleeper)
     assert processes.alive(found)
     sleeper.kill()
-    assert processes.wait_gone(found, 5)
+    assert processes.wait_gone(found, 60)
     assert sleeper.returncode is None
 
 
@@ -47,7 +47,7 @@ def test_a_recycled_pid_gets_no_signal(sleeper: subprocess.Popen[bytes]):
 
 def test_a_verified_process_gets_its_signal(sleeper: subprocess.Popen[bytes]):
     assert processes.signal_group(identity(sleeper), signal.SIGTERM)
-    assert sleeper.wait(5) == -signal.SIGTERM
+    assert sleeper.wait(60) == -signal.SIGTERM
 
 
 def test_a_rank_is_asked_then_signalled_then_killed(sleeper: subprocess.Popen[bytes]):
@@ -62,7 +62,7 @@ def test_a_rank_is_asked_then_signalled_then_killed(sleeper: subprocess.Popen[by
     assert os.read(read_end, 100) == b'{"do":"cancel"}\n'
     while sleeper.poll() is None:
         stop.press()
-        assert time.monotonic() < began + 10
+        assert time.monotonic() < began + 60
     assert sleeper.returncode == -signal.SIGKILL
     assert time.monotonic() - began >= 0.4
     rank.close()
@@ -74,6 +74,6 @@ def test_force_does_not_wait(sleeper: subprocess.Popen[bytes]):
     read_end, write_end = os.pipe()
     rank = Rank(identity(sleeper), write_end)
     Stop(rank, grace_s=60, kill_s=60).ask(force=True)
-    assert sleeper.wait(5) == -signal.SIGTERM
+    assert sleeper.wait(60) == -signal.SIGTERM
     rank.close()
     os.close(read_end)
