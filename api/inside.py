@@ -184,10 +184,13 @@ class AttachedProbe(Document):
     start: int
     stop: int | None
     want: list[str]
+    slice: str | None
+    max_bytes: int | None
     matched: list[str]
     """Layers, leaves and parameters that it looks at."""
     bytes_per_step: int
-    """Of the tensors that it looks at, on a step on which it is due."""
+    """Of the tensors that it looks at, on a step on which it is due; where it keeps some, of what
+    it keeps."""
     applied_step: int | None
     """The first step for which its last change held; null until then."""
     position: int

@@ -1,6 +1,6 @@
 """The probes of a job: attached, changed and removed while it runs."""
 
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Depends, Query
 from pydantic import TypeAdapter
@@ -25,7 +25,7 @@ from glasshouse.errors import (
     JobEnded,
     ProbeNotFound,
 )
-from glasshouse.spec import Probe
+from glasshouse.spec import Form, Probe
 from models import jobs, probes
 from models.database import Transaction
 from models.idempotency import Answer
@@ -37,7 +37,7 @@ from models.tables import Probe as Row
 router = APIRouter(prefix=BASE, tags=["inside"])
 _EXAMPLE = {"layers": ["conv*"], "kinds": ["output"], "every": 1, "want": ["stats"]}
 _ADAPTER: TypeAdapter[Probe] = TypeAdapter(Probe)
-_MERGED = ("layers", "kinds", "every", "at", "start", "stop", "want")
+_MERGED = tuple(Probe.model_fields)
 
 
 class ProbePatch(Body):
@@ -49,7 +49,9 @@ class ProbePatch(Body):
     at: list[int] | None = None
     start: int | None = None
     stop: int | None = None
-    want: list[Literal["stats", "full"]] | None = None
+    want: list[Form] | None = None
+    slice: str | None = None
+    max_bytes: int | None = None
 
 
 @router.post(

@@ -15,6 +15,7 @@ from engine.data import BadField, field_shape, inline_rows
 from engine.metrics import metric_names
 from engine.network import needed_layers, root
 from engine.optim import try_loss, try_optimizer
+from engine.probes.parts import planned
 from engine.probes.select import Watchable, select
 from engine.problems import Findings, SpecProblems, one
 from engine.shapes import FieldShape, Trace, trace
@@ -253,19 +254,27 @@ def _check_probes(
         {name: _num_bytes(item) for name, item in named.items()},
         graded,
     )
+    everything = {**leaves, **named}
     described: list[dict[str, Any]] = []
     full_bytes = 0
     for number, probe in enumerate(spec.probes):
         seen = select(probe, number, watchable, findings)
         size = sum(seen.values())
-        full_bytes += size if "full" in probe.want else 0
+        if not {"full", "sample"}.isdisjoint(probe.want):
+            layouts = {key: _layout(everything[key.rpartition("/")[0]]) for key in seen}
+            size = planned(probe, number, layouts, findings)
+            full_bytes += size
         if full_bytes > MAX_FULL_BYTES:
             detail = f"whole tensors of one step would take {full_bytes} bytes with this probe; the"
-            detail += f" limit is {MAX_FULL_BYTES}: name fewer layers, or want stats"
+            detail += f" limit is {MAX_FULL_BYTES}: name fewer layers, a slice, or want stats"
             findings.problem(f"/probes/{number}/want", detail, "too_large")
         names = list(dict.fromkeys(name.rpartition("/")[0] for name in seen))
         described.append({"matched": names, "bytes_per_step": size})
     return described
+
+
+def _layout(item: Tensor) -> tuple[tuple[int, ...], int]:
+    return tuple(item.shape), item.element_size()
 
 
 def _with_gradient(

@@ -85,10 +85,15 @@ class StatsEvent(_Event):
     phase: Literal["train", "evaluate"]
     columns: list[str]
     rows: list[list[str | Number]]
+    """Of the tensors of which ``stats`` are wanted."""
+    histograms: list[tuple[str, str, list[int], list[int]]] | None = None
+    """Layer, kind, the bins that are not empty (``glasshouse.bins``), and their counts."""
+    quantiles: list[list[str | Number]] | None = None
+    """Layer, kind, p01, p05, p25, p50, p75, p95, p99."""
 
 
 class CaptureEvent(_Event):
-    """A whole tensor was kept."""
+    """A tensor, or a part of one, was kept."""
 
     type: Literal["capture"]
     capture: str

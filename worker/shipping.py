@@ -22,6 +22,7 @@ from models.events import NewEvent
 from models.tables import now
 
 MAX_RESULT_CHARACTERS = 256 * 1024
+_ONLY_TOLD = ("form", "slice", "captured_from")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
@@ -108,6 +109,7 @@ class Sorter:
     def _stats(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
         event: dict[str, Any] = {"step": record["step"], "phase": record["phase"]}
         event |= {"columns": list(STATS_COLUMNS), "rows": record["rows"]}
+        event |= {key: record[key] for key in ("histograms", "quantiles") if key in record}
         to.batch.events.append(NewEvent("stats", at, event))
         to.batch.stats.append(record)
 
@@ -145,7 +147,8 @@ class Sorter:
         key = f"{self._prefix}/captures/{capture}.safetensors"
         to.moves.append((self._inside(record["file"]), key))
         row = {name: value for name, value in record.items() if name != "file"}
-        to.batch.captures.append({"id": capture, "key": key, **row})
+        stored = {name: value for name, value in row.items() if name not in _ONLY_TOLD}
+        to.batch.captures.append({"id": capture, "key": key, **stored})
         where = f"{quote(row['layer'], safe='')}/{quote(row['kind'], safe='')}"
         href = f"/api/v1/jobs/{self._claim.job}/layers/{where}?step={row['step']}"
         to.batch.events.append(NewEvent("capture", at, {"capture": capture, **row, "href": href}))

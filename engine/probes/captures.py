@@ -37,8 +37,21 @@ class CaptureWriter:
         self._num_written = 0
         self._thread: threading.Thread | None = None
 
-    def offer(self, step: int, layer: str, kind: str, tensor: Tensor) -> bool:
-        """Copy a tensor as it is now, to be written later; False when there is no room."""
+    def offer(  # noqa: PLR0913 (each is a word of the record)
+        self,
+        step: int,
+        layer: str,
+        kind: str,
+        tensor: Tensor,
+        *,
+        form: str = "full",
+        slice: str | None = None,  # noqa: A002 (the public name)
+        captured_from: tuple[int, ...] | None = None,
+    ) -> bool:
+        """Copy a tensor as it is now, to be written later; False when there is no room.
+
+        ``tensor`` may be a part of what ``captured_from`` is the shape of, as ``form`` says.
+        """
         size = tensor.numel() * tensor.element_size()
         with self._lock:
             if self._num_bytes + size > self._max_bytes or self._queue.full():
@@ -55,6 +68,9 @@ class CaptureWriter:
             "shape": list(tensor.shape),
             "dtype": dtype_name(tensor.dtype),
             "size_bytes": size,
+            "form": form,
+            "slice": slice,
+            "captured_from": list(tensor.shape if captured_from is None else captured_from),
         }
         self._start()
         self._queue.put((record, *_snapshot(tensor)))

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from engine.network import Network, leaves, root
 from engine.probes.captures import CaptureWriter
+from engine.probes.counted import Counted, wanted_counts
+from engine.probes.parts import kept
 from engine.probes.select import may_match
 from engine.probes.summarize import summarize, summarize_all
 from engine.probes.watch import Watch
@@ -27,7 +29,9 @@ class Desk(Protocol):
     network: Network
     captures: CaptureWriter
 
-    def finish_step(self, step: int, rows: list[tuple[str, str, Any]]) -> None:
+    def finish_step(
+        self, step: int, rows: list[tuple[str, str, Any]], counted: Sequence[Counted]
+    ) -> None:
         """Send the statistics of a step on their way."""
         ...
 
@@ -45,6 +49,7 @@ class Look(AbstractContextManager[None]):
         self._due = due
         self._handles: list[Any] = []
         self._rows: list[tuple[str, str, Any]] = []
+        self._counted: list[Counted] = []
 
     def __enter__(self) -> None:
         for name, module in self._desk.network.layers.items():
@@ -69,8 +74,9 @@ class Look(AbstractContextManager[None]):
         if error is None:
             self._read_parameters()
             order = {name: number for number, name in enumerate(self._desk.network.layers)}
-            self._rows.sort(key=lambda row: (order[root(row[0])], row[0], _KINDS.index(row[1])))
-            self._desk.finish_step(self._step, self._rows)
+            for found in (self._rows, self._counted):
+                found.sort(key=lambda row: (order[root(row[0])], row[0], _KINDS.index(row[1])))
+            self._desk.finish_step(self._step, self._rows, self._counted)
 
     def _on_output(self, layer: str, interested: list[Watch]) -> Callable[..., None]:
         def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
@@ -111,7 +117,7 @@ class Look(AbstractContextManager[None]):
         counted = [
             (name, tensor)
             for name, tensor, watches in seen
-            if any(watch.takes_stats for watch in watches)
+            if any(watch.takes_stats for watch in watches) and not wanted_counts(watches)
         ]
         try:
             figures = summarize_all([tensor for _, tensor in counted])
@@ -122,7 +128,7 @@ class Look(AbstractContextManager[None]):
         for (name, _), row in zip(counted, figures, strict=True):
             self._rows.append((name, kind, row))
         for name, tensor, watches in seen:
-            self._see(kind, name, tensor, watches, is_counted=True)
+            self._see(kind, name, tensor, watches, is_counted=not wanted_counts(watches))
 
     def _see(
         self,
@@ -135,9 +141,25 @@ class Look(AbstractContextManager[None]):
     ) -> None:
         """Look at a tensor now: it may be overwritten by the next instruction."""
         try:
-            if not is_counted and any(watch.takes_stats for watch in watches):
-                self._rows.append((name, kind, summarize(tensor)))
+            if not is_counted:
+                self._count(kind, name, tensor, watches)
             if any(watch.takes_full for watch in watches):
-                self._desk.captures.offer(self._step, name, kind, tensor)
+                self._keep(kind, name, tensor, watches)
         except Exception as error:
             self._desk.failed(watches, error)
+
+    def _count(self, kind: str, name: str, tensor: Tensor, watches: list[Watch]) -> None:
+        takes_stats = any(watch.takes_stats for watch in watches)
+        if wanted := wanted_counts(watches):
+            figures, counts = summarize(tensor, histogram=True)
+            self._counted.append(Counted(name, kind, figures, counts, wanted))
+            if takes_stats:
+                self._rows.append((name, kind, figures))
+        elif takes_stats:
+            self._rows.append((name, kind, summarize(tensor)))
+
+    def _keep(self, kind: str, name: str, tensor: Tensor, watches: list[Watch]) -> None:
+        for part, view in kept(watches, tensor):
+            self._desk.captures.offer(
+                self._step, name, kind, view, **part._asdict(), captured_from=tuple(tensor.shape)
+            )

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from engine.network import Network
 from engine.probes.captures import CaptureWriter
+from engine.probes.counted import Counted, landed, on_device, told
 from engine.probes.kernel import NUM_FIGURES
 from engine.probes.look import Look
 from engine.probes.wanted import Wanted
@@ -75,26 +76,35 @@ class Probes:
         self.captures.close()
         self._report_dropped()
 
-    def finish_step(self, step: int, rows: list[tuple[str, str, Any]]) -> None:
+    def finish_step(
+        self, step: int, rows: list[tuple[str, str, Any]], counted: Sequence[Counted] = ()
+    ) -> None:
         """Send the statistics of a step on their way."""
         self._report_dropped()
-        if not rows:
+        if not rows and not counted:
             return
         at = now()
         names = [(layer, kind) for layer, kind, _ in rows]
+        num_flat = NUM_FIGURES * len(names)
 
-        def then(flat: list[float]) -> None:
+        def then(flat: list[float], found: Sequence[Counted] = counted) -> None:
             table = [
                 [*name, *flat[start : start + NUM_FIGURES]]
-                for name, start in zip(names, range(0, len(flat), NUM_FIGURES), strict=True)
+                for name, start in zip(names, range(0, num_flat, NUM_FIGURES), strict=True)
             ]
             record = {"type": "stats", "at": at, "step": step, "phase": "train", "rows": table}
-            self.emit(record)
+            self.emit(record | told(found))
 
-        if isinstance(rows[0][2], Tensor):
-            self.readback.put([figures for _, _, figures in rows], then)
+        def then_many(numbers: Tensor) -> None:
+            then(numbers[:num_flat].tolist(), [*landed(counted, numbers[num_flat:])])
+
+        figures = [found for _, _, found in rows]
+        if numbers := on_device(counted):
+            self.readback.put_many([*figures, *numbers], then_many)
+        elif figures and isinstance(figures[0], Tensor):
+            self.readback.put(figures, then)
         else:
-            then([value for _, _, figures in rows for value in figures])
+            then([value for found in figures for value in found])
 
     def failed(self, watches: Sequence[Watch], error: Exception) -> None:
         """Count a failure to observe; a probe that keeps failing is switched off."""

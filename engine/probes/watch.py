@@ -17,7 +17,9 @@ class Watch:
         self.probe = probe
         self.num_failures = 0
         self.takes_stats = "stats" in probe.want
-        self.takes_full = "full" in probe.want
+        self.takes_full = not {"full", "sample"}.isdisjoint(probe.want)
+        self.counts = frozenset(probe.want) & {"histogram", "quantiles"}
+        """What it wants of the histogram."""
         self._known: dict[tuple[str, str, bool], bool] = {}
 
     def wants(self, kind: str, name: str, *, is_first: bool = True) -> bool:

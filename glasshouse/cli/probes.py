@@ -24,7 +24,16 @@ def probe(  # noqa: PLR0913 (each is a field of a probe)
     at: Annotated[list[int] | None, typer.Option(help="On this step; may repeat.")] = None,
     start: Annotated[int | None, typer.Option(help="Not before this step.")] = None,
     stop: Annotated[int | None, typer.Option(help="No more from this step on.")] = None,
-    want: Annotated[list[str] | None, typer.Option(help="stats, full; may repeat.")] = None,
+    want: Annotated[
+        list[str] | None,
+        typer.Option(help="stats, histogram, quantiles, full, sample; commas, or may repeat."),
+    ] = None,
+    slice_: Annotated[
+        str | None, typer.Option("--slice", help="The part that full keeps: 0:4,:,::2.")
+    ] = None,
+    max_bytes: Annotated[
+        int | None, typer.Option(help="What full or sample may keep of one tensor.")
+    ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List what is watched.")] = False,
     remove: Annotated[
         str | None, typer.Option(metavar="PROBE", help="Remove a probe by its id (prb_…).")
@@ -50,6 +59,8 @@ def probe(  # noqa: PLR0913 (each is a field of a probe)
             _split(layers),
             _split(kinds) or ["output"],
             want=_split(want) or ["stats"],
+            slice=slice_,
+            max_bytes=max_bytes,
             every=every,
             at=at or None,
             start=start,

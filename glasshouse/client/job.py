@@ -149,6 +149,8 @@ class Job(Record):
         kinds: str | Sequence[str] = ("output",),
         *,
         want: str | Sequence[str] = ("stats",),
+        slice: str | None = None,  # noqa: A002 (the name of the field)
+        max_bytes: int | None = None,
         **when: Any,
     ) -> Probe:
         """Watch more of it, from its next step boundary on.
@@ -156,10 +158,12 @@ class Job(Record):
         Args:
             layers: globs over names of layers and parameters.
             kinds: ``output``, ``output_grad``, ``param``, ``param_grad``.
-            want: ``stats``, ``full``.
+            want: ``stats``, ``histogram``, ``quantiles``, ``full``, ``sample``.
+            slice: the part that ``full`` keeps, as numpy writes it.
+            max_bytes: what ``full`` or ``sample`` may keep of one tensor.
             when: ``every`` (left out, 1) or ``at``; ``start``, ``stop``.
         """
-        body = as_probe(layers, kinds, want, when)
+        body = as_probe(layers, kinds, want, {"slice": slice, "max_bytes": max_bytes, **when})
         return Probe(self._transport, self._transport.create(f"{self.path}/probes", body))
 
     def get_probe(self, probe_id: str) -> Probe:

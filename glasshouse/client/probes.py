@@ -41,7 +41,7 @@ class Probe(Record):
         return self
 
     def update(self, **fields: Any) -> "Probe":
-        """Change ``every``, ``at``, ``start``, ``stop``, ``want``, ``layers`` or ``kinds``."""
+        """Change ``every``, ``at``, ``start``, ``layers``, ``kinds``, ``want`` … ."""
         self.data = self._transport.patch(self.path, fields)
         return self
 

@@ -14,7 +14,7 @@ from glasshouse.spec.jobs import (
     parse_job,
 )
 from glasshouse.spec.network import Graph, Layer
-from glasshouse.spec.probes import Probe, TensorKind
+from glasshouse.spec.probes import Form, Probe, TensorKind
 from glasshouse.spec.strict import Args, Spec
 from glasshouse.spec.training import Checkpoint, Evaluate, Loss, Metric, Optimizer, Stop
 
@@ -27,6 +27,7 @@ __all__ = [
     "Evaluate",
     "Field",
     "Flatten",
+    "Form",
     "Graph",
     "InferData",
     "InferJob",

@@ -168,3 +168,26 @@ def test_an_ended_job_is_watched_no_more(api: httpx2.Client, job: str):
         api.delete(first),
     ):
         assert (answer.status_code, answer.json()["code"]) == (409, "job_ended")
+
+
+def test_a_part_of_a_tensor_is_asked_for_changed_and_refused(api: httpx2.Client, job: str):
+    made = attached(api, job, want=["full", "histogram"], slice="0:8,::2", max_bytes=400)
+    assert (made["slice"], made["max_bytes"], made["bytes_per_step"]) == ("0:8,::2", 400, 8 * 5 * 4)
+    path, merge = made["links"]["self"], {"Content-Type": "application/merge-patch+json"}
+    wrong = {
+        '{"slice": "100"}': ("/slice", "out of range"),
+        '{"slice": "a"}': ("", "as in numpy"),
+        '{"max_bytes": 159}': ("/max_bytes", "smallest that works is 160"),
+        '{"want": ["sample"]}': ("", "want full"),
+    }
+    for body, (pointer, said) in wrong.items():
+        answer = api.patch(path, content=body, headers=merge)
+        assert answer.status_code == 422, answer.text
+        (error,) = answer.json()["errors"]
+        assert error["pointer"] == pointer
+        assert said in error["detail"]
+    sampled = '{"want": ["sample", "quantiles"], "slice": null, "max_bytes": 120}'
+    changed = api.patch(path, content=sampled, headers=merge)
+    assert changed.status_code == 200, changed.text
+    assert changed.json()["slice"] is None
+    assert changed.json()["bytes_per_step"] == 3 * 40

@@ -55,6 +55,17 @@ def test_files_are_moved_under_keys_that_the_worker_makes(tmp_path: Path):
     assert href == "/api/v1/jobs/job_1/layers/a%2Fb/output?step=1"
 
 
+def test_histograms_and_quantiles_are_in_the_event(tmp_path: Path):
+    record = {"type": "stats", "step": 1, "phase": "train", "rows": []}
+    names = ["fc", "output"]
+    more = {"histograms": [[*names, [0, 5], [3, 1]]], "quantiles": [[*names, *range(7)]]}
+    _, shipment = sort(tmp_path, record, record | more)
+    payloads = [event.payload for event in shipment.batch.events]
+    assert payloads[0] == {key: payloads[1][key] for key in ("step", "phase", "columns", "rows")}
+    assert payloads[1].items() >= more.items()
+    assert shipment.batch.stats[1].items() >= more.items()
+
+
 @pytest.mark.parametrize("file", ["/etc/passwd", "../other", "captures/../../x", ""])
 def test_a_rank_cannot_name_a_file_outside_its_directory(tmp_path: Path, file: str):
     record = {"type": "artifact", "name": "a", "media_type": "x/y", "size_bytes": 1, "file": file}
