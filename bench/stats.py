@@ -17,13 +17,15 @@ from pathlib import Path
 import numpy as np
 from sqlalchemy import text
 
-from models import stats, stats_folding
+from models import stats, stats_folding, stats_left
 from models.database import Database
 from models.migrate import migrate
 from models.stats_bytes import Block, Figures, Series, pack_block
-from models.stats_folding import Owner
+from models.stats_left import Owner
 from models.tables import StatsBlock
 from tests.integration.store import making
+from tests.integration.window import scene
+from tests.integration.window.scene import Api, Broker
 
 STEPS_PER_SHIPMENT = 10
 
@@ -33,18 +35,44 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--tensors", type=int, default=200)
     given = parser.parse_args(arguments)
-    home = Path(tempfile.mkdtemp(prefix="gh"))
+    home = Path(tempfile.mkdtemp(prefix="gh", dir="/tmp"))
     database = Database(f"sqlite:///{home / 'glasshouse.db'}")
+    broker = Broker(home)
     try:
         migrate(database, lock_file=home / "migrate.lock")
-        print(json.dumps(measure(database, given.steps, given.tensors)), flush=True)
+        broker.start()
+        print(json.dumps(measure(database, home, broker, given.steps, given.tensors)), flush=True)
     finally:
+        broker.kill()
         database.close()
         shutil.rmtree(home)
     return 0
 
 
-def measure(database: Database, num_steps: int, tensors: int) -> dict[str, object]:
+def over_http(database: Database, home: Path, broker: Broker, path: str) -> dict[str, float]:
+    """One layer of the whole job, as clients get it."""
+    api = Api(home, database.url, broker.url)
+    found: dict[str, float] = {}
+    arrow = {"Accept": "application/vnd.apache.arrow.stream"}
+    try:
+        with scene.client(api.url, scene.make_key(database, "ada")[1]) as client:
+
+            def get(query: str, headers: dict[str, str] | None = None) -> None:
+                client.get(f"{path}?layer=layer7&{query}", headers=headers).raise_for_status()
+
+            found["http_1000_points_ms"] = timed(lambda: get(""), 9)
+            found["http_one_figure_ms"] = timed(lambda: get("stat=mean"), 9)
+            every = "max_points=1000000"
+            found["http_every_point_json_ms"] = timed(lambda: get(every), 5)
+            found["http_every_point_arrow_ms"] = timed(lambda: get(every, arrow), 5)
+    finally:
+        api.stop()
+    return found
+
+
+def measure(
+    database: Database, home: Path, broker: Broker, num_steps: int, tensors: int
+) -> dict[str, object]:
     making.make_worker(database)
     job = making.make_job(database)
     claim = making.running(database, job)
@@ -65,6 +93,7 @@ def measure(database: Database, num_steps: int, tensors: int) -> dict[str, objec
         "steps": num_steps,
         "tensors": tensors,
         "query_one_layer_ms": timed(lambda: filler.query("layer7"), 9),
+        **over_http(database, home, broker, f"/jobs/{job.id}/stats"),
         "query_with_unfolded_blocks_ms": unfolded,
         "query_100_steps_ms": timed(lambda: filler.query("layer7", num_steps // 2), 9),
         "newest_of_all_ms": newest_ms,
@@ -110,7 +139,7 @@ class Filler:
             )
         self.shipping_s += time.perf_counter() - began
         with self._database.read() as tx:
-            due = stats_folding.is_due(tx, self._owner.job)
+            due = stats_left.is_due(tx, self._owner.job)
         if due:
             self.fold()
 
@@ -148,7 +177,7 @@ class Filler:
 
     def is_left(self) -> bool:
         with self._database.read() as tx:
-            return stats_folding.is_left(tx, self._owner.job)
+            return stats_left.is_left(tx, self._owner.job)
 
 
 def timed(act: Callable[[], None], times: int) -> float:

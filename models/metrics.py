@@ -4,14 +4,12 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 from sqlalchemy import ColumnElement, and_, case, func, or_, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from glasshouse import jsonio
 from models.tables import Attempt, Metric, core
-from models.thinning import kept_places
 
 
 class Summary(NamedTuple):
@@ -123,6 +121,10 @@ def thin(points: Sequence[Point], max_points: int) -> list[Point]:
 
     Every non-finite run keeps its first and last point, whatever the limit.
     """
+    import numpy as np  # noqa: PLC0415 (the worker, which never thins, does without)
+
+    from models.thinning import kept_places  # noqa: PLC0415
+
     values = np.array([point.value for point in points], np.float64)
     return [points[place] for place in kept_places([values], max_points)]
 

@@ -8,25 +8,17 @@ overwritten by the next. Every transaction is fenced, so only the attempt that h
 from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import delete, func, insert, select
+from sqlalchemy import delete, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
+from models import stats_left
 from models.stats import FORMS, Form, last_fold
 from models.stats_bytes import Data, Figures, Gathered, Series, pack_chunk
+from models.stats_left import Owner
 from models.tables import Job, StatsBlock, StatsChunk, StatsFold, StatsSeries, core
 
-MAX_BLOCKS = 1000
-MAX_BYTES = 8 << 20
-"""So much is left unfolded at most; every query of the job has to look through it."""
 _PORTION_BYTES = 512 << 10
-
-
-class Owner(NamedTuple):
-    """Whose blocks are folded: the attempt that has the job."""
-
-    job: str
-    fence: int
 
 
 class Piece(NamedTuple):
@@ -68,19 +60,6 @@ def _piece(attempt: int, form: Form, series: Series, data: Data) -> Piece:
     return Piece(attempt, form, series, ends, (ends[1], last), pack_chunk(data))
 
 
-def is_due(tx: Session, job: str) -> bool:
-    """Whether enough blocks have gathered to fold them."""
-    num, size = tx.execute(
-        select(func.count(), func.sum(func.length(StatsBlock.data))).where(StatsBlock.job == job)
-    ).one()
-    return num >= MAX_BLOCKS or (size or 0) >= MAX_BYTES
-
-
-def is_left(tx: Session, job: str) -> bool:
-    """Whether anything is not folded yet."""
-    return tx.scalar(select(StatsBlock.id).where(StatsBlock.job == job).limit(1)) is not None
-
-
 def read(tx: Session, job: str) -> Fold | None:
     """The oldest blocks of a job, about as many as are folded at once; None when there are none."""
     blocks: list[int] = []
@@ -90,7 +69,7 @@ def read(tx: Session, job: str) -> Fold | None:
         select(StatsBlock.id, StatsBlock.attempt, StatsBlock.form, StatsBlock.data)
         .where(StatsBlock.job == job)
         .order_by(StatsBlock.id)
-        .limit(MAX_BLOCKS)
+        .limit(stats_left.MAX_BLOCKS)
         .execution_options(yield_per=64)
     )
     for row in tx.execute(wanted):
@@ -98,7 +77,7 @@ def read(tx: Session, job: str) -> Fold | None:
         gathered[form].add(row.attempt, row.data)
         blocks.append(row.id)
         size += len(row.data)
-        if size >= MAX_BYTES:
+        if size >= stats_left.MAX_BYTES:
             break
     if not blocks:
         return None

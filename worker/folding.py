@@ -11,10 +11,10 @@ from typing import Any
 
 import structlog
 
-from models import stats_folding
+from models import stats_left
 from models.attempts import Claim
 from models.database import Database, Transaction
-from models.stats_folding import Owner
+from models.stats_left import Owner
 from worker.station import AWAY
 
 _log: Any = structlog.get_logger()
@@ -48,10 +48,10 @@ class Folding:
         if time.monotonic() - self._looked_at < LOOK_EVERY_S:
             return False
         self._looked_at = time.monotonic()
-        return self._ask(stats_folding.is_due)
+        return self._ask(stats_left.is_due)
 
     def _left(self) -> bool:
-        return self._ask(stats_folding.is_left)
+        return self._ask(stats_left.is_left)
 
     def _ask(self, question: Callable[[Transaction, str], bool]) -> bool:
         try:
@@ -81,6 +81,8 @@ class Folding:
         return True
 
     def _fold(self) -> Generator[None]:
+        from models import stats_folding  # noqa: PLC0415 (numpy, once something was watched)
+
         owner = self._owner
         with self._database.read() as tx:
             fold = stats_folding.read(tx, owner.job)

@@ -240,6 +240,7 @@ class Supervisor:
     def _store(self, shipment: Shipment) -> None:
         claim, lease_ms = self._claim, self._station.lease_ms
         gone: list[str] = []
+        attempts.prepare(shipment.batch)
         with self._station.database.write() as tx:
             before, after = shipment.offsets
             if before != after and not self._began:

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from sqlalchemy import func, select, update
 
-from models import attempts, jobs, stats, stats_folding
+from models import attempts, jobs, stats, stats_folding, stats_left
 from models.attempts import Claim
 from models.database import Database
 from models.stats_bytes import Figures, Histograms, Series
-from models.stats_folding import Fold, Owner
+from models.stats_folding import Fold
+from models.stats_left import Owner
 from models.tables import Attempt, Job, StatsBlock, StatsChunk, StatsSeries
 
 from .making import make_job, make_worker, running
@@ -222,16 +223,16 @@ def test_enough_blocks_or_bytes_make_a_fold_due(database: Database, monkeypatch:
 
     def due() -> tuple[bool, bool]:
         with database.read() as tx:
-            return stats_folding.is_due(tx, job.id), stats_folding.is_left(tx, job.id)
+            return stats_left.is_due(tx, job.id), stats_left.is_left(tx, job.id)
 
     assert due() == (False, False)
     chance = random.Random(1)  # noqa: S311
     add(database, claim, [record(chance, step) for step in range(9)])
     assert due() == (False, True)
-    monkeypatch.setattr(stats_folding, "MAX_BYTES", 2000)
+    monkeypatch.setattr(stats_left, "MAX_BYTES", 2000)
     assert due() == (True, True)
     monkeypatch.undo()
-    monkeypatch.setattr(stats_folding, "MAX_BLOCKS", 3)
+    monkeypatch.setattr(stats_left, "MAX_BLOCKS", 3)
     assert due() == (True, True)  # a block of each form
 
 

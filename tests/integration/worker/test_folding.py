@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from glasshouse.events import STATS_COLUMNS
-from models import stats, stats_folding
+from models import stats, stats_folding, stats_left
 from models.attempts import Claim
 from models.database import Database
 from models.migrate import migrate
@@ -23,7 +23,7 @@ PROBE = {"layers": ["*"], "kinds": ["output", "param_grad"], "every": 1, "want":
 
 def left(database: Database, job: str) -> bool:
     with database.read() as tx:
-        return stats_folding.is_left(tx, job)
+        return stats_left.is_left(tx, job)
 
 
 def test_a_job_that_has_ended_is_folded_and_says_what_its_events_said(shop: Shop):
@@ -77,7 +77,7 @@ def test_a_running_job_is_folded_turn_by_turn(database: Database, monkeypatch: A
     monkeypatch.setattr(folding, "LOOK_EVERY_S", 0.0)
     turns.turn()
     assert left(database, job.id)  # it is not due
-    monkeypatch.setattr(stats_folding, "MAX_BLOCKS", 4)
+    monkeypatch.setattr(stats_left, "MAX_BLOCKS", 4)
     for _ in range(40):
         turns.turn()
         with database.read() as tx:
@@ -101,7 +101,7 @@ def test_a_block_that_cannot_be_read_stops_the_folding_and_nothing_else(
 ):
     job, claim = watched(database, 3)
     monkeypatch.setattr(folding, "LOOK_EVERY_S", 0.0)
-    monkeypatch.setattr(stats_folding, "MAX_BLOCKS", 1)
+    monkeypatch.setattr(stats_left, "MAX_BLOCKS", 1)
     monkeypatch.setattr(stats_folding, "pack_chunk", lambda _: 1 / 0)
     turns = Folding(database, claim)
     for _ in range(9):
