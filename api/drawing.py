@@ -93,22 +93,36 @@ def _newest_bars(axes: Any, names: Sequence[str], series: Mapping[str, Line]) ->
     axes.grid(visible=True, axis="x", alpha=0.3)
 
 
-def histograms(
-    title: str, steps: NDArray[np.int64], edges: Floats, counts: NDArray[np.int64], form: str
-) -> bytes:
-    """How often values were seen, over steps: the share of a bar by its width, as a colour."""
+class Spread(NamedTuple):
+    """Histograms over steps: counts are (steps, bars)."""
+
+    steps: NDArray[np.int64]
+    edges: Floats
+    counts: NDArray[np.int64]
+    linear_within: float | None = None
+    """Beyond this size the axis is logarithmic; None: it is linear."""
+
+
+def histograms(title: str, spread: Spread, form: str) -> bytes:
+    """How often values were seen, over steps: the share of a bar, by its width where it can."""
     from matplotlib.colors import LogNorm  # noqa: PLC0415
 
+    steps, edges, counts, linear_within = spread
     figure, axes = _sheet(title)
-    totals = counts.sum(axis=1, keepdims=True)
-    density = counts / np.maximum(totals, 1) / np.diff(edges)
+    if linear_within is not None:
+        axes.set_yscale("symlog", linthresh=linear_within, linscale=3)
+        axes.axhspan(-linear_within, linear_within, color="#eeeeee", zorder=0)
+    label = "density" if linear_within is None else "share"
+    density = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    if linear_within is None:
+        density = density / np.diff(edges)
     some = density[density > 0]
     if some.size:
         top = float(some.max())
         norm = LogNorm(max(float(some.min()), top * 1e-4), top * 1.0001)
         shown = np.ma.masked_less_equal(density, 0)
         mesh = axes.pcolormesh(_edges(steps), edges, shown.T, norm=norm, cmap="viridis")
-        figure.colorbar(mesh, ax=axes, label="density")
+        figure.colorbar(mesh, ax=axes, label=label)
         low, high = _bulk(edges, counts.sum(axis=0))
         axes.set_ylim(low, high)
     axes.set_xlabel("step")

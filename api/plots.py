@@ -9,7 +9,7 @@ from starlette.responses import Response
 from api import drawing, inside
 from api.access import Read
 from api.answers import bad_parameter, etag, is_fresh, not_modified
-from api.drawing import Line
+from api.drawing import Line, Spread
 from api.events import JobId
 from api.layers import check_kind, tensor_name
 from api.resources import House
@@ -18,6 +18,7 @@ from glasshouse.errors import MetricNotFound
 from models import jobs, metrics, stats
 from models.database import Transaction
 from models.stats import FIGURES
+from models.stats_bytes import Histograms
 from models.tables import Job
 from models.thinning import evenly
 
@@ -33,6 +34,8 @@ _NAMES = {
     "lr": ("lr",),
     "throughput": ("samples_per_s", "tokens_per_s"),
 }
+_BULK, _FAR = 0.98, 30
+"""Values further out than 30 times 98 % of them are drawn on a logarithmic scale."""
 _L2 = FIGURES.index("l2")
 
 
@@ -141,9 +144,22 @@ def _histogram(
         )
     series, data = some
     data = data.take(evenly(len(data.steps), MAX_CELLS))
-    edges, counts = share_edges(data, MAX_BARS)
     title = f"{job.name or job.id}: {series.kind} of {series.layer}"
-    return drawing.histograms(title, data.steps, edges, counts, form)
+    return drawing.histograms(title, spread(data), form)
+
+
+def spread(data: Histograms) -> Spread:
+    """What to draw of histograms; where a few values are far from the others, on two scales."""
+    edges, counts = share_edges(data, None)
+    if not len(edges):
+        return Spread(data.steps, edges, counts)
+    sizes = np.maximum(np.abs(edges[:-1]), np.abs(edges[1:]))
+    order = np.argsort(sizes)
+    totals = counts.sum(axis=0)[order]
+    bulk = float(sizes[order][np.searchsorted(np.cumsum(totals), _BULK * totals.sum())])
+    if float(sizes.max()) > _FAR * bulk:
+        return Spread(data.steps, edges, counts, bulk)
+    return Spread(data.steps, *share_edges(data, MAX_BARS))
 
 
 def literal(name: str) -> str:

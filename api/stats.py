@@ -218,15 +218,22 @@ class Counted:
         return Part(self.series._asdict(), columns)
 
 
-def share_edges(data: Histograms, bins: int) -> tuple[Edges, Counts]:
-    """Edges for all steps together, and the counts of each step: (steps, bars)."""
+def share_edges(data: Histograms, bins: int | None) -> tuple[Edges, Counts]:
+    """Edges for all steps together, and the counts of each step: (steps, bars).
+
+    With ``bins`` None no bins are merged; what lies between those that are there is a bar too.
+    """
     numbers, entries = np.unique(data.bins, return_inverse=True)
     if not len(numbers):
         return np.zeros(0), np.zeros((len(data.steps), 0), np.int64)
     totals = np.bincount(entries, weights=data.counts.astype(np.float64)).astype(np.int64)
-    edges = np.array(universal.coarse(numbers.tolist(), totals.tolist(), bins).edges)
-    middles = np.array([sum(universal.edges(number)) / 2 for number in numbers.tolist()])
-    bars = np.searchsorted(edges, middles, side="right") - 1
+    sides = np.array([universal.edges(number) for number in numbers.tolist()])
+    if bins is None:
+        edges = np.unique(sides)
+    else:
+        edges = np.array(universal.coarse(numbers.tolist(), totals.tolist(), bins).edges)
+    middles: Edges = sides.mean(axis=1)
+    bars: Counts = np.searchsorted(edges, middles, side="right") - 1
     counts = np.zeros((len(data.steps), len(edges) - 1), np.int64)
     rows = np.repeat(np.arange(len(data.steps)), data.sizes)
     np.add.at(counts, (rows, bars[entries]), data.counts.astype(np.int64))
