@@ -6,8 +6,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from api.documents import Document, ListDocument, Number, answers
 
-Numbers = list[Number]
-
 
 class LoggedEvent(BaseModel):
     """An event of a job; its type says what else it has."""
@@ -105,19 +103,32 @@ class LayerList(ListDocument):
 
 
 class StatsSeries(Document):
-    """Figures of one tensor over steps."""
+    """Figures of one tensor over steps; null where one has no value at a step."""
 
     layer: str
     kind: str
     phase: str
     step: list[int]
-    values: dict[str, Numbers]
+    values: dict[str, list[Number | None]]
+
+
+class HistogramSeries(Document):
+    """Histograms of one tensor over steps, all with the same edges."""
+
+    layer: str
+    kind: str
+    phase: str
+    step: list[int]
+    edges: list[float]
+    """One more than bars, ascending. Bars are not equally wide."""
+    counts: list[list[int]]
+    """For each step, the values in each bar; what is not finite is in none."""
 
 
 class StatsList(ListDocument):
-    """Series of statistics, by layer."""
+    """Series of statistics, by layer; of histograms with `stat=histogram`."""
 
-    data: list[StatsSeries]
+    data: list[StatsSeries] | list[HistogramSeries]
 
 
 class _Captured(Document):
@@ -152,6 +163,13 @@ class CaptureList(ListDocument):
     data: list[Capture]
 
 
+class Histogram(Document):
+    """How many values lie between neighbouring edges; what is not finite is in no bar."""
+
+    edges: list[float]
+    counts: list[int]
+
+
 class Tensor(_Captured):
     """A tensor, summed up."""
 
@@ -165,6 +183,8 @@ class Tensor(_Captured):
     values: Any
     """Nested lists; of more than 1,000 values the first, as one list."""
     truncated: bool
+    histogram: Histogram | None
+    """When it is asked for."""
 
 
 class AttachedProbe(Document):

@@ -2,25 +2,22 @@
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import Response, StreamingResponse
 
-from api import inside, negotiation, ranges, slices, tensors
+from api import inside, negotiation, pictures, ranges, slices, tensors
 from api.access import Read
 from api.answers import Json, Paged, bad_parameter, etag, is_fresh, list_of, not_modified, tagged
 from api.documents import answers
 from api.events import JobId
-from api.metrics import FromStep, ToStep
 from api.naming import KINDS, tensor_name
 from api.resources import House, Resources
 from api.tensors import Array, Body
 from glasshouse.errors import ArtifactNotFound, InvalidRequest
-from models import captures, jobs, metrics, stats
-from models.metrics import Point
-from models.stats import FIGURES, Row, Series
+from models import captures, jobs, stats
+from models.stats import FIGURES, Newest
 from models.tables import Capture
 
 router = APIRouter(prefix="/api/v1", tags=["inside"])
@@ -28,7 +25,10 @@ FORMATS = {
     "application/json": "json",
     "application/x-npy": "npy",
     "application/vnd.safetensors": "safetensors",
+    "image/png": "png",
 }
+_OF_BATCHES = ("output", "input", "output_grad")
+"""Kinds whose first axis is the rows of a batch."""
 _MEDIA = {name: media for media, name in FORMATS.items()}
 MAX_TENSORS = 200
 _SHOWN = (
@@ -86,7 +86,7 @@ def list_layers(request: Request, house: House, caller: Read, job: JobId) -> Res
     return tagged(request, list_of(layers, cursor=None), tag)
 
 
-def _figures(row: Row) -> dict[str, Any]:
+def _figures(row: Newest) -> dict[str, Any]:
     return {"step": row.step, "phase": row.series.phase} | dict(
         zip(FIGURES, row.figures, strict=True)
     )
@@ -108,78 +108,6 @@ def _layer(
 
 
 @router.get(
-    "/jobs/{id}/stats",
-    summary="Layer statistics over steps",
-    responses=answers(200, inside.StatsList, *inside.READ),
-)
-def query_stats(  # noqa: PLR0913 (each is a parameter of the request)
-    request: Request,
-    *,
-    house: House,
-    caller: Read,
-    job: JobId,
-    layer: Annotated[
-        str, Query(max_length=200, description="A glob over layer and parameter names.")
-    ] = "*",
-    kind: Annotated[str | None, Query(max_length=40)] = None,
-    phase: Phase = None,
-    stat: Annotated[
-        list[str] | None,
-        Query(max_length=20, description="Which figures, separated by commas; left out, all."),
-    ] = None,
-    from_step: FromStep = None,
-    to_step: ToStep = None,
-    max_points: Annotated[
-        int, Query(ge=2, le=1_000_000, description="About so many steps of each series.")
-    ] = 1000,
-) -> Response:
-    """Columns over steps for each watched tensor that matches."""
-    figures = _figures_of(stat)
-    if kind is not None:
-        _check_kind(kind)
-    with house.database.read() as tx:
-        tag = etag(job, jobs.standing(tx, job, caller.sees).version)
-        if is_fresh(request, tag):
-            return not_modified(tag)
-        rows = stats.query(
-            tx, job, layer=layer, kind=kind, phase=phase, from_step=from_step, to_step=to_step
-        )
-    by_series: dict[Series, list[Row]] = defaultdict(list)
-    for row in rows:
-        by_series[row.series].append(row)
-    data = [
-        _series(series, found, figures, max_points) for series, found in sorted(by_series.items())
-    ]
-    return tagged(request, list_of(data, cursor=None), tag)
-
-
-def _figures_of(given: Sequence[str] | None) -> list[str]:
-    names = [name for text in given or () for name in text.split(",") if name]
-    for name in names:
-        if name not in FIGURES:
-            raise bad_parameter("stat", f"{name[:100]!r} is none of {', '.join(FIGURES)}.")
-    return list(dict.fromkeys(names)) or list(FIGURES)
-
-
-def _series(series: Series, rows: list[Row], figures: list[str], max_points: int) -> dict[str, Any]:
-    columns = {name: FIGURES.index(name) for name in figures}
-    if len(rows) > max_points:  # the extremes of each figure stay, so all share the points
-        share = max(2, max_points // len(columns))
-        kept: set[int] = set()
-        for place in columns.values():
-            points = [Point(index, 0, row.figures[place]) for index, row in enumerate(rows)]
-            kept |= {point.step for point in metrics.thin(points, share)}
-        rows = [rows[index] for index in sorted(kept)]
-    return {
-        "layer": series.layer,
-        "kind": series.kind,
-        "phase": series.phase,
-        "step": [row.step for row in rows],
-        "values": {name: [row.figures[place] for row in rows] for name, place in columns.items()},
-    }
-
-
-@router.get(
     "/jobs/{id}/captures",
     summary="Which tensors were kept",
     responses=answers(200, inside.CaptureList, 400, 401, 404, 422),
@@ -197,7 +125,7 @@ def list_captures(  # noqa: PLR0913 (each is a parameter of the request)
 ) -> Response:
     """In the order in which they were kept."""
     if kind is not None:
-        _check_kind(kind)
+        check_kind(kind)
     after = page.after_id("cap")
     with house.database.read() as tx:
         jobs.standing(tx, job, caller.sees)
@@ -242,6 +170,7 @@ def _capture_json(row: Capture) -> dict[str, Any]:
     responses=inside.binary(
         "application/x-npy",
         "application/vnd.safetensors",
+        "image/png",
         model=inside.Tensor,
         others=(*inside.READ, 406),
     ),
@@ -258,18 +187,25 @@ def get_tensor(  # noqa: PLR0913 (each is a parameter of the request)
     phase: Phase = None,
     slice: Slice = None,  # noqa: A002 (the public name)
     format: Annotated[str | None, Query(max_length=40)] = None,  # noqa: A002
+    histogram: Annotated[
+        int | None, Query(ge=1, le=1000, description="Bars of a histogram, in JSON.")
+    ] = None,
 ) -> Response:
-    """JSON has a summary and at most 1,000 values; npy and safetensors have all.
+    """JSON has a summary and at most 1,000 values; npy and safetensors have all; png is a picture.
 
     In npy, bfloat16 and the eight-bit floats come as float32; safetensors has them as they are.
+    A picture shows feature maps and filters as a grid, of a batch the first example; `slice`
+    chooses others. Header `X-Picture` says what of the tensor it shows, and its range.
     """
     chosen = _format(request, format)
-    _check_kind(kind)
+    if histogram is not None and chosen != "json":
+        raise bad_parameter("histogram", f"it is a part of the JSON, not of {chosen}.")
+    check_kind(kind)
     with house.database.read() as tx:
         name = tensor_name(jobs.get(tx, job, caller.sees), layer, kind)
         number = None if step == "latest" else int(step)
         capture = captures.get(tx, job, name, kind, number, phase=phase)
-    tag = etag(capture.id, chosen, *([] if slice is None else [_digest(slice)]))
+    tag = etag(capture.id, chosen, _digest(slice or "", str(histogram)))
     headers = {
         "ETag": tag,
         "Cache-Control": "private, no-cache",
@@ -283,7 +219,10 @@ def get_tensor(  # noqa: PLR0913 (each is a parameter of the request)
         return _ranged(request, tensors.Single(whole), headers)
     part: Array = whole if slice is None else whole[slices.parse(slice, whole.shape)]
     if chosen == "json":
-        return Json(_summary(capture, part, slice), headers=headers)
+        counted = None if histogram is None else tensors.histogram(part, histogram)
+        return Json(_summary(capture, part, slice) | {"histogram": counted}, headers=headers)
+    if chosen == "png":
+        return _picture(part, headers, has_batch=slice is None and kind in _OF_BATCHES)
     title = {"step": str(capture.step), "layer": capture.layer, "kind": capture.kind}
     body = tensors.npy(part) if chosen == "npy" else tensors.safetensors({"tensor": part}, title)
     return _streamed(body, chosen, headers)
@@ -297,7 +236,12 @@ def _format(request: Request, wanted: str | None) -> str:
     return wanted
 
 
-def _check_kind(kind: str) -> None:
+def check_kind(kind: str) -> None:
+    """Refuse what is no kind of tensor.
+
+    Raises:
+        InvalidRequest: it is none.
+    """
     if kind not in KINDS:
         raise InvalidRequest(f"{kind!r} is not a kind of tensor; the kinds are {', '.join(KINDS)}.")
 
@@ -344,6 +288,12 @@ def _ranged(request: Request, file: tensors.Single, headers: dict[str, str]) -> 
     return answer
 
 
+def _picture(part: Array, headers: dict[str, str], *, has_batch: bool) -> Response:
+    picture = pictures.draw(part, has_batch=has_batch)
+    told = f"{picture.shown}; {picture.low:.6g} to {picture.high:.6g}"
+    return Response(picture.png, headers=headers | {"X-Picture": told}, media_type=_MEDIA["png"])
+
+
 def _streamed(body: Body, chosen: str, headers: dict[str, str]) -> Response:
     headers = headers | {"Content-Length": str(body.size_bytes)}
     return StreamingResponse(body.stream(), headers=headers, media_type=_MEDIA[chosen])
@@ -375,7 +325,7 @@ def get_tensors(  # noqa: PLR0913 (each is a parameter of the request)
             layer, slash, kind = wanted.rpartition("/")
             if not slash:
                 raise bad_parameter("name", f"{wanted[:100]!r} is not layer/kind")
-            _check_kind(kind)
+            check_kind(kind)
             stored = tensor_name(found, layer, kind)
             number = None if step == "latest" else int(step)
             rows[wanted] = captures.get(tx, job, stored, kind, number, phase=phase)

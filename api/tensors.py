@@ -19,6 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from starlette.concurrency import run_in_threadpool
 
+from glasshouse import bins
+
 Array = NDArray[Any]
 MAX_HEADER_BYTES = 1 << 20
 MAX_VALUES = 1000
@@ -133,6 +135,16 @@ def _figures(tensor: Array) -> dict[str, float | None]:
 def _deviation(piece: Array, mean: float) -> float:
     values = as_float64(piece)
     return float(np.square(values[np.isfinite(values)] - mean).sum())
+
+
+def histogram(tensor: Array, num: int) -> dict[str, Any]:
+    """Edges and counts of at most ``num`` bars."""
+    counts = np.zeros(bins.NUM_BINS, np.int64)
+    with np.errstate(all="ignore"):
+        for piece in pieces(tensor) if tensor.size else ():
+            counts += np.bincount(bins.bins_of(as_float64(piece)), minlength=bins.NUM_BINS)
+    held = np.flatnonzero(counts)
+    return bins.coarse(held.tolist(), counts[held].tolist(), num)._asdict()
 
 
 def values_of(tensor: Array) -> tuple[Any, bool]:

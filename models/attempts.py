@@ -12,7 +12,7 @@ from sqlalchemy import delete, insert, literal, select, update
 from sqlalchemy.orm import Session
 
 from glasshouse.errors import WorkerLost
-from models import captures, checkpoints, events, metrics, probes, stats
+from models import captures, checkpoints, events, metrics, probes
 from models.database import now_ms
 from models.events import NewEvent
 from models.probes import ProbeChange
@@ -134,6 +134,12 @@ def claim(tx: Session, job_id: str, worker: str) -> tuple[Claim, Job] | None:
     return None if job is None else (Claim(job_id, n, fence), job)
 
 
+def prepare(batch: Batch) -> None:
+    """Load what storing this needs: before the transaction, which should be short."""
+    if batch.stats:
+        from models import stats as _  # noqa: F401, PLC0415
+
+
 def ship(
     tx: Session, claim: Claim, batch: Batch, *, offsets: tuple[int, int], lease_ms: int
 ) -> Beat | None:
@@ -161,7 +167,10 @@ def ship(
     first = beat.last_seq - len(batch.events)
     events.write(tx, claim.job, claim.attempt, first, batch.events)
     metrics.add(tx, claim.job, claim.attempt, batch.metrics)
-    stats.add(tx, claim.job, claim.attempt, batch.stats)
+    if batch.stats:
+        from models import stats  # noqa: PLC0415 (numpy, once something is watched)
+
+        stats.add(tx, claim.job, claim.attempt, batch.stats)
     captures.add(tx, claim.job, claim.attempt, batch.captures)
     checkpoints.add(tx, claim.job, claim.attempt, batch.checkpoints)
     if batch.probes is not None:

@@ -202,11 +202,56 @@ class StatsBlock(Table):
     )
     job: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
     attempt: Mapped[int]
+    form: Mapped[str] = mapped_column(server_default="stats")
+    """stats, quantiles, histogram."""
     from_step: Mapped[int] = mapped_column(BigInteger)
     to_step: Mapped[int] = mapped_column(BigInteger)
     data: Mapped[bytes] = mapped_column(LargeBinary)
 
     __table_args__ = (Index(None, "job", "id"),)
+
+
+class StatsSeries(Table):
+    """One watched tensor of one attempt, and the last that was folded of it."""
+
+    __tablename__ = "stats_series"
+    id: Mapped[int] = mapped_column(
+        BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True
+    )
+    job: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
+    attempt: Mapped[int]
+    form: Mapped[str]
+    layer: Mapped[str]
+    kind: Mapped[str]
+    phase: Mapped[str]
+    last_step: Mapped[int] = mapped_column(BigInteger)
+    last: Mapped[bytes] = mapped_column(LargeBinary)
+    """Its figures at that step, as little-endian float64; of a histogram, nothing."""
+
+    __table_args__ = (Index(None, "job", "attempt", "form", "layer", "kind", "phase", unique=True),)
+
+
+class StatsChunk(Table):
+    """Many steps of one series, columnar."""
+
+    __tablename__ = "stats_chunks"
+    series: Mapped[int] = mapped_column(
+        BigInteger().with_variant(Integer, "sqlite"),
+        ForeignKey("stats_series.id", ondelete="CASCADE"),
+        primary_key=True,
+    )
+    fold: Mapped[int] = mapped_column(primary_key=True)
+    from_step: Mapped[int] = mapped_column(BigInteger)
+    to_step: Mapped[int] = mapped_column(BigInteger)
+    data: Mapped[bytes] = mapped_column(LargeBinary)
+
+
+class StatsFold(Table):
+    """A complete fold of a job: its chunks count, and its blocks are gone."""
+
+    __tablename__ = "stats_folds"
+    job: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    n: Mapped[int] = mapped_column(primary_key=True)
 
 
 class Capture(Table):

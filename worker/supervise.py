@@ -19,6 +19,7 @@ from models.database import Transaction
 from models.tables import Job
 from worker import processes, verdict, workplace
 from worker.draining import NO_SPACE, Drain
+from worker.folding import Folding
 from worker.logs import Log
 from worker.nursery import STREAMS, NurseryLost, log_path
 from worker.ranks import Exit, Rank
@@ -52,8 +53,12 @@ def supervise(station: Station, job_id: str) -> None:
     if claimed is None:
         return
     with structlog.contextvars.bound_contextvars(attempt=claimed[0].attempt):
-        Supervisor(station, *claimed).run()
-    station.bells.changed(job_id)
+        supervisor = Supervisor(station, *claimed)
+        supervisor.run()
+        station.bells.changed(job_id)
+        if supervisor.has_ended_job:
+            station.dispatch()  # its devices are free, and the rest can wait
+            supervisor.tidy()
 
 
 class Supervisor:
@@ -80,6 +85,8 @@ class Supervisor:
         self._num_commands = 0
         self._commands: list[str] = []
         self._probes = Watching(self._dir)
+        self._folding = Folding(station.database, claim)
+        self.has_ended_job = False
         self._force = False
         self._wrote_at = self._shipped_at = self._retry_at = 0.0
         saving: dict[str, int] = job.resolved.get("checkpoint", {}) if job.kind == "train" else {}
@@ -103,6 +110,10 @@ class Supervisor:
             self._end_rank()
             self._drain.close()
             workplace.remove(self._dir)
+
+    def tidy(self) -> None:
+        """Fold what is left of the statistics of a job that has ended."""
+        self._folding.finish()
 
     def _work(self) -> Ended | Again:
         oom_kills = processes.oom_kills()
@@ -156,6 +167,7 @@ class Supervisor:
             exit_ = rank.wait(self._pause())
             self._look(final=exit_ is not None)
             self._beat_if_due()
+            self._folding.turn()
             if self._cancelled or self._station.stopping.is_set():
                 stop.ask(force=self._force)
             self._probes.tell(rank)
@@ -248,6 +260,7 @@ class Supervisor:
     def _store(self, shipment: Shipment) -> None:
         claim, lease_ms = self._claim, self._station.lease_ms
         gone: list[str] = []
+        attempts.prepare(shipment.batch)
         with self._station.database.write() as tx:
             before, after = shipment.offsets
             if before != after and not self._began:
@@ -308,6 +321,7 @@ class Supervisor:
     def _close(self, end: Ended | Again) -> None:
         """Write the end into the ledger."""
         stored = self._station.insist(lambda: self._write_end(end))
+        self.has_ended_job = stored and isinstance(end, Ended)
         _log.info("attempt_ended", exit_kind=end.exit_kind, stored=stored)
 
     def _write_end(self, end: Ended | Again) -> bool:

@@ -237,9 +237,24 @@ class Job(Record):
             step = steps[-1]
         return read_tensors(self.artifact(f"samples-{step}.safetensors"))
 
-    def plot(self, name: str = "loss", *, format: Literal["png", "svg"] = "png") -> bytes:  # noqa: A002
-        """A picture drawn on the server: ``loss``, ``lr`` or ``throughput``, as PNG or SVG."""
-        return download(self._transport, f"{self.path}/plots/{name}", {"format": format})
+    def plot(
+        self,
+        name: str = "loss",
+        *,
+        layer: str | None = None,
+        kind: str | None = None,
+        format: Literal["png", "svg"] = "png",  # noqa: A002
+    ) -> bytes:
+        """A picture drawn on the server, as PNG or SVG.
+
+        Args:
+            name: ``loss``, ``lr``, ``throughput``, ``gradient_flow`` or ``histogram``.
+            layer: of ``histogram``, whose; of ``gradient_flow``, a glob.
+            kind: of ``histogram``: ``output``, ``param`` …
+            format: ``png`` or ``svg``.
+        """
+        params = {"layer": layer, "kind": kind, "format": format}
+        return download(self._transport, f"{self.path}/plots/{name}", params)
 
     def artifacts(self) -> list[Record]:
         """The files it made."""

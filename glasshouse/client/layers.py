@@ -6,7 +6,9 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 import numpy as np
+from numpy.typing import NDArray
 
+from glasshouse.client.records import download
 from glasshouse.client.series import Floats, Steps, floats
 from glasshouse.client.tensors import Array, read_tensors
 from glasshouse.client.transport import API, Request, Transport
@@ -42,7 +44,7 @@ class LayerStats(Mapping[str, Floats]):
         """Read one entry of ``GET /jobs/{id}/stats``."""
         columns = {name: floats(values) for name, values in entry["values"].items()}
         steps = np.array(entry["step"], np.int64)
-        return cls(entry["layer"], entry["kind"], steps, columns, entry.get("phase", "train"))
+        return cls(entry["layer"], entry["kind"], steps, columns, entry["phase"])
 
     def __getitem__(self, name: str) -> Floats:
         return self.columns[name]
@@ -56,6 +58,46 @@ class LayerStats(Mapping[str, Floats]):
     def __repr__(self) -> str:
         figures = ", ".join(self.columns)
         return f"LayerStats({self.layer!r}, {self.kind!r}, {len(self.steps)} steps: {figures})"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class History:
+    """Histograms of one watched tensor over steps, all with the same edges."""
+
+    layer: str
+    kind: str
+    phase: str
+    steps: Steps
+    edges: Floats
+    """One more than bars, ascending. Bars are not equally wide: divide by ``widths`` to draw."""
+    counts: NDArray[np.int64]
+    """(steps, bars): how many values lay between two edges. What is not finite is in none."""
+
+    @classmethod
+    def read(cls, entry: dict[str, Any]) -> "History":
+        """Read one entry of ``GET /jobs/{id}/stats?stat=histogram``."""
+        steps = np.array(entry["step"], np.int64)
+        counts = np.array(entry["counts"], np.int64).reshape(len(steps), -1)
+        edges = np.array(entry["edges"], np.float64)
+        return cls(entry["layer"], entry["kind"], entry["phase"], steps, edges, counts)
+
+    @property
+    def widths(self) -> Floats:
+        """How wide each bar is."""
+        return np.diff(self.edges)
+
+    @property
+    def density(self) -> Floats:
+        """The share of the values of each step in each bar, by the bar's width."""
+        totals = np.maximum(self.counts.sum(axis=1, keepdims=True), 1)
+        return self.counts / totals / self.widths
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __repr__(self) -> str:
+        shape = f"{len(self.steps)} steps, {self.counts.shape[1]} bars"
+        return f"History({self.layer!r}, {self.kind!r}, {shape})"
 
 
 class Layer:
@@ -129,7 +171,9 @@ class Layer:
         phase: Phase | None = None,
         max_points: int | None = None,
     ) -> LayerStats:
-        """The statistics of one kind over all steps on which a probe looked.
+        """The figures and quantiles of one kind over all steps on which a probe looked.
+
+        A figure that a step does not have is NaN.
 
         Where both training and evaluations were looked at and ``phase`` is left out: of training.
 
@@ -156,6 +200,45 @@ class Layer:
         params = {"layer": self.name, "kind": kind, "max_points": max_points or ALL_POINTS}
         for entry in self._transport.pages(f"{self._path}/stats", params | {"phase": phase}):
             yield LayerStats.read(entry)
+
+    def history(
+        self,
+        kind: Kind | str = "output",
+        *,
+        bins: int = 64,
+        max_points: int | None = None,
+        phase: Phase = "train",
+    ) -> History:
+        """How its values were spread over the steps on which a probe took a histogram.
+
+        Args:
+            kind: ``output``, ``param`` …; a parameter is asked for by its own name.
+            bins: at most so many bars.
+            max_points: at most so many steps, evenly apart; left out, 1,000.
+            phase: ``train`` or ``evaluate``.
+
+        Raises:
+            APIError: no probe that wants ``histogram`` has looked yet.
+        """
+        params: dict[str, Any] = {"layer": self.name, "kind": kind, "stat": "histogram"}
+        params |= {"bins": bins, "max_points": max_points, "phase": phase}
+        entries = self._transport.pages(f"{self._path}/stats", params)
+        found = list(entries)
+        if len(found) != 1:
+            names = ", ".join(entry["layer"] for entry in found) or "none so far"
+            raise APIError(f"{self.name} has histograms of {kind} for: {names}")
+        return History.read(found[0])
+
+    def image(
+        self,
+        kind: Kind | str = "output",
+        *,
+        step: Step = "latest",
+        slice: str | None = None,  # noqa: A002 - the API's word
+    ) -> bytes:
+        """A captured tensor as a PNG: feature maps and filters as a grid, matrices, vectors."""
+        path = f"{self._path}/layers/{quote(self.name, safe='')}/{quote(kind, safe='')}"
+        return download(self._transport, path, {"step": step, "slice": slice, "format": "png"})
 
     def _parameter(self, name: str | None) -> "Layer":
         if name is None:

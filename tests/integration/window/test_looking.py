@@ -93,8 +93,8 @@ def test_a_metric_that_there_is_not_is_named(ada: httpx2.Client, writer: Writer)
     assert ada.get(f"{path}?name=loss").json()["step"] == []  # nothing was reported yet
     writer.losses([1.0])
     assert problem(ada.get(f"{path}?name=los")) == (404, "metric_not_found")
-    arrow = {"Accept": "application/vnd.apache.arrow.stream"}
-    assert problem(ada.get(f"{path}?name=loss", headers=arrow)) == (406, "not_acceptable")
+    image = {"Accept": "image/png"}
+    assert problem(ada.get(f"{path}?name=loss", headers=image)) == (406, "not_acceptable")
     for query in ("", "?name=loss&max_points=1", "?name=loss&from_step=-1", "?name=loss&to_step=x"):
         assert problem(ada.get(path + query)) == (422, "invalid_request")
 
