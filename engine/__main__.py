@@ -28,6 +28,7 @@ from engine.rank import Assignment
 from engine.report import Outputs
 from engine.spool import SpoolWriter, now
 from glasshouse import jsonio
+from glasshouse.events import is_upkeep
 from glasshouse.spec import Devices, TrainJob
 
 _FORMATS = {
@@ -94,6 +95,8 @@ class Console:
             shutil.rmtree(self._out_dir / self._kept.pop(0), ignore_errors=True)
 
     def _metrics(self, record: Mapping[str, Any]) -> None:
+        if all(is_upkeep(name) for name in record["values"]):
+            return
         self.final.update(record["values"])
         is_evaluation = any(name.startswith("validation/") for name in record["values"])
         if is_evaluation or time.monotonic() - self._told_at >= _TELL_S:
@@ -172,6 +175,7 @@ def prepare(spec: dict[str, Any], scratch: Path, checkpoint: Path | None) -> dic
         "spec": found["spec"],
         "datasets": datasets,
         "device": _device(parsed.devices),
+        "flops": found["flops"],
         "checkpoint": None if checkpoint is None else {"dir": str(checkpoint.resolve())},
         "trained_by": trained_by,
     }

@@ -18,6 +18,7 @@ from engine.probes.wanted import Wanted
 from engine.problems import SpecProblems
 from engine.report import Control, Outputs
 from engine.spool import SpoolWriter, now
+from engine.timing import Work
 from engine.train import train
 from glasshouse import jsonio
 from glasshouse.errors import RunFailure, SpecFailed
@@ -74,6 +75,10 @@ class Assignment:
     trained_by: TrainJob | None
     watched: Wanted | None = None
     """The probes of now; None: those of the spec."""
+    flops: float | None = None
+    """Operations of one batch's forward pass, as planned."""
+    peak_flops: float | None = None
+    """Operations a second that the devices are capable of."""
 
     @staticmethod
     def read(path: Path) -> "Assignment":
@@ -96,6 +101,8 @@ class Assignment:
                 checkpoint=Path(raw["checkpoint"]["dir"]) if raw.get("checkpoint") else None,
                 trained_by=parsed if isinstance(parsed, TrainJob) else None,
                 watched=Wanted.read(raw["probes"]) if raw.get("probes") else None,
+                flops=raw.get("flops"),
+                peak_flops=raw["device"].get("peak_flops"),
             )
         except (KeyError, TypeError, ValueError) as cause:
             raise SpecFailed(f"job.json cannot be read: {cause}") from cause
@@ -124,7 +131,9 @@ def run(job: Assignment, *, control: Control, out: Outputs) -> str:
 
     training = rows(spec.data.train)
     judged = rows(spec.data.validation) if spec.data.validation and spec.evaluate else None
-    ending = train(spec, training, judged, control=control, out=out, watched=job.watched)
+    planned = min(spec.data.batch_size, training.num_rows)
+    work = Work(None if job.flops is None else job.flops / planned, job.peak_flops)
+    ending = train(spec, training, judged, control=control, out=out, watched=job.watched, work=work)
     return "cancelled" if ending.cancelled else "succeeded"
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from engine import checkpoint
 from engine.data import Rows
 from engine.metrics import Accuracies
+from engine.network import Network
 from engine.probes.wanted import Wanted
 from engine.readback import Readback
 from engine.spool import now
+from engine.timing import REPORT, Timing
 from glasshouse.spec import TrainJob
 
 Emit = Callable[[dict[str, Any]], None]
@@ -51,11 +53,10 @@ class Outputs:
     """Called before anything that may take long."""
 
 
-@dataclass(frozen=True)
-class Learner:
+class Learner(NamedTuple):
     """What is being trained, and with what."""
 
-    network: nn.Module
+    network: Network
     loss_fn: nn.Module
     optimizer: torch.optim.Optimizer
 
@@ -63,13 +64,14 @@ class Learner:
 class Reporter:
     """Turns steps into records, evaluations and checkpoints."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (all that a report is made of)
         self,
         job: TrainJob,
         learner: Learner,
         validation: Rows | None,
         readback: Readback,
         out: Outputs,
+        timing: Timing,
         *,
         num_steps: int | None,
     ) -> None:
@@ -78,6 +80,8 @@ class Reporter:
         self._validation = validation
         self._readback = readback
         self._out = out
+        self._timing = timing
+        self._clock = timing.clock
         self._num_steps = num_steps
         self._accuracies = Accuracies(job.metrics)
         self._num_samples = 0
@@ -95,6 +99,7 @@ class Reporter:
         """Say what a finished step gave: its loss before the update, and the batch's metrics."""
         num_rows = values[next(iter(values))].shape[0]
         self._num_samples += num_rows
+        self._clock.end_step(num_rows)
         at = now()
         lr = float(self._learner.optimizer.param_groups[0]["lr"])
         numbers = [loss.detach(), *self._accuracies.correct(values)]
@@ -109,7 +114,9 @@ class Reporter:
         self._readback.poll()
         if time.monotonic() - self._told[0] >= _PROGRESS_S:
             self.progress(step, epoch)
+            self._times(step, epoch)
         self._out.settle()
+        self._clock.mark(REPORT)
 
     def progress(self, step: int, epoch: int) -> None:
         """Say how far training has come: ``step`` is the number of updates done."""
@@ -138,6 +145,7 @@ class Reporter:
             figures = evaluate(self._job, learner.network, learner.loss_fn, self._validation)
             self._readback.drain()
             self._metrics(step, epoch, figures, now())
+            self._clock.mark("evaluate")
 
     def save(self, position: dict[str, int], *, final: bool = False) -> None:
         """Write a checkpoint and say so; ``position`` counts updates done and epochs begun."""
@@ -163,6 +171,7 @@ class Reporter:
             }
         )
         self._out.flush()
+        self._clock.mark("checkpoint")
 
     def finish(self, step: int, epoch: int, position: dict[str, int], *, cancelled: bool) -> None:
         """Do what belongs to the end: the last evaluation and the last checkpoint."""
@@ -171,11 +180,17 @@ class Reporter:
             self.evaluate(step, epoch)
         self.progress(step, epoch)
         self.save(position, final=True)
+        self._times(step, epoch, last=True)
 
     def abandon(self) -> None:
         """Say what can still be said after a failure."""
         with contextlib.suppress(Exception):  # a device that failed cannot be read
             self._readback.drain()
+
+    def _times(self, step: int, epoch: int, *, last: bool = False) -> None:
+        if values := self._timing.figures(step, last=last):
+            record = {"type": "metrics", "at": now(), "step": step, "epoch": epoch}
+            self._out.emit(record | {"values": values})
 
     def _metrics(self, step: int, epoch: int, values: dict[str, float], at: str) -> None:
         self.latest.update(values)

@@ -18,6 +18,7 @@ from engine.probes.taps import Probes
 from engine.probes.wanted import Wanted
 from engine.readback import Readback
 from engine.report import Control, Learner, Outputs, Reporter
+from engine.timing import Timing, Work, clock_of
 from glasshouse.errors import DataFailed
 from glasshouse.spec import TrainJob
 
@@ -31,7 +32,7 @@ class Ending:
     cancelled: bool
 
 
-def train(
+def train(  # noqa: PLR0913 (what a job is, what it reads, who listens)
     job: TrainJob,
     rows: Rows,
     validation: Rows | None,
@@ -39,35 +40,40 @@ def train(
     control: Control,
     out: Outputs,
     watched: Wanted | None = None,
+    work: Work = Work(),  # noqa: B008 (frozen)
 ) -> Ending:
     """Train a network to the end of its spec, or until told to stop.
 
-    ``watched`` is what to watch from the first step on; left out, what the spec says.
+    ``watched`` is what to watch from the first step on; left out, what the spec says. ``work`` is
+    what a step computes, where that is known.
     """
     torch.manual_seed(job.seed)
-    network = Network(job.network, wanted(job)).to(rows.device)
-    loss_fn = build_loss(job.loss).to(rows.device)
-    optimizer = build_optimizer(job.optimizer, network.parameters())
-
+    network, loss_fn, optimizer = learner = _learner(job, rows.device)
     schedule = Schedule(job, rows)
     readback = Readback(rows.device)
     probes = Probes(network, job.probes, readback=readback, emit=out.emit, out_dir=out.directory)
     if watched is not None:
         probes.watch(watched, 0)
-    learner = Learner(network, loss_fn, optimizer)
-    report = Reporter(job, learner, validation, readback, out, num_steps=schedule.num_steps)
+    timing = Timing(clock := clock_of(rows.device), work)
+    report = Reporter(job, learner, validation, readback, out, timing, num_steps=schedule.num_steps)
 
     step = epoch = 0
     try:
         for step, epoch, batch in schedule.steps():
+            clock.mark("data")
             if (asked := control.wanted) is not None and asked is not probes.wanted:
                 probes.watch(asked, step)
             with probes.at(step):
+                clock.mark("probes")
                 values = network(batch)
                 loss = loss_fn(*[values[name] for name in job.loss.inputs])
+                clock.mark("forward")
                 loss.backward()
+                clock.mark("backward")
+            clock.mark("probes")
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+            clock.mark("optimizer")
 
             report.step(step, epoch, loss, values)
             if control.cancel_requested or schedule.is_over(step, report.elapsed_s):
@@ -84,6 +90,12 @@ def train(
         report.abandon()
         raise StepFailed(step, error) from error
     return Ending(network, step + 1, cancelled)
+
+
+def _learner(job: TrainJob, device: torch.device) -> Learner:
+    network = Network(job.network, wanted(job)).to(device)
+    loss_fn = build_loss(job.loss).to(device)
+    return Learner(network, loss_fn, build_optimizer(job.optimizer, network.parameters()))
 
 
 def wanted(job: TrainJob) -> tuple[str, ...]:

@@ -29,6 +29,14 @@ STATS_COLUMNS = (
 """The order of a ``stats`` row. ``zeros`` is a fraction; ``nan`` and ``inf`` are counts; the
 moments are over the finite values, ``std`` with the biased (population) divisor."""
 
+UPKEEP = ("time/", "throughput/", "system/")
+"""How the names of metrics begin that are about the job's running, not about its network."""
+
+
+def is_upkeep(name: str) -> bool:
+    """Whether a metric is about the job's running: no summary and no line of progress shows it."""
+    return name.startswith(UPKEEP)
+
 
 class _Event(BaseModel):
     model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)

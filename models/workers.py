@@ -118,6 +118,12 @@ def all_devices(tx: Session, *, lease_ms: int) -> list[tuple[Device, str]]:
     return [(row, states[row.worker]) for row in rows]
 
 
+def info_of(tx: Session, worker: str) -> dict[str, Any]:
+    """What a worker said of its host; empty where it is not known."""
+    row = tx.get(Worker, worker)
+    return {} if row is None else dict(row.info)
+
+
 def devices_of(tx: Session, job_id: str) -> list[Device]:
     """The devices that a job has now."""
     query = select(Device).where(Device.job == job_id)

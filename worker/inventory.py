@@ -21,6 +21,7 @@ import psutil
 
 from models.settings import Settings
 from models.workers import FoundDevice
+from worker import peak
 
 TIMEOUT_S = 30.0
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -54,9 +55,10 @@ def cuda_devices() -> list[FoundDevice]:
         nvml.nvmlShutdown()
 
 
-def take() -> dict[str, Any]:
-    """The inventory as the process prints it."""
+def take(*, measure: bool = False) -> dict[str, Any]:
+    """The inventory as the process prints it; with ``measure``, also what a core can do."""
     settings = Settings()
+    measured = {"core_flops": peak.core_flops()} if measure else {}
     devices = cpu_devices(num_cores(settings)) + cuda_devices()
     return {
         "devices": [dataclasses.asdict(device) for device in devices],
@@ -65,18 +67,20 @@ def take() -> dict[str, Any]:
             "platform": platform.platform(),
             "python": platform.python_version(),
             "torch": torch_version()[0],
+            **measured,
         },
     }
 
 
-def ask() -> tuple[list[FoundDevice], dict[str, Any]]:
+def ask(*, measure: bool = False) -> tuple[list[FoundDevice], dict[str, Any]]:
     """Take the inventory in a process of its own.
 
     Raises:
         OSError, ValueError, subprocess.SubprocessError: it failed or hung.
     """
-    done = subprocess.run(
-        [sys.executable, "-m", "worker.inventory"],
+    done = subprocess.run(  # noqa: S603 (a list)
+        [sys.executable, "-m", "worker.inventory", *(["--measure"] if measure else [])],
+        env=peak.single_threaded(),
         capture_output=True,
         check=True,
         timeout=TIMEOUT_S,
@@ -173,7 +177,7 @@ def _quota_cores() -> int | None:
 
 def main() -> int:
     """Print the inventory."""
-    sys.stdout.write(json.dumps(take()) + "\n")
+    sys.stdout.write(json.dumps(take(measure="--measure" in sys.argv)) + "\n")
     return 0
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from glasshouse import jsonio
-from glasshouse.events import STATS_COLUMNS
+from glasshouse.events import STATS_COLUMNS, is_upkeep
 from glasshouse.ids import new_id
 from models.artifacts import Artifacts
 from models.attempts import Batch, Claim
@@ -56,6 +56,7 @@ class Sorter:
         self._job_dir = job_dir
         self._prefix = f"jobs/{claim.job}/{claim.attempt}"
         self.summary: dict[str, dict[str, Any]] = {}
+        self._newest: tuple[int, int] | None = None  # step and epoch of the newest metrics
         self.step: int | None = None
         """The last step that the rank reported."""
         self._by_type = {
@@ -85,6 +86,12 @@ class Sorter:
                 shown = jsonio.dumps(record)[:200]
                 raise BadRecord(f"{type(error).__name__}: {error} in {shown}") from error
         return shipment
+
+    def add_usage(self, values: dict[str, float], to: Shipment) -> None:
+        """Add what the job uses of its machine, as metrics of its newest step, if it has one."""
+        if values and self._newest is not None:
+            step, epoch = self._newest
+            self._metrics({"step": step, "epoch": epoch, "values": values}, now(), to)
 
     def _sort_one(self, record: dict[str, Any], to: Shipment) -> None:
         at = datetime.fromisoformat(record["at"]).astimezone(UTC)
@@ -125,10 +132,12 @@ class Sorter:
         batch = to.batch
         step, epoch, values = record["step"], record["epoch"], record["values"]
         self.step = step if self.step is None else max(step, self.step)
+        self._newest = (step, epoch)
         batch.events.append(NewEvent("metrics", at, record))
         for name, value in values.items():
             batch.metrics.append({"step": step, "epoch": epoch, "name": name, "value": value})
-            summarize(self.summary, name, jsonio.number(value), step)
+            if not is_upkeep(name):
+                summarize(self.summary, name, jsonio.number(value), step)
         batch.job["summary"] = {name: dict(entry) for name, entry in self.summary.items()}
 
     def _capture(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:

@@ -24,6 +24,7 @@ from worker.ranks import Exit, Rank
 from worker.shipping import BadRecord, Shipment, Sorter
 from worker.station import AWAY, Station
 from worker.stopping import Stop
+from worker.usage import Usage
 from worker.verdict import Again, Ended
 from worker.watching import Watching
 
@@ -68,6 +69,7 @@ class Supervisor:
         self._register = workplace.Register(station.work)
         self._rank: Rank | None = None
         self._stop: Stop | None = None
+        self._usage: Usage | None = None
         self._began = False
         self._offset = 0
         self._pending: Shipment | None = None
@@ -133,6 +135,8 @@ class Supervisor:
                 raise NurseryLost("the worker stops")
         self._rank = rank = station.nursery.fork(self._dir, env)
         self._register.note(rank.identity)
+        gpus = [uuid for uuid in env["CUDA_VISIBLE_DEVICES"].split(",") if uuid]
+        self._usage = Usage(rank.identity.pid, gpus)
         self._stop = stop = Stop(rank, grace_s=settings.grace_s, kill_s=settings.kill_s)
         _log.info("rank_started", pid=rank.identity.pid)
         return rank, stop
@@ -183,9 +187,11 @@ class Supervisor:
     def _read(self, *, final: bool) -> Shipment | None:
         records, offset = read_frames(self._dir / "spool", self._offset, MAX_RECORDS)
         printed = [event for log in self._logs for event in log.read(final=final)]
-        if not records and not printed:
+        used = self._usage.figures() if self._usage is not None and not final else {}
+        if not records and not printed and not used:
             return None
         shipment = self._sorter.sort(records, (self._offset, offset))
+        self._sorter.add_usage(used, shipment)
         shipment.batch.events += printed
         self._tried = False
         self._behind = len(records) == MAX_RECORDS
@@ -294,6 +300,8 @@ class Supervisor:
     def _end_rank(self, *, gently: bool = False) -> None:
         """See to it that nothing of the attempt runs any more."""
         rank, self._rank = self._rank, None
+        if self._usage is not None:
+            self._usage.close()
         if rank is None:
             return
         if gently and rank.wait(0) is None:

@@ -23,6 +23,7 @@ from models.attempts import Claim
 from models.database import Transaction
 from models.tables import Checkpoint, Device, Job
 from worker import processes
+from worker.peak import peak_flops
 from worker.processes import Identity
 
 _log: Any = structlog.get_logger()
@@ -51,7 +52,8 @@ def describe(
                 name: {"dir": str(artifacts.local(datasets.get(tx, name, None).key))}
                 for name in sorted(_datasets(spec))
             },
-            "device": _device(held),
+            "device": _device(held, workers.info_of(tx, held[0].worker)),
+            "flops": job.plan.get("flops"),
             "checkpoint": saved and {"dir": str(artifacts.local(saved.key))},
             "probes": probes.wanted(tx, job.id) if job.kind == "train" else None,
             "trained_by": saved and jobs.get(tx, saved.job, None).resolved,
@@ -132,9 +134,10 @@ def _checkpoint(tx: Transaction, spec: dict[str, Any]) -> Checkpoint | None:
         raise StorageFailed(str(error)) from error
 
 
-def _device(held: list[Device]) -> dict[str, Any]:
+def _device(held: list[Device], info: dict[str, Any]) -> dict[str, Any]:
     cores = sum(device.kind == "cpu" for device in held)
-    return {"type": held[0].kind, "threads": max(1, cores)}
+    peak = peak_flops(held, info)
+    return {"type": held[0].kind, "threads": max(1, cores), "peak_flops": peak}
 
 
 def _visible(held: list[Device]) -> str:

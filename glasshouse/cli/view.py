@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from glasshouse import jsonio
+from glasshouse.events import is_upkeep
 
 BARS = "▁▂▃▄▅▆▇█"
 KEPT_LOSSES = 4000
@@ -84,7 +85,7 @@ class JobView:
     def _see_metrics(self, event: dict[str, Any]) -> None:
         self.step, self.epoch = event["step"], event["epoch"]
         values = {name: jsonio.number(value) for name, value in event["values"].items()}
-        self.values |= values
+        self.values |= {name: value for name, value in values.items() if not is_upkeep(name)}
         if "loss" in values:
             self.losses.append(values["loss"])
 

@@ -226,6 +226,10 @@ class Shop:
     def payloads(self, job_id: str, kind: str) -> list[dict[str, Any]]:
         return [jsonio.loads(event.payload) for event in self.events(job_id) if event.type == kind]
 
+    def steps(self, job_id: str) -> list[int]:
+        told = self.payloads(job_id, "metrics")
+        return [event["step"] for event in told if "loss" in event["values"]]
+
     def attempts(self, job_id: str) -> list[Attempt]:
         with self.database.read() as tx:
             return attempts.of_job(tx, job_id)

@@ -98,7 +98,7 @@ def test_a_job_runs_on_either_database(any_shop: Shop):
     job_id = any_shop.submit(train_spec(any_shop.dataset(), probes=[probe]))
     job = any_shop.wait(job_id)
     assert job.state == "succeeded", (job.error, any_shop.logs())
-    assert [one["step"] for one in any_shop.payloads(job_id, "metrics")] == list(range(20))
+    assert any_shop.steps(job_id) == list(range(20))
     any_shop.cancel(endless_id := any_shop.submit(endless(any_shop.dataset())))
     assert any_shop.wait(endless_id).state == "cancelled"
 
@@ -145,5 +145,5 @@ def test_a_ledger_that_is_away_for_a_while_stops_no_training(shop: Shop):
     shop.cancel(job_id)
     # it has said much meanwhile, and all of it is stored before it ends
     assert shop.wait(job_id).state == "cancelled"
-    steps = [one["step"] for one in shop.payloads(job_id, "metrics")]
+    steps = shop.steps(job_id)
     assert steps == list(range(len(steps)))

@@ -295,7 +295,7 @@ class Asking:
 
     @property
     def wanted(self):
-        done = len(of_type(self.seen, "metrics"))
+        done = len(losses(self.seen))
         return next((found for after, found in reversed(self.lists) if done >= after), None)
 
 

@@ -1,0 +1,195 @@
+import timeit
+
+import pytest
+import torch
+
+from engine.timing import PARTS, DeviceClock, HostClock, Laps, Timing, Work, figures_of
+from tests.unit.engine.making import DIGITS_META, of_type, planned, run, spec, write_job
+
+
+class Device:
+    """A device's queue whose time the test moves: events pass when it has come so far."""
+
+    def __init__(self) -> None:
+        self.queued_ms = 0.0
+        self.reached_ms = 0.0
+        self.made = 0
+
+    def event(self) -> "Event":
+        self.made += 1
+        return Event(self)
+
+
+class Event:
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.at_ms: float | None = None
+
+    def record(self) -> None:
+        self.at_ms = self.device.queued_ms
+
+    def query(self) -> bool:
+        assert self.at_ms is not None
+        return self.at_ms <= self.device.reached_ms
+
+    def synchronize(self) -> None:
+        self.device.reached_ms = max(self.device.reached_ms, self.at_ms or 0.0)
+
+    def elapsed_time(self, other: "Event") -> float:
+        assert self.query(), "read before it has passed"
+        assert other.query(), "read before it has passed"
+        return other.at_ms - self.at_ms
+
+
+def _step(device: Device, clock: DeviceClock, rows: int = 4) -> None:
+    for part, ms in [("data", 1), ("forward", 2), ("backward", 4), ("optimizer", 8)]:
+        device.queued_ms += ms
+        clock.mark(part)
+    clock.end_step(rows)
+
+
+def test_events_of_the_device_are_counted_once_they_have_passed_and_never_waited_for():
+    device = Device()
+    clock = DeviceClock(device.event)
+    _step(device, clock)
+    _step(device, clock)
+    assert clock.take().num_steps == 0
+    device.reached_ms = 18  # the first step, and data and forward of the second
+    laps = clock.take()
+    assert (laps.num_steps, laps.num_rows) == (1, 4)
+    assert laps.spent_ns["forward"] == 4e6
+    assert laps.spent_ns["backward"] == 4e6
+    rest = clock.take(wait=True)
+    assert (rest.num_steps, rest.num_rows) == (1, 4)
+    assert rest.spent_ns["backward"] == 4e6
+    assert rest.spent_ns["optimizer"] == 8e6
+
+
+def test_events_of_the_device_are_used_again():
+    device = Device()
+    clock = DeviceClock(device.event)
+    for _ in range(50):
+        _step(device, clock)
+        device.reached_ms = device.queued_ms
+        clock.take()
+    assert device.made < 15
+
+
+def test_what_a_hook_takes_on_the_device_is_not_the_forward_pass():
+    device = Device()
+    clock = DeviceClock(device.event)
+    for ms, act in [(2, clock.pause), (5, lambda: clock.resume("probes"))] * 2:
+        device.queued_ms += ms
+        act()
+    device.queued_ms += 3
+    clock.mark("forward")
+    laps = clock.take(wait=True)
+    assert laps.spent_ns["probes"] == 10e6
+    assert laps.spent_ns["forward"] == 7e6
+
+
+def test_what_a_hook_takes_on_the_host_is_not_the_forward_pass():
+    clock = HostClock()
+    clock.mark("data")
+    clock.pause()
+    _spin(0.03)
+    clock.resume("probes")
+    clock.mark("forward")
+    laps = clock.take()
+    assert laps.spent_ns["probes"] >= 30e6
+    assert laps.spent_ns["forward"] < 15e6
+
+
+def _spin(seconds: float) -> None:
+    began = timeit.default_timer()
+    while timeit.default_timer() - began < seconds:
+        pass
+
+
+def test_figures_are_means_per_step_and_rates_per_second():
+    laps = Laps(num_steps=4, num_rows=100)
+    laps.spent_ns |= {"forward": 1e9, "backward": 2e9, "report": 1e9}
+    figures = figures_of(laps, Work(flops_per_row=10.0, peak_flops=1000.0))
+    assert figures["time/forward"] == 0.25
+    assert figures["time/data"] == 0
+    assert figures["time/step"] == 1.0
+    assert figures["throughput/samples_per_s"] == 25
+    assert figures["throughput/flops_per_s"] == 3 * 10 * 25
+    assert figures["throughput/flops_fraction"] == 0.75
+    assert "throughput/flops_per_s" not in figures_of(laps, Work())
+    assert "throughput/flops_fraction" not in figures_of(laps, Work(flops_per_row=10.0))
+
+
+def test_what_comes_after_the_last_step_is_told_with_the_steps_before_it():
+    clock = HostClock()
+    timing = Timing(clock, Work())
+    clock.mark("forward")
+    clock.end_step(1)
+    first = timing.figures(0)
+    assert timing.figures(1) == {}
+    _spin(0.02)
+    clock.mark("evaluate")
+    again = timing.figures(0, last=True)
+    assert again["time/evaluate"] >= 0.02
+    assert again["time/forward"] == first["time/forward"]
+    assert timing.figures(0) == again
+    assert Timing(HostClock(), Work()).figures(0, last=True) == {}
+
+
+def test_the_parts_of_a_step_sum_up_to_it(digits, tmp_path):
+    data = {"validation": {"dataset": "ds_1", "split": "test"}}
+    probes = [{"layers": ["*"], "kinds": ["output", "param_grad"], "every": 2}]
+    job = spec(data=data, evaluate={"every_epochs": 1}, stop={"epochs": 20}, probes=probes)
+    records = run(tmp_path, job, digits)
+    told = [r for r in of_type(records, "metrics") if "time/step" in r["values"]]
+    assert told
+    assert told[-1]["step"] == 99
+    for record in told:
+        values = record["values"]
+        parts = [values[f"time/{part}"] for part in PARTS]
+        assert all(part >= 0 for part in parts)
+        assert sum(parts) <= values["time/step"] * 1.000001
+        assert sum(parts) >= values["time/step"] * 0.5  # the rest is reporting
+    last = told[-1]["values"]
+    assert min(last[f"time/{part}"] for part in PARTS) > 0
+    assert last["throughput/samples_per_s"] > 0
+    assert "throughput/flops_per_s" not in last  # nobody has told the rank its plan
+
+
+def test_the_rate_of_operations_is_three_times_that_of_the_forward_pass(digits, tmp_path):
+    from engine import rank
+    from engine.spool import read_frames
+
+    plan = planned(spec(), DIGITS_META)
+    device = {"type": "cpu", "threads": 1, "peak_flops": 1e12}
+    job = write_job(tmp_path, plan["spec"], digits, flops=plan["flops"], device=device)
+    assert rank.main(job) == 0
+    records, _ = read_frames(job / "spool", 0, 10**6)
+    values = next(r["values"] for r in records if "time/step" in r.get("values", {}))
+    flops = 3 * plan["flops"] / 64 * values["throughput/samples_per_s"]
+    assert values["throughput/flops_per_s"] == pytest.approx(flops)
+    assert values["throughput/flops_fraction"] == pytest.approx(flops / 1e12)
+
+
+def test_the_time_of_the_data_is_put_down_to_the_data(digits, tmp_path, monkeypatch):
+    from engine.data import Rows
+
+    batch = Rows.batch
+    monkeypatch.setattr(Rows, "batch", lambda *args: (_spin(0.02), batch(*args))[1])
+    records = run(tmp_path, spec(), digits)
+    values = next(r["values"] for r in records if "time/step" in r.get("values", {}))
+    assert 0.02 <= values["time/data"] <= values["time/step"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.gpu
+def test_a_clock_of_events_measures_what_the_device_does():
+    clock = DeviceClock()
+    x = torch.randn(4096, 4096, device="cuda")
+    for _ in range(20):
+        x = (x @ x).clamp(-1, 1)
+    clock.mark("forward")
+    clock.end_step(1)
+    laps = clock.take(wait=True)
+    assert laps.num_steps == 1
+    assert laps.spent_ns["forward"] > 1e5

@@ -1,0 +1,26 @@
+from models.tables import Device
+from worker import inventory
+from worker.peak import peak_flops
+
+
+def device(kind: str, name: str = "x") -> Device:
+    return Device(kind=kind, name=name)
+
+
+def test_the_peak_of_several_cores_is_that_of_one_times_their_number():
+    assert peak_flops([device("cpu")] * 3, {"core_flops": 2e9}) == 6e9
+    assert peak_flops([device("cpu")], {}) is None
+
+
+def test_a_cuda_device_is_known_by_its_whole_name():
+    assert peak_flops([device("cuda", "Tesla T4")], {"core_flops": 2e9}) == 8.1e12
+    split = device("cuda", "NVIDIA A100-SXM4-40GB MIG 1g.5gb")
+    assert peak_flops([split], {}) is None
+    assert peak_flops([device("cuda", "Tesla T4"), split], {}) is None
+
+
+def test_a_core_is_measured_only_when_asked_to():
+    _, info = inventory.ask()
+    assert "core_flops" not in info
+    _, info = inventory.ask(measure=True)
+    assert 1e8 < info["core_flops"] < 1e13
