@@ -90,13 +90,8 @@ def query_stats(  # noqa: PLR0913 (each is a parameter of the request)
         known = columnar.fresh(request, tag)
         if known is not None:
             return known
-        where = {
-            "layer": layer,
-            "kind": kind,
-            "phase": phase,
-            "from_step": from_step,
-            "to_step": to_step,
-        }
+        where = {"layer": layer, "kind": kind, "phase": phase}
+        where |= {"from_step": from_step, "to_step": to_step}
         if asked == [HISTOGRAM]:
             counted = list(_histograms(tx, job, where, max_points, bins))
             return _histogram_answer(chosen, counted, headers)

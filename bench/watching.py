@@ -45,6 +45,12 @@ CASES: dict[str, tuple[dict[str, Any], bool, float | None]] = {
         {"kinds": ALL, "every": 25, "want": ["full"]}, False, 1.02,
     ),
     "d: nothing due": ({"kinds": ALL, "every": 1, "start": 10**6}, False, 1.002),
+    "e: 1,000 small layers, stats of everything, every step": (
+        {"kinds": ALL, "every": 1}, True, None,
+    ),
+    "e': 1,000 small layers, stats of everything, every 25": (
+        {"kinds": ALL, "every": 25}, True, None,
+    ),
 }  # fmt: skip
 
 
@@ -97,9 +103,46 @@ def cnn() -> tuple[dict, dict, list[np.ndarray]]:
     return spec, mnist.META, [images, generator.integers(0, 10, 6000).astype(np.uint8)]
 
 
+def many() -> tuple[dict, dict, list[np.ndarray]]:
+    """A thousand layers so small that a step is mostly what each of them costs besides its sums."""
+    layers: list[dict] = []
+    for number in range(500):
+        layers += [
+            {"name": f"fc{number}", "type": "Linear", "args": {"out_features": 16}},
+            {"name": f"relu{number}", "type": "ReLU"},
+        ]
+    layers.append({"name": "scores", "type": "Linear", "args": {"out_features": 10}})
+    spec = {
+        "kind": "train",
+        "network": {"layers": layers},
+        "loss": {"type": "CrossEntropyLoss", "inputs": ["scores", "label"]},
+        "optimizer": {"type": "SGD", "args": {"lr": 0.01}},
+        "data": {
+            "train": {"dataset": "d", "split": "train"},
+            "fields": {
+                "x": {"type": "dense", "shape": [16]},
+                "label": {"type": "integer", "dim": 10},
+            },
+            "batch_size": 32,
+        },
+    }
+    meta = {
+        "columns": [
+            {"name": "x", "dtype": "float32", "shape": [16], "file": "0.npy"},
+            {"name": "label", "dtype": "uint8", "shape": [], "file": "1.npy"},
+        ],
+        "splits": {"train": NUM_ROWS},
+    }
+    generator = np.random.default_rng(0)
+    rows = generator.standard_normal((NUM_ROWS, 16), dtype=np.float32)
+    return spec, meta, [rows, generator.integers(0, 10, NUM_ROWS).astype(np.uint8)]
+
+
 NETWORKS = {
-    "mnist cnn, batch 100": (cnn, 50),
-    "transformer 4x256, 8x64 tokens": (transformer, 25),
+    # name: what makes it; the steps of a block; the letters of its cases
+    "mnist cnn, batch 100": (cnn, 50, "abcd"),
+    "transformer 4x256, 8x64 tokens": (transformer, 25, "abcd"),
+    "1,000 layers of 16, batch 32": (many, 25, "e"),
 }
 
 
@@ -204,10 +247,10 @@ def main() -> None:
     for threads in given.threads:
         torch.set_num_threads(threads)
         for network in given.network:
-            make, num_steps = NETWORKS[network]
+            make, num_steps, letters = NETWORKS[network]
             with tempfile.TemporaryDirectory() as directory:
                 bench = Bench(Path(directory) / "data", make, num_steps)
-                for line in measure(bench, given.rounds, names):
+                for line in measure(bench, given.rounds, [n for n in names if n[0] in letters]):
                     about = {"bench": "watching", "network": network, "threads": threads}
                     print(json.dumps({**about, **line, "rounds": given.rounds}), flush=True)
                 bench.close()

@@ -9,19 +9,19 @@ branch_labels = None
 depends_on = None
 
 
+# Column by column, never by a batch: on SQLite that may make a new table of jobs and drop the old
+# one, and with it, by their foreign keys, everything that belongs to a job.
+_OF_PROBES = ("estimated_cost_s", "cost_s", "every_now")
+
+
 def upgrade() -> None:
-    with op.batch_alter_table("jobs", schema=None) as batch_op:
-        batch_op.add_column(sa.Column("probe_overhead", sa.Text(), nullable=True))
-    with op.batch_alter_table("probes", schema=None) as batch_op:
-        batch_op.add_column(sa.Column("estimated_cost_s", sa.Float(53), nullable=True))
-        batch_op.add_column(sa.Column("cost_s", sa.Float(53), nullable=True))
-        batch_op.add_column(sa.Column("every_now", sa.BigInteger(), nullable=True))
+    op.add_column("jobs", sa.Column("probe_overhead", sa.Text(), nullable=True))
+    op.add_column("probes", sa.Column("estimated_cost_s", sa.Float(53), nullable=True))
+    op.add_column("probes", sa.Column("cost_s", sa.Float(53), nullable=True))
+    op.add_column("probes", sa.Column("every_now", sa.BigInteger(), nullable=True))
 
 
 def downgrade() -> None:
-    with op.batch_alter_table("probes", schema=None) as batch_op:
-        batch_op.drop_column("every_now")
-        batch_op.drop_column("cost_s")
-        batch_op.drop_column("estimated_cost_s")
-    with op.batch_alter_table("jobs", schema=None) as batch_op:
-        batch_op.drop_column("probe_overhead")
+    for name in _OF_PROBES:
+        op.drop_column("probes", name)
+    op.drop_column("jobs", "probe_overhead")

@@ -194,8 +194,7 @@ def test_a_worker_that_starts_again_runs_the_jobs_of_its_last_life(shop: Shop):
 
 
 def test_a_stopped_worker_gives_its_jobs_back_unblamed(shop: Shop):
-    for name in ("w1", "w2"):
-        shop.start_worker(name)
+    shop.start_workers("w1", "w2")
     job_id = shop.submit(endless(shop.dataset()))
     name = shop.wait_step(job_id).worker
     assert name is not None
@@ -270,8 +269,7 @@ def test_a_rank_sees_nothing_of_the_services_environment(
 
 
 def test_a_bell_that_rings_a_hundred_times_makes_one_attempt(shop: Shop):
-    shop.start_worker("w1")
-    shop.start_worker("w2")
+    shop.start_workers("w1", "w2")
     job_id = shop.submit(train_spec(shop.dataset()), ring=False)
     for _ in range(100):
         shop.ring()
