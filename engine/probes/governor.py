@@ -173,13 +173,13 @@ class Governor:
 
     def budget(self, watches: Iterable[Watch]) -> float | None:
         """The largest fraction that a governed probe allows; None where there is none."""
-        budgets = (watch.probe.max_overhead for watch in watches if is_governed(watch))
+        budgets = (watch.max_overhead for watch in watches if is_governed(watch))
         return max((item for item in budgets if item is not None), default=None)
 
     def _govern(self) -> list[Change]:
         loads: dict[Watch, Load] = {}
         for watch, pace in self._paces.items():
-            budget, every = watch.probe.max_overhead, watch.every
+            budget, every = watch.max_overhead, watch.every
             if budget is None or every is None or not pace.is_known:
                 continue
             if watch.is_open(self._step):
@@ -230,4 +230,4 @@ class Governor:
 
 def is_governed(watch: Watch) -> bool:
     """Whether a probe's interval may be changed."""
-    return watch.every is not None and watch.probe.max_overhead is not None
+    return watch.every is not None and watch.max_overhead is not None

@@ -30,6 +30,14 @@ class Watch:
         """The interval in force; None for one that has its steps listed."""
         return None if self.probe.at is not None else (self.probe.every or 1) * self.factor
 
+    @property
+    def max_overhead(self) -> float | None:
+        """The fraction of step time beyond which it yields; None: never, as nothing lossless does.
+
+        What waiting for room takes is what was asked for.
+        """
+        return None if self.probe.lossless else self.probe.max_overhead
+
     def wants(
         self,
         kind: str,

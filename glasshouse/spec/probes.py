@@ -61,7 +61,8 @@ class Probe(Spec):
     """Where ``param_grad`` is taken: ``raw`` after the backward pass, ``clipped`` before the
     update. Without ``grad_clip`` both are the same."""
     lossless: bool = False
-    """Training waits for room for the tensors, and says how long, instead of dropping them."""
+    """Training waits for room for the tensors, and says how long, instead of dropping them. Its
+    interval is never widened."""
 
     @model_validator(mode="after")
     def _check_when(self) -> Self:
@@ -79,6 +80,8 @@ class Probe(Spec):
         ):
             what = "at" if self.at is not None else "phase evaluate"
             raise ValueError(f"max_overhead widens intervals, and {what} has none: leave it out")
+        if self.lossless and self.max_overhead not in (None, DEFAULT_MAX_OVERHEAD):
+            raise ValueError("lossless gives up nothing for max_overhead: leave one of them out")
         return self
 
     @model_validator(mode="after")

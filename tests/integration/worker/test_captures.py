@@ -19,6 +19,7 @@ EVERYTHING = {
     "layers": ["fc*", "act"],
     "kinds": ["output", "output_grad", "param", "param_grad"],
     "every": 1,
+    "max_overhead": None,
     "want": ["stats", "full"],
 }
 NUM_TENSORS = 3 + 3 + 4 + 4

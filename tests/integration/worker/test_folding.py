@@ -18,7 +18,13 @@ from worker.folding import Folding
 
 from .shop import Shop, train_spec, until
 
-PROBE = {"layers": ["*"], "kinds": ["output", "param_grad"], "every": 1, "want": ["stats"]}
+PROBE = {
+    "layers": ["*"],
+    "kinds": ["output", "param_grad"],
+    "every": 1,
+    "want": ["stats"],
+    "max_overhead": None,
+}
 
 
 def left(database: Database, job: str) -> bool:

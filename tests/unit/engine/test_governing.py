@@ -6,6 +6,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from engine.probes.governor import (
     LEAST_SHARE,
@@ -295,3 +296,14 @@ def test_a_job_whose_watching_costs_much_settles_and_says_so(digits, tmp_path):
     late = [step for step in seen if step >= told[-1]["step"]]
     assert all(step % told[-1]["to"] == 0 for step in late)
     assert losses(records) == losses(run(tmp_path / "plain", job, digits))
+
+
+def test_what_is_lossless_is_never_widened():
+    body = {"layers": ("fc",), "kinds": ("output",), "every": 1, "want": ("full",)}
+    plain, lossless = Watch(0, Probe(**body)), Watch(1, Probe(**body, lossless=True))
+    governor = Governor()
+    for step in range(60):
+        governor.take(Measured(step, 1.0, {plain: 0.2, lossless: 0.5}))
+    assert (lossless.factor, plain.factor > 1) == (1, True)
+    with pytest.raises(ValidationError, match="gives up nothing"):
+        Probe(**body, lossless=True, max_overhead=0.1)
