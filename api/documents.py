@@ -69,6 +69,15 @@ class JobWarning(Document):
     code: str
 
 
+class Overhead(Document):
+    """What watching costs a job."""
+
+    fraction: Number | None
+    """Of a step's own time, at the intervals in force."""
+    budget: float | None
+    """The largest `max_overhead` of its probes; null where none has one."""
+
+
 class Job(Document):
     """A job."""
 
@@ -92,6 +101,8 @@ class Job(Document):
     devices: list[JobDevice]
     progress: dict[str, Any] | None
     summary: dict[str, dict[str, Number | None]]
+    probe_overhead: Overhead | None
+    """What watching costs; null before it was measured."""
     """Last, least and greatest values of the metrics."""
     error: dict[str, JsonValue] | None
     last_seq: int

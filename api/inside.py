@@ -6,8 +6,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from api.documents import Document, ListDocument, Number, answers
 
-Numbers = list[Number]
-
 
 class LoggedEvent(BaseModel):
     """An event of a job; its type says what else it has."""
@@ -82,10 +80,20 @@ class Layer(Document):
     dtype: str
     parameter_shapes: dict[str, list[int]]
     flops: int
+    shared_with: str | None
+    """The layer whose module this is once more, and whose the parameters are."""
+    input_names: list[str]
+    """Under which what goes into it is watched."""
+    inner_inputs: list[str]
+    """Modules inside it, by the names under which what goes into them is watched."""
+    inner_outputs: list[str]
+    """The same of what comes out of them."""
+    state_names: list[str]
+    """What the optimizer keeps of each of its parameters: ``exp_avg`` …."""
     stats: dict[str, Figures]
     """Of its output and that one's gradient, by kind."""
     tensors: dict[str, dict[str, Figures]]
-    """Of its parameters and further outputs, by name and kind."""
+    """Of everything else of it that is watched, by name and kind."""
 
 
 class LayerList(ListDocument):
@@ -95,19 +103,32 @@ class LayerList(ListDocument):
 
 
 class StatsSeries(Document):
-    """Figures of one tensor over steps."""
+    """Figures of one tensor over steps; null where one has no value at a step."""
 
     layer: str
     kind: str
     phase: str
     step: list[int]
-    values: dict[str, Numbers]
+    values: dict[str, list[Number | None]]
+
+
+class HistogramSeries(Document):
+    """Histograms of one tensor over steps, all with the same edges."""
+
+    layer: str
+    kind: str
+    phase: str
+    step: list[int]
+    edges: list[float]
+    """One more than bars, ascending. Bars are not equally wide."""
+    counts: list[list[int]]
+    """For each step, the values in each bar; what is not finite is in none."""
 
 
 class StatsList(ListDocument):
-    """Series of statistics, by layer."""
+    """Series of statistics, by layer; of histograms with `stat=histogram`."""
 
-    data: list[StatsSeries]
+    data: list[StatsSeries] | list[HistogramSeries]
 
 
 class _Captured(Document):
@@ -121,6 +142,10 @@ class _Captured(Document):
     shape: list[int]
     dtype: str
     size_bytes: int
+    form: Literal["full", "slice", "sample"]
+    """What was kept of the tensor."""
+    captured_from: list[int]
+    """The shape of the whole tensor."""
     href: str
 
 
@@ -128,6 +153,8 @@ class Capture(_Captured):
     """A tensor that was kept."""
 
     object: Literal["capture"]
+    slice: str | None
+    """Which part was kept, as the probe asked for it."""
 
 
 class CaptureList(ListDocument):
@@ -136,17 +163,28 @@ class CaptureList(ListDocument):
     data: list[Capture]
 
 
+class Histogram(Document):
+    """How many values lie between neighbouring edges; what is not finite is in no bar."""
+
+    edges: list[float]
+    counts: list[int]
+
+
 class Tensor(_Captured):
     """A tensor, summed up."""
 
     object: Literal["tensor"]
     slice: str | None
+    captured_slice: str | None
+    """Which part was kept, as the probe asked for it."""
     captured_shape: list[int]
-    """Of the whole tensor; ``shape`` is that of the slice."""
+    """Of what was kept; ``shape`` is that of the slice."""
     stats: dict[str, Number | None]
     values: Any
     """Nested lists; of more than 1,000 values the first, as one list."""
     truncated: bool
+    histogram: Histogram | None
+    """When it is asked for."""
 
 
 class AttachedProbe(Document):
@@ -155,24 +193,39 @@ class AttachedProbe(Document):
     id: str
     object: Literal["probe"]
     job: str
-    state: Literal["pending", "active", "removed", "rejected"]
-    """`pending`: its last change holds from the next step boundary on."""
+    state: Literal["pending", "active", "removed", "rejected", "failed"]
+    """`pending`: its last change holds from the next step boundary on. `failed`: looking failed
+    three times, and the job looks no more."""
     layers: list[str]
     kinds: list[str]
     every: int | None
     at: list[int] | None
+    on: Literal["nonfinite"] | None
+    phase: Literal["train", "evaluate"]
+    max_overhead: float | None
     start: int
     stop: int | None
+    point: Literal["raw", "clipped"]
     want: list[str]
+    slice: str | None
+    max_bytes: int | None
+    lossless: bool
     matched: list[str]
     """Layers, leaves and parameters that it looks at."""
     bytes_per_step: int
-    """Of the tensors that it looks at, on a step on which it is due."""
+    """Of the tensors that it looks at, on a step on which it is due; where it keeps some, of what
+    it keeps."""
+    estimated_cost_s: float | None
+    """Seconds that a due step may take, before any was measured."""
+    cost_s: float | None
+    """Seconds that a due step takes, as the job has measured it; null before."""
+    every_now: int | None
+    """The interval in force: wider than `every` where watching took more than `max_overhead`."""
     applied_step: int | None
     """The first step for which its last change held; null until then."""
     position: int
     problem: dict[str, Any] | None
-    """Why it was rejected."""
+    """Why it was rejected, or failed."""
     created_at: str
     links: dict[str, str]
 

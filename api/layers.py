@@ -2,33 +2,33 @@
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Request
-from starlette.responses import FileResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
-from api import inside, negotiation, slices, tensors
+from api import inside, negotiation, pictures, ranges, slices, tensors
 from api.access import Read
 from api.answers import Json, Paged, bad_parameter, etag, is_fresh, list_of, not_modified, tagged
 from api.documents import answers
 from api.events import JobId
-from api.metrics import FromStep, ToStep
+from api.naming import KINDS, tensor_name
 from api.resources import House, Resources
 from api.tensors import Array, Body
-from glasshouse.errors import ArtifactNotFound, InvalidRequest, LayerNotFound
-from models import captures, jobs, metrics, stats
-from models.metrics import Point
-from models.stats import FIGURES, Row, Series
-from models.tables import Capture, Job
+from glasshouse.errors import ArtifactNotFound, InvalidRequest
+from models import captures, jobs, stats
+from models.stats import FIGURES, Newest
+from models.tables import Capture
 
 router = APIRouter(prefix="/api/v1", tags=["inside"])
-KINDS = ("output", "output_grad", "param", "param_grad")
 FORMATS = {
     "application/json": "json",
     "application/x-npy": "npy",
     "application/vnd.safetensors": "safetensors",
+    "image/png": "png",
 }
+_OF_BATCHES = ("output", "input", "output_grad")
+"""Kinds whose first axis is the rows of a batch."""
 _MEDIA = {name: media for media, name in FORMATS.items()}
 MAX_TENSORS = 200
 _SHOWN = (
@@ -43,9 +43,21 @@ _SHOWN = (
     "parameter_shapes",
     "flops",
 )
+_NAMES: dict[str, Any] = {
+    "shared_with": None,
+    "input_names": [],
+    "inner_inputs": [],
+    "inner_outputs": [],
+    "state_names": [],
+}
+"""What else can be watched; jobs that were planned before have none."""
 
 Step = Annotated[
     str, Query(pattern=r"^(latest|[0-9]{1,15})$", description="`latest`, or a step's number.")
+]
+Phase = Annotated[
+    Literal["train", "evaluate"] | None,
+    Query(description="Of training steps, or of the evaluations after them; left out, both."),
 ]
 Slice = Annotated[str | None, Query(max_length=1000, description="As in numpy, e.g. `0:4,:,::2`.")]
 
@@ -64,96 +76,35 @@ def list_layers(request: Request, house: House, caller: Read, job: JobId) -> Res
             return not_modified(tag)
         newest = stats.newest(tx, job)
     by_tensor: dict[str, dict[str, Any]] = defaultdict(dict)
-    for row in newest:
+    for row in sorted(newest, key=lambda row: row.series.phase != "train"):
         by_tensor[row.series.layer].setdefault(row.series.kind, _figures(row))
-    layers = [_layer(entry, by_tensor) for entry in found.plan.get("layers", [])]
+    of_layer: dict[str, list[str]] = defaultdict(list)
+    for name in by_tensor:
+        of_layer[name.partition(".")[0]].append(name)
+    entries = found.plan.get("layers", [])
+    layers = [_layer(entry, by_tensor, of_layer[entry["name"]]) for entry in entries]
     return tagged(request, list_of(layers, cursor=None), tag)
 
 
-def _figures(row: Row) -> dict[str, Any]:
+def _figures(row: Newest) -> dict[str, Any]:
     return {"step": row.step, "phase": row.series.phase} | dict(
         zip(FIGURES, row.figures, strict=True)
     )
 
 
-def _layer(entry: dict[str, Any], by_tensor: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _layer(
+    entry: dict[str, Any], by_tensor: dict[str, dict[str, Any]], names: list[str]
+) -> dict[str, Any]:
     """A layer of the plan; ``stats`` are of its output, ``tensors`` has its other tensors."""
     leaves = list(entry.get("output_shapes", {}))
     own = leaves[0] if leaves else entry["name"]
-    others = [*leaves[1:], *entry.get("parameter_shapes", {})]
+    others = dict.fromkeys([*leaves[1:], *entry.get("parameter_shapes", {}), *names])
+    others.pop(own, None)
     shown = {name: entry[name] for name in _SHOWN if name in entry}
+    shown |= {name: entry.get(name, without) for name, without in _NAMES.items()}
     shown["stats"] = by_tensor.get(own, {})
     shown["tensors"] = {name: by_tensor[name] for name in others if name in by_tensor}
     return shown
-
-
-@router.get(
-    "/jobs/{id}/stats",
-    summary="Layer statistics over steps",
-    responses=answers(200, inside.StatsList, *inside.READ),
-)
-def query_stats(  # noqa: PLR0913 (each is a parameter of the request)
-    request: Request,
-    *,
-    house: House,
-    caller: Read,
-    job: JobId,
-    layer: Annotated[
-        str, Query(max_length=200, description="A glob over layer and parameter names.")
-    ] = "*",
-    kind: Annotated[str | None, Query(max_length=40)] = None,
-    stat: Annotated[
-        list[str] | None,
-        Query(max_length=20, description="Which figures, separated by commas; left out, all."),
-    ] = None,
-    from_step: FromStep = None,
-    to_step: ToStep = None,
-    max_points: Annotated[
-        int, Query(ge=2, le=1_000_000, description="About so many steps of each series.")
-    ] = 1000,
-) -> Response:
-    """Columns over steps for each watched tensor that matches."""
-    figures = _figures_of(stat)
-    if kind is not None:
-        _check_kind(kind)
-    with house.database.read() as tx:
-        tag = etag(job, jobs.standing(tx, job, caller.sees).version)
-        if is_fresh(request, tag):
-            return not_modified(tag)
-        rows = stats.query(tx, job, layer=layer, kind=kind, from_step=from_step, to_step=to_step)
-    by_series: dict[Series, list[Row]] = defaultdict(list)
-    for row in rows:
-        by_series[row.series].append(row)
-    data = [
-        _series(series, found, figures, max_points) for series, found in sorted(by_series.items())
-    ]
-    return tagged(request, list_of(data, cursor=None), tag)
-
-
-def _figures_of(given: Sequence[str] | None) -> list[str]:
-    names = [name for text in given or () for name in text.split(",") if name]
-    for name in names:
-        if name not in FIGURES:
-            raise bad_parameter("stat", f"{name[:100]!r} is none of {', '.join(FIGURES)}.")
-    return list(dict.fromkeys(names)) or list(FIGURES)
-
-
-def _series(series: Series, rows: list[Row], figures: list[str], max_points: int) -> dict[str, Any]:
-    columns = {name: FIGURES.index(name) for name in figures}
-    if len(rows) > max_points:  # the extremes of each figure stay, so all share the points
-        share = max(2, max_points // len(columns))
-        kept: set[int] = set()
-        for place in columns.values():
-            points = [Point(index, 0, row.figures[place]) for index, row in enumerate(rows)]
-            kept |= {point.step for point in metrics.thin(points, share)}
-        rows = [rows[index] for index in sorted(kept)]
-    return {
-        "layer": series.layer,
-        "kind": series.kind,
-        "phase": series.phase,
-        "step": [row.step for row in rows],
-        "values": {name: [row.figures[place] for row in rows] for name, place in columns.items()},
-    }
 
 
 @router.get(
@@ -169,16 +120,24 @@ def list_captures(  # noqa: PLR0913 (each is a parameter of the request)
     page: Paged,
     layer: Annotated[str | None, Query(max_length=200)] = None,
     kind: Annotated[str | None, Query(max_length=40)] = None,
+    phase: Phase = None,
     step: Annotated[int | None, Query(ge=0, lt=2**53)] = None,
 ) -> Response:
     """In the order in which they were kept."""
     if kind is not None:
-        _check_kind(kind)
+        check_kind(kind)
     after = page.after_id("cap")
     with house.database.read() as tx:
         jobs.standing(tx, job, caller.sees)
         rows = captures.find(
-            tx, job, layer=layer, kind=kind, step=step, after=after, limit=page.limit + 1
+            tx,
+            job,
+            layer=layer,
+            kind=kind,
+            phase=phase,
+            step=step,
+            after=after,
+            limit=page.limit + 1,
         )
     cursor = rows[page.limit - 1].id if len(rows) > page.limit else None
     return Json(list_of([_capture_json(row) for row in rows[: page.limit]], cursor=cursor))
@@ -197,7 +156,11 @@ def _capture_json(row: Capture) -> dict[str, Any]:
         "shape": row.shape,
         "dtype": row.dtype,
         "size_bytes": row.size_bytes,
-        "href": f"/api/v1/jobs/{row.job}/layers/{row.layer}/{row.kind}?step={row.step}",
+        "form": row.form,
+        "slice": row.slice,
+        "captured_from": row.captured_from,
+        "href": f"/api/v1/jobs/{row.job}/layers/{row.layer}/{row.kind}?step={row.step}"
+        f"{'' if row.phase == 'train' else f'&phase={row.phase}'}",
     }
 
 
@@ -207,6 +170,7 @@ def _capture_json(row: Capture) -> dict[str, Any]:
     responses=inside.binary(
         "application/x-npy",
         "application/vnd.safetensors",
+        "image/png",
         model=inside.Tensor,
         others=(*inside.READ, 406),
     ),
@@ -220,19 +184,28 @@ def get_tensor(  # noqa: PLR0913 (each is a parameter of the request)
     layer: Annotated[str, Path(max_length=200)],
     kind: Annotated[str, Path(max_length=40)],
     step: Step = "latest",
+    phase: Phase = None,
     slice: Slice = None,  # noqa: A002 (the public name)
     format: Annotated[str | None, Query(max_length=40)] = None,  # noqa: A002
+    histogram: Annotated[
+        int | None, Query(ge=1, le=1000, description="Bars of a histogram, in JSON.")
+    ] = None,
 ) -> Response:
-    """JSON has a summary and at most 1,000 values; npy and safetensors have all.
+    """JSON has a summary and at most 1,000 values; npy and safetensors have all; png is a picture.
 
     In npy, bfloat16 and the eight-bit floats come as float32; safetensors has them as they are.
+    A picture shows feature maps and filters as a grid, of a batch the first example; `slice`
+    chooses others. Header `X-Picture` says what of the tensor it shows, and its range.
     """
     chosen = _format(request, format)
-    _check_kind(kind)
+    if histogram is not None and chosen != "json":
+        raise bad_parameter("histogram", f"it is a part of the JSON, not of {chosen}.")
+    check_kind(kind)
     with house.database.read() as tx:
         name = tensor_name(jobs.get(tx, job, caller.sees), layer, kind)
-        capture = captures.get(tx, job, name, kind, None if step == "latest" else int(step))
-    tag = etag(capture.id, chosen, *([] if slice is None else [_digest(slice)]))
+        number = None if step == "latest" else int(step)
+        capture = captures.get(tx, job, name, kind, number, phase=phase)
+    tag = etag(capture.id, chosen, _digest(slice or "", str(histogram)))
     headers = {
         "ETag": tag,
         "Cache-Control": "private, no-cache",
@@ -242,12 +215,14 @@ def get_tensor(  # noqa: PLR0913 (each is a parameter of the request)
     if is_fresh(request, tag):
         return not_modified(tag, headers)
     whole = _open(house, capture)
-    if slice is None and chosen == "safetensors":  # as it is stored, with ranges
-        path = house.artifacts.local(capture.key)
-        return FileResponse(path, headers=headers, media_type=_MEDIA[chosen])
+    if slice is None and chosen == "safetensors":
+        return _ranged(request, tensors.Single(whole), headers)
     part: Array = whole if slice is None else whole[slices.parse(slice, whole.shape)]
     if chosen == "json":
-        return Json(_summary(capture, part, slice), headers=headers)
+        counted = None if histogram is None else tensors.histogram(part, histogram)
+        return Json(_summary(capture, part, slice) | {"histogram": counted}, headers=headers)
+    if chosen == "png":
+        return _picture(part, headers, has_batch=slice is None and kind in _OF_BATCHES)
     title = {"step": str(capture.step), "layer": capture.layer, "kind": capture.kind}
     body = tensors.npy(part) if chosen == "npy" else tensors.safetensors({"tensor": part}, title)
     return _streamed(body, chosen, headers)
@@ -261,35 +236,14 @@ def _format(request: Request, wanted: str | None) -> str:
     return wanted
 
 
-def _check_kind(kind: str) -> None:
-    if kind not in KINDS:
-        raise InvalidRequest(f"{kind!r} is not a kind of tensor; the kinds are {', '.join(KINDS)}.")
-
-
-def tensor_name(job: Job, layer: str, kind: str) -> str:
-    """The name under which a tensor was captured: a leaf, or a parameter.
+def check_kind(kind: str) -> None:
+    """Refuse what is no kind of tensor.
 
     Raises:
-        LayerNotFound: the network has nothing of this name that has tensors of this kind.
+        InvalidRequest: it is none.
     """
-    layers: list[dict[str, Any]] = job.plan.get("layers", [])
-    outputs: dict[str, str] = {}
-    parameters: dict[str, str] = {}
-    for entry in layers:
-        leaves = list(entry.get("output_shapes", {})) or [entry["name"]]
-        outputs |= {leaf: leaf for leaf in leaves} | {entry["name"]: leaves[0]}
-        names = list(entry.get("parameter_shapes", {}))
-        parameters |= {name: name for name in names}
-        if len(names) == 1:
-            parameters.setdefault(entry["name"], names[0])
-    known = parameters if kind.startswith("param") else outputs
-    if layer in known:
-        return known[layer]
-    inside = [name for name in parameters if name.startswith(f"{layer}.")]
-    if inside and kind.startswith("param"):
-        raise LayerNotFound(f"{layer} has several parameters.", hint=f"Ask for {inside}.")
-    some = ", ".join(list(known)[:50])
-    raise LayerNotFound(f"The network has no {kind} of {layer[:100]!r}; it has {some or 'none'}.")
+    if kind not in KINDS:
+        raise InvalidRequest(f"{kind!r} is not a kind of tensor; the kinds are {', '.join(KINDS)}.")
 
 
 def _digest(*texts: str) -> str:
@@ -298,7 +252,7 @@ def _digest(*texts: str) -> str:
 
 def _open(house: Resources, capture: Capture) -> Array:
     try:
-        return tensors.open_tensor(house.artifacts.local(capture.key))
+        return tensors.open_tensor(house.artifacts.local(capture.key), capture.tensor)
     except FileNotFoundError:
         raise ArtifactNotFound("The file of this capture is gone.") from None
 
@@ -308,12 +262,36 @@ def _summary(capture: Capture, part: Array, text: str | None) -> dict[str, Any]:
     return _capture_json(capture) | {
         "object": "tensor",
         "slice": text,
+        "captured_slice": capture.slice,
         "shape": list(part.shape),
         "captured_shape": capture.shape,
         "stats": tensors.figures(part),
         "values": values,
         "truncated": not complete,
     }
+
+
+def _ranged(request: Request, file: tensors.Single, headers: dict[str, str]) -> Response:
+    """A file of one tensor, or the stretch of it that the request asks for."""
+    headers = headers | {"Accept-Ranges": "bytes"}
+    size = file.size_bytes
+    try:
+        stretch = ranges.wanted(request, size, headers["ETag"])
+    except ranges.Unsatisfiable:
+        return Response(status_code=416, headers=headers | {"Content-Range": f"bytes */{size}"})
+    if stretch is None:
+        return _streamed(file.between(0, size), "safetensors", headers)
+    begin, end = stretch
+    headers["Content-Range"] = f"bytes {begin}-{end - 1}/{size}"
+    answer = _streamed(file.between(begin, end), "safetensors", headers)
+    answer.status_code = 206
+    return answer
+
+
+def _picture(part: Array, headers: dict[str, str], *, has_batch: bool) -> Response:
+    picture = pictures.draw(part, has_batch=has_batch)
+    told = f"{picture.shown}; {picture.low:.6g} to {picture.high:.6g}"
+    return Response(picture.png, headers=headers | {"X-Picture": told}, media_type=_MEDIA["png"])
 
 
 def _streamed(body: Body, chosen: str, headers: dict[str, str]) -> Response:
@@ -326,7 +304,7 @@ def _streamed(body: Body, chosen: str, headers: dict[str, str]) -> Response:
     summary="Several captured tensors in one safetensors file",
     responses=inside.binary("application/vnd.safetensors", others=inside.READ),
 )
-def get_tensors(
+def get_tensors(  # noqa: PLR0913 (each is a parameter of the request)
     request: Request,
     house: House,
     caller: Read,
@@ -336,6 +314,8 @@ def get_tensors(
         Query(min_length=1, max_length=MAX_TENSORS, description="`conv1/output`, several times."),
     ],
     step: Step = "latest",
+    *,
+    phase: Phase = None,
 ) -> Response:
     """They are named as they were asked for; the file's metadata has the step of each."""
     rows: dict[str, Capture] = {}
@@ -345,10 +325,10 @@ def get_tensors(
             layer, slash, kind = wanted.rpartition("/")
             if not slash:
                 raise bad_parameter("name", f"{wanted[:100]!r} is not layer/kind")
-            _check_kind(kind)
+            check_kind(kind)
             stored = tensor_name(found, layer, kind)
             number = None if step == "latest" else int(step)
-            rows[wanted] = captures.get(tx, job, stored, kind, number)
+            rows[wanted] = captures.get(tx, job, stored, kind, number, phase=phase)
     tag = etag(_digest(*rows, *(row.id for row in rows.values())))
     headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
     steps = {row.step for row in rows.values()}

@@ -1,20 +1,18 @@
 """The metric series of a job: a table of them, and their values as columns."""
 
-import csv
-import io
-import math
 from typing import Annotated, Any
 
+import numpy as np
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from api import inside, negotiation
+from api import columnar, inside, negotiation
 from api.access import Read
 from api.answers import etag, is_fresh, list_of, not_modified, tagged
+from api.columnar import Column, Part
 from api.documents import answers
 from api.events import JobId
 from api.resources import House
-from glasshouse import jsonio
 from glasshouse.errors import MetricNotFound
 from models import jobs, metrics
 from models.metrics import Point, Summary
@@ -32,7 +30,6 @@ MaxPoints = Annotated[
         "non-finite run are kept. Left out: all.",
     ),
 ]
-FORMATS = {"application/json": "json", "text/csv": "csv"}
 
 
 @router.get(
@@ -65,7 +62,9 @@ def _entry(row: Summary) -> dict[str, Any]:
 @router.get(
     "/jobs/{id}/metrics/query",
     summary="Values of metrics over steps",
-    responses=inside.binary("text/csv", model=inside.Columns, others=(*inside.READ, 406)),
+    responses=inside.binary(
+        columnar.ARROW, columnar.CSV, model=inside.Columns, others=(*inside.READ, 406)
+    ),
 )
 def query_metrics(  # noqa: PLR0913 (each is a parameter of the request)
     request: Request,
@@ -78,8 +77,8 @@ def query_metrics(  # noqa: PLR0913 (each is a parameter of the request)
     to_step: ToStep = None,
     max_points: MaxPoints = None,
 ) -> Response:
-    """Columns over the steps of all the series; null where one has no value. JSON or csv."""
-    chosen = negotiation.choose(request, FORMATS)
+    """Columns over the steps of all the series; null where one has no value. JSON, Arrow or csv."""
+    chosen = negotiation.choose(request, columnar.FORMATS)
     names = list(dict.fromkeys(name))
     with house.database.read() as tx:
         standing = jobs.standing(tx, job, caller.sees)
@@ -101,39 +100,31 @@ def query_metrics(  # noqa: PLR0913 (each is a parameter of the request)
         )
     if max_points is not None:
         series = {key: metrics.thin(points, max_points) for key, points in series.items()}
-    columns = _columns(series)
-    if chosen == "json":
-        return tagged(request, columns, tag, headers)
+    epochs, columns = _columns(series)
     headers |= {"ETag": tag, "Cache-Control": "private, no-cache"}
-    return Response(_csv(columns), headers=headers, media_type="text/csv; charset=utf-8")
+    steps = Column(np.array(list(epochs), np.int64))
+    if chosen == "json":
+        values = {name: columnar.of_json(column) for name, column in columns.items()}
+        content = {"step": steps.values, "values": values, "epoch": list(epochs.values())}
+        return columnar.answer(content, headers)
+    known = {"step": steps, "epoch": Column(np.array(list(epochs.values()), np.int64))}
+    part = Part({}, known | columns)  # a metric has a slash or none of these names
+    return columnar.table(chosen, [part], list(part.columns), headers=headers)
 
 
-def _columns(series: dict[str, list[Point]]) -> dict[str, Any]:
+def _columns(series: dict[str, list[Point]]) -> tuple[dict[int, int], dict[str, Column]]:
+    """The epoch of each step of any series, and each series over all of these steps."""
     epochs: dict[int, int] = {}
     for points in series.values():
         for point in points:
             epochs.setdefault(point.step, point.epoch)
-    steps = sorted(epochs)
-    values: dict[str, list[float | None]] = {}
+    epochs = dict(sorted(epochs.items()))
+    place = {step: number for number, step in enumerate(epochs)}
+    columns: dict[str, Column] = {}
     for name, points in series.items():
-        by_step = {point.step: point.value for point in points}
-        values[name] = [by_step.get(step) for step in steps]
-    return {"step": steps, "values": values, "epoch": [epochs[step] for step in steps]}
-
-
-def _csv(columns: dict[str, Any]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(["step", "epoch", *(_safe(name) for name in columns["values"])])
-    for row in zip(columns["step"], columns["epoch"], *columns["values"].values(), strict=True):
-        writer.writerow(["" if value is None else _number(value) for value in row])
-    return text.getvalue()
-
-
-def _safe(name: str) -> str:
-    """A name that no spreadsheet takes for a formula."""
-    return f"'{name}" if name[:1] in "=+-@\t\r" else name
-
-
-def _number(value: float) -> Any:
-    return value if math.isfinite(value) else jsonio.named(value)
+        values = np.full(len(place), np.nan)
+        values[[place[point.step] for point in points]] = [point.value for point in points]
+        present = np.zeros(len(place), bool)
+        present[[place[point.step] for point in points]] = True
+        columns[name] = Column(values, None if present.all() else present)
+    return epochs, columns

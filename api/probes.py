@@ -2,14 +2,14 @@
 
 from typing import Annotated, Any, Literal, cast
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Query, Request
 from pydantic import TypeAdapter
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from api import idempotent, inside
 from api.access import Caller, Read, Submit
-from api.answers import Json, list_of
+from api.answers import Json, check_match, etag, list_of
 from api.bodies import Body, Parsed, body_of, described, parse
 from api.documents import answers
 from api.events import JobId
@@ -25,7 +25,7 @@ from glasshouse.errors import (
     JobEnded,
     ProbeNotFound,
 )
-from glasshouse.spec import Probe
+from glasshouse.spec import Form, Probe
 from models import jobs, probes
 from models.database import Transaction
 from models.idempotency import Answer
@@ -37,19 +37,32 @@ from models.tables import Probe as Row
 router = APIRouter(prefix=BASE, tags=["inside"])
 _EXAMPLE = {"layers": ["conv*"], "kinds": ["output"], "every": 1, "want": ["stats"]}
 _ADAPTER: TypeAdapter[Probe] = TypeAdapter(Probe)
-_MERGED = ("layers", "kinds", "every", "at", "start", "stop", "want")
+_NULL = ("max_overhead",)
+"""Fields whose null is not their default."""
 
 
 class ProbePatch(Body):
-    """A merge patch: what is left out stays, null takes the default."""
+    """A merge patch: what is left out stays, null takes the default (of `max_overhead`: none)."""
 
     layers: list[str] | None = None
     kinds: list[str] | None = None
     every: int | None = None
     at: list[int] | None = None
+    on: str | None = None
+    phase: str | None = None
+    max_overhead: float | None = None
     start: int | None = None
     stop: int | None = None
-    want: list[Literal["stats", "full"]] | None = None
+    point: Literal["raw", "clipped"] | None = None
+    want: list[Form] | None = None
+    slice: str | None = None
+    max_bytes: int | None = None
+    lossless: bool | None = None
+
+
+def probe_tag(row: Row) -> str:
+    """The entity tag of a probe: of what was asked, not of what was measured."""
+    return etag(row.id, row.revision)
 
 
 @router.post(
@@ -112,31 +125,39 @@ def get_probe(house: House, caller: Read, job: JobId, prb: str) -> Response:
     """What it looks at, and whether the job has taken it up."""
     with house.database.read() as tx:
         row = probes.get(tx, jobs.get(tx, job, caller.sees), prb)
-    return Json(probe_json(row))
+    return Json(probe_json(row), headers={"ETag": probe_tag(row)})
 
 
 @router.patch(
     "/jobs/{id}/probes/{prb}",
     summary="Change a probe",
     openapi_extra=described(ProbePatch, media=("application/merge-patch+json", "application/json")),
-    responses=answers(200, inside.AttachedProbe, 400, 401, 403, 404, 409, 413, 415, 422, 503),
+    responses=answers(200, inside.AttachedProbe, 400, 401, 403, 404, 409, 412, 413, 415, 422, 503),
 )
 async def update_probe(
+    request: Request,
     house: House,
     caller: Submit,
     job: JobId,
     prb: str,
     body: Annotated[Parsed[ProbePatch], Depends(body_of(ProbePatch))],
 ) -> Response:
-    """A merge patch. It is `pending` until the job has taken the change up."""
+    """A merge patch. It is `pending` until the job has taken the change up.
+
+    `If-Match` makes sure that nobody changed the probe meanwhile.
+    """
+
+    def still(row: Row) -> None:
+        check_match(request, probe_tag(row))
 
     def merge() -> Probe:
         with house.database.read() as tx:
             row = probes.get(tx, jobs.get(tx, job, caller.sees), prb)
+        still(row)
         if row.state in ("removed", "rejected"):
             raise ProbeNotFound(f"The probe {row.id} was {row.state}.")
         merged = row.body | body.value.model_dump(mode="json", exclude_unset=True)
-        kept = {name: merged[name] for name in _MERGED if merged.get(name) is not None}
+        kept = {name: value for name, value in merged.items() if value is not None or name in _NULL}
         return parse(_ADAPTER, jsonio.dumps(kept).encode())
 
     checked = await _check(house, caller, job, await run_in_threadpool(merge), replaces=prb)
@@ -144,11 +165,11 @@ async def update_probe(
     def store() -> Row:
         with house.database.write() as tx:
             found = jobs.get(tx, job, caller.sees)
-            return probes.change(tx, found, prb, checked, by=caller.owner)
+            return probes.change(tx, found, prb, checked, by=caller.owner, still=still)
 
     row = await run_in_threadpool(store)
     house.wake(job)
-    return Json(probe_json(row))
+    return Json(probe_json(row), headers={"ETag": probe_tag(row)})
 
 
 @router.delete(
@@ -188,7 +209,8 @@ async def _check(
 
     job, rows, metas = await run_in_threadpool(read)
     body = probe.model_dump(mode="json")
-    whole = [row.body for row in rows if row.id != replaces] + [body]
+    others = [row.body for row in rows if row.id != replaces and row.state != "failed"]
+    whole = [*others, body]
     try:
         plan = await house.planner.plan(job.resolved | {"probes": whole}, metas)
     except InvalidSpec as error:

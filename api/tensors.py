@@ -1,6 +1,6 @@
 """Captured tensors: read from their files as little as is asked for, and written out in pieces.
 
-A capture is a safetensors file with one tensor. It is mapped, not loaded; a slice of it is a
+A capture is one of the tensors of a safetensors file. It is mapped, not loaded; a slice of it is a
 view; figures are computed, and bytes sent, piece by piece. numpy only: bfloat16 and the eight-bit
 floats come from ml_dtypes.
 """
@@ -18,6 +18,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 from starlette.concurrency import run_in_threadpool
+
+from glasshouse import bins
 
 Array = NDArray[Any]
 MAX_HEADER_BYTES = 1 << 20
@@ -50,20 +52,19 @@ class TensorDamaged(Exception):
     """The file of a capture is not what was written."""
 
 
-def open_tensor(path: Path) -> Array:
-    """Map the one tensor of a safetensors file.
+def open_tensor(path: Path, name: str = "tensor") -> Array:
+    """Map one tensor of a safetensors file.
 
     Raises:
         FileNotFoundError: the file is gone.
-        TensorDamaged: it is not a safetensors file of one tensor.
+        TensorDamaged: it is not a safetensors file, or has no such tensor.
     """
     try:
         with path.open("rb") as file:
             (size,) = struct.unpack("<Q", file.read(8))
             if size > MAX_HEADER_BYTES:
                 raise TensorDamaged(path.name)
-            header = json.loads(file.read(size))
-        (entry,) = (value for name, value in header.items() if name != "__metadata__")
+            entry = json.loads(file.read(size))[name]
         dtype, shape = DTYPES[entry["dtype"]], tuple(int(length) for length in entry["shape"])
         begin, end = entry["data_offsets"]
         if end - begin != math.prod(shape) * dtype.itemsize:
@@ -136,6 +137,16 @@ def _deviation(piece: Array, mean: float) -> float:
     return float(np.square(values[np.isfinite(values)] - mean).sum())
 
 
+def histogram(tensor: Array, num: int) -> dict[str, Any]:
+    """Edges and counts of at most ``num`` bars."""
+    counts = np.zeros(bins.NUM_BINS, np.int64)
+    with np.errstate(all="ignore"):
+        for piece in pieces(tensor) if tensor.size else ():
+            counts += np.bincount(bins.bins_of(as_float64(piece)), minlength=bins.NUM_BINS)
+    held = np.flatnonzero(counts)
+    return bins.coarse(held.tolist(), counts[held].tolist(), num)._asdict()
+
+
 def values_of(tensor: Array) -> tuple[Any, bool]:
     """At most a thousand values, and whether that is all of them.
 
@@ -189,6 +200,39 @@ def npy(tensor: Array) -> Body:
 def safetensors(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> Body:
     """A safetensors file; wide elements first, so that every tensor is aligned."""
     order: Sequence[str] = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
+    head = _head(tensors, order, metadata)
+
+    def parts() -> Generator[bytes]:
+        yield head
+        for name in order:
+            for piece in pieces(tensors[name]):
+                yield piece.tobytes()
+
+    return Body(len(head) + sum(tensor.nbytes for tensor in tensors.values()), parts())
+
+
+class Single:
+    """A safetensors file of one mapped tensor, named ``tensor``, any stretch of which is cheap."""
+
+    def __init__(self, tensor: Array) -> None:
+        self._head = _head({"tensor": tensor}, ["tensor"], {})
+        self._data = np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
+        self.size_bytes = len(self._head) + self._data.size
+
+    def between(self, begin: int, end: int) -> Body:
+        """Its bytes from one up to another."""
+
+        def parts() -> Generator[bytes]:
+            if shown := self._head[begin:end]:
+                yield shown
+            first = len(self._head)
+            for at in range(max(begin, first), end, 4 * PIECE):
+                yield self._data[at - first : min(end, at + 4 * PIECE) - first].tobytes()
+
+        return Body(end - begin, parts())
+
+
+def _head(tensors: Mapping[str, Array], order: Sequence[str], metadata: Mapping[str, str]) -> bytes:
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
     for name in order:
@@ -201,11 +245,4 @@ def safetensors(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> Bo
         }
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-
-    def parts() -> Generator[bytes]:
-        yield struct.pack("<Q", len(text)) + text
-        for name in order:
-            for piece in pieces(tensors[name]):
-                yield piece.tobytes()
-
-    return Body(8 + len(text) + end, parts())
+    return struct.pack("<Q", len(text)) + text

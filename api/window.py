@@ -2,12 +2,13 @@
 
 from fastapi import APIRouter
 
-from api import events, files, layers, machines, metrics, plots, printed, probes
+from api import events, files, layers, machines, metrics, plots, printed, probes, stats
 
 ROUTERS: tuple[APIRouter, ...] = (
     events.router,
     metrics.router,
     layers.router,
+    stats.router,
     probes.router,
     files.router,
     printed.router,

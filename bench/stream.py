@@ -1,51 +1,82 @@
-"""From the ledger to a streaming client: latency of an event, and many watchers of one job.
+"""From the ledger to streaming clients: how late an event comes, to one and to many.
 
-``python -m bench.stream`` starts a broker and an API of its own and prints JSON lines.
+``python -m bench.stream`` starts a broker and an API of its own and prints JSON lines. The events
+are those of a job with statistics at every step, written by the ledger's own code in batches like
+a worker's; the clients are a process of their own, and fail when one of them misses an event. Some
+cases have clients besides that never read, which must change nothing for the others.
 """
 
 import argparse
-import asyncio
 import json
 import shutil
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import psutil
 from redis import Redis
 
+from bench.readers import Readers
+from glasshouse.events import STATS_COLUMNS
+from models.attempts import Batch
 from models.database import Database
+from models.events import NewEvent
 from models.migrate import migrate
+from models.tables import now
 from tests.integration.window import scene
 from tests.integration.window.scene import Api, Broker, Writer
+from tests.integration.window.test_endings import raw_stream
+from worker.supervise import SHIP_EVERY_S
 
-EVENTS_PER_SHIPMENT = 20
+
+@dataclass(frozen=True)
+class Case:
+    """So many clients, and so many events a second."""
+
+    watchers: int
+    rate: int
+    silent: int = 0
+    """Clients besides that never read."""
+    rows: int = 12
+    """Statistics in an event; 0: an event is a loss."""
+
+
+CASES = {
+    "one": Case(1, 20, rows=0),
+    "losses": Case(100, 400, rows=0),
+    "crowd": Case(500, 100),
+    "crowd and silent": Case(500, 100, silent=50),
+}
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.stream")
-    parser.add_argument("--watchers", type=int, default=100)
-    parser.add_argument("--rate", type=int, default=400, help="events per second")
-    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--case", choices=[*CASES], nargs="*", default=[*CASES])
+    parser.add_argument("--seconds", type=float, default=15.0)
     given = parser.parse_args(arguments)
     home = Path(tempfile.mkdtemp(prefix="gh", dir="/tmp"))
     broker = Broker(home)
     broker.start()
     database = Database(f"sqlite:///{home / 'glasshouse.db'}")
     migrate(database, lock_file=home / "migrate.lock")
-    api = Api(home, database.url, broker.url)
     redis = Redis.from_url(broker.url)
     _, secret = scene.make_key(database, "ada")
     try:
-        for watchers, rate in ((1, 20), (given.watchers, given.rate)):
+        for name in given.case:
+            api = Api(home, database.url, broker.url)
             writer = Writer(database, redis).begin()
-            found = asyncio.run(measure(api, secret, writer, watchers, rate, given.seconds))
-            print(json.dumps(found), flush=True)
+            found = measure(api, secret, writer, CASES[name], given.seconds)
+            print(json.dumps({"bench": "stream", "case": name, **found}), flush=True)
+            api.stop()
     finally:
-        api.stop()
         redis.close()
         database.close()
         broker.kill()
@@ -53,76 +84,112 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-async def measure(
-    api: Api, secret: str, writer: Writer, watchers: int, rate: int, seconds: float
-) -> dict[str, object]:
+def measure(api: Api, secret: str, writer: Writer, case: Case, seconds: float) -> dict[str, Any]:
+    """One case; the delays are those of every event to every client that reads."""
     server = psutil.Process(api.process.pid)
-    opened = asyncio.Semaphore(0)
-    late_ms: list[list[float]] = [[] for _ in range(watchers)]
-    tasks = [
-        asyncio.create_task(watch(api, secret, writer.job.id, late, opened)) for late in late_ms
-    ]
-    for _ in range(watchers):
-        await opened.acquire()
-    cpu_before, began = server.cpu_times(), time.perf_counter()
-    count = await asyncio.to_thread(write, writer, rate, seconds)
-    wall_s = time.perf_counter() - began
-    cpu = server.cpu_times()
-    writer.finish()
-    await asyncio.gather(*tasks)
-    times = sorted(value for late in late_ms for value in late)
+    path = f"/jobs/{writer.job.id}/stream"
+    with ExitStack() as stack:
+        readers = Readers(api.url, path, secret, case.watchers, api.log.with_suffix(".npy"))
+        stack.callback(readers.close)
+        for _ in range(case.silent):
+            stack.enter_context(raw_stream(api.url, path, secret))
+        feed(writer, case, 2.0)
+        memory = Memory(server)
+        cpu_before, began = server.cpu_times(), time.perf_counter()
+        shipped, stored_ms = feed(writer, case, seconds)
+        wall_s = time.perf_counter() - began
+        cpu = server.cpu_times()
+        grown_mb = memory.grown_mb()
+        writer.finish()
+        late_ms = delays_ms(readers.finish(), shipped, case.watchers)
     cpu_s = cpu.user + cpu.system - cpu_before.user - cpu_before.system
-    assert all(len(late) == count for late in late_ms), "a watcher missed an event"
     return {
-        "bench": "stream",
-        "watchers": watchers,
-        "events_per_s": round(count / wall_s),
-        "delivered_per_s": round(count * watchers / wall_s),
-        "latency_median_ms": round(statistics.median(times), 1),
-        "latency_p99_ms": round(times[int(len(times) * 0.99)], 1),
+        "watchers": case.watchers,
+        "silent": case.silent,
+        "events_per_s": round(len(shipped) / wall_s),
+        "delivered_per_s": round(len(shipped) * case.watchers / wall_s),
+        "latency_median_ms": round(statistics.median(late_ms), 1),
+        "latency_p99_ms": round(float(np.percentile(late_ms, 99)), 1),
+        "latency_max_ms": round(float(late_ms.max()), 1),
+        "stored_p99_ms": round(float(np.percentile(stored_ms, 99)), 1),
         "server_cpu": round(cpu_s / wall_s, 3),
         "server_rss_mb": round(server.memory_info().rss / 1e6),
+        "server_grown_mb": round(grown_mb, 1),
     }
 
 
-def write(writer: Writer, rate: int, seconds: float) -> int:
-    """Ship events at an even rate, as a worker does; each carries when it was shipped."""
-    size = EVENTS_PER_SHIPMENT if rate > 10 * EVENTS_PER_SHIPMENT else 1
-    count = 0
+class Memory:
+    """How much the memory of a process grows from now on; looked at ten times a second."""
+
+    def __init__(self, process: psutil.Process) -> None:
+        self._process = process
+        self._before = self._most = process.memory_info().rss
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self._thread.start()
+
+    def grown_mb(self) -> float:
+        self._ended.set()
+        self._thread.join()
+        return (self._most - self._before) / 1e6
+
+    def _look(self) -> None:
+        while not self._ended.wait(0.1):
+            self._most = max(self._most, self._process.memory_info().rss)
+
+
+def feed(writer: Writer, case: Case, seconds: float) -> tuple[dict[int, float], list[float]]:
+    """Ship events at an even rate, several at once as a worker does.
+
+    When each was shipped, which is before the ledger had it, and how long the ledger took.
+    """
+    size = max(1, round(case.rate * SHIP_EVERY_S))
+    shipped: dict[int, float] = {}
+    stored_ms: list[float] = []
     due = time.perf_counter()
     end = due + seconds
     while due < end:
         time.sleep(max(0.0, due - time.perf_counter()))
-        writer.losses([time.time()] * size)
-        count += size
-        due += size / rate
-    return count
+        began = time.time()
+        last = ship(writer, size, case.rows)
+        stored_ms.append((time.time() - began) * 1000)
+        shipped |= dict.fromkeys(range(last - size + 1, last + 1), began)
+        due += size / case.rate
+    return shipped, stored_ms
 
 
-async def watch(
-    api: Api, secret: str, job: str, late_ms: list[float], opened: asyncio.Semaphore
-) -> None:
-    """Read a stream; note how late each event came. Cheap: the client must not be the limit."""
-    host, port = api.url.removeprefix("http://").split(":")
-    reader, sender = await asyncio.open_connection(host, int(port), limit=2**22)
-    head = f"GET /api/v1/jobs/{job}/stream?types=metrics HTTP/1.1\r\nHost: {host}:{port}\r\n"
-    sender.write(f"{head}Authorization: Bearer {secret}\r\n\r\n".encode())
-    mark = b'"values":{"loss":'
-    rest = b""
-    hello = False
-    while data := await reader.read(65536):
-        arrived = time.time()
-        if not hello and b"event: hello" in data:
-            hello = True
-            opened.release()
-        *whole, rest = (rest + data).split(b"\n\n")
-        for message in whole:
-            if mark in message:
-                shipped = message.partition(mark)[2].partition(b",")[0]
-                late_ms.append((arrived - float(shipped)) * 1000)
-            elif b"event: end" in message:
-                sender.close()
-                return
+def ship(writer: Writer, size: int, rows: int) -> int:
+    """Store the events of some steps; the number of the last one."""
+    if not rows:
+        writer.losses([0.5] * size)
+        return last_seq(writer)
+    batch = Batch()
+    for step in range(writer.step, writer.step + size):
+        figures = [[f"layer{n}", "output", *np.random.random(9).tolist()] for n in range(rows)]
+        record = {"step": step, "phase": "train", "rows": figures}
+        batch.events.append(NewEvent("stats", now(), record | {"columns": list(STATS_COLUMNS)}))
+        batch.stats.append(record)
+    writer.step += size
+    writer.ship(batch)
+    return last_seq(writer)
+
+
+def last_seq(writer: Writer) -> int:
+    with writer.database.read() as tx:
+        return scene.jobs.get(tx, writer.job.id, None).last_seq
+
+
+def delays_ms(came: np.ndarray, shipped: dict[int, float], watchers: int) -> np.ndarray:
+    """How late each event came to each client."""
+    late: list[float] = []
+    for _, arrived, first, last in came.tolist():
+        late += [
+            (arrived - shipped[seq]) * 1000
+            for seq in range(int(first), int(last) + 1)
+            if seq in shipped
+        ]
+    assert len(late) == len(shipped) * watchers, "an event did not reach every client"
+    return np.array(late)
 
 
 if __name__ == "__main__":

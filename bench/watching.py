@@ -9,12 +9,15 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 
 from bench import step as mnist
@@ -22,6 +25,7 @@ from bench.step import Clock
 from engine.data import Table, load
 from engine.plan import parse_spec, plan
 from engine.probes import kernel
+from engine.probes.ring import Ring, default_num_bytes
 from engine.report import Outputs
 from engine.spool import SpoolWriter
 from engine.train import train
@@ -41,6 +45,12 @@ CASES: dict[str, tuple[dict[str, Any], bool, float | None]] = {
         {"kinds": ALL, "every": 25, "want": ["full"]}, False, 1.02,
     ),
     "d: nothing due": ({"kinds": ALL, "every": 1, "start": 10**6}, False, 1.002),
+    "e: 1,000 small layers, stats of everything, every step": (
+        {"kinds": ALL, "every": 1}, True, None,
+    ),
+    "e': 1,000 small layers, stats of everything, every 25": (
+        {"kinds": ALL, "every": 25}, True, None,
+    ),
 }  # fmt: skip
 
 
@@ -93,9 +103,46 @@ def cnn() -> tuple[dict, dict, list[np.ndarray]]:
     return spec, mnist.META, [images, generator.integers(0, 10, 6000).astype(np.uint8)]
 
 
+def many() -> tuple[dict, dict, list[np.ndarray]]:
+    """A thousand layers so small that a step is mostly what each of them costs besides its sums."""
+    layers: list[dict] = []
+    for number in range(500):
+        layers += [
+            {"name": f"fc{number}", "type": "Linear", "args": {"out_features": 16}},
+            {"name": f"relu{number}", "type": "ReLU"},
+        ]
+    layers.append({"name": "scores", "type": "Linear", "args": {"out_features": 10}})
+    spec = {
+        "kind": "train",
+        "network": {"layers": layers},
+        "loss": {"type": "CrossEntropyLoss", "inputs": ["scores", "label"]},
+        "optimizer": {"type": "SGD", "args": {"lr": 0.01}},
+        "data": {
+            "train": {"dataset": "d", "split": "train"},
+            "fields": {
+                "x": {"type": "dense", "shape": [16]},
+                "label": {"type": "integer", "dim": 10},
+            },
+            "batch_size": 32,
+        },
+    }
+    meta = {
+        "columns": [
+            {"name": "x", "dtype": "float32", "shape": [16], "file": "0.npy"},
+            {"name": "label", "dtype": "uint8", "shape": [], "file": "1.npy"},
+        ],
+        "splits": {"train": NUM_ROWS},
+    }
+    generator = np.random.default_rng(0)
+    rows = generator.standard_normal((NUM_ROWS, 16), dtype=np.float32)
+    return spec, meta, [rows, generator.integers(0, 10, NUM_ROWS).astype(np.uint8)]
+
+
 NETWORKS = {
-    "mnist cnn, batch 100": (cnn, 50),
-    "transformer 4x256, 8x64 tokens": (transformer, 25),
+    # name: what makes it; the steps of a block; the letters of its cases
+    "mnist cnn, batch 100": (cnn, 50, "abcd"),
+    "transformer 4x256, 8x64 tokens": (transformer, 25, "abcd"),
+    "1,000 layers of 16, batch 32": (many, 25, "e"),
 }
 
 
@@ -115,9 +162,28 @@ class Bench:
         table, cpu = Table(directory), torch.device("cpu")
         self.rows = load(source, job.data.fields, table, seed=0, device=cpu)
         self.spool = SpoolWriter(directory / "spool")
+        self.ring = Ring.shared(default_num_bytes())
+        command = [sys.executable, "-m", "bench.consumer", str(self.ring.name)]
+        command += [str(directory / "spool"), str(directory / "artifacts")]
+        self.consumer = subprocess.Popen(command, stdout=subprocess.PIPE)
+        assert self.consumer.stdout is not None
+        self.consumer.stdout.readline()
+
+    def close(self) -> None:
+        self.consumer.kill()
+        self.consumer.wait()
+        self.spool.close()
+        self.ring.close()
+
+    def drained(self) -> float:
+        """Wait until the consumer has nothing left to do; its processor time so far."""
+        time.sleep(0.3)
+        spent = psutil.Process(self.consumer.pid).cpu_times()
+        return spent.user + spent.system
 
     def job(self, probe: dict | None) -> Any:
-        probes = [] if probe is None else [{"layers": ["*"], **probe}]
+        always = {"layers": ["*"], "max_overhead": None}  # the cost is what is measured
+        probes = [] if probe is None else [{**always, **probe}]
         spec = {**self.spec, "stop": {"steps": self.num_steps + 1}, "probes": probes}
         return parse_spec(plan(parse_spec(spec), {"d": self.meta})["spec"])
 
@@ -125,11 +191,12 @@ class Bench:
         """Wall and processor time of a block but for its first step, which loads things."""
         clock = Clock()
         out = Outputs(self.directory, self.spool.append, self.spool.settle, self.spool.flush)
+        out.ring = self.ring.name
+        before = self.drained()
         train(job, self.rows, None, control=clock, out=out)
         first, last = clock.times[0], clock.times[self.num_steps]
-        for file in (self.directory / "captures").glob("*"):
-            file.unlink()
-        return tuple(z - a for a, z in zip(first, last, strict=True))
+        wall, cpu = (z - a for a, z in zip(first, last, strict=True))
+        return wall, cpu + self.drained() - before
 
 
 def measure(bench: Bench, rounds: int, names: list[str]) -> list[dict[str, Any]]:
@@ -180,13 +247,13 @@ def main() -> None:
     for threads in given.threads:
         torch.set_num_threads(threads)
         for network in given.network:
-            make, num_steps = NETWORKS[network]
+            make, num_steps, letters = NETWORKS[network]
             with tempfile.TemporaryDirectory() as directory:
                 bench = Bench(Path(directory) / "data", make, num_steps)
-                for line in measure(bench, given.rounds, names):
+                for line in measure(bench, given.rounds, [n for n in names if n[0] in letters]):
                     about = {"bench": "watching", "network": network, "threads": threads}
                     print(json.dumps({**about, **line, "rounds": given.rounds}), flush=True)
-                bench.spool.close()
+                bench.close()
 
 
 if __name__ == "__main__":

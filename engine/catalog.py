@@ -11,6 +11,7 @@ from engine.functions import FUNCTIONS, num_inputs
 from engine.network import layer_classes, layer_parameters
 from engine.optim import loss_classes, optimizer_classes
 from engine.shapes import INFERRED
+from glasshouse.spec.metrics import ALONE
 
 SECTIONS = (
     "layers",
@@ -83,15 +84,32 @@ def _optimizers() -> list[dict[str, Any]]:
     ]
 
 
+_METRICS = {
+    "accuracy": "The share of rows whose target is among the top_k highest scores.",
+    "mean_abs_diff": "The mean of the absolute differences of two tensors of one shape.",
+    "mean_squared_diff": "The mean of the squared differences of two tensors of one shape.",
+    "cosine_similarity": "The cosine of the angle between two tensors, each as one long vector.",
+    "l2_ratio": "The l2 norm of the first tensor over that of the second.",
+    "correct_fraction": "The share of integer targets that are the index of the highest score.",
+    "mean": "The mean of a tensor.",
+    "l2": "The l2 norm of a tensor.",
+}
+
+
 def _metrics() -> list[dict[str, Any]]:
     top_k = {"type": "integer", "minimum": 1, "default": 1}
     return [
         {
-            "name": "accuracy",
-            "summary": "The share of rows whose target is among the top_k highest scores.",
-            "schema": {"type": "object", "properties": {"top_k": top_k}, "required": []},
-            "inputs": {"min": 2, "max": 2},
+            "name": name,
+            "summary": summary,
+            "schema": {
+                "type": "object",
+                "properties": {"top_k": top_k} if name == "accuracy" else {},
+                "required": [],
+            },
+            "inputs": dict.fromkeys(("min", "max"), 1 if name in ALONE else 2),
         }
+        for name, summary in _METRICS.items()
     ]
 
 

@@ -216,11 +216,28 @@ def _check_range(name: str, field: IntegerField, array: np.ndarray[Any, Any], sp
 class Rows:
     """The rows of one source with all their fields, in memory."""
 
-    def __init__(self, fields: dict[str, LoadedField], num_rows: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        fields: dict[str, LoadedField],
+        num_rows: int,
+        device: torch.device,
+        numbers: Tensor | None = None,
+    ) -> None:
         self.fields = fields
         self.num_rows = num_rows
         self.device = device
+        self._taken: Tensor | slice = slice(0, 0)
         self._home = next(iter(fields.values())).values.device if fields else device
+        self._numbers = None if numbers is None else numbers.to(self._home)
+        """Of each row, its number in the split; None: they are all of its rows."""
+
+    @property
+    def newest(self) -> Tensor:
+        """The numbers, in the split, of the rows of the batch that was made last."""
+        taken = self._taken
+        if self._numbers is not None:
+            return self._numbers[taken]
+        return torch.arange(taken.start, taken.stop) if isinstance(taken, slice) else taken
 
     def num_batches(self, batch_size: int, *, drop_last: bool = False) -> int:
         """Batches of one epoch."""
@@ -233,7 +250,14 @@ class Rows:
 
     def batch(self, rows_B: Tensor | slice) -> dict[str, Tensor]:
         """One batch: each field's tensor, by name."""
+        self._taken = rows_B
         return {name: item.batch(rows_B, self.device) for name, item in self.fields.items()}
+
+    def spaced(self, num_rows: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """Evenly spaced rows, at most so many: their numbers, and their batch."""
+        count = min(num_rows, self.num_rows)
+        rows_B = torch.arange(count) * self.num_rows // count
+        return rows_B, self.batch(rows_B.to(self._home))
 
     def epoch(
         self, batch_size: int, *, drop_last: bool, order: tuple[int, int] | None
@@ -270,10 +294,15 @@ def load(
     loaded = {
         name: load_field(name, field, table, (source.split, rows)) for name, field in fields.items()
     }
-    return place(loaded, num_taken, device)
+    return place(loaded, num_taken, device, rows)
 
 
-def place(loaded: dict[str, LoadedField], num_rows: int, device: torch.device) -> Rows:
+def place(
+    loaded: dict[str, LoadedField],
+    num_rows: int,
+    device: torch.device,
+    numbers: Tensor | None = None,
+) -> Rows:
     """Move fields onto the device when they take at most a quarter of its free memory."""
     if device.type == "cuda":
         size = sum(item.values.nbytes for item in loaded.values())
@@ -284,7 +313,7 @@ def place(loaded: dict[str, LoadedField], num_rows: int, device: torch.device) -
                 )
                 for name, item in loaded.items()
             }
-    return Rows(loaded, num_rows, device)
+    return Rows(loaded, num_rows, device, numbers)
 
 
 def inline_rows(

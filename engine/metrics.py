@@ -13,16 +13,27 @@ from glasshouse.spec import Metric
 
 
 def metric_names(metrics: Sequence[Metric]) -> list[str]:
-    """The names under which metrics are reported.
+    """The names under which metrics are reported: their own, or what they are.
 
     ``accuracy``, or ``accuracy_top5``; with the scores' layer behind where two would be the same.
+    The others with what they are of: ``mean_abs_diff(fc1,fc2)``.
     """
-    names = ["accuracy" if item.top_k == 1 else f"accuracy_top{item.top_k}" for item in metrics]
+    names = [item.name or _default_name(item) for item in metrics]
     twice = {name for name, count in Counter(names).items() if count > 1}
     return [
-        f"{name}/{item.inputs[0]}" if name in twice else name
+        f"{name}/{item.inputs[0]}" if name in twice and _may_grow(item) else name
         for name, item in zip(names, metrics, strict=True)
     ]
+
+
+def _default_name(metric: Metric) -> str:
+    if metric.type != "accuracy":
+        return f"{metric.type}({','.join(metric.inputs)})"
+    return "accuracy" if metric.top_k == 1 else f"accuracy_top{metric.top_k}"
+
+
+def _may_grow(metric: Metric) -> bool:
+    return metric.type == "accuracy" and metric.name is None
 
 
 def num_correct(scores_BC: Tensor, target_B: Tensor, top_k: int = 1) -> Tensor:
@@ -40,12 +51,14 @@ class Accuracies:
     """The accuracy metrics of a job on one batch."""
 
     def __init__(self, metrics: Sequence[Metric]) -> None:
-        self.names = metric_names(metrics)
-        self._metrics = tuple(metrics)
+        named = zip(metric_names(metrics), metrics, strict=True)
+        self._metrics = {name: item for name, item in named if item.type == "accuracy"}
+        self.names = list(self._metrics)
 
-    def correct(self, values: Mapping[str, Tensor]) -> list[Tensor]:
-        """For each metric the rows that are right, on the device."""
-        return [
-            num_correct(values[item.inputs[0]], values[item.inputs[1]], item.top_k)
-            for item in self._metrics
-        ]
+    def correct(self, values: Mapping[str, Tensor], step: int = 0) -> dict[str, Tensor]:
+        """For each metric that is due the rows that are right, on the device."""
+        return {
+            name: num_correct(values[item.inputs[0]], values[item.inputs[1]], item.top_k)
+            for name, item in self._metrics.items()
+            if step % item.every == 0
+        }

@@ -94,6 +94,15 @@ def leaves(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
             yield from leaves(f"{name}.{index}", item)
 
 
+def input_leaves(
+    name: str, args: Sequence[Any], keywords: Mapping[str, Any]
+) -> list[tuple[str, Tensor]]:
+    """The tensors that go into a call: one alone has the layer's name, else ``name.0`` …."""
+    given = {**dict(enumerate(args)), **keywords}
+    found = list(leaves(name, given))
+    return [(name, found[0][1])] if len(found) == 1 else found
+
+
 def call(module: nn.Module, inputs: Sequence[Tensor]) -> Any:
     """Run a layer on its inputs in order; an LSTM's two states go in as the pair it wants."""
     if len(inputs) == 3 and isinstance(module, _STATE_PAIRS):
@@ -130,7 +139,8 @@ class Network(nn.Module):
 
     Calling it with a batch, a mapping of field names to tensors, gives a mapping with the wanted
     outputs and the fields. Layers are made in the graph's order, each with torch's own
-    initialisation. ``state_dict`` keys are the layer's name and torch's: ``conv1.weight``.
+    initialisation. ``state_dict`` keys are the layer's name and torch's: ``conv1.weight``. A layer
+    that is shared is the module of the first; its parameters are that one's.
     """
 
     def __init__(self, graph: Graph, wanted: Sequence[str], *, prune: bool = False) -> None:
@@ -139,15 +149,18 @@ class Network(nn.Module):
         finished = _last_reads(layers, wanted)
         self._steps: list[tuple[str, nn.Module, tuple[str, ...], tuple[str, ...]]] = []
         for position, layer in enumerate(layers):
-            module = _construct(layer, f"/network/layers/{position}")
+            owner = layer.shared_with or layer.name
             # Past add_module, which refuses names such as "forward" that a user may well choose.
-            self._modules[layer.name] = module
+            module = self._modules.get(owner)
+            if module is None:
+                module = _construct(layer, f"/network/layers/{position}")
+            self._modules[owner] = module
             inputs = tuple(layer.inputs or ())
             self._steps.append((layer.name, module, inputs, finished.get(position, ())))
 
     @property
     def layers(self) -> dict[str, nn.Module]:
-        """The layers by name, in order."""
+        """The layers by name, in order; layers that are shared have one module."""
         return {name: module for name, module, _, _ in self._steps}
 
     def train(self, mode: bool = True) -> "Network":

@@ -6,7 +6,7 @@ Knows torch; knows nothing of data or jobs.
 import contextlib
 import json
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.nn.modules.loss import _Loss  # pyright: ignore[reportPrivateUsage]
 
 from engine import arguments
 from engine.network import dtype_name
+from engine.probes.updates import as_tensor
 from engine.problems import one
 from engine.shapes import FieldShape, tiny
 from glasshouse.spec import Loss, Optimizer
@@ -188,8 +189,12 @@ def sparse_parameters(network: nn.Module) -> set[str]:
     }
 
 
-def try_optimizer(optimizer: Optimizer, network: nn.Module) -> int:
-    """Make one step with parameters like the network's; returns the bytes of its state.
+States = dict[str, dict[str, int]]
+"""What an optimizer keeps of each parameter: names with bytes."""
+
+
+def try_optimizer(optimizer: Optimizer, network: nn.Module) -> States:
+    """Make one step with parameters like the network's; returns what it keeps of them.
 
     Raises:
         SpecProblems: the optimizer cannot step with these parameters and arguments.
@@ -197,18 +202,26 @@ def try_optimizer(optimizer: Optimizer, network: nn.Module) -> int:
     sparse = sparse_parameters(network)
     learned = {name: item for name, item in network.named_parameters() if item.requires_grad}
     build_optimizer(optimizer, learned.values())
-    dense = [item for name, item in learned.items() if name not in sparse]
-    size = 0
+    num_dense = sum(name not in sparse for name in learned)
     if sparse or optimizer.type == "SparseAdam":
-        _try_tiny(optimizer, num_sparse=len(sparse), num_dense=len(dense))
-        size = sum(_state_like_tiny(optimizer, learned[name].numel(), 1) for name in sparse)
+        _try_tiny(optimizer, num_sparse=len(sparse), num_dense=num_dense)
     args = json.dumps(optimizer.args, sort_keys=True)
-    return size + sum(_state_of(optimizer.type, args, item.shape, item.dtype) for item in dense)
+    return {
+        name: _state_like_tiny(optimizer, item.numel(), 1)
+        if name in sparse
+        else dict(_state_of(optimizer.type, args, item.shape, item.dtype))
+        for name, item in learned.items()
+    }
+
+
+def num_state_bytes(states: States) -> int:
+    """Of all that an optimizer keeps."""
+    return sum(size for kept in states.values() for size in kept.values())
 
 
 @lru_cache(maxsize=4096)
-def _state_of(name: str, args: str, shape: torch.Size, dtype: torch.dtype) -> int:
-    """Bytes of state that an optimizer keeps for one parameter, found by making one step."""
+def _state_of(name: str, args: str, shape: torch.Size, dtype: torch.dtype) -> dict[str, int]:
+    """What an optimizer keeps of one parameter, found by making one step."""
     optimizer = Optimizer(type=name, args=json.loads(args))
     copy = nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"))
     copy.grad = torch.empty_like(copy)
@@ -219,16 +232,16 @@ def _state_of(name: str, args: str, shape: torch.Size, dtype: torch.dtype) -> in
         raise
     except Exception as cause:  # some read a number of their state: measure on real ones
         return _state_like_tiny(optimizer, copy.numel(), 0, cause)
-    return _state_bytes(made)
+    return _kept(made)
 
 
 def _state_like_tiny(
     optimizer: Optimizer, size: int, num_sparse: int, cause: Exception | None = None
-) -> int:
-    """Bytes of state of one parameter, from what two tiny ones of different size need."""
+) -> dict[str, int]:
+    """What is kept of one parameter, from what two tiny ones of different size need."""
     counts = {"num_sparse": num_sparse, "num_dense": 1 - num_sparse}
     small, large = (_try_tiny(optimizer, **counts, width=n, cause=cause) for n in (8, 16))
-    return large + (large - small) * (size - 128) // 64
+    return {key: large[key] + (large[key] - small[key]) * (size - 128) // 64 for key in large}
 
 
 def _try_tiny(
@@ -238,8 +251,8 @@ def _try_tiny(
     num_dense: int,
     width: int = 8,
     cause: Exception | None = None,
-) -> int:
-    """One step on parameters of 8 rows; returns the bytes of the state."""
+) -> dict[str, int]:
+    """One step on parameters of 8 rows; returns what is kept of all of them together."""
     tiny_ones = [nn.Parameter(torch.ones(8, width)) for _ in range(min(num_sparse, 1))]
     for item in tiny_ones:
         item.grad = torch.ones(8, width).to_sparse(1)
@@ -254,16 +267,15 @@ def _try_tiny(
         reason = str(error).splitlines()[0]
         detail = f"{optimizer.type} cannot update {kind} parameters with these arguments: {reason}"
         raise one("/optimizer", detail, "optimizer") from cause or error
-    return _state_bytes(made)
+    return _kept(made)
 
 
-def _state_bytes(made: torch.optim.Optimizer) -> int:
-    return _tensor_bytes(made.state)
-
-
-def _tensor_bytes(value: Any) -> int:
-    if isinstance(value, Tensor):
-        return value.numel() * value.element_size()
-    if isinstance(value, Mapping):
-        return sum(_tensor_bytes(item) for item in value.values())  # pyright: ignore[reportUnknownVariableType]
-    return 0
+def _kept(made: torch.optim.Optimizer) -> dict[str, int]:
+    """The tensors and numbers of an optimizer's state: names with bytes."""
+    found: dict[str, int] = {}
+    for entries in made.state.values():
+        for key, item in entries.items():
+            tensor = as_tensor(item)
+            if tensor is not None:
+                found[key] = found.get(key, 0) + tensor.numel() * tensor.element_size()
+    return found

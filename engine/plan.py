@@ -5,23 +5,33 @@ Knows the words of a job and torch's meta device; allocates and computes nothing
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from engine import infer, optim
+from engine import derived, infer, optim, samples
+from engine.clipping import check_clipping
 from engine.data import BadField, field_shape, inline_rows
 from engine.metrics import metric_names
 from engine.network import needed_layers, root
-from engine.optim import try_loss, try_optimizer
-from engine.probes.select import Watchable, select
+from engine.optim import (
+    States,
+    num_state_bytes,
+    sparse_parameters,
+    try_loss,
+    try_optimizer,
+)
+from engine.probes.parts import planned
+from engine.probes.phases import check_phase
+from engine.probes.select import GradientPoints, check_loss_name, select
+from engine.probes.watchable import everything
 from engine.problems import Findings, SpecProblems, one
 from engine.shapes import FieldShape, Trace, trace
 from glasshouse.spec import Field, InferJob, IntegerField, Layer, Source, TrainJob, parse_job
+from glasshouse.spec.probes import MAX_FULL_BYTES
 
-MAX_FULL_BYTES = 256 * 2**20
-"""Whole tensors that one step may capture."""
 Metas = Mapping[str, Mapping[str, Any]]
 
 
@@ -58,16 +68,27 @@ def _plan_training(spec: TrainJob, datasets: Metas) -> dict[str, Any]:
     findings.stop()
     network = nn.ModuleDict()
     network._modules.update(traced.modules())  # pyright: ignore[reportPrivateUsage]
-    state_bytes = try_optimizer(spec.optimizer, network)
+    states = try_optimizer(spec.optimizer, network)
+    check_clipping(spec.grad_clip, sparse_parameters(network), findings)
     resolved = _resolved(spec, traced, shapes)
     _check_reads(resolved, findings)
     _check_counts(spec, _num_rows(data.train, datasets), findings)
-    probes = _check_probes(spec, traced, network, loss, findings)
+    probes = _check_probes(spec, traced, network, loss, states, findings)
+    derived.check(
+        spec.metrics,
+        traced.values,
+        dict(network.named_parameters()),
+        cache(lambda: everything(spec, traced, network, loss, states).with_gradient()),
+        findings,
+    )
+    samples.check(resolved, traced.values, batch_size, findings)
     findings.stop()
     return {
         "spec": resolved.model_dump(mode="json"),
-        **_table(traced),
-        "memory": _memory(traced, network, state_bytes, data_bytes=_data_bytes(spec, datasets)),
+        **_table(traced, states),
+        "memory": _memory(
+            traced, network, num_state_bytes(states), data_bytes=_data_bytes(spec, datasets)
+        ),
         "probes": probes,
         "num_steps": _num_steps(spec, datasets),
         "warnings": [item.as_dict() for item in findings.warnings],
@@ -157,6 +178,8 @@ def _check_metrics(
     spec: TrainJob, shapes: Mapping[str, FieldShape], traced: Trace, findings: Findings
 ) -> None:
     for number, metric in enumerate(spec.metrics):
+        if metric.type != "accuracy":
+            continue
         pointer = f"/metrics/{number}"
         scores, target = _operands(metric.inputs, f"{pointer}/inputs", traced, findings)
         both = f"{list(scores.shape)} and {list(target.shape)}"
@@ -192,7 +215,7 @@ def _with_shape(field: Field, shape: FieldShape) -> Field:
 
 def _check_reads(spec: TrainJob, findings: Findings) -> None:
     """Warn of fields that nothing reads and layers that lead nowhere."""
-    ends = [*spec.loss.inputs, *(name for item in spec.metrics for name in item.inputs)]
+    ends = [*spec.loss.inputs, *(name for item in spec.metrics for name in item.sources)]
     layers = needed_layers(spec.network, [*ends, *(spec.network.outputs or ())])
     needed = {layer.name for layer in layers}
     read = {root(name) for layer in spec.network.layers for name in layer.inputs or ()}
@@ -240,68 +263,45 @@ def _num_steps(spec: TrainJob, datasets: Metas) -> int | None:
 
 
 def _check_probes(
-    spec: TrainJob, traced: Trace, network: nn.Module, loss: Tensor, findings: Findings
+    spec: TrainJob,
+    traced: Trace,
+    network: nn.Module,
+    loss: Tensor,
+    states: States,
+    findings: Findings,
 ) -> list[dict[str, Any]]:
     if not spec.probes:
         return []
-    leaves = traced.output_leaves()
-    named = dict(network.named_parameters())
-    asked = {kind for probe in spec.probes for kind in probe.kinds}
-    graded = _with_gradient(leaves, named, loss) if asked & {"output_grad", "param_grad"} else set()
-    watchable = Watchable(
-        {name: _num_bytes(item) for name, item in leaves.items()},
-        {name: _num_bytes(item) for name, item in named.items()},
-        graded,
-    )
+    watchable = everything(spec, traced, network, loss, states)
     described: list[dict[str, Any]] = []
     full_bytes = 0
+    points = GradientPoints(spec)
+    check_loss_name(spec, findings)
     for number, probe in enumerate(spec.probes):
+        check_phase(spec, number, findings)
         seen = select(probe, number, watchable, findings)
+        points.check(probe, number, seen, findings)
         size = sum(seen.values())
-        full_bytes += size if "full" in probe.want else 0
+        if not {"full", "sample"}.isdisjoint(probe.want):
+            size = planned(probe, number, seen, watchable, findings)
+            full_bytes += size
         if full_bytes > MAX_FULL_BYTES:
             detail = f"whole tensors of one step would take {full_bytes} bytes with this probe; the"
-            detail += f" limit is {MAX_FULL_BYTES}: name fewer layers, or want stats"
+            detail += f" limit is {MAX_FULL_BYTES}: name fewer layers, a slice, or want stats"
             findings.problem(f"/probes/{number}/want", detail, "too_large")
         names = list(dict.fromkeys(name.rpartition("/")[0] for name in seen))
         described.append({"matched": names, "bytes_per_step": size})
     return described
 
 
-def _with_gradient(
-    leaves: Mapping[str, Tensor], parameters: Mapping[str, Tensor], loss: Tensor
-) -> set[str]:
-    """The leaves and parameters that the loss reaches, found in its graph without running it."""
-    reached = _ancestors(loss)
-    found = {name for name, item in leaves.items() if item.grad_fn in reached}
-    if loss.device.type != "meta":  # tried on a tiny batch: its graph is not the network's
-        found |= {name for name, item in leaves.items() if item.requires_grad}
-        return found | {name for name, item in parameters.items() if item.requires_grad}
-    accumulated = {
-        id(node.variable)  # pyright: ignore[reportAttributeAccessIssue]
-        for node in reached
-        if hasattr(node, "variable")
-    }
-    return found | {name for name, item in parameters.items() if id(item) in accumulated}
-
-
-def _ancestors(loss: Tensor) -> set[Any]:
-    reached: set[Any] = set()
-    waiting = [loss.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in reached:
-            continue
-        reached.add(node)
-        waiting += [parent for parent, _ in node.next_functions]
-    return reached
-
-
 # --- what it costs ---------------------------------------------------------------------------
 
 
-def _table(traced: Trace) -> dict[str, Any]:
+def _table(traced: Trace, states: States | None = None) -> dict[str, Any]:
     layers = [item.describe() for item in traced.layers]
+    for item in layers:
+        kept = [key for name in item["parameter_names"] for key in (states or {}).get(name, ())]
+        item["state_names"] = list(dict.fromkeys(kept))
     return {
         "layers": layers,
         "parameters": sum(item["parameters"] for item in layers),

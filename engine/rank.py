@@ -75,6 +75,8 @@ class Assignment:
     trained_by: TrainJob | None
     watched: Wanted | None = None
     """The probes of now; None: those of the spec."""
+    ring: str | None = None
+    """The ring that the worker empties of whole tensors."""
     flops: float | None = None
     """Operations of one batch's forward pass, as planned."""
     peak_flops: float | None = None
@@ -101,6 +103,7 @@ class Assignment:
                 checkpoint=Path(raw["checkpoint"]["dir"]) if raw.get("checkpoint") else None,
                 trained_by=parsed if isinstance(parsed, TrainJob) else None,
                 watched=Wanted.read(raw["probes"]) if raw.get("probes") else None,
+                ring=raw.get("ring"),
                 flops=raw.get("flops"),
                 peak_flops=raw["device"].get("peak_flops"),
             )
@@ -118,10 +121,13 @@ def run(job: Assignment, *, control: Control, out: Outputs) -> str:
     """Run an assignment to its end; returns ``succeeded`` or ``cancelled``."""
     if job.num_threads is not None:
         torch.set_num_threads(job.num_threads)
+    # One path, watched or not: torch's shortcut for attention is taken only where nobody hooks in.
+    torch.backends.mha.set_fastpath_enabled(False)
     if isinstance(job.spec, InferJob):
         inputs = _infer_inputs(job, job.spec)
         return infer.run(job.spec, job.trained_by, inputs, control=control, out=out)
     spec = job.spec
+    out.ring = job.ring
     out.flush()
 
     def rows(source: Source) -> Rows:
@@ -140,7 +146,7 @@ def run(job: Assignment, *, control: Control, out: Outputs) -> str:
 def _fields_read(spec: TrainJob) -> list[str]:
     """The fields that a layer, the loss or a metric reads."""
     read = {name for layer in spec.network.layers for name in layer.inputs or ()}
-    read |= {*spec.loss.inputs} | {name for metric in spec.metrics for name in metric.inputs}
+    read |= {*spec.loss.inputs} | {name for metric in spec.metrics for name in metric.sources}
     return [name for name in spec.data.fields if name in read]
 
 

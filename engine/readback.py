@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 Then = Callable[[list[float]], None]
+ThenTensor = Callable[[Tensor], None]
 _MAX_WAITING = 1024
 
 
@@ -18,15 +19,23 @@ class Readback:
     """Hands numbers of tensors on in the order in which they were asked for."""
 
     def __init__(self, device: torch.device) -> None:
+        self.device = device
         self._on_cpu = device.type == "cpu"
-        self._waiting: deque[tuple[Tensor, torch.cuda.Event, Then]] = deque()
+        self._waiting: deque[tuple[Tensor, torch.cuda.Event, ThenTensor]] = deque()
 
     def put(self, numbers: Sequence[Tensor], then: Then) -> None:
         """Ask for the values of zero- or one-dimensional tensors, joined, as float64."""
         if self._on_cpu:
             then([value for item in numbers for value in item.reshape(-1).tolist()])
             return
+        self.put_many(numbers, lambda landed: then(landed.tolist()))
+
+    def put_many(self, numbers: Sequence[Tensor], then: ThenTensor) -> None:
+        """The same for many values: they are handed on as a vector in CPU memory."""
         joined = torch.cat([item.detach().reshape(-1).to(torch.float64) for item in numbers])
+        if self._on_cpu:
+            then(joined)
+            return
         landed = torch.empty(joined.shape, dtype=torch.float64, pin_memory=True)
         landed.copy_(joined, non_blocking=True)
         event = torch.cuda.Event()
@@ -45,7 +54,7 @@ class Readback:
         while self._waiting:
             self._hand_on(self._waiting.popleft())
 
-    def _hand_on(self, entry: tuple[Tensor, torch.cuda.Event, Then]) -> None:
+    def _hand_on(self, entry: tuple[Tensor, torch.cuda.Event, ThenTensor]) -> None:
         landed, event, then = entry
         event.synchronize()
-        then(landed.tolist())
+        then(landed)

@@ -14,11 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from engine import checkpoint
+from engine.clipping import Clip
 from engine.data import Rows
+from engine.derived import Derived
 from engine.metrics import Accuracies
 from engine.network import Network
+from engine.probes.taps import Probes
 from engine.probes.wanted import Wanted
-from engine.readback import Readback
+from engine.samples import Samples
 from engine.spool import now
 from engine.timing import REPORT, Timing
 from glasshouse.spec import TrainJob
@@ -51,6 +54,8 @@ class Outputs:
     """Called at every step boundary: records that wait may be written."""
     flush: Callable[[], None] = lambda: None
     """Called before anything that may take long."""
+    ring: str | None = None
+    """The ring that the worker empties of whole tensors; None: this process makes files of them."""
 
 
 class Learner(NamedTuple):
@@ -59,6 +64,7 @@ class Learner(NamedTuple):
     network: Network
     loss_fn: nn.Module
     optimizer: torch.optim.Optimizer
+    clip: Clip | None = None
 
 
 class Reporter:
@@ -69,7 +75,7 @@ class Reporter:
         job: TrainJob,
         learner: Learner,
         validation: Rows | None,
-        readback: Readback,
+        probes: Probes,
         out: Outputs,
         timing: Timing,
         *,
@@ -78,7 +84,8 @@ class Reporter:
         self._job = job
         self._learner = learner
         self._validation = validation
-        self._readback = readback
+        self._probes = probes
+        self._readback = probes.readback
         self._out = out
         self._timing = timing
         self._clock = timing.clock
@@ -87,6 +94,8 @@ class Reporter:
         self._num_samples = 0
         self._started = time.monotonic()
         self._told = (self._started, 0)
+        self._samples = Samples(job, validation, out.directory)
+        self.derived = Derived(learner.network, job.metrics, out.emit)
         self.latest: dict[str, float] = {}
         """The newest value of each metric that has arrived."""
 
@@ -95,19 +104,32 @@ class Reporter:
         """Seconds of training so far."""
         return time.monotonic() - self._started
 
-    def step(self, step: int, epoch: int, loss: Tensor, values: dict[str, Tensor]) -> None:
-        """Say what a finished step gave: its loss before the update, and the batch's metrics."""
+    def step(
+        self,
+        step: int,
+        epoch: int,
+        loss: Tensor,
+        values: dict[str, Tensor],
+        grad_norm: Tensor | None = None,
+    ) -> None:
+        """Say what a finished step gave: its loss before the update, and the batch's metrics.
+
+        ``grad_norm`` is that of all gradients before they were clipped by it.
+        """
         num_rows = values[next(iter(values))].shape[0]
         self._num_samples += num_rows
         self._clock.end_step(num_rows)
         at = now()
         lr = float(self._learner.optimizer.param_groups[0]["lr"])
-        numbers = [loss.detach(), *self._accuracies.correct(values)]
+        correct = self._accuracies.correct(values, step)
+        others = self.derived.take() | ({} if grad_norm is None else {"grad_norm": grad_norm})
+        waited = self._probes.figures()
+        numbers = [loss.detach(), *correct.values(), *others.values()]
 
         def then(arrived: list[float]) -> None:
-            figures = {"loss": arrived[0], "lr": lr}
-            for name, correct in zip(self._accuracies.names, arrived[1:], strict=True):
-                figures[name] = correct / num_rows
+            figures = {"loss": arrived[0], "lr": lr, **waited}
+            for name, number in zip([*correct, *others], arrived[1:], strict=True):
+                figures[name] = number / num_rows if name in correct else number
             self._metrics(step, epoch, figures, at)
 
         self._readback.put(numbers, then)
@@ -142,9 +164,16 @@ class Reporter:
         if self._validation is not None:
             self._out.flush()
             learner = self._learner
-            figures = evaluate(self._job, learner.network, learner.loss_fn, self._validation)
+            figures = evaluate(
+                self._job,
+                learner.network,
+                learner.loss_fn,
+                self._validation,
+                look=self._probes.evaluations.look(step),
+            )
             self._readback.drain()
             self._metrics(step, epoch, figures, now())
+            self._samples.keep(step, learner.network, self._out.emit)
             self._clock.mark("evaluate")
 
     def save(self, position: dict[str, int], *, final: bool = False) -> None:
@@ -206,22 +235,32 @@ class Reporter:
 
 
 @torch.inference_mode()
-def evaluate(job: TrainJob, network: nn.Module, loss_fn: nn.Module, rows: Rows) -> dict[str, float]:
+def evaluate(
+    job: TrainJob,
+    network: nn.Module,
+    loss_fn: nn.Module,
+    rows: Rows,
+    *,
+    look: contextlib.AbstractContextManager[object] | None = None,
+) -> dict[str, float]:
     """Run the validation rows once: loss and metrics over all of them, exactly.
 
     A mean loss is weighted by the rows of each batch, so that a smaller last one counts rightly.
+    ``look`` is entered around the first batch.
     """
     was_training = network.training
     network.eval()
     accuracies = Accuracies(job.metrics)
     is_sum = getattr(loss_fn, "reduction", "mean") == "sum"
-    totals = torch.zeros(1 + len(job.metrics), dtype=torch.float64, device=rows.device)
+    totals = torch.zeros(1 + len(accuracies.names), dtype=torch.float64, device=rows.device)
     for batch in rows.in_order(job.data.batch_size):
-        values = network(batch)
+        with look or contextlib.nullcontext():
+            values = network(batch)
+        look = None
         num_rows = next(iter(batch.values())).shape[0]
         loss = loss_fn(*[values[name] for name in job.loss.inputs])
         totals[0] += loss.to(torch.float64) * (1 if is_sum else num_rows)
-        for number, correct in enumerate(accuracies.correct(values), start=1):
+        for number, correct in enumerate(accuracies.correct(values).values(), start=1):
             totals[number] += correct
     network.train(was_training)
     loss, *correct = totals.tolist()

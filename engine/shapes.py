@@ -28,6 +28,7 @@ from engine.network import (
     parameter_counts,
     root,
 )
+from engine.probes.traced import Record, Seen, meta_sum, recording
 from engine.problems import Findings, SpecProblems
 from glasshouse.spec import Graph, Layer
 
@@ -59,15 +60,24 @@ class Traced:
     outputs: dict[str, Tensor]
     """Its leaves, on the meta device."""
     num_flops: int
+    record: Record
+    """What its call took and gave, and that of the modules inside it."""
+    is_followed: bool = True
+    """Whether what is inside it was seen; else it was tried on a tiny batch."""
+
+    @property
+    def owner(self) -> str:
+        """The layer whose name its module and parameters have."""
+        return self.layer.shared_with or self.layer.name
 
     def describe(self) -> dict[str, Any]:
         """The layer's row of a plan."""
         shapes = {name: list(item.shape[1:]) for name, item in self.outputs.items()}
         num_parameters, trainable = parameter_counts(self.module)
         prefix = self.layer.name
-        named = {
-            f"{prefix}.{name}": list(item.shape) for name, item in self.module.named_parameters()
-        }
+        is_shared = self.layer.shared_with is not None  # then its parameters are that layer's
+        learned = () if is_shared else self.module.named_parameters()
+        named = {f"{prefix}.{name}": list(item.shape) for name, item in learned}
         first = next(iter(self.outputs.values()))
         return {
             "name": self.layer.name,
@@ -75,13 +85,21 @@ class Traced:
             "inputs": list(self.layer.inputs or ()),
             "output_shape": shapes[prefix] if list(shapes) == [prefix] else shapes,
             "output_shapes": shapes,
-            "parameters": num_parameters,
+            "shared_with": self.layer.shared_with,
+            "parameters": 0 if is_shared else num_parameters,
             "trainable": trainable,
             "dtype": dtype_name(first.dtype),
             "parameter_names": list(named),
             "parameter_shapes": named,
             "flops": self.num_flops,
+            "input_names": _names(self.record.inputs, inside=False),
+            "inner_inputs": _names(self.record.inputs, inside=True),
+            "inner_outputs": _names(self.record.outputs, inside=True),
         }
+
+
+def _names(seen: Mapping[str, Seen], *, inside: bool) -> list[str]:
+    return [name for name, item in seen.items() if bool(item.path) is inside]
 
 
 @dataclass
@@ -107,8 +125,8 @@ class Trace:
         return {name: item for traced in self.layers for name, item in traced.outputs.items()}
 
     def modules(self) -> dict[str, nn.Module]:
-        """The layers on the meta device, by name."""
-        return {item.layer.name: item.module for item in self.layers}
+        """The layers' modules on the meta device, by name; one that is shared only once."""
+        return {item.owner: item.module for item in self.layers}
 
 
 def trace(
@@ -188,22 +206,29 @@ class _LayerTrace:
         self.names = inputs_of(graph, position, field_names)
         self.fields = fields
         self.values = result.values
+        owner = self.layer.shared_with
+        self.first = next((item for item in result.layers if owner and item.owner == owner), None)
+        """The layer that this one is once more."""
         self.findings = findings
 
     def run(self) -> Traced:
         """Trace the layer; the result holds it with inputs and sizes filled in."""
         inputs = self._inputs()
         known = layer_parameters(self.layer.type, self.pointer)
-        given = self._sized(known, inputs)
+        given = dict(self.first.layer.args) if self.first else self._sized(known, inputs)
         converted = arguments.check(known, given, f"{self.pointer}/args", self.layer.type)
         with self._noting_warnings():
-            module = self._build(converted)
-            output = self._call(module, inputs, converted)
+            module = self.first.module if self.first else self._build(converted)
+            with recording(self.layer.name, module) as record:
+                output = self._call(module, inputs, converted, record)
         outputs = dict(leaves(self.layer.name, output))
         if not outputs:
             self._fail(self.pointer, "its output holds no tensor", "no_output")
+        is_followed = bool(record.called)
+        if not is_followed:
+            record.gave(self.layer.name, "", output)
         layer = self.layer.model_copy(update={"args": given, "inputs": tuple(self.names)})
-        return Traced(layer, module, outputs, 0)
+        return Traced(layer, module, outputs, 0, record, is_followed)
 
     def _inputs(self) -> list[Tensor]:
         for number, name in enumerate(self.names):
@@ -246,14 +271,18 @@ class _LayerTrace:
             pointer = arguments.blame(build, converted, f"{self.pointer}/args")
             self._fail(pointer, f"{self.layer.type} refuses its arguments: {_first(cause)}", "args")
 
-    def _call(self, module: nn.Module, inputs: Sequence[Tensor], args: dict[str, Any]) -> Any:
+    def _call(
+        self, module: nn.Module, inputs: Sequence[Tensor], args: dict[str, Any], record: Record
+    ) -> Any:
         try:
             return call(module, inputs)
         except MemoryError:
             raise
         except Exception as cause:
+            record.forget_inside()
             with contextlib.suppress(_NoTrial):
-                return _trial(self.layer.type, args, inputs)
+                output = _trial(self.layer.type, args, inputs)
+                return _depending(output, meta_sum([*inputs, *module.parameters()]))
             self._misfit(module, inputs, cause)
 
     def _misfit(self, module: nn.Module, inputs: Sequence[Tensor], cause: Exception) -> NoReturn:
@@ -328,6 +357,15 @@ def _grown(output: Any, num_rows: int) -> Any:
         return grown.requires_grad_() if output.requires_grad else grown
     if isinstance(output, (tuple, list)):
         return tuple(_grown(item, num_rows) for item in output)  # pyright: ignore[reportUnknownVariableType]
+    return output
+
+
+def _depending(output: Any, source: Tensor) -> Any:
+    """The same tensors, made from what the layer took: the graph of gradients goes on there."""
+    if isinstance(output, Tensor):
+        return output.detach() + source.to(output.dtype) if output.requires_grad else output
+    if isinstance(output, (tuple, list)):
+        return tuple(_depending(item, source) for item in output)  # pyright: ignore[reportUnknownVariableType]
     return output
 
 

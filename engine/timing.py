@@ -54,7 +54,7 @@ class Clock(Protocol):
         ...
 
     def resume(self, part: str) -> None:
-        """What has passed since `pause` was this part."""
+        """What has passed since the outermost `pause` was this part."""
         ...
 
     def take(self, *, wait: bool = False) -> Laps:
@@ -68,6 +68,7 @@ class HostClock:
     def __init__(self) -> None:
         self._laps = Laps()
         self._spent = self._laps.spent_ns
+        self._depth = 0
         self._paused = self._last = time.perf_counter_ns()
 
     def mark(self, part: str) -> None:
@@ -83,10 +84,15 @@ class HostClock:
 
     def pause(self) -> None:
         """What follows, up to `resume`, is not of the part that is under way."""
-        self._paused = time.perf_counter_ns()
+        self._depth += 1
+        if self._depth == 1:
+            self._paused = time.perf_counter_ns()
 
     def resume(self, part: str) -> None:
-        """What has passed since `pause` was this part."""
+        """What has passed since the outermost `pause` was this part."""
+        self._depth -= 1
+        if self._depth:
+            return
         passed = time.perf_counter_ns() - self._paused
         self._spent[part] += passed
         self._last += passed
@@ -111,6 +117,7 @@ class DeviceClock:
         self._free: list[Any] = []
         self._waiting: deque[tuple[str | int | None, Any]] = deque()
         self._carried_ms = 0.0
+        self._depth = 0
         self._last = self._record()
 
     def mark(self, part: str) -> None:
@@ -125,11 +132,15 @@ class DeviceClock:
 
     def pause(self) -> None:
         """What follows, up to `resume`, is not of the part that is under way."""
-        self._waiting.append((None, self._record()))
+        self._depth += 1
+        if self._depth == 1:
+            self._waiting.append((None, self._record()))
 
     def resume(self, part: str) -> None:
-        """What has passed since `pause` was this part."""
-        self._waiting.append((f"+{part}", self._record()))
+        """What has passed since the outermost `pause` was this part."""
+        self._depth -= 1
+        if not self._depth:
+            self._waiting.append((f"+{part}", self._record()))
 
     def take(self, *, wait: bool = False) -> Laps:
         """What has passed since this was last asked; ``wait`` for all of it."""

@@ -10,10 +10,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.clipping import clipping
 from engine.data import Rows
 from engine.failures import StepFailed
 from engine.network import Network
 from engine.optim import build_loss, build_optimizer
+from engine.probes.captures import Captures
+from engine.probes.look import Training
 from engine.probes.taps import Probes
 from engine.probes.wanted import Wanted
 from engine.readback import Readback
@@ -48,14 +51,15 @@ def train(  # noqa: PLR0913 (what a job is, what it reads, who listens)
     what a step computes, where that is known.
     """
     torch.manual_seed(job.seed)
-    network, loss_fn, optimizer = learner = _learner(job, rows.device)
+    network, loss_fn, optimizer, clip = learner = _learner(job, rows.device)
     schedule = Schedule(job, rows)
     readback = Readback(rows.device)
-    probes = Probes(network, job.probes, readback=readback, emit=out.emit, out_dir=out.directory)
-    if watched is not None:
-        probes.watch(watched, 0)
-    timing = Timing(clock := clock_of(rows.device), work)
-    report = Reporter(job, learner, validation, readback, out, timing, num_steps=schedule.num_steps)
+    probes = _probes(job, learner, rows, readback, out, _captures(out, control))
+    probes.watch(watched, 0)
+    clock = probes.clock = clock_of(rows.device)
+    report = Reporter(
+        job, learner, validation, probes, out, Timing(clock, work), num_steps=schedule.num_steps
+    )
 
     step = epoch = 0
     try:
@@ -63,7 +67,7 @@ def train(  # noqa: PLR0913 (what a job is, what it reads, who listens)
             clock.mark("data")
             if (asked := control.wanted) is not None and asked is not probes.wanted:
                 probes.watch(asked, step)
-            with probes.at(step):
+            with probes.at(step) as look, report.derived.at(step, batch):
                 clock.mark("probes")
                 values = network(batch)
                 loss = loss_fn(*[values[name] for name in job.loss.inputs])
@@ -71,20 +75,21 @@ def train(  # noqa: PLR0913 (what a job is, what it reads, who listens)
                 loss.backward()
                 clock.mark("backward")
             clock.mark("probes")
-            optimizer.step()
+            grad_norm = None if clip is None else clip()
+            look.step(optimizer, clock.mark)
             optimizer.zero_grad(set_to_none=True)
             clock.mark("optimizer")
 
-            report.step(step, epoch, loss, values)
+            report.step(step, epoch, loss, values, grad_norm)
             if control.cancel_requested or schedule.is_over(step, report.elapsed_s):
                 break
             if schedule.evaluates_after(step):
                 report.evaluate(step, epoch)
             if schedule.saves_after(step):
                 report.save(schedule.position)
-        probes.close()
         cancelled = control.cancel_requested
         report.finish(step, epoch, schedule.position, cancelled=cancelled)
+        probes.close()
     except Exception as error:
         probes.close()
         report.abandon()
@@ -95,12 +100,45 @@ def train(  # noqa: PLR0913 (what a job is, what it reads, who listens)
 def _learner(job: TrainJob, device: torch.device) -> Learner:
     network = Network(job.network, wanted(job)).to(device)
     loss_fn = build_loss(job.loss).to(device)
-    return Learner(network, loss_fn, build_optimizer(job.optimizer, network.parameters()))
+    optimizer = build_optimizer(job.optimizer, network.parameters())
+    return Learner(network, loss_fn, optimizer, clipping(job.grad_clip, network.parameters()))
+
+
+def _probes(
+    job: TrainJob,
+    learner: Learner,
+    rows: Rows,
+    readback: Readback,
+    out: Outputs,
+    captures: Captures,
+) -> Probes:
+    training = Training(learner.loss_fn, rows, clips=learner.clip is not None)
+    return Probes(
+        learner.network,
+        job.probes,
+        emit=out.emit,
+        readback=readback,
+        out_dir=out.directory,
+        training=training,
+        captures=captures,
+    )
+
+
+def _captures(out: Outputs, control: Control) -> Captures:
+    """Where whole tensors go."""
+    return Captures(
+        out.directory,
+        out.emit,
+        ring=out.ring,
+        flush=out.flush,
+        is_over=lambda: control.cancel_requested,
+    )
 
 
 def wanted(job: TrainJob) -> tuple[str, ...]:
     """The layer outputs that outlive the forward pass."""
-    names = [*job.loss.inputs, *(name for metric in job.metrics for name in metric.inputs)]
+    judged = [metric for metric in job.metrics if metric.type == "accuracy"]
+    names = [*job.loss.inputs, *(name for metric in judged for name in metric.inputs)]
     return tuple(dict.fromkeys([*names, *(job.network.outputs or ())]))
 
 

@@ -7,7 +7,10 @@ float32. Wider ones go through float64 and are rounded to float32; what lies bey
 the last finite bin. Both zeros are in bin 0. NaN and the infinities are in no bin.
 """
 
+import math
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +27,7 @@ RELATIVE_ERROR = 1 / 16
 _SHIFT = 20
 _NUM_POSITIVE = NUM_BINS // 2
 _FIRST_INFINITE = 0x7F8
+_TINIEST = 2.0**-129
 _LARGEST = float(np.finfo(np.float32).max)
 
 Integers = NDArray[np.int64]
@@ -45,8 +49,8 @@ def edges(number: int) -> tuple[float, float]:
     """
     if not 0 <= number < NUM_BINS or number % _NUM_POSITIVE >= _FIRST_INFINITE:
         raise ValueError(f"{number} is no bin of finite values")
-    low, high = _bounds(np.array([number], dtype=np.int64))[0]
-    return float(low), float(high)
+    place = _place(number)
+    return _border(place), _border(place + 1)
 
 
 def ordered(bins: Sequence[int]) -> list[int]:
@@ -67,8 +71,8 @@ def quantiles(
     counts: Sequence[int],
     qs: Sequence[float] = tuple(QUANTILES.values()),
     *,
-    low: float = -np.inf,
-    high: float = np.inf,
+    low: float = -math.inf,
+    high: float = math.inf,
 ) -> list[float]:
     """The quantiles of counted values, as ``numpy.quantile`` defines them; NaN if there are none.
 
@@ -77,19 +81,27 @@ def quantiles(
     quantile lies between two values the error is relative to the larger of them. The extremes,
     where they are known (``low``, ``high``), narrow the outermost bins.
     """
-    held = np.asarray(counts, dtype=np.int64)
-    found = np.asarray(bins, dtype=np.int64)[held > 0]
-    held = held[held > 0]
-    if not held.size:
-        return [float("nan")] * len(qs)
-    order = np.argsort(_places(found))
-    found, held = found[order], held[order]
-    spots = np.asarray(qs, dtype=np.float64) * float(held.sum() - 1)
-    before = np.floor(spots)
-    lower = _ranked(found, held, before)
-    upper = _ranked(found, held, np.ceil(spots))
-    mixed = lower + (upper - lower) * (spots - before)
-    return [float(item) for item in np.clip(mixed, low, high)]
+    found = [pair for pair in zip(map(_place, bins), counts, strict=True) if pair[1]]
+    if not found:
+        return [math.nan] * len(qs)
+    found.sort()
+    places = [place for place, _ in found]
+    ends = [*accumulate(count for _, count in found)]
+
+    def ranked(rank: int) -> float:
+        at = bisect_right(ends, rank)
+        before = ends[at - 1] if at else 0
+        return _inside(places[at], (rank - before + 0.5) / (ends[at] - before))
+
+    answers: list[float] = []
+    for q in qs:
+        spot = q * (ends[-1] - 1)
+        rank = int(spot)
+        value = ranked(rank)
+        if spot > rank:
+            value += (ranked(rank + 1) - value) * (spot - rank)
+        answers.append(min(max(value, low), high))
+    return answers
 
 
 def coarse(bins: Sequence[int], counts: Sequence[int], num: int) -> Bars:
@@ -104,8 +116,7 @@ def coarse(bins: Sequence[int], counts: Sequence[int], num: int) -> Bars:
         return Bars([], [])
     places = _places(np.asarray(bins, dtype=np.int64))
     first, last = int(places.min()), int(places.max())
-    every = _bounds(_from_places(np.arange(first, last + 1)))
-    borders: Doubles = np.append(every[:, 0], every[-1, 1])
+    borders = np.array([_border(place) for place in range(first, last + 2)])
     span = borders[-1] - borders[0]
     wished: Doubles = borders[0] + span * (np.arange(num + 1) / num)
     wished[-1] = borders[-1]  # a tiny last edge would be lost in the sum
@@ -118,19 +129,24 @@ def coarse(bins: Sequence[int], counts: Sequence[int], num: int) -> Bars:
     return Bars([float(item) for item in borders[chosen]], [int(item) for item in merged])
 
 
-def _ranked(bins: Integers, counts: Integers, ranks: Doubles) -> Doubles:
-    """The values of these ranks, from bins in order of value."""
-    ends = np.cumsum(counts)
-    at = np.searchsorted(ends, ranks, side="right")
-    inside = (ranks - (ends - counts)[at] + 0.5) / counts[at]
-    low, high = _bounds(bins[at]).T
-    even = low + (high - low) * inside
-    near, far = np.minimum(np.abs(low), np.abs(high)), np.maximum(np.abs(low), np.abs(high))
-    least, most = far * (1 - RELATIVE_ERROR), near * (1 + RELATIVE_ERROR)
-    size: Doubles = np.abs(even)
-    bent: Doubles = np.minimum(np.maximum(size, least), most)
-    safe: Doubles = np.where(least <= most, bent, size)
-    return np.where(bins[at] == 0, 0.0, np.copysign(safe, even))
+def _inside(place: int, share: float) -> float:
+    """The value this far into a bin, away from an edge where that could be too far off."""
+    if place < 0:
+        return -_inside(-1 - place, 1 - share) if place < -1 else -_TINIEST * (1 - share)
+    if place == 0:
+        return 0.0
+    near, far = _border(place), _border(place + 1)
+    value = near + (far - near) * share
+    if place < 8:  # below the normal range: there a bin is as wide as all before it
+        return value
+    return min(max(value, far * (1 - RELATIVE_ERROR)), near * (1 + RELATIVE_ERROR))
+
+
+def _border(place: int) -> float:
+    """The lower edge of a bin: what the exponent and 3 bits say; no hidden bit below 2**-126."""
+    exponent, mantissa = divmod(abs(place), 8)
+    size = math.ldexp(mantissa + 8.0 if exponent else mantissa, max(exponent, 1) - 130)
+    return size if place >= 0 else -size
 
 
 def _place(number: int) -> int:
@@ -140,22 +156,3 @@ def _place(number: int) -> int:
 
 def _places(bins: Integers) -> Integers:
     return np.where(bins < _NUM_POSITIVE, bins, _NUM_POSITIVE - 1 - bins)
-
-
-def _from_places(places: Integers) -> Integers:
-    return np.where(places >= 0, places, _NUM_POSITIVE - 1 - places)
-
-
-def _bounds(bins: Integers) -> Doubles:
-    """The lower and the higher edge of each bin."""
-    size = bins % _NUM_POSITIVE
-    near, far = _magnitude(size), _magnitude(size + 1)
-    is_positive = bins < _NUM_POSITIVE
-    return np.stack([np.where(is_positive, near, -far), np.where(is_positive, far, -near)], axis=1)
-
-
-def _magnitude(size: Integers) -> Doubles:
-    """What the exponent and the 3 bits of the mantissa say; below 2**-126 no hidden bit."""
-    exponent, mantissa = size >> 3, size & 7
-    is_normal = exponent > 0
-    return np.ldexp(np.where(is_normal, mantissa + 8.0, mantissa), np.maximum(exponent, 1) - 130)

@@ -85,10 +85,15 @@ class StatsEvent(_Event):
     phase: Literal["train", "evaluate"]
     columns: list[str]
     rows: list[list[str | Number]]
+    """Of the tensors of which ``stats`` are wanted."""
+    histograms: list[tuple[str, str, list[int], list[int]]] | None = None
+    """Layer, kind, the bins that are not empty (``glasshouse.bins``), and their counts."""
+    quantiles: list[list[str | Number]] | None = None
+    """Layer, kind, p01, p05, p25, p50, p75, p95, p99."""
 
 
 class CaptureEvent(_Event):
-    """A whole tensor was kept."""
+    """A tensor, or a part of one, was kept."""
 
     type: Literal["capture"]
     capture: str
@@ -98,6 +103,11 @@ class CaptureEvent(_Event):
     shape: list[int]
     dtype: str
     size_bytes: int
+    form: str = "full"
+    """`full`, or the part that was kept: `slice`, `sample`."""
+    slice: str | None = None
+    captured_from: list[int] | None = None
+    """The shape of the whole tensor."""
     href: str
 
 
@@ -129,13 +139,27 @@ class DroppedEvent(_Event):
 
 
 class ProbeEvent(_Event):
-    """A probe was attached, changed or removed while the job ran."""
+    """A probe was attached, changed or removed while the job ran, or looking failed too often."""
 
     type: Literal["probe"]
     probe: str
-    action: Literal["attached", "changed", "removed"]
+    action: Literal["attached", "changed", "removed", "failed"]
     step: int
-    """The first step that was watched like this."""
+    """The first step that was watched like this; of ``failed``, the step of the last failure."""
+
+
+class AdjustedEvent(_Event):
+    """The engine changed an interval by itself, so that watching takes no more than it may."""
+
+    type: Literal["adjusted"]
+    what: str
+    """``probe prb_….every``."""
+    probe: str
+    from_: int = Constraint(alias="from")
+    to: int
+    by: Literal["max_overhead"]
+    step: int
+    """The first step for which it holds."""
 
 
 class EndEvent(_Event):
@@ -155,6 +179,7 @@ Event = Annotated[
     | LogEvent
     | DroppedEvent
     | ProbeEvent
+    | AdjustedEvent
     | EndEvent,
     Constraint(discriminator="type"),
 ]
@@ -168,6 +193,7 @@ EVENT_TYPES = (
     "log",
     "dropped",
     "probe",
+    "adjusted",
     "end",
 )
 _EVENT: TypeAdapter[Any] = TypeAdapter(Event)

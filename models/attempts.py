@@ -12,9 +12,10 @@ from sqlalchemy import delete, insert, literal, select, update
 from sqlalchemy.orm import Session
 
 from glasshouse.errors import WorkerLost
-from models import captures, checkpoints, events, metrics, probes, stats
+from models import captures, checkpoints, events, metrics, probes
 from models.database import now_ms
 from models.events import NewEvent
+from models.probes import ProbeChange
 from models.state import ENDED, LIVE, sources
 from models.tables import Attempt, Command, Device, Job, JobArtifact, now
 
@@ -52,8 +53,10 @@ class Batch:
     artifacts: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     probes: tuple[int, int] | None = None
     """The newest revision of the probes that is in force, and its first step."""
+    probe_changes: list[ProbeChange] = field(default_factory=list[ProbeChange])
+    """What the engine found out about probes, or did with them."""
     job: dict[str, Any] = field(default_factory=dict[str, Any])
-    """New values of the job's ``progress``, ``summary``, ``result``."""
+    """New values of the job's ``progress``, ``summary``, ``probe_overhead``, ``result``."""
 
 
 def assign(tx: Session, job_id: str, worker: str, devices: Sequence[Device], lease_ms: int) -> bool:
@@ -131,6 +134,12 @@ def claim(tx: Session, job_id: str, worker: str) -> tuple[Claim, Job] | None:
     return None if job is None else (Claim(job_id, n, fence), job)
 
 
+def prepare(batch: Batch) -> None:
+    """Load what storing this needs: before the transaction, which should be short."""
+    if batch.stats:
+        from models import stats as _  # noqa: F401, PLC0415
+
+
 def ship(
     tx: Session, claim: Claim, batch: Batch, *, offsets: tuple[int, int], lease_ms: int
 ) -> Beat | None:
@@ -158,11 +167,16 @@ def ship(
     first = beat.last_seq - len(batch.events)
     events.write(tx, claim.job, claim.attempt, first, batch.events)
     metrics.add(tx, claim.job, claim.attempt, batch.metrics)
-    stats.add(tx, claim.job, claim.attempt, batch.stats)
+    if batch.stats:
+        from models import stats  # noqa: PLC0415 (numpy, once something is watched)
+
+        stats.add(tx, claim.job, claim.attempt, batch.stats)
     captures.add(tx, claim.job, claim.attempt, batch.captures)
     checkpoints.add(tx, claim.job, claim.attempt, batch.checkpoints)
     if batch.probes is not None:
         probes.applied(tx, claim.job, *batch.probes)
+    for change in batch.probe_changes:
+        probes.note(tx, claim.job, change)
     if batch.artifacts:
         names = [row["name"] for row in batch.artifacts]  # an earlier attempt may have made them
         tx.execute(
@@ -285,7 +299,7 @@ def give_up(
     if target == "queued":
         # the fence moves now: the lost attempt must not write even before the next one begins
         changes |= {"fence": claim.fence + 1, "devices": [], "worker": None, "queued_at": time}
-        changes |= {"progress": None, "summary": {}, "rung_at": None}
+        changes |= {"progress": None, "summary": {}, "rung_at": None, "probe_overhead": None}
     else:
         new.append(NewEvent("end", time, {"state": target}))
         changes |= {"ended_at": time}

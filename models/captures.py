@@ -12,9 +12,23 @@ from models.tables import Capture
 
 
 def add(tx: Session, job: str, attempt: int, rows: Sequence[dict[str, Any]]) -> None:
-    """Store rows of ``id, step, layer, kind, phase, shape, dtype, size_bytes, key``."""
+    """Store rows of ``id, step, layer, kind, phase, shape, dtype, size_bytes, key``.
+
+    ``tensor``, ``form``, ``slice`` and ``captured_from`` may be left out for a file of one whole
+    tensor.
+    """
     if rows:
-        tx.execute(insert(Capture), [{"job": job, "attempt": attempt, **row} for row in rows])
+        tx.execute(insert(Capture), [_row(job, attempt, row) for row in rows])
+
+
+def _row(job: str, attempt: int, row: dict[str, Any]) -> dict[str, Any]:
+    whole = {"tensor": "tensor", "form": "full", "slice": None, "captured_from": row["shape"]}
+    return {"job": job, "attempt": attempt, **whole, **row}
+
+
+def is_there(tx: Session, capture: str) -> bool:
+    """Whether a capture was stored."""
+    return tx.get(Capture, capture) is not None
 
 
 def find(  # noqa: PLR0913 (each is a filter)
@@ -23,6 +37,7 @@ def find(  # noqa: PLR0913 (each is a filter)
     *,
     layer: str | None = None,
     kind: str | None = None,
+    phase: str | None = None,
     step: int | None = None,
     after: str | None = None,
     limit: int = 100,
@@ -35,6 +50,8 @@ def find(  # noqa: PLR0913 (each is a filter)
         query = query.where(Capture.layer == layer)
     if kind is not None:
         query = query.where(Capture.kind == kind)
+    if phase is not None:
+        query = query.where(Capture.phase == phase)
     if step is not None:
         query = query.where(Capture.step == step)
     if after is not None:
@@ -42,8 +59,12 @@ def find(  # noqa: PLR0913 (each is a filter)
     return list(tx.scalars(query.order_by(Capture.id).limit(limit)))
 
 
-def get(tx: Session, job: str, layer: str, kind: str, step: int | None) -> Capture:
+def get(
+    tx: Session, job: str, layer: str, kind: str, step: int | None, *, phase: str | None = None
+) -> Capture:
     """The capture of a tensor at a step; None means the newest.
+
+    Of both phases, one of training goes before one of the evaluation after the same step.
 
     Raises:
         StepNotCaptured: there is none; the error lists the nearest steps that are.
@@ -53,8 +74,11 @@ def get(tx: Session, job: str, layer: str, kind: str, step: int | None) -> Captu
         Capture.layer == layer,
         Capture.kind == kind,
         visible(tx, job, Capture.attempt, Capture.step),
+        *(() if phase is None else (Capture.phase == phase,)),
     )
-    query = select(Capture).where(*mine).order_by(Capture.step.desc(), Capture.id.desc()).limit(1)
+    # of one step: that of training before that of the evaluation after it, and the whole one first
+    by = (Capture.step.desc(), Capture.phase.desc(), Capture.form != "full", Capture.id.desc())
+    query = select(Capture).where(*mine).order_by(*by).limit(1)
     found = tx.scalar(query if step is None else query.where(Capture.step == step))
     if found is not None:
         return found

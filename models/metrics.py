@@ -121,30 +121,12 @@ def thin(points: Sequence[Point], max_points: int) -> list[Point]:
 
     Every non-finite run keeps its first and last point, whatever the limit.
     """
-    if len(points) <= max_points:
-        return list(points)
-    keep = {0, len(points) - 1}
-    keep |= _ends_of_nonfinite_runs(points)
-    size = max(1, math.ceil(len(points) / max(1, max_points // 2)))
-    for begin in range(0, len(points), size):
-        bucket = range(begin, min(begin + size, len(points)))
-        finite = [index for index in bucket if math.isfinite(points[index].value)]
-        if finite:
-            keep.add(min(finite, key=lambda index: points[index].value))
-            keep.add(max(finite, key=lambda index: points[index].value))
-    return [points[index] for index in sorted(keep)]
+    import numpy as np  # noqa: PLC0415 (the worker, which never thins, does without)
 
+    from models.thinning import kept_places  # noqa: PLC0415
 
-def _ends_of_nonfinite_runs(points: Sequence[Point]) -> set[int]:
-    ends: set[int] = set()
-    for index, point in enumerate(points):
-        if math.isfinite(point.value):
-            continue
-        before = points[index - 1].value if index else 0.0
-        after = points[index + 1].value if index + 1 < len(points) else 0.0
-        if math.isfinite(before) or math.isfinite(after):
-            ends.add(index)
-    return ends
+    values = np.array([point.value for point in points], np.float64)
+    return [points[place] for place in kept_places([values], max_points)]
 
 
 def _split(value: Any) -> dict[str, Any]:

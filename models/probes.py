@@ -4,20 +4,33 @@ Each change grows the job's ``num_commands``, under its row's lock: that number 
 the whole list. A rank that has taken up a revision has every change up to it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
-from glasshouse.errors import JobEnded, ProbeNotFound
+from glasshouse.errors import (
+    FieldProblem,
+    InvalidRequest,
+    JobEnded,
+    ProbeNotFound,
+)
 from glasshouse.ids import new_id
+from glasshouse.spec.probes import MAX_FULL_BYTES
 from models.state import ENDED
 from models.tables import Command, Job, Probe, now
 
 _OPEN = ("queued", "starting", "running")
 _GONE = ("removed", "rejected")
+_KEEPING = {"full", "sample"}
+STATS_BYTES_PER_S = 4e9
+"""Before anything was measured: so fast are figures taken of tensors …"""
+FULL_BYTES_PER_S = 1e9
+"""… and whole tensors copied …"""
+TENSOR_S = 20e-6
+"""… and so long takes each tensor, however small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +42,17 @@ class Checked:
     bytes_per_step: int
 
 
+@dataclass(frozen=True, slots=True)
+class ProbeChange:
+    """What an engine found out about a probe, or did with it."""
+
+    probe: str
+    values: dict[str, Any]
+    """New values of columns."""
+    revision: int
+    """Of the engine's list: it holds only where the probe was not changed after that."""
+
+
 def add_those_of_spec(tx: Session, job: Job) -> None:
     """Store the probes that a job was submitted with."""
     planned = job.plan.get("probes", [])
@@ -37,6 +61,7 @@ def add_those_of_spec(tx: Session, job: Job) -> None:
         checked = Checked(body, found.get("matched", []), found.get("bytes_per_step", 0))
         row = _row(job.id, checked, position=position, by=job.owner)
         row.state, row.applied_step = "active", 0
+        row.estimated_cost_s = estimate(checked, [])
         tx.add(row)
 
 
@@ -44,21 +69,36 @@ def add(tx: Session, job: Job, checked: Checked, *, by: str) -> Probe:
     """Attach a probe; it is pending until the job has taken it up.
 
     Raises:
+        InvalidRequest: one step would keep too much, with what was attached meanwhile.
         JobEnded: nothing of the job is watched any more.
     """
     revision = _revise(tx, job, by)
+    others = of_job(tx, job.id)
+    _check_full(others, checked)
     last = tx.scalar(select(func.max(Probe.position)).where(Probe.job == job.id))
     row = _row(job.id, checked, position=0 if last is None else last + 1, by=by)
     row.revision = revision
+    row.estimated_cost_s = estimate(checked, others)
     tx.add(row)
     tx.flush()
     return row
 
 
-def change(tx: Session, job: Job, probe_id: str, checked: Checked, *, by: str) -> Probe:
+def change(
+    tx: Session,
+    job: Job,
+    probe_id: str,
+    checked: Checked,
+    *,
+    by: str,
+    still: Callable[[Probe], None] = lambda _: None,
+) -> Probe:
     """Change a probe; it is pending until the job has taken that up.
 
+    ``still`` is called with the row as it is under the lock, and may raise.
+
     Raises:
+        InvalidRequest: one step would keep too much, with what was attached meanwhile.
         JobEnded: nothing of the job is watched any more.
         ProbeNotFound: it has been removed.
     """
@@ -66,6 +106,11 @@ def change(tx: Session, job: Job, probe_id: str, checked: Checked, *, by: str) -
     row = get(tx, job, probe_id)
     if row.state in _GONE:
         raise ProbeNotFound(f"The probe {row.id} was {row.state}.")
+    still(row)
+    others = [other for other in of_job(tx, job.id) if other.id != row.id]
+    _check_full(others, checked)
+    row.estimated_cost_s = estimate(checked, others)
+    row.cost_s = row.every_now = row.problem = None
     row.body, row.matched = checked.body, list(checked.matched)
     row.bytes_per_step = checked.bytes_per_step
     row.state, row.revision, row.applied_step = "pending", revision, None
@@ -117,7 +162,14 @@ def wanted(tx: Session, job_id: str) -> dict[str, Any]:
     return {
         "revision": revision,
         "probes": [
-            {"id": row.id, "probe": row.body, "new": row.state == "pending"} for row in rows
+            {
+                "id": row.id,
+                "probe": row.body,
+                "new": row.state == "pending",
+                "failed": row.state == "failed",
+                "revision": row.revision,
+            }
+            for row in rows
         ],
     }
 
@@ -137,9 +189,27 @@ def applied(tx: Session, job_id: str, revision: int, step: int) -> None:
     tx.flush()
 
 
+def note(tx: Session, job_id: str, change: ProbeChange) -> None:
+    """Store what an engine found out about a probe. One that is not there is no error."""
+    tx.execute(
+        update(Probe)
+        .where(
+            Probe.job == job_id,
+            Probe.id == change.probe,
+            Probe.revision <= change.revision,
+            Probe.state.not_in(_GONE),
+        )
+        .values(**change.values)
+    )
+
+
 def close(tx: Session, job_id: str) -> None:
-    """Reject what a job that has ended did not come to take up; nothing for one that goes on."""
+    """Reject what a job that has ended did not come to take up.
+
+    One that goes on with another attempt looks as often as was asked again, and measures anew.
+    """
     if tx.scalar(select(Job.state).where(Job.id == job_id)) not in ENDED:
+        tx.execute(update(Probe).where(Probe.job == job_id).values(every_now=None, cost_s=None))
         return
     problem = {"code": JobEnded().code, "detail": "The job ended before its next step."}
     tx.execute(
@@ -150,6 +220,46 @@ def close(tx: Session, job_id: str) -> None:
     for command in _asked(tx, job_id):
         command.state, command.problem = "rejected", problem
     tx.flush()
+
+
+def estimate(checked: Checked, others: Sequence[Probe]) -> float:
+    """Seconds that a due step of a probe may take.
+
+    It is what the job's other probes of the same form were measured to take for each byte, or else
+    what such a thing usually takes.
+    """
+    want = set(checked.body.get("want", ()))
+    alike = [
+        row for row in others if row.cost_s and row.bytes_per_step and set(row.body["want"]) == want
+    ]
+    size = checked.bytes_per_step
+    if alike:
+        return (
+            size
+            * sum(row.cost_s or 0.0 for row in alike)
+            / sum(row.bytes_per_step for row in alike)
+        )
+    seconds = TENSOR_S * len(checked.matched) * len(checked.body["kinds"])
+    seconds += size / STATS_BYTES_PER_S if want - _KEEPING else 0.0
+    return seconds + (size / FULL_BYTES_PER_S if want & _KEEPING else 0.0)
+
+
+def _check_full(others: Sequence[Probe], checked: Checked) -> None:
+    """Hold the limit under the lock on the job's row: two requests at once cannot both have room.
+
+    Raises:
+        InvalidRequest: there is no room.
+    """
+    if _KEEPING.isdisjoint(checked.body["want"]):
+        return
+    taken = [
+        row for row in others if not _KEEPING.isdisjoint(row.body["want"]) and row.state != "failed"
+    ]
+    size = checked.bytes_per_step + sum(row.bytes_per_step for row in taken)
+    if size > MAX_FULL_BYTES:
+        detail = f"whole tensors of one step would take {size} bytes with this probe; the limit is"
+        detail += f" {MAX_FULL_BYTES}: name fewer layers, or want stats"
+        raise InvalidRequest(detail, problems=[FieldProblem("/want", detail, "too_large")])
 
 
 def _asked(tx: Session, job_id: str) -> list[Command]:
@@ -185,6 +295,9 @@ def _row(job_id: str, checked: Checked, *, position: int, by: str) -> Probe:
         problem=None,
         matched=list(checked.matched),
         bytes_per_step=checked.bytes_per_step,
+        estimated_cost_s=None,
+        cost_s=None,
+        every_now=None,
         revision=0,
         applied_step=None,
         position=position,

@@ -73,6 +73,8 @@ class Settings(BaseSettings):
     """Time between the first signal and SIGKILL."""
     max_infra_failures: PositiveInt = 3
     """A job that loses its worker this often without progress has failed."""
+    capture_buffer_bytes: PositiveInt = 256 * 1024**2
+    """Memory in which whole tensors of one job wait to be stored; at most 1/8 of what is free."""
     starvation_s: PositiveFloat = 60.0
     """A job that waited this long keeps the devices it needs from jobs behind it."""
 

@@ -1,42 +1,50 @@
-"""Layer statistics in columnar blocks.
+"""Layer statistics: what was seen of each watched tensor, over steps.
 
-A block holds the statistics of some steps: a JSON list of its series, then one zlib-compressed
-run of little-endian arrays: series number (uint32), step (uint32 pairs as uint64) and one
-float64 per figure. A figure costs at most 8 bytes; nothing is a SQL row per value.
+A shipment adds a block per form; ``stats_folding`` turns blocks into chunks of one series each.
+A query reads the chunks of the series that match, and the blocks that are not folded yet.
 """
 
-import struct
-import sys
-import zlib
-from array import array
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterable, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from functools import cache
+from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import select
+import numpy as np
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from glasshouse import jsonio
+from glasshouse import bins, jsonio
 from glasshouse.events import STATS_COLUMNS
 from models.metrics import visible
-from models.tables import Attempt, StatsBlock
+from models.stats_bytes import (
+    Block,
+    Data,
+    Figures,
+    Floats,
+    Gathered,
+    Histograms,
+    Series,
+    Steps,
+    join,
+    pack_block,
+    read_names,
+    unpack_block,
+    unpack_chunk,
+)
+from models.tables import Attempt, StatsBlock, StatsChunk, StatsFold, StatsSeries
 
+Form = Literal["stats", "quantiles", "histogram"]
+FORMS: tuple[Form, ...] = ("stats", "quantiles", "histogram")
 FIGURES = STATS_COLUMNS[2:]
 """mean, std, min, max, l2, absmax, zeros, nan, inf."""
-
-_HEAD = struct.Struct("<II")
-
-
-class Series(NamedTuple):
-    """What a row of statistics belongs to."""
-
-    layer: str
-    kind: str
-    phase: str
+QUANTILES = tuple(bins.QUANTILES)
+COLUMNS: dict[Form, tuple[str, ...]] = {"stats": FIGURES, "quantiles": QUANTILES, "histogram": ()}
+_KEYS: dict[Form, str] = {"stats": "rows", "quantiles": "quantiles", "histogram": "histograms"}
 
 
-class Row(NamedTuple):
-    """The figures of one tensor at one step, in the order of ``FIGURES``."""
+class Newest(NamedTuple):
+    """The figures of one tensor at the last step of it, in the order of ``FIGURES``."""
 
     series: Series
     step: int
@@ -44,138 +52,261 @@ class Row(NamedTuple):
 
 
 def add(tx: Session, job: str, attempt: int, records: Sequence[dict[str, Any]]) -> None:
-    """Store ``stats`` records (step, phase, rows) as one block."""
-    rows = [
-        Row(
-            Series(row[0], row[1], record["phase"]),
-            record["step"],
-            tuple(float(jsonio.number(figure)) for figure in row[2:]),
+    """Store ``stats`` records (step, phase, rows, perhaps quantiles, histograms) as blocks."""
+    for form in FORMS:
+        block = _block(form, records)
+        if block is None:
+            continue
+        steps = block.data.steps
+        tx.add(
+            StatsBlock(
+                job=job,
+                attempt=attempt,
+                form=form,
+                from_step=int(steps.min()),
+                to_step=int(steps.max()),
+                data=pack_block(block),
+            )
         )
-        for record in records
-        for row in record["rows"]
-    ]
+
+
+def _block(form: Form, records: Sequence[dict[str, Any]]) -> Block | None:
+    numbers: dict[Series, int] = {}
+    owners: list[int] = []
+    steps: list[int] = []
+    rows: list[Any] = []
+    for record in records:
+        for row in record.get(_KEYS[form], ()):
+            series = Series(row[0], row[1], record["phase"])
+            owners.append(numbers.setdefault(series, len(numbers)))
+            steps.append(record["step"])
+            rows.append(row[2:])
     if not rows:
-        return
-    steps = [row.step for row in rows]
-    tx.add(
-        StatsBlock(
-            job=job,
-            attempt=attempt,
-            from_step=min(steps),
-            to_step=max(steps),
-            data=encode(rows),
+        return None
+    data: Data
+    at = np.array(steps, np.int64)
+    if form == "histogram":
+        held: list[list[int]] = [row[0] for row in rows]
+        data = Histograms(
+            at,
+            np.array([len(some) for some in held], np.int64),
+            np.array([number for some in held for number in some], np.uint16),
+            np.array([count for row in rows for count in row[1]], np.uint64),
         )
-    )
+        if len(data.bins) != len(data.counts):
+            raise ValueError("a histogram has as many counts as bins")
+    else:
+        data = Figures(at, _floats(rows).T)
+    return Block(list(numbers), np.array(owners, np.uint32), data)
 
 
-def query(
+def _floats(rows: list[list[Any]]) -> Floats:
+    try:
+        return np.array(rows, np.float64)  # also reads the names of non-finite numbers
+    except (TypeError, ValueError):
+        return np.array([[jsonio.number(figure) for figure in row] for row in rows], np.float64)
+
+
+def query(  # noqa: PLR0913 (each is a filter)
     tx: Session,
     job: str,
     *,
+    form: Form = "stats",
     layer: str = "*",
     kind: str | None = None,
+    phase: str | None = None,
     from_step: int | None = None,
     to_step: int | None = None,
-) -> list[Row]:
-    """The rows of the series that match, by step; ``layer`` is a glob."""
-    wanted = (
-        select(StatsBlock.attempt, StatsBlock.data)
-        .where(StatsBlock.job == job, visible(tx, job, StatsBlock.attempt, StatsBlock.from_step))
-        .order_by(StatsBlock.id)
-    )
-    if from_step is not None:
-        wanted = wanted.where(StatsBlock.to_step >= from_step)
-    if to_step is not None:
-        wanted = wanted.where(StatsBlock.from_step <= to_step)
-    limits = _limits(tx, job)
+) -> Generator[tuple[Series, Any]]:
+    """Series by series, in their order, what they have; ``layer`` is a glob.
+
+    One series is in memory at a time: a job can have more than fits.
+    """
 
     def matches(series: Series) -> bool:
-        return fnmatchcase(series.layer, layer) and kind in (None, series.kind)
-
-    found: dict[tuple[Series, int], Row] = {}
-    for attempt, data in tx.execute(wanted):
-        for row in decode(data, matches):
-            if row.step <= limits[attempt] and _within(row.step, from_step, to_step):
-                found[row.series, row.step] = row
-    return sorted(found.values(), key=lambda row: (row.series, row.step))
-
-
-def newest(tx: Session, job: str, *, blocks: int = 50) -> list[Row]:
-    """The last row of each series in the newest blocks."""
-    wanted = (
-        select(StatsBlock.data)
-        .where(StatsBlock.job == job, visible(tx, job, StatsBlock.attempt, StatsBlock.from_step))
-        .order_by(StatsBlock.id.desc())
-        .limit(blocks)
-    )
-    found: dict[Series, Row] = {}
-    for data in tx.scalars(wanted):
-        for row in decode(data):
-            known = found.get(row.series)
-            if known is None or known.step < row.step:
-                found[row.series] = row
-    return sorted(found.values())
-
-
-def encode(rows: Sequence[Row]) -> bytes:
-    """Pack rows into one block."""
-    names = sorted({row.series for row in rows})
-    number = {series: index for index, series in enumerate(names)}
-    head = jsonio.dumps(names).encode()
-    columns = zip(*(row.figures for row in rows), strict=True)
-    body = b"".join(
-        (
-            _packed("I", (number[row.series] for row in rows)),
-            _packed("Q", (row.step for row in rows)),
-            *(_packed("d", column) for column in columns),
+        return (
+            fnmatchcase(series.layer, layer)
+            and kind in (None, series.kind)
+            and phase in (None, series.phase)
         )
+
+    reader = _Reader(tx, job, form, matches, (from_step, to_step))
+    for series in reader.names():
+        found = reader.read(series)
+        if found is not None:
+            yield series, found
+
+
+class _Reader:
+    """Reads series of one job. Blocks first: a fold that commits meanwhile doubles, never loses."""
+
+    def __init__(
+        self,
+        tx: Session,
+        job: str,
+        form: Form,
+        matches: Callable[[Series], bool],
+        steps: tuple[int | None, int | None],
+    ) -> None:
+        self._tx = tx
+        self._from, self._to = steps
+        self._limits = limits(tx, job)
+        self._blocks = self._gather(job, form, matches)
+        self._last_fold = last_fold(tx, job)
+        self._chunked: dict[Series, list[tuple[int, int]]] = defaultdict(list)
+        for row in tx.execute(_series_of(job, form)):
+            series = Series(row.layer, row.kind, row.phase)
+            if matches(series):
+                self._chunked[series].append((row.attempt, row.id))
+
+    def names(self) -> list[Series]:
+        """Every series that matches."""
+        return sorted(set(self._chunked) | {series for _, series in self._blocks})
+
+    def read(self, series: Series) -> Data | None:
+        """What one series has, by step; of two values for a step the later."""
+        parts: list[Data] = []
+        known = dict(self._chunked.get(series, ()))
+        for attempt, limit in sorted(self._limits.items()):
+            some: list[Data] = []
+            if attempt in known:
+                some += [unpack_chunk(data) for data in self._chunks(known[attempt], limit)]
+            if (attempt, series) in self._blocks:
+                some.append(self._blocks[attempt, series])
+            for part in some:
+                cut = self._within(part, limit)
+                if len(cut.steps):
+                    parts.append(cut)
+        if not parts:
+            return None
+        return _by_step(join(parts))
+
+    def _gather(
+        self, job: str, form: Form, matches: Callable[[Series], bool]
+    ) -> dict[tuple[int, Series], Data]:
+        wanted = (
+            select(StatsBlock.attempt, StatsBlock.data)
+            .where(
+                StatsBlock.job == job,
+                StatsBlock.form == form,
+                visible(self._tx, job, StatsBlock.attempt, StatsBlock.from_step),
+            )
+            .order_by(StatsBlock.id)
+        )
+        if self._from is not None:
+            wanted = wanted.where(StatsBlock.to_step >= self._from)
+        if self._to is not None:
+            wanted = wanted.where(StatsBlock.from_step <= self._to)
+        gathered = Gathered(matches)
+        for attempt, data in self._tx.execute(wanted):
+            gathered.add(attempt, data)
+        return gathered.by_series()
+
+    def _chunks(self, series: int, limit: float) -> Iterable[bytes]:
+        wanted = select(StatsChunk.data).where(
+            StatsChunk.series == series, StatsChunk.fold <= self._last_fold
+        )
+        if self._from is not None:
+            wanted = wanted.where(StatsChunk.to_step >= self._from)
+        highest = min(limit, float("inf") if self._to is None else self._to)
+        if highest != float("inf"):
+            wanted = wanted.where(StatsChunk.from_step <= int(highest))
+        return self._tx.scalars(wanted.order_by(StatsChunk.fold))
+
+    def _within(self, part: Data, limit: float) -> Data:
+        low = -1 if self._from is None else self._from
+        high = min(limit, float("inf") if self._to is None else self._to)
+        steps = part.steps
+        inside = (steps >= low) & (steps <= high)
+        return part if inside.all() else part.take(inside)
+
+
+def _by_step(data: Data) -> Data:
+    steps: Steps = data.steps
+    if (np.diff(steps) > 0).all():
+        return data
+    order = np.argsort(steps, kind="stable")
+    ordered = steps[order]
+    last = np.append(np.diff(ordered) != 0, True)
+    return data.take(order[last])
+
+
+def newest(tx: Session, job: str) -> list[Newest]:
+    """The last row of each series."""
+    limit_of = limits(tx, job)
+    found = _newest_in_blocks(tx, job, limit_of)
+
+    def see(series: Series, step: int, figures: list[float]) -> None:
+        if series not in found or found[series].step < step:
+            found[series] = Newest(series, step, tuple(figures))
+
+    reader: _Reader | None = None
+    for row in tx.execute(_series_of(job, "stats")).all():
+        series = Series(row.layer, row.kind, row.phase)
+        if row.last_step <= limit_of.get(row.attempt, -1):
+            see(series, row.last_step, np.frombuffer(row.last, "<f8").tolist())
+            continue
+        # the end of that attempt gave way to a later one: look for the last row before it
+        reader = reader or _Reader(tx, job, "stats", lambda _: True, (None, None))
+        rest = reader.read(series)
+        if isinstance(rest, Figures):
+            see(series, int(rest.steps[-1]), rest.values[:, -1].tolist())
+    return [found[series] for series in sorted(found)]
+
+
+def _newest_in_blocks(tx: Session, job: str, limit_of: dict[int, float]) -> dict[Series, Newest]:
+    """From the newest block back; a block of nothing but series that were seen is not looked at."""
+    wanted = (
+        select(StatsBlock.attempt, StatsBlock.data)
+        .where(
+            StatsBlock.job == job,
+            StatsBlock.form == "stats",
+            visible(tx, job, StatsBlock.attempt, StatsBlock.from_step),
+        )
+        .order_by(StatsBlock.id.desc())
     )
-    return _HEAD.pack(len(head), len(rows)) + head + zlib.compress(body, 1)
+    found: dict[Series, Newest] = {}
+    names_of = cache(read_names)
+    for attempt, data in tx.execute(wanted):
+        block = unpack_block(data, names_of)
+        missing = [place for place, series in enumerate(block.names) if series not in found]
+        if not missing or not isinstance(block.data, Figures):
+            continue
+        steps = np.where(block.data.steps <= limit_of[attempt], block.data.steps, -1)
+        for place in missing:
+            mine = np.flatnonzero(block.numbers == place)
+            latest = int(mine[steps[mine].argmax()])
+            if steps[latest] >= 0:
+                figures = tuple(block.data.values[:, latest].tolist())
+                found[block.names[place]] = Newest(block.names[place], int(steps[latest]), figures)
+    return found
 
 
-def decode(data: bytes, matches: Any = None) -> Iterable[Row]:
-    """Unpack the rows of a block; with ``matches``, only those of the series that it accepts."""
-    size, count = _HEAD.unpack_from(data)
-    names = [Series(*name) for name in jsonio.loads(data[_HEAD.size : _HEAD.size + size])]
-    chosen = [matches is None or matches(series) for series in names]
-    if not any(chosen):
-        return
-    body = zlib.decompress(data[_HEAD.size + size :])
-    numbers = _unpacked("I", body[: 4 * count])
-    steps = _unpacked("Q", body[4 * count : 12 * count])
-    figures = _unpacked("d", body[12 * count :])
-    for index in range(count):
-        if chosen[numbers[index]]:
-            yield Row(names[numbers[index]], steps[index], tuple(figures[index::count]))
+def _series_of(job: str, form: Form) -> Any:
+    return select(
+        StatsSeries.id,
+        StatsSeries.attempt,
+        StatsSeries.layer,
+        StatsSeries.kind,
+        StatsSeries.phase,
+        StatsSeries.last_step,
+        StatsSeries.last,
+    ).where(StatsSeries.job == job, StatsSeries.form == form)
 
 
-def _packed(code: str, values: Iterable[float]) -> bytes:
-    packed = array(code, values)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
+def last_fold(tx: Session, job: str) -> int:
+    """The number of the newest complete fold of a job; chunks with a higher one do not count."""
+    return tx.scalar(select(func.max(StatsFold.n)).where(StatsFold.job == job)) or 0
 
 
-def _unpacked(code: str, data: bytes) -> "array[Any]":
-    unpacked: array[Any] = array(code)
-    unpacked.frombytes(data)
-    if sys.byteorder == "big":
-        unpacked.byteswap()
-    return unpacked
-
-
-def _limits(tx: Session, job: str) -> dict[int, float]:
+def limits(tx: Session, job: str) -> dict[int, float]:
     """By attempt, the last step whose rows a later attempt has not replaced."""
     rows = tx.execute(
         select(Attempt.n, Attempt.resumed_from_step).where(Attempt.job == job).order_by(Attempt.n)
     ).all()
-    limits: dict[int, float] = {}
+    found: dict[int, float] = {}
     limit = float("inf")
     for n, resumed in reversed(rows):
-        limits[n] = limit
+        found[n] = limit
         limit = min(limit, -1 if resumed is None else resumed)
-    return limits
-
-
-def _within(step: int, from_step: int | None, to_step: int | None) -> bool:
-    return (from_step is None or step >= from_step) and (to_step is None or step <= to_step)
+    return found

@@ -121,6 +121,8 @@ class Job(Table):
     devices: Mapped[list[Any]]
     progress: Mapped[dict[str, Any] | None] = mapped_column(Json)
     summary: Mapped[dict[str, Any]]
+    probe_overhead: Mapped[dict[str, Any] | None] = mapped_column(Json)
+    """What watching takes of a step's time, and what it may: fraction and budget."""
     result: Mapped[dict[str, Any] | None] = mapped_column(Json)
     error: Mapped[dict[str, Any] | None] = mapped_column(Json)
     infra_failures: Mapped[int] = mapped_column(default=0)
@@ -200,6 +202,8 @@ class StatsBlock(Table):
     )
     job: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
     attempt: Mapped[int]
+    form: Mapped[str] = mapped_column(server_default="stats")
+    """stats, quantiles, histogram."""
     from_step: Mapped[int] = mapped_column(BigInteger)
     to_step: Mapped[int] = mapped_column(BigInteger)
     data: Mapped[bytes] = mapped_column(LargeBinary)
@@ -207,8 +211,51 @@ class StatsBlock(Table):
     __table_args__ = (Index(None, "job", "id"),)
 
 
+class StatsSeries(Table):
+    """One watched tensor of one attempt, and the last that was folded of it."""
+
+    __tablename__ = "stats_series"
+    id: Mapped[int] = mapped_column(
+        BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True
+    )
+    job: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
+    attempt: Mapped[int]
+    form: Mapped[str]
+    layer: Mapped[str]
+    kind: Mapped[str]
+    phase: Mapped[str]
+    last_step: Mapped[int] = mapped_column(BigInteger)
+    last: Mapped[bytes] = mapped_column(LargeBinary)
+    """Its figures at that step, as little-endian float64; of a histogram, nothing."""
+
+    __table_args__ = (Index(None, "job", "attempt", "form", "layer", "kind", "phase", unique=True),)
+
+
+class StatsChunk(Table):
+    """Many steps of one series, columnar."""
+
+    __tablename__ = "stats_chunks"
+    series: Mapped[int] = mapped_column(
+        BigInteger().with_variant(Integer, "sqlite"),
+        ForeignKey("stats_series.id", ondelete="CASCADE"),
+        primary_key=True,
+    )
+    fold: Mapped[int] = mapped_column(primary_key=True)
+    from_step: Mapped[int] = mapped_column(BigInteger)
+    to_step: Mapped[int] = mapped_column(BigInteger)
+    data: Mapped[bytes] = mapped_column(LargeBinary)
+
+
+class StatsFold(Table):
+    """A complete fold of a job: its chunks count, and its blocks are gone."""
+
+    __tablename__ = "stats_folds"
+    job: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    n: Mapped[int] = mapped_column(primary_key=True)
+
+
 class Capture(Table):
-    """A tensor that was kept; the bytes are an artifact."""
+    """A tensor that was kept; the bytes are in an artifact, a safetensors file of one or more."""
 
     __tablename__ = "captures"
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -221,7 +268,14 @@ class Capture(Table):
     shape: Mapped[list[Any]]
     dtype: Mapped[str]
     size_bytes: Mapped[int] = mapped_column(BigInteger)
+    form: Mapped[str]
+    """full, slice, sample."""
+    slice: Mapped[str | None]
+    captured_from: Mapped[list[Any]]
+    """The shape of the whole tensor."""
     key: Mapped[str]
+    tensor: Mapped[str]
+    """Its name inside the file."""
 
     __table_args__ = (Index(None, "job", "layer", "kind", "step"),)
 
@@ -371,11 +425,17 @@ class Probe(Table):
     body: Mapped[dict[str, Any]]
     """As in a spec, every default filled in."""
     state: Mapped[str]
-    """pending, active, removed, rejected."""
+    """pending, active, removed, rejected, failed."""
     problem: Mapped[dict[str, Any] | None] = mapped_column(Json)
     matched: Mapped[list[Any]]
     bytes_per_step: Mapped[int] = mapped_column(BigInteger)
     """Of the tensors that it looks at, on a step on which it is due."""
+    estimated_cost_s: Mapped[float | None] = mapped_column(Float(53))
+    """Of a due step, before anything was measured."""
+    cost_s: Mapped[float | None] = mapped_column(Float(53))
+    """Of a due step, as it was measured last."""
+    every_now: Mapped[int | None] = mapped_column(BigInteger)
+    """The interval in force, where watching cost too much at the one asked for."""
     revision: Mapped[int]
     """The job's ``num_commands`` at its last change; 0: it came with the spec."""
     applied_step: Mapped[int | None] = mapped_column(BigInteger)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import quote
 
 from glasshouse import jsonio
 from glasshouse.events import STATS_COLUMNS, is_upkeep
@@ -19,14 +18,13 @@ from glasshouse.ids import new_id
 from models.artifacts import Artifacts
 from models.attempts import Batch, Claim
 from models.events import NewEvent
+from models.probes import ProbeChange
 from models.tables import now
+from worker import draining
+from worker.draining import BadRecord, Lot
 
 MAX_RESULT_CHARACTERS = 256 * 1024
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
-
-
-class BadRecord(Exception):
-    """A rank wrote something that is no record."""
 
 
 @dataclass(slots=True)
@@ -36,6 +34,10 @@ class Shipment:
     batch: Batch = field(default_factory=Batch)
     moves: list[tuple[Path, str]] = field(default_factory=list[tuple[Path, str]])
     """Files to bring into the artifacts first: from where, under which key."""
+    tensors: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """``captures`` records whose tensors are still in the ring."""
+    lots: list[Lot] = field(default_factory=list[Lot])
+    """Tensors that have left the ring, and whose rows are in the batch."""
     offsets: tuple[int, int] = (0, 0)
     end: dict[str, Any] | None = None
 
@@ -45,6 +47,11 @@ class Shipment:
             source, key = self.moves[0]
             artifacts.put(key, source)
             del self.moves[0]
+
+    def take(self, lots: list[Lot]) -> None:
+        """Put the rows of tensors that have left the ring into the batch."""
+        draining.add(lots, self.batch)
+        self.lots += lots
 
 
 class Sorter:
@@ -59,16 +66,20 @@ class Sorter:
         self._newest: tuple[int, int] | None = None  # step and epoch of the newest metrics
         self.step: int | None = None
         """The last step that the rank reported."""
+        self._revision = 0
+        """Of the list of probes that the rank has in force."""
         self._by_type = {
             "metrics": self._metrics,
             "progress": self._progress,
             "stats": self._stats,
-            "capture": self._capture,
+            "captures": self._captures,
             "checkpoint": self._checkpoint,
             "artifact": self._artifact,
             "result": self._result,
             "dropped": self._dropped,
             "probe": self._probe,
+            "overhead": self._overhead,
+            "adjusted": self._adjusted,
             "end": self._end,
         }
 
@@ -108,6 +119,7 @@ class Sorter:
     def _stats(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
         event: dict[str, Any] = {"step": record["step"], "phase": record["phase"]}
         event |= {"columns": list(STATS_COLUMNS), "rows": record["rows"]}
+        event |= {key: record[key] for key in ("histograms", "quantiles") if key in record}
         to.batch.events.append(NewEvent("stats", at, event))
         to.batch.stats.append(record)
 
@@ -119,11 +131,28 @@ class Sorter:
         to.batch.events.append(NewEvent("dropped", at, record))
 
     def _probe(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
-        step = int(record["step"])
-        to.batch.probes = (int(record["revision"]), step)
+        step, self._revision = int(record["step"]), int(record["revision"])
+        failed = [change for change in record["changes"] if change["action"] == "failed"]
         for change in record["changes"]:
-            event = {"probe": change["probe"], "action": change["action"], "step": step}
-            to.batch.events.append(NewEvent("probe", at, event))
+            to.batch.events.append(NewEvent("probe", at, {**change, "step": step}))
+        for change in failed:
+            values = {"state": "failed", "problem": change["problem"]}
+            self._note(to, change["probe"], values)
+        if not failed:
+            to.batch.probes = (self._revision, step)
+
+    def _overhead(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
+        told = {"fraction": record["fraction"], "budget": record["budget"]}
+        to.batch.job["probe_overhead"] = told
+        for probe, cost_s in record["probes"].items():
+            self._note(to, probe, {"cost_s": float(cost_s)})
+
+    def _adjusted(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
+        to.batch.events.append(NewEvent("adjusted", at, record))
+        self._note(to, record["probe"], {"every_now": int(record["to"])})
+
+    def _note(self, to: Shipment, probe: str, values: dict[str, Any]) -> None:
+        to.batch.probe_changes.append(ProbeChange(probe, values, self._revision))
 
     def _end(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
         to.end = record
@@ -140,15 +169,17 @@ class Sorter:
                 summarize(self.summary, name, jsonio.number(value), step)
         batch.job["summary"] = {name: dict(entry) for name, entry in self.summary.items()}
 
-    def _capture(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
-        capture = new_id("cap")
-        key = f"{self._prefix}/captures/{capture}.safetensors"
+    def _captures(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
+        whole = {"at": at.isoformat(), **record}
+        if "file" not in record:
+            to.tensors.append(whole)
+            return
+        key = draining.new_key(self._claim)
         to.moves.append((self._inside(record["file"]), key))
-        row = {name: value for name, value in record.items() if name != "file"}
-        to.batch.captures.append({"id": capture, "key": key, **row})
-        where = f"{quote(row['layer'], safe='')}/{quote(row['kind'], safe='')}"
-        href = f"/api/v1/jobs/{self._claim.job}/layers/{where}?step={row['step']}"
-        to.batch.events.append(NewEvent("capture", at, {"capture": capture, **row, "href": href}))
+        lot = Lot(0)
+        draining.rows(self._claim, whole, key, lot)
+        to.batch.captures += lot.captures
+        to.batch.events += lot.events
 
     def _checkpoint(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
         checkpoint = new_id("ckpt")

@@ -5,7 +5,6 @@ the end. Everything it writes is fenced: one that was given up for dead finds th
 match nothing, and stops. It never waits for the ledger with its hands off the rank.
 """
 
-import errno
 import signal
 import time
 from typing import Any
@@ -14,10 +13,13 @@ import structlog
 
 from engine.spool import SpoolDamaged, read_frames
 from glasshouse.errors import EngineFailed, RunFailure, StorageFailed
-from models import attempts, checkpoints, jobs, probes
+from models import attempts, captures, checkpoints, jobs, probes
 from models.attempts import Beat, Claim
+from models.database import Transaction
 from models.tables import Job
 from worker import processes, verdict, workplace
+from worker.draining import NO_SPACE, Drain
+from worker.folding import Folding
 from worker.logs import Log
 from worker.nursery import STREAMS, NurseryLost, log_path
 from worker.ranks import Exit, Rank
@@ -38,7 +40,6 @@ _BUSY_S = 0.01
 _IDLE_S = 0.04
 _IDLE_AFTER_S = 2.0
 _RETRY_S = 0.5
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Fenced(Exception):
@@ -52,8 +53,12 @@ def supervise(station: Station, job_id: str) -> None:
     if claimed is None:
         return
     with structlog.contextvars.bound_contextvars(attempt=claimed[0].attempt):
-        Supervisor(station, *claimed).run()
-    station.bells.changed(job_id)
+        supervisor = Supervisor(station, *claimed)
+        supervisor.run()
+        station.bells.changed(job_id)
+        if supervisor.has_ended_job:
+            station.dispatch()  # its devices are free, and the rest can wait
+            supervisor.tidy()
 
 
 class Supervisor:
@@ -66,6 +71,7 @@ class Supervisor:
         self._dir = station.work / claim.job / str(claim.attempt)
         self._logs = [Log(log_path(self._dir, name), name) for name in STREAMS]
         self._sorter = Sorter(claim, job.owner, self._dir)
+        self._drain = Drain.of(claim, station.artifacts, station.settings.capture_buffer_bytes)
         self._register = workplace.Register(station.work)
         self._rank: Rank | None = None
         self._stop: Stop | None = None
@@ -79,6 +85,8 @@ class Supervisor:
         self._num_commands = 0
         self._commands: list[str] = []
         self._probes = Watching(self._dir)
+        self._folding = Folding(station.database, claim)
+        self.has_ended_job = False
         self._force = False
         self._wrote_at = self._shipped_at = self._retry_at = 0.0
         saving: dict[str, int] = job.resolved.get("checkpoint", {}) if job.kind == "train" else {}
@@ -100,7 +108,12 @@ class Supervisor:
             self._close(Ended("failed", "supervisor_failed", failure.as_dict()))
         finally:
             self._end_rank()
+            self._drain.close()
             workplace.remove(self._dir)
+
+    def tidy(self) -> None:
+        """Fold what is left of the statistics of a job that has ended."""
+        self._folding.finish()
 
     def _work(self) -> Ended | Again:
         oom_kills = processes.oom_kills()
@@ -144,7 +157,7 @@ class Supervisor:
     def _prepare(self) -> dict[str, str]:
         with self._station.database.read() as tx:
             described, env = workplace.describe(tx, self._station.artifacts, self._claim, self._job)
-        workplace.prepare(self._dir, described)
+        workplace.prepare(self._dir, described | {"ring": self._drain.name})
         self._probes.told(described["probes"])
         return env
 
@@ -154,16 +167,25 @@ class Supervisor:
             exit_ = rank.wait(self._pause())
             self._look(final=exit_ is not None)
             self._beat_if_due()
+            self._folding.turn()
             if self._cancelled or self._station.stopping.is_set():
                 stop.ask(force=self._force)
             self._probes.tell(rank)
             stop.press()
-            if exit_ is not None and self._pending is None:
+            if exit_ is not None and self._pending is None and self._drain.idle:
                 return exit_
             if exit_ is not None:
+                self._hurry()
                 time.sleep(_BUSY_S)  # the ledger is away; the spool keeps what was said
             if stop.hopeless:
                 return None
+
+    def _hurry(self) -> None:
+        """After the end of the rank, a disk that hangs may not keep the job for ever."""
+        settings = self._station.settings
+        ends_now = self._cancelled or self._station.stopping.is_set()
+        if self._drain.stuck_for_s() > (settings.kill_s if ends_now else settings.grace_s):
+            self._drain.abandon()
 
     def _pause(self) -> float:
         if not self._began:
@@ -188,11 +210,15 @@ class Supervisor:
         records, offset = read_frames(self._dir / "spool", self._offset, MAX_RECORDS)
         printed = [event for log in self._logs for event in log.read(final=final)]
         used = self._usage.figures() if self._usage is not None and not final else {}
-        if not records and not printed and not used:
+        lots = self._drain.finished()
+        if not (records or printed or used or lots):
             return None
         shipment = self._sorter.sort(records, (self._offset, offset))
         self._sorter.add_usage(used, shipment)
         shipment.batch.events += printed
+        shipment.take(lots)
+        for record in shipment.tensors:
+            self._drain.take(record)
         self._tried = False
         self._behind = len(records) == MAX_RECORDS
         return shipment
@@ -201,6 +227,11 @@ class Supervisor:
         """Store a shipment. False: the ledger or the disk is away; it stays pending."""
         if time.monotonic() < self._retry_at:
             return False
+        if shipment.batch.checkpoints and not self._tried:
+            # who resumes from it does not come by these steps again: their tensors go first
+            shipment.take(self._drain.finished())
+            if not self._drain.idle:
+                return False
         try:
             shipment.move_files(self._station.artifacts)
             self._store(shipment)
@@ -208,11 +239,12 @@ class Supervisor:
             _log.warning("ledger_away", error=str(error))
             return self._later()
         except OSError as error:
-            if error.errno in _NO_SPACE:
+            if error.errno in NO_SPACE:
                 _log.warning("disk_full")
                 return self._later()
             raise StorageFailed(f"A file of the job could not be stored: {error}") from error
         self._offset = shipment.offsets[1]
+        self._drain.release(shipment.lots)
         self._end = shipment.end or self._end
         self._shipped_at = time.monotonic()
         self._station.bells.changed(self._claim.job)
@@ -228,11 +260,12 @@ class Supervisor:
     def _store(self, shipment: Shipment) -> None:
         claim, lease_ms = self._claim, self._station.lease_ms
         gone: list[str] = []
+        attempts.prepare(shipment.batch)
         with self._station.database.write() as tx:
             before, after = shipment.offsets
             if before != after and not self._began:
                 attempts.run(tx, claim, lease_ms=lease_ms)
-            if self._tried and before != after and attempts.shipped_up_to(tx, claim) == after:
+            if self._tried and self._is_stored(tx, shipment):
                 beat = attempts.beat(tx, claim, lease_ms=lease_ms)  # only its answer was lost
             else:
                 beat = attempts.ship(
@@ -245,6 +278,14 @@ class Supervisor:
         self._heard(beat)
         for key in gone:
             self._station.artifacts.delete(key)
+
+    def _is_stored(self, tx: Transaction, shipment: Shipment) -> bool:
+        """Whether an earlier try was committed and only the answer was lost."""
+        before, after = shipment.offsets
+        if before != after:
+            return attempts.shipped_up_to(tx, self._claim) == after
+        kept = shipment.batch.captures
+        return bool(kept) and captures.is_there(tx, kept[0]["id"])
 
     def _beat_if_due(self) -> None:
         every = min(BEAT_EVERY_S, self._station.settings.lease_s / 3)
@@ -280,6 +321,7 @@ class Supervisor:
     def _close(self, end: Ended | Again) -> None:
         """Write the end into the ledger."""
         stored = self._station.insist(lambda: self._write_end(end))
+        self.has_ended_job = stored and isinstance(end, Ended)
         _log.info("attempt_ended", exit_kind=end.exit_kind, stored=stored)
 
     def _write_end(self, end: Ended | Again) -> bool:

@@ -1,113 +1,266 @@
-"""Whole tensors on their way to files: a bounded queue and one writer thread.
+"""Whole tensors on their way out: one copy into a ring, from which somebody else writes files.
 
-Training never waits for it: what does not fit the queue is dropped and counted.
+Training never waits for that: what finds no room is dropped and counted. Only for a probe that is
+``lossless`` does it wait, and it says how long.
 """
 
-import queue
-import threading
+import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from engine.network import dtype_name
+from engine.probes.drain import LocalDrain, can_keep
+from engine.probes.ring import PAGE_BYTES, Producer, Ring, default_num_bytes
 from engine.spool import now
 
 Emit = Callable[[dict[str, Any]], None]
-MAX_ITEMS = 4096
-MAX_BYTES = 512 * 2**20
+_SHORT_S, _LONG_S = 0.0005, 0.01
+_HEAD_BYTES = 4 * PAGE_BYTES
+_HEAD_SHARE = 16
+"""A ring that is not so many times as large as a header gets none."""
 
 
-class CaptureWriter:
-    """Writes ``captures/<n>.safetensors`` and then the record that names it."""
+@dataclass(slots=True)
+class _Batch:
+    """The tensors of one step that have room in the ring."""
+
+    step: int
+    phase: str
+    tensors: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    landing: list[tuple[Tensor, dict[str, Any]]] = field(
+        default_factory=list[tuple[Tensor, dict[str, Any]]]
+    )
+    """Tensors of a device, on their way to pinned memory."""
+    head: tuple[int, int] | None = None
+    """Room before the tensors, where the consumer writes the header of their file."""
+    end: int = 0
+    landed: Any = None
+    """The event after which all of them have arrived."""
+
+
+class Captures:
+    """Copies tensors into the ring and says so, one ``captures`` record a step."""
 
     def __init__(
-        self, out_dir: Path, emit: Emit, *, max_items: int = MAX_ITEMS, max_bytes: int = MAX_BYTES
+        self,
+        out_dir: Path,
+        emit: Emit,
+        *,
+        ring: str | None = None,
+        num_bytes: int | None = None,
+        flush: Callable[[], None] = lambda: None,
+        is_over: Callable[[], bool] = lambda: False,
     ) -> None:
+        """``ring`` None: a thread of this process empties one of its own into files of ``out_dir``.
+
+        ``flush`` makes the consumer see what was emitted; ``is_over`` ends waiting for room.
+        """
         self._out_dir = out_dir
         self._emit = emit
-        self._max_bytes = max_bytes
-        self._queue: queue.Queue[tuple[dict[str, Any], Tensor, Any] | None] = queue.Queue(max_items)
-        self._lock = threading.Lock()
-        self._num_bytes = 0
+        self._name = ring
+        self._num_bytes = num_bytes
+        self._flush = flush
+        self._is_over = is_over
+        self._ring: Ring | None = None
+        self._producer: Producer | None = None
+        self._drain: LocalDrain | None = None
+        self._open: _Batch | None = None
+        self._closed: deque[_Batch] = deque()
+        self._head_bytes = _HEAD_BYTES
         self._num_dropped = 0
-        self._num_written = 0
-        self._thread: threading.Thread | None = None
+        self._waited_s = 0.0
 
-    def offer(self, step: int, layer: str, kind: str, tensor: Tensor) -> bool:
-        """Copy a tensor as it is now, to be written later; False when there is no room."""
-        size = tensor.numel() * tensor.element_size()
-        with self._lock:
-            if self._num_bytes + size > self._max_bytes or self._queue.full():
-                self._num_dropped += 1
-                return False
-            self._num_bytes += size
-        record = {
-            "type": "capture",
-            "at": now(),
-            "step": step,
+    def offer(  # noqa: PLR0913 (each is a word of the record)
+        self,
+        step: int,
+        layer: str,
+        kind: str,
+        tensor: Tensor,
+        *,
+        phase: str = "train",
+        form: str = "full",
+        slice: str | None = None,  # noqa: A002 (the public name)
+        captured_from: tuple[int, ...] | None = None,
+        lossless: bool = False,
+    ) -> bool:
+        """Keep a tensor as it is now; False when there is no room.
+
+        ``tensor`` may be a part of what ``captured_from`` is the shape of, as ``form`` says.
+        """
+        source = tensor.detach()
+        if source.layout is not torch.strided:
+            source = source.to_dense()
+        dtype = dtype_name(source.dtype)
+        if not can_keep(dtype):
+            raise TypeError(f"a file of tensors has no name for {dtype}")
+        self._begin(step, phase)
+        size = source.numel() * source.element_size()
+        position = self._room(size, source.element_size(), lossless=lossless)
+        if position is None:
+            self._num_dropped += 1
+            return False
+        entry: dict[str, Any] = {
             "layer": layer,
             "kind": kind,
-            "phase": "train",
-            "shape": list(tensor.shape),
-            "dtype": dtype_name(tensor.dtype),
+            "shape": list(source.shape),
+            "dtype": dtype,
             "size_bytes": size,
+            "form": form,
+            "slice": slice,
+            "captured_from": list(source.shape if captured_from is None else captured_from),
+            "position": position,
         }
-        self._start()
-        self._queue.put((record, *_snapshot(tensor)))
+        batch = self._open = self._open or _Batch(step, phase)  # waiting may have sent it away
+        try:
+            self._keep(batch, source, entry)
+        except BaseException:
+            self._the_producer().take_back(position)
+            raise
         return True
+
+    @property
+    def pending(self) -> bool:
+        """Whether ``poll`` may have something to do."""
+        return bool(self._closed)
+
+    def poll(self) -> None:
+        """Send on the tensors of a device that have arrived by now."""
+        while self._closed and ((event := self._closed[0].landed) is None or event.query()):
+            self._send(self._closed.popleft())
+
+    def finish_step(self) -> None:
+        """Send the tensors of the step on their way."""
+        batch, self._open = self._open, None
+        if batch is None:
+            return
+        entries = [*batch.tensors, *(entry for _, entry in batch.landing)]
+        if not entries:
+            if batch.head is not None:
+                self._the_producer().take_back(batch.head[0])
+            return
+        self._head_bytes = _head_bytes(entries)
+        batch.end = self._the_producer().head
+        if not batch.landing and not self._closed:
+            self._send(batch)
+            return
+        if batch.landing:
+            batch.landed = torch.cuda.Event()
+            batch.landed.record()
+        self._closed.append(batch)
 
     def take_dropped(self) -> int:
         """How many tensors were dropped since this was last asked."""
-        with self._lock:
-            dropped, self._num_dropped = self._num_dropped, 0
-            return dropped
+        dropped, self._num_dropped = self._num_dropped, 0
+        return dropped
+
+    def take_waited_s(self) -> float:
+        """How long training has waited for room since this was last asked."""
+        waited, self._waited_s = self._waited_s, 0.0
+        return waited
 
     def close(self) -> None:
-        """Wait until everything is written."""
-        if self._thread is not None:
-            self._queue.put(None)
-            self._thread.join()
-            self._thread = None
+        """Send everything on, and wait until what this process itself stores is stored."""
+        self._send_all()
+        if self._drain is not None:
+            self._drain.close()
+            self._drain = None
 
-    def _start(self) -> None:
-        if self._thread is None:
-            (self._out_dir / "captures").mkdir(parents=True, exist_ok=True)
-            self._thread = threading.Thread(target=self._write_all, name="captures", daemon=True)
-            self._thread.start()
+    def _begin(self, step: int, phase: str) -> None:
+        """Begin a step on a new page, with room for a header: a file that is written in one go."""
+        if self._open is not None:
+            if (self._open.step, self._open.phase) == (step, phase):
+                return
+            self.finish_step()
+        producer = self._the_producer()
+        batch = self._open = _Batch(step, phase)
+        if self._ring is not None and self._head_bytes * _HEAD_SHARE <= self._ring.num_bytes:
+            position = producer.reserve(self._head_bytes, PAGE_BYTES)
+            batch.head = None if position is None else (position, self._head_bytes)
 
-    def _write_all(self) -> None:
-        while (item := self._queue.get()) is not None:
-            record, tensor, ready = item
-            try:
-                self._write(record, tensor, ready)
-            except Exception:  # a full disk must not end training: the drop is counted
-                with self._lock:
-                    self._num_dropped += 1
-            with self._lock:
-                self._num_bytes -= record["size_bytes"]
+    def _the_producer(self) -> Producer:
+        if self._producer is None:
+            if self._name is None:
+                self._ring = Ring.private(self._num_bytes or default_num_bytes())
+            else:
+                self._ring = Ring.open(self._name)
+            self._producer = Producer(self._ring)
+        if self._name is None and self._drain is None and self._ring is not None:
+            self._drain = LocalDrain(self._ring, self._out_dir, self._emit)
+        return self._producer
 
-    def _write(self, record: dict[str, Any], tensor: Tensor, ready: Any) -> None:
-        if ready is not None:
-            ready.synchronize()
-        name = f"captures/{self._num_written}.safetensors"
-        self._num_written += 1
-        save_file({"tensor": tensor}, self._out_dir / name)
-        self._emit({**record, "file": name})
+    def _room(self, size: int, align: int, *, lossless: bool) -> int | None:
+        producer = self._the_producer()
+        position = producer.reserve(size, align)
+        if position is not None or not lossless:
+            return position
+        if self._ring is None or size > self._ring.num_bytes:
+            return None  # there will never be
+        began = time.monotonic()
+        self._send_all()  # or nobody could make room
+        self._flush()
+        pause = _SHORT_S
+        while (position := producer.reserve(size, align)) is None and not self._nobody_comes:
+            time.sleep(pause)
+            pause = min(_LONG_S, 2 * pause)
+        self._waited_s += time.monotonic() - began
+        return position
+
+    @property
+    def _nobody_comes(self) -> bool:
+        return self._is_over() or (self._drain is not None and not self._drain.is_alive)
+
+    def _keep(self, batch: _Batch, source: Tensor, entry: dict[str, Any]) -> None:
+        if source.device.type == "cpu":
+            self._copy(source, entry)
+            batch.tensors.append(entry)
+            return
+        landing = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+        landing.copy_(source, non_blocking=True)
+        batch.landing.append((landing, entry))
+
+    def _copy(self, source: Tensor, entry: dict[str, Any]) -> None:
+        """The one copy: by torch, so that it takes strided sources."""
+        count = source.numel()
+        if not count or self._ring is None:
+            return
+        offset = self._ring.place(entry["position"])
+        flat = torch.frombuffer(self._ring.memory, dtype=source.dtype, count=count, offset=offset)
+        flat.view(source.shape).copy_(source)
+
+    def _send(self, batch: _Batch) -> None:
+        for landed, entry in batch.landing:
+            self._copy(landed, entry)
+            batch.tensors.append(entry)
+        record = {
+            "type": "captures",
+            "at": now(),
+            "step": batch.step,
+            "phase": batch.phase,
+            "tensors": batch.tensors,
+            "head": batch.head,
+            "end": batch.end,
+        }
+        if self._drain is not None:
+            self._drain.put(record)
+        else:
+            self._emit(record)
+
+    def _send_all(self) -> None:
+        self.finish_step()
+        while self._closed:
+            batch = self._closed.popleft()
+            if batch.landed is not None:
+                batch.landed.synchronize()
+            self._send(batch)
 
 
-def _snapshot(tensor: Tensor) -> tuple[Tensor, Any]:
-    """A copy in CPU memory, and the event after which it may be read."""
-    source = tensor.detach()
-    if source.layout is not torch.strided:
-        source = source.to_dense()
-    if source.device.type == "cpu":
-        return torch.clone(source, memory_format=torch.contiguous_format), None
-    landed = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
-    landed.copy_(source, non_blocking=True)
-    event = torch.cuda.Event()
-    event.record()
-    return landed, event
+def _head_bytes(entries: list[dict[str, Any]]) -> int:
+    """Whole pages that will do for the header of a file with such tensors."""
+    size = sum(160 + len(entry["layer"]) + 12 * len(entry["shape"]) for entry in entries) + 200
+    return -(-size // PAGE_BYTES) * PAGE_BYTES

@@ -4,14 +4,20 @@
 // the first-level cache. A block whose values are all finite takes one sweep; a sum that is not
 // finite says that some are not, and the block is swept again with a mask. Where the mean dwarfs the
 // deviation the block is swept a second time about its mean. Blocks are merged in double by Chan's
-// formula. Narrow types are widened a block at a time into a buffer that stays in the cache.
+// formula. Narrow types are widened a block at a time into a buffer that stays in the cache. Where a
+// histogram is asked for, the block is counted too: glasshouse/bins.py says what the bins are.
+//
+// Tensors are divided into chunks of a fixed size, which any thread may take and which are merged
+// in order: the figures do not depend on the number of threads. The threads are those of torch.
 //
 // On x86-64 the file includes itself once for each instruction set; the choice is made when called.
 
 #ifndef KERNEL_ISA
 
+#include <atomic>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 
@@ -20,7 +26,15 @@ namespace {
 enum Type : int32_t { F32, F64, BF16, F16, I8, I16, I32, I64, U8, BOOL, NUM_TYPES };
 
 constexpr int64_t BLOCK = 2048;
+constexpr int64_t CHUNK = 8 * BLOCK;  // what a thread takes at a time
 constexpr int NUM_FIGURES = 9;
+constexpr int NUM_BINS = 4096;
+constexpr int NUM_TABLES = 4;
+#ifdef KERNEL_MOST_PENDING
+constexpr int64_t MOST_PENDING = KERNEL_MOST_PENDING;  // for a test, which has less memory
+#else
+constexpr int64_t MOST_PENDING = int64_t(1) << 30;
+#endif
 constexpr double INF = std::numeric_limits<double>::infinity();
 constexpr double NAN_ = std::numeric_limits<double>::quiet_NaN();
 constexpr double CANCELS = 1e-6;           // var / mean square below which a block is swept again
@@ -49,6 +63,52 @@ struct Sums {
         num_nan += b.num_nan;
         num_inf += b.num_inf;
     }
+};
+
+// What one thread has counted. Neighbours go to different tables: equal ones, zeros above all,
+// would else wait for each other.
+struct Counter {
+    uint32_t tables[NUM_TABLES][NUM_BINS];
+    uint64_t totals[NUM_BINS];
+    int64_t pending;  // what the tables hold; they must not overflow
+    bool has_totals;
+
+    void add_tables(uint64_t* to) {
+        for (int i = 0; i < NUM_BINS; i++)
+            to[i] += uint64_t(tables[0][i]) + tables[1][i] + tables[2][i] + tables[3][i];
+        std::memset(tables, 0, sizeof(tables));
+        pending = 0;
+    }
+
+    void settle() {
+        add_tables(totals);
+        has_totals = true;
+    }
+};
+
+inline uint32_t bits_of(float v) {
+    uint32_t bits;
+    std::memcpy(&bits, &v, 4);
+    return bits;
+}
+
+constexpr uint32_t NEGATIVE_ZERO = 0x80000000u;
+
+inline uint16_t bin_of(float v) {
+    const uint32_t bits = bits_of(v);
+    return bits == NEGATIVE_ZERO ? 0 : uint16_t(bits >> 20);
+}
+
+// What is finite and rounds to an infinity is in the last bin of what is finite.
+inline uint16_t bin_of(double v) {
+    const uint32_t bits = bits_of(float(v));
+    const bool is_beyond = (bits & 0x7fffffffu) == 0x7f800000u && v - v == 0;
+    return bits == NEGATIVE_ZERO ? 0 : uint16_t((bits >> 20) - (is_beyond ? 1 : 0));
+}
+
+struct Isa {  // the parts of the work that are compiled for each instruction set
+    void (*add)(const void* data, int64_t start, int64_t n, int32_t type, Sums& s, Counter* counter);
+    void (*finish)(const void* data, int64_t n, int32_t type, const Sums& s, double* figures);
 };
 
 }  // namespace
@@ -102,8 +162,6 @@ struct Sums {
 
 namespace {
 
-using Summarize = void (*)(const void*, int64_t, int32_t, double*);
-
 // The instruction sets of this machine: 0 baseline, 1 AVX2, 2 AVX-512.
 int best_isa() {
 #ifdef KERNEL_X86
@@ -117,12 +175,131 @@ int best_isa() {
     return 0;
 }
 
-Summarize choose(int isa) {
+Isa choose(int isa) {
 #ifdef KERNEL_X86
-    if (isa == 1) return avx2::summarize;
-    if (isa == 2) return avx512::summarize;
+    if (isa == 1) return avx2::ISA;
+    if (isa == 2) return avx512::ISA;
 #endif
-    return baseline::summarize;
+    return baseline::ISA;
+}
+
+constexpr int MAX_THREADS = 256;
+constexpr int64_t LEAST_FOR_THREADS = 4 * CHUNK;
+
+// How torch's own OpenMP runtime runs a function on its threads, which are awake while it computes.
+using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
+using ThreadNumber = int (*)();
+Parallel parallel = nullptr;
+ThreadNumber thread_number = nullptr;
+
+struct alignas(64) Claimed {
+    std::atomic<int64_t> next;
+};
+
+// Chunks of several tensors. Each thread begins with its share, as torch divides work, and then
+// helps with the shares of the others.
+struct Work {
+    Isa isa;
+    int64_t count;
+    const void* const* data;
+    const int64_t* sizes;
+    const int32_t* types;
+    const int64_t* firsts;  // the number of each tensor's first chunk, and of all chunks
+    Sums* sums;             // of each chunk
+    Counter* counters;      // of each thread, or null
+    int num_shares;
+    Claimed claimed[MAX_THREADS];
+
+    int64_t share(int number) const { return firsts[count] * number / num_shares; }
+
+    int64_t tensor_of(int64_t chunk) const {
+        int64_t low = 0, high = count;  // the last whose first chunk is not beyond it
+        while (high - low > 1) {
+            const int64_t middle = (low + high) / 2;
+            (firsts[middle] <= chunk ? low : high) = middle;
+        }
+        return low;
+    }
+
+    void take(int thread) {
+        Counter* counter = counters ? counters + thread : nullptr;
+        for (int turn = 0; turn < num_shares; turn++) {
+            const int number = (thread + turn) % num_shares;
+            const int64_t end = share(number + 1);
+            int64_t chunk;
+            while ((chunk = claimed[number].next.fetch_add(1, std::memory_order_relaxed)) < end) {
+                const int64_t tensor = tensor_of(chunk);
+                const int64_t start = (chunk - firsts[tensor]) * CHUNK;
+                const int64_t left = sizes[tensor] - start;
+                isa.add(data[tensor], start, left < CHUNK ? left : CHUNK, types[tensor],
+                        sums[chunk], counter);
+            }
+        }
+    }
+
+    static void run(void* work) { static_cast<Work*>(work)->take(thread_number()); }
+};
+
+// Memory of one call, freed when it returns.
+template <class T>
+struct Memory {
+    T* const at;
+    explicit Memory(int64_t num) : at(static_cast<T*>(std::calloc(num ? num : 1, sizeof(T)))) {}
+    ~Memory() { std::free(at); }
+};
+
+int64_t num_chunks(int64_t n) { return n / CHUNK + (n % CHUNK ? 1 : 0); }
+
+bool summarize(Isa isa, int64_t count, const void* const* data, const int64_t* sizes,
+               const int32_t* types, double* figures, Counter* counters, int threads) {
+    const Memory<int64_t> firsts(count + 1);
+    if (!firsts.at) return false;
+    int64_t total = 0;
+    for (int64_t i = 0; i < count; i++) {
+        firsts.at[i + 1] = firsts.at[i] + num_chunks(sizes[i]);
+        total += sizes[i];
+    }
+    const Memory<Sums> sums(firsts.at[count]);
+    if (!sums.at) return false;
+    for (int64_t i = 0; i < firsts.at[count]; i++) sums.at[i] = Sums();
+    const bool is_shared = parallel && threads > 1 && total >= LEAST_FOR_THREADS;
+    Work work{isa, count, data, sizes, types, firsts.at, sums.at, counters, is_shared ? threads : 1, {}};
+    for (int i = 0; i < work.num_shares; i++) work.claimed[i].next = work.share(i);
+    if (is_shared)
+        parallel(Work::run, &work, threads, 0);
+    else
+        work.take(0);
+    for (int64_t i = 0; i < count; i++) {
+        Sums whole;
+        for (int64_t j = firsts.at[i]; j < firsts.at[i + 1]; j++) whole.add(sums.at[j]);
+        isa.finish(data[i], sizes[i], types[i], whole, figures + i * NUM_FIGURES);
+    }
+    return true;
+}
+
+// The bins that are not empty, in order of their number. Leaves the counters as they were made.
+int64_t collect(Counter* counters, int num, int32_t* bins, int64_t* counts) {
+    uint64_t totals[NUM_BINS] = {};
+    for (int i = 0; i < num; i++) {
+        Counter& counter = counters[i];
+        if (counter.pending) counter.add_tables(totals);
+        if (!counter.has_totals) continue;
+        for (int j = 0; j < NUM_BINS; j++) totals[j] += counter.totals[j];
+        std::memset(counter.totals, 0, sizeof(counter.totals));
+        counter.has_totals = false;
+    }
+    int64_t found = 0;
+    for (int32_t octave = 0; octave < NUM_BINS; octave += 8) {
+        if ((octave & 0x7ff) == 0x7f8) continue;  // NaN and the infinities
+        uint64_t any = 0;
+        for (int32_t j = octave; j < octave + 8; j++) any |= totals[j];
+        for (int32_t j = octave; any && j < octave + 8; j++) {
+            if (!totals[j]) continue;
+            bins[found] = j;
+            counts[found++] = int64_t(totals[j]);
+        }
+    }
+    return found;
 }
 
 }  // namespace
@@ -138,15 +315,37 @@ uint64_t glasshouse_kernel_source() { return KERNEL_SOURCE; }
 
 int32_t glasshouse_kernel_isa() { return best_isa(); }
 
-// The figures of `count` tensors, nine after nine. `isa` above what the machine has is lowered;
-// below zero means the best. Returns 0, or 1 for a type that is not known.
+// Lends it the threads of an OpenMP runtime: its GOMP_parallel and omp_get_thread_num.
+void glasshouse_kernel_threads(Parallel run, ThreadNumber number) {
+    parallel = run;
+    thread_number = number;
+}
+
+// The figures of `count` tensors, nine after nine; where `bins` is not null also the bins that are
+// not empty and their counts, one tensor's after another's, with `num_bins` of each. `isa` above
+// what the machine has is lowered; below zero means the best. Returns 0, 1 for a type that is not
+// known, or 2 where memory is out.
 int32_t glasshouse_summarize(int64_t count, const void* const* data, const int64_t* sizes,
-                             const int32_t* types, double* figures, int32_t isa) {
+                             const int32_t* types, double* figures, int32_t* bins, int64_t* counts,
+                             int64_t* num_bins, int32_t isa, int32_t threads) {
     static const int best = best_isa();
-    const Summarize summarize = choose(isa < 0 || isa > best ? best : isa);
-    for (int64_t i = 0; i < count; i++) {
+    const Isa chosen = choose(isa < 0 || isa > best ? best : isa);
+    threads = threads > MAX_THREADS ? MAX_THREADS : threads < 1 ? 1 : threads;
+    for (int64_t i = 0; i < count; i++)
         if (types[i] < 0 || types[i] >= NUM_TYPES) return 1;
-        summarize(data[i], sizes[i], types[i], figures + i * NUM_FIGURES);
+    if (!bins) return summarize(chosen, count, data, sizes, types, figures, nullptr, threads) ? 0 : 2;
+    int64_t largest = 0;
+    for (int64_t i = 0; i < count; i++) largest = sizes[i] > largest ? sizes[i] : largest;
+    if (largest < LEAST_FOR_THREADS) threads = 1;
+    const Memory<Counter> counters(threads);
+    if (!counters.at) return 2;
+    for (int64_t i = 0; i < count; i++) {
+        if (!summarize(chosen, 1, data + i, sizes + i, types + i, figures + i * NUM_FIGURES,
+                       counters.at, threads))
+            return 2;
+        num_bins[i] = collect(counters.at, threads, bins, counts);
+        bins += num_bins[i];
+        counts += num_bins[i];
     }
     return 0;
 }
@@ -291,7 +490,25 @@ static int64_t keep_finite(const T* x, int64_t n, T* kept, Sums& s) {
 }
 
 template <class T>
-static void add_block(const T* x, int64_t n, Sums& whole) {
+static void count_block(const T* x, int64_t n, Counter& counter) {
+    uint16_t bins[BLOCK];
+    for (int64_t i = 0; i < n; i++) bins[i] = bin_of(x[i]);
+    if (counter.pending > MOST_PENDING) counter.settle();
+    counter.pending += n;
+    auto& tables = counter.tables;
+    int64_t i = 0;
+    for (; i + NUM_TABLES <= n; i += NUM_TABLES) {
+        tables[0][bins[i]]++;
+        tables[1][bins[i + 1]]++;
+        tables[2][bins[i + 2]]++;
+        tables[3][bins[i + 3]]++;
+    }
+    for (; i < n; i++) tables[0][bins[i]]++;
+}
+
+template <class T>
+static void add_block(const T* x, int64_t n, Sums& whole, Counter* counter) {
+    if (counter) count_block(x, n, *counter);
     Sums s;
     sweep(x, n, s);
     T kept[BLOCK + 1];
@@ -340,21 +557,21 @@ static inline To widen(From v) {
 }
 
 template <class From, class To, To (*wide)(From)>
-static void walk(const void* data, int64_t n, Sums& whole) {
-    const From* x = static_cast<const From*>(data);
+static void walk(const void* data, int64_t start, int64_t n, Sums& whole, Counter* counter) {
+    const From* x = static_cast<const From*>(data) + start;
     To buffer[BLOCK];
-    for (int64_t start = 0; start < n; start += BLOCK) {
-        const int64_t num = n - start < BLOCK ? n - start : BLOCK;
-        for (int64_t i = 0; i < num; i++) buffer[i] = wide(x[start + i]);
-        add_block(buffer, num, whole);
+    for (int64_t at = 0; at < n; at += BLOCK) {
+        const int64_t num = n - at < BLOCK ? n - at : BLOCK;
+        for (int64_t i = 0; i < num; i++) buffer[i] = wide(x[at + i]);
+        add_block(buffer, num, whole, counter);
     }
 }
 
 template <class T>
-static void walk_as_is(const void* data, int64_t n, Sums& whole) {
-    const T* x = static_cast<const T*>(data);
-    for (int64_t start = 0; start < n; start += BLOCK)
-        add_block(x + start, n - start < BLOCK ? n - start : BLOCK, whole);
+static void walk_as_is(const void* data, int64_t start, int64_t n, Sums& whole, Counter* counter) {
+    const T* x = static_cast<const T*>(data) + start;
+    for (int64_t at = 0; at < n; at += BLOCK)
+        add_block(x + at, n - at < BLOCK ? n - at : BLOCK, whole, counter);
 }
 
 // Doubles whose squares would overflow or vanish: all of it again, times a power of two.
@@ -367,28 +584,27 @@ static double walk_scaled(const double* x, int64_t n, double absmax, Sums& whole
     for (int64_t start = 0; start < n; start += BLOCK) {
         const int64_t num = n - start < BLOCK ? n - start : BLOCK;
         for (int64_t i = 0; i < num; i++) buffer[i] = x[start + i] * scale;
-        add_block(buffer, num, whole);
+        add_block(buffer, num, whole, nullptr);
     }
     return std::ldexp(1.0, exponent);
 }
 
-static void dispatch(const void* data, int64_t n, int32_t type, Sums& s) {
+// Adds `n` values of a tensor from the one numbered `start` on.
+static void add(const void* data, int64_t start, int64_t n, int32_t type, Sums& s, Counter* c) {
     switch (type) {
-        case F32: return walk_as_is<float>(data, n, s);
-        case F64: return walk_as_is<double>(data, n, s);
-        case BF16: return walk<uint16_t, float, bfloat16>(data, n, s);
-        case F16: return walk<uint16_t, float, float16>(data, n, s);
-        case I8: return walk<int8_t, float, widen<int8_t, float>>(data, n, s);
-        case I16: return walk<int16_t, float, widen<int16_t, float>>(data, n, s);
-        case I32: return walk<int32_t, double, widen<int32_t, double>>(data, n, s);
-        case I64: return walk<int64_t, double, widen<int64_t, double>>(data, n, s);
-        default: return walk<uint8_t, float, widen<uint8_t, float>>(data, n, s);
+        case F32: return walk_as_is<float>(data, start, n, s, c);
+        case F64: return walk_as_is<double>(data, start, n, s, c);
+        case BF16: return walk<uint16_t, float, bfloat16>(data, start, n, s, c);
+        case F16: return walk<uint16_t, float, float16>(data, start, n, s, c);
+        case I8: return walk<int8_t, float, widen<int8_t, float>>(data, start, n, s, c);
+        case I16: return walk<int16_t, float, widen<int16_t, float>>(data, start, n, s, c);
+        case I32: return walk<int32_t, double, widen<int32_t, double>>(data, start, n, s, c);
+        case I64: return walk<int64_t, double, widen<int64_t, double>>(data, start, n, s, c);
+        default: return walk<uint8_t, float, widen<uint8_t, float>>(data, start, n, s, c);
     }
 }
 
-static void summarize(const void* data, int64_t n, int32_t type, double* figures) {
-    Sums s;
-    dispatch(data, n, type, s);
+static void finish(const void* data, int64_t n, int32_t type, const Sums& s, double* figures) {
     const double absmax = -s.low > s.high ? -s.low : s.high;
     double scale = 1;
     double sum = s.sum, squares = s.squares, about_mean = s.about_mean;
@@ -410,6 +626,8 @@ static void summarize(const void* data, int64_t n, int32_t type, double* figures
     figures[7] = double(s.num_nan);
     figures[8] = double(s.num_inf);
 }
+
+constexpr Isa ISA = {add, finish};
 
 }  // namespace KERNEL_ISA
 }  // namespace

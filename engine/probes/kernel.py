@@ -1,5 +1,9 @@
 """The native kernel of the statistics: nine figures of each of many CPU tensors in one call.
 
+Where it is asked to, it counts a histogram in the same pass. Large tensors are shared out among the
+threads that torch computes with, by its own OpenMP runtime: those threads are awake, and a second
+pool would take turns with them on the same cores. The figures do not depend on their number.
+
 ``python -m engine.probes.kernel`` builds it in place, for a checkout. It is optional: where it is
 missing, ``summarize`` has a slower path that gives the same figures.
 """
@@ -9,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,12 +28,18 @@ from engine.probes.compiling import (
 )
 
 NUM_FIGURES = 9
+NUM_FINITE_BINS = 2 * 0x7F8
 TYPES = {
     torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3, torch.int8: 4,
     torch.int16: 5, torch.int32: 6, torch.int64: 7, torch.uint8: 8, torch.bool: 9,
 }  # fmt: skip
 """As the source numbers them."""
 _BEST = -1
+_FAILURES = {1: "the kernel does not know a type", 2: "the kernel has no memory left"}
+
+
+Histogram = tuple[list[int], list[int]]
+"""Bins that are not empty, in order of their number, and their counts."""
 
 
 class Kernel:
@@ -37,13 +48,37 @@ class Kernel:
     def __init__(self, path: Path) -> None:
         library = open_library(path)
         self.best_isa = best_isa(library)
+        self.shares_threads = _lend_threads(library)
         self._summarize = library.glasshouse_summarize
-        pointers = [ctypes.c_void_p] * 4
-        self._summarize.argtypes = [ctypes.c_int64, *pointers, ctypes.c_int32]
+        pointers = [ctypes.c_void_p] * 7
+        self._summarize.argtypes = [ctypes.c_int64, *pointers, ctypes.c_int32, ctypes.c_int32]
         self._summarize.restype = ctypes.c_int32
 
-    def __call__(self, tensors: Sequence[Tensor], *, isa: int = _BEST) -> list[list[float]]:
+    def __call__(
+        self, tensors: Sequence[Tensor], *, isa: int = _BEST, threads: int | None = None
+    ) -> list[list[float]]:
         """The figures of tensors that ``takes`` said yes to; all are read in one call."""
+        return self._run(tensors, (None, None, None), isa, threads)
+
+    def count(
+        self, tensors: Sequence[Tensor], *, isa: int = _BEST, threads: int | None = None
+    ) -> tuple[list[list[float]], list[Histogram]]:
+        """The figures and the histograms of tensors that ``takes`` said yes to."""
+        room = sum(min(x.numel(), NUM_FINITE_BINS) for x in tensors)
+        bins, counts = torch.empty(room, dtype=torch.int32), torch.empty(room, dtype=torch.int64)
+        nums = (ctypes.c_int64 * len(tensors))()
+        figures = self._run(tensors, (bins.data_ptr(), counts.data_ptr(), nums), isa, threads)
+        found: list[Histogram] = []
+        start = 0
+        for num in nums:
+            end = start + num
+            found.append((bins[start:end].tolist(), counts[start:end].tolist()))
+            start = end
+        return figures, found
+
+    def _run(
+        self, tensors: Sequence[Tensor], counted: tuple[Any, ...], isa: int, threads: int | None
+    ) -> list[list[float]]:
         num = len(tensors)
         laid = [x if x.is_contiguous() or is_dense(x) else x.contiguous() for x in tensors]
         found = (ctypes.c_double * (NUM_FIGURES * num))()
@@ -53,12 +88,33 @@ class Kernel:
             (ctypes.c_int64 * num)(*[x.numel() for x in laid]),
             (ctypes.c_int32 * num)(*[TYPES[x.dtype] for x in laid]),
             found,
+            *counted,
             isa,
+            threads or torch.get_num_threads(),
         )
         if failed:
-            raise RuntimeError("the kernel does not know a type")
+            raise RuntimeError(_FAILURES[failed])
         figures = found[:]
         return [figures[at : at + NUM_FIGURES] for at in range(0, len(figures), NUM_FIGURES)]
+
+
+def _lend_threads(library: ctypes.CDLL) -> bool:
+    """Let the kernel run on torch's threads, where they are those of an OpenMP runtime.
+
+    A name asked of torch's own library is found in the runtime that it was linked with, whatever
+    that is called and whichever others are loaded.
+    """
+    if "backend: OpenMP" not in torch.__config__.parallel_info():
+        return False
+    folder = Path(torch.__file__).with_name("lib")
+    try:
+        runtime = ctypes.CDLL(str(next(folder.glob("libtorch_cpu.*"))))
+        run, number = runtime.GOMP_parallel, runtime.omp_get_thread_num
+    except (StopIteration, OSError, AttributeError):
+        return False
+    addresses = [ctypes.cast(item, ctypes.c_void_p) for item in (run, number)]
+    library.glasshouse_kernel_threads(*addresses)
+    return True
 
 
 def takes(x: Tensor) -> bool:

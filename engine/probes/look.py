@@ -1,33 +1,111 @@
 """The watching of one step: hooks that exist while it runs, and look without touching.
 
-A forward hook sees a layer's output, a tensor hook its gradient; parameters and their gradients are
-read between backward and the optimizer's step. No hook returns a value or draws a random number, so
-a watched step computes the very same bits.
+A forward hook sees what goes into and comes out of a layer, a tensor hook the gradient of that;
+parameters and their gradients are read after backward, and around the optimizer's step where a
+probe wants what the step does. No hook returns a value or draws a random number, so a watched step
+computes the very same bits.
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, Self, TypeVar
 
+import torch
 from torch import Tensor, nn
 
-from engine.network import Network, leaves, root
-from engine.probes.captures import CaptureWriter
-from engine.probes.select import may_match
+from engine.data import Rows
+from engine.network import Network, input_leaves, leaves, root
+from engine.probes.calls import Calls
+from engine.probes.counted import Counted, wanted_counts
+from engine.probes.gradients import watch_gradient
+from engine.probes.losses import LOSS_NAMES, sample_losses
+from engine.probes.parts import kept
+from engine.probes.points import Point, Seen, Sight, wanting
+from engine.probes.select import LOSS, LOSS_ROWS, LOSS_SAMPLES
 from engine.probes.summarize import summarize, summarize_all
+from engine.probes.updates import changes, copies, states
 from engine.probes.watch import Watch
+from engine.timing import Clock
 
-_KINDS = ("param", "output", "output_grad", "param_grad")
+Mark = Callable[[str], None]
+T = TypeVar("T")
+_KINDS = ("param", "input", "output", "output_grad", "param_grad", "update", "optim_state")
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a network is trained with, as far as it is watched."""
+
+    loss_fn: nn.Module | None = None
+    rows: Rows | None = None
+    clips: bool = False
+    """Whether gradients are clipped before the update."""
+
+
+class Unwatched(AbstractContextManager["Unwatched"]):
+    """A step that nothing looks at."""
+
+    def __enter__(self) -> "Unwatched":
+        return self
+
+    def __exit__(self, _kind: object, _error: object, _trace: object) -> None:
+        pass
+
+    def step(self, optimizer: torch.optim.Optimizer, _mark: Mark) -> None:
+        """Make the optimizer's step."""
+        optimizer.step()
+
+
+class Keeper(Protocol):
+    """Where whole tensors go."""
+
+    def offer(  # noqa: PLR0913 (each is a word of the record)
+        self,
+        step: int,
+        layer: str,
+        kind: str,
+        tensor: Tensor,
+        *,
+        phase: str = "train",
+        form: str = "full",
+        slice: str | None = None,  # noqa: A002 (the public name)
+        captured_from: tuple[int, ...] | None = None,
+        lossless: bool = False,
+    ) -> bool:
+        """Copy a tensor, or a part of one, as it is now; False when there is no room."""
+        ...
+
+    def finish_step(self) -> None:
+        """Send the tensors of a step on their way."""
+        ...
 
 
 class Desk(Protocol):
     """Where a look takes what it has seen."""
 
     network: Network
-    captures: CaptureWriter
+    training: Training
+    loss: Tensor | None
 
-    def finish_step(self, step: int, rows: list[tuple[str, str, Any]]) -> None:
+    @property
+    def clock(self) -> Clock:
+        """Where the time is told that looks take out of a pass."""
+        ...
+
+    @property
+    def captures(self) -> Keeper:
+        """Where whole tensors go."""
+        ...
+
+    def sight(self, due: Sequence[Watch]) -> Sight:
+        """What these probes look at."""
+        ...
+
+    def finish_step(
+        self, step: int, rows: list[tuple[str, str, Any]], counted: Sequence[Counted]
+    ) -> None:
         """Send the statistics of a step on their way."""
         ...
 
@@ -36,27 +114,42 @@ class Desk(Protocol):
         ...
 
 
-class Look(AbstractContextManager[None]):
+class Look(AbstractContextManager["Look"]):
     """The watching of one step."""
 
     def __init__(self, desk: Desk, step: int, due: list[Watch]) -> None:
         self._desk = desk
         self._step = step
         self._due = due
+        self._sight = desk.sight(due)
+        self._clips = desk.training.clips
         self._handles: list[Any] = []
         self._rows: list[tuple[str, str, Any]] = []
+        self._counted: list[Counted] = []
+        self._goes_on = any(self._is_late(watch) for watch in due)
 
-    def __enter__(self) -> None:
-        for name, module in self._desk.network.layers.items():
-            interested = [
-                watch
-                for watch in self._due
-                if may_match(watch.probe, name) and {"output", "output_grad"} & {*watch.probe.kinds}
-            ]
-            if interested:
-                self._handles.append(
-                    module.register_forward_hook(self._on_output(name, interested))
-                )
+    def _is_late(self, watch: Watch) -> bool:
+        """Whether a probe looks at something past the backward pass."""
+        kinds = {*watch.probe.kinds}
+        return bool({"update", "optim_state"} & kinds) or (
+            self._clips and watch.point == "clipped" and "param_grad" in kinds
+        )
+
+    def __enter__(self) -> Self:
+        for spot in self._sight.spots:
+            calls = Calls(spot.layers, counted=spot.is_counted)
+            if spot.is_counted:
+                self._handles.append(spot.module.register_forward_pre_hook(_beginning(calls)))
+            for point in spot.points:
+                if point.inputs:
+                    hook = self._on_input(calls, point)
+                    handle = point.module.register_forward_pre_hook(hook, with_kwargs=True)
+                    self._handles.append(handle)
+                if point.outputs:
+                    hook = self._on_output(calls, point)
+                    self._handles.append(point.module.register_forward_hook(hook))
+        self._watch_loss()
+        return self
 
     def __exit__(
         self,
@@ -66,52 +159,131 @@ class Look(AbstractContextManager[None]):
     ) -> None:
         for handle in self._handles:
             handle.remove()
-        if error is None:
-            self._read_parameters()
-            order = {name: number for number, name in enumerate(self._desk.network.layers)}
-            self._rows.sort(key=lambda row: (order[root(row[0])], row[0], _KINDS.index(row[1])))
-            self._desk.finish_step(self._step, self._rows)
+        if error is not None:
+            return
+        self._see_all("param", self._sight.parameters("param"))
+        self._see_all("param_grad", self._gradients("raw"))
+        if not self._goes_on:
+            self._finish()
 
-    def _on_output(self, layer: str, interested: list[Watch]) -> Callable[..., None]:
-        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+    def step(self, optimizer: torch.optim.Optimizer, mark: Mark) -> None:
+        """Make the optimizer's step, and look at what it takes and what it does.
+
+        ``mark`` is told which part of the step has just ended.
+        """
+        if not self._goes_on:
+            optimizer.step()
+            return
+        mark("optimizer")
+        if self._clips:
+            self._see_all("param_grad", self._gradients("clipped"))
+        changing = self._sight.parameters("update")
+        tensors = {name: tensor for name, tensor, _ in changing}
+        watches = _all_of(changing)
+        before = self._observe(watches, lambda: copies(tensors))
+        mark("probes")
+        optimizer.step()
+        mark("optimizer")
+        after = self._observe(watches, lambda: changes(before or {}, tensors)) or {}
+        self._see_all("update", [(n, after[n], wanted) for n, _, wanted in changing if n in after])
+        keeping = [w for w in self._due if "optim_state" in w.probe.kinds]
+        if keeping:
+            kept = self._observe(keeping, lambda: self._states(optimizer))
+            self._see_all("optim_state", kept or [])
+        self._finish()
+        mark("probes")
+
+    def _finish(self) -> None:
+        order = {name: number for number, name in enumerate(self._desk.network.layers)}
+        last = len(order)
+        for found in (self._rows, self._counted):
+            found.sort(
+                key=lambda row: (order.get(root(row[0]), last), row[0], _KINDS.index(row[1]))
+            )
+        self._desk.finish_step(self._step, self._rows, self._counted)
+
+    # --- in the forward and the backward pass -----------------------------------------------
+
+    def _on_input(self, calls: Calls, point: Point) -> Callable[..., None]:
+        def hook(_module: nn.Module, args: Any, keywords: Any) -> None:
             try:
-                for number, (leaf, tensor) in enumerate(leaves(layer, output)):
-                    self._tap(leaf, tensor, interested, is_first=number == 0)
+                name = calls.name(point.path, "input")
+                for number, (leaf, tensor) in enumerate(input_leaves(name, args, keywords)):
+                    self._see("input", leaf, tensor, point.wanting("input", leaf, name, number))
             except Exception as error:
-                self._desk.failed(interested, error)
+                self._desk.failed(point.inputs, error)
 
         return hook
 
-    def _tap(self, leaf: str, tensor: Tensor, watches: list[Watch], *, is_first: bool) -> None:
-        wanted = [watch for watch in watches if watch.wants("output", leaf, is_first=is_first)]
-        self._see("output", leaf, tensor, wanted)
-        graded = [watch for watch in watches if watch.wants("output_grad", leaf, is_first=is_first)]
-        if not graded or not tensor.requires_grad:
-            return
+    def _on_output(self, calls: Calls, point: Point) -> Callable[..., None]:
+        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            try:
+                name = calls.name(point.path, "output")
+                for number, (leaf, tensor) in enumerate(leaves(name, output)):
+                    wanted = point.wanting("output", leaf, name, number)
+                    self._see("output", leaf, tensor, wanted)
+                    graded = point.wanting("output_grad", leaf, name, number)
+                    if graded and tensor.requires_grad:
+                        self._tap(leaf, tensor, graded)
+            except Exception as error:
+                self._desk.failed(point.outputs, error)
 
-        def hook(gradient: Tensor) -> None:
+        return hook
+
+    def _tap(self, leaf: str, tensor: Tensor, graded: list[Watch]) -> None:
+        def see(gradient: Tensor) -> None:
             self._see("output_grad", leaf, gradient, graded)
 
-        self._handles.append(tensor.register_hook(hook))
+        self._handles += watch_gradient(tensor, see)
 
-    def _read_parameters(self) -> None:
-        for kind in ("param", "param_grad"):
-            if not any(kind in watch.probe.kinds for watch in self._due):
-                continue
-            seen: list[tuple[str, Tensor, list[Watch]]] = []
-            for name, parameter in self._desk.network.named_parameters():
-                tensor = parameter if kind == "param" else parameter.grad
-                watches = [watch for watch in self._due if watch.wants(kind, name)]
-                if tensor is not None and watches:
-                    seen.append((name, tensor, watches))
-            self._see_all(kind, seen)
+    # --- the loss ---------------------------------------------------------------------------
 
-    def _see_all(self, kind: str, seen: list[tuple[str, Tensor, list[Watch]]]) -> None:
+    def _watch_loss(self) -> None:
+        loss_fn, rows = self._desk.training.loss_fn, self._desk.training.rows
+        layers = self._desk.network.layers
+        if loss_fn is None or LOSS in layers or (rows is not None and LOSS in rows.fields):
+            return
+        wanted = {name: wanting(self._due, "output", name, "loss") for name in LOSS_NAMES}
+        if not any(wanted.values()):
+            return
+
+        def hook(_module: nn.Module, inputs: tuple[Any, ...], loss: Tensor) -> None:
+            self._see("output", LOSS, loss, wanted[LOSS])
+            if watches := wanted[LOSS_SAMPLES]:
+                each = self._observe(watches, lambda: sample_losses(loss_fn, inputs))
+                if each is not None:
+                    self._see("output", LOSS_SAMPLES, each, watches)
+            if (watches := wanted[LOSS_ROWS]) and rows is not None:
+                self._see("output", LOSS_ROWS, rows.newest, watches)
+
+        self._handles.append(loss_fn.register_forward_hook(hook))
+
+    # --- parameters and what belongs to them ------------------------------------------------
+
+    def _gradients(self, point: str) -> list[Seen]:
+        """The gradients that are to be seen now; without clipping all are seen as they came."""
+        found: list[Seen] = []
+        for name, parameter, watches in self._sight.parameters("param_grad"):
+            now = [w for w in watches if (w.point if self._clips else "raw") == point]
+            if now and parameter.grad is not None:
+                found.append((name, parameter.grad, now))
+        return found
+
+    def _states(self, optimizer: torch.optim.Optimizer) -> list[Seen]:
+        found: list[Seen] = []
+        for name, parameter in self._desk.network.named_parameters():
+            for key, item in states(optimizer, name, parameter).items():
+                found.append((key, item, wanting(self._due, "optim_state", key)))
+        return [seen for seen in found if seen[2]]
+
+    # --- looking ----------------------------------------------------------------------------
+
+    def _see_all(self, kind: str, seen: Sequence[Seen]) -> None:
         """Look at many tensors, all of which are still what they were: one call for the figures."""
         counted = [
             (name, tensor)
             for name, tensor, watches in seen
-            if any(watch.takes_stats for watch in watches)
+            if any(watch.takes_stats for watch in watches) and not wanted_counts(watches)
         ]
         try:
             figures = summarize_all([tensor for _, tensor in counted])
@@ -122,7 +294,7 @@ class Look(AbstractContextManager[None]):
         for (name, _), row in zip(counted, figures, strict=True):
             self._rows.append((name, kind, row))
         for name, tensor, watches in seen:
-            self._see(kind, name, tensor, watches, is_counted=True)
+            self._see(kind, name, tensor, watches, is_counted=not wanted_counts(watches))
 
     def _see(
         self,
@@ -134,10 +306,55 @@ class Look(AbstractContextManager[None]):
         is_counted: bool = False,
     ) -> None:
         """Look at a tensor now: it may be overwritten by the next instruction."""
+        self._desk.clock.pause()
         try:
-            if not is_counted and any(watch.takes_stats for watch in watches):
-                self._rows.append((name, kind, summarize(tensor)))
+            if not is_counted:
+                self._count(kind, name, tensor, watches)
             if any(watch.takes_full for watch in watches):
-                self._desk.captures.offer(self._step, name, kind, tensor)
+                self._keep(kind, name, tensor, watches)
         except Exception as error:
             self._desk.failed(watches, error)
+        finally:
+            self._desk.clock.resume("probes")
+
+    def _count(self, kind: str, name: str, tensor: Tensor, watches: list[Watch]) -> None:
+        takes_stats = any(watch.takes_stats for watch in watches)
+        if wanted := wanted_counts(watches):
+            figures, counts = summarize(tensor, histogram=True)
+            self._counted.append(Counted(name, kind, figures, counts, wanted))
+            if takes_stats:
+                self._rows.append((name, kind, figures))
+        elif takes_stats:
+            self._rows.append((name, kind, summarize(tensor)))
+
+    def _keep(self, kind: str, name: str, tensor: Tensor, watches: list[Watch]) -> None:
+        shape = tuple(tensor.shape)
+        for part, view, lossless in kept(watches, tensor):
+            self._desk.captures.offer(
+                self._step,
+                name,
+                kind,
+                view,
+                **part._asdict(),
+                captured_from=shape,
+                lossless=lossless,
+            )
+
+    def _observe(self, watches: Sequence[Watch], make: Callable[[], T]) -> T | None:
+        """Make something to look at; a failure is the probes', not the job's."""
+        try:
+            return make()
+        except Exception as error:
+            self._desk.failed(watches, error)
+            return None
+
+
+def _all_of(seen: Sequence[Seen]) -> list[Watch]:
+    return list({id(watch): watch for _, _, watches in seen for watch in watches}.values())
+
+
+def _beginning(calls: Calls) -> Callable[..., None]:
+    def hook(_module: nn.Module, _args: Any) -> None:
+        calls.begin()
+
+    return hook

@@ -3,36 +3,89 @@
 Names and kinds only; knows nothing of hooks or tensors' values.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import Literal
 
 from engine.network import root
 from engine.problems import Findings
-from glasshouse.spec import Probe
+from glasshouse.spec import Probe, TrainJob
 
-OF_OUTPUTS = ("output", "output_grad")
+OF_LAYERS = ("output", "input", "output_grad")
+Scope = Literal["layer", "inner", "parameter", "loss"]
+LOSS = "loss"
+LOSS_SAMPLES = "loss.samples"
+LOSS_ROWS = "loss.rows"
 
 
-def matches(probe: Probe, name: str, *, is_first: bool = True) -> bool:
-    """Whether a probe's globs name a leaf or a parameter.
+Layout = tuple[tuple[int, ...], int]
+"""The shape of a tensor, and the bytes of one item."""
 
-    A layer's own name means its first leaf, and all of its parameters.
+
+@dataclass(frozen=True)
+class Thing:
+    """A tensor that has a name and a kind."""
+
+    size: int
+    """In bytes."""
+    owner: str
+    """The layer, the inner module or the parameter that it belongs to, which may stand for it."""
+    is_first: bool = True
+    scope: Scope = "layer"
+    lacks: str = ""
+    """Why it cannot be seen; empty where it can."""
+    layout: Layout | None = None
+    """None: not known ahead of time."""
+
+
+def means(
+    glob: str, name: str, *, owner: str, is_first: bool = True, scope: Scope = "layer"
+) -> bool:
+    """Whether a glob names a tensor.
+
+    A layer's own name means its first leaf, and everything of all its parameters. What is inside a
+    layer is meant by globs with a dot only, and the loss by its name only.
     """
-    own = root(name)
-    return any(
-        fnmatchcase(name, glob) or (is_first and fnmatchcase(own, glob)) for glob in probe.layers
-    )
+    if scope == "parameter":
+        return any(fnmatchcase(prefix, glob) for prefix in _prefixes(name))
+    if scope == "inner" and "." not in glob:
+        return False
+    if scope == "loss":
+        return glob.startswith(LOSS) and fnmatchcase(name, glob)
+    return fnmatchcase(name, glob) or (is_first and fnmatchcase(owner, glob))
 
 
-def may_match(probe: Probe, layer: str) -> bool:
-    """Whether a probe could match some leaf of a layer, whatever leaves it turns out to have."""
-    return any(
-        fnmatchcase(layer, glob)
-        or fnmatchcase(layer, root(glob))
-        or fnmatchcase(f"{layer}.0", glob)
-        for glob in probe.layers
-    )
+def _prefixes(name: str) -> list[str]:
+    """``conv1.weight`` belongs to ``conv1``, and so does what the optimizer keeps of it."""
+    parts = name.split(".")
+    return [".".join(parts[:number]) for number in range(1, len(parts) + 1)]
+
+
+def may_match(probe: Probe, module: str, scope: Scope = "layer") -> bool:
+    """Whether a probe could match some leaf of a module, whatever leaves it turns out to have."""
+    for glob in probe.layers:
+        if scope == "inner" and "." not in glob:
+            continue
+        if fnmatchcase(module, glob):
+            return True
+        literal = _literal(glob)
+        # Past the module's own name there is a dot, or a colon before the number of a call.
+        if (literal != glob or "." in glob) and _begins_alike(literal, module):
+            return True
+    return False
+
+
+def _literal(glob: str) -> str:
+    """What of a glob comes before its first wildcard."""
+    first = min((glob.find(sign) for sign in "*?[" if sign in glob), default=len(glob))
+    return glob[:first]
+
+
+def _begins_alike(literal: str, module: str) -> bool:
+    if len(literal) <= len(module):
+        return module.startswith(literal)
+    return literal.startswith((f"{module}.", f"{module}:"))
 
 
 def is_due(probe: Probe, step: int) -> bool:
@@ -56,65 +109,158 @@ def _steps(probe: Probe) -> frozenset[int]:
 
 @dataclass(frozen=True)
 class Watchable:
-    """Everything of one network that can be watched: names with their sizes in bytes."""
+    """Everything of one network that can be watched."""
 
-    leaves: Mapping[str, int]
-    """Layer outputs: ``conv1``, ``lstm.0`` …."""
-    parameters: Mapping[str, int]
-    with_gradient: Collection[str]
-    """Those leaves and parameters that the loss sends a gradient to."""
+    things: Mapping[str, Mapping[str, Thing]]
+    """By kind and name."""
+    silent: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Inner modules that no step calls, and why there is nothing to see."""
+    closed: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Layers that hide what goes on inside them, and how to open them."""
+    without: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Why nothing at all has a kind."""
+    _known: dict[tuple[str, str], list[str]] = field(default_factory=dict, repr=False)
 
-    def names(self, kind: str) -> Mapping[str, int]:
-        """What has this kind of tensor."""
-        every = self.leaves if kind in OF_OUTPUTS else self.parameters
-        if not kind.endswith("_grad"):
-            return every
-        return {name: size for name, size in every.items() if name in self.with_gradient}
+    def with_gradient(self) -> set[str]:
+        """The layers' leaves and the parameters that have a gradient to be seen."""
+        graded = [self.things[kind] for kind in ("output_grad", "param_grad")]
+        return {name for things in graded for name, thing in things.items() if not thing.lacks}
 
-    def is_first(self, name: str) -> bool:
-        """Whether a name is a parameter or its layer's first leaf."""
-        if name in self.parameters:
-            return True
-        return next(leaf for leaf in self.leaves if root(leaf) == root(name)) == name
+    def matched(self, globs: Sequence[str], kind: str) -> dict[str, Thing]:
+        """What some globs name of a kind, whether it can be seen or not."""
+        named = [self._named(glob, kind) for glob in globs]
+        things = self.things.get(kind, {})
+        if len(named) == 1:
+            return {name: things[name] for name in named[0]}
+        every = {name for names in named for name in names}
+        return {name: thing for name, thing in things.items() if name in every}
+
+    def _named(self, glob: str, kind: str) -> list[str]:
+        known = self._known.get((glob, kind))
+        if known is None:
+            known = [
+                name
+                for name, thing in self.things.get(kind, {}).items()
+                if means(glob, name, owner=thing.owner, is_first=thing.is_first, scope=thing.scope)
+            ]
+            self._known[glob, kind] = known
+        return known
+
+    def thing(self, seen: str) -> Thing:
+        """What ``select`` gives as ``name/kind``."""
+        name, _, kind = seen.rpartition("/")
+        return self.things[kind][name]
+
+    @property
+    def layers(self) -> list[str]:
+        """The names of the layers, in order."""
+        outputs = self.things.get("output", {})
+        return list(
+            dict.fromkeys(root(n) for n, thing in outputs.items() if thing.scope == "layer")
+        )
 
 
 def select(probe: Probe, number: int, watchable: Watchable, findings: Findings) -> dict[str, int]:
     """What a probe will see, as ``name/kind`` with bytes; what it cannot see is noted."""
     pointer = f"/probes/{number}"
+    before = len(findings.problems)
+    for position, glob in enumerate(probe.layers):
+        _check_glob(f"{pointer}/layers/{position}", glob, probe.kinds, watchable, findings)
     seen: dict[str, int] = {}
-    firsts = {
-        name for name in [*watchable.leaves, *watchable.parameters] if watchable.is_first(name)
-    }
     for position, kind in enumerate(probe.kinds):
-        candidates = watchable.leaves if kind in OF_OUTPUTS else watchable.parameters
-        wanted = [name for name in candidates if matches(probe, name, is_first=name in firsts)]
-        has = watchable.names(kind)
-        seen.update({f"{name}/{kind}": has[name] for name in wanted if name in has})
-        _check_kind(f"{pointer}/kinds/{position}", kind, wanted, has, findings)
-    _check_globs(probe, pointer, watchable, findings)
+        wanted = watchable.matched(probe.layers, kind)
+        seen.update(
+            {f"{name}/{kind}": item.size for name, item in wanted.items() if not item.lacks}
+        )
+        if wanted or len(findings.problems) == before:  # else its globs have said why
+            _check_kind(f"{pointer}/kinds/{position}", kind, wanted, watchable, findings)
     return seen
 
 
+class GradientPoints:
+    """Sees to it that a parameter's gradient is taken at one point: it is stored under one name."""
+
+    def __init__(self, spec: TrainJob) -> None:
+        self._clips = spec.grad_clip is not None
+        self._taken: dict[str, tuple[str, int]] = {}
+
+    def check(self, probe: Probe, number: int, seen: Iterable[str], findings: Findings) -> None:
+        """Compare a probe with those before it."""
+        if not self._clips:
+            return
+        for name in seen:
+            if not name.endswith("/param_grad"):
+                continue
+            point, other = self._taken.setdefault(name, (probe.point, number))
+            if point != probe.point:
+                detail = f"the gradient of {name.rpartition('/')[0]} is taken {point} by probe"
+                detail += f" {other}, and a job keeps one of the two: watch it at one point"
+                findings.problem(f"/probes/{number}/point", detail, "two_points")
+                return
+
+
+def check_loss_name(spec: TrainJob, findings: Findings) -> None:
+    """Say that a layer named ``loss`` is what probes of that name see."""
+    for position, layer in enumerate(spec.network.layers):
+        if layer.name == LOSS and any(
+            glob.startswith(LOSS) for probe in spec.probes for glob in probe.layers
+        ):
+            detail = "probes of 'loss' see this layer; the job's loss is watched by that name only"
+            detail += " where no layer and no data field has it"
+            findings.warn(f"/network/layers/{position}/name", detail, "loss_name")
+
+
 def _check_kind(
-    pointer: str, kind: str, wanted: Sequence[str], has: Mapping[str, int], findings: Findings
+    pointer: str, kind: str, wanted: Mapping[str, Thing], watchable: Watchable, findings: Findings
 ) -> None:
-    without = [name for name in wanted if name not in has]
     if not wanted:
-        what = "output" if kind in OF_OUTPUTS else "parameters"
-        findings.problem(pointer, f"the layers it names have no {what}, so no {kind}", "no_kind")
-    elif len(without) == len(wanted):
-        detail = f"no gradient reaches {', '.join(without[:10])}, so there is no {kind}"
-        findings.problem(pointer, detail, "no_gradient")
-    elif without:
-        detail = f"no gradient reaches {', '.join(without[:10])}: no {kind} of those will be seen"
-        findings.warn(pointer, detail, "no_gradient")
+        reason = watchable.without.get(kind)
+        if reason is None:
+            what = "output" if kind in OF_LAYERS else "parameters"
+            reason = f"the layers it names have no {what}"
+        findings.problem(pointer, f"{reason}, so no {kind}", "no_kind")
+        return
+    lacking = {name: item.lacks for name, item in wanted.items() if item.lacks}
+    all_lack = len(lacking) == len(wanted)
+    for reason in dict.fromkeys(lacking.values()):
+        names = _listed(name for name, why in lacking.items() if why == reason)
+        detail = reason.format(names)
+        if all_lack:
+            findings.problem(pointer, f"{detail}, so there is no {kind}", "no_gradient")
+        else:
+            findings.warn(pointer, f"{detail}: no {kind} of those will be seen", "no_gradient")
 
 
-def _check_globs(probe: Probe, pointer: str, watchable: Watchable, findings: Findings) -> None:
-    names = {*watchable.leaves, *watchable.parameters}
-    names |= {root(name) for name in names}
-    for position, glob in enumerate(probe.layers):
-        if not any(fnmatchcase(name, glob) for name in names):
-            listed = ", ".join(list(dict.fromkeys(root(name) for name in watchable.leaves))[:30])
-            detail = f"{glob!r} matches no layer or parameter; the layers are: {listed}"
-            findings.problem(f"{pointer}/layers/{position}", detail, "no_match")
+def _check_glob(
+    pointer: str, glob: str, kinds: Sequence[str], watchable: Watchable, findings: Findings
+) -> None:
+    silent = [name for name in watchable.silent if fnmatchcase(name, glob) and "." in glob]
+    inside = watchable.closed.get(root(glob)) if "." in glob else None
+    if any(watchable.matched([glob], kind) for kind in kinds):
+        if {*kinds} & {*OF_LAYERS}:
+            _warn_of_silent(pointer, silent, watchable, findings)
+    elif silent and {*kinds} & {*OF_LAYERS}:
+        detail = f"{_listed(silent)}: {watchable.silent[silent[0]]}"
+        findings.problem(pointer, detail, "never_called")
+    elif any(watchable.matched([glob], kind) for kind in watchable.things):
+        detail = f"what {glob!r} names has no {' or '.join(kinds)}"
+        findings.warn(pointer, detail, "no_kind")
+    elif inside is not None:
+        findings.problem(pointer, f"there is no {glob!r}: {inside}", "closed")
+    else:
+        listed = ", ".join(watchable.layers[:30])
+        detail = f"{glob!r} matches no layer or parameter; the layers are: {listed}"
+        findings.problem(pointer, detail, "no_match")
+
+
+def _warn_of_silent(
+    pointer: str, silent: Sequence[str], watchable: Watchable, findings: Findings
+) -> None:
+    for reason in dict.fromkeys(watchable.silent[name] for name in silent):
+        names = _listed(name for name in silent if watchable.silent[name] == reason)
+        findings.warn(pointer, f"{names} will not be seen: {reason}", "never_called")
+
+
+def _listed(names: Iterable[str]) -> str:
+    some = list(names)
+    return ", ".join(some[:10]) + (f" and {len(some) - 10} more" if len(some) > 10 else "")

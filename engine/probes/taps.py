@@ -2,31 +2,39 @@
 
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from engine.network import Network
-from engine.probes.captures import CaptureWriter
-from engine.probes.kernel import NUM_FIGURES
-from engine.probes.look import Look
+from engine.probes.captures import Captures
+from engine.probes.counted import Counted
+from engine.probes.evaluations import Evaluations
+from engine.probes.look import Look, Training, Unwatched
+from engine.probes.measured import MeasuredLook
+from engine.probes.meter import Meter, clock_of
+from engine.probes.overhead import Overhead
+from engine.probes.points import Sight
+from engine.probes.recorder import Recorder
+from engine.probes.telling import Seen, Teller
 from engine.probes.wanted import Wanted
 from engine.probes.watch import Watch, first_due_after
 from engine.readback import Readback
 from engine.spool import now
+from engine.timing import Clock, HostClock
 from glasshouse.spec import Probe
 
 Emit = Callable[[dict[str, Any]], None]
 MAX_FAILURES = 3
-_IDLE: AbstractContextManager[None] = nullcontext()
+_IDLE = Unwatched()
+_KEPT_SIGHTS = 16
 
 
 class Probes:
     """All probes of a job."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (each is another seam)
         self,
         network: Network,
         probes: Sequence[Probe],
@@ -34,80 +42,146 @@ class Probes:
         emit: Emit,
         readback: Readback,
         out_dir: Path,
+        training: Training | None = None,
+        captures: Captures | None = None,
     ) -> None:
+        """``captures`` None: whole tensors become files of ``out_dir``."""
         self.network = network
+        self.training = training or Training()
+        self._sights: dict[tuple[Watch, ...], Sight] = {}
         self.emit = emit
         self.readback = readback
-        self.captures = CaptureWriter(out_dir, emit)
-        self._watches = [Watch(number, probe) for number, probe in enumerate(probes)]
-        self._next_due = 0
+        self.clock: Clock = HostClock()
+        """Where the time is told that looks take out of a pass."""
+        self.captures = captures or Captures(out_dir, emit)
+        meter_clock = clock_of(readback.device)
+        self._meter = Meter(meter_clock)
+        self._overhead = Overhead(emit)
+        self._telling = Teller(emit, readback)
+        self.evaluations = Evaluations(self, Meter(meter_clock), self._overhead, self._telling)
+        self._set([made(number, probe) for number, probe in enumerate(probes)])
+        self._looking: list[Watch] = []
+        self._next_due = self._step = 0
+        self.loss: Tensor | None = None
+        """The loss of the newest step; a recorder asks whether it is finite."""
         self.wanted: Wanted | None = None
         """The list in force; None: that of the spec, which has no ids."""
 
-    def watch(self, wanted: Wanted, step: int) -> None:
-        """Watch this list from a step on. A probe that stays as it is keeps its failures."""
+    def watch(self, wanted: Wanted | None, step: int) -> None:
+        """Watch this list from a step on; None: what is watched already.
+
+        A probe that stays as it is keeps its failures.
+        """
+        if wanted is None:
+            return
         before, self.wanted = self.wanted, wanted
-        told = {} if before is None else before.probes
-        kept = {watch.number: watch for watch in self._watches}
-        self._watches = [
-            kept[name] if told.get(name) == probe else Watch(name, probe)
-            for name, probe in wanted.probes.items()
-            if told.get(name) != probe or name in kept
-        ]
+        same = frozenset[str]() if before is None else wanted.same_as(before)
+        kept = {watch.number: watch for watch in self._all}
+        self._set(
+            [
+                kept[name] if name in same else made(name, probe)
+                for name, probe in wanted.probes.items()
+                if name not in wanted.off and (name not in same or name in kept)
+            ]
+        )
         self._next_due = 0
+        self._sights.clear()
         if wanted.revision:
             changes = wanted.changes_since(before)
             record = {"type": "probe", "at": now(), "step": step, "revision": wanted.revision}
             self.emit(record | {"changes": changes})
 
-    def at(self, step: int) -> AbstractContextManager[None]:
-        """Watch one forward and backward pass, if any probe is due."""
+    def _set(self, watches: list[Watch]) -> None:
+        self._all = watches
+        self._training = [watch for watch in watches if watch.probe.phase == "train"]
+        self.evaluations.watches = [watch for watch in watches if watch.probe.phase == "evaluate"]
+        self._overhead.keep(watches)
+
+    def at(self, step: int) -> Look | Unwatched:
+        """Watch one forward and backward pass, if any probe is due.
+
+        It is entered for those; then it makes the optimizer's step, which may be watched too.
+        """
+        if self.captures.pending:
+            self.captures.poll()
         if step < self._next_due:
             return _IDLE
-        due = [watch for watch in self._watches if watch.is_due(step)]
+        self._step = step
+        self._meter.begin(step)  # which ends the step that was watched before
+        started = self._meter.start()
+        self._settle()
+        due = [watch for watch in self._training if watch.is_due(step)]
+        self._meter.stop(started, None)
+        self._meter.watch(due)
         if due:
-            return Look(self, step, due)
-        self._next_due = first_due_after(self._watches, step)
+            self._looking = due
+            return MeasuredLook(self, step, due, self._meter)
+        self._next_due = first_due_after(self._training, step)
         return _IDLE
 
+    def _settle(self) -> None:
+        """Take in what watching has cost, as far as it can be read."""
+        for measured in self._meter.take():
+            self._overhead.take(measured, self._all)
+
+    def sight(self, due: Sequence[Watch]) -> Sight:
+        """What these probes look at; found once."""
+        key = tuple(due)
+        if key not in self._sights:
+            if len(self._sights) >= _KEPT_SIGHTS:
+                self._sights.clear()
+            self._sights[key] = Sight(self.network, due)
+        return self._sights[key]
+
     def close(self) -> None:
-        """Wait until every captured tensor is in its file."""
+        """Send every kept tensor on its way, and say what watching has cost."""
+        self._meter.end()
+        self._settle()
+        self.evaluations.settle()
+        self._overhead.tell(self._all)
         self.captures.close()
         self._report_dropped()
 
-    def finish_step(self, step: int, rows: list[tuple[str, str, Any]]) -> None:
-        """Send the statistics of a step on their way."""
+    def finish_step(self, step: int, rows: list[Seen], counted: Sequence[Counted] = ()) -> None:
+        """Send the tensors and the statistics of a step on their way."""
+        self.captures.finish_step()
         self._report_dropped()
-        if not rows:
-            return
-        at = now()
-        names = [(layer, kind) for layer, kind, _ in rows]
+        record = {"type": "stats", "at": now(), "step": step, "phase": "train"}
+        self._telling.tell(record, rows, counted, self._looking, self.loss)
 
-        def then(flat: list[float]) -> None:
-            table = [
-                [*name, *flat[start : start + NUM_FIGURES]]
-                for name, start in zip(names, range(0, len(flat), NUM_FIGURES), strict=True)
-            ]
-            record = {"type": "stats", "at": at, "step": step, "phase": "train", "rows": table}
-            self.emit(record)
-
-        if isinstance(rows[0][2], Tensor):
-            self.readback.put([figures for _, _, figures in rows], then)
-        else:
-            then([value for _, _, figures in rows for value in figures])
+    def figures(self) -> dict[str, float]:
+        """What a step's metrics say of watching: how long it waited for a ``lossless`` probe."""
+        waited_s = self.captures.take_waited_s()
+        return {"time/lossless_wait": waited_s} if waited_s else {}
 
     def failed(self, watches: Sequence[Watch], error: Exception) -> None:
         """Count a failure to observe; a probe that keeps failing is switched off."""
         for watch in watches:
             watch.num_failures += 1
             what = f"probe {watch.number}: {type(error).__name__}: {error}"
-            if watch.num_failures >= MAX_FAILURES:
+            is_off = watch.num_failures >= MAX_FAILURES and watch in self._all
+            if is_off:
                 what += f"; it is off after {MAX_FAILURES} failures"
-                self._watches = [item for item in self._watches if item is not watch]
+                self._set([item for item in self._all if item is not watch])
             self.emit({"type": "dropped", "at": now(), "what": what[:500], "count": 1})
+            if is_off:
+                self._tell_failed(watch, error)
         traceback.print_exception(error)
+
+    def _tell_failed(self, watch: Watch, error: Exception) -> None:
+        detail = f"Looking failed {MAX_FAILURES} times, last with {type(error).__name__}: {error}"
+        problem = {"code": "probe_failed", "detail": detail[:500]}
+        change = {"probe": str(watch.number), "action": "failed", "problem": problem}
+        revision = 0 if self.wanted is None else self.wanted.revision
+        record = {"type": "probe", "at": now(), "step": self._step, "revision": revision}
+        self.emit(record | {"changes": [change]})
 
     def _report_dropped(self) -> None:
         count = self.captures.take_dropped()
         if count:
             self.emit({"type": "dropped", "at": now(), "what": "captures", "count": count})
+
+
+def made(number: int | str, probe: Probe) -> Watch:
+    """A probe at work."""
+    return Watch(number, probe) if probe.on is None else Recorder(number, probe)

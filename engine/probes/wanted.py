@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from glasshouse.spec import Probe
@@ -17,10 +17,16 @@ class Wanted:
     probes: Mapping[str, Probe]
     new: frozenset[str] = frozenset()
     """Those of a first list that were not there when the job was submitted, and are not told."""
+    off: frozenset[str] = frozenset()
+    """Those that the engine had switched off, because looking failed; they stay off."""
+    since: Mapping[str, int] = field(default_factory=dict[str, int])
+    """The revision of each one's last change."""
 
     @staticmethod
     def read(document: Mapping[str, Any]) -> "Wanted":
         """Read ``{"revision": 3, "probes": [{"id": …, "probe": {…}, "new": false}]}``.
+
+        An entry may also say ``failed`` and the ``revision`` of its last change.
 
         Raises:
             ValueError: it is no such list.
@@ -28,19 +34,30 @@ class Wanted:
         try:
             found = {entry["id"]: _probe(entry["probe"]) for entry in document["probes"]}
             new = frozenset(entry["id"] for entry in document["probes"] if entry.get("new"))
-            return Wanted(int(document["revision"]), found, new)
+            off = frozenset(entry["id"] for entry in document["probes"] if entry.get("failed"))
+            since = {entry["id"]: int(entry.get("revision", 0)) for entry in document["probes"]}
+            return Wanted(int(document["revision"]), found, new, off, since)
         except (KeyError, TypeError) as cause:
             raise ValueError(f"not a list of probes: {cause}") from cause
+
+    def same_as(self, before: "Wanted") -> frozenset[str]:
+        """Those that an earlier list has just so."""
+        return frozenset(name for name in self.probes if self._is_same(name, before))
+
+    def _is_same(self, name: str, before: "Wanted") -> bool:
+        return before.probes.get(name) == self.probes[name] and before.since.get(
+            name, 0
+        ) == self.since.get(name, 0)
 
     def changes_since(self, before: "Wanted | None") -> list[dict[str, str]]:
         """What this list attaches, changes and removes."""
         if before is None:
             return [_change(name, "attached") for name in self.probes if name in self.new]
         told: list[dict[str, str]] = []
-        for name, probe in self.probes.items():
+        for name in self.probes:
             if name not in before.probes:
                 told.append(_change(name, "attached"))
-            elif before.probes[name] != probe:
+            elif not self._is_same(name, before):
                 told.append(_change(name, "changed"))
         return told + [
             _change(name, "removed") for name in before.probes if name not in self.probes

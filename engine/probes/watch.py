@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from engine.probes.select import is_due, matches
+from engine.probes.select import Scope, is_due, means
 from glasshouse.spec import Probe
 
 NEVER = 2**62
@@ -16,22 +16,65 @@ class Watch:
         """Its place in the spec, or its id."""
         self.probe = probe
         self.num_failures = 0
+        self.factor = 1
+        """How many times its interval is wider than was asked, so that watching stays cheap."""
         self.takes_stats = "stats" in probe.want
-        self.takes_full = "full" in probe.want
+        self.takes_full = not {"full", "sample"}.isdisjoint(probe.want)
+        self.counts = frozenset(probe.want) & {"histogram", "quantiles"}
+        """What it wants of the histogram."""
+        self.point = probe.point
         self._known: dict[tuple[str, str, bool], bool] = {}
 
-    def wants(self, kind: str, name: str, *, is_first: bool = True) -> bool:
-        """Whether the probe looks at this tensor."""
+    @property
+    def every(self) -> int | None:
+        """The interval in force; None for one that has its steps listed."""
+        return None if self.probe.at is not None else (self.probe.every or 1) * self.factor
+
+    @property
+    def max_overhead(self) -> float | None:
+        """The fraction of step time beyond which it yields; None: never, as nothing lossless does.
+
+        What waiting for room takes is what was asked for.
+        """
+        return None if self.probe.lossless else self.probe.max_overhead
+
+    def wants(
+        self,
+        kind: str,
+        name: str,
+        *,
+        owner: str | None = None,
+        is_first: bool = True,
+        scope: Scope = "parameter",
+    ) -> bool:
+        """Whether the probe looks at this tensor; ``owner`` is the layer it comes from."""
         key = (kind, name, is_first)
         known = self._known.get(key)
         if known is None:
-            known = kind in self.probe.kinds and matches(self.probe, name, is_first=is_first)
+            own = name if owner is None else owner
+            known = kind in self.probe.kinds and any(
+                means(glob, name, owner=own, is_first=is_first, scope=scope)
+                for glob in self.probe.layers
+            )
             self._known[key] = known
         return known
 
+    def has_seen(self, kind: str, name: str) -> bool:
+        """Whether a look has found that the probe wants this tensor."""
+        known = self._known
+        return known.get((kind, name, True), False) or known.get((kind, name, False), False)
+
     def is_due(self, step: int) -> bool:
         """Whether it looks at this step."""
-        return is_due(self.probe, step)
+        every = self.every
+        if every is None:
+            return is_due(self.probe, step)
+        return step % every == 0 and self.is_open(step)
+
+    def is_open(self, step: int) -> bool:
+        """Whether a step lies in its window."""
+        probe = self.probe
+        return probe.start <= step and (probe.stop is None or step < probe.stop)
 
     def next_due(self, step: int) -> int:
         """The first step after this one on which it may be due; a lower bound is enough."""
@@ -40,7 +83,7 @@ class Watch:
             return min((item for item in probe.at if item > step), default=NEVER)
         if probe.stop is not None and step >= probe.stop:
             return NEVER
-        every = probe.every or 1
+        every = self.every or 1
         return max((step // every + 1) * every, probe.start)
 
 

@@ -36,10 +36,15 @@ def tell(text: str) -> None:
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, fixed: int = 1) -> None:
     """Print a table; the first columns (``fixed`` of them) are never shortened."""
     shown = Table(box=None, pad_edge=False, header_style="bold")
+    texts = [["-" if cell is None else str(cell) for cell in row] for row in rows]
     for number, name in enumerate(columns):
-        shown.add_column(name, no_wrap=True, overflow="ellipsis" if number >= fixed else "fold")
-    for row in rows:
-        shown.add_row(*(Text("-" if cell is None else str(cell)) for cell in row))
+        is_fixed = number < fixed
+        width = max((len(row[number]) for row in texts), default=0) if is_fixed else None
+        shown.add_column(
+            name, no_wrap=True, overflow="fold" if is_fixed else "ellipsis", min_width=width
+        )
+    for row in texts:
+        shown.add_row(*map(Text, row))
     Console(highlight=False).print(shown)
 
 

@@ -18,13 +18,38 @@ def probe(  # noqa: PLR0913 (each is a field of a probe)
     ] = None,
     kinds: Annotated[
         list[str] | None,
-        typer.Option(help="output, output_grad, param, param_grad; commas, or may repeat."),
+        typer.Option(
+            help="output, input, output_grad, param, param_grad, update, optim_state; commas, or "
+            "may repeat."
+        ),
     ] = None,
     every: Annotated[int | None, typer.Option(help="On every n-th step. Left out: 1.")] = None,
     at: Annotated[list[int] | None, typer.Option(help="On this step; may repeat.")] = None,
+    on: Annotated[
+        str | None, typer.Option(help="nonfinite: the last 20 steps, with the first bad one.")
+    ] = None,
+    phase: Annotated[
+        str | None, typer.Option(help="evaluate: look at evaluations. Left out: train.")
+    ] = None,
+    max_overhead: Annotated[
+        float | None,
+        typer.Option(help="Widen the interval beyond this fraction of step time. 0: never."),
+    ] = None,
     start: Annotated[int | None, typer.Option(help="Not before this step.")] = None,
     stop: Annotated[int | None, typer.Option(help="No more from this step on.")] = None,
-    want: Annotated[list[str] | None, typer.Option(help="stats, full; may repeat.")] = None,
+    want: Annotated[
+        list[str] | None,
+        typer.Option(help="stats, histogram, quantiles, full, sample; commas, or may repeat."),
+    ] = None,
+    slice_: Annotated[
+        str | None, typer.Option("--slice", help="The part that full keeps: 0:4,:,::2.")
+    ] = None,
+    max_bytes: Annotated[
+        int | None, typer.Option(help="What full or sample may keep of one tensor.")
+    ] = None,
+    point: Annotated[
+        str | None, typer.Option(help="Where param_grad is taken: raw, or clipped.")
+    ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List what is watched.")] = False,
     remove: Annotated[
         str | None, typer.Option(metavar="PROBE", help="Remove a probe by its id (prb_…).")
@@ -50,10 +75,16 @@ def probe(  # noqa: PLR0913 (each is a field of a probe)
             _split(layers),
             _split(kinds) or ["output"],
             want=_split(want) or ["stats"],
+            slice=slice_,
+            max_bytes=max_bytes,
             every=every,
             at=at or None,
+            on=on,
+            phase=phase,
             start=start,
             stop=stop,
+            point=point,
+            **({} if max_overhead is None else {"max_overhead": max_overhead or None}),
         )
     if json:
         output.document(made.data)
@@ -77,8 +108,17 @@ def _print(found: list[Probe], *, as_json: bool) -> None:
             entry.state,
             ",".join(entry.layers),
             ",".join(entry.kinds),
-            f"every {entry.every}" if entry.every else f"at {len(entry.at)} steps",
+            _when(entry),
         ]
         for entry in found
     )
     output.table(["id", "state", "layers", "kinds", "when"], rows, fixed=2)
+
+
+def _when(probe: Probe) -> str:
+    """When it looks, as it was asked and as it is."""
+    if probe.at:
+        return f"at {len(probe.at)} steps"
+    asked = probe.every or 1
+    text = f"on {probe.on}" if probe.on else f"every {asked}"
+    return text if probe.every_now == asked else f"{text}, now every {probe.every_now}"

@@ -46,7 +46,10 @@ def metrics(
 def layers(
     job: JobId,
     layer: Annotated[str | None, typer.Argument(help="A layer, or conv1.weight.")] = None,
-    kind: Annotated[str, typer.Option(help="output, output_grad, param or param_grad.")] = "output",
+    kind: Annotated[
+        str,
+        typer.Option(help="output, input, output_grad, param, param_grad, update or optim_state."),
+    ] = "output",
     step: Annotated[str, typer.Option(help="A step's number, or latest.")] = "latest",
     save: Save = None,
     json: Json = False,

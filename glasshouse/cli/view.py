@@ -81,6 +81,8 @@ class JobView:
                 self.notes.append(f"checkpoint at step {event['step']}")
             elif event["type"] == "dropped":
                 self.notes.append(f"dropped {event['count']} {event['what']}")
+            elif event["type"] == "adjusted":
+                self.notes.append(f"{event['what']} went from {event['from']} to {event['to']}")
 
     def _see_metrics(self, event: dict[str, Any]) -> None:
         self.step, self.epoch = event["step"], event["epoch"]
@@ -93,8 +95,8 @@ class JobView:
         for row in event["rows"]:
             figures = dict(zip(event["columns"], row, strict=True))
             tensor, kind = figures.pop("layer"), figures.pop("kind")
-            is_parameter = kind.startswith("param")
-            layer = tensor.rpartition(".")[0] if is_parameter else tensor
+            is_parameter = kind in ("param", "param_grad", "update", "optim_state")
+            layer = tensor.partition(".")[0] if is_parameter else tensor
             numbers = {name: jsonio.number(value) for name, value in figures.items()}
             self.layers.setdefault(layer or tensor, Watched()).see(tensor, kind, numbers)
 
@@ -106,7 +108,7 @@ class JobView:
                 parts.append(self._validation())
             if self.layers:
                 parts.append(self.table())
-            parts += [Text(note, style="dim") for note in self.notes]
+            parts += [Text(note, style="dim") for note in [*self._watching(), *self.notes]]
             return Group(*parts)
 
     def line(self) -> str:
@@ -116,7 +118,8 @@ class JobView:
             shown = [f"step {done}" + (f"/{self._total}" if self._total else "")]
             shown += [f"{name} {value:.4g}" for name, value in self.values.items()]
             bad = sum(sum(layer.bad.values()) for layer in self.layers.values())
-            return "  ".join(shown + ([f"NaN/Inf {bad}"] if bad else []))
+            shown += [f"NaN/Inf {bad}"] if bad else []
+            return "  ".join(shown + self._watching())
 
     @property
     def _total(self) -> int | None:
@@ -153,6 +156,13 @@ class JobView:
             text.append(f"loss {self.values['loss']:.4g} ")
             text.append(sparkline(list(self.losses), 28), style="cyan")
         return text
+
+    def _watching(self) -> list[str]:
+        """What watching costs, where it is known."""
+        told = self.job.get("probe_overhead")
+        if told is None or told["fraction"] is None:
+            return []
+        return [f"watching {jsonio.number(told['fraction']):.1%}"]
 
     def _validation(self) -> Text:
         figures = {name: value for name, value in self.values.items() if "/" in name}

@@ -2,7 +2,7 @@
 
 from glasshouse.client.client import Client
 from glasshouse.client.job import Job
-from glasshouse.client.layers import Layer, LayerStats
+from glasshouse.client.layers import History, Layer, LayerStats
 from glasshouse.client.probes import Probe
 from glasshouse.client.records import Checkpoint, Dataset, Record
 from glasshouse.client.series import Series
@@ -13,6 +13,7 @@ __all__ = [
     "Client",
     "Dataset",
     "EventStream",
+    "History",
     "Job",
     "Layer",
     "LayerStats",

@@ -1,5 +1,6 @@
 """One job: waiting for it, watching it, and what came of it."""
 
+import re
 from collections.abc import Generator, Iterable, Sequence
 from typing import Any, Literal, overload
 from urllib.parse import quote
@@ -15,6 +16,7 @@ from glasshouse.client.tensors import Array, read_tensors
 from glasshouse.client.transport import API, Request
 from glasshouse.errors import APIError, JobCancelled, JobFailed
 
+_SAMPLES = re.compile(r"samples-(\d+)\.safetensors")
 ENDINGS = frozenset({"succeeded", "failed", "cancelled"})
 
 
@@ -42,6 +44,12 @@ class Job(Record):
     def summary(self) -> dict[str, Any]:
         """Last, lowest and highest value of each metric."""
         return _numbers(self.data.get("summary") or {})
+
+    @property
+    def probe_overhead(self) -> dict[str, Any] | None:
+        """What watching costs: ``fraction`` of step time, and the ``budget``; None: unknown."""
+        told = self.data.get("probe_overhead")
+        return None if told is None else _numbers(told)
 
     @property
     def error(self) -> dict[str, Any] | None:
@@ -149,17 +157,24 @@ class Job(Record):
         kinds: str | Sequence[str] = ("output",),
         *,
         want: str | Sequence[str] = ("stats",),
+        slice: str | None = None,  # noqa: A002 (the name of the field)
+        max_bytes: int | None = None,
         **when: Any,
     ) -> Probe:
         """Watch more of it, from its next step boundary on.
 
         Args:
             layers: globs over names of layers and parameters.
-            kinds: ``output``, ``output_grad``, ``param``, ``param_grad``.
-            want: ``stats``, ``full``.
-            when: ``every`` (left out, 1) or ``at``; ``start``, ``stop``.
+            kinds: ``output``, ``input``, ``output_grad``, ``param``, ``param_grad``, ``update``,
+                ``optim_state``.
+            want: ``stats``, ``histogram``, ``quantiles``, ``full``, ``sample``.
+            slice: the part that ``full`` keeps, as numpy writes it.
+            max_bytes: what ``full`` or ``sample`` may keep of one tensor.
+            when: ``every`` (left out, 1), ``at``, or ``on="nonfinite"``; ``start``, ``stop``;
+                ``phase="evaluate"``; ``max_overhead``, a fraction of step time, None for
+                none; ``point``.
         """
-        body = as_probe(layers, kinds, want, when)
+        body = as_probe(layers, kinds, want, {"slice": slice, "max_bytes": max_bytes, **when})
         return Probe(self._transport, self._transport.create(f"{self.path}/probes", body))
 
     def get_probe(self, probe_id: str) -> Probe:
@@ -199,9 +214,47 @@ class Job(Record):
         """The bytes of one file it made."""
         return download(self._transport, f"{self.path}/artifacts/{quote(name, safe='')}")
 
-    def plot(self, name: str = "loss", *, format: Literal["png", "svg"] = "png") -> bytes:  # noqa: A002
-        """A picture drawn on the server: ``loss``, ``lr`` or ``throughput``, as PNG or SVG."""
-        return download(self._transport, f"{self.path}/plots/{name}", {"format": format})
+    def sampled_steps(self) -> list[int]:
+        """The steps after which an evaluation kept sample predictions."""
+        found = (_SAMPLES.fullmatch(item.data["name"]) for item in self.artifacts())
+        return sorted(int(name[1]) for name in found if name is not None)
+
+    def samples(self, step: int | None = None) -> dict[str, Array]:
+        """What the network said of the sampled validation rows: outputs and targets by name.
+
+        ``row`` has the rows' numbers. The job's ``evaluate`` says how many: ``{"samples": 8}``.
+
+        Args:
+            step: of the evaluation after this step; left out, of the newest.
+
+        Raises:
+            APIError: no evaluation has kept any.
+        """
+        if step is None:
+            steps = self.sampled_steps()
+            if not steps:
+                raise APIError(f"{self.id} has kept no samples yet")
+            step = steps[-1]
+        return read_tensors(self.artifact(f"samples-{step}.safetensors"))
+
+    def plot(
+        self,
+        name: str = "loss",
+        *,
+        layer: str | None = None,
+        kind: str | None = None,
+        format: Literal["png", "svg"] = "png",  # noqa: A002
+    ) -> bytes:
+        """A picture drawn on the server, as PNG or SVG.
+
+        Args:
+            name: ``loss``, ``lr``, ``throughput``, ``gradient_flow`` or ``histogram``.
+            layer: of ``histogram``, whose; of ``gradient_flow``, a glob.
+            kind: of ``histogram``: ``output``, ``param`` …
+            format: ``png`` or ``svg``.
+        """
+        params = {"layer": layer, "kind": kind, "format": format}
+        return download(self._transport, f"{self.path}/plots/{name}", params)
 
     def artifacts(self) -> list[Record]:
         """The files it made."""

@@ -6,7 +6,9 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 import numpy as np
+from numpy.typing import NDArray
 
+from glasshouse.client.records import download
 from glasshouse.client.series import Floats, Steps, floats
 from glasshouse.client.tensors import Array, read_tensors
 from glasshouse.client.transport import API, Request, Transport
@@ -14,8 +16,9 @@ from glasshouse.errors import APIError
 
 ALL_POINTS = 1_000_000
 """The service gives about 1,000 points of a series unless it is asked for more."""
-Kind = Literal["output", "output_grad", "param", "param_grad"]
+Kind = Literal["output", "input", "output_grad", "param", "param_grad", "update", "optim_state"]
 Step = int | Literal["latest"]
+Phase = Literal["train", "evaluate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +37,14 @@ class LayerStats(Mapping[str, Floats]):
     kind: str
     steps: Steps
     columns: Mapping[str, Floats]
+    phase: str = "train"
 
     @classmethod
     def read(cls, entry: dict[str, Any]) -> "LayerStats":
         """Read one entry of ``GET /jobs/{id}/stats``."""
         columns = {name: floats(values) for name, values in entry["values"].items()}
-        return cls(entry["layer"], entry["kind"], np.array(entry["step"], np.int64), columns)
+        steps = np.array(entry["step"], np.int64)
+        return cls(entry["layer"], entry["kind"], steps, columns, entry["phase"])
 
     def __getitem__(self, name: str) -> Floats:
         return self.columns[name]
@@ -53,6 +58,46 @@ class LayerStats(Mapping[str, Floats]):
     def __repr__(self) -> str:
         figures = ", ".join(self.columns)
         return f"LayerStats({self.layer!r}, {self.kind!r}, {len(self.steps)} steps: {figures})"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class History:
+    """Histograms of one watched tensor over steps, all with the same edges."""
+
+    layer: str
+    kind: str
+    phase: str
+    steps: Steps
+    edges: Floats
+    """One more than bars, ascending. Bars are not equally wide: divide by ``widths`` to draw."""
+    counts: NDArray[np.int64]
+    """(steps, bars): how many values lay between two edges. What is not finite is in none."""
+
+    @classmethod
+    def read(cls, entry: dict[str, Any]) -> "History":
+        """Read one entry of ``GET /jobs/{id}/stats?stat=histogram``."""
+        steps = np.array(entry["step"], np.int64)
+        counts = np.array(entry["counts"], np.int64).reshape(len(steps), -1)
+        edges = np.array(entry["edges"], np.float64)
+        return cls(entry["layer"], entry["kind"], entry["phase"], steps, edges, counts)
+
+    @property
+    def widths(self) -> Floats:
+        """How wide each bar is."""
+        return np.diff(self.edges)
+
+    @property
+    def density(self) -> Floats:
+        """The share of the values of each step in each bar, by the bar's width."""
+        totals = np.maximum(self.counts.sum(axis=1, keepdims=True), 1)
+        return self.counts / totals / self.widths
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __repr__(self) -> str:
+        shape = f"{len(self.steps)} steps, {self.counts.shape[1]} bars"
+        return f"History({self.layer!r}, {self.kind!r}, {shape})"
 
 
 class Layer:
@@ -70,6 +115,10 @@ class Layer:
         """What the layer gave, captured by a probe that wants ``full``."""
         return self.tensor("output", step=step, slice=slice).values
 
+    def input(self, *, step: Step = "latest", slice: str | None = None) -> Array:  # noqa: A002
+        """What went into the layer; of several, the first (``layers["add.1"]`` is the second)."""
+        return self.tensor("input", step=step, slice=slice).values
+
     def output_grad(self, *, step: Step = "latest", slice: str | None = None) -> Array:  # noqa: A002
         """The gradient of the loss with respect to what the layer gave."""
         return self.tensor("output_grad", step=step, slice=slice).values
@@ -82,11 +131,20 @@ class Layer:
         """The gradient of a parameter: ``param_grad("weight")``."""
         return self._parameter(name).tensor("param_grad", step=step).values
 
+    def update(self, name: str | None = None, *, step: Step = "latest") -> Array:
+        """What the optimizer added to a parameter in that step: ``update("weight")``."""
+        return self._parameter(name).tensor("update", step=step).values
+
+    def optim_state(self, name: str | None = None, *, step: Step = "latest") -> Array:
+        """What the optimizer keeps of a parameter: ``optim_state("weight.exp_avg")``."""
+        return self._parameter(name).tensor("optim_state", step=step).values
+
     def tensor(
         self,
         kind: Kind | str,
         *,
         step: Step = "latest",
+        phase: Phase | None = None,
         slice: str | None = None,  # noqa: A002 - the API's word
     ) -> Captured:
         """One captured tensor and the step it is of.
@@ -95,7 +153,7 @@ class Layer:
             NotFoundError: it was not captured at that step; the problem lists the nearest.
         """
         path = f"{API}{self._path}/layers/{quote(self.name, safe='')}/{quote(kind, safe='')}"
-        params = {"step": step, "slice": slice, "format": "safetensors"}
+        params = {"step": step, "phase": phase, "slice": slice, "format": "safetensors"}
         response = self._transport.send(
             Request("GET", path, params, {"Accept": "application/vnd.safetensors, */*"})
         )
@@ -106,26 +164,81 @@ class Layer:
             )
         return Captured(int(response.headers.get("x-tensor-step", -1)), tensors[0])
 
-    def stats(self, kind: Kind | str = "output", *, max_points: int | None = None) -> LayerStats:
-        """The statistics of one kind over all steps on which a probe looked.
+    def stats(
+        self,
+        kind: Kind | str = "output",
+        *,
+        phase: Phase | None = None,
+        max_points: int | None = None,
+    ) -> LayerStats:
+        """The figures and quantiles of one kind over all steps on which a probe looked.
+
+        A figure that a step does not have is NaN.
+
+        Where both training and evaluations were looked at and ``phase`` is left out: of training.
 
         Raises:
             APIError: no probe has looked yet, or the name is a layer's and the kind a
                 parameter's; then ask for the parameter by its own name.
         """
-        found = list(self.all_stats(kind, max_points=max_points))
+        found = list(self.all_stats(kind, phase=phase, max_points=max_points))
+        if len(found) > 1 and phase is None:
+            found = [entry for entry in found if entry.phase == "train"]
         if len(found) != 1:
             names = ", ".join(entry.layer for entry in found) or "none so far"
             raise APIError(f"{self.name} has statistics of {kind} for: {names}")
         return found[0]
 
     def all_stats(
-        self, kind: str | None = None, *, max_points: int | None = None
+        self,
+        kind: str | None = None,
+        *,
+        phase: Phase | None = None,
+        max_points: int | None = None,
     ) -> Generator[LayerStats]:
         """The statistics of each watched tensor of the layer."""
         params = {"layer": self.name, "kind": kind, "max_points": max_points or ALL_POINTS}
-        for entry in self._transport.pages(f"{self._path}/stats", params):
+        for entry in self._transport.pages(f"{self._path}/stats", params | {"phase": phase}):
             yield LayerStats.read(entry)
+
+    def history(
+        self,
+        kind: Kind | str = "output",
+        *,
+        bins: int = 64,
+        max_points: int | None = None,
+        phase: Phase = "train",
+    ) -> History:
+        """How its values were spread over the steps on which a probe took a histogram.
+
+        Args:
+            kind: ``output``, ``param`` …; a parameter is asked for by its own name.
+            bins: at most so many bars.
+            max_points: at most so many steps, evenly apart; left out, 1,000.
+            phase: ``train`` or ``evaluate``.
+
+        Raises:
+            APIError: no probe that wants ``histogram`` has looked yet.
+        """
+        params: dict[str, Any] = {"layer": self.name, "kind": kind, "stat": "histogram"}
+        params |= {"bins": bins, "max_points": max_points, "phase": phase}
+        entries = self._transport.pages(f"{self._path}/stats", params)
+        found = list(entries)
+        if len(found) != 1:
+            names = ", ".join(entry["layer"] for entry in found) or "none so far"
+            raise APIError(f"{self.name} has histograms of {kind} for: {names}")
+        return History.read(found[0])
+
+    def image(
+        self,
+        kind: Kind | str = "output",
+        *,
+        step: Step = "latest",
+        slice: str | None = None,  # noqa: A002 - the API's word
+    ) -> bytes:
+        """A captured tensor as a PNG: feature maps and filters as a grid, matrices, vectors."""
+        path = f"{self._path}/layers/{quote(self.name, safe='')}/{quote(kind, safe='')}"
+        return download(self._transport, path, {"step": step, "slice": slice, "format": "png"})
 
     def _parameter(self, name: str | None) -> "Layer":
         if name is None:

@@ -5,6 +5,9 @@ from typing import Any
 
 from glasshouse.client.records import Record
 
+_NULL = ("max_overhead",)
+"""Fields whose None is not their default."""
+
 
 class Probe(Record):
     """A probe of a job, as it was when it was last read; `refresh` reads it anew."""
@@ -16,13 +19,23 @@ class Probe(Record):
 
     @property
     def state(self) -> str:
-        """``pending`` until the job has taken it up, then ``active``; ``removed``, ``rejected``."""
+        """``pending`` until taken up, then ``active``; ``removed``, ``rejected``, ``failed``."""
         return self.data["state"]
 
     @property
     def matched(self) -> list[str]:
         """The layers, leaves and parameters that it looks at."""
         return self.data["matched"]
+
+    @property
+    def cost_s(self) -> float | None:
+        """Seconds that a due step takes, as the job has measured it; None before."""
+        return self.data["cost_s"]
+
+    @property
+    def every_now(self) -> int | None:
+        """The interval in force; wider than ``every`` where watching took more than it may."""
+        return self.data["every_now"]
 
     def refresh(self) -> "Probe":
         """Read it anew."""
@@ -41,7 +54,7 @@ class Probe(Record):
         return self
 
     def update(self, **fields: Any) -> "Probe":
-        """Change ``every``, ``at``, ``start``, ``stop``, ``want``, ``layers`` or ``kinds``."""
+        """Change ``every``, ``at``, ``max_overhead``, ``want``, or any other of its fields."""
         self.data = self._transport.patch(self.path, fields)
         return self
 
@@ -57,7 +70,7 @@ def as_probe(
     """A probe as a spec has it; one name alone stands for a list of it."""
     named = {"layers": layers, "kinds": kinds, "want": want}
     lists = {key: [item] if isinstance(item, str) else list(item) for key, item in named.items()}
-    given = {key: value for key, value in when.items() if value is not None}
-    if "every" not in given and "at" not in given:
+    given = {key: value for key, value in when.items() if value is not None or key in _NULL}
+    if not given.keys() & {"every", "at", "on"}:
         given["every"] = 1
     return {**lists, **given}

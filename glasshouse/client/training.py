@@ -32,6 +32,8 @@ class TrainOptions(JobOptions, total=False):
     """``"CrossEntropyLoss"``, or as in the spec. Left out: it for classes, else ``MSELoss``."""
     optimizer: Any
     """``"Adam"``, or ``{"type", "args"}``. Left out: ``Adam``."""
+    grad_clip: Any
+    """``{"type": "value" | "norm" | "global_norm", "max"}``."""
     epochs: int
     steps: int
     seconds: float
@@ -53,7 +55,10 @@ class TrainOptions(JobOptions, total=False):
     seed: int
 
 
-_AS_THEY_ARE = ("name", "labels", "priority", "devices", "probes", "checkpoint", "seed")
+_AS_THEY_ARE = (
+    *("name", "labels", "priority", "devices", "probes", "checkpoint", "seed"),
+    "grad_clip",
+)
 _BATCHES = ("batch_size", "drop_last", "shuffle")
 
 

@@ -13,10 +13,11 @@ from glasshouse.spec.jobs import (
     TrainJob,
     parse_job,
 )
+from glasshouse.spec.metrics import Metric
 from glasshouse.spec.network import Graph, Layer
-from glasshouse.spec.probes import Probe, TensorKind
+from glasshouse.spec.probes import Form, Probe, TensorKind
 from glasshouse.spec.strict import Args, Spec
-from glasshouse.spec.training import Checkpoint, Evaluate, Loss, Metric, Optimizer, Stop
+from glasshouse.spec.training import Checkpoint, Evaluate, GradClip, Loss, Optimizer, Stop
 
 __all__ = [
     "Args",
@@ -27,6 +28,8 @@ __all__ = [
     "Evaluate",
     "Field",
     "Flatten",
+    "Form",
+    "GradClip",
     "Graph",
     "InferData",
     "InferJob",

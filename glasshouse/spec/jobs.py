@@ -6,10 +6,11 @@ from pydantic import Field as Constraint
 from pydantic import NonNegativeInt, TypeAdapter, model_validator
 
 from glasshouse.spec.data import Data, Field
+from glasshouse.spec.metrics import Metric
 from glasshouse.spec.network import Graph, Input
 from glasshouse.spec.probes import Probe
 from glasshouse.spec.strict import JsonData, Name, Spec
-from glasshouse.spec.training import Checkpoint, Evaluate, Loss, Metric, Optimizer, Stop
+from glasshouse.spec.training import Checkpoint, Evaluate, GradClip, Loss, Optimizer, Stop
 
 SPEC_VERSION = 1
 
@@ -62,6 +63,8 @@ class TrainJob(_Job):
     network: Graph
     loss: Loss
     optimizer: Optimizer
+    grad_clip: GradClip | None = None
+    """Left out, gradients stay what they are."""
     data: Data
     stop: Stop
     evaluate: Evaluate | None = None

@@ -1,9 +1,16 @@
 """Networks as graphs of named layers."""
 
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field as Constraint
-from pydantic import model_validator
+from pydantic import (
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from glasshouse.spec.strict import Args, Name, Spec, TorchName
 
@@ -16,12 +23,26 @@ class Layer(Spec):
 
     name: Name
     """Unique among the layers and the data fields; probes and results use it."""
-    type: TorchName
+    shared_with: Name | None = None
+    """An earlier layer, called here once more: the same parameters, an output of its own. Type and
+    args are left out, or equal to that layer's."""
+    type: TorchName = Constraint(default="", validate_default=True)
     """A class of torch.nn (``Conv2d``), or a listed function (``cat``, ``matmul`` …)."""
     args: Args = {}
     """Arguments by torch's names. A size that follows from the input may be left out."""
     inputs: tuple[Input, ...] | None = Constraint(default=None, min_length=1, max_length=64)
     """Layers or data fields it reads; left out, the layer before, or the first field."""
+
+    @field_validator("type", mode="wrap")
+    @classmethod
+    def _check_type(
+        cls, value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo
+    ) -> str:
+        if value == "" and info.data.get("shared_with") is not None:
+            return ""
+        if value == "":
+            raise PydanticCustomError("missing", "Field required")
+        return handler(value)
 
 
 class Graph(Spec):
@@ -39,4 +60,22 @@ class Graph(Spec):
             if layer.name in seen:
                 raise ValueError(f"two layers are named {layer.name!r}; rename one")
             seen.add(layer.name)
+        object.__setattr__(self, "layers", tuple(self._filled()))  # frozen from here on
         return self
+
+    def _filled(self) -> Iterator[Layer]:
+        """The layers, those that are shared with the type and args of the first."""
+        firsts: dict[str, Layer] = {}
+        for layer in self.layers:
+            if layer.shared_with is None:
+                firsts[layer.name] = layer
+                yield layer
+                continue
+            first = firsts.get(layer.shared_with)
+            if first is None:
+                what = "an earlier layer that is not shared itself"
+                raise ValueError(f"{layer.name!r}: shared_with must name {what}")
+            if layer.type not in ("", first.type) or layer.args not in ({}, first.args):
+                detail = f"{layer.name!r} is {first.name!r} called once more: leave out type and"
+                raise ValueError(f"{detail} args, or give that layer's")
+            yield layer.model_copy(update={"type": first.type, "args": first.args})

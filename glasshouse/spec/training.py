@@ -25,6 +25,16 @@ class Optimizer(Spec):
     args: Args = {}
 
 
+class GradClip(Spec):
+    """Gradients are made smaller between the backward pass and the update."""
+
+    type: Literal["value", "norm", "global_norm"]
+    """``value``: each element to [-max, max]. ``norm``: each parameter's gradient to an l2 norm of
+    at most max. ``global_norm``: all gradients together; the norm before is the metric
+    ``grad_norm``."""
+    max: PositiveFloat
+
+
 class Stop(Spec):
     """When training ends. Exactly one of the three."""
 
@@ -46,22 +56,15 @@ class Evaluate(Spec):
 
     every_epochs: PositiveInt | None = None
     every_steps: PositiveInt | None = None
+    samples: int = Constraint(default=0, ge=0, le=1000)
+    """Validation rows, evenly spaced and always the same, whose outputs and targets each evaluation
+    keeps: the artifact ``samples-<step>.safetensors``."""
 
     @model_validator(mode="after")
     def _check_one(self) -> Self:
         if (self.every_epochs is None) == (self.every_steps is None):
             raise ValueError("give exactly one of every_epochs, every_steps")
         return self
-
-
-class Metric(Spec):
-    """A figure computed on each training batch and over the whole of each evaluation."""
-
-    type: Literal["accuracy"]
-    inputs: tuple[Input, Input]
-    """Scores of shape (B, C) and integer targets of shape (B,)."""
-    top_k: PositiveInt = 1
-    """A row counts as right when its target is among the k highest scores."""
 
 
 class Checkpoint(Spec):

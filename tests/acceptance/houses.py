@@ -3,8 +3,10 @@
 They are started as a person starts them and spoken to over HTTP, the client or the command line.
 """
 
+import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -187,7 +189,7 @@ class Cluster:
 
     def start_api(self, name: str) -> None:
         """Start an API, where it was before if it was there before."""
-        port = self.urls[name].rpartition(":")[2] if name in self.urls else "0"
+        port = self.urls[name].rpartition(":")[2] if name in self.urls else str(free_port())
         process = self._start(name, "api", "--port", port)
         self.apis[name] = process
         assert process.stdout is not None
@@ -275,7 +277,13 @@ def _close(process: subprocess.Popen[str]) -> None:
 
 
 def free_port() -> int:
-    """A TCP port of this machine on which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A TCP port of this machine on which nobody listens.
+
+    It is below those that the system takes for outgoing connections, so that it is still free when
+    a process that was killed comes back to it.
+    """
+    for port in random.sample(range(20_000, 30_000), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("there is no free port")

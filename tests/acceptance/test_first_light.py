@@ -40,6 +40,7 @@ def watched(client: gh.Client, digits: str) -> Watched:
     spec["probes"].append(
         {"layers": ["conv1"], "kinds": KINDS, "every": 50, "want": ["stats", "full"]}
     )
+    spec["probes"] = [probe | {"max_overhead": None} for probe in spec["probes"]]
     job = client.jobs.create(spec)
     events = list(job.stream())
     return Watched(job.wait(timeout=200), events)
@@ -229,6 +230,7 @@ def by_hand() -> Generator[ByHand]:
 
 
 EVERYTHING = [{"layers": ["*"], "kinds": KINDS, "every": 1, "want": ["stats", "full"]}]
+EVERYTHING[0]["max_overhead"] = None
 
 
 @pytest.fixture(scope="module", params=[[], EVERYTHING], ids=["unwatched", "all watched"])

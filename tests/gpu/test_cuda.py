@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.unit.engine.conftest import digits  # noqa: F401 - a fixture
-from tests.unit.engine.making import losses, run, spec
+from tests.unit.engine.making import captured, losses, run, spec
 
 pytestmark = [
     pytest.mark.gpu,
@@ -19,10 +19,14 @@ pytestmark = [
 CUDA = {"device": {"type": "cuda", "threads": 1}}
 EVERYTHING = [
     {
-        "layers": ["*"],
-        "kinds": ["output", "output_grad", "param", "param_grad"],
+        "layers": ["*", "*.*", "loss*"],
+        "kinds": [
+            *("output", "input", "output_grad"),
+            *("param", "param_grad", "update", "optim_state"),
+        ],
         "every": 1,
         "want": ["stats", "full"],
+        "max_overhead": None,
     }
 ]
 
@@ -58,19 +62,31 @@ def test_losses_are_near_those_of_the_cpu(digits: Path, tmp_path: Path):  # noqa
 
 def test_the_figures_of_a_tensor_are_numpys(digits: Path, tmp_path: Path):  # noqa: F811
     records = run(tmp_path, spec(stop={"steps": 2}, probes=EVERYTHING), digits, **CUDA)
-    captures = {
-        (record["step"], record["layer"], record["kind"]): record["file"]
-        for record in records
-        if record["type"] == "capture"
-    }
+    captures = captured(records, tmp_path)
     rows = [
         (record["step"], row) for record in records if record["type"] == "stats"
         for row in record["rows"]
     ]  # fmt: skip
     assert rows
     for step, (layer, kind, *figures) in rows:
-        file = captures[step, layer, kind]
-        tensor = load_file(tmp_path / file)["tensor"].double().numpy()
+        tensor = captures[step, layer, kind].double().numpy()
         wanted = [tensor.mean(), tensor.std(), tensor.min(), tensor.max()]
         wanted += [math.sqrt((tensor**2).sum()), np.abs(tensor).max(), (tensor == 0).mean(), 0, 0]
         assert figures == pytest.approx(wanted, rel=1e-6, abs=1e-9), (step, layer, kind)
+
+
+def test_the_governor_measures_with_the_devices_clock(digits: Path, tmp_path: Path):  # noqa: F811
+    """Watching forty tiny layers costs more than computing them: it is found out and held."""
+    layers = [{"name": "flat", "type": "Flatten"}]
+    layers += [{"name": f"tanh{number}", "type": "Tanh"} for number in range(40)]
+    layers.append({"name": "fc", "type": "Linear", "args": {"out_features": 10}})
+    governed = {**EVERYTHING[0], "want": ["stats"], "max_overhead": 0.03}
+    job = spec(network={"layers": layers}, stop={"steps": 300})
+    plain = run(tmp_path / "plain", job, digits, **CUDA)
+    records = run(tmp_path / "watched", {**job, "probes": [governed]}, digits, **CUDA)
+    (first, *_) = [item for item in records if item["type"] == "adjusted"]
+    assert first["from"] == 1
+    assert first["step"] <= 100
+    told = [item for item in records if item["type"] == "overhead"][-1]
+    assert told["probes"]["0"] > 0
+    assert losses(plain) == losses(records)

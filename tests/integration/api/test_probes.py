@@ -98,6 +98,13 @@ WRONG: dict[str, tuple[Any, str, str]] = {
     "no such kind": (FC | {"kinds": ["thoughts"]}, "/kinds/0", ""),
     "no steps": ({"layers": ["fc"], "kinds": ["output"]}, "", "every"),
     "an empty window": (FC | {"start": 5, "stop": 5}, "", "stop"),
+    "two ways to say when": (FC | {"on": "nonfinite"}, "", "exactly one"),
+    "a budget of nothing": (FC | {"max_overhead": 0.0}, "/max_overhead", ""),
+    "a recorder of evaluations": (
+        {"layers": ["fc"], "kinds": ["output"], "on": "nonfinite", "phase": "evaluate"},
+        "",
+        "training",
+    ),
     "every 0": (FC | {"every": 0}, "/every", ""),
     "text for a number": (FC | {"every": "1"}, "/every", ""),
 }
@@ -135,6 +142,55 @@ def test_more_whole_tensors_than_a_step_may_keep_are_refused(
     assert answer.json()["errors"][0]["code"] == "too_large"
 
 
+def test_an_answer_says_what_it_may_cost_before_anything_was_measured(api: httpx2.Client, job: str):
+    few, many = attached(api, job), attached(api, job, layers=["*"], want=["stats", "full"])
+    assert 0 < few["estimated_cost_s"] < many["estimated_cost_s"] < 1
+    assert (few["cost_s"], few["every_now"], few["max_overhead"]) == (None, 2, 0.03)
+    assert api.get(job).json()["probe_overhead"] is None
+    assert attached(api, job, every=None, at=[3])["every_now"] is None
+    assert attached(api, job, every=None, on="nonfinite")["every_now"] == 1
+
+
+def test_null_turns_governing_off_and_stays_so(api: httpx2.Client, job: str):
+    made = attached(api, job, max_overhead=None)
+    assert made["max_overhead"] is None
+    path = made["links"]["self"]
+    merge = {"Content-Type": "application/merge-patch+json"}
+    assert api.patch(path, content='{"every":3}', headers=merge).json()["max_overhead"] is None
+    changed = api.patch(path, content='{"max_overhead":0.1}', headers=merge)
+    assert changed.json()["max_overhead"] == 0.1
+    changed = api.patch(path, content='{"max_overhead":null}', headers=merge)
+    assert changed.json()["max_overhead"] is None
+
+
+def test_a_change_of_what_somebody_else_has_changed_is_refused(api: httpx2.Client, job: str):
+    path = attached(api, job)["links"]["self"]
+    seen = api.get(path).headers["etag"]
+    first = api.patch(path, json={"every": 3}, headers={"If-Match": seen})
+    assert first.status_code == 200, first.text
+    second = api.patch(path, json={"every": 4}, headers={"If-Match": seen})
+    assert (second.status_code, second.json()["code"]) == (412, "precondition_failed")
+    again = api.patch(path, json={"every": 4}, headers={"If-Match": first.headers["etag"]})
+    assert again.json()["every"] == 4
+
+
+def test_an_evaluation_is_watched_only_where_there_is_one(
+    api: httpx2.Client, dora: tuple[str, str]
+):
+    looking = {**FC, "every": 1, "phase": "evaluate"}
+    spec = small_job(dora[1])
+    assert "evaluate" not in spec
+    job = api.post("/api/v1/jobs", json=spec).headers["location"]
+    answer = api.post(f"{job}/probes", json=looking)
+    assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, "/phase")
+    spec["data"]["validation"] = {"dataset": dora[1], "split": "validation"}
+    made = api.post("/api/v1/jobs", json=spec | {"evaluate": {"every_steps": 2}})
+    job = made.headers["location"]
+    assert attached(api, job, every=1, phase="evaluate")["phase"] == "evaluate"
+    answer = api.post(f"{job}/probes", json={**looking, "kinds": ["output", "param_grad"]})
+    assert answer.json()["errors"][0]["pointer"] == "/kinds/1"
+
+
 def test_a_job_of_somebody_else_is_not_watched(each_service: Api, api: httpx2.Client, job: str):
     probe = api.get(f"{job}/probes").json()["data"][0]
     path = probe["links"]["self"]
@@ -168,3 +224,26 @@ def test_an_ended_job_is_watched_no_more(api: httpx2.Client, job: str):
         api.delete(first),
     ):
         assert (answer.status_code, answer.json()["code"]) == (409, "job_ended")
+
+
+def test_a_part_of_a_tensor_is_asked_for_changed_and_refused(api: httpx2.Client, job: str):
+    made = attached(api, job, want=["full", "histogram"], slice="0:8,::2", max_bytes=400)
+    assert (made["slice"], made["max_bytes"], made["bytes_per_step"]) == ("0:8,::2", 400, 8 * 5 * 4)
+    path, merge = made["links"]["self"], {"Content-Type": "application/merge-patch+json"}
+    wrong = {
+        '{"slice": "100"}': ("/slice", "out of range"),
+        '{"slice": "a"}': ("", "as in numpy"),
+        '{"max_bytes": 159}': ("/max_bytes", "smallest that works is 160"),
+        '{"want": ["sample"]}': ("", "want full"),
+    }
+    for body, (pointer, said) in wrong.items():
+        answer = api.patch(path, content=body, headers=merge)
+        assert answer.status_code == 422, answer.text
+        (error,) = answer.json()["errors"]
+        assert error["pointer"] == pointer
+        assert said in error["detail"]
+    sampled = '{"want": ["sample", "quantiles"], "slice": null, "max_bytes": 120}'
+    changed = api.patch(path, content=sampled, headers=merge)
+    assert changed.status_code == 200, changed.text
+    assert changed.json()["slice"] is None
+    assert changed.json()["bytes_per_step"] == 3 * 40

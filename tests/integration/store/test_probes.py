@@ -6,13 +6,14 @@ from alembic import command
 from sqlalchemy import insert
 
 from glasshouse import jsonio
-from glasshouse.errors import JobEnded, ProbeNotFound
+from glasshouse.errors import InvalidRequest, JobEnded, ProbeNotFound
+from glasshouse.spec.probes import MAX_FULL_BYTES
 from models import attempts, events, jobs, probes
 from models.attempts import Batch
 from models.database import Database
 from models.events import NewEvent
 from models.migrate import config, migrate
-from models.probes import Checked
+from models.probes import Checked, ProbeChange
 from models.tables import Command, Job, Probe, core, now
 
 from .making import LEASE_MS, make_worker, running, ship, start
@@ -165,6 +166,7 @@ def test_jobs_from_before_the_probes_keep_those_of_their_specs(database: Databas
     with database.engine.connect() as connection:
         command.downgrade(config(connection), "0001")
         connection.commit()
+    row.pop("probe_overhead")  # which 0001 does not know
     old = {**row, "id": job.id.replace("job_", "job_0")[:30], "resolved": {"probes": [SPEC] * 2}}
     with database.write() as tx:
         tx.execute(insert(plain), [old])
@@ -176,3 +178,77 @@ def test_jobs_from_before_the_probes_keep_those_of_their_specs(database: Databas
     assert [(item.position, item.matched) for item in both] == [(0, ["fc"]), (1, [])]
     assert (found.by, found.created_at) == ("ada", job.created_at)
     assert jsonio.dumps(found.body) == jsonio.dumps(SPEC)
+
+
+def changed(*changes: ProbeChange, job: dict[str, Any] | None = None) -> Batch:
+    batch = Batch(probe_changes=[*changes], job=job or {})
+    batch.events.append(NewEvent("probe", now(), {"probe": "prb_x", "step": 1}))
+    return batch
+
+
+def test_what_a_job_measured_and_changed_is_kept_until_the_probe_is_another(database: Database):
+    make_worker(database)
+    job = watched_job(database)
+    claim = running(database, job)
+    (row,) = listed(database, job)
+    usual = 40 / probes.STATS_BYTES_PER_S + probes.TENSOR_S
+    assert row.estimated_cost_s == pytest.approx(usual)
+    assert (row.cost_s, row.every_now) == (None, None)
+    cost, wider = ProbeChange(row.id, {"cost_s": 0.5}, 0), ProbeChange(row.id, {"every_now": 40}, 0)
+    told = {"fraction": 0.4, "budget": 0.03}
+    assert ship(database, claim, changed(cost, wider, job={"probe_overhead": told}), (0, 10))
+    found = read(database, job, row.id)
+    assert (found.cost_s, found.every_now) == (0.5, 40)
+    with database.read() as tx:
+        assert jobs.get(tx, job.id, None).probe_overhead == told
+    # another one of the same form is expected to take as long for each byte
+    assert attach(database, job).estimated_cost_s == pytest.approx(0.5 * 400 / 40)
+    with database.write() as tx:
+        body = Checked({**SPEC, "every": 7}, ["fc"], 40)
+        again = probes.change(tx, jobs.get(tx, job.id, None), row.id, body, by="ada")
+        assert (again.cost_s, again.every_now) == (None, None)
+    assert ship(database, claim, changed(cost, wider), (10, 20))  # of the probe as it was
+    assert read(database, job, row.id).every_now is None
+    with database.write() as tx:
+        assert attempts.give_up(tx, claim, exit_kind="x", reason="x", max_failures=3)
+    with database.read() as tx:
+        assert jobs.get(tx, job.id, None).probe_overhead is None
+
+
+def test_a_probe_that_was_switched_off_is_failed_until_it_is_changed(database: Database):
+    make_worker(database)
+    job = watched_job(database)
+    claim = running(database, job)
+    (row,) = listed(database, job)
+    problem = {"code": "probe_failed", "detail": "no"}
+    off = ProbeChange(row.id, {"state": "failed", "problem": problem}, 0)
+    assert ship(database, claim, changed(off), (0, 10))
+    found = read(database, job, row.id)
+    assert (found.state, found.problem) == ("failed", problem)
+    with database.read() as tx:
+        (entry,) = probes.wanted(tx, job.id)["probes"]
+    assert entry["failed"] is True
+    with database.write() as tx:
+        same = Checked(SPEC, ["fc"], 40)
+        again = probes.change(tx, jobs.get(tx, job.id, None), row.id, same, by="ada")
+        assert (again.state, again.problem) == ("pending", None)
+        (entry,) = probes.wanted(tx, job.id)["probes"]
+    assert (entry["failed"], entry["revision"]) == (False, 1)
+    assert ship(database, claim, changed(off), (10, 20))  # told late, of the probe as it was
+    assert read(database, job, row.id).state == "pending"
+
+
+def test_two_that_each_fit_do_not_together_pass_the_limit_of_whole_tensors(database: Database):
+    """Both were planned against the list of before; the second finds the first under the lock."""
+    job = watched_job(database)
+    half = Checked({**CONV.body, "want": ["full"]}, ["conv1"], MAX_FULL_BYTES // 2 + 1)
+    first = attach(database, job, half)
+    with pytest.raises(InvalidRequest) as refused:
+        attach(database, job, half)
+    assert [item.pointer for item in refused.value.problems] == ["/want"]
+    (row, _) = listed(database, job)
+    with database.write() as tx, pytest.raises(InvalidRequest):
+        probes.change(tx, jobs.get(tx, job.id, None), row.id, half, by="ada")
+    with database.write() as tx:
+        probes.remove(tx, jobs.get(tx, job.id, None), first.id, by="ada")
+    assert attach(database, job, half).state == "pending"

@@ -93,8 +93,8 @@ def test_a_metric_that_there_is_not_is_named(ada: httpx2.Client, writer: Writer)
     assert ada.get(f"{path}?name=loss").json()["step"] == []  # nothing was reported yet
     writer.losses([1.0])
     assert problem(ada.get(f"{path}?name=los")) == (404, "metric_not_found")
-    arrow = {"Accept": "application/vnd.apache.arrow.stream"}
-    assert problem(ada.get(f"{path}?name=loss", headers=arrow)) == (406, "not_acceptable")
+    image = {"Accept": "image/png"}
+    assert problem(ada.get(f"{path}?name=loss", headers=image)) == (406, "not_acceptable")
     for query in ("", "?name=loss&max_points=1", "?name=loss&from_step=-1", "?name=loss&to_step=x"):
         assert problem(ada.get(path + query)) == (422, "invalid_request")
 
@@ -251,6 +251,70 @@ def test_a_hostile_slice_is_refused(
     else:
         assert problem(answer) == (422, "invalid_request")
         assert answer.json()["errors"][0]["pointer"] == "/query/slice"
+
+
+def keep_together(
+    writer: Writer, home: Path, step: int, arrays: dict[tuple[str, str], np.ndarray]
+) -> None:
+    """Store the tensors of a step as the worker does: in one file."""
+    key = f"jobs/{writer.job.id}/1/captures/{new_id('cap')}.safetensors"
+    named = {f"{layer}/{kind}": array for (layer, kind), array in arrays.items()}
+    with LocalArtifacts(home / "artifacts").receive(key) as path:
+        path.write_bytes(b"".join(tensors.safetensors(named, {}).parts))
+    rows = [
+        {
+            "id": new_id("cap"), "step": step, "layer": layer, "kind": kind, "phase": "train",
+            "key": key, "tensor": f"{layer}/{kind}", "shape": list(array.shape),
+            "dtype": str(array.dtype), "size_bytes": array.nbytes, "form": "full", "slice": None,
+            "captured_from": list(array.shape),
+        }
+        for (layer, kind), array in arrays.items()
+    ]  # fmt: skip
+    writer.ship(Batch(captures=rows))
+
+
+def test_one_tensor_of_a_file_of_several_is_served_alone(
+    ada: httpx2.Client, writer: Writer, home: Path
+) -> None:
+    arrays = {
+        ("conv1", "output"): np.arange(7, dtype=np.uint8),
+        ("lstm.0", "output"): np.arange(12.0).reshape(3, 4),
+        ("conv1.bias", "param"): np.array([1.5, math.nan], ml_dtypes.bfloat16),
+        ("conv1.bias", "param_grad"): np.zeros((0, 3), np.float32),
+    }
+    keep_together(writer, home, 4, arrays)
+    for (layer, kind), array in arrays.items():
+        path = f"/jobs/{writer.job.id}/layers/{layer}/{kind}?format=safetensors"
+        whole = ada.get(path)
+        ((name, entry),) = safetensors.deserialize(whole.content)
+        assert (name, bytes(entry["data"])) == ("tensor", array.tobytes())
+        assert entry["shape"] == list(array.shape)
+        assert whole.headers["accept-ranges"] == "bytes"
+        size = len(whole.content)
+        assert whole.headers["content-length"] == str(size)
+        for text, begin, end in (
+            ("bytes=0-7", 0, 8),
+            ("bytes=5-", 5, size),
+            ("bytes=-3", size - 3, size),
+            (f"bytes={size - 1}-{size + 9}", size - 1, size),
+        ):
+            part = ada.get(path, headers={"Range": text})
+            assert (part.status_code, part.content) == (206, whole.content[begin:end]), text
+            assert part.headers["content-range"] == f"bytes {begin}-{end - 1}/{size}"
+            assert part.headers["content-length"] == str(end - begin)
+        for text in (f"bytes={size}-", "bytes=-0"):
+            beyond = ada.get(path, headers={"Range": text})
+            assert (beyond.status_code, beyond.headers["content-range"]) == (416, f"bytes */{size}")
+        for text in ("bytes=5-2", "rows=0-1", "bytes=0-1,4-5", "bytes=", "x"):
+            assert ada.get(path, headers={"Range": text}).content == whole.content, text
+        stale = ada.get(path, headers={"Range": "bytes=0-7", "If-Range": '"another"'})
+        assert (stale.status_code, stale.content) == (200, whole.content)
+    listed = checked(ada.get(f"/jobs/{writer.job.id}/captures?step=4"), inside.CaptureList)["data"]
+    assert {(entry["form"], entry["slice"]) for entry in listed} == {("full", None)}
+    both = ada.get(
+        f"/jobs/{writer.job.id}/tensors", params={"name": ["conv1/output", "conv1.bias/param"]}
+    )
+    assert set(dict(safetensors.deserialize(both.content))) == {"conv1/output", "conv1.bias/param"}
 
 
 def test_captures_are_listed_page_by_page(ada: httpx2.Client, writer: Writer, home: Path) -> None:

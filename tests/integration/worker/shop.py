@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -138,6 +137,12 @@ class Shop:
             until(lambda: self.worker_ready(name, process), 120)
         return process
 
+    def start_workers(self, *names: str) -> None:
+        """Start several at once, and wait for all of them."""
+        started = {name: self.start_worker(name, wait=False) for name in names}
+        for name, process in started.items():
+            until(lambda name=name, process=process: self.worker_ready(name, process), 120)
+
     def worker_ready(self, name: str, process: subprocess.Popen[bytes]) -> bool:
         assert process.poll() is None, self.log(name)
         return f'"worker_ready"' in self.log(name)  # noqa: F541
@@ -247,13 +252,7 @@ class Shop:
 
     def close(self) -> None:
         for process in self.workers.values():
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-        for process in self.workers.values():
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.kill()  # a second faster than to ask; what they started goes with them
+            process.wait()
         self.app.close()
         self.database.close()

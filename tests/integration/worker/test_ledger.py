@@ -95,6 +95,7 @@ def test_an_assigned_job_needs_no_bell_any_more(any_shop: Shop):
 def test_a_job_runs_on_either_database(any_shop: Shop):
     any_shop.start_worker()
     probe = {"layers": ["fc*"], "kinds": ["output"], "every": 10, "want": ["stats", "full"]}
+    probe["max_overhead"] = None
     job_id = any_shop.submit(train_spec(any_shop.dataset(), probes=[probe]))
     job = any_shop.wait(job_id)
     assert job.state == "succeeded", (job.error, any_shop.logs())

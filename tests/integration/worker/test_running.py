@@ -24,6 +24,7 @@ def test_a_job_runs_to_its_end(shop: Shop):
     shop.start_worker()
     saving = {"every_steps": 5, "keep_last": 2}
     probe = {"layers": ["fc*"], "kinds": ["output"], "every": 10, "want": ["stats", "full"]}
+    probe["max_overhead"] = None
     job_id = shop.submit(train_spec(shop.dataset(), checkpoint=saving, probes=[probe]))
     job = shop.wait(job_id)
     assert job.state == "succeeded", (job.error, shop.logs())
@@ -193,8 +194,7 @@ def test_a_worker_that_starts_again_runs_the_jobs_of_its_last_life(shop: Shop):
 
 
 def test_a_stopped_worker_gives_its_jobs_back_unblamed(shop: Shop):
-    for name in ("w1", "w2"):
-        shop.start_worker(name)
+    shop.start_workers("w1", "w2")
     job_id = shop.submit(endless(shop.dataset()))
     name = shop.wait_step(job_id).worker
     assert name is not None
@@ -269,8 +269,7 @@ def test_a_rank_sees_nothing_of_the_services_environment(
 
 
 def test_a_bell_that_rings_a_hundred_times_makes_one_attempt(shop: Shop):
-    shop.start_worker("w1")
-    shop.start_worker("w2")
+    shop.start_workers("w1", "w2")
     job_id = shop.submit(train_spec(shop.dataset()), ring=False)
     for _ in range(100):
         shop.ring()

@@ -456,6 +456,7 @@ def test_the_processes_are_the_modules_with_all_their_options(
 
 
 PROBE = {"id": "prb_1", "job": "job_1", "state": "active", "layers": ["fc"], "kinds": ["output"]}
+PROBE |= {"on": None, "every_now": 40, "cost_s": 0.002}
 PROBE |= {"every": 5, "at": None, "matched": ["fc"], "bytes_per_step": 4000}
 
 
@@ -470,9 +471,20 @@ def test_probe_attaches_lists_and_removes(run: Run):
     code, out, err = run("probe", "job_1", "--layers", "fc", "--every", "5", routes=routes)
     assert (code, out) == (0, "prb_1\n")
     assert "3.9 KiB" in err
+    parts = ["--want", "full,sample", "--slice", "0:4,::2", "--max-bytes", "4096"]
+    sent: list[bytes] = []
+
+    async def keep(request: Request) -> Response:
+        sent.append(await request.body())
+        return answer(PROBE, 201)
+
+    keeping = Route("/api/v1/jobs/job_1/probes", keep, methods=["POST"])
+    assert run("probe", "job_1", "--layers", "fc", *parts, routes=[routes[0], keeping])[0] == 0
+    fields = {"want": ["full", "sample"], "slice": "0:4,::2", "max_bytes": 4096, "every": 1}
+    assert json.loads(sent[0]).items() >= fields.items()
     code, out, _ = run("probe", "job_1", "--list", routes=routes)
     assert code == 0
-    assert "every 5" in out
+    assert "every 5, now every 40" in out
     code, out, _ = run("probe", "job_1", "--remove", "prb_1", "--json", routes=routes)
     assert (code, json.loads(out)["id"]) == (0, "prb_1")
 

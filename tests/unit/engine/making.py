@@ -2,11 +2,13 @@
 
 import copy
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from engine import rank
@@ -107,6 +109,18 @@ def write_job(directory: Path, resolved: dict[str, Any], table: Path, **more: An
     }
     (directory / "job.json").write_text(json.dumps(whole))
     return directory
+
+
+def captured(
+    records: Iterable[dict[str, Any]], directory: Path
+) -> dict[tuple[int, str, str], torch.Tensor]:
+    """What was kept whole, by step, layer and kind, from the files that the engine alone makes."""
+    return {
+        (record["step"], entry["layer"], entry["kind"]): file[entry["tensor"]]
+        for record in of_type(records, "captures")
+        for file in [load_file(directory / record["file"])]
+        for entry in record["tensors"]
+    }
 
 
 def run(directory: Path, job: dict[str, Any], table: Path, **more: Any) -> list[dict[str, Any]]:

@@ -78,7 +78,8 @@ def test_events_of_the_device_are_used_again():
 def test_what_a_hook_takes_on_the_device_is_not_the_forward_pass():
     device = Device()
     clock = DeviceClock(device.event)
-    for ms, act in [(2, clock.pause), (5, lambda: clock.resume("probes"))] * 2:
+    end = lambda: clock.resume("probes")  # noqa: E731
+    for ms, act in [(2, clock.pause), (1, clock.pause), (3, end), (1, end)] * 2:
         device.queued_ms += ms
         act()
     device.queued_ms += 3
@@ -92,7 +93,9 @@ def test_what_a_hook_takes_on_the_host_is_not_the_forward_pass():
     clock = HostClock()
     clock.mark("data")
     clock.pause()
+    clock.pause()
     _spin(0.03)
+    clock.resume("probes")
     clock.resume("probes")
     clock.mark("forward")
     laps = clock.take()
@@ -193,3 +196,15 @@ def test_a_clock_of_events_measures_what_the_device_does():
     laps = clock.take(wait=True)
     assert laps.num_steps == 1
     assert laps.spent_ns["forward"] > 1e5
+
+
+def test_the_time_that_hooks_take_is_that_of_the_probes(digits, tmp_path, monkeypatch):
+    from engine.probes import look
+
+    figures = look.summarize
+    monkeypatch.setattr(look, "summarize", lambda tensor: (_spin(0.02), figures(tensor))[1])
+    probes = [{"layers": ["conv1"], "kinds": ["output", "output_grad"], "every": 1}]
+    records = run(tmp_path, spec(probes=probes, stop={"steps": 5}), digits)
+    values = next(r["values"] for r in records if "time/step" in r.get("values", {}))
+    assert 0.04 <= values["time/probes"] <= values["time/step"]
+    assert values["time/forward"] + values["time/probes"] <= values["time/step"]

@@ -9,7 +9,6 @@ from safetensors.torch import load_file
 from torch import nn
 
 from engine.network import LayerFailed, Network
-from engine.probes.captures import CaptureWriter
 from engine.probes.select import is_due
 from engine.probes.summarize import _on_device, summarize
 from engine.probes.taps import Probes
@@ -19,23 +18,22 @@ from engine.rank import run as run_assignment
 from engine.readback import Readback
 from engine.report import Outputs
 from glasshouse.spec import Graph, Probe
-from tests.unit.engine.making import cnn, losses, of_type, planned, run, spec, write_job
+from tests.unit.engine.making import captured, cnn, losses, of_type, planned, run, spec, write_job
 
 CPU = torch.device("cpu")
 KINDS = ["output", "output_grad", "param", "param_grad"]
+EVERY_KIND = [*KINDS, "input", "update", "optim_state"]
 
 
 def probe(**changes):
-    return {"layers": ["*"], "kinds": KINDS, "every": 1, "want": ["stats", "full"], **changes}
+    whole = {"layers": ["*"], "kinds": KINDS, "every": 1, "want": ["stats", "full"]}
+    return {**whole, "max_overhead": None, **changes}
 
 
 def test_captures_equal_what_autograd_gives(digits, tmp_path):
     """Step 0 by hand, with a clone of each output taken before the in-place layer overwrites it."""
     records = run(tmp_path, spec(probes=[probe()], stop={"steps": 1}), digits)
-    found = {
-        (item["layer"], item["kind"]): load_file(tmp_path / item["file"])["tensor"]
-        for item in of_type(records, "capture")
-    }
+    found = {(layer, kind): item for (_, layer, kind), item in captured(records, tmp_path).items()}
     images = torch.from_numpy(np.load(digits / "train" / "0.npy"))
     labels = torch.from_numpy(np.load(digits / "train" / "1.npy"))
     torch.manual_seed(3)
@@ -64,10 +62,7 @@ def test_captures_equal_what_autograd_gives(digits, tmp_path):
 
 def test_statistics_of_a_step_are_those_of_its_captures(digits, tmp_path):
     records = run(tmp_path, spec(probes=[probe(every=3)]), digits)
-    captures = {
-        (item["step"], item["layer"], item["kind"]): load_file(tmp_path / item["file"])["tensor"]
-        for item in of_type(records, "capture")
-    }
+    captures = captured(records, tmp_path)
     stats = of_type(records, "stats")
     assert [item["step"] for item in stats] == [0, 3, 6, 9]
     for record in stats:
@@ -216,7 +211,7 @@ def test_hooks_go_when_the_step_fails(tmp_path):
 def test_a_probe_is_due_when_its_spec_says(when, steps, tmp_path):
     import json
 
-    text = json.dumps({"layers": ["fc"], "kinds": ["param"], **when})
+    text = json.dumps({"layers": ["fc"], "kinds": ["param"], "max_overhead": None, **when})
     parsed = Probe.model_validate_json(text)
     assert [step for step in range(20) if is_due(parsed, step)] == steps
     seen: list = []
@@ -238,47 +233,50 @@ def test_a_probe_that_cannot_look_is_counted_and_switched_off(tmp_path, capfd):
     assert len(dropped) == 3
     assert "probe 0" in dropped[0]["what"]
     assert "off after 3" in dropped[2]["what"]
+    (told,) = of_type(seen, "probe")
+    assert [(item["probe"], item["action"]) for item in told["changes"]] == [("0", "failed")]
+    assert "captures" in told["changes"][0]["problem"]["detail"]
     assert len(of_type(seen, "stats")) == 5
     assert network.layers["fc"].weight.grad is not None
     capfd.readouterr()
 
 
-def test_a_full_queue_drops_counts_and_never_waits(tmp_path):
+def test_a_failure_around_the_update_is_the_probes_alone(digits, tmp_path, monkeypatch, capfd):
+    def fail(*_):
+        raise MemoryError("no room for a copy")
+
+    plain = run(tmp_path / "plain", spec(), digits)
+    for name in ("copies", "states"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"engine.probes.look.{name}", fail)
+            bad = probe(layers=["fc"], kinds=["update", "optim_state", "output"], want=["stats"])
+            good = probe(layers=["conv1"], kinds=["output"], want=["stats"])
+            records = run(tmp_path / name, spec(probes=[bad, good]), digits)
+        assert losses(records) == losses(plain)
+        dropped = of_type(records, "dropped")
+        assert len(dropped) == 3
+        assert "probe 0: MemoryError: no room" in dropped[0]["what"]
+        rows = [{row[0] for row in record["rows"]} for record in of_type(records, "stats")]
+        assert len(rows) == 10
+        assert "conv1" in rows[0]
+        assert rows[-1] == {"conv1"}
+    capfd.readouterr()
+
+
+def test_scalars_in_memory_are_told_beside_tensors_of_a_device(tmp_path):
+    """Adam counts its steps on the CPU, wherever the parameters are."""
     seen: list = []
-    writer = CaptureWriter(tmp_path, seen.append, max_bytes=100)
-    assert writer.offer(0, "a", "output", torch.zeros(20))
-    assert not writer.offer(0, "b", "output", torch.zeros(26))
-    assert writer.take_dropped() == 1
-    writer.close()
-    assert [item["layer"] for item in seen] == ["a"]
-    assert writer.offer(1, "c", "output", torch.zeros(25))
-    writer.close()
-    assert seen[1]["file"] == "captures/1.safetensors"
-
-
-def test_a_capture_is_a_copy_of_the_moment(tmp_path):
-    seen: list = []
-    writer = CaptureWriter(tmp_path, seen.append)
-    tensor = torch.arange(6.0).reshape(2, 3).t()
-    writer.offer(0, "a", "output", tensor)
-    tensor.zero_()
-    writer.close()
-    kept = load_file(tmp_path / seen[0]["file"])["tensor"]
-    assert kept.tolist() == [[0, 3], [1, 4], [2, 5]]
-    assert seen[0]["shape"] == [3, 2]
-    assert seen[0]["dtype"] == "float32"
-
-
-@pytest.mark.parametrize("name", _tensors())
-def test_a_capture_of_any_type_and_shape_is_read_back_by_safetensors(name, tmp_path):
-    seen: list = []
-    writer = CaptureWriter(tmp_path, seen.append)
-    tensor = _tensors()[name]
-    writer.offer(0, "a", "output", tensor)
-    writer.close()
-    kept = load_file(tmp_path / seen[0]["file"])["tensor"]
-    assert (kept.dtype, kept.shape) == (tensor.dtype, tensor.shape)
-    assert torch.equal(kept.nan_to_num(), tensor.nan_to_num())
+    _, probes = _small([], tmp_path, seen.append)
+    on_device = torch.arange(9.0, dtype=torch.float64)
+    probes.finish_step(
+        4, [("a", "param", on_device), ("b", "optim_state", [7.0] * 9), ("c", "param", -on_device)]
+    )
+    (record,) = seen
+    assert record["rows"] == [
+        ["a", "param", *range(9)],
+        ["b", "optim_state", *[7.0] * 9],
+        ["c", "param", *(-item for item in range(9))],
+    ]
 
 
 # --- changed while it runs -------------------------------------------------------------------
@@ -319,7 +317,7 @@ def test_attaching_changing_and_removing_change_no_bit(digits, tmp_path):
     plain = run(tmp_path / "plain", spec(), digits)
     stats = probe(want=["stats"])
     lists = [
-        (2, wanted(1, prb_a=probe())),
+        (2, wanted(1, prb_a=probe(layers=["*", "*.*", "loss*"], kinds=EVERY_KIND))),
         (4, wanted(2, prb_a=probe(every=2), prb_b=stats)),
         (6, wanted(4, prb_b=stats)),
         (8, wanted(5)),
@@ -348,7 +346,7 @@ def test_attaching_changing_and_removing_change_no_bit(digits, tmp_path):
         (8, 5, [{"probe": "prb_b", "action": "removed"}]),
     ]
     assert [r["step"] for r in of_type(records, "stats")] == [2, 3, 4, 5, 6, 7]
-    assert {r["step"] for r in of_type(records, "capture")} == {2, 3, 4}
+    assert {r["step"] for r in of_type(records, "captures")} == {2, 3, 4}
 
 
 def test_a_first_list_replaces_that_of_the_spec_and_tells_what_is_new(digits, tmp_path):

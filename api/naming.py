@@ -1,0 +1,56 @@
+"""The names of a job's tensors: which exist, and which one a layer's own name means."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from glasshouse.errors import LayerNotFound
+from models.tables import Job
+
+KINDS = ("output", "input", "output_grad", "param", "param_grad", "update", "optim_state")
+_LOSS = ("loss", "loss.samples", "loss.rows")
+
+
+def tensor_name(job: Job, layer: str, kind: str) -> str:
+    """The name under which a tensor was captured: a leaf, a parameter, a state of one.
+
+    Raises:
+        LayerNotFound: the network has nothing of this name that has tensors of this kind.
+    """
+    layers: list[dict[str, Any]] = job.plan.get("layers", [])
+    names = list(dict.fromkeys(_names(layers, kind)))
+    if kind == "output" and not any(entry["name"] == _LOSS[0] for entry in layers):
+        names += _LOSS
+    if layer in names:
+        return layer
+    inside = [name for name in names if name.startswith((f"{layer}.", f"{layer}:"))]
+    if kind in ("output", "output_grad", "input"):
+        leaves = [name for name in inside if _is_leaf(name, layer)]
+        if leaves:
+            return leaves[0]
+    elif len(inside) == 1:
+        return inside[0]
+    elif inside:
+        what = "states" if kind == "optim_state" else "parameters"
+        raise LayerNotFound(f"{layer} has several {what}.", hint=f"Ask for {inside}.")
+    some = ", ".join(names[:50])
+    raise LayerNotFound(f"The network has no {kind} of {layer[:100]!r}; it has {some or 'none'}.")
+
+
+def _is_leaf(name: str, layer: str) -> bool:
+    """Whether a name is the layer's and the numbers of a leaf: ``lstm.1.0`` of ``lstm``."""
+    return all(part.isdigit() for part in name[len(layer) + 1 :].split("."))
+
+
+def _names(layers: list[dict[str, Any]], kind: str) -> Iterable[str]:
+    for entry in layers:
+        if kind in ("output", "output_grad"):
+            yield from list(entry.get("output_shapes", {})) or [entry["name"]]
+            yield from entry.get("inner_outputs", ())
+        elif kind == "input":
+            yield from entry.get("input_names", ())
+            yield from entry.get("inner_inputs", ())
+        elif kind == "optim_state":
+            for name in entry.get("parameter_shapes", {}):
+                yield from (f"{name}.{key}" for key in entry.get("state_names", ()))
+        else:
+            yield from entry.get("parameter_shapes", {})

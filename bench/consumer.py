@@ -1,0 +1,48 @@
+"""The other end of a ring, in a process of its own.
+
+``python -m bench.consumer <ring> <spool> <directory>`` does with whole tensors what a worker's
+supervisor does, but for the rows in the ledger: reads the spool at a supervisor's pace, writes a
+file of each step into artifacts, and gives the room back.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from engine.probes.ring import Ring
+from engine.spool import read_frames
+from models.artifacts import LocalArtifacts
+from models.attempts import Claim
+from worker.draining import Drain
+from worker.shipping import Sorter
+from worker.supervise import _BUSY_S, MAX_RECORDS, SHIP_EVERY_S
+
+
+def main() -> None:
+    ring, spool, directory = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    claim = Claim("job_bench", 1, 1)
+    artifacts = LocalArtifacts(directory)
+    drain = Drain(claim, artifacts, Ring.open(ring))
+    sorter = Sorter(claim, "bench", directory)
+    offset = spool.stat().st_size
+    shipped_at = time.monotonic()
+    print("ready", flush=True)
+    parent = os.getppid()
+    while os.getppid() == parent:
+        time.sleep(_BUSY_S)
+        if time.monotonic() - shipped_at < SHIP_EVERY_S:
+            continue
+        records, after = read_frames(spool, offset, MAX_RECORDS)
+        shipment = sorter.sort(records, (offset, after))
+        offset, shipped_at = after, time.monotonic()
+        for record in shipment.tensors:
+            drain.take(record)
+        lots = drain.finished()
+        drain.release(lots)
+        for key in {row["key"] for lot in lots for row in lot.captures}:
+            artifacts.delete(key)
+
+
+if __name__ == "__main__":
+    main()

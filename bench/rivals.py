@@ -1,0 +1,215 @@
+"""What watching costs with us and with others: the same network, in turns, in one process.
+
+Not part of ``make bench``, because it needs packages that nothing else here does. In an
+environment of its own, from the root of the repository:
+
+    python -m venv /tmp/rivals
+    /tmp/rivals/bin/pip install -c constraints.txt -e '.[server]' tensorboard wandb
+    /tmp/rivals/bin/python -m bench.rivals
+
+The network is the MNIST network of ``bench.step``. Every ratio is to a plain hand-written torch
+loop whose block came just before or after in the same round. All sides run with the allocator
+settings of our ranks, which help those that keep copies. What each side watches:
+
+- ``glasshouse``: statistics of every output, output gradient, parameter and parameter gradient;
+  with ``full`` the same tensors whole.
+- ``hooks``: the same tensors, each copied by ``.cpu().numpy()`` and kept until the step's end.
+- ``tensorboard``: a histogram of every parameter and its gradient.
+- ``wandb``: ``watch(log="all")`` offline: the same, and the loss at every step.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.step import BATCH, ByHand, clocks
+from bench.watching import ALL, NETWORKS, Bench, cnn
+from worker.nursery import FIXED
+
+NUM_STEPS = 50
+Times = tuple[float, float]
+
+
+class Watched(ByHand):
+    """The hand-written loop, with places where somebody may look."""
+
+    def __init__(self, images: torch.Tensor, labels: torch.Tensor, every: int) -> None:
+        super().__init__(images, labels)
+        self.every = every
+        self.step = 0
+
+    def begin(self) -> None:
+        """Before the forward pass of a step that is due."""
+
+    def look(self) -> None:
+        """After the backward pass of a step that is due."""
+
+    def told(self, loss: float) -> None:
+        """After every step."""
+
+    def run(self, num_steps: int) -> Times:
+        order = torch.randperm(len(self.images))
+        wall, cpu = clocks()
+        for step in range(num_steps):
+            due = self.step % self.every == 0
+            if due:
+                self.begin()
+            rows = order[step * BATCH % len(order) :][:BATCH]
+            loss = self.loss_fn(self.network(self.images[rows]), self.labels[rows])
+            loss.backward()
+            if due:
+                self.look()
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+            self.told(loss.item())
+            self.step += 1
+        ended = clocks()
+        return ended[0] - wall, ended[1] - cpu
+
+
+class Hooks(Watched):
+    """Hooks that copy everything."""
+
+    def begin(self) -> None:
+        self.kept: dict[str, Any] = {}
+        self.hooks = [
+            module.register_forward_hook(partial(self.saw, name))
+            for name, module in self.network.named_children()
+        ]
+
+    def saw(self, name: str, module: Any, inputs: Any, output: torch.Tensor) -> None:
+        self.keep(f"{name}/output", output)
+        output.register_hook(partial(self.keep, f"{name}/output_grad"))
+
+    def keep(self, name: str, tensor: torch.Tensor) -> None:
+        self.kept[name] = tensor.detach().cpu().numpy().copy()
+
+    def look(self) -> None:
+        for name, parameter in self.network.named_parameters():
+            self.keep(f"{name}/param", parameter)
+            assert parameter.grad is not None
+            self.keep(f"{name}/param_grad", parameter.grad)
+        for hook in self.hooks:
+            hook.remove()
+        assert len(self.kept) == 2 * 8 + 2 * 6
+        self.kept.clear()
+
+
+class TensorBoard(Watched):
+    """Histograms of parameters and gradients."""
+
+    def __init__(self, *arguments: Any) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        super().__init__(*arguments)
+        self.writer: Any = SummaryWriter(tempfile.mkdtemp(dir=tempfile.gettempdir()))
+
+    def look(self) -> None:
+        for name, parameter in self.network.named_parameters():
+            self.writer.add_histogram(name, parameter, self.step)
+            self.writer.add_histogram(f"{name}.grad", parameter.grad, self.step)
+
+
+class Wandb(Watched):
+    """What ``wandb.watch`` records by itself, and the loss."""
+
+    def __init__(self, *arguments: Any) -> None:
+        import wandb
+
+        super().__init__(*arguments)
+        settings = wandb.Settings(silent=True)
+        self.run_of_theirs: Any = wandb.init(
+            project="bench", mode="offline", dir=tempfile.gettempdir(), settings=settings
+        )
+        self.run_of_theirs.watch(self.network, log="all", log_freq=self.every)
+
+    def told(self, loss: float) -> None:
+        self.run_of_theirs.log({"loss": loss})
+
+
+class Ours:
+    """The engine, as it trains a job with these probes."""
+
+    def __init__(self, bench: Bench, probe: dict[str, Any] | None) -> None:
+        self.bench = bench
+        self.job = bench.job(probe)
+
+    def run(self, num_steps: int) -> Times:
+        assert num_steps == self.bench.num_steps
+        wall, cpu = self.bench.block(self.job)
+        return wall, cpu
+
+
+RIVALS: dict[str, Callable[..., Watched]] = {
+    "hooks": Hooks,
+    "tensorboard": TensorBoard,
+    "wandb": Wandb,
+}
+
+
+def sides_of(images: torch.Tensor, labels: torch.Tensor, bench: Bench, every: int) -> dict:
+    probe = {"kinds": ALL, "every": every}
+    sides: dict[str, Any] = {"glasshouse, nothing watched": Ours(bench, None)}
+    sides["glasshouse, statistics of everything"] = Ours(bench, probe)
+    sides["glasshouse, whole tensors of everything"] = Ours(bench, probe | {"want": ["full"]})
+    return sides | {name: make(images, labels, every) for name, make in RIVALS.items()}
+
+
+def compare(plain: ByHand, sides: dict[str, Any], rounds: int) -> dict[str, list[Times]]:
+    """The ratios of every side to the plain loop, round by round; each has its own plain block."""
+    ratios: dict[str, list[Times]] = {name: [] for name in sides}
+    for number in range(rounds + 1):
+        for name, side in sides.items():
+            turns = (plain, side) if number % 2 else (side, plain)
+            times = {id(turn): turn.run(NUM_STEPS) for turn in turns}
+            wall, cpu = zip(times[id(side)], times[id(plain)], strict=True)
+            if number:  # the first round warms up
+                ratios[name].append((wall[0] / wall[1], cpu[0] / cpu[1]))
+    return ratios
+
+
+def main() -> None:
+    settings = {name: value for name, value in FIXED.items() if name.startswith("MALLOC_")}
+    if any(os.environ.get(name) != value for name, value in settings.items()):
+        command = [sys.executable, "-m", "bench.rivals", *sys.argv[1:]]
+        os.execve(sys.executable, command, {**os.environ, **settings})  # noqa: S606
+    parser = argparse.ArgumentParser(prog="python -m bench.rivals")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--every", type=int, nargs="*", default=[1, 25])
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    network = next(name for name, (make, *_) in NETWORKS.items() if make is cnn)
+    with tempfile.TemporaryDirectory() as directory:
+        tempfile.tempdir = directory  # what the rivals write goes with it
+        bench = Bench(Path(directory) / "data", cnn, NUM_STEPS)
+        _, _, (pixels, classes) = cnn()
+        images = torch.from_numpy(pixels).to(torch.float32).reshape(-1, 1, 28, 28) / 255
+        labels = torch.from_numpy(classes).long()
+        plain = ByHand(images, labels)
+        for every in given.every:
+            sides = sides_of(images, labels, bench, every)
+            for name, found in compare(plain, sides, given.rounds).items():
+                wall, cpu = zip(*found, strict=True)
+                line = {"bench": "rivals", "network": network, "side": name, "every": every}
+                line |= {"ratio": round(statistics.median(wall), 4)}
+                line |= {"min": round(min(wall), 4), "max": round(max(wall), 4)}
+                line |= {"cpu_ratio": round(statistics.median(cpu), 4)}
+                about = {"threads": given.threads, "rounds": given.rounds}
+                print(json.dumps(line | about), flush=True)
+            if "wandb" in sides:
+                sides["wandb"].run_of_theirs.finish()
+        bench.spool.close()
+
+
+if __name__ == "__main__":
+    main()

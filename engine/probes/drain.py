@@ -1,0 +1,266 @@
+"""From the ring to files: one safetensors file for the whole tensors of a step.
+
+Written by hand, from the mapped memory: no torch here. Where the file system can, past the page
+cache: the copy that the cache would take costs more than the writing, and training pays for it.
+"""
+
+import errno
+import json
+import mmap
+import os
+import queue
+import struct
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from engine.probes.ring import Ring
+
+Emit = Callable[[dict[str, Any]], None]
+_NAMES = {
+    "bool": "BOOL", "uint8": "U8", "int8": "I8", "int16": "I16", "uint16": "U16", "int32": "I32",
+    "uint32": "U32", "int64": "I64", "uint64": "U64", "float16": "F16", "bfloat16": "BF16",
+    "float32": "F32", "float64": "F64", "complex64": "C64", "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+}  # fmt: skip
+"""safetensors' names of the types that a capture may have."""
+_PIECE = 2**20
+_BLOCK = 4096
+_DIRECT: int = getattr(os, "O_DIRECT", 0)
+
+
+def can_keep(dtype: str) -> bool:
+    """Whether a safetensors file has a name for a type."""
+    return dtype in _NAMES
+
+
+def file_names(tensors: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The name of each tensor inside its file: ``conv1/output``, unlike any other."""
+    names: dict[str, None] = {}
+    for tensor in tensors:
+        name = wanted = f"{tensor['layer']}/{tensor['kind']}"
+        number = 1
+        while name in names:
+            number += 1
+            name = f"{wanted}#{number}"
+        names[name] = None
+    return list(names)
+
+
+def write_file(path: Path, record: Mapping[str, Any], ring: Ring) -> None:
+    """Write the tensors of a ``captures`` record.
+
+    Raises:
+        OSError: the disk does not take it.
+        ValueError, KeyError, TypeError: the record is none, or names what is not in the ring.
+    """
+    tensors: list[Mapping[str, Any]] = record["tensors"]
+    about = {"step": str(record["step"]), "phase": record["phase"]}
+    views = [ring.read(tensor["position"], tensor["size_bytes"]) for tensor in tensors]
+    head = header(tensors, range(len(tensors)), about)
+    whole = _in_one_piece(record, head, ring)
+    with _Writer(path) as file:
+        if whole is not None:
+            file.write_all(*whole)
+            return
+        # wide elements first, so that every tensor is aligned in the file
+        order = sorted(range(len(tensors)), key=lambda number: -_width(tensors[number]))
+        head = header(tensors, order, about)
+        file.write([memoryview(head), *(views[number] for number in order)])
+
+
+def _in_one_piece(
+    record: Mapping[str, Any], head: bytes, ring: Ring
+) -> tuple[memoryview, int] | None:
+    """The file as it lies in the ring, once its header is put before it; and the file's size.
+
+    That is so where the tensors follow each other without a gap: where none needed to be aligned,
+    and the ring did not end among them.
+    """
+    if record.get("head") is None or not _DIRECT:
+        return None
+    position, room = record["head"]
+    end = position + room
+    for tensor in record["tensors"]:
+        if tensor["position"] != end:
+            return None
+        end += tensor["size_bytes"]
+    if len(head) > room or position % _BLOCK or room % _BLOCK:
+        return None
+    text = head[8:] + b" " * (room - len(head))
+    ring.read(position, room)[:] = struct.pack("<Q", len(text)) + text
+    size = end - position
+    return ring.read(position, -(-size // _BLOCK) * _BLOCK), size
+
+
+def header(
+    tensors: Sequence[Mapping[str, Any]], order: Iterable[int], about: Mapping[str, str]
+) -> bytes:
+    """The beginning of a safetensors file, its tensors one behind the other in an order."""
+    names = file_names(tensors)
+    entries: dict[str, Any] = {"__metadata__": about}
+    end = 0
+    for number in order:
+        tensor = tensors[number]
+        begin, end = end, end + tensor["size_bytes"]
+        entries[names[number]] = {
+            "dtype": _NAMES[tensor["dtype"]],
+            "shape": tensor["shape"],
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def _width(tensor: Mapping[str, Any]) -> int:
+    num = 1
+    for length in tensor["shape"]:
+        num *= length
+    return int(tensor["size_bytes"]) // num if num else 0
+
+
+class _Writer:
+    """A new file that is written once, from front to back, past the page cache if it can be.
+
+    Such a write wants whole blocks from aligned memory: what is to be written is gathered piece
+    by piece in a page-aligned buffer, small enough to stay in the processor's cache.
+    """
+
+    def __init__(self, path: Path) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        try:
+            self._file = os.open(path, flags | _DIRECT, 0o600)
+        except OSError as error:
+            if error.errno != errno.EINVAL or not _DIRECT:
+                raise
+            self._file = os.open(path, flags, 0o600)
+        self._filled = self._size = 0
+
+    def __enter__(self) -> "_Writer":
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        os.close(self._file)
+
+    def write(self, parts: Iterable[memoryview]) -> None:
+        """Write everything; the file then has exactly these bytes."""
+        buffer = mmap.mmap(-1, _PIECE)
+        for part in parts:
+            at = 0
+            while at < len(part):
+                num = min(_PIECE - self._filled, len(part) - at)
+                buffer[self._filled : self._filled + num] = part[at : at + num]
+                self._filled += num
+                at += num
+                if self._filled == _PIECE:
+                    self._flush(buffer, _PIECE)
+        if self._filled:
+            self._flush(buffer, -(-self._filled // _BLOCK) * _BLOCK)
+            os.ftruncate(self._file, self._size)
+        buffer.close()
+
+    def write_all(self, whole: memoryview, size: int) -> None:
+        """Write the whole file at once, from aligned memory; it then ends after ``size`` bytes."""
+        written = 0
+        while written < len(whole):
+            written += self._put(whole[written:])
+        os.ftruncate(self._file, size)
+
+    def _flush(self, buffer: mmap.mmap, num_bytes: int) -> None:
+        self._size += self._filled
+        self._filled = 0
+        with memoryview(buffer) as whole, whole[:num_bytes] as waiting:
+            written = 0
+            while written < num_bytes:
+                written += self._put(waiting[written:])
+
+    def _put(self, waiting: memoryview) -> int:
+        try:
+            return os.write(self._file, waiting)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+        # some file systems open a file like this and then do not take a write to it
+        import fcntl  # noqa: PLC0415 - there is none where there is no O_DIRECT
+
+        flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
+        if not flags & _DIRECT:
+            raise OSError(errno.EINVAL, "the file does not take a write")
+        fcntl.fcntl(self._file, fcntl.F_SETFL, flags & ~_DIRECT)
+        return os.write(self._file, waiting)
+
+
+class LocalDrain:
+    """Empties a ring in the process that fills it: ``captures/<step>.safetensors``, then a record.
+
+    Where the engine runs alone there is no supervisor to do it.
+    """
+
+    def __init__(self, ring: Ring, out_dir: Path, emit: Emit) -> None:
+        self._ring = ring
+        self._emit = emit
+        self._directory = out_dir / "captures"
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._queue: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="captures", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether what is put into the ring will be taken out of it."""
+        return self._thread.is_alive()
+
+    def put(self, record: dict[str, Any]) -> None:
+        """Take a record, whose tensors are complete in the ring."""
+        self._queue.put(record)
+
+    def close(self) -> None:
+        """Wait until everything is written."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (record := self._queue.get()) is not None:
+            try:
+                self._emit(self._store(record))
+            except Exception as error:  # a full disk must not end training: the drop is counted
+                self._emit(dropped(record, error))
+            self._ring.release(record["end"])
+
+    def _store(self, record: dict[str, Any]) -> dict[str, Any]:
+        stem = str(record["step"]) if record["phase"] == "train" else f"{record['step']}-evaluate"
+        name, number = f"{stem}.safetensors", 1
+        while (self._directory / name).exists():  # a step whose tensors came in several lots
+            number += 1
+            name = f"{stem}-{number}.safetensors"
+        beside = self._directory / f".{name}.incoming"
+        try:
+            write_file(beside, record, self._ring)
+            beside.replace(self._directory / name)
+        finally:
+            beside.unlink(missing_ok=True)
+        return stored(record, f"captures/{name}")
+
+
+def stored(record: Mapping[str, Any], file: str) -> dict[str, Any]:
+    """The record of tensors that are in a file of the job's directory."""
+    tensors: list[Mapping[str, Any]] = record["tensors"]
+    kept = [
+        {key: value for key, value in tensor.items() if key != "position"} | {"tensor": name}
+        for tensor, name in zip(tensors, file_names(tensors), strict=True)
+    ]
+    rest = {key: value for key, value in record.items() if key not in ("head", "end")}
+    return rest | {"tensors": kept, "file": file}
+
+
+def dropped(record: Mapping[str, Any], error: BaseException) -> dict[str, Any]:
+    """The record of tensors that could not be stored."""
+    what = f"captures: {type(error).__name__}: {error}"[:500]
+    return {
+        "type": "dropped",
+        "at": record["at"],
+        "what": what,
+        "count": len(record["tensors"]),
+    }

@@ -1,0 +1,100 @@
+"""Watching evaluations: the first batch of the validation rows, the same rows each time."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from torch import Tensor
+
+from engine.probes.counted import Counted
+from engine.probes.look import Desk, Keeper, Training
+from engine.probes.measured import MeasuredLook
+from engine.probes.meter import Meter
+from engine.probes.overhead import Overhead
+from engine.probes.telling import Seen, Teller
+from engine.probes.watch import Watch
+from engine.spool import now
+from engine.timing import Clock
+
+_IDLE: AbstractContextManager[object] = nullcontext()
+PHASE = "evaluate"
+
+
+class EvaluationCaptures:
+    """Tensors of evaluations on their way to files."""
+
+    def __init__(self, captures: Keeper) -> None:
+        self._captures = captures
+
+    def offer(
+        self,
+        step: int,
+        layer: str,
+        kind: str,
+        tensor: Tensor,
+        *,
+        phase: str = PHASE,
+        **how: Any,
+    ) -> bool:
+        """Copy a tensor as it is now, to be written later; False when there is no room."""
+        return self._captures.offer(step, layer, kind, tensor, phase=phase, **how)
+
+    def finish_step(self) -> None:
+        """Send the tensors of an evaluation on their way."""
+        self._captures.finish_step()
+
+
+class Evaluations:
+    """The probes that look at evaluations. Measured like the others, and never governed."""
+
+    def __init__(self, desk: Desk, meter: Meter, overhead: Overhead, telling: Teller) -> None:
+        self._desk = desk
+        self.network = desk.network
+        self.captures = EvaluationCaptures(desk.captures)
+        self.sight = desk.sight
+        self.failed = desk.failed
+        self.training = Training()
+        """An evaluation is no training: no loss and no optimizer is watched."""
+        self.loss: Tensor | None = None
+        self.watches: list[Watch] = []
+        self._meter = meter
+        self._overhead = overhead
+        self._telling = telling
+        self._looking: list[Watch] = []
+        self._num_evaluations = 0
+
+    @property
+    def clock(self) -> Clock:
+        """Where the time is told that looks take out of a pass."""
+        return self._desk.clock
+
+    def look(self, step: int) -> AbstractContextManager[object]:
+        """Watch a batch of the evaluation after a step, if any probe is due."""
+        number = self._num_evaluations
+        self._num_evaluations += 1
+        due = [watch for watch in self.watches if _is_due(watch, number, step)]
+        if not due:
+            return _IDLE
+        self._looking = due
+        self._meter.begin(step)
+        self._meter.watch(due)
+        return MeasuredLook(self, step, due, self._meter)
+
+    def finish_step(self, step: int, rows: list[Seen], counted: Sequence[Counted] = ()) -> None:
+        """Send the tensors and the statistics of an evaluation on their way."""
+        self.captures.finish_step()
+        record: dict[str, Any] = {"type": "stats", "at": now(), "step": step, "phase": PHASE}
+        self._telling.tell(record, rows, counted, self._looking, None)
+
+    def settle(self) -> None:
+        """Take in what looking has cost, as far as it can be read."""
+        self._meter.end()
+        for measured in self._meter.take():
+            self._overhead.take_evaluation(measured)
+
+
+def _is_due(watch: Watch, number: int, step: int) -> bool:
+    """``every`` counts evaluations; ``at`` names the steps after which they ran."""
+    if watch.probe.at is not None:
+        return step in watch.probe.at and watch.is_open(step)
+    return number % (watch.probe.every or 1) == 0 and watch.is_open(step)

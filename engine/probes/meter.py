@@ -1,0 +1,174 @@
+"""What watching costs: the time that looks take out of a step, and for whom.
+
+On the CPU it is the clock of the process. On CUDA it is events on the stream, which see what the
+step itself sees: kernels of the looks, and a stream that stands idle while a look is launched. An
+event is read once the device has passed it; nothing ever waits for one.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from engine.probes.watch import Watch
+
+
+class Clock(Protocol):
+    """Where time is read."""
+
+    def mark(self) -> Any:
+        """This moment."""
+        ...
+
+    def has_passed(self, mark: Any) -> bool:
+        """Whether the moment is over, so that it can be read."""
+        ...
+
+    def seconds(self, start: Any, end: Any) -> float:
+        """The time between two moments that are over."""
+        ...
+
+
+class HostClock:
+    """The clock of the process."""
+
+    mark = staticmethod(time.perf_counter_ns)
+
+    def has_passed(self, mark: int) -> bool:
+        """Always."""
+        return True
+
+    def seconds(self, start: int, end: int) -> float:
+        """The time between two moments."""
+        return (end - start) / 1e9
+
+
+class DeviceClock:
+    """Events on the current CUDA stream."""
+
+    def mark(self) -> Any:
+        """This place in the stream."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def has_passed(self, mark: Any) -> bool:
+        """Whether the device has come to this place."""
+        return mark.query()
+
+    def seconds(self, start: Any, end: Any) -> float:
+        """The device's time between two places that it has passed."""
+        return start.elapsed_time(end) / 1e3
+
+
+def clock_of(device: torch.device) -> Clock:
+    """The clock that the steps of a device are measured with."""
+    return DeviceClock() if device.type == "cuda" else HostClock()
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One watched step."""
+
+    step: int
+    own_s: float
+    """From its boundary to the next one, without the looks."""
+    costs: Mapping[Watch, float]
+    """Seconds that it took to look, by the probe that wanted it."""
+
+
+@dataclass
+class _Span:
+    start: Any
+    end: Any
+    shares: Mapping[Watch, float] | None
+    """Who wanted it, by weight; None: all that look at this step, as their other spans are."""
+    nested: int
+    """The number of the first span inside this one; its own number where there is none."""
+
+
+@dataclass
+class _Step:
+    number: int
+    start: Any
+    due: Sequence[Watch] = ()
+    end: Any = None
+    spans: list[_Span] = field(default_factory=list["_Span"])
+
+
+class Meter:
+    """Measures watched steps, from boundary to boundary."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._open: _Step | None = None
+        self._closed: deque[_Step] = deque()
+
+    def begin(self, step: int) -> None:
+        """A step begins here, and the one that was begun before is over."""
+        self._open, before = _Step(step, self._clock.mark()), self._open
+        if before is not None:
+            before.end = self._open.start
+            self._closed.append(before)
+
+    def watch(self, due: Sequence[Watch]) -> None:
+        """These look at the step; one that nobody looks at is not measured."""
+        if self._open is not None:
+            self._open.due = due
+        if not due:
+            self._open = None
+
+    def end(self) -> None:
+        """The step that was begun last is over."""
+        self.begin(0)
+        self.watch(())
+
+    def start(self) -> tuple[Any, int]:
+        """Begin to look."""
+        return self._clock.mark(), len(self._open.spans) if self._open else 0
+
+    def stop(
+        self, started: tuple[Any, int], shares: Mapping[Watch, float] | Iterable[Watch] | None
+    ) -> None:
+        """The look that began there is over, and was for these; spans inside it count on their own.
+
+        Without shares it was for everybody who looks at the step.
+        """
+        if self._open is None:
+            return
+        if shares is not None and not isinstance(shares, Mapping):
+            shares = dict.fromkeys(shares, 1.0)
+        mark, nested = started
+        self._open.spans.append(_Span(mark, self._clock.mark(), shares, nested))
+
+    def take(self) -> Iterator[Measured]:
+        """The steps that are over and can be read, each once."""
+        while self._closed and self._clock.has_passed(self._closed[0].end):
+            yield self._read(self._closed.popleft())
+
+    def _read(self, step: _Step) -> Measured:
+        whole = [self._clock.seconds(span.start, span.end) for span in step.spans]
+        own: list[float] = []
+        for number, span in enumerate(step.spans):  # one inside another comes before it
+            own.append(max(0.0, whole[number] - sum(own[span.nested :])))
+        costs: dict[Watch, float] = dict.fromkeys(step.due, 0.0)
+        for span, seconds in zip(step.spans, own, strict=True):
+            if span.shares is not None:
+                _share(costs, span.shares, seconds)
+        rest = sum(
+            seconds for span, seconds in zip(step.spans, own, strict=True) if span.shares is None
+        )
+        some = any(costs.values())
+        _share(costs, dict(costs) if some else dict.fromkeys(step.due, 1.0), rest)
+        total = self._clock.seconds(step.start, step.end)
+        return Measured(step.number, max(0.0, total - sum(own)), costs)
+
+
+def _share(costs: dict[Watch, float], shares: Mapping[Watch, float], seconds: float) -> None:
+    weight = sum(shares.values())
+    for watch, part in shares.items():
+        share = part / weight if weight else 1 / len(shares)
+        costs[watch] = costs.get(watch, 0.0) + seconds * share

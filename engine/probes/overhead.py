@@ -1,0 +1,85 @@
+"""What watching costs, as records: the overhead now and then, and each interval that is changed."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from engine.probes.governor import Change, Governor
+from engine.probes.meter import Measured
+from engine.probes.watch import Watch
+from engine.spool import now
+
+Emit = Callable[[dict[str, Any]], None]
+TELL_S = 1.0
+
+
+class Overhead:
+    """Takes in what was measured, lets the governor act, and says what came of it."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._governor = Governor()
+        self._once: dict[Watch, float] = {}
+        self._step: int | None = None
+        self._told_at = time.monotonic()
+        self._is_told = True
+
+    def keep(self, watches: Sequence[Watch]) -> None:
+        """Forget all probes but these."""
+        self._governor.keep(watches)
+        self._once = {watch: cost for watch, cost in self._once.items() if watch in watches}
+
+    def take(self, measured: Measured, watches: Sequence[Watch]) -> None:
+        """Take in a watched step; an interval that it changes is told."""
+        self._step, self._is_told = measured.step, False
+        for change in self._governor.take(measured):
+            self._emit(_adjusted(change, measured.step + 1))
+        if time.monotonic() - self._told_at >= TELL_S:
+            self.tell(watches)
+
+    def take_evaluation(self, measured: Measured) -> None:
+        """Take in a look at an evaluation: told, never governed."""
+        self._is_told = False
+        self._step = measured.step
+        self._once |= measured.costs
+
+    def tell(self, watches: Sequence[Watch]) -> None:
+        """Say what watching costs now, if something new is known."""
+        if self._is_told or self._step is None:
+            return
+        self._is_told, self._told_at = True, time.monotonic()
+        governor = self._governor
+        costs = {watch: self._once.get(watch, governor.cost_s(watch)) for watch in watches}
+        fraction = governor.fraction()
+        self._emit(
+            {
+                "type": "overhead",
+                "at": now(),
+                "step": self._step,
+                "fraction": None if fraction is None else _rounded(fraction),
+                "budget": governor.budget(watches),
+                "probes": {
+                    str(watch.number): _rounded(cost)
+                    for watch, cost in costs.items()
+                    if cost is not None
+                },
+            }
+        )
+
+
+def _adjusted(change: Change, step: int) -> dict[str, Any]:
+    number = str(change.watch.number)
+    return {
+        "type": "adjusted",
+        "at": now(),
+        "what": f"probe {number}.every",
+        "probe": number,
+        "from": change.before,
+        "to": change.after,
+        "by": "max_overhead",
+        "step": step,
+    }
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.3g}")

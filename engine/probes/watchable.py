@@ -1,0 +1,156 @@
+"""Everything of a planned job that can be watched, and why the rest cannot."""
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from engine.optim import States, build_loss
+from engine.probes.losses import sample_losses
+from engine.probes.select import LOSS, LOSS_ROWS, LOSS_SAMPLES, Layout, Scope, Thing, Watchable
+from engine.probes.traced import Reach, Seen
+from engine.shapes import Trace, Traced, tiny
+from glasshouse.spec import TrainJob
+
+_NO_STATE = "{} with these arguments keeps no state of its parameters"
+_NOT_CALLED = (
+    "nothing calls it as a module: the layer that it is in hands its parameters to one function; "
+    "watch the module around it"
+)
+_NO_TENSOR = "it puts out no tensor"
+_NOT_FOLLOWED = "what happens inside its layer cannot be followed ahead of time"
+
+
+def everything(
+    spec: TrainJob, traced: Trace, network: nn.Module, loss: Tensor, states: States
+) -> Watchable:
+    """What the probes of a job can look at."""
+    reach = Reach(loss)
+    layers, inner = _by_scope(traced, "outputs")
+    outputs = {**layers, **inner}
+    graded = {name: _thing(seen, lacks=reach.lacks(seen)) for name, seen in outputs.items()}
+    took, took_inside = _by_scope(traced, "inputs")
+    things = {
+        "output": {name: _thing(seen) for name, seen in outputs.items()} | _of_loss(spec, traced),
+        "input": {name: _thing(seen) for name, seen in {**took, **took_inside}.items()},
+        "output_grad": graded,
+        **_of_parameters(network, reach, states),
+    }
+    without = (
+        {} if things["optim_state"] else {"optim_state": _NO_STATE.format(spec.optimizer.type)}
+    )
+    return Watchable(things, _silent(traced), _closed(traced), without)
+
+
+def layout_of(item: Tensor) -> Layout:
+    """How a tensor is laid out."""
+    return tuple(item.shape), item.element_size()
+
+
+def _by_scope(traced: Trace, side: str) -> tuple[dict[str, Seen], dict[str, Seen]]:
+    """What layers take or give, and what the modules inside them do."""
+    layers: dict[str, Seen] = {}
+    inner: dict[str, Seen] = {}
+    for layer in traced.layers:
+        found: dict[str, Seen] = getattr(layer.record, side)
+        for name, seen in found.items():
+            (inner if seen.path else layers)[name] = seen
+    return layers, inner
+
+
+def _thing(seen: Seen, *, lacks: str = "") -> Thing:
+    scope: Scope = "inner" if seen.path else "layer"
+    return Thing(
+        seen.size_bytes, seen.owner, seen.is_first, scope, lacks, layout=layout_of(seen.tensor)
+    )
+
+
+def _of_parameters(network: nn.Module, reach: Reach, states: States) -> dict[str, dict[str, Thing]]:
+    found: dict[str, dict[str, Thing]] = {
+        kind: {} for kind in ("param", "param_grad", "update", "optim_state")
+    }
+    for name, item in network.named_parameters():
+        size = item.numel() * item.element_size()
+        lacks = "" if reach.reaches(item) else "no gradient reaches {}"
+        layout = layout_of(item)
+        thing = Thing(size, name, scope="parameter", layout=layout)
+        found["param"][name] = found["update"][name] = thing
+        found["param_grad"][name] = replace(thing, lacks=lacks)
+        for key, state_size in states.get(name, {}).items():
+            full = f"{name}.{key}"
+            same = layout if state_size == size else None
+            thing = Thing(state_size, full, scope="parameter", lacks=lacks, layout=same)
+            found["optim_state"][full] = thing
+    return found
+
+
+def _of_loss(spec: TrainJob, traced: Trace) -> dict[str, Thing]:
+    """The loss under its own names, where no layer and no field has taken them."""
+    layers = {layer.name for layer in spec.network.layers}
+    asked = any(glob.startswith(LOSS) for probe in spec.probes for glob in probe.layers)
+    if LOSS in layers or not asked:
+        return {}
+    taken = ""
+    if LOSS in spec.data.fields:
+        taken = "a data field is named loss, and so {} means nothing here; rename the field"
+    inputs = [traced.values[name] for name in spec.loss.inputs]
+    num_rows = next((item.shape[0] for item in inputs if item.dim()), 0)
+
+    def thing(layout: Layout, lacks: str = "") -> Thing:
+        shape, item_bytes = layout
+        size = item_bytes * math.prod(shape)
+        return Thing(size, LOSS, scope="loss", lacks=taken or lacks, layout=layout)
+
+    return {
+        LOSS: thing(((), 4)),
+        LOSS_SAMPLES: thing(((num_rows,), 4), _why_no_samples(spec, inputs)),
+        LOSS_ROWS: thing(((num_rows,), 8)),
+    }
+
+
+def _why_no_samples(spec: TrainJob, inputs: list[Tensor]) -> str:
+    criterion = build_loss(spec.loss)
+    try:
+        try:
+            sample_losses(criterion.to("meta"), inputs)
+        except NotImplementedError:  # no meta kernel: one tiny batch of real numbers
+            sample_losses(criterion.to_empty(device="cpu"), [tiny(item) for item in inputs])
+    except Exception as cause:
+        return f"{str(cause).splitlines()[0][:200]}: it does not say {{}}"
+    return ""
+
+
+def _silent(traced: Trace) -> dict[str, str]:
+    """Inner modules that a step never calls, or that put nothing out."""
+    found: dict[str, str] = {}
+    for layer in traced.layers:
+        name, record = layer.layer.name, layer.record
+        with_output = {seen.path for seen in record.outputs.values()}
+        for path, module in layer.module.named_modules():
+            if not path or path in with_output or isinstance(module, nn.ModuleList):
+                continue
+            reason = _NO_TENSOR if path in record.called else _NOT_CALLED
+            found[f"{name}.{path}"] = reason if layer.is_followed else _NOT_FOLLOWED
+    return found
+
+
+def _closed(traced: Trace) -> dict[str, str]:
+    return {layer.layer.name: _how_to_open(layer) for layer in traced.layers if _is_fused(layer)}
+
+
+def _is_fused(layer: Traced) -> bool:
+    return isinstance(layer.module, torch.nn.RNNBase)
+
+
+def _how_to_open(layer: Traced) -> str:
+    name, cell = layer.layer.name, f"{layer.layer.type}Cell"
+    leaves = ", ".join(layer.outputs)
+    return (
+        f"{name!r} is one fused {layer.layer.type}, whose inner steps are no tensors of their own. "
+        f"Watch what it puts out ({leaves}: all steps, then the last states), or write one {cell} "
+        "per step, each shared_with the first"
+    )
+
+
+__all__ = ["everything"]

@@ -1,0 +1,226 @@
+"""The native kernel, the plain path, the path of devices and numpy count the same."""
+
+import math
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+
+from engine.probes import kernel, look
+from engine.probes.compiling import FLAGS, ISAS, LIBRARY, SOURCE, find_compiler, source_mark
+from engine.probes.counted import Counted, landed, on_device, told
+from engine.probes.kernel import TYPES, Kernel
+from engine.probes.summarize import (
+    _count,
+    _flat,
+    _on_device,
+    count_with_torch,
+    sparse,
+    summarize,
+)
+from glasshouse.bins import bins_of, quantiles
+from tests.conftest import absent
+from tests.unit.engine import test_kernel
+from tests.unit.engine.making import of_type, run, spec
+from tests.unit.engine.test_kernel import tensors
+from tests.unit.engine.test_watching import _tensors
+
+native = test_kernel.native
+LARGE = 300_007
+
+
+def by_numpy(x: torch.Tensor) -> tuple[list[int], list[int]]:
+    bins, counts = np.unique(bins_of(x.to(torch.float64).numpy()), return_counts=True)
+    return bins.tolist(), counts.tolist()
+
+
+def all_ways(native: Kernel, x: torch.Tensor) -> list:
+    ways = [native.count([x], isa=isa)[1][0] for isa in range(len(ISAS))]
+    return [*ways, count_with_torch(x), sparse(_count(_flat(x)))]
+
+
+@given(tensors())
+@settings(max_examples=300, deadline=None)
+def test_every_way_counts_what_numpy_counts(native, x):
+    assert all_ways(native, x) == [by_numpy(x)] * 5
+    assert str(native.count([x])[0]) == str(native([x]))
+
+
+@pytest.mark.parametrize("name", _tensors())
+def test_awkward_tensors_are_counted_alike(native, name):
+    x = _tensors()[name]
+    before = x.clone()
+    assert all_ways(native, x) == [by_numpy(x)] * 5
+    assert torch.equal(x.nan_to_num(), before.nan_to_num())
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_every_type_is_counted_through_float32(native, dtype):
+    x = (torch.arange(-3000, 3001, dtype=torch.float64) / 7).to(dtype)
+    assert all_ways(native, x) == [by_numpy(x)] * 5
+    assert sum(native.count([x])[1][0][1]) == len(x)
+
+
+def test_what_is_beyond_float32_is_in_the_last_bin_and_both_zeros_in_the_first(native):
+    x = torch.tensor([1e300, -1e39, 3.5e38, math.inf, math.nan, -0.0, -1e-60, 1e-60], dtype=float)
+    assert all_ways(native, x) == [([0, 0x7F7, 0xFF7], [3, 2, 1])] * 5
+    longs = torch.tensor([2**63 - 1, -(2**63), 0, 3])
+    assert all_ways(native, longs) == [by_numpy(longs)] * 5
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_every_value_of_sixteen_bits_is_in_its_bin(native, dtype):
+    x = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
+    assert all_ways(native, x) == [by_numpy(x)] * 5
+
+
+def test_tensors_of_one_call_do_not_mix(native):
+    batch = [x for x in _tensors().values() if kernel.takes(x)] * 3 + [torch.randn(LARGE)]
+    figures, histograms = native.count(batch)
+    assert histograms == [by_numpy(x) for x in batch]
+    assert str(figures) == str(native(batch))
+    assert native.count([]) == ([], [])
+
+
+def test_one_value_many_times_is_counted_whole(native):
+    assert native.count([torch.zeros(LARGE)])[1] == [([0], [LARGE])]
+    assert native.count([torch.full((LARGE,), -1.5)])[1] == [([2048 + 127 * 8 + 4], [LARGE])]
+
+
+def test_more_values_than_a_table_may_hold_are_counted(tmp_path):
+    if find_compiler() is None:
+        absent("a C++ compiler")
+    library = tmp_path / LIBRARY
+    defined = [f"-DKERNEL_SOURCE={source_mark()}ULL", "-DKERNEL_MOST_PENDING=5000"]
+    command = [find_compiler(), *FLAGS, *defined, SOURCE, "-o", library]
+    subprocess.run(command, check=True)
+    batch = [torch.randn(40_000), torch.randn(100), torch.zeros(0), torch.randn(LARGE)] * 2
+    made = Kernel(library)
+    for threads in (1, 2):
+        assert made.count(batch, threads=threads)[1] == [by_numpy(x) for x in batch]
+
+
+def test_what_the_kernel_cannot_read_is_counted_too():
+    whole = torch.tensor([[0.0, 2.0], [0.0, -0.0]])
+    assert summarize(whole.to_sparse(), histogram=True)[1] == by_numpy(whole)
+    figures, counts = summarize(torch.complex(whole, whole), histogram=True)
+    assert figures[5] == 2.0
+    assert counts == ([0, 128 * 8], [6, 2])
+
+
+def test_without_the_kernel_the_histogram_is_the_same(monkeypatch):
+    x = torch.randn(5000)
+    found = summarize(x, histogram=True)
+    monkeypatch.setattr(kernel, "LOADED", None)
+    assert summarize(x, histogram=True)[1] == found[1] == by_numpy(x)
+
+
+# --- in the record of a step -----------------------------------------------------------------
+
+
+def test_what_is_read_back_from_a_device_tells_the_same_as_what_was_here():
+    both = frozenset({"histogram", "quantiles"})
+    inputs = [torch.randn(300), torch.tensor([math.nan, math.inf]), torch.zeros(0)]
+    here = [Counted("a", "output", *summarize(x, histogram=True), both) for x in inputs]
+    there = [
+        item._replace(
+            figures=torch.tensor(item.figures, dtype=torch.float64), counts=_count(_flat(x))
+        )
+        for item, x in zip(here, inputs, strict=True)
+    ]
+    numbers = torch.cat(on_device(there))
+    assert str(told([*landed(there, numbers)])) == str(told(here))
+    assert on_device(here) == []
+    assert [*landed(here, torch.empty(0))] == here
+
+
+def test_a_step_on_a_device_tells_what_a_step_here_tells(digits, tmp_path, monkeypatch):
+    everything = {"layers": ["*"], "kinds": ["output", "param", "param_grad"], "every": 2}
+    job = spec(probes=[{**everything, "want": ["stats", "histogram", "quantiles"]}])
+    here = of_type(run(tmp_path / "here", job, digits), "stats")
+
+    def as_there(tensor: torch.Tensor, *, histogram: bool = False):
+        x = _flat(tensor)
+        return (_on_device(x), _count(x)) if histogram else _on_device(x)
+
+    monkeypatch.setattr(look, "summarize", as_there)
+    there = of_type(run(tmp_path / "there", job, digits), "stats")
+    assert [record["histograms"] for record in there] == [record["histograms"] for record in here]
+    for mine, other in zip(there, here, strict=True):
+        for key in ("rows", "quantiles"):
+            assert len(mine[key]) == len(other[key]) > 0
+            for row, expected in zip(mine[key], other[key], strict=True):
+                assert row[:2] == expected[:2]
+                assert row[2:] == pytest.approx(expected[2:], rel=1e-6, abs=1e-9)
+
+
+def test_only_what_is_wanted_is_told():
+    figures, counts = summarize(torch.arange(1.0, 9.0), histogram=True)
+    counted = [
+        Counted("a", "output", figures, counts, frozenset({"histogram"})),
+        Counted("b", "output", figures, counts, frozenset({"quantiles"})),
+    ]
+    keys = told(counted)
+    assert keys["histograms"] == [["a", "output", *counts]]
+    assert keys["quantiles"] == [["b", "output", *quantiles(*counts, low=1.0, high=8.0)]]
+    assert told([]) == {}
+
+
+# --- threads ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int32])
+def test_figures_do_not_depend_on_the_number_of_threads(native, dtype):
+    if not native.shares_threads:
+        pytest.skip("torch computes without an OpenMP runtime")
+    batch = [(torch.randn(num) * 100).to(dtype) for num in (5, LARGE, 16384 * 4, 0, 16385 * 9)]
+    alone = native.count(batch, threads=1)
+    for threads in (2, 3, 5, 1000):
+        assert str(native.count(batch, threads=threads)) == str(alone)
+        assert str(native(batch, threads=threads)) == str(alone[0])
+
+
+def test_python_threads_may_share_the_threads(native):
+    inputs = [torch.randn(LARGE) + number for number in range(3)]
+    expected = [native.count([x], threads=1) for x in inputs]
+    wrong: list = []
+
+    def work(number: int) -> None:
+        for _ in range(30):
+            found = native.count([inputs[number]], threads=2)
+            if found != expected[number]:
+                wrong.append(found)
+
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not wrong
+
+
+def test_a_process_that_only_loads_the_kernel_starts_no_thread_and_its_forks_may(native):
+    code = """
+import os, torch
+torch.set_num_threads(1)
+from engine.probes import kernel
+x = torch.ones(400_000)
+expected = kernel.LOADED.count([x])
+assert len(os.listdir("/proc/self/task")) == 1, os.listdir("/proc/self/task")
+if (child := os.fork()) == 0:
+    torch.set_num_threads(2)
+    for _ in range(3):
+        assert kernel.LOADED.count([x]) == expected
+    os._exit(0 if len(os.listdir("/proc/self/task")) > 1 else 3)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+    if kernel.LOADED is None or not native.shares_threads or not os.path.isdir("/proc/self/task"):
+        pytest.skip("there is no kernel in force, or it has no threads")
+    one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    command = [sys.executable, "-c", code]
+    subprocess.run(command, check=True, timeout=60, env={**os.environ, **one})
