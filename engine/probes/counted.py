@@ -7,12 +7,10 @@ from torch import Tensor
 
 from engine.probes.kernel import NUM_FIGURES, Histogram
 from engine.probes.summarize import Counts, Figures, sparse
-from engine.probes.watch import Watch
 from glasshouse.bins import NUM_BINS, quantiles
 from glasshouse.events import STATS_COLUMNS
 
 _LOW, _HIGH = STATS_COLUMNS.index("min") - 2, STATS_COLUMNS.index("max") - 2
-_NOTHING = frozenset[str]()
 NUM_NUMBERS = NUM_FIGURES + NUM_BINS
 
 
@@ -25,11 +23,6 @@ class Counted(NamedTuple):
     counts: Counts
     wanted: frozenset[str]
     """``histogram``, ``quantiles`` or both."""
-
-
-def wanted_counts(watches: Sequence[Watch]) -> frozenset[str]:
-    """What these probes want of a tensor's histogram."""
-    return _NOTHING.union(*(watch.counts for watch in watches))
 
 
 def on_device(counted: Sequence[Counted]) -> list[Tensor]:

@@ -18,15 +18,15 @@ from torch import Tensor, nn
 from engine.data import Rows
 from engine.network import Network, input_leaves, leaves, root
 from engine.probes.calls import Calls
-from engine.probes.counted import Counted, wanted_counts
+from engine.probes.counted import Counted
 from engine.probes.gradients import watch_gradient
-from engine.probes.losses import LOSS_NAMES, sample_losses
+from engine.probes.losses import sample_losses
 from engine.probes.parts import kept
 from engine.probes.points import Point, Seen, Sight, wanting
 from engine.probes.select import LOSS, LOSS_ROWS, LOSS_SAMPLES
 from engine.probes.summarize import summarize, summarize_all
 from engine.probes.updates import changes, copies, states
-from engine.probes.watch import Watch
+from engine.probes.watch import Watch, Watches
 from engine.timing import Clock
 
 Mark = Callable[[str], None]
@@ -126,14 +126,7 @@ class Look(AbstractContextManager["Look"]):
         self._handles: list[Any] = []
         self._rows: list[tuple[str, str, Any]] = []
         self._counted: list[Counted] = []
-        self._goes_on = any(self._is_late(watch) for watch in due)
-
-    def _is_late(self, watch: Watch) -> bool:
-        """Whether a probe looks at something past the backward pass."""
-        kinds = {*watch.probe.kinds}
-        return bool({"update", "optim_state"} & kinds) or (
-            self._clips and watch.point == "clipped" and "param_grad" in kinds
-        )
+        self._goes_on = self._sight.goes_on or (self._clips and self._sight.sees_clipped)
 
     def __enter__(self) -> Self:
         for spot in self._sight.spots:
@@ -194,7 +187,7 @@ class Look(AbstractContextManager["Look"]):
         mark("probes")
 
     def _finish(self) -> None:
-        order = {name: number for number, name in enumerate(self._desk.network.layers)}
+        order = self._sight.order
         last = len(order)
         for found in (self._rows, self._counted):
             found.sort(
@@ -230,7 +223,7 @@ class Look(AbstractContextManager["Look"]):
 
         return hook
 
-    def _tap(self, leaf: str, tensor: Tensor, graded: list[Watch]) -> None:
+    def _tap(self, leaf: str, tensor: Tensor, graded: Watches) -> None:
         def see(gradient: Tensor) -> None:
             self._see("output_grad", leaf, gradient, graded)
 
@@ -239,12 +232,12 @@ class Look(AbstractContextManager["Look"]):
     # --- the loss ---------------------------------------------------------------------------
 
     def _watch_loss(self) -> None:
-        loss_fn, rows = self._desk.training.loss_fn, self._desk.training.rows
-        layers = self._desk.network.layers
-        if loss_fn is None or LOSS in layers or (rows is not None and LOSS in rows.fields):
-            return
-        wanted = {name: wanting(self._due, "output", name, "loss") for name in LOSS_NAMES}
+        wanted = self._sight.loss
         if not any(wanted.values()):
+            return
+        loss_fn, rows = self._desk.training.loss_fn, self._desk.training.rows
+        layers = self._sight.order
+        if loss_fn is None or LOSS in layers or (rows is not None and LOSS in rows.fields):
             return
 
         def hook(_module: nn.Module, inputs: tuple[Any, ...], loss: Tensor) -> None:
@@ -262,12 +255,11 @@ class Look(AbstractContextManager["Look"]):
 
     def _gradients(self, point: str) -> list[Seen]:
         """The gradients that are to be seen now; without clipping all are seen as they came."""
-        found: list[Seen] = []
-        for name, parameter, watches in self._sight.parameters("param_grad"):
-            now = [w for w in watches if (w.point if self._clips else "raw") == point]
-            if now and parameter.grad is not None:
-                found.append((name, parameter.grad, now))
-        return found
+        wanted = self._sight.parameters("param_grad")
+        if self._clips:
+            some = [(n, p, Watches(w for w in found if w.point == point)) for n, p, found in wanted]
+            wanted = [seen for seen in some if seen[2]]
+        return [(n, p.grad, watches) for n, p, watches in wanted if p.grad is not None]
 
     def _states(self, optimizer: torch.optim.Optimizer) -> list[Seen]:
         found: list[Seen] = []
@@ -283,7 +275,7 @@ class Look(AbstractContextManager["Look"]):
         counted = [
             (name, tensor)
             for name, tensor, watches in seen
-            if any(watch.takes_stats for watch in watches) and not wanted_counts(watches)
+            if watches.takes_stats and not watches.counts
         ]
         try:
             figures = summarize_all([tensor for _, tensor in counted])
@@ -294,14 +286,15 @@ class Look(AbstractContextManager["Look"]):
         for (name, _), row in zip(counted, figures, strict=True):
             self._rows.append((name, kind, row))
         for name, tensor, watches in seen:
-            self._see(kind, name, tensor, watches, is_counted=not wanted_counts(watches))
+            if watches.takes_full or watches.counts:
+                self._see(kind, name, tensor, watches, is_counted=not watches.counts)
 
     def _see(
         self,
         kind: str,
         name: str,
         tensor: Tensor,
-        watches: list[Watch],
+        watches: Watches,
         *,
         is_counted: bool = False,
     ) -> None:
@@ -310,24 +303,23 @@ class Look(AbstractContextManager["Look"]):
         try:
             if not is_counted:
                 self._count(kind, name, tensor, watches)
-            if any(watch.takes_full for watch in watches):
+            if watches.takes_full:
                 self._keep(kind, name, tensor, watches)
         except Exception as error:
             self._desk.failed(watches, error)
         finally:
             self._desk.clock.resume("probes")
 
-    def _count(self, kind: str, name: str, tensor: Tensor, watches: list[Watch]) -> None:
-        takes_stats = any(watch.takes_stats for watch in watches)
-        if wanted := wanted_counts(watches):
+    def _count(self, kind: str, name: str, tensor: Tensor, watches: Watches) -> None:
+        if watches.counts:
             figures, counts = summarize(tensor, histogram=True)
-            self._counted.append(Counted(name, kind, figures, counts, wanted))
-            if takes_stats:
+            self._counted.append(Counted(name, kind, figures, counts, watches.counts))
+            if watches.takes_stats:
                 self._rows.append((name, kind, figures))
-        elif takes_stats:
+        elif watches.takes_stats:
             self._rows.append((name, kind, summarize(tensor)))
 
-    def _keep(self, kind: str, name: str, tensor: Tensor, watches: list[Watch]) -> None:
+    def _keep(self, kind: str, name: str, tensor: Tensor, watches: Watches) -> None:
         shape = tuple(tensor.shape)
         for part, view, lossless in kept(watches, tensor):
             self._desk.captures.offer(

@@ -10,7 +10,7 @@ from engine.probes.look import Desk, Look, Seen
 from engine.probes.meter import Meter
 from engine.probes.parts import parts, take
 from engine.probes.recorder import Recorder
-from engine.probes.watch import Watch
+from engine.probes.watch import Watch, Watches
 
 T = TypeVar("T")
 
@@ -83,7 +83,7 @@ class MeasuredLook(Look):
         kind: str,
         name: str,
         tensor: Tensor,
-        watches: list[Watch],
+        watches: Watches,
         *,
         is_counted: bool = False,
     ) -> None:

@@ -114,6 +114,11 @@ class Meter:
             before.end = self._open.start
             self._closed.append(before)
 
+    @property
+    def num_closed(self) -> int:
+        """Steps that are over and were not taken yet."""
+        return len(self._closed)
+
     def watch(self, due: Sequence[Watch]) -> None:
         """These look at the step; one that nobody looks at is not measured."""
         if self._open is not None:

@@ -29,11 +29,11 @@ class Overhead:
         self._governor.keep(watches)
         self._once = {watch: cost for watch, cost in self._once.items() if watch in watches}
 
-    def take(self, measured: Measured, watches: Sequence[Watch]) -> None:
-        """Take in a watched step; an interval that it changes is told."""
+    def take(self, measured: Measured, watches: Sequence[Watch], step: int) -> None:
+        """Take in a watched step; an interval that it changes is told, from ``step`` on."""
         self._step, self._is_told = measured.step, False
         for change in self._governor.take(measured):
-            self._emit(_adjusted(change, measured.step + 1))
+            self._emit(_adjusted(change, step))
         if time.monotonic() - self._told_at >= TELL_S:
             self.tell(watches)
 

@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from torch import Tensor, nn
 
 from engine.network import Network
+from engine.probes.losses import LOSS_NAMES
 from engine.probes.select import Scope, may_match
-from engine.probes.watch import Watch
+from engine.probes.watch import Watch, Watches
 
-Seen = tuple[str, Tensor, list[Watch]]
+Seen = tuple[str, Tensor, Watches]
 """A tensor by its name, and who wants it."""
 
 
@@ -22,18 +24,18 @@ class Point:
     """Its place inside the layer; empty: the layer itself."""
     inputs: list[Watch]
     outputs: list[Watch]
-    _known: dict[tuple[str, str], list[Watch]] = field(default_factory=dict, repr=False)
+    _known: dict[tuple[str, str], Watches] = field(default_factory=dict, repr=False)
 
-    def wanting(self, kind: str, leaf: str, owner: str, number: int) -> list[Watch]:
+    def wanting(self, kind: str, leaf: str, owner: str, number: int) -> Watches:
         """Who looks at a leaf of a call; the same at each step, and so found once."""
         known = self._known.get((kind, leaf))
         if known is None:
             scope: Scope = "inner" if self.path else "layer"
-            known = [
+            known = Watches(
                 watch
                 for watch in (self.inputs if kind == "input" else self.outputs)
                 if watch.wants(kind, leaf, owner=owner, is_first=number == 0, scope=scope)
-            ]
+            )
             self._known[kind, leaf] = known
         return known
 
@@ -47,7 +49,7 @@ class Spot:
     """The layers that it is, in the order of the calls: several where it is shared."""
     points: list[Point] = field(default_factory=list[Point])
 
-    @property
+    @cached_property
     def is_counted(self) -> bool:
         """Whether its calls have to be told apart."""
         return len(self.layers) > 1 or any(point.path for point in self.points)
@@ -60,6 +62,17 @@ class Sight:
         self._network = network
         self._due = due
         self.spots = _find_spots(network, due)
+        self.order = {name: number for number, name in enumerate(network.layers)}
+        """The place of each layer in the network."""
+        self.loss = {name: wanting(due, "output", name, "loss") for name in LOSS_NAMES}
+        """Who looks at the loss, by the names it has."""
+        kinds = {kind for watch in due for kind in watch.probe.kinds}
+        self.goes_on = bool({"update", "optim_state"} & kinds)
+        """Whether somebody looks at what the update does."""
+        self.sees_clipped = any(
+            watch.point == "clipped" and "param_grad" in watch.probe.kinds for watch in due
+        )
+        """Whether somebody looks at gradients after they were clipped, if they are."""
         self._parameters: dict[str, list[Seen]] = {}
 
     def parameters(self, kind: str) -> list[Seen]:
@@ -71,9 +84,9 @@ class Sight:
         return self._parameters[kind]
 
 
-def wanting(due: Sequence[Watch], kind: str, name: str, scope: Scope = "parameter") -> list[Watch]:
+def wanting(due: Sequence[Watch], kind: str, name: str, scope: Scope = "parameter") -> Watches:
     """The probes that look at what is no leaf of a layer."""
-    return [watch for watch in due if watch.wants(kind, name, scope=scope)]
+    return Watches(watch for watch in due if watch.wants(kind, name, scope=scope))
 
 
 def _find_spots(network: Network, due: Sequence[Watch]) -> list[Spot]:

@@ -27,6 +27,8 @@ from glasshouse.spec import Probe
 
 Emit = Callable[[dict[str, Any]], None]
 MAX_FAILURES = 3
+_SETTLE_STEPS = 4
+"""Watched steps after which it is worth while to see what they have cost."""
 _IDLE = Unwatched()
 _KEPT_SIGHTS = 16
 
@@ -109,7 +111,8 @@ class Probes:
         self._step = step
         self._meter.begin(step)  # which ends the step that was watched before
         started = self._meter.start()
-        self._settle()
+        if self._meter.num_closed >= _SETTLE_STEPS:
+            self._settle()
         due = [watch for watch in self._training if watch.is_due(step)]
         self._meter.stop(started, None)
         self._meter.watch(due)
@@ -122,7 +125,7 @@ class Probes:
     def _settle(self) -> None:
         """Take in what watching has cost, as far as it can be read."""
         for measured in self._meter.take():
-            self._overhead.take(measured, self._all)
+            self._overhead.take(measured, self._all, self._step)
 
     def sight(self, due: Sequence[Watch]) -> Sight:
         """What these probes look at; found once."""

@@ -1,6 +1,6 @@
 """One probe at work: what it looks at, on which steps, and how often it has failed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from engine.probes.select import Scope, is_due, means
 from glasshouse.spec import Probe
@@ -85,6 +85,17 @@ class Watch:
             return NEVER
         every = self.every or 1
         return max((step // every + 1) * every, probe.start)
+
+
+class Watches(list[Watch]):
+    """Probes that look at the same tensor, and what they want of it together."""
+
+    def __init__(self, watches: Iterable[Watch] = ()) -> None:
+        super().__init__(watches)
+        self.takes_stats = any(watch.takes_stats for watch in self)
+        self.takes_full = any(watch.takes_full for watch in self)
+        self.counts = frozenset[str]().union(*(watch.counts for watch in self))
+        """``histogram``, ``quantiles``, both or none."""
 
 
 def first_due_after(watches: Sequence[Watch], step: int) -> int:
