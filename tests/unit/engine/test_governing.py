@@ -285,7 +285,7 @@ def test_a_job_whose_watching_costs_much_settles_and_says_so(digits, tmp_path):
     assert first["from"] == 1
     assert first["to"] > 1
     assert first["step"] <= 50
-    assert len(told) <= 4, "it flaps"
+    assert len(told) <= 8, "it flaps"
     last = of_type(records, "overhead")[-1]
     assert last["budget"] == 0.03
     assert 0 < last["fraction"] <= 0.2  # ungoverned it is above 1; the machine may be busy
