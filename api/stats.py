@@ -147,7 +147,9 @@ def _figures(
             )
             for name, column in columns.items()
         }
-        yield Part(series._asdict(), {"step": Column(steps[kept]), **thin})
+        nothing = Column(np.full(len(kept), np.nan), np.zeros(len(kept), bool))
+        shown = {name: thin.get(name, nothing) for name in asked or thin}
+        yield Part(series._asdict(), {"step": Column(steps[kept]), **shown})
 
 
 def _side_by_side(

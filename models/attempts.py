@@ -183,10 +183,6 @@ def ship(
             delete(JobArtifact).where(JobArtifact.job == claim.job, JobArtifact.name.in_(names))
         )
         rows = [{"job": claim.job, "created_at": now(), **row} for row in batch.artifacts]
-        names = [row["name"] for row in rows]  # of an earlier attempt, which was lost
-        tx.execute(
-            delete(JobArtifact).where(JobArtifact.job == claim.job, JobArtifact.name.in_(names))
-        )
         tx.execute(insert(JobArtifact), rows)
     return beat
 

@@ -8,7 +8,10 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
+settings.register_profile("ours", deadline=None)  # a busy machine is late, not wrong
+settings.load_profile("ours")
 IN_CI = os.environ.get("CI") == "true"
 
 

@@ -1,5 +1,8 @@
 """What a probe of each phase may look at, checked before training. Words only."""
 
+from fnmatch import fnmatchcase
+
+from engine.probes.select import LOSS
 from engine.problems import Findings
 from glasshouse.spec import TrainJob
 
@@ -15,6 +18,11 @@ def check_phase(job: TrainJob, number: int, findings: Findings) -> None:
     if job.evaluate is None or job.data.validation is None:
         detail = "the job has no evaluations to look at: give it evaluate and data.validation"
         findings.problem(f"{pointer}/phase", detail, "no_evaluations")
+    names = [layer.name for layer in job.network.layers]
+    for position, glob in enumerate(probe.layers):
+        if glob.startswith(LOSS) and not any(fnmatchcase(name, glob) for name in names):
+            detail = "the loss of an evaluation is over all its batches: it is the metric"
+            findings.problem(f"{pointer}/layers/{position}", f"{detail} validation/loss", "no_kind")
     for position, kind in enumerate(probe.kinds):
         if kind not in OF_EVALUATIONS:
             detail = f"an evaluation computes no gradient and no update, so it has no {kind};"

@@ -50,6 +50,9 @@ def probe(  # noqa: PLR0913 (each is a field of a probe)
     point: Annotated[
         str | None, typer.Option(help="Where param_grad is taken: raw, or clipped.")
     ] = None,
+    lossless: Annotated[
+        bool, typer.Option("--lossless", help="Make training wait for room; drop no tensor.")
+    ] = False,
     list_: Annotated[bool, typer.Option("--list", help="List what is watched.")] = False,
     remove: Annotated[
         str | None, typer.Option(metavar="PROBE", help="Remove a probe by its id (prb_…).")
@@ -84,6 +87,7 @@ def probe(  # noqa: PLR0913 (each is a field of a probe)
             start=start,
             stop=stop,
             point=point,
+            lossless=lossless or None,
             **({} if max_overhead is None else {"max_overhead": max_overhead or None}),
         )
     if json:

@@ -60,6 +60,20 @@ def watched(writer: Writer, tensors: list[np.ndarray]) -> str:
     return f"/jobs/{writer.job.id}"
 
 
+def test_a_figure_that_a_tensor_does_not_have_is_null_not_missing(
+    ada: httpx2.Client, writer: Writer
+) -> None:
+    for step in range(12):
+        record = stats_record(step, [["fc", "output", float(step), *[0.5] * 8]])
+        writer.ship(Batch(stats=[record]))
+    for points in (5, 100):
+        path = f"/jobs/{writer.job.id}/stats?stat=p50,mean&max_points={points}"
+        (entry,) = checked(ada.get(path), inside.StatsList)["data"]
+        assert list(entry["values"]) == ["p50", "mean"]
+        assert entry["values"]["p50"] == [None] * len(entry["step"])
+        assert entry["values"]["mean"] == [float(step) for step in entry["step"]]
+
+
 def test_quantiles_stand_beside_figures(
     ada: httpx2.Client, watched: str, tensors: list[np.ndarray]
 ) -> None:

@@ -471,7 +471,7 @@ def test_probe_attaches_lists_and_removes(run: Run):
     code, out, err = run("probe", "job_1", "--layers", "fc", "--every", "5", routes=routes)
     assert (code, out) == (0, "prb_1\n")
     assert "3.9 KiB" in err
-    parts = ["--want", "full,sample", "--slice", "0:4,::2", "--max-bytes", "4096"]
+    parts = ["--want", "full,sample", "--slice", "0:4,::2", "--max-bytes", "4096", "--lossless"]
     sent: list[bytes] = []
 
     async def keep(request: Request) -> Response:
@@ -480,7 +480,13 @@ def test_probe_attaches_lists_and_removes(run: Run):
 
     keeping = Route("/api/v1/jobs/job_1/probes", keep, methods=["POST"])
     assert run("probe", "job_1", "--layers", "fc", *parts, routes=[routes[0], keeping])[0] == 0
-    fields = {"want": ["full", "sample"], "slice": "0:4,::2", "max_bytes": 4096, "every": 1}
+    fields = {
+        "want": ["full", "sample"],
+        "slice": "0:4,::2",
+        "max_bytes": 4096,
+        "every": 1,
+        "lossless": True,
+    }
     assert json.loads(sent[0]).items() >= fields.items()
     code, out, _ = run("probe", "job_1", "--list", routes=routes)
     assert code == 0

@@ -111,6 +111,7 @@ def test_what_an_evaluation_cannot_show_is_refused_with_the_reason():
     assert set(found) == {"/probes/0/kinds/1", "/probes/0/kinds/2"}
     assert "computes no gradient" in found["/probes/0/kinds/1"]
     assert "evaluate" in errors(job(looking(), evaluate=None))["/probes/0/phase"]
+    assert "validation/loss" in errors(job(looking(layers=["fc", "loss*"])))["/probes/0/layers/1"]
     assert planned(job(looking(kinds=["output", "param"])))["probes"][0]["bytes_per_step"] > 0
 
 
