@@ -93,6 +93,8 @@ class Job(Document):
     queued_at: str
     started_at: str | None
     ended_at: str | None
+    not_before: str | None
+    """A queued job that failed through no fault of its own is not tried again before this."""
     attempt: int
     """0 until a worker has taken it."""
     labels: dict[str, str]

@@ -14,7 +14,8 @@ from engine.clipping import clipping
 from engine.data import Rows
 from engine.failures import StepFailed
 from engine.network import Network
-from engine.optim import build_loss, build_optimizer
+from engine.nonfinite import blame
+from engine.optim import build_loss, build_optimizer, loss_of
 from engine.probes.captures import Captures
 from engine.probes.look import Training
 from engine.probes.taps import Probes
@@ -61,7 +62,7 @@ def train(  # noqa: PLR0913 (what a job is, what it reads, who listens)
         job, learner, validation, probes, out, Timing(clock, work), num_steps=schedule.num_steps
     )
 
-    step = epoch = 0
+    step, epoch, batch = 0, 0, None
     try:
         for step, epoch, batch in schedule.steps():
             clock.mark("data")
@@ -70,7 +71,7 @@ def train(  # noqa: PLR0913 (what a job is, what it reads, who listens)
             with probes.at(step) as look, report.derived.at(step, batch):
                 clock.mark("probes")
                 values = network(batch)
-                loss = loss_fn(*[values[name] for name in job.loss.inputs])
+                loss = loss_of(loss_fn, values, job.loss.inputs)
                 clock.mark("forward")
                 loss.backward()
                 clock.mark("backward")
@@ -93,7 +94,7 @@ def train(  # noqa: PLR0913 (what a job is, what it reads, who listens)
     except Exception as error:
         probes.close()
         report.abandon()
-        raise StepFailed(step, error) from error
+        raise StepFailed(step, blame(error, network, batch)) from error
     return Ending(network, step + 1, cancelled)
 
 

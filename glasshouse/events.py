@@ -162,6 +162,18 @@ class AdjustedEvent(_Event):
     """The first step for which it holds."""
 
 
+class StalledEvent(_Event):
+    """The job makes no progress, although its worker lives. Told once, until it goes on."""
+
+    type: Literal["stalled"]
+    step: int | None
+    """The last step that it reported; null: none yet."""
+    seconds: float
+    """Since the last sign of progress."""
+    action: Literal["warn", "restart", "fail"]
+    """What happens now: the spec's `on_stall`."""
+
+
 class EndEvent(_Event):
     """The job has ended. Always the last event."""
 
@@ -180,6 +192,7 @@ Event = Annotated[
     | DroppedEvent
     | ProbeEvent
     | AdjustedEvent
+    | StalledEvent
     | EndEvent,
     Constraint(discriminator="type"),
 ]
@@ -194,6 +207,7 @@ EVENT_TYPES = (
     "dropped",
     "probe",
     "adjusted",
+    "stalled",
     "end",
 )
 _EVENT: TypeAdapter[Any] = TypeAdapter(Event)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import delete as sql_delete
-from sqlalchemy import insert, select
+from sqlalchemy import func, insert, select
 from sqlalchemy.orm import Session
 
 from glasshouse.errors import CheckpointInUse, CheckpointMissing, CheckpointNotFound
@@ -46,6 +46,11 @@ def newest(tx: Session, job: Job) -> Checkpoint:
     if not found:
         raise CheckpointMissing(f"{job.id} has no complete checkpoint; it is {job.state}.")
     return found[-1]
+
+
+def newest_step(tx: Session, job_id: str) -> int:
+    """How far the checkpoints of a job reach: updates done; 0 where it has none."""
+    return tx.scalar(select(func.max(Checkpoint.step)).where(Checkpoint.job == job_id)) or 0
 
 
 def superseded(tx: Session, job_id: str, keep_last: int) -> list[Checkpoint]:

@@ -132,9 +132,7 @@ def fold(database: Database, claim: Claim, portions: int | None = None) -> bool:
 
 def next_attempt(database: Database, job: Job, claim: Claim, resumed: int | None) -> Claim:
     with database.write() as tx:
-        assert attempts.give_up(
-            tx, claim, exit_kind="lost", reason="lease", max_failures=99, counted=False
-        )
+        assert attempts.give_up(tx, claim, exit_kind="lease_lost", reason="lease", counted=False)
     after = running(database, job)
     with database.write() as tx:
         mine = (Attempt.job == job.id, Attempt.n == after.attempt)
@@ -202,7 +200,7 @@ def test_a_fold_takes_the_blocks_and_goes_with_its_job(database: Database):
     chance = random.Random(1)  # noqa: S311
     add(database, claim, [record(chance, step) for step in range(50)])
     with database.write() as tx:
-        assert attempts.finish(tx, claim, "succeeded", exit_kind="ok")
+        assert attempts.finish(tx, claim, "succeeded", exit_kind="succeeded")
     assert fold(database, claim)  # also after the end
 
     def count(table: Any) -> int:

@@ -204,7 +204,7 @@ class Writer:
 
     def finish(self, state: str = "succeeded") -> None:
         with self.database.write() as tx:
-            assert attempts.finish(tx, self.claim, state, exit_kind="ok")
+            assert attempts.finish(tx, self.claim, state, exit_kind="internal")
         self.ring()
 
 

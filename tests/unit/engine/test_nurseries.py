@@ -38,7 +38,10 @@ class Client:
         assert self.read() == {"ready": True}
 
     def read(self) -> dict:
-        return json.loads(self.lines.readline())
+        said = json.loads(self.lines.readline())
+        if "exited" in said:
+            assert said.pop("peak_bytes") > 50 * 2**20  # torch alone takes more
+        return said
 
     def fork(self, job_dir: Path, **env: str) -> dict:
         reading, writing = os.pipe()

@@ -1,0 +1,63 @@
+"""A job is cancelled at every point of its way: it ends, soon, and nothing is left."""
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.worker.odd_worker import POINTS
+from tests.integration.worker.shop import Shop, endless, train_spec, until
+
+SAVING = {"every_steps": 2}
+EARLY = ("assign", "claim", "describe", "prepare", "fork", "note", "run", "sort", "ship", "beat")
+LATE = ("put", "superseded", "judge", "end", "finish", "remove")
+PLACES = ("start", "0", "3", "save", "evaluate")
+
+
+def cancelled_there(shop: Shop, spec: dict[str, Any], reached: Path) -> str:
+    """Submit a job, cancel it where it is said to have come, and wait for its end."""
+    reached.unlink(missing_ok=True)
+    job_id = shop.submit(spec)
+    until(reached.exists)
+    if shop.job(job_id).ended_at is None:
+        shop.cancel(job_id)
+    job = shop.wait(job_id)
+    assert [event.type for event in shop.events(job_id)][-1] == "end"
+    assert [event.type for event in shop.events(job_id)].count("end") == 1
+    return job.state
+
+
+def test_the_points_are_all_there():
+    assert set(EARLY) | set(LATE) == set(POINTS)
+    assert 2 * len(POINTS) + len(PLACES) > 30
+
+
+@pytest.mark.timeout(600)
+def test_a_cancel_at_every_point_of_the_worker_ends_the_job(shop: Shop):
+    shop.start_worker(odd=True)
+    dataset = shop.dataset()
+    for name, when in product(POINTS, ("before", "after")):
+        (shop.home / "point").write_text(f"{name} {when} pause")
+        late = name in LATE
+        spec = train_spec(dataset, checkpoint=SAVING) if late else endless(dataset)
+        if name == "superseded":
+            spec["checkpoint"] = SAVING | {"keep_last": 1}
+        state = cancelled_there(shop, spec, shop.home / "reached")
+        assert state == "cancelled" or (late and state == "succeeded"), (name, when, state)
+    until(lambda: all(device.job is None for device in shop.devices()))
+    until(lambda: not list((shop.home / "work" / "w1").glob("job_*")))
+    until(lambda: not list((shop.home / "work" / "w1" / "ranks").iterdir()))
+
+
+def test_a_cancel_at_every_place_of_the_rank_ends_the_job(shop: Shop):
+    shop.start_worker(odd=True)
+    dataset = shop.dataset()
+    reached = shop.home / "there"
+    for place in PLACES:
+        labels = {"misbehave": "pause", "at": place, "reached": str(reached)}
+        spec = endless(dataset, checkpoint=SAVING, labels=labels)
+        spec["data"]["validation"] = spec["data"]["train"]
+        spec["evaluate"] = {"every_steps": 2}
+        assert cancelled_there(shop, spec, reached) == "cancelled", place
+    until(lambda: all(device.job is None for device in shop.devices()))
