@@ -3,6 +3,7 @@
 import os
 import signal
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -21,6 +22,17 @@ SAVING = {"every_steps": 2, "keep_last": 1}
 def family(pid: int) -> list[processes.Identity]:
     children = psutil.Process(pid).children(recursive=True)
     return [found for one in children if (found := processes.identify(one.pid)) is not None]
+
+
+def misbehaving(shop: Shop, way: str, **more: str) -> tuple[str, processes.Identity]:
+    """A job whose rank has begun to misbehave."""
+    reached = shop.home / "there"
+    labels = {"misbehave": way, "at": "2", "reached": str(reached), **more}
+    job_id = shop.submit(endless(shop.dataset(), labels=labels))
+    until(reached.exists)
+    leader = processes.identify(shop.rank_pid(job_id))
+    assert leader is not None
+    return job_id, leader
 
 
 def dies_at(shop: Shop, name: str, when: str) -> None:
@@ -58,11 +70,7 @@ def test_a_worker_that_dies_at_any_point_loses_no_job(name: str, when: str, shop
 def test_what_a_killed_worker_leaves_is_gone_soon(way: str, shop: Shop):
     """Also where every thread of the rank is stuck, and no lifeline can be heard."""
     worker = shop.start_worker(odd=True)
-    job_id = shop.submit(endless(shop.dataset(), labels={"misbehave": way, "at": "2"}))
-    pid = shop.rank_pid(job_id)
-    leader = processes.identify(pid)
-    assert leader is not None
-    shop.wait_step(job_id)
+    job_id, leader = misbehaving(shop, way)
     until(lambda: len(processes.session_of(leader)) == (3 if way == "leave-children" else 1))
     worker.kill()
     worker.wait()
@@ -74,10 +82,7 @@ def test_what_a_killed_worker_leaves_is_gone_soon(way: str, shop: Shop):
 
 def test_a_killed_nursery_takes_ranks_along_that_are_stuck(shop: Shop):
     worker = shop.start_worker(odd=True)
-    labels = {"misbehave": "hold-the-gil", "at": "2", "attempts": "1"}
-    job_id = shop.submit(endless(shop.dataset(), labels=labels))
-    leader = processes.identify(shop.rank_pid(job_id))
-    assert leader is not None
+    job_id, leader = misbehaving(shop, "hold-the-gil", attempts="1")
     (nursery,) = psutil.Process(worker.pid).children()
     nursery.kill()
     until(lambda: not processes.alive(leader))
@@ -87,10 +92,8 @@ def test_a_killed_nursery_takes_ranks_along_that_are_stuck(shop: Shop):
 
 def test_leftovers_are_killed_before_the_first_claim_of_the_next_life(shop: Shop):
     worker = shop.start_worker(odd=True)
-    job_id = shop.submit(endless(shop.dataset(), labels={"misbehave": "hold-the-gil", "at": "1"}))
-    pid = shop.rank_pid(job_id)
-    shop.wait_step(job_id)
-    os.kill(pid, signal.SIGSTOP)
+    job_id, leader = misbehaving(shop, "hold-the-gil")
+    os.kill(leader.pid, signal.SIGSTOP)
     everyone = family(worker.pid)
     for number in (signal.SIGSTOP, signal.SIGKILL):
         worker.send_signal(number)
@@ -108,6 +111,6 @@ def test_the_supervisor_and_its_worker_know_neither_torch_nor_numpy(shop: Shop):
     probe: dict[str, Any] = {"layers": ["fc*"], "kinds": ["output"], "every": 5, "want": ["stats"]}
     job_id = shop.submit(train_spec(shop.dataset(), probes=[probe]))
     assert shop.wait(job_id).state == "succeeded"
-    mapped = open(f"/proc/{worker.pid}/maps").read()
+    mapped = Path(f"/proc/{worker.pid}/maps").read_text()
     assert "libtorch" not in mapped
     assert "libc10" not in mapped
