@@ -148,6 +148,23 @@ class ProbeEvent(_Event):
     """The first step that was watched like this; of ``failed``, the step of the last failure."""
 
 
+class CommandEvent(_Event):
+    """A command was applied at a step boundary, or rejected there."""
+
+    type: Literal["command"]
+    command: str
+    state: Literal["applied", "rejected"]
+    step: int
+    """The first step for which it holds."""
+    set: dict[str, Any] | None = None
+    do: Literal["checkpoint", "evaluate"] | None = None
+    old: dict[str, Any] | None
+    """The settings that it changed, as they were."""
+    new: dict[str, Any] | None
+    by: str | None
+    """The owner of the key that asked."""
+
+
 class AdjustedEvent(_Event):
     """The engine changed an interval by itself, so that watching takes no more than it may."""
 
@@ -179,6 +196,7 @@ Event = Annotated[
     | LogEvent
     | DroppedEvent
     | ProbeEvent
+    | CommandEvent
     | AdjustedEvent
     | EndEvent,
     Constraint(discriminator="type"),
@@ -193,6 +211,7 @@ EVENT_TYPES = (
     "log",
     "dropped",
     "probe",
+    "command",
     "adjusted",
     "end",
 )

@@ -12,12 +12,16 @@ from sqlalchemy import delete, insert, literal, select, update
 from sqlalchemy.orm import Session
 
 from glasshouse.errors import WorkerLost
-from models import captures, checkpoints, events, metrics, probes
+from models import captures, checkpoints, commands, events, metrics, pausing, probes
+from models.commands import CommandChange
 from models.database import now_ms
 from models.events import NewEvent
 from models.probes import ProbeChange
 from models.state import ENDED, LIVE, sources
 from models.tables import Attempt, Command, Device, Job, JobArtifact, now
+
+_IN_ORDER = ("paused", "interrupted")
+"""Kinds of exit of attempts that ended as they were asked to, while their jobs go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,8 @@ class Batch:
     """The newest revision of the probes that is in force, and its first step."""
     probe_changes: list[ProbeChange] = field(default_factory=list[ProbeChange])
     """What the engine found out about probes, or did with them."""
+    commands: list[CommandChange] = field(default_factory=list[CommandChange])
+    """Commands that the engine applied or rejected."""
     job: dict[str, Any] = field(default_factory=dict[str, Any])
     """New values of the job's ``progress``, ``summary``, ``probe_overhead``, ``result``."""
 
@@ -177,6 +183,7 @@ def ship(
         probes.applied(tx, claim.job, *batch.probes)
     for change in batch.probe_changes:
         probes.note(tx, claim.job, change)
+    commands.note(tx, claim.job, batch.commands)
     if batch.artifacts:
         names = [row["name"] for row in batch.artifacts]  # an earlier attempt may have made them
         tx.execute(
@@ -264,9 +271,10 @@ def give_up(
     max_failures: int,
     counted: bool = True,
 ) -> bool:
-    """End an attempt that failed through no fault of the job: the job is queued again, or failed.
+    """End an attempt and not its job, which is queued again, or paused where that was asked.
 
-    ``counted`` False: a worker that ends in good order is no failure and never fails the job.
+    ``counted``: it failed, though through no fault of the job; too many such failures end the job.
+    A pause, and a worker that ends in good order, are no failures.
     False is returned where this attempt had lost its job already.
     """
     row = tx.execute(
@@ -279,6 +287,8 @@ def give_up(
     before, failures, cancelled_at = row
     if cancelled_at is not None:
         target, error = "cancelled", None
+    elif before == "pausing":
+        target, error = "paused", None
     elif counted and failures + 1 >= max_failures:
         target, error = "failed", _worker_lost(failures + 1, reason)
     else:
@@ -292,7 +302,9 @@ def give_up(
         "lease_expires_ms": None,
         "error": error,
     }
-    if target == "queued":
+    if target == "paused":
+        changes |= {"fence": claim.fence + 1, "devices": [], "worker": None, "paused_at": time}
+    elif target == "queued":
         # the fence moves now: the lost attempt must not write even before the next one begins
         changes |= {"fence": claim.fence + 1, "devices": [], "worker": None, "queued_at": time}
         changes |= {"progress": None, "summary": {}, "rung_at": None, "probe_overhead": None}
@@ -300,7 +312,10 @@ def give_up(
         new.append(NewEvent("end", time, {"state": target}))
         changes |= {"ended_at": time}
     events.append(tx, claim.job, new, **changes)
-    _close(tx, claim.job, claim.fence, "lost", exit_kind)
+    state = "ended" if exit_kind in _IN_ORDER else "lost"
+    _close(tx, claim.job, claim.fence, state, exit_kind)
+    if target == "paused":
+        pausing.settle(tx, claim.job)
     return True
 
 
@@ -396,6 +411,8 @@ def _close(tx: Session, job_id: str, fence: int, state: str, exit_kind: str) -> 
         .values(job=None, fence=None)
     )
     probes.close(tx, job_id)
+    if tx.scalar(select(Job.state).where(Job.id == job_id)) in ENDED:
+        commands.reject_pending(tx, job_id)
     ended = select(Job.id).where(Job.id == job_id, Job.state.in_(ENDED)).exists()
     tx.execute(
         update(Command)

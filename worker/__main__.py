@@ -137,7 +137,7 @@ class Worker:
             signal.signal(number, signal.SIG_IGN)
         self.stop()
         station = self.station
-        station.wait_idle(self._settings.grace_s + self._settings.kill_s + _LATE_S)
+        station.wait_idle(self._settings.grace_s + self._settings.kill_s + _LATE_S / 2)
         for thread in self._threads:
             thread.end()
         tasks.heard("leave", self._retire)
@@ -179,7 +179,7 @@ class Worker:
 
     def _force_end(self) -> None:
         """A worker that cannot end in order ends all the same; its lifelines end its ranks."""
-        time.sleep(self._settings.grace_s + self._settings.kill_s + 2 * _LATE_S)
+        time.sleep(self._settings.grace_s + self._settings.kill_s + _LATE_S)
         _log.error("worker_did_not_stop_in_time")
         os._exit(1)
 

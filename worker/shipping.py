@@ -17,6 +17,7 @@ from glasshouse.events import STATS_COLUMNS, is_upkeep
 from glasshouse.ids import new_id
 from models.artifacts import Artifacts
 from models.attempts import Batch, Claim
+from models.commands import CommandChange
 from models.events import NewEvent
 from models.probes import ProbeChange
 from models.tables import now
@@ -80,6 +81,7 @@ class Sorter:
             "probe": self._probe,
             "overhead": self._overhead,
             "adjusted": self._adjusted,
+            "command": self._command,
             "end": self._end,
         }
 
@@ -150,6 +152,13 @@ class Sorter:
     def _adjusted(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
         to.batch.events.append(NewEvent("adjusted", at, record))
         self._note(to, record["probe"], {"every_now": int(record["to"])})
+
+    def _command(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
+        values = {name: record.get(name) for name in ("state", "step", "old", "new", "problem")}
+        if record["state"] not in ("applied", "rejected"):
+            raise ValueError(f"{record['state']!r} is not an end of a command")
+        to.batch.commands.append(CommandChange(record["command"], values))
+        to.batch.events.append(NewEvent("command", at, record))
 
     def _note(self, to: Shipment, probe: str, values: dict[str, Any]) -> None:
         to.batch.probe_changes.append(ProbeChange(probe, values, self._revision))

@@ -13,7 +13,7 @@ import structlog
 
 from engine.spool import SpoolDamaged, read_frames
 from glasshouse.errors import EngineFailed, RunFailure, StorageFailed
-from models import attempts, captures, checkpoints, jobs, probes
+from models import attempts, captures, checkpoints, commands, jobs, probes
 from models.attempts import Beat, Claim
 from models.database import Transaction
 from models.tables import Job
@@ -22,6 +22,7 @@ from worker.draining import NO_SPACE, Drain
 from worker.folding import Folding
 from worker.logs import Log
 from worker.nursery import STREAMS, NurseryLost, log_path
+from worker.orders import Orders
 from worker.ranks import Exit, Rank
 from worker.shipping import BadRecord, Shipment, Sorter
 from worker.station import AWAY, Station
@@ -85,6 +86,7 @@ class Supervisor:
         self._num_commands = 0
         self._commands: list[str] = []
         self._probes = Watching(self._dir)
+        self._orders = Orders(self._dir)
         self._folding = Folding(station.database, claim)
         self.has_ended_job = False
         self._force = False
@@ -135,6 +137,7 @@ class Supervisor:
             self._end,
             exit_,
             cancelled=self._cancelled,
+            pausing=self._pausing,
             stopping=self._station.stopping.is_set(),
             out_of_memory=processes.oom_kills() != oom_kills,
         )
@@ -159,6 +162,7 @@ class Supervisor:
             described, env = workplace.describe(tx, self._station.artifacts, self._claim, self._job)
         workplace.prepare(self._dir, described | {"ring": self._drain.name})
         self._probes.told(described["probes"])
+        self._orders.told(described["commands"])
         return env
 
     def _watch(self, rank: Rank, stop: Stop) -> Exit | None:
@@ -168,9 +172,10 @@ class Supervisor:
             self._look(final=exit_ is not None)
             self._beat_if_due()
             self._folding.turn()
-            if self._cancelled or self._station.stopping.is_set():
-                stop.ask(force=self._force)
+            if (how := self._ends_as) is not None:
+                stop.ask(how, force=self._force)
             self._probes.tell(rank)
+            self._orders.tell(rank)
             stop.press()
             if exit_ is not None and self._pending is None and self._drain.idle:
                 return exit_
@@ -183,7 +188,7 @@ class Supervisor:
     def _hurry(self) -> None:
         """After the end of the rank, a disk that hangs may not keep the job for ever."""
         settings = self._station.settings
-        ends_now = self._cancelled or self._station.stopping.is_set()
+        ends_now = self._ends_as is not None
         if self._drain.stuck_for_s() > (settings.kill_s if ends_now else settings.grace_s):
             self._drain.abandon()
 
@@ -307,9 +312,10 @@ class Supervisor:
         if beat.num_commands != self._num_commands:
             with self._station.database.read() as tx:
                 pending = jobs.commands_pending(tx, self._claim.job)
-                if any(command.body["do"] == "probes" for command in pending):
+                if any(command.body.get("do") == "probes" for command in pending):
                     self._probes.wanted = probes.wanted(tx, self._claim.job)
-            stops = [command for command in pending if command.body["do"] == "cancel"]
+            self._orders.want(commands.orders(pending))
+            stops = [command for command in pending if command.body.get("do") == "cancel"]
             self._commands = [command.id for command in stops]
             self._force = any(command.body.get("force") for command in stops)
             self._num_commands = beat.num_commands
@@ -317,6 +323,19 @@ class Supervisor:
     @property
     def _cancelled(self) -> bool:
         return self._beat is not None and self._beat.cancel_requested
+
+    @property
+    def _pausing(self) -> bool:
+        return self._beat is not None and self._beat.state == "pausing"
+
+    @property
+    def _ends_as(self) -> str | None:
+        """How the rank is to end now; None: it is not to."""
+        if self._cancelled:
+            return "cancelled"
+        if self._pausing:
+            return "paused"
+        return "interrupted" if self._station.stopping.is_set() else None
 
     def _close(self, end: Ended | Again) -> None:
         """Write the end into the ledger."""

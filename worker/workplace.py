@@ -17,7 +17,7 @@ from glasshouse.errors import (
     JobNotFound,
     StorageFailed,
 )
-from models import checkpoints, datasets, jobs, probes, workers
+from models import checkpoints, commands, datasets, jobs, probes, workers
 from models.artifacts import Artifacts
 from models.attempts import Claim
 from models.database import Transaction
@@ -55,6 +55,7 @@ def describe(
             "device": _device(held, workers.info_of(tx, held[0].worker)),
             "flops": job.plan.get("flops"),
             "checkpoint": saved and {"dir": str(artifacts.local(saved.key))},
+            "commands": commands.to_carry_out(tx, job.id, None),
             "probes": probes.wanted(tx, job.id) if job.kind == "train" else None,
             "trained_by": saved and jobs.get(tx, saved.job, None).resolved,
         }, {"CUDA_VISIBLE_DEVICES": _visible(held)}
