@@ -26,6 +26,7 @@ from api.submission import Prepared, prepare
 from api.views import BASE, command_json, job_json
 from glasshouse import jsonio
 from glasshouse.errors import CommandNotFound, InvalidRequest
+from glasshouse.failpoints import failpoint
 from glasshouse.ids import is_id
 from glasshouse.spec import InferJob, TrainJob
 from glasshouse.spec.jobs import JobName, Label, LabelValue
@@ -101,12 +102,14 @@ async def create_job(
         def make(tx: Transaction) -> Answer:
             nonlocal job_id
             job = _add(tx, caller, prepared)
+            failpoint("submit.commit")
             job_id = job.id
             headers = {"Location": f"{BASE}/jobs/{job.id}", "ETag": job_tag(job)}
             return Answer(201, headers, jsonio.dumps(job_json(job)))
 
         answer, replayed = idempotent.once(house.database, token, make)
         if not replayed:
+            failpoint("submit.committed")
             _ring(house, job_id)
         return answer, replayed
 
@@ -133,6 +136,7 @@ def _add(tx: Transaction, caller: Caller, prepared: Prepared) -> Job:
 def _ring(house: Resources, job_id: str) -> None:
     """Wake a dispatcher. Only when the bell was heard is it taken from the outbox."""
     if house.bell.ring():
+        failpoint("submit.rung")
         with house.database.write() as tx:
             jobs.rung(tx, job=job_id)
 

@@ -13,11 +13,13 @@ import structlog
 
 from engine.spool import SpoolDamaged, read_frames
 from glasshouse.errors import EngineFailed, RunFailure, StorageFailed
-from models import attempts, captures, checkpoints, jobs, probes
+from glasshouse.failpoints import failpoint
+from models import attempts, captures, jobs, keeping, probes
 from models.attempts import Beat, Claim
 from models.database import Transaction
+from models.keeping import Keeping
 from models.tables import Job
-from worker import processes, verdict, workplace
+from worker import processes, resuming, verdict, workplace
 from worker.draining import NO_SPACE, Drain
 from worker.folding import Folding
 from worker.logs import Log
@@ -48,8 +50,7 @@ class Fenced(Exception):
 
 def supervise(station: Station, job_id: str) -> None:
     """Run the attempt that waits for this worker, if there is one; a doorbell's whole work."""
-    with station.database.write() as tx:
-        claimed = attempts.claim(tx, job_id, station.name)
+    claimed = resuming.claim(station, job_id)
     if claimed is None:
         return
     with structlog.contextvars.bound_contextvars(attempt=claimed[0].attempt):
@@ -70,7 +71,7 @@ class Supervisor:
         self._job = job
         self._dir = station.work / claim.job / str(claim.attempt)
         self._logs = [Log(log_path(self._dir, name), name) for name in STREAMS]
-        self._sorter = Sorter(claim, job.owner, self._dir)
+        self._sorter = Sorter(claim, job.owner, self._dir, job.summary)
         self._drain = Drain.of(claim, station.artifacts, station.settings.capture_buffer_bytes)
         self._register = workplace.Register(station.work)
         self._rank: Rank | None = None
@@ -89,8 +90,10 @@ class Supervisor:
         self.has_ended_job = False
         self._force = False
         self._wrote_at = self._shipped_at = self._retry_at = 0.0
-        saving: dict[str, int] = job.resolved.get("checkpoint", {}) if job.kind == "train" else {}
-        self._keep_last = saving.get("keep_last", 3)
+        self._resumes = False
+        self._unreadable: str | None = None
+        """What is wrong with the checkpoint that this attempt was to resume from."""
+        self._keeping = Keeping.of(job.resolved)
 
     def run(self) -> None:
         """Run it to its end, whatever happens."""
@@ -129,6 +132,10 @@ class Supervisor:
             self._end_rank()
             failure = EngineFailed(f"What the training process wrote cannot be read: {error}")
             return Ended("failed", "spool_damaged", failure.as_dict())
+        if self._resumes:
+            self._unreadable = resuming.unreadable(self._end)
+        if self._unreadable is not None:
+            return Again("storage", self._unreadable, counted=False)
         if exit_ is None:
             return verdict.unkillable(cancelled=self._cancelled)
         return verdict.judge(
@@ -146,11 +153,14 @@ class Supervisor:
             self._beat_if_due()
             if station.stopping.is_set():
                 raise NurseryLost("the worker stops")
+        failpoint("rank.fork")
         self._rank = rank = station.nursery.fork(self._dir, env)
+        failpoint("rank.forked")
         self._register.note(rank.identity)
         gpus = [uuid for uuid in env["CUDA_VISIBLE_DEVICES"].split(",") if uuid]
         self._usage = Usage(rank.identity.pid, gpus)
         self._stop = stop = Stop(rank, grace_s=settings.grace_s, kill_s=settings.kill_s)
+        failpoint("rank.noted")
         _log.info("rank_started", pid=rank.identity.pid)
         return rank, stop
 
@@ -159,6 +169,7 @@ class Supervisor:
             described, env = workplace.describe(tx, self._station.artifacts, self._claim, self._job)
         workplace.prepare(self._dir, described | {"ring": self._drain.name})
         self._probes.told(described["probes"])
+        self._resumes = described["resume"] is not None
         return env
 
     def _watch(self, rank: Rank, stop: Stop) -> Exit | None:
@@ -232,6 +243,7 @@ class Supervisor:
             shipment.take(self._drain.finished())
             if not self._drain.idle:
                 return False
+        failpoint("ship.begin")
         try:
             shipment.move_files(self._station.artifacts)
             self._store(shipment)
@@ -243,8 +255,10 @@ class Supervisor:
                 _log.warning("disk_full")
                 return self._later()
             raise StorageFailed(f"A file of the job could not be stored: {error}") from error
+        failpoint("ship.committed")
         self._offset = shipment.offsets[1]
         self._drain.release(shipment.lots)
+        failpoint("ship.released")
         self._end = shipment.end or self._end
         self._shipped_at = time.monotonic()
         self._station.bells.changed(self._claim.job)
@@ -272,8 +286,9 @@ class Supervisor:
                     tx, claim, shipment.batch, offsets=shipment.offsets, lease_ms=lease_ms
                 )
             if beat is not None and shipment.batch.checkpoints:
-                old = checkpoints.superseded(tx, claim.job, self._keep_last)
-                gone = [row.key for row in old]
+                gone = keeping.supersede(tx, claim.job, self._keeping)
+                failpoint("keep.commit")
+            failpoint("ship.commit")
         self._began = self._began or before != after
         self._heard(beat)
         for key in gone:
@@ -294,6 +309,7 @@ class Supervisor:
         try:
             with self._station.database.write() as tx:
                 beat = attempts.beat(tx, self._claim, lease_ms=self._station.lease_ms)
+                failpoint("beat.commit")
             self._heard(beat)
         except AWAY as error:
             _log.warning("ledger_away", error=str(error))
@@ -320,13 +336,18 @@ class Supervisor:
 
     def _close(self, end: Ended | Again) -> None:
         """Write the end into the ledger."""
+        failpoint("end.begin")
         stored = self._station.insist(lambda: self._write_end(end))
+        failpoint("end.committed")
         self.has_ended_job = stored and isinstance(end, Ended)
         _log.info("attempt_ended", exit_kind=end.exit_kind, stored=stored)
 
     def _write_end(self, end: Ended | Again) -> bool:
         with self._station.database.write() as tx:
+            failpoint("end.commit")
             if isinstance(end, Again):
+                if self._unreadable is not None:
+                    attempts.refuse_checkpoint(tx, self._claim, self._unreadable)
                 return attempts.give_up(
                     tx,
                     self._claim,

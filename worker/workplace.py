@@ -17,7 +17,8 @@ from glasshouse.errors import (
     JobNotFound,
     StorageFailed,
 )
-from models import checkpoints, datasets, jobs, probes, workers
+from glasshouse.failpoints import failpoint
+from models import attempts, checkpoints, datasets, jobs, probes, workers
 from models.artifacts import Artifacts
 from models.attempts import Claim
 from models.database import Transaction
@@ -56,6 +57,7 @@ def describe(
             "flops": job.plan.get("flops"),
             "checkpoint": saved and {"dir": str(artifacts.local(saved.key))},
             "probes": probes.wanted(tx, job.id) if job.kind == "train" else None,
+            "resume": _resume(tx, artifacts, claim),
             "trained_by": saved and jobs.get(tx, saved.job, None).resolved,
         }, {"CUDA_VISIBLE_DEVICES": _visible(held)}
     except (FileNotFoundError, DatasetNotFound, JobNotFound) as error:
@@ -70,15 +72,18 @@ def prepare(directory: Path, description: dict[str, Any]) -> None:
     """
     try:
         shutil.rmtree(directory, ignore_errors=True)
+        failpoint("workplace.make")
         for part in (".", "logs", "captures", "checkpoints", "artifacts"):
             (directory / part).mkdir(mode=0o700, parents=True, exist_ok=True)
         (directory / "job.json").write_text(jsonio.dumps(description))
+        failpoint("workplace.made")
     except OSError as error:
         raise StorageFailed(f"The worker cannot write its work directory: {error}") from error
 
 
 def remove(directory: Path) -> None:
     """Remove an attempt's directory, and the job's if it was its last."""
+    failpoint("workplace.remove")
     shutil.rmtree(directory, ignore_errors=True)
     with contextlib.suppress(OSError):
         directory.parent.rmdir()
@@ -132,6 +137,14 @@ def _checkpoint(tx: Transaction, spec: dict[str, Any]) -> Checkpoint | None:
         return checkpoints.newest(tx, jobs.get(tx, spec["job"], None))
     except (CheckpointNotFound, CheckpointMissing, JobNotFound) as error:
         raise StorageFailed(str(error)) from error
+
+
+def _resume(tx: Transaction, artifacts: Artifacts, claim: Claim) -> dict[str, Any] | None:
+    """The checkpoint to go on from, as its step; None: from scratch."""
+    start = attempts.start_of(tx, claim)
+    if start is None:
+        return None
+    return {"dir": str(artifacts.local(start.key)), "step": start.step, "commands": []}
 
 
 def _device(held: list[Device], info: dict[str, Any]) -> dict[str, Any]:
