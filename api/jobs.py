@@ -26,6 +26,7 @@ from api.submission import Prepared, prepare
 from api.views import BASE, job_json
 from glasshouse import jsonio
 from glasshouse.errors import InvalidRequest
+from glasshouse.failpoints import failpoint
 from glasshouse.ids import is_id
 from glasshouse.spec import InferJob, TrainJob
 from glasshouse.spec.jobs import JobName, Label, LabelValue
@@ -110,12 +111,14 @@ def store(
     def make(tx: Transaction) -> Answer:
         nonlocal job_id
         job = _add(tx, caller, prepared, parent)
+        failpoint("submit.commit")
         job_id = job.id
         headers = {"Location": f"{BASE}/jobs/{job.id}", "ETag": job_tag(job)}
         return Answer(201, headers, jsonio.dumps(job_json(job)))
 
     answer, replayed = idempotent.once(house.database, token, make)
     if not replayed:
+        failpoint("submit.committed")
         ring(house, job_id)
     return idempotent.sent(answer, replayed=replayed)
 
@@ -140,6 +143,7 @@ def _add(tx: Transaction, caller: Caller, prepared: Prepared, parent: str | None
 def ring(house: Resources, job_id: str) -> None:
     """Wake a dispatcher. Only when the bell was heard is it taken from the outbox."""
     if house.bell.ring():
+        failpoint("submit.rung")
         with house.database.write() as tx:
             jobs.rung(tx, job=job_id)
 

@@ -23,6 +23,7 @@ from engine.timing import Work
 from engine.train import train
 from glasshouse import jsonio
 from glasshouse.errors import RunFailure, SpecFailed
+from glasshouse.failpoints import failpoint
 from glasshouse.spec import Field, InferJob, Source, TrainJob, parse_job
 
 PARENT_GONE = 75
@@ -184,6 +185,7 @@ def main(job_dir: Path, control_fd: int | None = None) -> int:
 
     0: an ``end`` record was written, whatever it says. Anything else is for the worker to name.
     """
+    failpoint("rank.begin")
     spool = SpoolWriter(job_dir / "spool")
     control = Lifeline(control_fd, job_dir)
     out = Outputs(job_dir, spool.append, spool.settle, spool.flush)
@@ -193,6 +195,7 @@ def main(job_dir: Path, control_fd: int | None = None) -> int:
     error = None if failure is None else failure.as_dict()
     spool.append({"type": "end", "at": now(), "state": state, "error": error})
     spool.close()
+    failpoint("rank.end")
     return 0
 
 

@@ -65,7 +65,8 @@ class AttemptEvent(_Event):
     type: Literal["attempt"]
     n: int
     resumed_from_step: int | None
-    """Step after which this attempt's values replace those of earlier attempts; null: all."""
+    """The step that it runs first: what earlier attempts said of that step and of later ones gives
+    way. 0: it begins anew. Null: it is the first attempt."""
 
 
 class MetricsEvent(_Event):

@@ -163,6 +163,9 @@ class Attempt(Table):
     """assigned, claimed, then ended or lost."""
     devices: Mapped[list[Any]]
     resumed_from_step: Mapped[int | None]
+    """The step that it runs first; 0: from the beginning. NULL: the first attempt, or unclaimed."""
+    checkpoint: Mapped[str | None]
+    """The one that it resumes from."""
     spool_offset: Mapped[int] = mapped_column(BigInteger, default=0)
     """Everything in the spool before this byte is in the events."""
     created_at: Mapped[datetime]
@@ -182,6 +185,10 @@ class Event(Table):
     attempt: Mapped[int]
     at: Mapped[datetime]
     type: Mapped[str]
+    step: Mapped[int | None] = mapped_column(BigInteger)
+    """The step that it tells of, or the last one done before it: where a later attempt began again
+    at that step or before it, the event is hidden. NULL: it tells of no step, and is never hidden.
+    """
     payload: Mapped[str]
     """The type's own fields, as JSON text: sent on as it is, never parsed on the way."""
 
@@ -304,6 +311,8 @@ class Checkpoint(Table):
     metrics: Mapped[dict[str, Any]]
     key: Mapped[str]
     created_at: Mapped[datetime]
+    state: Mapped[str] = mapped_column(server_default="complete")
+    """complete; damaged: nothing resumes from it."""
 
     __table_args__ = (Index(None, "job", "step"),)
 
@@ -318,6 +327,9 @@ class JobArtifact(Table):
     size_bytes: Mapped[int] = mapped_column(BigInteger)
     key: Mapped[str]
     created_at: Mapped[datetime]
+    attempt: Mapped[int | None]
+    step: Mapped[int | None] = mapped_column(BigInteger)
+    """The step that it belongs to; NULL: it belongs to the whole job."""
 
 
 class Dataset(Table):

@@ -18,6 +18,8 @@ from glasshouse.client.transport import API, Request
 from glasshouse.errors import APIError, JobCancelled, JobFailed
 
 _SAMPLES = re.compile(r"samples-(\d+)\.safetensors")
+Attempts = int | Literal["all"] | None
+"""Whose rows: None, those of one uninterrupted run; ``"all"``; or one attempt's."""
 ENDINGS = frozenset({"succeeded", "failed", "cancelled"})
 
 
@@ -102,6 +104,7 @@ class Job(Steered):
         types: Iterable[str] | None = None,
         after: int = 0,
         *,
+        attempt: Attempts = None,
         give_up_after_s: float = 120.0,
     ) -> EventStream:
         """Its events as they happen, from its first (or the one after ``after``) to its end.
@@ -109,6 +112,7 @@ class Job(Steered):
         Args:
             types: only events of these types.
             after: ``seq`` of the last event that is known already.
+            attempt: ``"all"``: also what gave way to a later attempt; a number: only that one's.
             give_up_after_s: raise after this long without reaching the service.
         """
         return EventStream(
@@ -116,31 +120,49 @@ class Job(Steered):
             f"{API}{self.path}/stream",
             types=types,
             after=after,
+            attempt=attempt,
             give_up_after_s=give_up_after_s,
         )
 
-    def events(self, types: Iterable[str] | None = None, after: int = 0) -> Generator[AnyEvent]:
-        """Its events so far; does not wait for more."""
+    def events(
+        self, types: Iterable[str] | None = None, after: int = 0, *, attempt: Attempts = None
+    ) -> Generator[AnyEvent]:
+        """Its events so far; does not wait for more. ``attempt`` as in ``stream``."""
         params = {"types": None if types is None else ",".join(types), "after": after}
+        params["attempt"] = attempt
         for record in self._transport.pages(f"{self.path}/events", params):
             yield read_event(record)
 
     @overload
-    def metrics(self, name: str, *, max_points: int | None = None) -> Series: ...
+    def metrics(
+        self, name: str, *, max_points: int | None = None, attempt: Attempts = None
+    ) -> Series: ...
 
     @overload
     def metrics(self) -> dict[str, dict[str, Any]]: ...
 
-    def metrics(self, name: str | None = None, *, max_points: int | None = None) -> Any:
-        """One metric as a `Series`; without a name, a table of all: last, min, max, count."""
+    def metrics(
+        self,
+        name: str | None = None,
+        *,
+        max_points: int | None = None,
+        attempt: Attempts = None,
+    ) -> Any:
+        """One metric as a `Series`; without a name, a table of all: last, min, max, count.
+
+        A job that was begun again has one value for each step, as if it had not been;
+        ``attempt="all"`` gives those of every attempt, a number those of one.
+        """
         if name is None:
             entries = self._transport.pages(f"{self.path}/metrics")
             return {entry["name"]: _numbers(entry) for entry in entries}
-        return self.series([name], max_points=max_points)[0]
+        return self.series([name], max_points=max_points, attempt=attempt)[0]
 
-    def series(self, names: list[str], *, max_points: int | None = None) -> list[Series]:
+    def series(
+        self, names: list[str], *, max_points: int | None = None, attempt: Attempts = None
+    ) -> list[Series]:
         """Several metrics in one request."""
-        params = {"name": names, "max_points": max_points}
+        params = {"name": names, "max_points": max_points, "attempt": attempt}
         columns = self._transport.get(f"{self.path}/metrics/query", params)
         return [Series.read(name, columns) for name in names]
 
