@@ -15,6 +15,7 @@ _LINKS = (
     "stats",
     "captures",
     "probes",
+    "commands",
     "checkpoints",
     "artifacts",
     "logs",
@@ -37,6 +38,8 @@ def job_json(job: Job) -> dict[str, Any]:
         "started_at": time_text(job.started_at),
         "ended_at": time_text(job.ended_at),
         "not_before": not_before(job),
+        "paused_at": time_text(job.paused_at),
+        "paused_s": job.paused_ms / 1000,
         "attempt": job.attempt,
         "labels": job.labels,
         "priority": job.priority,
@@ -104,9 +107,13 @@ def command_json(command: Command) -> dict[str, Any]:
         "job": command.job,
         "body": command.body,
         "state": command.state,
+        "by": command.by,
         "step": command.step,
+        "old": command.old,
+        "new": command.new,
         "problem": command.problem,
         "created_at": time_text(command.created_at),
+        "links": {"self": f"{BASE}/jobs/{command.job}/commands/{command.id}"},
     }
 
 

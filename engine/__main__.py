@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,9 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.cancel_requested = False
+        self.ends_as = "cancelled"
         self.wanted = None
+        self.orders: deque[dict[str, Any]] = deque()
         signal.signal(signal.SIGINT, self._ask)
 
     def _ask(self, _signal: int, _frame: Any) -> None:

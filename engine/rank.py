@@ -4,6 +4,7 @@ import json
 import os
 import threading
 import traceback
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from engine.timing import Work
 from engine.train import train
 from glasshouse import jsonio
 from glasshouse.errors import RunFailure, SpecFailed
+from glasshouse.failpoints import failpoint
 from glasshouse.spec import Field, InferJob, Source, TrainJob, parse_job
 
 PARENT_GONE = 75
@@ -33,7 +35,9 @@ class Lifeline:
 
     def __init__(self, descriptor: int | None, job_dir: Path) -> None:
         self.cancel_requested = False
+        self.ends_as = "cancelled"
         self.wanted: Wanted | None = None
+        self.orders: deque[dict[str, Any]] = deque()
         self._job_dir = job_dir
         if descriptor is not None:
             thread = threading.Thread(
@@ -48,19 +52,32 @@ class Lifeline:
                     command = json.loads(line)
                 except ValueError:
                     continue
-                if command.get("do") == "cancel":
-                    self.cancel_requested = True
-                elif command.get("do") == "probes":
-                    self._read_wanted(command)
+                try:
+                    self._hear(command)
+                except (OSError, KeyError, TypeError, ValueError, AttributeError):
+                    traceback.print_exc()
         os._exit(PARENT_GONE)
 
-    def _read_wanted(self, command: dict[str, Any]) -> None:
+    def _hear(self, command: dict[str, Any]) -> None:
+        match command.get("do"):
+            case "cancel":
+                self._end("cancelled")
+            case "stop":
+                self._end(str(command["as"]))
+            case "probes":
+                self.wanted = Wanted.read(self._read(command))
+            case "commands":
+                self.orders.extend(self._read(command))
+            case _:
+                pass  # of a newer supervisor
+
+    def _end(self, state: str) -> None:
+        self.ends_as = state  # before it is asked for, and a cancellation overrides a pause
+        self.cancel_requested = True
+
+    def _read(self, command: dict[str, Any]) -> Any:
         """A list may be long, so that the pipe carries the name of its file."""
-        try:
-            name = Path(command["file"]).name
-            self.wanted = Wanted.read(jsonio.loads((self._job_dir / name).read_bytes()))
-        except (OSError, KeyError, TypeError, ValueError):
-            traceback.print_exc()
+        return jsonio.loads((self._job_dir / Path(command["file"]).name).read_bytes())
 
 
 @dataclass(frozen=True)
@@ -75,6 +92,8 @@ class Assignment:
     trained_by: TrainJob | None
     watched: Wanted | None = None
     """The probes of now; None: those of the spec."""
+    orders: tuple[dict[str, Any], ...] = ()
+    """Commands: first those to be applied again, then those that wait."""
     ring: str | None = None
     """The ring that the worker empties of whole tensors."""
     flops: float | None = None
@@ -103,6 +122,7 @@ class Assignment:
                 checkpoint=Path(raw["checkpoint"]["dir"]) if raw.get("checkpoint") else None,
                 trained_by=parsed if isinstance(parsed, TrainJob) else None,
                 watched=Wanted.read(raw["probes"]) if raw.get("probes") else None,
+                orders=tuple(raw.get("commands") or ()),
                 ring=raw.get("ring"),
                 flops=raw.get("flops"),
                 peak_flops=raw["device"].get("peak_flops"),
@@ -118,16 +138,19 @@ class Assignment:
 
 
 def run(job: Assignment, *, control: Control, out: Outputs) -> str:
-    """Run an assignment to its end; returns ``succeeded`` or ``cancelled``."""
+    """Run an assignment to its end; returns ``succeeded``, or what it was asked to end as."""
     if job.num_threads is not None:
         torch.set_num_threads(job.num_threads)
     # One path, watched or not: torch's shortcut for attention is taken only where nobody hooks in.
     torch.backends.mha.set_fastpath_enabled(False)
     if isinstance(job.spec, InferJob):
         inputs = _infer_inputs(job, job.spec)
-        return infer.run(job.spec, job.trained_by, inputs, control=control, out=out)
+        state = infer.run(job.spec, job.trained_by, inputs, control=control, out=out)
+        return control.ends_as if state == "cancelled" else state
     spec = job.spec
     out.ring = job.ring
+    if job.orders:
+        control.orders.extendleft(reversed(job.orders))
     out.flush()
 
     def rows(source: Source) -> Rows:
@@ -140,7 +163,7 @@ def run(job: Assignment, *, control: Control, out: Outputs) -> str:
     planned = min(spec.data.batch_size, training.num_rows)
     work = Work(None if job.flops is None else job.flops / planned, job.peak_flops)
     ending = train(spec, training, judged, control=control, out=out, watched=job.watched, work=work)
-    return "cancelled" if ending.cancelled else "succeeded"
+    return ending.state
 
 
 def _fields_read(spec: TrainJob) -> list[str]:
@@ -162,6 +185,7 @@ def main(job_dir: Path, control_fd: int | None = None) -> int:
 
     0: an ``end`` record was written, whatever it says. Anything else is for the worker to name.
     """
+    failpoint("rank.begin")
     spool = SpoolWriter(job_dir / "spool")
     control = Lifeline(control_fd, job_dir)
     out = Outputs(job_dir, spool.append, spool.settle, spool.flush)
@@ -171,6 +195,7 @@ def main(job_dir: Path, control_fd: int | None = None) -> int:
     error = None if failure is None else failure.as_dict()
     spool.append({"type": "end", "at": now(), "state": state, "error": error})
     spool.close()
+    failpoint("rank.end")
     return 0
 
 

@@ -9,6 +9,7 @@ ExitKind = Literal[
     "killed",
     "paused",
     "interrupted",
+    "checkpoint_refused",
     "user_error",
     "nonfinite",
     "oom_device",
@@ -37,6 +38,7 @@ FATES: dict[ExitKind, Fate] = {
     "killed": "ends",
     "paused": "waits",
     "interrupted": "returns",
+    "checkpoint_refused": "returns",
     "user_error": "ends",
     "nonfinite": "ends",
     "oom_device": "ends",
@@ -76,7 +78,8 @@ class Backoff:
 
 def max_restarts(resolved: dict[str, Any]) -> int:
     """The restarts without progress that a resolved spec allows."""
-    return (resolved.get("retry") or {}).get("max_restarts", MAX_RESTARTS)
+    retry: dict[str, int] = resolved.get("retry") or {}
+    return retry.get("max_restarts", MAX_RESTARTS)
 
 
 def is_over(kind: ExitKind, *, failures: int, crashes: int, restarts: int) -> bool:

@@ -71,16 +71,18 @@ def refresh_devices(tx: Session, worker: str, devices: Sequence[FoundDevice]) ->
     tx.flush()
 
 
-def quarantine(tx: Session, claim: Claim, reason: str) -> None:
+def quarantine(tx: Session, claim: Claim, reason: str) -> bool:
     """Give the devices of an attempt to nobody; the worker's inventory lifts it when they are free.
 
-    Called before the attempt's end is written, in the same transaction.
+    Called before the attempt's end is written, in the same transaction. False: it has none.
     """
-    tx.execute(
+    held = tx.scalars(
         update(Device)
         .where(Device.job == claim.job, Device.fence == claim.fence)
         .values(healthy=False, reason=reason)
+        .returning(Device.id)
     )
+    return bool(held.all())
 
 
 def beat(tx: Session, worker: str) -> bool:

@@ -25,9 +25,10 @@ from models.artifacts import LocalArtifacts
 from models.database import Database
 from models.settings import Settings
 from models.workers import FoundDevice
-from worker import inventory, journal, tasks
+from worker import inventory, journal, leftovers, tasks
 from worker.app import NUM_BELL_SLOTS, make_app
 from worker.bells import DISPATCH_QUEUE, Bells, worker_queue
+from worker.leftovers import Leftovers
 from worker.nursery import Nursery, wait_for
 from worker.register import Register
 from worker.signals import ENDING, listen
@@ -87,6 +88,7 @@ class Worker:
             Every(settings.heartbeat_s, self._beat, "heartbeat"),
             Every(settings.sweep_s, Sweep(station), "sweep"),
             Every(settings.inventory_s, self._take_inventory, "inventory", at_once=False),
+            Every(leftovers.EVERY_S, Leftovers(station), "leftovers", at_once=False),
         ]
         return True
 
@@ -120,6 +122,8 @@ class Worker:
         return_attempts(
             station, held, exit_kind="worker_lost", reason="its worker ended unexpectedly"
         )
+        for claim in held:
+            leftovers.remove_unnamed(station, claim, 0.0)
         tasks.heard("start", station.dispatch)
 
     def _serve_bells(self) -> None:
@@ -136,15 +140,18 @@ class Worker:
         )
         # Celery's own handlers would start the process again on SIGHUP, and end it in a hurry on
         # SIGQUIT: here a signal has one meaning
-        celery.install_platform_tweaks = lambda _: listen(self.stop, self.hurry)
+        celery.install_platform_tweaks = self._listen
         celery.start()
+
+    def _listen(self, *_: Any) -> None:
+        listen(self.stop, self.hurry)
 
     def _leave(self) -> None:
         """End in good order: what ran is queued again, and the worker is no longer there."""
-        listen(self.stop, self.hurry)
+        self._listen()
         self.stop()
         station = self.station
-        station.wait_idle(self._settings.grace_s + self._settings.kill_s + _LATE_S)
+        station.wait_idle(self._settings.grace_s + self._settings.kill_s + _LATE_S / 2)
         for thread in self._threads:
             thread.end()
         tasks.heard("leave", self._retire)
@@ -188,7 +195,7 @@ class Worker:
 
     def _force_end(self) -> None:
         """A worker that cannot end in order ends all the same; its lifelines end its ranks."""
-        time.sleep(self._settings.grace_s + self._settings.kill_s + 2 * _LATE_S)
+        time.sleep(self._settings.grace_s + self._settings.kill_s + _LATE_S)
         _log.error("worker_did_not_stop_in_time")
         os._exit(1)
 

@@ -7,10 +7,12 @@ from typing import Any
 
 import structlog
 
+from glasshouse.failpoints import failpoint
 from models.attempts import Claim
 from models.tables import Job
 from worker import processes, workplace
 from worker.nursery import NurseryLost
+from worker.orders import Orders
 from worker.ranks import Rank
 from worker.register import Register
 from worker.station import Station
@@ -26,16 +28,25 @@ class Launch:
     """Starts the rank of one attempt and sees to its end."""
 
     def __init__(
-        self, station: Station, claim: Claim, job: Job, directory: Path, watching: Watching
+        self,
+        station: Station,
+        claim: Claim,
+        job: Job,
+        directory: Path,
+        watching: Watching,
+        orders: Orders,
     ) -> None:
         self._station = station
         self._claim = claim
         self._job = job
         self._dir = directory
         self._watching = watching
+        self._orders = orders
         self._register = Register(station.work)
         self._devices = [str(device["id"]) for device in job.devices]
         self._rank: Rank | None = None
+        self.resumes = False
+        """Whether the rank was handed a checkpoint to go on from."""
         self.usage: Usage | None = None
         """What the rank uses of its machine."""
         self.is_stuck = False
@@ -56,13 +67,16 @@ class Launch:
             meanwhile()
             if station.stopping.is_set():
                 raise NurseryLost("the worker stops")
+        failpoint("rank.fork")
         self._rank = rank = station.nursery.fork(self._dir, env)
+        failpoint("rank.forked")
         try:
             self._register.note(rank.identity, self._devices)
         except OSError as error:
             raise workplace.unwritable(error) from error
         gpus = [uuid for uuid in env["CUDA_VISIBLE_DEVICES"].split(",") if uuid]
         self.usage = Usage(rank.identity.pid, gpus)
+        failpoint("rank.noted")
         _log.info("rank_started", pid=rank.identity.pid)
         return rank, Stop(
             rank,
@@ -107,4 +121,6 @@ class Launch:
             described, env = workplace.describe(tx, self._station.artifacts, self._claim, self._job)
         workplace.prepare(self._dir, described | {"ring": ring})
         self._watching.told(described["probes"])
+        self._orders.told(described["commands"])
+        self.resumes = described["resume"] is not None
         return env

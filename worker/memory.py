@@ -75,7 +75,8 @@ def beside_plan(error: dict[str, Any], plan: dict[str, Any]) -> dict[str, Any]:
     planned: dict[str, int] = plan.get("memory") or {}
     if error.get("category") != "out_of_memory" or not planned:
         return error
-    memory = {**(error.get("memory") or {}), "planned": planned}
+    known: dict[str, Any] = error.get("memory") or {}
+    memory = {**known, "planned": planned}
     heads = {name: planned[name] for name in _HEADS if planned.get(name)}
     if not heads:
         return {**error, "memory": memory}

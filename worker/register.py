@@ -74,12 +74,12 @@ class Register:
         """Those of this boot; what else lies here names nothing that could run."""
         for path in sorted(self._directory.iterdir()):
             try:
-                entry = json.loads(path.read_text())
+                entry: dict[str, Any] = json.loads(path.read_text())
                 process = Identity(int(entry["pid"]), str(entry["started"]))
-                of_this_boot = entry["boot"] == processes.boot_id()
+                boot = str(entry["boot"])
             except (OSError, ValueError, KeyError, TypeError):
-                of_this_boot = False
-            if of_this_boot:
+                boot, entry, process = "", {}, Identity(0, "")
+            if boot == processes.boot_id():
                 yield process, entry
             else:
                 path.unlink(missing_ok=True)

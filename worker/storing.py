@@ -13,10 +13,12 @@ import structlog
 
 from engine.spool import read_frames
 from glasshouse.errors import StorageFailed
-from models import attempts, captures, checkpoints
+from glasshouse.failpoints import failpoint
+from models import attempts, captures, keeping
 from models.attempts import Beat, Claim
 from models.database import Transaction
 from models.events import NewEvent
+from models.keeping import Keeping
 from models.tables import Job
 from worker.asked import Asked
 from worker.draining import NO_SPACE, Drain
@@ -54,7 +56,7 @@ class Store:
         self._dir = directory
         self._asked = asked
         self._logs = [Log(log_path(directory, name), name) for name in STREAMS]
-        self._sorter = Sorter(claim, job.owner, directory)
+        self._sorter = Sorter(claim, job.owner, directory, job.summary)
         self.drain = Drain.of(claim, station.artifacts, station.settings.capture_buffer_bytes)
         self.usage: Usage | None = None
         """What the rank uses of its machine, once there is one."""
@@ -69,8 +71,7 @@ class Store:
         self._pending: Shipment | None = None
         self._tried = self._behind = False
         self._wrote_at = self._shipped_at = self._retry_at = 0.0
-        saving: dict[str, int] = job.resolved.get("checkpoint", {}) if job.kind == "train" else {}
-        self._keep_last = saving.get("keep_last", 3)
+        self._keeping = Keeping.of(job.resolved)
 
     @property
     def idle(self) -> bool:
@@ -132,6 +133,7 @@ class Store:
         try:
             with self._station.database.write() as tx:
                 beat = attempts.beat(tx, self._claim, lease_ms=self._station.lease_ms)
+                failpoint("beat.commit")
             self._heard(beat)
         except AWAY as error:
             _log.warning("ledger_away", error=str(error))
@@ -168,6 +170,7 @@ class Store:
             shipment.take(self.drain.finished())
             if not self.drain.idle:
                 return False
+        failpoint("ship.begin")
         try:
             shipment.move_files(self._station.artifacts)
             self._store(shipment)
@@ -179,8 +182,10 @@ class Store:
                 _log.warning("disk_full")
                 return self._later()
             raise StorageFailed(f"A file of the job could not be stored: {error}") from error
+        failpoint("ship.committed")
         self.offset = shipment.offsets[1]
         self.drain.release(shipment.lots)
+        failpoint("ship.released")
         self.end = shipment.end or self.end
         self._shipped_at = time.monotonic()
         self._station.bells.changed(self._claim.job)
@@ -208,8 +213,9 @@ class Store:
                     tx, claim, shipment.batch, offsets=shipment.offsets, lease_ms=lease_ms
                 )
             if beat is not None and shipment.batch.checkpoints:
-                old = checkpoints.superseded(tx, claim.job, self._keep_last)
-                gone = [row.key for row in old]
+                gone = keeping.supersede(tx, claim.job, self._keeping)
+                failpoint("keep.commit")
+            failpoint("ship.commit")
         self._began = self._began or before != after
         self._heard(beat)
         for key in gone:

@@ -12,16 +12,18 @@ import structlog
 
 from engine.spool import SpoolDamaged
 from glasshouse.errors import EngineFailed, RunFailure
+from glasshouse.failpoints import failpoint
 from models import attempts, workers
 from models.attempts import Claim
 from models.tables import Job
-from worker import explaining, memory, verdict, workplace
+from worker import explaining, memory, resuming, verdict, workplace
 from worker.asked import Asked
 from worker.draining import BadRecord
 from worker.folding import Folding
 from worker.holding import Hold
 from worker.launch import Launch
 from worker.nursery import NurseryLost
+from worker.orders import Orders
 from worker.patience import Patience
 from worker.pulse import Pulse
 from worker.ranks import Exit, Rank
@@ -38,13 +40,16 @@ _BUSY_S = 0.01
 
 def supervise(station: Station, job_id: str) -> None:
     """Run the attempt that waits for this worker, if there is one; a doorbell's whole work."""
-    with station.database.write() as tx:
-        claimed = attempts.claim(tx, job_id, station.name)
-        spent_s = 0.0 if claimed is None else attempts.spent_s(tx, claimed[0])
+    claimed = resuming.claim(station, job_id)
     if claimed is None:
         return
+
+    def spent_s() -> float:
+        with station.database.read() as tx:
+            return attempts.spent_s(tx, claimed[0])
+
     with structlog.contextvars.bound_contextvars(attempt=claimed[0].attempt):
-        supervisor = Supervisor(station, *claimed, spent_s=spent_s)
+        supervisor = Supervisor(station, *claimed, spent_s=station.insist(spent_s))
         supervisor.run()
         station.bells.changed(job_id)
         if supervisor.has_ended_job:
@@ -62,13 +67,16 @@ class Supervisor:
         self._job = job
         self._dir = station.work / claim.job / str(claim.attempt)
         self._watching = Watching(self._dir)
-        self._asked = Asked(station, claim.job, self._watching)
+        self._orders = Orders(self._dir)
+        self._asked = Asked(station, claim.job, self._watching, self._orders)
         self._store = Store(station, claim, job, self._dir, self._asked)
-        self._launch = Launch(station, claim, job, self._dir, self._watching)
+        self._launch = Launch(station, claim, job, self._dir, self._watching, self._orders)
         self._folding = Folding(station.database, claim)
         self._patience = Patience(job.resolved, station.settings, spent_s=spent_s)
         self._is_overdue = False
         self.has_ended_job = False
+        self._unreadable: str | None = None
+        """What is wrong with the checkpoint that this attempt was to go on from."""
 
     def run(self) -> None:
         """Run it to its end, whatever happens."""
@@ -106,6 +114,10 @@ class Supervisor:
         except (SpoolDamaged, BadRecord) as error:
             failure = EngineFailed(f"What the training process wrote cannot be read: {error}")
             return Ended("failed", "internal", failure.as_dict())
+        if self._launch.resumes:
+            self._unreadable = resuming.unreadable(self._store.end)
+        if self._unreadable is not None:
+            return Again("checkpoint_refused", self._unreadable)
         if exit_ is None:
             self._launch.abandon()
             return verdict.unkillable(cancelled=self._asked.cancelled)
@@ -130,10 +142,11 @@ class Supervisor:
             store.beat_if_due()
             self._folding.turn()
             self._lose_patience(pulse, hold)
-            if self._pressed.at_all:
+            if (how := self._pressed.how) is not None:
                 hold.release()
-                stop.ask(force=self._asked.force or self._station.hurries)
+                stop.ask(how, force=self._asked.force or self._station.hurries)
             self._watching.tell(rank)
+            self._orders.tell(rank)
             stop.press()
             if exit_ is not None and store.idle:
                 return exit_
@@ -149,14 +162,14 @@ class Supervisor:
             pulse.moved()
         if (stalled := self._patience.listen(pulse, self._store.step)) is not None:
             self._store.note(stalled)
-        if not self._pressed.at_all:
+        if self._pressed.how is None:
             hold.weigh(pulse.size - self._store.offset)
         self._is_overdue = self._is_overdue or self._patience.is_over(pulse.lived_s)
 
     def _hurry(self) -> None:
         """After the end of the rank, a disk that hangs may not keep the job for ever."""
         settings, drain = self._station.settings, self._store.drain
-        ends_now = self._asked.cancelled or self._stopping
+        ends_now = self._pressed.how is not None
         if drain.stuck_for_s() > (settings.kill_s if ends_now else settings.grace_s):
             drain.abandon()
 
@@ -171,6 +184,7 @@ class Supervisor:
         return Pressed(
             cancelled=self._asked.cancelled,
             stopping=self._stopping,
+            pausing=self._asked.pausing,
             timeout_s=patience.timeout_s if self._is_overdue else None,
             stalled_s=patience.stalled_s,
             on_stall="fail" if patience.on_stall == "fail" else "restart",
@@ -178,16 +192,21 @@ class Supervisor:
 
     def _close(self, end: Ended | Again) -> None:
         """Write the end into the ledger."""
+        failpoint("end.begin")
         stored = self._station.insist(lambda: self._write_end(end))
+        failpoint("end.committed")
         self.has_ended_job = stored and isinstance(end, Ended)
         _log.info("attempt_ended", exit_kind=end.exit_kind, stored=stored)
 
     def _write_end(self, end: Ended | Again) -> bool:
         error = end.error and explaining.explain(end.error, self._job, self._store)
         with self._station.database.write() as tx:
+            failpoint("end.commit")
             if self._launch.is_stuck:
                 workers.quarantine(tx, self._claim, "a process of a job does not end")
             if isinstance(end, Again):
+                if self._unreadable is not None:
+                    attempts.refuse_checkpoint(tx, self._claim, self._unreadable)
                 return attempts.give_up(
                     tx,
                     self._claim,

@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from glasshouse.failpoints import failpoint
 from models import attempts, jobs, workers
 from models.attempts import Claim
 from models.endings import FATES, ExitKind
@@ -121,7 +122,10 @@ class Sweep:
                 reason="its worker was silent for too long",
                 backoff=station.backoff,
             )
+            if ended:
+                failpoint("sweep.commit")
         if ended:
+            failpoint("sweep.committed")
             _log.warning("lease_expired", job=claim.job, attempt=claim.attempt)
             station.bells.changed(claim.job)
         return ended
@@ -139,8 +143,10 @@ def return_attempts(
                 exit_kind=exit_kind,
                 reason=reason,
                 backoff=station.backoff,
-                counted=FATES[exit_kind] != "returns",
+                counted=FATES[exit_kind] == "retries",
             )
+            failpoint("return.commit")
+        failpoint("return.committed")
         station.bells.changed(claim.job)
 
 

@@ -23,6 +23,9 @@ _KINDS: dict[str, ExitKind] = {
 }
 """By the category of a failure; any other is ``internal``."""
 
+PAUSED = "paused by its owner"
+INTERRUPTED = "its worker was stopped"
+
 
 @dataclass(frozen=True, slots=True)
 class Ended:
@@ -35,7 +38,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """The attempt was lost through no fault of the job."""
+    """The attempt is over and its job is not: lost, interrupted, or paused."""
 
     exit_kind: ExitKind
     reason: str
@@ -44,8 +47,8 @@ class Again:
 
     @property
     def counted(self) -> bool:
-        """Whether this is a failure; a worker that ends in good order is none."""
-        return FATES[self.exit_kind] != "returns"
+        """Whether this is a failure; a pause and a worker that ends in good order are none."""
+        return FATES[self.exit_kind] == "retries"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,8 @@ class Pressed:
     """Its owner asked."""
     stopping: bool = False
     """This worker ends."""
+    pausing: bool = False
+    """Its owner asked for a pause."""
     timeout_s: float | None = None
     """It took longer than this, which it may not."""
     stalled_s: float | None = None
@@ -63,9 +68,14 @@ class Pressed:
     on_stall: Literal["restart", "fail"] = "restart"
 
     @property
-    def at_all(self) -> bool:
-        """Whether it was pressed."""
-        return self.cancelled or self.stopping or bool(self.timeout_s) or bool(self.stalled_s)
+    def how(self) -> Literal["cancelled", "paused", "interrupted"] | None:
+        """How the rank is to end; None: it is not to. All but the first save a checkpoint."""
+        if self.cancelled:
+            return "cancelled"
+        if self.pausing:
+            return "paused"
+        at_all = self.stopping or self.timeout_s is not None or self.stalled_s is not None
+        return "interrupted" if at_all else None
 
 
 def judge(
@@ -77,7 +87,8 @@ def judge(
     """
     if end is not None:
         return _by_its_word(end, pressed)
-    if pressed.at_all:
+    own_fault = pressed.how == "paused" and exit_.signal not in _FROM_OUTSIDE
+    if pressed.how is not None and not own_fault:
         return _by_pressure(pressed, "killed")
     return _by_exit(exit_, out_of_memory=out_of_memory)
 
@@ -93,8 +104,8 @@ def failed(error: dict[str, Any]) -> Ended | Again:
 def kind_of(error: dict[str, Any]) -> ExitKind:
     """Which of the ends a named failure is."""
     if error["category"] == "out_of_memory":
-        where = (error.get("memory") or {}).get("where")
-        return "oom_device" if where == "device" else "oom_host"
+        known: dict[str, Any] = error.get("memory") or {}
+        return "oom_device" if known.get("where") == "device" else "oom_host"
     if error["code"] == "disk_full":
         return "disk_full"
     return _KINDS.get(error["category"], "internal")
@@ -111,13 +122,17 @@ def _by_its_word(end: dict[str, Any], pressed: Pressed) -> Ended | Again:
         return Ended("succeeded", "succeeded")
     if end["state"] == "failed":
         return failed(end["error"])
+    if end["state"] == "paused" and not pressed.cancelled:
+        return Again("paused", PAUSED)
     return _by_pressure(pressed, "cancelled")
 
 
-def _by_pressure(pressed: Pressed, cancelled: Literal["cancelled", "killed"]) -> Ended | Again:
-    """It ended because it was pressed to."""
+def _by_pressure(pressed: Pressed, how: Literal["cancelled", "killed"]) -> Ended | Again:
+    """It ended because it was pressed to: by its own word, or killed."""
     if pressed.cancelled:
-        return Ended("cancelled", cancelled)
+        return Ended("cancelled", how)
+    if pressed.pausing and how == "killed":
+        return Again("paused", f"{PAUSED}; it reached no step boundary in time")
     if pressed.timeout_s is not None:
         error = Timeout(f"The job took longer than its timeout_s of {pressed.timeout_s:g} s.")
         return Ended("failed", "timeout", error.as_dict())
@@ -127,7 +142,7 @@ def _by_pressure(pressed: Pressed, cancelled: Literal["cancelled", "killed"]) ->
         if pressed.on_stall == "fail":
             return Ended("failed", "stalled", error)
         return Again("stalled", reason, error)
-    return Again("interrupted", "its worker was stopped")
+    return Again("interrupted", INTERRUPTED)
 
 
 def _by_exit(exit_: Exit, *, out_of_memory: bool) -> Ended | Again:

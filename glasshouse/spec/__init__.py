@@ -18,7 +18,7 @@ from glasshouse.spec.metrics import Metric
 from glasshouse.spec.network import Graph, Layer
 from glasshouse.spec.probes import Form, Probe, TensorKind
 from glasshouse.spec.strict import Args, Spec
-from glasshouse.spec.training import Checkpoint, Evaluate, GradClip, Loss, Optimizer, Stop
+from glasshouse.spec.training import Checkpoint, Evaluate, GradClip, Init, Loss, Optimizer, Stop
 
 __all__ = [
     "Args",
@@ -34,6 +34,7 @@ __all__ = [
     "Graph",
     "InferData",
     "InferJob",
+    "Init",
     "IntegerField",
     "JobSpec",
     "Layer",

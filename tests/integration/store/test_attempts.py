@@ -134,7 +134,7 @@ def test_a_supervisor_with_an_old_fence_can_write_nothing(database: Database):
         with database.write() as tx:
             yield attempts.ship(tx, old, losses((1, 1.0)), offsets=(10, 20), lease_ms=LEASE_MS)
         with database.write() as tx:
-            yield attempts.finish(tx, old, "failed", exit_kind="lease_lost") or None
+            yield attempts.finish(tx, old, "failed", exit_kind="internal") or None
         with database.write() as tx:
             yield (attempts.give_up(tx, old, exit_kind="lease_lost", reason="late") or None)
 

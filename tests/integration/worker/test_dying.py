@@ -70,7 +70,7 @@ def test_a_worker_that_dies_at_any_point_loses_no_job(name: str, when: str, shop
 def test_what_a_killed_worker_leaves_is_gone_soon(way: str, shop: Shop):
     """Also where every thread of the rank is stuck, and no lifeline can be heard."""
     worker = shop.start_worker(odd=True)
-    job_id, leader = misbehaving(shop, way)
+    _, leader = misbehaving(shop, way)
     until(lambda: len(processes.session_of(leader)) == (3 if way == "leave-children" else 1))
     worker.kill()
     worker.wait()
