@@ -1,7 +1,8 @@
 """A nursery whose ranks misbehave as the labels of their jobs say; the rest of it is the real one.
 
-Labels: ``misbehave`` names one of `WAYS`, ``at`` the step after which, or ``start``, ``evaluate``
-or ``save``; ``attempts``: only the first so many attempts do. ``reached``: a file to make then.
+Labels: ``misbehave`` names one of `WAYS`, ``at`` the step after which, or ``start``, ``evaluate``,
+``save`` or a failpoint; ``attempts``: only the first so many attempts do. ``reached``: a file to
+make then.
 """
 
 import ctypes
@@ -16,10 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from engine import nursery, rank
-from engine.report import Reporter
+from glasshouse import failpoints
 
 
 def crash() -> None:
@@ -49,6 +47,8 @@ def leave_children() -> None:
 
 
 def ask_for_memory() -> None:
+    import torch
+
     torch.empty(2**60, dtype=torch.uint8)
 
 
@@ -99,29 +99,38 @@ class Misbehaviour:
         WAYS[way]()
 
 
-def after(misbehaviour: Misbehaviour, name: str, place: Callable[..., str]) -> None:
-    """Come to a place whenever a method of the reporter has done its work."""
-    real = getattr(Reporter, name)
-
-    def act(self: Reporter, *args: Any, **options: Any) -> Any:
-        result = real(self, *args, **options)
-        misbehaviour.come_to(place(*args))
-        return result
-
-    setattr(Reporter, name, act)
+def come_to(place: str) -> None:
+    """Come to a place; a rank does, once it knows what it is to do there."""
+    if misbehaviour is not None:
+        misbehaviour.come_to(place)
 
 
-def main(job_dir: Path, control_fd: int | None = None) -> int:
-    misbehaviour = Misbehaviour(job_dir)
-    misbehaviour.come_to("start")
-    after(misbehaviour, "step", lambda step, *_: str(step))
-    after(misbehaviour, "evaluate", lambda *_: "evaluate")
-    after(misbehaviour, "save", lambda *_: "save")
-    return _real_main(job_dir, control_fd)
-
-
-_real_main = rank.main
+misbehaviour: Misbehaviour | None = None
 
 if __name__ == "__main__":
-    rank.main = main
+    failpoints.failpoint = come_to  # before anybody takes it
+    from engine import nursery, rank
+    from engine.report import Reporter
+
+    def after(name: str, place: Callable[..., str]) -> None:
+        """Come to a place whenever a method of the reporter has done its work."""
+        real = getattr(Reporter, name)
+
+        def act(self: Reporter, *args: Any, **options: Any) -> Any:
+            result = real(self, *args, **options)
+            come_to(place(*args))
+            return result
+
+        setattr(Reporter, name, act)
+
+    def main(job_dir: Path, control_fd: int | None = None) -> int:
+        global misbehaviour  # noqa: PLW0603
+        misbehaviour = Misbehaviour(job_dir)
+        misbehaviour.come_to("start")
+        return real_main(job_dir, control_fd)
+
+    after("step", lambda step, *_: str(step))
+    after("evaluate", lambda *_: "evaluate")
+    after("save", lambda *_: "save")
+    real_main, rank.main = rank.main, main
     nursery.main()

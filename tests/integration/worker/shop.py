@@ -127,8 +127,6 @@ class Shop:
     ) -> subprocess.Popen[bytes]:
         """Start a worker; an ``odd`` one is of `odd_worker`, and its ranks of `misbehaving`."""
         more = {f"GLASSHOUSE_{key}": value for key, value in (self.variables | variables).items()}
-        if odd:
-            more["ODD_POINT"] = str(self.home / "point")
         module = "tests.integration.worker.odd_worker" if odd else "worker"
         with (self.home / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(

@@ -2,7 +2,6 @@
 
 import os
 import signal
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,12 @@ import psutil
 import pytest
 
 from models.state import ENDED
-from tests.integration.worker.odd_worker import POINTS
+from tests.integration.worker.odd_worker import EARLY, LATE
 from tests.integration.worker.shop import Shop, endless, train_spec, until
 from worker import processes
 
-IN_SHORT = (("claim", "after"), ("fork", "after"), ("ship", "before"), ("finish", "before"))
-ALL = tuple(point for point in product(POINTS, ("before", "after")) if point not in IN_SHORT)
+IN_SHORT = ("claim.committed", "rank.forked", "ship.commit", "end.commit")
+ALL = tuple(name for name in (*EARLY, *LATE) if name not in IN_SHORT)
 SAVING = {"every_steps": 2, "keep_last": 1}
 
 
@@ -35,9 +34,9 @@ def misbehaving(shop: Shop, way: str, **more: str) -> tuple[str, processes.Ident
     return job_id, leader
 
 
-def dies_at(shop: Shop, name: str, when: str) -> None:
+def dies_at(shop: Shop, name: str) -> None:
     worker = shop.start_worker(odd=True, LEASE_S="3")
-    (shop.home / "point").write_text(f"{name} {when} kill")
+    (shop.home / "point").write_text(f"{name} kill")
     job_id = shop.submit(train_spec(shop.dataset(), checkpoint=SAVING))
     assert worker.wait(60) == -signal.SIGKILL
     reached = shop.job(job_id)
@@ -55,15 +54,15 @@ def dies_at(shop: Shop, name: str, when: str) -> None:
     until(lambda: not list((shop.home / "work" / "w1" / "ranks").iterdir()))
 
 
-@pytest.mark.parametrize(("name", "when"), IN_SHORT)
-def test_a_worker_that_dies_loses_no_job(name: str, when: str, shop: Shop):
-    dies_at(shop, name, when)
+@pytest.mark.parametrize("name", IN_SHORT)
+def test_a_worker_that_dies_loses_no_job(name: str, shop: Shop):
+    dies_at(shop, name)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "when"), ALL)
-def test_a_worker_that_dies_at_any_point_loses_no_job(name: str, when: str, shop: Shop):
-    dies_at(shop, name, when)
+@pytest.mark.parametrize("name", ALL)
+def test_a_worker_that_dies_at_any_point_loses_no_job(name: str, shop: Shop):
+    dies_at(shop, name)
 
 
 @pytest.mark.parametrize("way", ["hold-the-gil", "leave-children"])

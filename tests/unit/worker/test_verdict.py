@@ -53,6 +53,24 @@ def test_a_job_stopped_by_its_worker_runs_again_and_has_not_failed(end: dict[str
     assert not found.counted
 
 
+@pytest.mark.parametrize("end", [None, {"state": "paused"}])
+def test_a_job_that_its_owner_paused_is_paused(end: dict[str, Any] | None):
+    found = verdict(end, Exit(signal=signal.SIGTERM), Pressed(pausing=True))
+    assert isinstance(found, Again)
+    assert (found.exit_kind, found.counted) == ("paused", False)
+
+
+def test_a_crash_while_it_pauses_is_still_a_crash():
+    found = verdict(None, Exit(signal=signal.SIGSEGV), Pressed(pausing=True))
+    assert found.exit_kind == "crash"
+
+
+def test_cancelling_goes_before_pausing():
+    both = Pressed(pausing=True, cancelled=True)
+    assert both.how == "cancelled"
+    assert verdict({"state": "paused"}, Exit(0), both) == Ended("cancelled", "cancelled")
+
+
 def test_a_cancelled_job_is_cancelled_however_it_had_to_be_made_to_end():
     by_kill = verdict(None, Exit(signal=signal.SIGKILL), CANCELLED)
     assert by_kill == Ended("cancelled", "killed")
@@ -143,10 +161,11 @@ def test_errors_of_the_user_are_never_tried_again(error: RunFailure, kind: ExitK
 
 
 @given(
-    st.none() | st.sampled_from(["succeeded", "cancelled", "failed", "interrupted"]),
+    st.none() | st.sampled_from(["succeeded", "cancelled", "failed", "interrupted", "paused"]),
     st.builds(Exit, st.none() | st.integers(0, 255), st.none() | st.integers(1, 31), st.booleans()),
     st.builds(
         Pressed,
+        st.booleans(),
         st.booleans(),
         st.booleans(),
         st.none() | st.just(1.0),
@@ -162,7 +181,7 @@ def test_every_ending_has_a_verdict_of_the_list(
     found = verdict(end or None, exit_, pressed, oom=oom)
     assert found.exit_kind in FATES
     if isinstance(found, Again):
-        assert FATES[found.exit_kind] in ("returns", "retries")
+        assert FATES[found.exit_kind] != "ends"
         assert not pressed.cancelled
     elif found.state == "failed":
         assert found.error is not None
