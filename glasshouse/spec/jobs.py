@@ -61,6 +61,7 @@ class _Job(Spec):
     """Higher starts first; equal ones in the order they came."""
     devices: Devices = Devices()
     retry: Retry = Retry()
+    """How often the job is tried again after a failure that is not its own."""
     timeout_s: PositiveFloat | None = None
     """The most that the job may take on its devices, all attempts together; then it is stopped at
     the next step boundary, saved, and has failed. Left out: no limit."""

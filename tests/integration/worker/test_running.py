@@ -299,17 +299,22 @@ def test_a_fenced_out_supervisor_stops_its_rank_and_writes_nothing_more(shop: Sh
     until(lambda: not list((shop.home / "work" / "w1").glob("job_*")))
 
 
-def test_many_short_jobs_leave_nothing_behind(shop: Shop):
+@pytest.mark.parametrize("count", [20, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.timeout(3000)
+def test_many_short_jobs_leave_nothing_behind(count: int, shop: Shop):
     worker = psutil.Process(shop.start_worker().pid)
     dataset = shop.dataset()
-    assert shop.wait(shop.submit(train_spec(dataset))).state == "succeeded"
-    until(lambda: len(worker.children(recursive=True)) == 1)
-    before = worker.num_fds()
-    ids = [shop.submit(train_spec(dataset, stop={"steps": 2})) for _ in range(20)]
-    for job_id in ids:
+    short = train_spec(dataset, stop={"steps": 2})
+    for job_id in [shop.submit(short) for _ in range(4)]:
         assert shop.wait(job_id).state == "succeeded"
-    until(lambda: len(worker.children(recursive=True)) == 1)  # the nursery alone
-    until(lambda: worker.num_fds() <= before + 8)
+    until(lambda: len(worker.children(recursive=True)) == 1)
+    fds, threads, memory = worker.num_fds(), worker.num_threads(), worker.memory_info().rss
+    for job_id in [shop.submit(short) for _ in range(count)]:
+        assert shop.wait(job_id, timeout_s=3000).state == "succeeded"
+    until(lambda: len(worker.children(recursive=True)) == 1)  # the nursery alone, no zombie
+    until(lambda: worker.num_fds() <= fds + 8)
+    until(lambda: worker.num_threads() <= threads + 4)
+    assert worker.memory_info().rss < memory + 50 * 2**20
     assert all(device.job is None for device in shop.devices())
     until(lambda: not list((shop.home / "work" / "w1").glob("job_*")))
     until(lambda: not list((shop.home / "work" / "w1" / "ranks").iterdir()))

@@ -1,4 +1,6 @@
+import re
 import signal
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -193,3 +195,10 @@ def test_every_failure_that_there_is_has_a_kind():
         return [cls, *(more for sub in cls.__subclasses__() for more in all_of(sub))]
 
     assert {kind_of(cls().as_dict()) for cls in all_of(RunFailure)} <= set(FATES)
+
+
+def test_the_documentation_says_of_each_end_what_follows():
+    page = Path(__file__).parents[3] / "docs/concepts/failing.md"
+    rows = re.findall(r"^\| `(\w+)` \| .+ \| (\w+)", page.read_text(), re.MULTILINE)
+    said = {kind: fate for kind, fate in rows if kind in FATES}
+    assert said == FATES
