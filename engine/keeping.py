@@ -27,11 +27,10 @@ class Keeping:
         return gone
 
     def _best(self) -> list[str]:
-        """The best ones; of equals the newer. What is not a number is never one of them."""
+        """The best ones; of equals the earlier. What is not finite is never one of them."""
         best = self._rule.keep_best
         if best is None:
             return []
-        sign = 1 if best.mode == "max" else -1
-        known = [one for one, value in self._kept.items() if not math.isnan(value)]
-        worst_first = sorted(known, key=lambda one: sign * self._kept[one])
-        return worst_first[-best.count :]
+        sign = 1 if best.mode == "min" else -1
+        known = [one for one, value in self._kept.items() if math.isfinite(value)]
+        return sorted(known, key=lambda one: sign * self._kept[one])[: best.count]

@@ -1,14 +1,11 @@
 """The spool: records of a rank, appended to a file that another process reads as it grows.
 
-While the disk is full records wait in memory, up to a limit: training goes on meanwhile.
-
 Frame: payload length and CRC-32 of the payload (two little-endian uint32), then the payload, a
 record as UTF-8 JSON. The figures of ``stats`` records lie in it as Base64 of little-endian doubles:
 writing each as text took as long as computing them. A frame cut short by a crash is simply not
 there yet. Pure Python.
 """
 
-import errno
 import os
 import struct
 import threading
@@ -24,9 +21,6 @@ from glasshouse import jsonio
 
 HEADER = struct.Struct("<II")
 MAX_PAYLOAD_BYTES = 64 * 2**20
-MAX_WAITING_BYTES = 64 * 2**20
-"""What may wait while the disk is full."""
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FLUSH_BYTES = 256 * 1024
 _FLUSH_S = 0.005
 
@@ -72,19 +66,15 @@ class SpoolWriter:
         """Write everything that waits, make it durable, and let the file go."""
         with self._lock:
             self._write()
-            if self._waiting:
-                raise OSError(errno.ENOSPC, "the disk is full; what the job said last is lost")
             os.fsync(self._file)
             os.close(self._file)
 
     def _write(self) -> None:
+        waiting = memoryview(bytes(self._waiting))
+        while waiting:
+            waiting = waiting[os.write(self._file, waiting) :]
+        self._waiting.clear()
         self._flushed_at = time.monotonic()
-        try:
-            while self._waiting:
-                del self._waiting[: os.write(self._file, self._waiting)]
-        except OSError as error:
-            if error.errno not in NO_SPACE or len(self._waiting) > MAX_WAITING_BYTES:
-                raise
 
 
 def read_frames(
