@@ -14,6 +14,7 @@ _LINKS = (
     "stats",
     "captures",
     "probes",
+    "commands",
     "checkpoints",
     "artifacts",
     "logs",
@@ -35,6 +36,8 @@ def job_json(job: Job) -> dict[str, Any]:
         "queued_at": time_text(job.queued_at),
         "started_at": time_text(job.started_at),
         "ended_at": time_text(job.ended_at),
+        "paused_at": time_text(job.paused_at),
+        "paused_s": job.paused_ms / 1000,
         "attempt": job.attempt,
         "labels": job.labels,
         "priority": job.priority,
@@ -95,9 +98,13 @@ def command_json(command: Command) -> dict[str, Any]:
         "job": command.job,
         "body": command.body,
         "state": command.state,
+        "by": command.by,
         "step": command.step,
+        "old": command.old,
+        "new": command.new,
         "problem": command.problem,
         "created_at": time_text(command.created_at),
+        "links": {"self": f"{BASE}/jobs/{command.job}/commands/{command.id}"},
     }
 
 

@@ -5,6 +5,7 @@ Keeps losses on the device until they have arrived by themselves; never makes a 
 
 import contextlib
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,8 +42,18 @@ class Control(Protocol):
         ...
 
     @property
+    def ends_as(self) -> str:
+        """What it ends as then: ``cancelled``; or, to go on later, ``paused``, ``interrupted``."""
+        ...
+
+    @property
     def wanted(self) -> Wanted | None:
         """What to watch from the next step on; None: what the spec says."""
+        ...
+
+    @property
+    def orders(self) -> deque[dict[str, Any]]:
+        """Settings to change and things to do, in the order of asking; see ``engine.commands``."""
         ...
 
 
@@ -205,13 +216,22 @@ class Reporter:
         self.saver.save(position, self.latest, final=final, wait=wait)
         self._clock.mark("checkpoint")
 
-    def finish(self, step: int, epoch: int, position: dict[str, int], *, cancelled: bool) -> None:
-        """Do what belongs to the end: the last evaluation and the last checkpoint."""
+    def follow(self, job: TrainJob, num_steps: int | None) -> None:
+        """Take a job whose settings changed."""
+        self._job, self._num_steps = job, num_steps
+        self.saver.follow(job)
+
+    def finish(self, step: int, epoch: int, position: dict[str, int], *, state: str) -> None:
+        """Do what belongs to the end: the last evaluation and the last checkpoint.
+
+        ``state`` is what training ends as; only ``succeeded`` evaluates, and one that is
+        ``paused`` or ``interrupted`` goes on later.
+        """
         self._readback.drain()
-        if not cancelled:
+        if state == "succeeded":
             self.evaluate(step, epoch)
         self.progress(step, epoch)
-        self.save(position, final=True, wait=True)
+        self.save(position, final=state in ("succeeded", "cancelled"), wait=True)
         self._times(step, epoch, last=True)
 
     def abandon(self) -> None:

@@ -11,8 +11,9 @@ GlasshouseError
 │   │                            WorkerNotFound, CatalogNotFound, StepNotCaptured
 │   ├── MethodNotAllowed    405
 │   ├── NotAcceptable       406
-│   ├── Conflict            409  JobEnded, JobNotEnded, DatasetInUse, DatasetNotReady,
-│   │                            CheckpointInUse, IdempotencyKeyBusy, CheckpointMissing
+│   ├── Conflict            409  JobEnded, JobNotEnded, JobNotPaused, CannotPause, DatasetInUse,
+│   │                            DatasetNotReady, CheckpointInUse, IdempotencyKeyBusy,
+│   │                            CheckpointMissing
 │   ├── PreconditionFailed  412
 │   ├── PayloadTooLarge     413
 │   ├── UnsupportedMedia    415
@@ -232,6 +233,14 @@ class JobEnded(Conflict):
 
 class JobNotEnded(Conflict):
     """The job has not ended; cancel it first."""
+
+
+class JobNotPaused(Conflict):
+    """The job is not paused."""
+
+
+class CannotPause(Conflict):
+    """The job cannot be paused."""
 
 
 class DatasetInUse(Conflict):

@@ -65,7 +65,8 @@ class AttemptEvent(_Event):
     type: Literal["attempt"]
     n: int
     resumed_from_step: int | None
-    """Step after which this attempt's values replace those of earlier attempts; null: all."""
+    """The step that it runs first: what earlier attempts said of that step and of later ones gives
+    way. 0: it begins anew. Null: it is the first attempt."""
 
 
 class MetricsEvent(_Event):
@@ -148,6 +149,23 @@ class ProbeEvent(_Event):
     """The first step that was watched like this; of ``failed``, the step of the last failure."""
 
 
+class CommandEvent(_Event):
+    """A command was applied at a step boundary, or rejected there."""
+
+    type: Literal["command"]
+    command: str
+    state: Literal["applied", "rejected"]
+    step: int
+    """The first step for which it holds."""
+    set: dict[str, Any] | None = None
+    do: Literal["checkpoint", "evaluate"] | None = None
+    old: dict[str, Any] | None
+    """The settings that it changed, as they were."""
+    new: dict[str, Any] | None
+    by: str | None
+    """The owner of the key that asked."""
+
+
 class AdjustedEvent(_Event):
     """The engine changed an interval by itself, so that watching takes no more than it may."""
 
@@ -179,6 +197,7 @@ Event = Annotated[
     | LogEvent
     | DroppedEvent
     | ProbeEvent
+    | CommandEvent
     | AdjustedEvent
     | EndEvent,
     Constraint(discriminator="type"),
@@ -193,6 +212,7 @@ EVENT_TYPES = (
     "log",
     "dropped",
     "probe",
+    "command",
     "adjusted",
     "end",
 )

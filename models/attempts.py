@@ -8,16 +8,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import delete, insert, literal, select, update
+from sqlalchemy import case, delete, insert, literal, select, update
 from sqlalchemy.orm import Session
 
 from glasshouse.errors import WorkerLost
-from models import captures, checkpoints, events, metrics, probes
+from models import captures, checkpoints, commands, events, metrics, pausing, probes
+from models.checkpoints import SCRATCH, Refused, Start
+from models.commands import CommandChange
 from models.database import now_ms
 from models.events import NewEvent
 from models.probes import ProbeChange
 from models.state import ENDED, LIVE, sources
-from models.tables import Attempt, Command, Device, Job, JobArtifact, now
+from models.tables import Attempt, Checkpoint, Command, Device, Job, JobArtifact, now
+
+_IN_ORDER = ("paused", "interrupted")
+"""Kinds of exit of attempts that ended as they were asked to, while their jobs go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,8 @@ class Batch:
     """The newest revision of the probes that is in force, and its first step."""
     probe_changes: list[ProbeChange] = field(default_factory=list[ProbeChange])
     """What the engine found out about probes, or did with them."""
+    commands: list[CommandChange] = field(default_factory=list[CommandChange])
+    """Commands that the engine applied or rejected."""
     job: dict[str, Any] = field(default_factory=dict[str, Any])
     """New values of the job's ``progress``, ``summary``, ``probe_overhead``, ``result``."""
 
@@ -111,9 +118,20 @@ def assign(tx: Session, job_id: str, worker: str, devices: Sequence[Device], lea
     return True
 
 
-def claim(tx: Session, job_id: str, worker: str) -> tuple[Claim, Job] | None:
-    """Take the attempt that waits for this worker. None: another bell was faster, or it is gone."""
+def claim(
+    tx: Session, job_id: str, worker: str, start: Start = SCRATCH
+) -> tuple[Claim, Job] | None:
+    """Take the attempt that waits for this worker. None: another bell was faster, or it is gone.
+
+    From here on the rows of earlier attempts from the first step of this one on are hidden, and
+    what the job says of itself is as it was at that step.
+
+    Raises:
+        CheckpointNotFound: the one to start from is gone.
+    """
+    checkpoints.take(tx, job_id, start)
     time = now()
+    first_step = case((Attempt.n > 1, start.step), else_=None)
     row = tx.execute(
         update(Attempt)
         .where(
@@ -122,14 +140,22 @@ def claim(tx: Session, job_id: str, worker: str) -> tuple[Claim, Job] | None:
             Attempt.state == "assigned",
             select(Job.fence).where(Job.id == job_id).scalar_subquery() == Attempt.fence,
         )
-        .values(state="claimed", claimed_at=time)
+        .values(
+            state="claimed",
+            claimed_at=time,
+            resumed_from_step=first_step,
+            checkpoint=start.checkpoint,
+        )
         .returning(Attempt.n, Attempt.fence, Attempt.resumed_from_step)
     ).one_or_none()
     if row is None:
         return None
     n, fence, resumed = row
     begun: dict[str, Any] = {"n": n, "resumed_from_step": resumed}
-    events.append(tx, job_id, [NewEvent("attempt", time, begun)])
+    new = [NewEvent("attempt", time, begun)]
+    new += [checkpoints.refuse(tx, refused) for refused in start.refused]
+    then = {"progress": start.progress, "summary": start.summary} if n > 1 else {}
+    events.append(tx, job_id, new, **then)
     job = tx.get(Job, job_id, populate_existing=True)
     return None if job is None else (Claim(job_id, n, fence), job)
 
@@ -177,12 +203,14 @@ def ship(
         probes.applied(tx, claim.job, *batch.probes)
     for change in batch.probe_changes:
         probes.note(tx, claim.job, change)
+    commands.note(tx, claim.job, batch.commands)
     if batch.artifacts:
         names = [row["name"] for row in batch.artifacts]  # an earlier attempt may have made them
         tx.execute(
             delete(JobArtifact).where(JobArtifact.job == claim.job, JobArtifact.name.in_(names))
         )
-        rows = [{"job": claim.job, "created_at": now(), **row} for row in batch.artifacts]
+        made = {"job": claim.job, "attempt": claim.attempt, "step": None, "created_at": now()}
+        rows = [made | row for row in batch.artifacts]
         tx.execute(insert(JobArtifact), rows)
     return beat
 
@@ -213,13 +241,38 @@ def run(tx: Session, claim: Claim, *, lease_ms: int) -> Beat | None:
     return found
 
 
-def applied(tx: Session, claim: Claim, commands: Sequence[str], step: int | None) -> None:
-    """Record that commands took effect."""
+def applied(tx: Session, claim: Claim, commands: Sequence[str], step: int | None) -> bool:
+    """Record that commands took effect. False: this attempt has lost its job."""
+    if not _holds(tx, claim):
+        return False
     tx.execute(
         update(Command)
         .where(Command.id.in_(commands), Command.job == claim.job)
         .values(state="applied", step=step)
     )
+    return True
+
+
+def refuse_checkpoint(tx: Session, claim: Claim, detail: str) -> bool:
+    """Note that the checkpoint of this attempt cannot be read. False: it has lost its job."""
+    if not _holds(tx, claim):
+        return False
+    query = select(Attempt.checkpoint).where(Attempt.job == claim.job, Attempt.n == claim.attempt)
+    checkpoint = tx.scalar(query)
+    if checkpoint is not None:
+        refused = Refused(checkpoint, detail)
+        events.append(tx, claim.job, [checkpoints.refuse(tx, refused)])
+    return True
+
+
+def start_of(tx: Session, claim: Claim) -> Checkpoint | None:
+    """The checkpoint that an attempt resumes from; None: it begins from scratch."""
+    query = (
+        select(Checkpoint)
+        .join(Attempt, Attempt.checkpoint == Checkpoint.id)
+        .where(Attempt.job == claim.job, Attempt.n == claim.attempt)
+    )
+    return tx.scalar(query)
 
 
 def finish(
@@ -264,9 +317,10 @@ def give_up(
     max_failures: int,
     counted: bool = True,
 ) -> bool:
-    """End an attempt that failed through no fault of the job: the job is queued again, or failed.
+    """End an attempt and not its job, which is queued again, or paused where that was asked.
 
-    ``counted`` False: a worker that ends in good order is no failure and never fails the job.
+    ``counted``: it failed, though through no fault of the job; too many such failures end the job.
+    A pause, and a worker that ends in good order, are no failures.
     False is returned where this attempt had lost its job already.
     """
     row = tx.execute(
@@ -279,6 +333,8 @@ def give_up(
     before, failures, cancelled_at = row
     if cancelled_at is not None:
         target, error = "cancelled", None
+    elif before == "pausing":
+        target, error = "paused", None
     elif counted and failures + 1 >= max_failures:
         target, error = "failed", _worker_lost(failures + 1, reason)
     else:
@@ -292,15 +348,21 @@ def give_up(
         "lease_expires_ms": None,
         "error": error,
     }
-    if target == "queued":
+    if target == "paused":
+        changes |= {"fence": claim.fence + 1, "devices": [], "worker": None, "paused_at": time}
+    elif target == "queued":
         # the fence moves now: the lost attempt must not write even before the next one begins
         changes |= {"fence": claim.fence + 1, "devices": [], "worker": None, "queued_at": time}
-        changes |= {"progress": None, "summary": {}, "rung_at": None, "probe_overhead": None}
+        # what it says of its steps stays until the next attempt says from which it goes on
+        changes |= {"rung_at": None, "probe_overhead": None}
     else:
         new.append(NewEvent("end", time, {"state": target}))
         changes |= {"ended_at": time}
     events.append(tx, claim.job, new, **changes)
-    _close(tx, claim.job, claim.fence, "lost", exit_kind)
+    state = "ended" if exit_kind in _IN_ORDER else "lost"
+    _close(tx, claim.job, claim.fence, state, exit_kind)
+    if target == "paused":
+        pausing.settle(tx, claim.job)
     return True
 
 
@@ -344,6 +406,14 @@ def shipped_up_to(tx: Session, claim: Claim) -> int:
     return tx.scalars(query).one()
 
 
+def open_attempt(tx: Session, job_id: str) -> int | None:
+    """The number of the attempt that writes; 0: none does now. None: there is no such job."""
+    row = tx.execute(select(Job.attempt, Job.state).where(Job.id == job_id)).one_or_none()
+    if row is None:
+        return None
+    return row.attempt if row.state in LIVE else 0
+
+
 def of_job(tx: Session, job_id: str) -> list[Attempt]:
     """The attempts of a job, first to last."""
     return list(tx.scalars(select(Attempt).where(Attempt.job == job_id).order_by(Attempt.n)))
@@ -368,6 +438,12 @@ def _fenced(
         return None
     state, last_seq, cancelled_at, num_commands = row
     return Beat(state, last_seq, cancelled_at is not None, num_commands)
+
+
+def _holds(tx: Session, claim: Claim) -> bool:
+    """Whether the job is still this attempt's; locks its row."""
+    held = select(Job.id).where(Job.id == claim.job, Job.fence == claim.fence, Job.state.in_(LIVE))
+    return tx.scalar(held.with_for_update()) is not None
 
 
 def _claims(tx: Session, worker: str, state: str) -> list[Claim]:
@@ -396,6 +472,8 @@ def _close(tx: Session, job_id: str, fence: int, state: str, exit_kind: str) -> 
         .values(job=None, fence=None)
     )
     probes.close(tx, job_id)
+    if tx.scalar(select(Job.state).where(Job.id == job_id)) in ENDED:
+        commands.reject_pending(tx, job_id)
     ended = select(Job.id).where(Job.id == job_id, Job.state.in_(ENDED)).exists()
     tx.execute(
         update(Command)

@@ -25,9 +25,10 @@ from models.artifacts import LocalArtifacts
 from models.database import Database
 from models.settings import Settings
 from models.workers import FoundDevice
-from worker import inventory, journal, tasks
+from worker import inventory, journal, leftovers, tasks
 from worker.app import NUM_BELL_SLOTS, make_app
 from worker.bells import DISPATCH_QUEUE, Bells, worker_queue
+from worker.leftovers import Leftovers
 from worker.nursery import Nursery, wait_for
 from worker.station import Station
 from worker.sweep import Every, Sweep, return_attempts
@@ -86,6 +87,7 @@ class Worker:
             Every(settings.heartbeat_s, self._beat, "heartbeat"),
             Every(settings.sweep_s, Sweep(station), "sweep"),
             Every(INVENTORY_EVERY_S, self._take_inventory, "inventory", at_once=False),
+            Every(leftovers.EVERY_S, Leftovers(station), "leftovers", at_once=False),
         ]
         return True
 
@@ -115,6 +117,8 @@ class Worker:
         return_attempts(
             station, held, exit_kind="worker_restarted", reason="its worker ended unexpectedly"
         )
+        for claim in held:
+            leftovers.remove_unnamed(station, claim, 0.0)
         tasks.heard("start", station.dispatch)
 
     def _serve_bells(self) -> None:
@@ -137,7 +141,7 @@ class Worker:
             signal.signal(number, signal.SIG_IGN)
         self.stop()
         station = self.station
-        station.wait_idle(self._settings.grace_s + self._settings.kill_s + _LATE_S)
+        station.wait_idle(self._settings.grace_s + self._settings.kill_s + _LATE_S / 2)
         for thread in self._threads:
             thread.end()
         tasks.heard("leave", self._retire)
@@ -179,7 +183,7 @@ class Worker:
 
     def _force_end(self) -> None:
         """A worker that cannot end in order ends all the same; its lifelines end its ranks."""
-        time.sleep(self._settings.grace_s + self._settings.kill_s + 2 * _LATE_S)
+        time.sleep(self._settings.grace_s + self._settings.kill_s + _LATE_S)
         _log.error("worker_did_not_stop_in_time")
         os._exit(1)
 

@@ -19,6 +19,7 @@ import structlog
 
 from engine.probes.drain import dropped, stored, write_file
 from engine.probes.ring import Ring, default_num_bytes
+from glasshouse.failpoints import failpoint
 from glasshouse.ids import new_id
 from models.artifacts import Artifacts
 from models.attempts import Batch, Claim
@@ -170,8 +171,10 @@ class Drain:
         if self._ring is None:
             raise ValueError("the rank has no ring")
         key = new_key(self._claim)
+        failpoint("capture.write")
         with self._artifacts.receive(key) as path:
             write_file(path, record, self._ring)
+        failpoint("capture.stored")
         lot = Lot(int(record["end"]))
         rows(self._claim, stored(record, key), key, lot)
         return lot
@@ -194,7 +197,8 @@ def rows(claim: Claim, record: dict[str, Any], key: str, to: Lot) -> None:
         if row["phase"] != "train":
             href += f"&phase={row['phase']}"
         told = {name: value for name, value in row.items() if name != "tensor"}
-        to.events.append(NewEvent("capture", at, {"capture": capture, **told, "href": href}))
+        event = {"capture": capture, **told, "href": href}
+        to.events.append(NewEvent("capture", at, event, row["step"]))
 
 
 def _lost(record: dict[str, Any], error: Exception) -> Lot:

@@ -20,7 +20,7 @@ from typing import Any
 import structlog
 
 import engine
-from glasshouse import jsonio
+from glasshouse import failpoints, jsonio
 from worker import processes
 from worker.processes import Identity
 from worker.ranks import Exit, Rank
@@ -43,6 +43,7 @@ PASSED = (
     "LD_LIBRARY_PATH",
     "NVIDIA_VISIBLE_DEVICES",
     "NVIDIA_DRIVER_CAPABILITIES",
+    *failpoints.VARIABLES,  # of tests
 )
 """All that a rank sees of the worker's environment. No address, no key."""
 FIXED = {

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import structlog
 
 from glasshouse.errors import DatabaseUnavailable, StorageFull
+from glasshouse.failpoints import failpoint
 from models.artifacts import Artifacts
 from models.database import Database
 from models.settings import Settings
@@ -66,7 +67,9 @@ class Station:
                 self._dispatching.release()
             for choice in given:
                 _log.info("assigned", job=choice.job, worker=choice.worker, devices=choice.devices)
+                failpoint("dispatch.committed")
                 self.bells.supervise(choice.worker, choice.job)
+                failpoint("bell.rung")
                 self.bells.changed(choice.job)
 
     def supervise(self, job_id: str, run: Callable[["Station", str], None]) -> None:

@@ -16,6 +16,7 @@ class Stop:
         self._rank = rank
         self._grace_s = grace_s
         self._kill_s = kill_s
+        self._how: str | None = None
         self._asked_at: float | None = None
         self._termed_at: float | None = None
         self._killed_at: float | None = None
@@ -30,11 +31,18 @@ class Stop:
         """Whether even SIGKILL does not end it."""
         return self._killed_at is not None and time.monotonic() > self._killed_at + UNKILLABLE_S
 
-    def ask(self, *, force: bool = False) -> None:
-        """Ask the rank to stop at its next step boundary; with force, signal it at once."""
+    def ask(self, how: str = "cancelled", *, force: bool = False) -> None:
+        """Ask the rank to stop at its next step boundary; with force, signal it at once.
+
+        ``how`` it is to end: ``cancelled``, or with a checkpoint to go on from as ``paused`` or
+        ``interrupted``. The time that it has begins with the first asking.
+        """
         if self._asked_at is None:
             self._asked_at = time.monotonic()
-            self._rank.tell({"do": "cancel"})
+        if how != self._how:
+            self._how = how
+            cancels = how == "cancelled"
+            self._rank.tell({"do": "cancel"} if cancels else {"do": "stop", "as": how})
         if force:
             self._terminate()
 

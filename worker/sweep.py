@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from glasshouse.failpoints import failpoint
 from models import attempts, jobs, workers
 from models.attempts import Claim
 from models.tables import now
@@ -120,7 +121,10 @@ class Sweep:
                 reason="its worker was silent for too long",
                 max_failures=station.settings.max_infra_failures,
             )
+            if ended:
+                failpoint("sweep.commit")
         if ended:
+            failpoint("sweep.committed")
             _log.warning("lease_expired", job=claim.job, attempt=claim.attempt)
             station.bells.changed(claim.job)
         return ended
@@ -138,6 +142,8 @@ def return_attempts(station: Station, claims: list[Claim], *, exit_kind: str, re
                 max_failures=station.settings.max_infra_failures,
                 counted=exit_kind != "worker_stopping",
             )
+            failpoint("return.commit")
+        failpoint("return.committed")
         station.bells.changed(claim.job)
 
 

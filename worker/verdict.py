@@ -11,6 +11,9 @@ LIFELINE_CUT = 75
 """The status with which a rank ends when its supervisor is gone."""
 _FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
+PAUSED = "paused by its owner"
+INTERRUPTED = "its worker was stopped"
+
 
 @dataclass(frozen=True, slots=True)
 class Ended:
@@ -23,34 +26,41 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """The attempt was lost through no fault of the job."""
+    """The attempt is over and its job is not: lost, interrupted, or paused."""
 
     exit_kind: str
     reason: str
     counted: bool = True
 
 
-def judge(  # noqa: PLR0911 (a table of cases, read from the top)
+def judge(  # noqa: C901, PLR0911 (a table of cases, read from the top)
     end: dict[str, Any] | None,
     exit_: Exit,
     *,
     cancelled: bool,
     stopping: bool,
     out_of_memory: bool,
+    pausing: bool = False,
 ) -> Ended | Again:
     """Judge by the rank's own last word; without one, by how the process ended.
 
-    ``cancelled``: its owner asked. ``stopping``: this worker ends and asked it to stop.
+    ``cancelled``, ``pausing``: its owner asked. ``stopping``: this worker ends and asked.
     ``out_of_memory``: the kernel has killed for memory while it ran.
     """
     if end is not None:
-        if end["state"] == "cancelled" and not cancelled:
-            return Again("worker_stopping", "its worker was stopped", counted=False)
+        if cancelled and end["state"] in ("paused", "interrupted"):
+            return Ended("cancelled", "cancelled")
+        if end["state"] == "paused":
+            return Again("paused", PAUSED, counted=False)
+        if end["state"] == "interrupted" or (end["state"] == "cancelled" and not cancelled):
+            return Again("interrupted", INTERRUPTED, counted=False)
         return Ended(end["state"], end["state"], end.get("error"))
     if cancelled:
         return Ended("cancelled", "killed")
+    if pausing and exit_.signal in _FROM_OUTSIDE:
+        return Again("paused", f"{PAUSED}; it reached no step boundary in time", counted=False)
     if stopping:
-        return Again("worker_stopping", "its worker was stopped", counted=False)
+        return Again("interrupted", INTERRUPTED, counted=False)
     if exit_.lost:
         return Again("nursery_lost", "the process that starts ranks died")
     if exit_.code == LIFELINE_CUT:

@@ -17,7 +17,8 @@ from glasshouse.errors import (
     JobNotFound,
     StorageFailed,
 )
-from models import checkpoints, datasets, jobs, probes, workers
+from glasshouse.failpoints import failpoint
+from models import attempts, checkpoints, commands, datasets, jobs, probes, workers
 from models.artifacts import Artifacts
 from models.attempts import Claim
 from models.database import Transaction
@@ -44,10 +45,12 @@ def describe(
         raise DeviceFailed("The job's devices are gone from the worker.")
     saved = _checkpoint(tx, spec)
     try:
+        resume = _resume(tx, artifacts, claim)
+        first = None if resume is None else resume["step"]
         return {
             "job": job.id,
             "attempt": claim.attempt,
-            "spec": spec,
+            "spec": commands.spec_at(tx, job.id, spec, first),
             "datasets": {
                 name: {"dir": str(artifacts.local(datasets.get(tx, name, None).key))}
                 for name in sorted(_datasets(spec))
@@ -55,7 +58,9 @@ def describe(
             "device": _device(held, workers.info_of(tx, held[0].worker)),
             "flops": job.plan.get("flops"),
             "checkpoint": saved and {"dir": str(artifacts.local(saved.key))},
+            "commands": commands.to_carry_out(tx, job.id, first),
             "probes": probes.wanted(tx, job.id) if job.kind == "train" else None,
+            "resume": resume,
             "trained_by": saved and jobs.get(tx, saved.job, None).resolved,
         }, {"CUDA_VISIBLE_DEVICES": _visible(held)}
     except (FileNotFoundError, DatasetNotFound, JobNotFound) as error:
@@ -70,15 +75,18 @@ def prepare(directory: Path, description: dict[str, Any]) -> None:
     """
     try:
         shutil.rmtree(directory, ignore_errors=True)
+        failpoint("workplace.make")
         for part in (".", "logs", "captures", "checkpoints", "artifacts"):
             (directory / part).mkdir(mode=0o700, parents=True, exist_ok=True)
         (directory / "job.json").write_text(jsonio.dumps(description))
+        failpoint("workplace.made")
     except OSError as error:
         raise StorageFailed(f"The worker cannot write its work directory: {error}") from error
 
 
 def remove(directory: Path) -> None:
     """Remove an attempt's directory, and the job's if it was its last."""
+    failpoint("workplace.remove")
     shutil.rmtree(directory, ignore_errors=True)
     with contextlib.suppress(OSError):
         directory.parent.rmdir()
@@ -124,14 +132,24 @@ def _datasets(spec: dict[str, Any]) -> set[str]:
 
 
 def _checkpoint(tx: Transaction, spec: dict[str, Any]) -> Checkpoint | None:
-    if spec["kind"] != "infer":
-        return None
+    """What an inference runs, or a training begins with."""
     try:
+        if spec["kind"] != "infer":
+            begins = spec.get("init")
+            return None if begins is None else checkpoints.get(tx, begins["checkpoint"], None)
         if spec.get("checkpoint"):
             return checkpoints.get(tx, spec["checkpoint"], None)
         return checkpoints.newest(tx, jobs.get(tx, spec["job"], None))
     except (CheckpointNotFound, CheckpointMissing, JobNotFound) as error:
         raise StorageFailed(str(error)) from error
+
+
+def _resume(tx: Transaction, artifacts: Artifacts, claim: Claim) -> dict[str, Any] | None:
+    """The checkpoint to go on from, as its step; None: from scratch."""
+    start = attempts.start_of(tx, claim)
+    if start is None:
+        return None
+    return {"dir": str(artifacts.local(start.key)), "step": start.step}
 
 
 def _device(held: list[Device], info: dict[str, Any]) -> dict[str, Any]:

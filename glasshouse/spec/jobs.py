@@ -10,7 +10,7 @@ from glasshouse.spec.metrics import Metric
 from glasshouse.spec.network import Graph, Input
 from glasshouse.spec.probes import Probe
 from glasshouse.spec.strict import JsonData, Name, Spec
-from glasshouse.spec.training import Checkpoint, Evaluate, GradClip, Loss, Optimizer, Stop
+from glasshouse.spec.training import Checkpoint, Evaluate, GradClip, Init, Loss, Optimizer, Stop
 
 SPEC_VERSION = 1
 
@@ -61,6 +61,8 @@ class TrainJob(_Job):
     seed: int = Constraint(default=0, ge=0, le=2**53)
     """Decides the initial weights, the order of the rows, and dropout."""
     network: Graph
+    init: Init | None = None
+    """Left out, the weights are drawn from the seed."""
     loss: Loss
     optimizer: Optimizer
     grad_clip: GradClip | None = None

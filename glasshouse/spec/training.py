@@ -9,6 +9,17 @@ from glasshouse.spec.network import Input
 from glasshouse.spec.strict import Args, Spec, TorchName
 
 
+class Init(Spec):
+    """What training begins with, instead of weights drawn from the seed."""
+
+    checkpoint: str = Constraint(min_length=1, max_length=500)
+    """A checkpoint's id (``ckpt_…``). Without the service: its directory."""
+    load: Literal["model", "all"] = "model"
+    """``model``: its weights; training begins with step 0. ``all``: the whole run, which goes on
+    where the checkpoint ends; then network, training data, seed and type of optimizer must be those
+    that it was made with."""
+
+
 class Loss(Spec):
     """A torch.nn loss, by torch's name and arguments."""
 

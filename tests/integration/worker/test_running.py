@@ -204,7 +204,7 @@ def test_a_stopped_worker_gives_its_jobs_back_unblamed(shop: Shop):
     assert shop.job(job_id).infra_failures == 0
     other = {"w1": "w2", "w2": "w1"}[name]
     assert [(one.worker, one.exit_kind) for one in shop.attempts(job_id)] == [
-        (name, "worker_stopping"),
+        (name, "interrupted"),
         (other, "cancelled"),
     ]
     with shop.database.read() as tx:
