@@ -51,6 +51,11 @@ class Saver:
         self._names: set[str] = set()
         checkpoint.clear_leftovers(directory / "checkpoints")
 
+    def follow(self, job: TrainJob) -> None:
+        """Take a job whose settings changed; what is saved says what it was made with."""
+        self._job, self._when = job, job.checkpoint
+        self.__dict__.pop("_run", None)
+
     @property
     def is_busy(self) -> bool:
         """Whether a checkpoint is being written."""
