@@ -155,6 +155,9 @@ def prepare(spec: dict[str, Any], scratch: Path, checkpoint: Path | None) -> dic
     Raises:
         Refused: the spec or its data cannot be used.
     """
+    begins = spec.get("init")
+    if checkpoint is None and isinstance(begins, Mapping) and "checkpoint" in begins:
+        checkpoint = Path(str(begins["checkpoint"]))
     trained_by = None if checkpoint is None else read_state(checkpoint)["spec"]
     datasets = _datasets(spec, scratch)
     metas = {
@@ -219,7 +222,7 @@ def run(job: Path, out_dir: Path, checkpoint: Path | None, resume: Path | None =
 def _position(checkpoint: Path) -> dict[str, Any]:
     """A checkpoint to go on from, as ``job.json`` names it."""
     step = read_state(checkpoint)["step"]
-    return {"dir": str(checkpoint.resolve()), "step": step, "commands": []}
+    return {"dir": str(checkpoint.resolve()), "step": step}
 
 
 def _run_assignment(out_dir: Path, job: Path) -> int:

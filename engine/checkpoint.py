@@ -22,6 +22,7 @@ from engine.snapshot import Snapshot, State, Stateful
 from engine.tensor_file import text_pieces, write_file, write_tensors
 from glasshouse import jsonio
 from glasshouse.errors import CheckpointDamaged, CheckpointMismatch
+from glasshouse.failpoints import failpoint
 
 FORMAT = 2
 MANIFEST = "manifest.json"
@@ -43,7 +44,9 @@ def write(directory: Path, snapshot: Snapshot) -> dict[str, dict[str, Any]]:
     shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir(parents=True)
+        failpoint("checkpoint.write")
         files = _write_files(partial, snapshot)
+        failpoint("checkpoint.sync")
         _fsync(partial)
         _appear(partial, directory)
     except BaseException:
@@ -73,9 +76,16 @@ def _appear(partial: Path, directory: Path) -> None:
     """Give a complete checkpoint its name; one that had it goes only when this one is durable."""
     replaced = _beside(directory, "replaced")
     shutil.rmtree(replaced, ignore_errors=True)
+    failpoint("checkpoint.rename")
     if directory.exists():
         directory.rename(replaced)
-    partial.rename(directory)
+    try:
+        partial.rename(directory)
+    except OSError:
+        if replaced.exists():
+            replaced.rename(directory)
+        raise
+    failpoint("checkpoint.renamed")
     _fsync(directory.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 

@@ -93,15 +93,13 @@ class Resume:
     """Of the checkpoint."""
     step: int
     """Updates done: the first step to run."""
-    commands: tuple[dict[str, Any], ...] = ()
-    """Those that were applied at this step or later; they are applied again at theirs."""
 
     @staticmethod
     def read(raw: dict[str, Any] | None) -> "Resume | None":
         """Read what ``job.json`` says; None: from the beginning."""
         if raw is None:
             return None
-        return Resume(Path(raw["dir"]), int(raw["step"]), tuple(raw.get("commands", ())))
+        return Resume(Path(raw["dir"]), int(raw["step"]))
 
     def saved(self) -> Saved:
         """The checkpoint, checked.
@@ -139,18 +137,6 @@ class Assignment:
     """Operations a second that the devices are capable of."""
     resume: Resume | None = None
     """None: from the beginning."""
-    start: Start | None = None
-    """The checkpoint that the beginning is taken from; None: it is drawn from the seed."""
-
-    def beginning(self) -> Saved | None:
-        """What training begins with; None: what is drawn from the seed.
-
-        Raises:
-            CheckpointDamaged, CheckpointMismatch: it cannot begin with that.
-        """
-        if self.resume is not None:
-            return self.resume.saved()
-        return None if self.start is None else self.start.saved()
 
     @staticmethod
     def read(path: Path) -> "Assignment":
@@ -178,7 +164,6 @@ class Assignment:
                 flops=raw.get("flops"),
                 peak_flops=raw["device"].get("peak_flops"),
                 resume=Resume.read(raw.get("resume")),
-                start=Start.read(raw.get("init")),
             )
         except (KeyError, TypeError, ValueError) as cause:
             raise SpecFailed(f"job.json cannot be read: {cause}") from cause
@@ -215,9 +200,7 @@ def run(job: Assignment, *, control: Control, out: Outputs) -> str:
     judged = rows(spec.data.validation) if spec.data.validation and spec.evaluate else None
     planned = min(spec.data.batch_size, training.num_rows)
     work = Work(None if job.flops is None else job.flops / planned, job.peak_flops)
-    saved = job.beginning()
-    if saved is not None:
-        _tell_differences(saved, job.device)
+    start = _start(job, spec)
     ending = train(
         spec,
         training,
@@ -226,9 +209,24 @@ def run(job: Assignment, *, control: Control, out: Outputs) -> str:
         out=out,
         watched=job.watched,
         work=work,
-        saved=saved,
+        start=start,
     )
     return ending.state
+
+
+def _start(job: Assignment, spec: TrainJob) -> Start | None:
+    """What training begins with. What a job has saved itself comes before what its spec names."""
+    if job.resume is not None:
+        start = Start(job.resume.saved())
+    elif spec.init is None:
+        return None
+    elif job.checkpoint is None:
+        raise SpecFailed("The job was handed no checkpoint to begin with.")
+    else:
+        start = Start(checkpoint.read(job.checkpoint), spec.init.load)
+    if start.how != "model":
+        _tell_differences(start.saved, job.device)
+    return start
 
 
 def _tell_differences(saved: Saved, device: torch.device) -> None:
@@ -259,8 +257,8 @@ def main(job_dir: Path, control_fd: int | None = None) -> int:
 
     0: an ``end`` record was written, whatever it says. Anything else is for the worker to name.
     """
-    failpoint("rank.begin")
     calm_collector()
+    failpoint("rank.begin")
     spool = SpoolWriter(job_dir / "spool")
     control = Lifeline(control_fd, job_dir)
     out = Outputs(job_dir, spool.append, spool.settle, spool.flush)

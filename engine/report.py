@@ -220,6 +220,7 @@ class Reporter:
     def follow(self, job: TrainJob, num_steps: int | None) -> None:
         """Take a job whose settings changed."""
         self._job, self._num_steps = job, num_steps
+        self.saver.follow(job)
 
     def finish(self, step: int, epoch: int, position: dict[str, int], *, state: str) -> None:
         """Do what belongs to the end: the last evaluation and the last checkpoint.

@@ -17,6 +17,7 @@ import torch
 from engine import checkpoint
 from engine.snapshot import Parts, Snapshot, take
 from engine.spool import now
+from glasshouse.failpoints import failpoint
 from glasshouse.spec import TrainJob
 
 Emit = Callable[[dict[str, Any]], None]
@@ -94,7 +95,8 @@ class Saver:
         self._saved_at = time.monotonic()
         self._num_saves += 1
         try:
-            snapshot = take(self.parts, {**position, "final": final, "metrics": dict(metrics)})
+            about = {**position, "final": final, "metrics": dict(metrics), **self._run}
+            snapshot = take(self.parts, about)
         except Exception as error:
             if wait:
                 raise
@@ -129,12 +131,13 @@ class Saver:
     def _write(self, snapshot: Snapshot) -> None:
         started = time.monotonic()
         about = snapshot.about
-        snapshot.about = {**about, "device": snapshot.device, **self._run}
+        snapshot.about = {**about, "device": snapshot.device}
         name = self._name(int(about["step"]))
         try:
             files = checkpoint.write(self._directory / name, snapshot)
         finally:
             self._spent_s += time.monotonic() - started
+        failpoint("checkpoint.durable")
         self._names.add(name)
         self._emit(
             {

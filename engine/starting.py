@@ -1,74 +1,47 @@
-"""What a job begins with that takes its beginning from a checkpoint of another one."""
+"""With what training begins, when not from scratch: a checkpoint, and how much of it.
 
-from collections.abc import Mapping
+``resume``: the same job goes on. ``all``: another job goes on with the run, under its own spec.
+``model``: another job begins with the weights.
+"""
+
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Literal
 
-from engine import checkpoint
 from engine.checkpoint import Saved
-from engine.snapshot import Stateful
-from glasshouse.errors import CheckpointMismatch
+from engine.snapshot import Parts
 
-_OWN = ("probes", "derived")
-"""Parts of which each job has its own."""
+_OF_THE_RUN = ("position", "model", "optimizer", "report", "generators")
+"""What another job takes over; what watches begins anew."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """What the ``init`` of a spec says, with the checkpoint's directory."""
+    """A checkpoint to begin with."""
 
-    directory: Path
-    load: str
-    """``model`` or ``all``."""
-
-    @staticmethod
-    def read(raw: dict[str, Any] | None) -> "Start | None":
-        """Read what ``job.json`` says; None: nothing."""
-        return None if raw is None else Start(Path(raw["dir"]), str(raw["load"]))
-
-    def saved(self) -> Saved:
-        """The checkpoint, checked.
-
-        Raises:
-            CheckpointDamaged: it is not what was written.
-            CheckpointMismatch: it was written by a version that kept less.
-        """
-        found = checkpoint.read(self.directory)
-        kind = Run if self.load == "all" else Model
-        return kind(found.about | {"final": False}, found.parts)
-
-
-class Run(Saved):
-    """The whole run of another job, which goes on; with the new job's own settings."""
-
-    def restore(self, parts: Mapping[str, Stateful]) -> None:
-        """Make the parts what they were, but for what is the new job's own.
-
-        Raises:
-            CheckpointMismatch: it is the checkpoint of something else.
-        """
-        shared = {name: part for name, part in parts.items() if name not in _OWN}
-        arguments = {"param_groups": parts["optimizer"].state()["param_groups"]}
-        saved = {name: state for name, state in self.parts.items() if name not in _OWN}
-        saved["optimizer"] = saved["optimizer"] | arguments
-        Saved(self.about, saved).restore(shared)
-
-
-class Model(Saved):
-    """The weights of another job; training begins with step 0."""
+    saved: Saved
+    how: Literal["resume", "all", "model"] = "resume"
 
     @property
     def step(self) -> int:
-        """The next step to run."""
-        return 0
+        """The first step to run."""
+        return 0 if self.how == "model" else self.saved.step
 
-    def restore(self, parts: Mapping[str, Stateful]) -> None:
-        """Fill the network.
+    @property
+    def has_said_all(self) -> bool:
+        """Whether it is the job's own last one, after which there is nothing more to say."""
+        return self.how == "resume" and bool(self.saved.about["final"])
+
+    def restore(self, parts: Parts) -> None:
+        """Make the parts of a training run what they were.
 
         Raises:
-            CheckpointMismatch: it is the checkpoint of another network.
+            CheckpointMismatch: the checkpoint is of something else.
         """
-        if "model" not in self.parts:
-            raise CheckpointMismatch("The checkpoint holds no network.")
-        Saved(self.about, {"model": self.parts["model"]}).restore({"model": parts["model"]})
+        if self.how == "resume":
+            self.saved.restore(parts)
+            return
+        names = _OF_THE_RUN if self.how == "all" else ("model",)
+        kept = {name: dict(self.saved.parts[name]) for name in names if name in self.saved.parts}
+        if "optimizer" in kept:
+            del kept["optimizer"]["param_groups"]  # the arguments are those of the job's own spec
+        Saved(self.saved.about, kept).restore({name: parts[name] for name in names})

@@ -59,7 +59,7 @@ class OptimizerState:
         return found | {"param_groups": whole["param_groups"]}
 
     def restore(self, state: State) -> None:
-        """Go on as the optimizer that was saved.
+        """Go on as the optimizer that was saved; without ``param_groups`` with other arguments.
 
         Raises:
             CheckpointMismatch: it was another optimizer, or of other parameters.
@@ -69,7 +69,7 @@ class OptimizerState:
             detail = f"The checkpoint was made with the optimizer {state['type']}, the job's is"
             raise CheckpointMismatch(f"{detail} {mine}.")
         fresh: list[dict[str, Any]] = self._optimizer.state_dict()["param_groups"]
-        saved: list[dict[str, Any]] = state["param_groups"]
+        saved: list[dict[str, Any]] = state.get("param_groups", fresh)
         if [group["params"] for group in saved] != [group["params"] for group in fresh]:
             detail = "The checkpoint's optimizer was of other parameters"
             counts = [sum(len(group["params"]) for group in groups) for groups in (saved, fresh)]

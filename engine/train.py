@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.checkpoint import Saved
 from engine.clipping import clipping
 from engine.commands import Commands, Follow
 from engine.data import Rows
@@ -27,6 +26,7 @@ from engine.readback import Readback
 from engine.report import Control, Learner, Outputs, Reporter
 from engine.saving import Saver
 from engine.snapshot import State
+from engine.starting import Start
 from engine.stateful import Generators, OptimizerState, Weights
 from engine.timing import Timing, Work, clock_of
 from glasshouse.errors import CheckpointMismatch, DataFailed
@@ -52,12 +52,12 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
     out: Outputs,
     watched: Wanted | None = None,
     work: Work = Work(),  # noqa: B008 (frozen)
-    saved: Saved | None = None,
+    start: Start | None = None,
 ) -> Ending:
     """Train a network to the end of its spec, or until told to stop.
 
     ``watched`` is what to watch from the first step on; left out, what the spec says. ``work`` is
-    what a step computes, where that is known. ``saved`` is the checkpoint to go on from.
+    what a step computes, where that is known. ``start`` is the checkpoint to begin with.
 
     Raises:
         CheckpointMismatch: the checkpoint is of another job.
@@ -66,17 +66,17 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
     network, loss_fn, optimizer, clip = learner = _learner(job, rows.device)
     schedule = Schedule(job, rows)
     probes = _probes(job, learner, rows, Readback(rows.device), out, _captures(out, control))
-    probes.watch(watched, 0 if saved is None else saved.step)
+    probes.watch(watched, 0 if start is None else start.step)
     clock = probes.clock = clock_of(rows.device)
     report = _report(job, learner, validation, probes, out, Timing(clock, work), schedule)
-    if saved is not None and _restored(saved, report, schedule):
-        return Ending(network, saved.step, "succeeded")
+    if start is not None and _has_ended(start, report, schedule):
+        return Ending(network, start.step, "succeeded")
 
+    first = schedule.position["step"]
+    follow = _follow(schedule, report)
+    commands = Commands(job, learner, control.orders, first=first, follow=follow, emit=out.emit)
     step, epoch = schedule.newest
-    first, state = schedule.position["step"], "succeeded"
-    commands = Commands(
-        job, learner, control.orders, first=first, follow=_follow(schedule, report), emit=out.emit
-    )
+    state = "succeeded"
     commands.at(first)
     try:
         for step, epoch, batch in schedule.steps():
@@ -142,10 +142,10 @@ def _report(  # noqa: PLR0913, PLR0917 (all that a report is made of)
     return report
 
 
-def _restored(saved: Saved, report: Reporter, schedule: "Schedule") -> bool:
-    """Go on from a checkpoint; whether training was over and all of it had been said."""
-    saved.restore(report.saver.parts)
-    return saved.about["final"] and schedule.is_over(saved.step - 1, report.elapsed_s)
+def _has_ended(start: Start, report: Reporter, schedule: "Schedule") -> bool:
+    """Begin with a checkpoint; whether training was over and all of it had been said."""
+    start.restore(report.saver.parts)
+    return start.has_said_all and schedule.is_over(start.step - 1, report.elapsed_s)
 
 
 def _learner(job: TrainJob, device: torch.device) -> Learner:
@@ -161,7 +161,6 @@ def _follow(schedule: "Schedule", report: Reporter) -> Follow:
     def follow(changed: TrainJob, step: int) -> None:
         schedule.follow(changed, step, report.elapsed_s)
         report.follow(changed, schedule.num_steps)
-        report.saver.follow(changed)
 
     return follow
 

@@ -133,9 +133,11 @@ def _datasets(spec: dict[str, Any]) -> set[str]:
 
 
 def _checkpoint(tx: Transaction, spec: dict[str, Any]) -> Checkpoint | None:
-    if spec["kind"] != "infer":
-        return None
+    """What an inference runs, or a training begins with."""
     try:
+        if spec["kind"] != "infer":
+            begins = spec.get("init")
+            return None if begins is None else checkpoints.get(tx, begins["checkpoint"], None)
         if spec.get("checkpoint"):
             return checkpoints.get(tx, spec["checkpoint"], None)
         return checkpoints.newest(tx, jobs.get(tx, spec["job"], None))
