@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from engine import derived, infer, optim, samples
 from engine.clipping import check_clipping
 from engine.data import BadField, field_shape, inline_rows
-from engine.metrics import metric_names
+from engine.metrics import metric_names, reported
 from engine.network import needed_layers, root
 from engine.optim import (
     States,
@@ -82,6 +82,7 @@ def _plan_training(spec: TrainJob, datasets: Metas) -> dict[str, Any]:
         findings,
     )
     samples.check(resolved, traced.values, batch_size, findings)
+    _check_keep_best(spec, findings)
     findings.stop()
     return {
         "spec": resolved.model_dump(mode="json"),
@@ -250,6 +251,15 @@ def _check_counts(spec: TrainJob, num_rows: int, findings: Findings) -> None:
     if batch_norm and not spec.data.drop_last and num_rows % size == 1:
         detail = "the last batch of an epoch has one row, which batch normalisation cannot train on"
         findings.warn("/data/batch_size", f"{detail}; set drop_last", "single_row")
+
+
+def _check_keep_best(spec: TrainJob, findings: Findings) -> None:
+    best = spec.checkpoint.keep_best
+    if best is not None and best.metric not in (known := reported(spec)):
+        detail = f"the job has no metric {best.metric!r} to keep the best by; it has:"
+        findings.problem(
+            "/checkpoint/keep_best/metric", f"{detail} {', '.join(known)}", "unknown_metric"
+        )
 
 
 def _num_steps(spec: TrainJob, datasets: Metas) -> int | None:

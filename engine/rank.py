@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -12,7 +13,8 @@ from typing import Any
 
 import torch
 
-from engine import infer
+from engine import checkpoint, infer
+from engine.checkpoint import Saved
 from engine.data import Rows, Table, load
 from engine.failures import classify
 from engine.probes.wanted import Wanted
@@ -22,7 +24,7 @@ from engine.spool import SpoolWriter, now
 from engine.timing import Work
 from engine.train import train
 from glasshouse import jsonio
-from glasshouse.errors import RunFailure, SpecFailed
+from glasshouse.errors import CheckpointDamaged, RunFailure, SpecFailed
 from glasshouse.failpoints import failpoint
 from glasshouse.spec import Field, InferJob, Source, TrainJob, parse_job
 
@@ -67,6 +69,38 @@ class Lifeline:
 
 
 @dataclass(frozen=True)
+class Resume:
+    """Where an attempt goes on."""
+
+    directory: Path
+    """Of the checkpoint."""
+    step: int
+    """Updates done: the first step to run."""
+    commands: tuple[dict[str, Any], ...] = ()
+    """Those that were applied at this step or later; they are applied again at theirs."""
+
+    @staticmethod
+    def read(raw: dict[str, Any] | None) -> "Resume | None":
+        """Read what ``job.json`` says; None: from the beginning."""
+        if raw is None:
+            return None
+        return Resume(Path(raw["dir"]), int(raw["step"]), tuple(raw.get("commands", ())))
+
+    def saved(self) -> Saved:
+        """The checkpoint, checked.
+
+        Raises:
+            CheckpointDamaged: it is not what was written, or is of another step.
+            CheckpointMismatch: it was written by a version that kept less.
+        """
+        found = checkpoint.read(self.directory)
+        if found.step != self.step:
+            detail = f"The checkpoint is of step {found.step}, not of step {self.step}."
+            raise CheckpointDamaged(detail)
+        return found
+
+
+@dataclass(frozen=True)
 class Assignment:
     """What ``job.json`` says."""
 
@@ -84,6 +118,8 @@ class Assignment:
     """Operations of one batch's forward pass, as planned."""
     peak_flops: float | None = None
     """Operations a second that the devices are capable of."""
+    resume: Resume | None = None
+    """None: from the beginning."""
 
     @staticmethod
     def read(path: Path) -> "Assignment":
@@ -109,6 +145,7 @@ class Assignment:
                 ring=raw.get("ring"),
                 flops=raw.get("flops"),
                 peak_flops=raw["device"].get("peak_flops"),
+                resume=Resume.read(raw.get("resume")),
             )
         except (KeyError, TypeError, ValueError) as cause:
             raise SpecFailed(f"job.json cannot be read: {cause}") from cause
@@ -142,8 +179,29 @@ def run(job: Assignment, *, control: Control, out: Outputs) -> str:
     judged = rows(spec.data.validation) if spec.data.validation and spec.evaluate else None
     planned = min(spec.data.batch_size, training.num_rows)
     work = Work(None if job.flops is None else job.flops / planned, job.peak_flops)
-    ending = train(spec, training, judged, control=control, out=out, watched=job.watched, work=work)
+    saved = None if job.resume is None else job.resume.saved()
+    if saved is not None:
+        _tell_differences(saved, job.device)
+    ending = train(
+        spec,
+        training,
+        judged,
+        control=control,
+        out=out,
+        watched=job.watched,
+        work=work,
+        saved=saved,
+    )
     return "cancelled" if ending.cancelled else "succeeded"
+
+
+def _tell_differences(saved: Saved, device: torch.device) -> None:
+    """Say, in the job's log, why the numbers may differ from those of an uninterrupted run."""
+    here = {"device": device.type, "threads": torch.get_num_threads(), "torch": torch.__version__}
+    for name, mine in here.items():
+        if (theirs := saved.about.get(name)) != mine:
+            text = f"resumed with {name} {mine}, and the checkpoint was made with {theirs}: "
+            sys.stderr.write(text + "the numbers agree up to rounding, not bit for bit\n")
 
 
 def _fields_read(spec: TrainJob) -> list[str]:

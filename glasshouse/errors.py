@@ -24,7 +24,7 @@ GlasshouseError
 │   └── Unavailable         503  PlannerUnavailable, DatabaseUnavailable, StorageFull
 ├── RunFailure                   ends a job; stored on it as its ``error``
 │   └── SpecFailed, DataFailed, OutOfMemory, DeviceFailed, WorkerLost,
-│       RankDied, StorageFailed, EngineFailed
+│       RankDied, StorageFailed, EngineFailed, CheckpointMismatch, CheckpointDamaged
 ├── APIError                     raised by the client for an error answer, one class per status
 │   ├── APIConnectionError ── APITimeoutError
 │   └── APIStatusError ── BadRequestError … ServiceUnavailableError
@@ -388,6 +388,10 @@ class SpecFailed(RunFailure):
     category = "spec"
 
 
+class CheckpointMismatch(SpecFailed):
+    """The checkpoint is of another network, optimizer or data than the job has."""
+
+
 class DataFailed(RunFailure):
     """The data does not fit its declaration."""
 
@@ -427,6 +431,10 @@ class StorageFailed(RunFailure):
 
     category = "storage"
     retryable = True
+
+
+class CheckpointDamaged(StorageFailed):
+    """The checkpoint is not what was written: something is missing, altered, or not part of it."""
 
 
 class EngineFailed(RunFailure):

@@ -29,6 +29,7 @@ SPEC_MODELS: tuple[type[BaseModel], ...] = (
     spec.Devices,
     spec.Probe,
     spec.Checkpoint,
+    spec.KeepBest,
     spec.InferJob,
     spec.InferData,
     spec.Flatten,

@@ -17,7 +17,15 @@ from glasshouse.spec.metrics import Metric
 from glasshouse.spec.network import Graph, Layer
 from glasshouse.spec.probes import Form, Probe, TensorKind
 from glasshouse.spec.strict import Args, Spec
-from glasshouse.spec.training import Checkpoint, Evaluate, GradClip, Loss, Optimizer, Stop
+from glasshouse.spec.training import (
+    Checkpoint,
+    Evaluate,
+    GradClip,
+    KeepBest,
+    Loss,
+    Optimizer,
+    Stop,
+)
 
 __all__ = [
     "Args",
@@ -35,6 +43,7 @@ __all__ = [
     "InferJob",
     "IntegerField",
     "JobSpec",
+    "KeepBest",
     "Layer",
     "Loss",
     "Metric",

@@ -67,13 +67,32 @@ class Evaluate(Spec):
         return self
 
 
+class KeepBest(Spec):
+    """Checkpoints that stay because nothing was better when they were made."""
+
+    metric: str = Constraint(min_length=1, max_length=200)
+    """A metric of the job: ``validation/accuracy``, ``loss`` … Its newest value counts."""
+    mode: Literal["min", "max"]
+    """Whether less of it is better, or more."""
+    count: int = Constraint(default=1, ge=1, le=100)
+    """How many stay."""
+
+
 class Checkpoint(Spec):
-    """When the network and the training state are saved. The end of training always is."""
+    """When everything that training is made of is saved. The end of training always is.
+
+    Neither ``every_epochs`` nor ``every_steps``: at the end of every epoch, or of fewer where they
+    are so short that writing would take more than a twentieth of the time.
+    """
 
     every_epochs: PositiveInt | None = None
     every_steps: PositiveInt | None = None
+    every_s: PositiveFloat | None = 300
+    """Also when so many seconds have passed since the last one; null: never by time."""
     keep_last: PositiveInt = 3
     """Older ones are deleted once a newer one is complete."""
+    keep_best: KeepBest | None = None
+    """These are kept beside the last ones."""
 
     @model_validator(mode="after")
     def _check_one(self) -> Self:
