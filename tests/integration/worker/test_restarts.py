@@ -18,7 +18,7 @@ from models.state import ENDED
 from tests.integration.worker.conftest import Broker
 from tests.integration.worker.shop import Shop, train_spec, until
 
-NUM_STEPS = 60
+NUM_STEPS = 80
 SAVED_EVERY = 7
 OURS = ("job", "seq", "attempt", "at", "capture", "href", "checkpoint", "size_bytes")
 """Fields that are another run's by nature: names, times, and the size of a file that has times."""
@@ -117,7 +117,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Story:
         finally:
             shop.close()
             broker.kill()
-    assert len([one for some in story.log.values() for one in some]) > 150
+    assert len([one for some in story.log.values() for one in some]) > 180
     assert [step for step, _ in story.series["loss"]] == list(range(NUM_STEPS))
     return story
 
