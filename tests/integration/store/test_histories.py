@@ -26,8 +26,8 @@ from hypothesis.stateful import (
 from sqlalchemy import delete, select, update
 
 from glasshouse import jsonio
-from glasshouse.errors import JobEnded, JobNotEnded, JobNotFound
-from models import attempts, events, jobs
+from glasshouse.errors import CannotPause, JobEnded, JobNotEnded, JobNotFound, JobNotPaused
+from models import attempts, events, jobs, pausing
 from models.attempts import Claim
 from models.database import Database
 from models.tables import Attempt, Device, Job
@@ -48,6 +48,8 @@ class Told:
 
     state: str = "queued"
     cancelled: bool = False
+    resumes: bool = False
+    """As soon as it is paused."""
     failures: int = 0
     moves: list[tuple[str | None, str]] = field(default_factory=lambda: [(None, "queued")])
     log: list[Any] = field(default_factory=lambda: ["state"])
@@ -84,11 +86,20 @@ class Told:
         self.failures += counted
         if self.cancelled:
             self.end("cancelled")
+        elif self.state == "pausing":
+            self.move("paused")
+            self.let_go()
+            if self.resumes:
+                self.resume()
         elif counted and self.failures >= MAX_FAILURES:
             self.end("failed")
         else:
             self.move("queued")
             self.let_go()
+
+    def resume(self) -> None:
+        self.move("queued")
+        self.resumes = False
 
 
 class Histories(RuleBasedStateMachine):
@@ -132,10 +143,46 @@ class Histories(RuleBasedStateMachine):
                 return
             jobs.request_cancel(tx, job, by="ada", force=False)
         told.cancelled = True
-        if told.state == "queued":
+        if told.state in ("queued", "paused"):
             told.end("cancelled")
         elif told.state != "cancelling":
             told.move("cancelling")
+
+    @rule(number=JOB)
+    def pause(self, number: int) -> None:
+        job_id, told = self._job(number)
+        if told is None:
+            return
+        with self.database.write() as tx:
+            job = jobs.get(tx, job_id, None)
+            if told.has_ended or told.state == "cancelling":
+                with pytest.raises(JobEnded if told.has_ended else CannotPause):
+                    pausing.request_pause(tx, job)
+                return
+            pausing.request_pause(tx, job)
+        if told.state == "queued":
+            told.move("paused")
+        elif told.state == "pausing":
+            told.resumes = False
+        elif told.state != "paused":
+            told.move("pausing")
+
+    @rule(number=JOB)
+    def resume(self, number: int) -> None:
+        job_id, told = self._job(number)
+        if told is None:
+            return
+        with self.database.write() as tx:
+            job = jobs.get(tx, job_id, None)
+            if told.state not in ("paused", "pausing"):
+                with pytest.raises(JobEnded if told.has_ended else JobNotPaused):
+                    pausing.request_resume(tx, job)
+                return
+            pausing.request_resume(tx, job)
+        if told.state == "paused":
+            told.resume()
+        else:
+            told.resumes = True
 
     @rule(number=JOB)
     def forget(self, number: int) -> None:
@@ -251,6 +298,7 @@ class Histories(RuleBasedStateMachine):
         may = {
             "starting": ["failed"],
             "running": ["succeeded", "failed"],
+            "pausing": ["succeeded", "failed"],
             "cancelling": ["succeeded", "failed", "cancelled"],
         }
         if is_holder and state not in may[told.state]:
@@ -315,6 +363,7 @@ class Histories(RuleBasedStateMachine):
                 job = jobs.get(tx, job_id, None)
                 log = [jsonio.loads(entry.as_json()) for entry in events.after(tx, job_id, 0)]
                 assert job.state == told.state
+                assert (job.paused_at is not None) == (told.state == "paused")
                 assert job.last_seq == len(log)
                 assert [entry["seq"] for entry in log] == list(range(1, len(log) + 1))
                 shown = [entry.get("step", entry["type"]) for entry in log]
