@@ -46,7 +46,7 @@ def write(directory: Path, snapshot: Snapshot) -> dict[str, dict[str, Any]]:
         partial.mkdir(parents=True)
         failpoint("checkpoint.write")
         files = _write_files(partial, snapshot)
-        failpoint("checkpoint.sync")
+        failpoint("checkpoint.written")
         _fsync(partial)
         _appear(partial, directory)
     except BaseException:

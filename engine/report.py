@@ -5,6 +5,7 @@ Keeps losses on the device until they have arrived by themselves; never makes a 
 
 import contextlib
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -231,8 +232,17 @@ class Reporter:
         if state == "succeeded":
             self.evaluate(step, epoch)
         self.progress(step, epoch)
-        self.save(position, final=state in ("succeeded", "cancelled"), wait=True)
+        self._save_last(position, state)
         self._times(step, epoch, last=True)
+
+    def _save_last(self, position: dict[str, int], state: str) -> None:
+        goes_on = state in ("paused", "interrupted")
+        try:
+            self.save(position, final=not goes_on, wait=True)
+        except OSError:
+            if not goes_on:
+                raise
+            traceback.print_exc()  # it goes on from the checkpoint before
 
     def abandon(self) -> None:
         """Say what can still be said after a failure."""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from engine.network import dtype_name
 from engine.probes.drain import DTYPE_NAMES
+from glasshouse.failpoints import failpoint
 
 _PIECE = 4 * 2**20
 
@@ -44,6 +45,7 @@ def write_file(path: Path, pieces: Iterator[memoryview]) -> dict[str, Any]:
             digest.update(piece)
             size += len(piece)
         file.flush()
+        failpoint("checkpoint.sync")
         os.fsync(file.fileno())
     return {"size_bytes": size, "sha256": digest.hexdigest()}
 

@@ -75,7 +75,7 @@ def _start(station: Station, job_id: str, row: Checkpoint, refused: tuple[Refuse
 
 def unreadable(end: dict[str, Any] | None) -> str | None:
     """What a rank says is wrong with the checkpoint it was handed; None: nothing."""
-    error = (end or {}).get("error") or {}
+    error: dict[str, Any] = (end or {}).get("error") or {}
     return str(error["message"]) if error.get("code") == _DAMAGED else None
 
 

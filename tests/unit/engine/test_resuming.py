@@ -184,6 +184,8 @@ class StopAfter:
     """A control that ends training when so many steps were reported."""
 
     wanted = None
+    ends_as = "cancelled"
+    orders = ()
 
     def __init__(self, num_steps: int, ends_as: str) -> None:
         self.ends_as = ends_as
