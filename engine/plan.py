@@ -105,8 +105,10 @@ def _check_start(spec: TrainJob, trained_by: TrainJob | None, findings: Findings
         return
     with torch.device("meta"):
         mine, found = (Network(job.network, ()).state_dict() for job in (spec, trained_by))
+    if spec.init.missing != "fail":
+        mine = {name: item for name, item in mine.items() if name in found}
     try:
-        check_shapes(mine, found, partial=False)
+        check_shapes(mine, found, partial=spec.init.missing != "fail")
     except SpecFailed as error:
         findings.problem("/init/checkpoint", error.detail, "shape")
 

@@ -223,7 +223,7 @@ def _start(job: Assignment, spec: TrainJob) -> Start | None:
     elif job.checkpoint is None:
         raise SpecFailed("The job was handed no checkpoint to begin with.")
     else:
-        start = Start(checkpoint.read(job.checkpoint), spec.init.load)
+        start = Start(checkpoint.read(job.checkpoint), spec.init.load, spec.init.missing)
     if start.how != "model":
         _tell_differences(start.saved, job.device)
     return start

@@ -9,6 +9,7 @@ from typing import Literal
 
 from engine.checkpoint import Saved
 from engine.snapshot import Parts
+from engine.stateful import Weights
 
 _OF_THE_RUN = ("position", "model", "optimizer", "report", "generators")
 """What another job takes over; what watches begins anew."""
@@ -20,6 +21,8 @@ class Start:
 
     saved: Saved
     how: Literal["resume", "all", "model"] = "resume"
+    missing: Literal["fail", "init", "zero"] = "fail"
+    """Of ``model``: what becomes of parameters that the checkpoint has not."""
 
     @property
     def step(self) -> int:
@@ -39,6 +42,10 @@ class Start:
         """
         if self.how == "resume":
             self.saved.restore(parts)
+            return
+        weights = parts["model"]
+        if self.how == "model" and self.missing != "fail" and isinstance(weights, Weights):
+            weights.fill(self.saved.parts["model"], self.missing)
             return
         names = _OF_THE_RUN if self.how == "all" else ("model",)
         kept = {name: dict(self.saved.parts[name]) for name in names if name in self.saved.parts}

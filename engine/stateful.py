@@ -1,7 +1,7 @@
 """The parts of a training run that are torch's own: weights, optimizer and random generators."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,16 @@ class Weights:
                 detail = f"{name!r} is {both} {dtype_name(item.dtype)} in the network."
                 raise CheckpointMismatch(detail)
         self._network.load_state_dict(state)
+
+    def fill(self, state: State, missing: Literal["init", "zero"]) -> None:
+        """Fill what the state has; the rest stays as it was drawn, or becomes zero.
+
+        Raises:
+            CheckpointMismatch: shapes or types differ.
+        """
+        mine = self._network.state_dict()
+        fresh = mine if missing == "init" else {k: torch.zeros_like(mine[k]) for k in mine}
+        self.restore({name: state.get(name, fresh[name]) for name in mine})
 
 
 class OptimizerState:

@@ -16,6 +16,7 @@ SPEC_MODELS: tuple[type[BaseModel], ...] = (
     spec.TrainJob,
     spec.Graph,
     spec.Layer,
+    spec.Init,
     spec.Loss,
     spec.Optimizer,
     spec.Data,

@@ -13,8 +13,10 @@ from torch.nn import functional
 
 from engine.__main__ import main
 from engine.data import shuffled
+from engine.network import Network
+from engine.plan import parse_spec
 from engine.spool import read_frames
-from tests.unit.engine.making import cnn, losses, of_type, run, spec
+from tests.unit.engine.making import CNN, cnn, errors, losses, of_type, planned, run, spec
 
 EACH = {"checkpoint": {"every_steps": 1}}
 
@@ -94,6 +96,44 @@ def test_what_a_job_has_saved_itself_comes_before_what_it_began_with(digits, tmp
     there = {"dir": str(tmp_path / "a" / "checkpoints" / "step-4"), "step": 4}
     again = {"checkpoint": {"dir": job["init"]["checkpoint"]}, "resume": there}
     assert losses(run(tmp_path / "b", job, digits, **again)) == begun[4:]
+
+
+WIDER = [*CNN, {"name": "more", "type": "Linear", "args": {"out_features": 10}}]
+ENDS = {"loss": {"type": "CrossEntropyLoss", "inputs": ["more", "label"]}, "stop": {"steps": 1}}
+
+
+@pytest.mark.parametrize("missing", ["init", "zero"])
+def test_parameters_that_the_checkpoint_has_not_are_drawn_or_zero(digits, tmp_path, first, missing):
+    network = {"layers": WIDER}
+    drawn = run(tmp_path / "drawn", spec(network=network, **ENDS, **EACH), digits)
+    begins = {**_init(first[0], 7, "model"), "missing": missing}
+    still = {"type": "SGD", "args": {"lr": 0.0}}
+    job = spec(network=network, init=begins, optimizer=still, **ENDS)
+    _begun(tmp_path / "begun", job, digits)
+    found = load_file(tmp_path / "begun" / "checkpoints" / "step-1" / "model.safetensors")
+    saved = load_file(first[0] / "checkpoints" / "step-7" / "model.safetensors")
+    assert all(torch.equal(found[name], saved[name]) for name in saved)
+    if missing == "zero":
+        assert not found["more.weight"].any()
+        return
+    assert of_type(drawn, "checkpoint")
+    torch.manual_seed(3)
+    built = Network(parse_spec(planned(job)["spec"]).network, ("more",))
+    assert torch.equal(found["more.weight"], built.state_dict()["more.weight"])
+
+
+def test_what_does_not_fit_is_refused_by_the_planner():
+    trained = planned(spec())["spec"]
+    begins = {"checkpoint": "ckpt_1", "load": "model"}
+    wider = {"network": {"layers": WIDER}, **ENDS}
+    found = errors(spec(**wider, init=begins), network=trained)
+    assert "more.weight" in found["/init/checkpoint"]
+    planned(spec(**wider, init={**begins, "missing": "zero"}), network=trained)
+    narrow = [*CNN[:-1], {**CNN[-1], "args": {"out_features": 11}}]
+    job = spec(network={"layers": narrow}, init={**begins, "missing": "init"})
+    assert "fc.weight" in errors(job, network=trained)["/init/checkpoint"]
+    whole = spec(init={**begins, "load": "all", "missing": "zero"})
+    assert "missing is of load model" in errors(whole)["/init"]
 
 
 # --- in a terminal -------------------------------------------------------------------------------
