@@ -15,7 +15,7 @@ from engine import derived, infer, optim, samples
 from engine.checkpoint import check_shapes
 from engine.clipping import check_clipping
 from engine.data import BadField, field_shape, inline_rows
-from engine.metrics import metric_names
+from engine.metrics import metric_names, reported
 from engine.network import Network, needed_layers, root
 from engine.optim import (
     States,
@@ -85,6 +85,7 @@ def _plan_training(spec: TrainJob, datasets: Metas, trained_by: TrainJob | None)
         findings,
     )
     samples.check(resolved, traced.values, batch_size, findings)
+    _check_keep_best(spec, findings)
     findings.stop()
     return {
         "spec": resolved.model_dump(mode="json"),
@@ -104,8 +105,10 @@ def _check_start(spec: TrainJob, trained_by: TrainJob | None, findings: Findings
         return
     with torch.device("meta"):
         mine, found = (Network(job.network, ()).state_dict() for job in (spec, trained_by))
+    if spec.init.missing != "fail":
+        mine = {name: item for name, item in mine.items() if name in found}
     try:
-        check_shapes(mine, found, partial=False)
+        check_shapes(mine, found, partial=spec.init.missing != "fail")
     except SpecFailed as error:
         findings.problem("/init/checkpoint", error.detail, "shape")
 
@@ -265,6 +268,15 @@ def _check_counts(spec: TrainJob, num_rows: int, findings: Findings) -> None:
     if batch_norm and not spec.data.drop_last and num_rows % size == 1:
         detail = "the last batch of an epoch has one row, which batch normalisation cannot train on"
         findings.warn("/data/batch_size", f"{detail}; set drop_last", "single_row")
+
+
+def _check_keep_best(spec: TrainJob, findings: Findings) -> None:
+    best = spec.checkpoint.keep_best
+    if best is not None and best.metric not in (known := reported(spec)):
+        detail = f"the job has no metric {best.metric!r} to keep the best by; it has:"
+        findings.problem(
+            "/checkpoint/keep_best/metric", f"{detail} {', '.join(known)}", "unknown_metric"
+        )
 
 
 def _num_steps(spec: TrainJob, datasets: Metas) -> int | None:

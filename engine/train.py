@@ -6,6 +6,7 @@ Steps are 0-based and count optimizer updates.
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,8 +25,12 @@ from engine.probes.wanted import Wanted
 from engine.problems import one
 from engine.readback import Readback
 from engine.report import Control, Learner, Outputs, Reporter
+from engine.saving import Saver
+from engine.snapshot import State
+from engine.starting import Start
+from engine.stateful import Generators, OptimizerState, Weights
 from engine.timing import Timing, Work, clock_of
-from glasshouse.errors import DataFailed
+from glasshouse.errors import CheckpointMismatch, DataFailed
 from glasshouse.spec import TrainJob
 
 
@@ -48,30 +53,32 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
     out: Outputs,
     watched: Wanted | None = None,
     work: Work = Work(),  # noqa: B008 (frozen)
+    start: Start | None = None,
 ) -> Ending:
     """Train a network to the end of its spec, or until told to stop.
 
     ``watched`` is what to watch from the first step on; left out, what the spec says. ``work`` is
-    what a step computes, where that is known.
+    what a step computes, where that is known. ``start`` is the checkpoint to begin with.
+
+    Raises:
+        CheckpointMismatch: the checkpoint is of another job.
     """
     torch.manual_seed(job.seed)
     network, loss_fn, optimizer, clip = learner = _learner(job, rows.device)
     schedule = Schedule(job, rows)
-    readback = Readback(rows.device)
-    probes = _probes(job, learner, rows, readback, out, _captures(out, control))
-    probes.watch(watched, 0)
+    probes = _probes(job, learner, rows, Readback(rows.device), out, _captures(out, control))
+    probes.watch(watched, 0 if start is None else start.step)
     clock = probes.clock = clock_of(rows.device)
-    report = Reporter(
-        job, learner, validation, probes, out, Timing(clock, work), num_steps=schedule.num_steps
-    )
+    report = _report(job, learner, validation, probes, out, Timing(clock, work), schedule)
+    if start is not None and _has_ended(start, report, schedule):
+        return Ending(network, start.step, "succeeded")
 
-    commands = Commands(
-        job, learner, control.orders, first=0, follow=_follow(schedule, report), emit=out.emit
-    )
-
-    step, epoch, batch = 0, 0, None
+    first = schedule.position["step"]
+    follow = _follow(schedule, report)
+    commands = Commands(job, learner, control.orders, first=first, follow=follow, emit=out.emit)
+    step, epoch, batch = *schedule.newest, None
     state = "succeeded"
-    commands.at(step)
+    commands.at(first)
     try:
         for step, epoch, batch in schedule.steps():
             clock.mark("data")
@@ -99,7 +106,7 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
             if control.cancel_requested:  # after the evaluation, which would not come again
                 state = control.ends_as
                 break
-            if schedule.saves_after(step) or "checkpoint" in asked:
+            if report.saver.wants(due=schedule.saves_after(step)) or "checkpoint" in asked:
                 report.save(schedule.position)
         report.finish(step, epoch, schedule.position, state=state)
         probes.close()
@@ -108,6 +115,38 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
         report.abandon()
         raise StepFailed(step, blame(error, network, batch)) from error
     return Ending(network, step + 1, state)
+
+
+def _report(  # noqa: PLR0913, PLR0917 (all that a report is made of)
+    job: TrainJob,
+    learner: Learner,
+    validation: Rows | None,
+    probes: Probes,
+    out: Outputs,
+    timing: Timing,
+    schedule: "Schedule",
+) -> Reporter:
+    saver = Saver(job, out.directory, out.emit, out.flush)
+    report = Reporter(
+        job, learner, validation, probes, out, timing, saver=saver, num_steps=schedule.num_steps
+    )
+    # All that a checkpoint holds. What has a state of its own adds itself here.
+    saver.parts |= {
+        "position": schedule,
+        "model": Weights(learner.network),
+        "optimizer": OptimizerState(learner.optimizer),
+        "report": report,
+        "derived": report.derived,
+        "probes": probes,
+        "generators": Generators(),
+    }
+    return report
+
+
+def _has_ended(start: Start, report: Reporter, schedule: "Schedule") -> bool:
+    """Begin with a checkpoint; whether training was over and all of it had been said."""
+    start.restore(report.saver.parts)
+    return start.has_said_all and schedule.is_over(start.step - 1, report.elapsed_s)
 
 
 def _learner(job: TrainJob, device: torch.device) -> Learner:
@@ -184,17 +223,53 @@ class Schedule:
         self.position = {"step": 0, "epoch": 0, "batch": 0}
         """Updates done, the epoch that training is in, and the batches taken of it."""
 
+    @property
+    def newest(self) -> tuple[int, int]:
+        """The newest step that is done, 0 before the first, and its epoch."""
+        return max(self.position["step"] - 1, 0), self.position["epoch"]
+
+    def state(self) -> State:
+        """The position, and what the order of the rows hangs on."""
+        return {**self.position, **self._order()}
+
+    def restore(self, state: State) -> None:
+        """Go on behind the batches that were taken.
+
+        Raises:
+            CheckpointMismatch: the rows would come in another order, or in other batches.
+        """
+        for name, mine in self._order().items():
+            if state[name] != mine:
+                detail = f"{name} is {state[name]} in the checkpoint and {mine} in the job: its"
+                raise CheckpointMismatch(f"{detail} rows would not be those that are still due.")
+        self.position = {name: int(state[name]) for name in self.position}
+        if self.position["epoch"] * self._per_epoch + self.position["batch"] != state["step"]:
+            raise CheckpointMismatch(f"The position {self.position} is none of the job.")
+
+    def _order(self) -> dict[str, Any]:
+        data = self._job.data
+        return {
+            "seed": self._job.seed,
+            "num_rows": self._rows.num_rows,
+            "batch_size": data.batch_size,
+            "drop_last": data.drop_last,
+            "shuffle": self._shuffles,
+        }
+
     def steps(self) -> Iterator[tuple[int, int, dict[str, Tensor]]]:
-        """Step, epoch and batch, for ever."""
+        """Step, epoch and batch from the position on, for ever; none when all are done."""
         size, drop_last = self._job.data.batch_size, self._job.data.drop_last
-        step = 0
-        for epoch in itertools.count():
+        step, first = self.position["step"], self.position["batch"]
+        if self.num_steps is not None and step >= self.num_steps:
+            return
+        for epoch in itertools.count(self.position["epoch"]):
             order = (self._job.seed, epoch) if self._shuffles else None
-            batches = self._rows.epoch(size, drop_last=drop_last, order=order)
-            for number, batch in enumerate(batches, start=1):
+            batches = self._rows.epoch(size, drop_last=drop_last, order=order, first=first)
+            for number, batch in enumerate(batches, start=first + 1):
                 self.position = {"step": step + 1, "epoch": epoch, "batch": number}
                 yield step, epoch, batch
                 step += 1
+            first = 0
 
     def follow(self, job: TrainJob, step: int, elapsed_s: float) -> None:
         """Take a job whose settings changed, after so many updates and seconds.
@@ -228,7 +303,8 @@ class Schedule:
     def saves_after(self, step: int) -> bool:
         """Whether a checkpoint is made now."""
         when = self._job.checkpoint
-        return self._falls(step, when.every_epochs, when.every_steps)
+        by_default = None if when.every_steps else 1
+        return self._falls(step, when.every_epochs or by_default, when.every_steps)
 
     def _falls(self, step: int, every_epochs: int | None, every_steps: int | None) -> bool:
         if every_steps is not None:

@@ -25,8 +25,8 @@ GlasshouseError
 │   └── Unavailable         503  PlannerUnavailable, DatabaseUnavailable, StorageFull
 ├── RunFailure                   ends a job; stored on it as its ``error``
 │   └── SpecFailed, DataFailed, NonFinite, OutOfMemory, DeviceFailed, Unkillable,
-│       WorkerLost, RankDied, CrashLoop, Stalled, Timeout, StorageFailed ── DiskFull,
-│       EngineFailed
+│       WorkerLost, RankDied, CrashLoop, Stalled, Timeout, CheckpointMismatch, EngineFailed,
+│       StorageFailed ── DiskFull, CheckpointDamaged
 ├── APIError                     raised by the client for an error answer, one class per status
 │   ├── APIConnectionError ── APITimeoutError
 │   └── APIStatusError ── BadRequestError … ServiceUnavailableError
@@ -398,6 +398,10 @@ class SpecFailed(RunFailure):
     category = "spec"
 
 
+class CheckpointMismatch(SpecFailed):
+    """The checkpoint is of another network, optimizer or data than the job has."""
+
+
 class DataFailed(RunFailure):
     """The data does not fit its declaration."""
 
@@ -508,6 +512,10 @@ class DiskFull(StorageFailed):
     """The disk of the worker is full."""
 
     hint = "Make room: delete ended jobs and datasets that nobody needs."
+
+
+class CheckpointDamaged(StorageFailed):
+    """The checkpoint is not what was written: something is missing, altered, or not part of it."""
 
 
 class EngineFailed(RunFailure):

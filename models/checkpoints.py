@@ -70,12 +70,10 @@ def of_job(tx: Session, job_id: str, asked: lineage.Asked = None) -> list[Checkp
 def resumable(tx: Session, job_id: str) -> list[Checkpoint]:
     """What the next attempt may start from, the best first.
 
-    A row is stored with every event up to its step, so whatever has a row has its events. One that
-    was made at the end of training is none: what comes after it must be said once, and by one
-    attempt.
+    A row is stored with every event up to its step, so whatever has a row has its events. Of one
+    that was made at the end of training the engine finds that nothing is left to do.
     """
-    rows = [row for row in of_job(tx, job_id) if row.state == "complete" and not row.final]
-    return rows[::-1]
+    return [row for row in of_job(tx, job_id) if row.state == "complete"][::-1]
 
 
 def newest(tx: Session, job: Job) -> Checkpoint:
@@ -84,10 +82,10 @@ def newest(tx: Session, job: Job) -> Checkpoint:
     Raises:
         CheckpointMissing: it has none.
     """
-    found = [row for row in of_job(tx, job.id) if row.state == "complete"]
+    found = resumable(tx, job.id)
     if not found:
         raise CheckpointMissing(f"{job.id} has no complete checkpoint; it is {job.state}.")
-    return found[-1]
+    return found[0]
 
 
 def newest_step(tx: Session, job_id: str) -> int:

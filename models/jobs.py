@@ -8,12 +8,12 @@ from sqlalchemy import delete as sql_delete
 from sqlalchemy import exists, func, insert, literal, select, update
 from sqlalchemy.orm import Session
 
-from glasshouse.errors import JobEnded, JobNotEnded, JobNotFound
+from glasshouse.errors import CheckpointInUse, JobEnded, JobNotEnded, JobNotFound
 from glasshouse.ids import new_id
 from models import commands, events, pausing, probes
 from models.events import NewEvent
 from models.state import ENDED, STATES
-from models.tables import Command, Job, JobUse, Outbox, Time, now
+from models.tables import Checkpoint, Command, Job, JobUse, Outbox, Time, now
 
 
 def add(  # noqa: PLR0913 (a job is made of these, and of nothing less)
@@ -226,9 +226,19 @@ def delete(tx: Session, job: Job) -> None:
 
     Raises:
         JobNotEnded: it may still be written to.
+        CheckpointInUse: a job that has not ended begins with a checkpoint of it, or reads one.
     """
     if job.state not in ENDED:
         raise JobNotEnded(f"The job is {job.state}; cancel it first.")
+    reader = tx.scalar(
+        select(JobUse.job)
+        .join(Checkpoint, Checkpoint.id == JobUse.used)
+        .join(Job, Job.id == JobUse.job)
+        .where(Checkpoint.job == job.id, Job.state.not_in(ENDED))
+        .limit(1)
+    )
+    if reader is not None:
+        raise CheckpointInUse(f"{reader} has not ended and uses a checkpoint of this job.")
     tx.execute(sql_delete(Job).where(Job.id == job.id))
 
 

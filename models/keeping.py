@@ -56,8 +56,8 @@ def supersede(tx: Session, job_id: str, keeping: Keeping) -> list[str]:
     """Forget what newer checkpoints stand for; the keys of files that may go after the commit.
 
     Called where the attempt that has the job has just stored one. Never the newest complete one,
-    never one that was made at the end, never one that another job uses. Of the steps that this
-    attempt runs again, and damaged ones, go now: before, they were all that there was.
+    never one that another job uses. Those of steps that this attempt runs again, and damaged ones,
+    go now: before, they were all that there was.
     """
     standing = checkpoints.of_job(tx, job_id)
     complete = [row for row in standing if row.state == "complete"]
@@ -65,7 +65,6 @@ def supersede(tx: Session, job_id: str, keeping: Keeping) -> list[str]:
     if not any(row.attempt == attempt for row in complete):
         return []
     kept = {row.id for row in complete[-max(1, keeping.last) :]}
-    kept |= {row.id for row in complete if row.final}
     kept |= keeping.best.of(complete) if keeping.best is not None else set()
     every = checkpoints.of_job(tx, job_id, "all")
     gone = [row for row in every if row.id not in kept and not jobs.in_use(tx, row.id)]

@@ -33,7 +33,7 @@ def cuts(tx: Session, job: str) -> list[Cut]:
         .where(Attempt.job == job, Attempt.n > 1, Attempt.resumed_from_step.is_not(None))
         .order_by(Attempt.n)
     )
-    return [Cut(n, step) for n, step in tx.execute(query)]
+    return [Cut(n, step or 0) for n, step in tx.execute(query)]
 
 
 def steps_of(found: list[Cut]) -> list[Cut]:
@@ -113,7 +113,7 @@ def summary_before(tx: Session, job: str, step: int) -> dict[str, dict[str, Any]
         """By name, the first step with this value."""
         here = (Metric.name == totals.c.name, Metric.value == value)
         query = select(Metric.name, func.min(Metric.step)).where(*mine, *here)
-        return dict(tx.execute(query.group_by(Metric.name)).tuples().all())
+        return {row[0]: row[1] for row in tx.execute(query.group_by(Metric.name))}
 
     lows, highs = first_where(totals.c.low), first_where(totals.c.high)
     newest = select(Metric.name, Metric.value, Metric.nonfinite, totals.c.low, totals.c.high).where(

@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -210,7 +211,12 @@ def _lost(record: dict[str, Any], error: Exception) -> Lot:
     return Lot(int(record["end"]), events=[event])
 
 
-def add(lots: list[Lot], batch: Batch) -> None:
-    """Put what is ready into a batch, before what was said after it."""
-    batch.captures[:0] = [row for lot in lots for row in lot.captures]
-    batch.events[:0] = [event for lot in lots for event in lot.events]
+def add(lots: list[Lot], batch: Batch, behind: Sequence[Lot] = ()) -> None:
+    """Put what is ready into a batch, before what was said after it.
+
+    ``behind``: lots that are at its head already, and come first.
+    """
+    rows = sum(len(lot.captures) for lot in behind)
+    events = sum(len(lot.events) for lot in behind)
+    batch.captures[rows:rows] = [row for lot in lots for row in lot.captures]
+    batch.events[events:events] = [event for lot in lots for event in lot.events]

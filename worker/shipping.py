@@ -56,7 +56,7 @@ class Shipment:
 
     def take(self, lots: list[Lot]) -> None:
         """Put the rows of tensors that have left the ring into the batch."""
-        draining.add(lots, self.batch)
+        draining.add(lots, self.batch, behind=self.lots)
         self.lots += lots
 
 

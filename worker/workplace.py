@@ -61,6 +61,7 @@ def describe(
             "commands": commands.to_carry_out(tx, job.id, first),
             "probes": probes.wanted(tx, job.id) if job.kind == "train" else None,
             "resume": resume,
+            "init": _start(tx, artifacts, spec),
             "trained_by": saved and jobs.get(tx, saved.job, None).resolved,
         }, {"CUDA_VISIBLE_DEVICES": _visible(held)}
     except (FileNotFoundError, DatasetNotFound, JobNotFound) as error:
@@ -106,14 +107,28 @@ def _datasets(spec: dict[str, Any]) -> set[str]:
 
 
 def _checkpoint(tx: Transaction, spec: dict[str, Any]) -> Checkpoint | None:
-    if spec["kind"] != "infer":
-        return None
+    """What an inference runs, or a training begins with."""
     try:
+        if spec["kind"] != "infer":
+            begins = spec.get("init")
+            return None if begins is None else checkpoints.get(tx, begins["checkpoint"], None)
         if spec.get("checkpoint"):
             return checkpoints.get(tx, spec["checkpoint"], None)
         return checkpoints.newest(tx, jobs.get(tx, spec["job"], None))
     except (CheckpointNotFound, CheckpointMissing, JobNotFound) as error:
         raise StorageFailed(str(error)) from error
+
+
+def _start(tx: Transaction, artifacts: Artifacts, spec: dict[str, Any]) -> dict[str, Any] | None:
+    """What training begins with, as its spec says; None: what is drawn from the seed."""
+    init: dict[str, Any] | None = spec.get("init")
+    if init is None:
+        return None
+    try:
+        saved = checkpoints.get(tx, init["checkpoint"], None)
+    except CheckpointNotFound as error:
+        raise StorageFailed(f"Something that the job reads is gone: {error}") from error
+    return {"dir": str(artifacts.local(saved.key)), "load": init["load"]}
 
 
 def _resume(tx: Transaction, artifacts: Artifacts, claim: Claim) -> dict[str, Any] | None:

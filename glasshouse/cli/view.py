@@ -208,11 +208,13 @@ class JobView:
 def _told_of(event: dict[str, Any]) -> str:
     """A command in one line."""
     if event["state"] == "rejected":
-        asked = ", ".join(event.get("set") or [event.get("do")])
-        return f"refused at step {event['step']}: {asked}: {(event['problem'] or {}).get('detail')}"
+        asked: list[str] = list(event.get("set") or [event["do"]])
+        why: dict[str, Any] = event["problem"] or {}
+        return f"refused at step {event['step']}: {', '.join(asked)}: {why.get('detail')}"
     if event.get("do"):
         return f"{event['do']} asked for before step {event['step']}"
-    old, new = event["old"] or {}, event["new"] or {}
+    old: dict[str, Any] = event["old"] or {}
+    new: dict[str, Any] = event["new"] or {}
     changes = (f"{name} {old.get(name)} → {value}" for name, value in new.items())
     return f"from step {event['step']}: {', '.join(changes)}"
 

@@ -18,7 +18,16 @@ from glasshouse.spec.metrics import Metric
 from glasshouse.spec.network import Graph, Layer
 from glasshouse.spec.probes import Form, Probe, TensorKind
 from glasshouse.spec.strict import Args, Spec
-from glasshouse.spec.training import Checkpoint, Evaluate, GradClip, Init, Loss, Optimizer, Stop
+from glasshouse.spec.training import (
+    Checkpoint,
+    Evaluate,
+    GradClip,
+    Init,
+    KeepBest,
+    Loss,
+    Optimizer,
+    Stop,
+)
 
 __all__ = [
     "Args",
@@ -37,6 +46,7 @@ __all__ = [
     "Init",
     "IntegerField",
     "JobSpec",
+    "KeepBest",
     "Layer",
     "Loss",
     "Metric",

@@ -239,6 +239,9 @@ def test_a_fork_goes_on_from_a_checkpoint_with_another_spec(
     assert resolved["init"]["checkpoint"] == two
     assert resolved["optimizer"]["args"] == {"lr": 0.1}  # as it was then
     refused(api.delete(f"/checkpoints/{two}"), 409, "checkpoint_in_use")
+    with each_service.database.write() as tx:
+        assert attempts.finish(tx, claim, "succeeded", exit_kind="succeeded")
+    refused(api.delete(path), 409, "checkpoint_in_use")
     headers = {"Idempotency-Key": "fork"}
     body = {"checkpoint": two}
     once = made(api.post(f"{path}/fork", json=body, headers=headers))

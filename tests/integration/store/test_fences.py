@@ -14,6 +14,8 @@ from models import attempts, stats_folding, workers
 from models.attempts import Batch, Claim
 from models.database import Database, Transaction
 from models.probes import ProbeChange
+from models.stats_bytes import Series
+from models.stats_folding import Piece
 from models.stats_left import Owner
 from models.tables import Table
 
@@ -38,6 +40,7 @@ def whole_batch() -> Batch:
     return batch
 
 
+PIECE = Piece(1, "stats", Series("fc", "output", "train"), (1, 1), (1, b""), b"")
 Write = Callable[[Transaction, Claim], Any]
 WRITERS: dict[str, Write] = {
     "attempts.ship": lambda tx, claim: attempts.ship(
@@ -53,7 +56,7 @@ WRITERS: dict[str, Write] = {
     ),
     "workers.quarantine": lambda tx, claim: workers.quarantine(tx, claim, "x"),
     "stats_folding.begin": lambda tx, claim: stats_folding.begin(tx, _owner(claim)),
-    "stats_folding.store": lambda tx, claim: stats_folding.store(tx, _owner(claim), 1, []),
+    "stats_folding.store": lambda tx, claim: stats_folding.store(tx, _owner(claim), 1, [PIECE]),
     "stats_folding.finish": lambda tx, claim: stats_folding.finish(tx, _owner(claim), 1, [1]),
 }
 

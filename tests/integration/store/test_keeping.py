@@ -85,15 +85,14 @@ def test_what_a_rewound_part_saved_goes_only_once_there_is_something_new(saver: 
     assert saver.steps() == [(1, 10), (2, 12)]
 
 
-def test_what_another_job_uses_and_what_is_final_stay(saver: Saver):
+def test_what_another_job_uses_stays(saver: Saver):
     saver.save(1, Keeping(last=1))
     with saver.database.write() as tx:
         (row,) = checkpoints.of_job(tx, saver.job.id)
         jobs.add(tx, owner="ada", spec={"kind": "infer"}, resolved={}, plan={}, uses=[row.id])
-    saver.save(2, Keeping(last=1), final=True)
+    saver.save(2, Keeping(last=1))
     saver.save(3, Keeping(last=1))
-    saver.save(4, Keeping(last=1))
-    assert saver.steps() == [(1, 1), (1, 2), (1, 4)]
+    assert saver.steps() == [(1, 1), (1, 3)]
 
 
 def test_the_rule_is_read_from_the_resolved_spec():

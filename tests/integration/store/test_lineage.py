@@ -238,14 +238,3 @@ def test_no_checkpoint_is_there_before_the_events_up_to_its_step(database: Datab
     with database.read() as tx:
         assert [row.step for row in checkpoints.resumable(tx, job.id)] == [2]
         assert len(metrics.query(tx, job.id, "loss")) == 2
-
-
-def test_the_checkpoint_of_the_end_is_not_one_to_go_on_from(database: Database):
-    make_worker(database)
-    job = make_job(database)
-    claim = running(database, job)
-    rows = [saved(5), saved(8, final=True)]
-    assert ship(database, claim, Batch(checkpoints=rows), (0, 1))
-    with database.read() as tx:
-        assert [row.step for row in checkpoints.resumable(tx, job.id)] == [5]
-        assert checkpoints.newest(tx, jobs.get(tx, job.id, None)).step == 8

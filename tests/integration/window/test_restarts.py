@@ -98,12 +98,12 @@ def test_an_open_stream_sees_what_came_and_then_from_where_it_comes_again(  # no
             with client.stream("GET", path) as answer:
                 live[query].extend(messages(answer.iter_lines()))
 
-    def late() -> list[Message]:
+    def late(after: int = 0) -> list[Message]:
         """What a client gets that comes now, beside those that follow."""
         found: list[Message] = []
         with (
             scene.client(url, secret) as client,
-            client.stream("GET", f"/jobs/{writer.job.id}/stream") as answer,
+            client.stream("GET", f"/jobs/{writer.job.id}/stream?after={after}") as answer,
         ):
             for message in messages(answer.iter_lines()):
                 found.append(message)
@@ -125,6 +125,8 @@ def test_an_open_stream_sees_what_came_and_then_from_where_it_comes_again(  # no
     wait_until(lambda: all(len(pairs(seen)) == 9 for seen in live.values()))
     # the tail that the others watch has what gave way; who comes now must not get it
     assert pairs(late()) == [(1, 0), (1, 1), (1, 2), *[(2, step) for step in range(3, 7)]]
+    second = next(m.data["seq"] for m in live[""] if m.data.get("step") == 1)
+    assert pairs(late(second)) == [(1, 2), *[(2, step) for step in range(3, 7)]]
     writer.finish()
     for thread in threads:
         thread.join()

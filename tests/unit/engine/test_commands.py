@@ -187,3 +187,26 @@ def test_a_job_that_comes_to_its_end_while_it_is_paused_has_succeeded(digits, tm
     found, records = train(tmp_path, digits, ends={10: "paused"})
     assert found == "succeeded"
     assert of_type(records, "checkpoint")[-1]["final"]
+
+
+@pytest.mark.parametrize("load", ["all", "model"])
+def test_a_fork_is_what_a_continuation_by_hand_is(digits, tmp_path, load: str):
+    _, records = train(tmp_path / "a", digits, ends={4: "paused"})
+    saved = tmp_path / "a" / of_type(records, "checkpoint")[-1]["dir"]
+    begins = {"init": {"checkpoint": "ckpt_x", "load": load}}
+    slower = {"optimizer": {"type": "SGD", "args": {"lr": 0.01, "momentum": 0.9}}}
+    resolved = planned(spec(**begins, **slower))["spec"]
+    path = write_job(tmp_path / "b", resolved, digits, checkpoint={"dir": str(saved)})
+    control = Asking({}, {})
+    out = Outputs(tmp_path / "b", control.seen.append)
+    assignment = Assignment.read(path / "job.json")
+    assert run_assignment(assignment, control=control, out=out) == "succeeded"
+    steps = [r["step"] for r in of_type(control.seen, "metrics") if "loss" in r["values"]]
+    expected, by_torch = by_hand(digits, lambda p: Scheduled(p, {4: 0.01}))
+    if load == "all":
+        assert steps == list(range(4, 10))
+        assert losses(control.seen) == expected[4:]
+        assert equal(weights(tmp_path / "b", control.seen), by_torch)
+    else:
+        assert steps == list(range(10))
+        assert losses(control.seen)[0] not in expected
