@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,9 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.cancel_requested = False
+        self.ends_as = "cancelled"
         self.wanted = None
+        self.orders: deque[dict[str, Any]] = deque()
         signal.signal(signal.SIGINT, self._ask)
 
     def _ask(self, _signal: int, _frame: Any) -> None:
@@ -152,6 +155,9 @@ def prepare(spec: dict[str, Any], scratch: Path, checkpoint: Path | None) -> dic
     Raises:
         Refused: the spec or its data cannot be used.
     """
+    begins = spec.get("init")
+    if checkpoint is None and isinstance(begins, Mapping) and "checkpoint" in begins:
+        checkpoint = Path(str(begins["checkpoint"]))
     trained_by = None if checkpoint is None else read_state(checkpoint)["spec"]
     datasets = _datasets(spec, scratch)
     metas = {
@@ -216,7 +222,7 @@ def run(job: Path, out_dir: Path, checkpoint: Path | None, resume: Path | None =
 def _position(checkpoint: Path) -> dict[str, Any]:
     """A checkpoint to go on from, as ``job.json`` names it."""
     step = read_state(checkpoint)["step"]
-    return {"dir": str(checkpoint.resolve()), "step": step, "commands": []}
+    return {"dir": str(checkpoint.resolve()), "step": step}
 
 
 def _run_assignment(out_dir: Path, job: Path) -> int:

@@ -76,10 +76,15 @@ def _appear(partial: Path, directory: Path) -> None:
     """Give a complete checkpoint its name; one that had it goes only when this one is durable."""
     replaced = _beside(directory, "replaced")
     shutil.rmtree(replaced, ignore_errors=True)
+    failpoint("checkpoint.rename")
     if directory.exists():
         directory.rename(replaced)
-    failpoint("checkpoint.rename")
-    partial.rename(directory)
+    try:
+        partial.rename(directory)
+    except OSError:
+        if replaced.exists():
+            replaced.rename(directory)
+        raise
     failpoint("checkpoint.renamed")
     _fsync(directory.parent)
     shutil.rmtree(replaced, ignore_errors=True)

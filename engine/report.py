@@ -5,6 +5,8 @@ Keeps losses on the device until they have arrived by themselves; never makes a 
 
 import contextlib
 import time
+import traceback
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,7 @@ from engine.data import Rows
 from engine.derived import Derived
 from engine.metrics import Accuracies
 from engine.network import Network
+from engine.optim import loss_of
 from engine.probes.taps import Probes
 from engine.probes.wanted import Wanted
 from engine.samples import Samples
@@ -41,8 +44,18 @@ class Control(Protocol):
         ...
 
     @property
+    def ends_as(self) -> str:
+        """What it ends as then: ``cancelled``; or, to go on later, ``paused``, ``interrupted``."""
+        ...
+
+    @property
     def wanted(self) -> Wanted | None:
         """What to watch from the next step on; None: what the spec says."""
+        ...
+
+    @property
+    def orders(self) -> deque[dict[str, Any]]:
+        """Settings to change and things to do, in the order of asking; see ``engine.commands``."""
         ...
 
 
@@ -205,14 +218,32 @@ class Reporter:
         self.saver.save(position, self.latest, final=final, wait=wait)
         self._clock.mark("checkpoint")
 
-    def finish(self, step: int, epoch: int, position: dict[str, int], *, cancelled: bool) -> None:
-        """Do what belongs to the end: the last evaluation and the last checkpoint."""
+    def follow(self, job: TrainJob, num_steps: int | None) -> None:
+        """Take a job whose settings changed."""
+        self._job, self._num_steps = job, num_steps
+        self.saver.follow(job)
+
+    def finish(self, step: int, epoch: int, position: dict[str, int], *, state: str) -> None:
+        """Do what belongs to the end: the last evaluation and the last checkpoint.
+
+        ``state`` is what training ends as; only ``succeeded`` evaluates, and one that is
+        ``paused`` or ``interrupted`` goes on later.
+        """
         self._readback.drain()
-        if not cancelled:
+        if state == "succeeded":
             self.evaluate(step, epoch)
         self.progress(step, epoch)
-        self.save(position, final=True, wait=True)
+        self._save_last(position, state)
         self._times(step, epoch, last=True)
+
+    def _save_last(self, position: dict[str, int], state: str) -> None:
+        goes_on = state in ("paused", "interrupted")
+        try:
+            self.save(position, final=not goes_on, wait=True)
+        except OSError:
+            if not goes_on:
+                raise
+            traceback.print_exc()  # it goes on from the checkpoint before
 
     def abandon(self) -> None:
         """Say what can still be said after a failure."""
@@ -262,7 +293,7 @@ def evaluate(
             values = network(batch)
         look = None
         num_rows = next(iter(batch.values())).shape[0]
-        loss = loss_fn(*[values[name] for name in job.loss.inputs])
+        loss = loss_of(loss_fn, values, job.loss.inputs)
         totals[0] += loss.to(torch.float64) * (1 if is_sum else num_rows)
         for number, correct in enumerate(accuracies.correct(values).values(), start=1):
             totals[number] += correct

@@ -52,6 +52,11 @@ class Saver:
         self._names: set[str] = set()
         checkpoint.clear_leftovers(directory / "checkpoints")
 
+    def follow(self, job: TrainJob) -> None:
+        """Take a job whose settings changed; what is saved says what it was made with."""
+        self._job, self._when = job, job.checkpoint
+        self.__dict__.pop("_run", None)
+
     @property
     def is_busy(self) -> bool:
         """Whether a checkpoint is being written."""
@@ -90,7 +95,8 @@ class Saver:
         self._saved_at = time.monotonic()
         self._num_saves += 1
         try:
-            snapshot = take(self.parts, {**position, "final": final, "metrics": dict(metrics)})
+            about = {**position, "final": final, "metrics": dict(metrics), **self._run}
+            snapshot = take(self.parts, about)
         except Exception as error:
             if wait:
                 raise
@@ -125,7 +131,7 @@ class Saver:
     def _write(self, snapshot: Snapshot) -> None:
         started = time.monotonic()
         about = snapshot.about
-        snapshot.about = {**about, "device": snapshot.device, **self._run}
+        snapshot.about = {**about, "device": snapshot.device}
         name = self._name(int(about["step"]))
         try:
             files = checkpoint.write(self._directory / name, snapshot)

@@ -1,7 +1,7 @@
 """The parts of a training run that are torch's own: weights, optimizer and random generators."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,16 @@ class Weights:
                 raise CheckpointMismatch(detail)
         self._network.load_state_dict(state)
 
+    def fill(self, state: State, missing: Literal["init", "zero"]) -> None:
+        """Fill what the state has; the rest stays as it was drawn, or becomes zero.
+
+        Raises:
+            CheckpointMismatch: shapes or types differ.
+        """
+        mine = self._network.state_dict()
+        fresh = mine if missing == "init" else {k: torch.zeros_like(mine[k]) for k in mine}
+        self.restore({name: state.get(name, fresh[name]) for name in mine})
+
 
 class OptimizerState:
     """What the optimizer keeps, as ``<number of the parameter>.<key>``, and its arguments."""
@@ -59,7 +69,7 @@ class OptimizerState:
         return found | {"param_groups": whole["param_groups"]}
 
     def restore(self, state: State) -> None:
-        """Go on as the optimizer that was saved.
+        """Go on as the optimizer that was saved; without ``param_groups`` with other arguments.
 
         Raises:
             CheckpointMismatch: it was another optimizer, or of other parameters.
@@ -69,7 +79,7 @@ class OptimizerState:
             detail = f"The checkpoint was made with the optimizer {state['type']}, the job's is"
             raise CheckpointMismatch(f"{detail} {mine}.")
         fresh: list[dict[str, Any]] = self._optimizer.state_dict()["param_groups"]
-        saved: list[dict[str, Any]] = state["param_groups"]
+        saved: list[dict[str, Any]] = state.get("param_groups", fresh)
         if [group["params"] for group in saved] != [group["params"] for group in fresh]:
             detail = "The checkpoint's optimizer was of other parameters"
             counts = [sum(len(group["params"]) for group in groups) for groups in (saved, fresh)]

@@ -11,20 +11,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.checkpoint import Saved
 from engine.clipping import clipping
+from engine.commands import Commands, Follow
 from engine.data import Rows
 from engine.failures import StepFailed
 from engine.network import Network
-from engine.optim import build_loss, build_optimizer
+from engine.nonfinite import blame
+from engine.optim import build_loss, build_optimizer, loss_of
 from engine.probes.captures import Captures
 from engine.probes.look import Training
 from engine.probes.taps import Probes
 from engine.probes.wanted import Wanted
+from engine.problems import one
 from engine.readback import Readback
 from engine.report import Control, Learner, Outputs, Reporter
 from engine.saving import Saver
 from engine.snapshot import State
+from engine.starting import Start
 from engine.stateful import Generators, OptimizerState, Weights
 from engine.timing import Timing, Work, clock_of
 from glasshouse.errors import CheckpointMismatch, DataFailed
@@ -37,10 +40,11 @@ class Ending:
 
     network: Network
     num_steps: int
-    cancelled: bool
+    state: str
+    """``succeeded``, or what it was asked to end as."""
 
 
-def train(  # noqa: PLR0913 (what a job is, what it reads, who listens)
+def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens; the loop)
     job: TrainJob,
     rows: Rows,
     validation: Rows | None,
@@ -49,12 +53,12 @@ def train(  # noqa: PLR0913 (what a job is, what it reads, who listens)
     out: Outputs,
     watched: Wanted | None = None,
     work: Work = Work(),  # noqa: B008 (frozen)
-    saved: Saved | None = None,
+    start: Start | None = None,
 ) -> Ending:
     """Train a network to the end of its spec, or until told to stop.
 
     ``watched`` is what to watch from the first step on; left out, what the spec says. ``work`` is
-    what a step computes, where that is known. ``saved`` is the checkpoint to go on from.
+    what a step computes, where that is known. ``start`` is the checkpoint to begin with.
 
     Raises:
         CheckpointMismatch: the checkpoint is of another job.
@@ -63,22 +67,27 @@ def train(  # noqa: PLR0913 (what a job is, what it reads, who listens)
     network, loss_fn, optimizer, clip = learner = _learner(job, rows.device)
     schedule = Schedule(job, rows)
     probes = _probes(job, learner, rows, Readback(rows.device), out, _captures(out, control))
-    probes.watch(watched, 0 if saved is None else saved.step)
+    probes.watch(watched, 0 if start is None else start.step)
     clock = probes.clock = clock_of(rows.device)
     report = _report(job, learner, validation, probes, out, Timing(clock, work), schedule)
-    if saved is not None and _restored(saved, report, schedule):
-        return Ending(network, saved.step, cancelled=False)
+    if start is not None and _has_ended(start, report, schedule):
+        return Ending(network, start.step, "succeeded")
 
-    step, epoch = schedule.newest
+    first = schedule.position["step"]
+    follow = _follow(schedule, report)
+    commands = Commands(job, learner, control.orders, first=first, follow=follow, emit=out.emit)
+    step, epoch, batch = *schedule.newest, None
+    state = "succeeded"
+    commands.at(first)
     try:
         for step, epoch, batch in schedule.steps():
             clock.mark("data")
-            if (asked := control.wanted) is not None and asked is not probes.wanted:
-                probes.watch(asked, step)
+            if (wish := control.wanted) is not None and wish is not probes.wanted:
+                probes.watch(wish, step)
             with probes.at(step) as look, report.derived.at(step, batch):
                 clock.mark("probes")
                 values = network(batch)
-                loss = loss_fn(*[values[name] for name in job.loss.inputs])
+                loss = loss_of(loss_fn, values, job.loss.inputs)
                 clock.mark("forward")
                 loss.backward()
                 clock.mark("backward")
@@ -89,20 +98,23 @@ def train(  # noqa: PLR0913 (what a job is, what it reads, who listens)
             clock.mark("optimizer")
 
             report.step(step, epoch, loss, values, grad_norm)
-            if control.cancel_requested or schedule.is_over(step, report.elapsed_s):
+            asked = commands.at(step + 1) if control.orders else ()
+            if schedule.is_over(step, report.elapsed_s):
                 break
-            if schedule.evaluates_after(step):
+            if schedule.evaluates_after(step) or "evaluate" in asked:
                 report.evaluate(step, epoch)
-            if report.saver.wants(due=schedule.saves_after(step)):
+            if control.cancel_requested:  # after the evaluation, which would not come again
+                state = control.ends_as
+                break
+            if report.saver.wants(due=schedule.saves_after(step)) or "checkpoint" in asked:
                 report.save(schedule.position)
-        cancelled = control.cancel_requested
-        report.finish(step, epoch, schedule.position, cancelled=cancelled)
+        report.finish(step, epoch, schedule.position, state=state)
         probes.close()
     except Exception as error:
         probes.close()
         report.abandon()
-        raise StepFailed(step, error) from error
-    return Ending(network, step + 1, cancelled)
+        raise StepFailed(step, blame(error, network, batch)) from error
+    return Ending(network, step + 1, state)
 
 
 def _report(  # noqa: PLR0913, PLR0917 (all that a report is made of)
@@ -131,10 +143,10 @@ def _report(  # noqa: PLR0913, PLR0917 (all that a report is made of)
     return report
 
 
-def _restored(saved: Saved, report: Reporter, schedule: "Schedule") -> bool:
-    """Go on from a checkpoint; whether training was over and all of it had been said."""
-    saved.restore(report.saver.parts)
-    return saved.about["final"] and schedule.is_over(saved.step - 1, report.elapsed_s)
+def _has_ended(start: Start, report: Reporter, schedule: "Schedule") -> bool:
+    """Begin with a checkpoint; whether training was over and all of it had been said."""
+    start.restore(report.saver.parts)
+    return start.has_said_all and schedule.is_over(start.step - 1, report.elapsed_s)
 
 
 def _learner(job: TrainJob, device: torch.device) -> Learner:
@@ -142,6 +154,16 @@ def _learner(job: TrainJob, device: torch.device) -> Learner:
     loss_fn = build_loss(job.loss).to(device)
     optimizer = build_optimizer(job.optimizer, network.parameters())
     return Learner(network, loss_fn, optimizer, clipping(job.grad_clip, network.parameters()))
+
+
+def _follow(schedule: "Schedule", report: Reporter) -> Follow:
+    """Who else must know of changed settings."""
+
+    def follow(changed: TrainJob, step: int) -> None:
+        schedule.follow(changed, step, report.elapsed_s)
+        report.follow(changed, schedule.num_steps)
+
+    return follow
 
 
 def _probes(
@@ -196,7 +218,7 @@ class Schedule:
             )
             raise DataFailed(detail)
         self._shuffles = job.data.shuffle.enabled is not False
-        self.num_steps = job.stop.epochs * self._per_epoch if job.stop.epochs else job.stop.steps
+        self.num_steps = self._count(job)
         """Updates that the job will make; None when time decides."""
         self.position = {"step": 0, "epoch": 0, "batch": 0}
         """Updates done, the epoch that training is in, and the batches taken of it."""
@@ -248,6 +270,25 @@ class Schedule:
                 yield step, epoch, batch
                 step += 1
             first = 0
+
+    def follow(self, job: TrainJob, step: int, elapsed_s: float) -> None:
+        """Take a job whose settings changed, after so many updates and seconds.
+
+        Raises:
+            SpecProblems: it would have ended already.
+        """
+        num_steps, seconds = self._count(job), job.stop.seconds
+        if num_steps is not None and num_steps < step:
+            part = "epochs" if job.stop.epochs else "steps"
+            detail = f"the job has made {step} steps already, and would end after {num_steps}"
+            raise one(f"/set/stop.{part}", detail, "too_small")
+        if seconds is not None and seconds < elapsed_s and seconds != self._job.stop.seconds:
+            detail = f"the job has trained for {elapsed_s:.1f} s already"
+            raise one("/set/stop.seconds", detail, "too_small")
+        self._job, self.num_steps = job, num_steps
+
+    def _count(self, job: TrainJob) -> int | None:
+        return job.stop.epochs * self._per_epoch if job.stop.epochs else job.stop.steps
 
     def is_over(self, step: int, elapsed_s: float) -> bool:
         """Whether training ends after this step."""

@@ -149,6 +149,23 @@ class ProbeEvent(_Event):
     """The first step that was watched like this; of ``failed``, the step of the last failure."""
 
 
+class CommandEvent(_Event):
+    """A command was applied at a step boundary, or rejected there."""
+
+    type: Literal["command"]
+    command: str
+    state: Literal["applied", "rejected"]
+    step: int
+    """The first step for which it holds."""
+    set: dict[str, Any] | None = None
+    do: Literal["checkpoint", "evaluate"] | None = None
+    old: dict[str, Any] | None
+    """The settings that it changed, as they were."""
+    new: dict[str, Any] | None
+    by: str | None
+    """The owner of the key that asked."""
+
+
 class AdjustedEvent(_Event):
     """The engine changed an interval by itself, so that watching takes no more than it may."""
 
@@ -161,6 +178,18 @@ class AdjustedEvent(_Event):
     by: Literal["max_overhead"]
     step: int
     """The first step for which it holds."""
+
+
+class StalledEvent(_Event):
+    """The job makes no progress, although its worker lives. Told once, until it goes on."""
+
+    type: Literal["stalled"]
+    step: int | None
+    """The last step that it reported; null: none yet."""
+    seconds: float
+    """Since the last sign of progress."""
+    action: Literal["warn", "restart", "fail"]
+    """What happens now: the spec's `on_stall`."""
 
 
 class EndEvent(_Event):
@@ -180,7 +209,9 @@ Event = Annotated[
     | LogEvent
     | DroppedEvent
     | ProbeEvent
+    | CommandEvent
     | AdjustedEvent
+    | StalledEvent
     | EndEvent,
     Constraint(discriminator="type"),
 ]
@@ -194,7 +225,9 @@ EVENT_TYPES = (
     "log",
     "dropped",
     "probe",
+    "command",
     "adjusted",
+    "stalled",
     "end",
 )
 _EVENT: TypeAdapter[Any] = TypeAdapter(Event)

@@ -13,6 +13,7 @@ from sqlalchemy import (
     MetaData,
     Text,
     TypeDecorator,
+    false,
 )
 from sqlalchemy import Table as CoreTable
 from sqlalchemy.engine import Dialect
@@ -117,6 +118,12 @@ class Job(Table):
     lease_expires_ms: Mapped[int | None] = mapped_column(BigInteger)
     """By the database's clock."""
     cancel_requested_at: Mapped[datetime | None]
+    paused_at: Mapped[datetime | None]
+    """Since when it is paused."""
+    paused_ms: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    """How long it was paused before that, all together."""
+    resume_requested: Mapped[bool] = mapped_column(default=False, server_default=false())
+    """It is to be queued again as soon as it is paused."""
     worker: Mapped[str | None]
     devices: Mapped[list[Any]]
     progress: Mapped[dict[str, Any] | None] = mapped_column(Json)
@@ -126,6 +133,11 @@ class Job(Table):
     result: Mapped[dict[str, Any] | None] = mapped_column(Json)
     error: Mapped[dict[str, Any] | None] = mapped_column(Json)
     infra_failures: Mapped[int] = mapped_column(default=0)
+    """Attempts that failed through no fault of the job, since its last progress."""
+    failed_at_step: Mapped[int | None] = mapped_column(BigInteger)
+    """How far its checkpoints reached when an attempt was last lost; a newer one is progress."""
+    not_before_ms: Mapped[int | None] = mapped_column(BigInteger)
+    """When it may be tried again, by the database's clock."""
     rung_at: Mapped[datetime | None]
     version: Mapped[int] = mapped_column(default=1)
     """Grows with each change a client can see; the ETag."""
@@ -472,5 +484,11 @@ class Command(Table):
     state: Mapped[str]
     """pending, applied, rejected."""
     step: Mapped[int | None] = mapped_column(BigInteger)
+    """The first step for which it holds."""
     problem: Mapped[dict[str, Any] | None] = mapped_column(Json)
     created_at: Mapped[datetime]
+    number: Mapped[int] = mapped_column(default=0, server_default="0")
+    """The order of asking; 0 for what no rank is told of."""
+    old: Mapped[dict[str, Any] | None] = mapped_column(Json)
+    """Of a setting that was changed: its path and its value before."""
+    new: Mapped[dict[str, Any] | None] = mapped_column(Json)

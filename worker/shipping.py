@@ -19,11 +19,13 @@ from glasshouse.failpoints import failpoint
 from glasshouse.ids import new_id
 from models.artifacts import Artifacts
 from models.attempts import Batch, Claim
+from models.commands import CommandChange
 from models.events import NewEvent
 from models.probes import ProbeChange
 from models.tables import now
 from worker import draining
 from worker.draining import BadRecord, Lot
+from worker.nonfinite import Nonfinite
 
 MAX_RESULT_CHARACTERS = 256 * 1024
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
@@ -70,6 +72,7 @@ class Sorter:
         self._prefix = f"jobs/{claim.job}/{claim.attempt}"
         self.summary: dict[str, dict[str, Any]] = deepcopy(summary or {})
         """Of all steps that stand: it goes on from what it was where the attempt starts."""
+        self.nonfinite = Nonfinite()
         self._newest: tuple[int, int] | None = None  # step and epoch of the newest metrics
         self.step: int | None = None
         """The last step that the rank reported."""
@@ -87,6 +90,7 @@ class Sorter:
             "probe": self._probe,
             "overhead": self._overhead,
             "adjusted": self._adjusted,
+            "command": self._command,
             "end": self._end,
         }
 
@@ -129,6 +133,7 @@ class Sorter:
         event |= {key: record[key] for key in ("histograms", "quantiles") if key in record}
         to.batch.events.append(NewEvent("stats", at, event, record["step"]))
         to.batch.stats.append(record)
+        self.nonfinite.hear_stats(record)
 
     def _result(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
         if len(jsonio.dumps(record["result"])) <= MAX_RESULT_CHARACTERS:
@@ -159,6 +164,13 @@ class Sorter:
         to.batch.events.append(NewEvent("adjusted", at, record, record.get("step")))
         self._note(to, record["probe"], {"every_now": int(record["to"])})
 
+    def _command(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
+        values = {name: record.get(name) for name in ("state", "step", "old", "new", "problem")}
+        if record["state"] not in ("applied", "rejected"):
+            raise ValueError(f"{record['state']!r} is not an end of a command")
+        to.batch.commands.append(CommandChange(record["command"], values))
+        to.batch.events.append(NewEvent("command", at, record, record["step"]))
+
     def _note(self, to: Shipment, probe: str, values: dict[str, Any]) -> None:
         to.batch.probe_changes.append(ProbeChange(probe, values, self._revision))
 
@@ -175,6 +187,7 @@ class Sorter:
             batch.metrics.append({"step": step, "epoch": epoch, "name": name, "value": value})
             if not is_upkeep(name):
                 summarize(self.summary, name, jsonio.number(value), step)
+                self.nonfinite.hear_metric(step, name, jsonio.number(value))
         batch.job["summary"] = {name: dict(entry) for name, entry in self.summary.items()}
 
     def _captures(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
@@ -222,6 +235,7 @@ def summarize(summary: dict[str, dict[str, Any]], name: str, value: float, step:
     entry = summary.setdefault(name, {})
     entry["last"] = value
     if not math.isfinite(value):
+        entry.setdefault("first_nonfinite_step", step)
         return
     if "min" not in entry or value < entry["min"]:
         entry |= {"min": value, "min_step": step}

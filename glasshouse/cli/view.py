@@ -17,6 +17,11 @@ from glasshouse.events import is_upkeep
 
 BARS = "▁▂▃▄▅▆▇█"
 KEPT_LOSSES = 4000
+_STYLES = {
+    "succeeded": "green",
+    "failed": "red",
+    **dict.fromkeys(("pausing", "paused", "cancelling", "cancelled"), "yellow"),
+}
 
 
 @dataclass
@@ -87,6 +92,8 @@ class JobView:
                 self.notes.append(f"dropped {event['count']} {event['what']}")
             elif event["type"] == "adjusted":
                 self.notes.append(f"{event['what']} went from {event['from']} to {event['to']}")
+            elif event["type"] == "command":
+                self.notes.append(_told_of(event))
 
     def _see_attempt(self, event: dict[str, Any]) -> None:
         """Forget what the new attempt runs again."""
@@ -150,9 +157,7 @@ class JobView:
         return self.job.get("progress") or {}
 
     def _head(self) -> Text:
-        style = {"succeeded": "green", "failed": "red", "cancelled": "yellow"}.get(
-            self.state, "cyan"
-        )
+        style = _STYLES.get(self.state, "cyan")
         text = Text(f"{self.job['id']}  ", no_wrap=True, overflow="ellipsis")
         text.append(self.state, style=f"bold {style}")
         return text.append(f"  {self.job.get('name') or ''}")
@@ -201,6 +206,20 @@ class JobView:
             marked = Text(str(bad), style="bold red") if bad else Text("")
             table.add_row(Text(name), *(Text(_figure(value)) for value in figures), marked)
         return table
+
+
+def _told_of(event: dict[str, Any]) -> str:
+    """A command in one line."""
+    if event["state"] == "rejected":
+        asked: list[str] = list(event.get("set") or [event["do"]])
+        why: dict[str, Any] = event["problem"] or {}
+        return f"refused at step {event['step']}: {', '.join(asked)}: {why.get('detail')}"
+    if event.get("do"):
+        return f"{event['do']} asked for before step {event['step']}"
+    old: dict[str, Any] = event["old"] or {}
+    new: dict[str, Any] = event["new"] or {}
+    changes = (f"{name} {old.get(name)} → {value}" for name, value in new.items())
+    return f"from step {event['step']}: {', '.join(changes)}"
 
 
 def sparkline(values: list[float], width: int) -> str:

@@ -6,6 +6,7 @@ from typing import Any, Literal, overload
 from urllib.parse import quote
 
 from glasshouse import jsonio
+from glasshouse.client.control import Steered
 from glasshouse.client.layers import Layers
 from glasshouse.client.probes import Probe, as_probe
 from glasshouse.client.progress import Bar
@@ -22,14 +23,17 @@ Attempts = int | Literal["all"] | None
 ENDINGS = frozenset({"succeeded", "failed", "cancelled"})
 
 
-class Job(Record):
+class Job(Steered):
     """A job, as it was when it was last read; `refresh` reads it anew."""
 
     _PATH = "/jobs"
 
     @property
     def state(self) -> str:
-        """``queued``, ``starting``, ``running`` … ``succeeded``, ``failed``, ``cancelled``."""
+        """``queued``, ``starting``, ``running``, ``pausing``, ``paused``, ``cancelling``, or ended.
+
+        Ended is ``succeeded``, ``failed``, ``cancelled``.
+        """
         return self.data["state"]
 
     @property
@@ -69,7 +73,7 @@ class Job(Record):
         return self
 
     def wait(self, timeout: float | None = None, *, progress: bool = False) -> "Job":
-        """Wait until it has succeeded.
+        """Wait until it has succeeded; while it is paused too.
 
         Args:
             timeout: seconds; left out, as long as it takes.
@@ -167,11 +171,6 @@ class Job(Record):
         params = {"rank": rank, "tail": tail}
         request = Request("GET", f"{API}{self.path}/logs", params, {"Accept": "text/plain"})
         return self._transport.send(request).text
-
-    def cancel(self, *, force: bool = False) -> "Job":
-        """Ask it to stop at the next step boundary; ``force`` ends its processes at once."""
-        self.data = self._transport.post(f"{self.path}/cancel", params={"force": force or None})
-        return self
 
     def probe(
         self,

@@ -9,6 +9,27 @@ from glasshouse.spec.network import Input
 from glasshouse.spec.strict import Args, Spec, TorchName
 
 
+class Init(Spec):
+    """What training begins with, instead of weights drawn from the seed."""
+
+    checkpoint: str = Constraint(min_length=1, max_length=500)
+    """A checkpoint's id (``ckpt_…``). Without the service: its directory."""
+    load: Literal["model", "all"] = "model"
+    """``model``: its weights; training begins with step 0. ``all``: the whole run, which goes on
+    where the checkpoint ends; then network, training data, seed and type of optimizer must be those
+    that it was made with."""
+    missing: Literal["fail", "init", "zero"] = "fail"
+    """Of ``model``, what becomes of a parameter that the checkpoint has not: the job is refused; it
+    is drawn from the seed; or it is zero. But for ``fail`` the checkpoint may also have others,
+    which are left out. A parameter that both have must have the same shape."""
+
+    @model_validator(mode="after")
+    def _check_missing(self) -> Self:
+        if self.load == "all" and self.missing != "fail":
+            raise ValueError("missing is of load model only: all goes on with the whole run")
+        return self
+
+
 class Loss(Spec):
     """A torch.nn loss, by torch's name and arguments."""
 

@@ -26,17 +26,19 @@ from hypothesis.stateful import (
 from sqlalchemy import delete, select, update
 
 from glasshouse import jsonio
-from glasshouse.errors import JobEnded, JobNotEnded, JobNotFound
-from models import attempts, events, jobs, metrics
+from glasshouse.errors import CannotPause, JobEnded, JobNotEnded, JobNotFound, JobNotPaused
+from models import attempts, events, jobs, metrics, pausing
 from models.attempts import Claim
 from models.checkpoints import Start
 from models.database import Database
+from models.endings import Backoff, ExitKind
 from models.tables import Attempt, Device, Job
 
 from .making import LEASE_MS, losses, make_job, make_worker
 
 NUM_CORES = 2
-MAX_FAILURES = 3
+MAX_RESTARTS, MAX_CRASHES = 3, 3
+AT_ONCE = Backoff(0.0, 0.0)
 NUM_HISTORIES = int(os.environ.get("HISTORIES", "0"))
 JOB = st.sampled_from([0, 0, 0, 1, 1, 2, 3])
 WHO = st.sampled_from([0, 0, 0, 1, 2])
@@ -49,7 +51,11 @@ class Told:
 
     state: str = "queued"
     cancelled: bool = False
+    resumes: bool = False
+    """As soon as it is paused."""
     failures: int = 0
+    crashes: int = 0
+    """One after the other, until now."""
     moves: list[tuple[str | None, str]] = field(default_factory=lambda: [(None, "queued")])
     log: list[Any] = field(default_factory=lambda: ["state"])
     """The types of its events; of metrics, the step."""
@@ -82,16 +88,27 @@ class Told:
     def has_ended(self) -> bool:
         return self.state in ("succeeded", "failed", "cancelled")
 
-    def give_up(self, *, counted: bool) -> None:
+    def give_up(self, kind: ExitKind) -> None:
         """Nobody works on it any more: it is cancelled if that was asked, else tried again."""
+        counted = kind != "interrupted"
         self.failures += counted
+        self.crashes = self.crashes + 1 if kind == "crash" else 0
         if self.cancelled:
             self.end("cancelled")
-        elif counted and self.failures >= MAX_FAILURES:
+        elif self.state == "pausing":
+            self.move("paused")
+            self.let_go()
+            if self.resumes:
+                self.resume()
+        elif counted and (self.failures > MAX_RESTARTS or self.crashes >= MAX_CRASHES):
             self.end("failed")
         else:
             self.move("queued")
             self.let_go()
+
+    def resume(self) -> None:
+        self.move("queued")
+        self.resumes = False
 
 
 class Histories(RuleBasedStateMachine):
@@ -135,10 +152,46 @@ class Histories(RuleBasedStateMachine):
                 return
             jobs.request_cancel(tx, job, by="ada", force=False)
         told.cancelled = True
-        if told.state == "queued":
+        if told.state in ("queued", "paused"):
             told.end("cancelled")
         elif told.state != "cancelling":
             told.move("cancelling")
+
+    @rule(number=JOB)
+    def pause(self, number: int) -> None:
+        job_id, told = self._job(number)
+        if told is None:
+            return
+        with self.database.write() as tx:
+            job = jobs.get(tx, job_id, None)
+            if told.has_ended or told.state == "cancelling":
+                with pytest.raises(JobEnded if told.has_ended else CannotPause):
+                    pausing.request_pause(tx, job)
+                return
+            pausing.request_pause(tx, job)
+        if told.state == "queued":
+            told.move("paused")
+        elif told.state == "pausing":
+            told.resumes = False
+        elif told.state != "paused":
+            told.move("pausing")
+
+    @rule(number=JOB)
+    def resume(self, number: int) -> None:
+        job_id, told = self._job(number)
+        if told is None:
+            return
+        with self.database.write() as tx:
+            job = jobs.get(tx, job_id, None)
+            if told.state not in ("paused", "pausing"):
+                with pytest.raises(JobEnded if told.has_ended else JobNotPaused):
+                    pausing.request_resume(tx, job)
+                return
+            pausing.request_resume(tx, job)
+        if told.state == "paused":
+            told.resume()
+        else:
+            told.resumes = True
 
     @rule(number=JOB)
     def forget(self, number: int) -> None:
@@ -258,18 +311,19 @@ class Histories(RuleBasedStateMachine):
         may = {
             "starting": ["failed"],
             "running": ["succeeded", "failed"],
+            "pausing": ["succeeded", "failed"],
             "cancelling": ["succeeded", "failed", "cancelled"],
         }
         if is_holder and state not in may[told.state]:
             return
         with self.database.write() as tx:
-            done = attempts.finish(tx, claim, state, exit_kind="test")
+            done = attempts.finish(tx, claim, state, exit_kind="internal")
         assert done == is_holder
         if done:
             told.end(state)
 
-    @rule(number=JOB, which=WHO, counted=st.booleans())
-    def give_up(self, number: int, which: int, *, counted: bool) -> None:
+    @rule(number=JOB, which=WHO, kind=st.sampled_from(["lease_lost", "crash", "interrupted"]))
+    def give_up(self, number: int, which: int, kind: ExitKind) -> None:
         if (found := self._claim(number, which)) is None:
             return
         told, claim, is_holder = found
@@ -277,14 +331,14 @@ class Histories(RuleBasedStateMachine):
             done = attempts.give_up(
                 tx,
                 claim,
-                exit_kind="test",
+                exit_kind=kind,
                 reason="a test",
-                max_failures=MAX_FAILURES,
-                counted=counted,
+                backoff=AT_ONCE,
+                counted=kind != "interrupted",
             )
         assert done == is_holder
         if done:
-            told.give_up(counted=counted)
+            told.give_up(kind)
 
     # --- what time does ---------------------------------------------------------------------
 
@@ -309,9 +363,9 @@ class Histories(RuleBasedStateMachine):
             with self.database.write() as tx:
                 assert attempts.still_expired(tx, claim)
                 assert attempts.give_up(
-                    tx, claim, exit_kind="lease", reason="silent", max_failures=MAX_FAILURES
+                    tx, claim, exit_kind="lease_lost", reason="silent", backoff=AT_ONCE
                 )
-            self.told[claim.job].give_up(counted=True)
+            self.told[claim.job].give_up("lease_lost")
 
     # --- what must hold ---------------------------------------------------------------------
 
@@ -322,6 +376,7 @@ class Histories(RuleBasedStateMachine):
                 job = jobs.get(tx, job_id, None)
                 log = [jsonio.loads(entry.as_json()) for entry in events.after(tx, job_id, 0)]
                 assert job.state == told.state
+                assert (job.paused_at is not None) == (told.state == "paused")
                 assert job.last_seq == len(log)
                 assert [entry["seq"] for entry in log] == list(range(1, len(log) + 1))
                 shown = [entry.get("step", entry["type"]) for entry in log]

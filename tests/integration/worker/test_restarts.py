@@ -35,6 +35,7 @@ def spec_of(dataset: str) -> dict[str, Any]:
     probe |= {"want": ["stats", "full"], "max_overhead": None, "lossless": True}
     spec = train_spec(dataset, stop={"steps": NUM_STEPS}, evaluate={"every_steps": 10})
     spec |= {"checkpoint": {"every_steps": SAVED_EVERY}, "probes": [probe]}
+    spec |= {"retry": {"max_restarts": 1000}}
     spec["metrics"] = [{"type": "accuracy", "inputs": ["fc2", "y"]}]
     spec["data"] |= {
         "train": {"dataset": dataset, "split": "train", "fraction": [0, 0.75]},
@@ -130,7 +131,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Story:
 @pytest.fixture
 def any_shop(database_url: str, broker: Broker, tmp_path: Path) -> Generator[Shop]:
     opened = Shop(database_url, broker.url, tmp_path)
-    opened.variables |= {"MAX_INFRA_FAILURES": "1000"}
+    opened.variables |= {"RETRY_MAX_S": "0.3"}
     yield opened
     opened.close()
 
@@ -217,7 +218,7 @@ def test_a_checkpoint_that_is_no_good_gives_way_to_the_one_before(
 ):
     points("spool.append=kill@120")
     worker = shop.start_worker()
-    shop.variables |= {"MAX_INFRA_FAILURES": "1000"}
+    shop.variables |= {"RETRY_MAX_S": "0.3"}
     job_id = shop.submit(spec_of(shop.dataset()))
 
     def two_are_saved() -> bool:

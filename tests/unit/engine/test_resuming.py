@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ def _resume(
     directory: Path, job: dict[str, Any], table: Path, step: int, source: Path
 ) -> list[dict[str, Any]]:
     """Run the rest of a job from a checkpoint of another run of it, in a directory of its own."""
-    there = {"dir": str(source / "checkpoints" / f"step-{step}"), "step": step, "commands": []}
+    there = {"dir": str(source / "checkpoints" / f"step-{step}"), "step": step}
     return run(directory, job, table, resume=there)
 
 
@@ -183,8 +184,12 @@ class StopAfter:
     """A control that ends training when so many steps were reported."""
 
     wanted = None
+    ends_as = "cancelled"
+    orders = ()
 
-    def __init__(self, num_steps: int) -> None:
+    def __init__(self, num_steps: int, ends_as: str) -> None:
+        self.ends_as = ends_as
+        self.orders: deque[dict[str, Any]] = deque()
         self.seen: list[dict[str, Any]] = []
         self.num_steps = num_steps
 
@@ -193,17 +198,19 @@ class StopAfter:
         return len(losses(self.seen)) >= self.num_steps
 
 
-def test_a_cancelled_run_goes_on_where_it_was_stopped(digits, tmp_path, whole):
+@pytest.mark.parametrize("ends_as", ["paused", "interrupted", "cancelled"])
+def test_a_run_that_was_stopped_goes_on(digits, tmp_path, whole, ends_as):
     directory, _, records = whole("AdamW")
     job = spec(**KINDS["AdamW"])
     assignment = Assignment.read(
         write_job(tmp_path / "a", planned(job)["spec"], digits) / "job.json"
     )
-    control = StopAfter(7)
+    control = StopAfter(7, ends_as)
     outputs = Outputs(tmp_path / "a", control.seen.append)
-    assert run_assignment(assignment, control=control, out=outputs) == "cancelled"
+    assert run_assignment(assignment, control=control, out=outputs) == ends_as
     resumed = _resume(tmp_path / "b", job, digits, 7, tmp_path / "a")
     assert losses(control.seen) + losses(resumed) == losses(records)
+    assert of_type(control.seen, "checkpoint")[-1]["final"] == (ends_as == "cancelled")
     _same_end(directory, tmp_path / "b", len(losses(records)))
 
 

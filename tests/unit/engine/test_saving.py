@@ -194,7 +194,7 @@ directory, from_step, to_step = Path(sys.argv[1]), int(sys.argv[2]), int(sys.arg
 spool = SpoolWriter(directory / "spool")
 
 class Control:
-    cancel_requested, wanted = False, None
+    cancel_requested, ends_as, wanted, orders = False, "cancelled", None, ()
 
 first_is_there = threading.Event()
 
