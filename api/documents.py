@@ -101,6 +101,8 @@ class Job(Document):
     queued_at: str
     started_at: str | None
     ended_at: str | None
+    not_before: str | None
+    """A queued job that failed through no fault of its own is not tried again before this."""
     paused_at: str | None
     """Since when it is paused."""
     paused_s: float

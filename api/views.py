@@ -1,5 +1,6 @@
 """Rows as the JSON that clients read. The only place that knows the public shape of a job."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 from api.answers import time_text
@@ -36,6 +37,7 @@ def job_json(job: Job) -> dict[str, Any]:
         "queued_at": time_text(job.queued_at),
         "started_at": time_text(job.started_at),
         "ended_at": time_text(job.ended_at),
+        "not_before": not_before(job),
         "paused_at": time_text(job.paused_at),
         "paused_s": job.paused_ms / 1000,
         "attempt": job.attempt,
@@ -54,6 +56,13 @@ def job_json(job: Job) -> dict[str, Any]:
     if job.kind == "infer":
         shown["result"] = job.result
     return shown
+
+
+def not_before(job: Job) -> str | None:
+    """When a job that failed through no fault of its own is tried again."""
+    if job.not_before_ms is None or job.state != "queued":
+        return None
+    return time_text(datetime.fromtimestamp(job.not_before_ms / 1000, UTC))
 
 
 def dataset_json(dataset: Dataset) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from engine.data import Rows
 from engine.derived import Derived
 from engine.metrics import Accuracies
 from engine.network import Network
+from engine.optim import loss_of
 from engine.probes.taps import Probes
 from engine.probes.wanted import Wanted
 from engine.samples import Samples
@@ -292,7 +293,7 @@ def evaluate(
             values = network(batch)
         look = None
         num_rows = next(iter(batch.values())).shape[0]
-        loss = loss_fn(*[values[name] for name in job.loss.inputs])
+        loss = loss_of(loss_fn, values, job.loss.inputs)
         totals[0] += loss.to(torch.float64) * (1 if is_sum else num_rows)
         for number, correct in enumerate(accuracies.correct(values).values(), start=1):
             totals[number] += correct

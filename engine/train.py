@@ -16,7 +16,8 @@ from engine.commands import Commands, Follow
 from engine.data import Rows
 from engine.failures import StepFailed
 from engine.network import Network
-from engine.optim import build_loss, build_optimizer
+from engine.nonfinite import blame
+from engine.optim import build_loss, build_optimizer, loss_of
 from engine.probes.captures import Captures
 from engine.probes.look import Training
 from engine.probes.taps import Probes
@@ -75,7 +76,7 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
     first = schedule.position["step"]
     follow = _follow(schedule, report)
     commands = Commands(job, learner, control.orders, first=first, follow=follow, emit=out.emit)
-    step, epoch = schedule.newest
+    step, epoch, batch = *schedule.newest, None
     state = "succeeded"
     commands.at(first)
     try:
@@ -86,7 +87,7 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
             with probes.at(step) as look, report.derived.at(step, batch):
                 clock.mark("probes")
                 values = network(batch)
-                loss = loss_fn(*[values[name] for name in job.loss.inputs])
+                loss = loss_of(loss_fn, values, job.loss.inputs)
                 clock.mark("forward")
                 loss.backward()
                 clock.mark("backward")
@@ -112,7 +113,7 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
     except Exception as error:
         probes.close()
         report.abandon()
-        raise StepFailed(step, error) from error
+        raise StepFailed(step, blame(error, network, batch)) from error
     return Ending(network, step + 1, state)
 
 

@@ -180,6 +180,18 @@ class AdjustedEvent(_Event):
     """The first step for which it holds."""
 
 
+class StalledEvent(_Event):
+    """The job makes no progress, although its worker lives. Told once, until it goes on."""
+
+    type: Literal["stalled"]
+    step: int | None
+    """The last step that it reported; null: none yet."""
+    seconds: float
+    """Since the last sign of progress."""
+    action: Literal["warn", "restart", "fail"]
+    """What happens now: the spec's `on_stall`."""
+
+
 class EndEvent(_Event):
     """The job has ended. Always the last event."""
 
@@ -199,6 +211,7 @@ Event = Annotated[
     | ProbeEvent
     | CommandEvent
     | AdjustedEvent
+    | StalledEvent
     | EndEvent,
     Constraint(discriminator="type"),
 ]
@@ -214,6 +227,7 @@ EVENT_TYPES = (
     "probe",
     "command",
     "adjusted",
+    "stalled",
     "end",
 )
 _EVENT: TypeAdapter[Any] = TypeAdapter(Event)

@@ -6,16 +6,18 @@ finds that its writes match no row, and stops.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from sqlalchemy import case, delete, insert, literal, select, update
 from sqlalchemy.orm import Session
 
-from glasshouse.errors import WorkerLost
-from models import captures, checkpoints, commands, events, metrics, pausing, probes
+from glasshouse.errors import CrashLoop, WorkerLost
+from models import captures, checkpoints, commands, endings, events, metrics, pausing, probes
 from models.checkpoints import SCRATCH, Refused, Start
 from models.commands import CommandChange
 from models.database import now_ms
+from models.endings import CRASH_LOOP, Backoff, ExitKind
 from models.events import NewEvent
 from models.probes import ProbeChange
 from models.state import ENDED, LIVE, sources
@@ -80,6 +82,7 @@ def assign(tx: Session, job_id: str, worker: str, devices: Sequence[Device], lea
             devices=held,
             attempt=Job.attempt + 1,
             fence=Job.fence + 1,
+            not_before_ms=None,
             lease_expires_ms=now_ms() + lease_ms,
         )
         .returning(Job.attempt, Job.fence)
@@ -276,7 +279,12 @@ def start_of(tx: Session, claim: Claim) -> Checkpoint | None:
 
 
 def finish(
-    tx: Session, claim: Claim, state: str, *, exit_kind: str, error: dict[str, Any] | None = None
+    tx: Session,
+    claim: Claim,
+    state: str,
+    *,
+    exit_kind: ExitKind,
+    error: dict[str, Any] | None = None,
 ) -> bool:
     """End the job: its last events, its devices free. False: this attempt has lost its job."""
     if state not in ENDED:
@@ -308,46 +316,58 @@ def finish(
     return True
 
 
-def give_up(
+def give_up(  # noqa: PLR0913 (how an attempt ended, and what then)
     tx: Session,
     claim: Claim,
     *,
-    exit_kind: str,
+    exit_kind: ExitKind,
     reason: str,
-    max_failures: int,
+    error: dict[str, Any] | None = None,
+    backoff: Backoff = Backoff(),  # noqa: B008 (frozen)
     counted: bool = True,
 ) -> bool:
     """End an attempt and not its job, which is queued again, or paused where that was asked.
 
-    ``counted``: it failed, though through no fault of the job; too many such failures end the job.
-    A pause, and a worker that ends in good order, are no failures.
+    Where the failure is ``counted`` it is tried again after the back-off, else at once; a pause,
+    and a worker that ends in good order, are no failures. They are counted since the last
+    progress, which is a newer checkpoint. After too many of them the job fails with ``error``, or
+    as one whose worker was lost, or that crashes on every start.
     False is returned where this attempt had lost its job already.
     """
     row = tx.execute(
-        select(Job.state, Job.infra_failures, Job.cancel_requested_at)
+        select(Job.state, Job.infra_failures, Job.failed_at_step, Job.cancel_requested_at)
+        .add_columns(Job.resolved)
         .where(Job.id == claim.job, Job.fence == claim.fence, Job.state.in_(LIVE))
         .with_for_update()
     ).one_or_none()
     if row is None:
         return False
-    before, failures, cancelled_at = row
+    before, failures, failed_at, cancelled_at, resolved = row
+    saved = checkpoints.newest_step(tx, claim.job)
+    if saved > (failed_at or 0):
+        failures = 0
+    failures += counted
+    changes: dict[str, Any] = {"infra_failures": failures, "failed_at_step": saved}
+    crashes = _crashes(tx, claim, failures) if exit_kind == "crash" else 0
+    allowed = endings.max_restarts(resolved)
     if cancelled_at is not None:
         target, error = "cancelled", None
     elif before == "pausing":
         target, error = "paused", None
-    elif counted and failures + 1 >= max_failures:
-        target, error = "failed", _worker_lost(failures + 1, reason)
+    elif counted and endings.is_over(
+        exit_kind, failures=failures, crashes=crashes, restarts=allowed
+    ):
+        target, error = "failed", _given_up(failures, crashes, reason, error)
+        reason = error["code"]
     else:
         target, error = "queued", None
+        if counted:
+            reason = f"{reason}; failure {failures} of {allowed + 1} without progress"
+            wait_ms = round(backoff.after_s(failures) * 1000)
+            changes["not_before_ms"] = now_ms() + wait_ms
     time = now()
     new = [NewEvent("state", time, {"from": before, "to": target, "reason": reason})]
-    changes: dict[str, Any] = {
-        "state": target,
-        "state_reason": reason,
-        "infra_failures": failures + counted,
-        "lease_expires_ms": None,
-        "error": error,
-    }
+    changes |= {"state": target, "state_reason": reason, "lease_expires_ms": None, "error": error}
     if target == "paused":
         changes |= {"fence": claim.fence + 1, "devices": [], "worker": None, "paused_at": time}
     elif target == "queued":
@@ -406,6 +426,18 @@ def shipped_up_to(tx: Session, claim: Claim) -> int:
     return tx.scalars(query).one()
 
 
+def spent_s(tx: Session, claim: Claim) -> float:
+    """Seconds that the earlier attempts of the job took, from being claimed to their ends."""
+    query = select(Attempt.claimed_at, Attempt.ended_at).where(
+        Attempt.job == claim.job, Attempt.n < claim.attempt
+    )
+    return sum(
+        (ended - claimed).total_seconds()
+        for claimed, ended in tx.execute(query)
+        if claimed is not None and ended is not None
+    )
+
+
 def open_attempt(tx: Session, job_id: str) -> int | None:
     """The number of the attempt that writes; 0: none does now. None: there is no such job."""
     row = tx.execute(select(Job.attempt, Job.state).where(Job.id == job_id)).one_or_none()
@@ -460,7 +492,7 @@ def _claims(tx: Session, worker: str, state: str) -> list[Claim]:
     return [Claim(*row) for row in rows]
 
 
-def _close(tx: Session, job_id: str, fence: int, state: str, exit_kind: str) -> None:
+def _close(tx: Session, job_id: str, fence: int, state: str, exit_kind: ExitKind) -> None:
     tx.execute(
         update(Attempt)
         .where(Attempt.job == job_id, Attempt.fence == fence)
@@ -482,9 +514,29 @@ def _close(tx: Session, job_id: str, fence: int, state: str, exit_kind: str) -> 
     )
 
 
-def _worker_lost(failures: int, reason: str) -> dict[str, Any]:
-    failure = WorkerLost(
-        f"The worker that ran the job was lost {failures} times; last: {reason}.",
-        hint="Look at the worker's log and at the memory of its host.",
+def _crashes(tx: Session, claim: Claim, failures: int) -> int:
+    """How many crashes in a row this one makes, of the failures since the last progress."""
+    earlier = tx.scalars(
+        select(Attempt.exit_kind)
+        .where(Attempt.job == claim.job, Attempt.n < claim.attempt)
+        .order_by(Attempt.n.desc())
+        .limit(max(0, failures - 1))
     )
-    return {**failure.as_dict(), "log_tail": None}
+    return 1 + sum(1 for _ in takewhile(lambda kind: kind == "crash", earlier))
+
+
+def _given_up(
+    failures: int, crashes: int, reason: str, error: dict[str, Any] | None
+) -> dict[str, Any]:
+    """The error of a job that is not tried again."""
+    if crashes >= CRASH_LOOP:
+        failure = CrashLoop(f"The training process crashed {crashes} times in a row: {reason}.")
+        where = {key: (error or {}).get(key) for key in ("rank", "layer", "step", "log_tail")}
+        return {**failure.as_dict(), **where}
+    if error is None:
+        failure = WorkerLost(
+            f"The job lost its worker or process {failures} times without progress; last: {reason}."
+        )
+        return {**failure.as_dict(), "log_tail": None}
+    times = f" (failure {failures} without progress)" if failures > 1 else ""
+    return {"log_tail": None, **error, "message": f"{error['message']}{times}"}

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import delete as sql_delete
-from sqlalchemy import insert, select, update
+from sqlalchemy import func, insert, select, update
 from sqlalchemy.orm import Session
 
 from glasshouse.errors import CheckpointInUse, CheckpointMissing, CheckpointNotFound
@@ -86,6 +86,12 @@ def newest(tx: Session, job: Job) -> Checkpoint:
     if not found:
         raise CheckpointMissing(f"{job.id} has no complete checkpoint; it is {job.state}.")
     return found[0]
+
+
+def newest_step(tx: Session, job_id: str) -> int:
+    """How far the checkpoints of a job reach: updates done; 0 where it has none."""
+    mine = (Checkpoint.job == job_id, Checkpoint.state == "complete")
+    return tx.scalar(select(func.max(Checkpoint.step)).where(*mine)) or 0
 
 
 def take(tx: Session, job_id: str, start: Start) -> None:

@@ -133,6 +133,11 @@ class Job(Table):
     result: Mapped[dict[str, Any] | None] = mapped_column(Json)
     error: Mapped[dict[str, Any] | None] = mapped_column(Json)
     infra_failures: Mapped[int] = mapped_column(default=0)
+    """Attempts that failed through no fault of the job, since its last progress."""
+    failed_at_step: Mapped[int | None] = mapped_column(BigInteger)
+    """How far its checkpoints reached when an attempt was last lost; a newer one is progress."""
+    not_before_ms: Mapped[int | None] = mapped_column(BigInteger)
+    """When it may be tried again, by the database's clock."""
     rung_at: Mapped[datetime | None]
     version: Mapped[int] = mapped_column(default=1)
     """Grows with each change a client can see; the ETag."""

@@ -14,6 +14,7 @@ from worker import processes, workplace
 from worker.nursery import NurseryLost
 from worker.orders import Orders
 from worker.ranks import Rank
+from worker.register import Register
 from worker.station import Station
 from worker.stopping import Stop
 from worker.usage import Usage
@@ -41,12 +42,15 @@ class Launch:
         self._dir = directory
         self._watching = watching
         self._orders = orders
-        self._register = workplace.Register(station.work)
+        self._register = Register(station.work)
+        self._devices = [str(device["id"]) for device in job.devices]
         self._rank: Rank | None = None
         self.resumes = False
         """Whether the rank was handed a checkpoint to go on from."""
         self.usage: Usage | None = None
         """What the rank uses of its machine."""
+        self.is_stuck = False
+        """Whether something of the attempt does not end; then nobody gets its devices."""
 
     def start(self, ring: str | None, meanwhile: Callable[[], None]) -> tuple[Rank, Stop]:
         """Have the rank forked; ``meanwhile`` is called again and again while that takes time.
@@ -66,12 +70,27 @@ class Launch:
         failpoint("rank.fork")
         self._rank = rank = station.nursery.fork(self._dir, env)
         failpoint("rank.forked")
-        self._register.note(rank.identity)
+        try:
+            self._register.note(rank.identity, self._devices)
+        except OSError as error:
+            raise workplace.unwritable(error) from error
         gpus = [uuid for uuid in env["CUDA_VISIBLE_DEVICES"].split(",") if uuid]
         self.usage = Usage(rank.identity.pid, gpus)
         failpoint("rank.noted")
         _log.info("rank_started", pid=rank.identity.pid)
-        return rank, Stop(rank, grace_s=settings.grace_s, kill_s=settings.kill_s)
+        return rank, Stop(
+            rank,
+            grace_s=settings.grace_s,
+            kill_s=settings.kill_s,
+            unkillable_s=settings.unkillable_s,
+        )
+
+    def abandon(self) -> None:
+        """Leave a rank that does not end even when it is killed; its devices stay withheld."""
+        rank, self._rank = self._rank, None
+        if rank is not None:
+            self._give_up(rank)
+            rank.close()
 
     def end(self, *, gently: bool = False) -> None:
         """See to it that nothing of the attempt runs any more."""
@@ -87,9 +106,15 @@ class Launch:
         rank.signal(signal.SIGKILL)
         rank.wait(kill_s)
         rank.close()
-        processes.wait_gone(rank.identity, kill_s)
-        processes.kill_orphans(rank.identity)
-        self._register.forget(rank.identity)
+        gone = processes.wait_gone(rank.identity, kill_s)
+        if gone and processes.kill_orphans(rank.identity, kill_s):
+            self._register.forget(rank.identity)
+        else:
+            self._give_up(rank)
+
+    def _give_up(self, rank: Rank) -> None:
+        self.is_stuck = True
+        self._register.give_up(rank.identity)
 
     def _prepare(self, ring: str | None) -> dict[str, str]:
         with self._station.database.read() as tx:

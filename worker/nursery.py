@@ -212,7 +212,7 @@ class Nursery:
         if said.get("ready"):
             self._ready.set()
         elif "exited" in said:
-            ended = Exit(said.get("code"), said.get("signal"))
+            ended = Exit(said.get("code"), said.get("signal"), peak_bytes=said.get("peak_bytes"))
             with self._lock:
                 rank = self._ranks.pop(said["exited"], None)
                 if rank is None:

@@ -25,6 +25,7 @@ from models.probes import ProbeChange
 from models.tables import now
 from worker import draining
 from worker.draining import BadRecord, Lot
+from worker.nonfinite import Nonfinite
 
 MAX_RESULT_CHARACTERS = 256 * 1024
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
@@ -71,6 +72,7 @@ class Sorter:
         self._prefix = f"jobs/{claim.job}/{claim.attempt}"
         self.summary: dict[str, dict[str, Any]] = deepcopy(summary or {})
         """Of all steps that stand: it goes on from what it was where the attempt starts."""
+        self.nonfinite = Nonfinite()
         self._newest: tuple[int, int] | None = None  # step and epoch of the newest metrics
         self.step: int | None = None
         """The last step that the rank reported."""
@@ -131,13 +133,15 @@ class Sorter:
         event |= {key: record[key] for key in ("histograms", "quantiles") if key in record}
         to.batch.events.append(NewEvent("stats", at, event, record["step"]))
         to.batch.stats.append(record)
+        self.nonfinite.hear_stats(record)
 
     def _result(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
         if len(jsonio.dumps(record["result"])) <= MAX_RESULT_CHARACTERS:
             to.batch.job["result"] = record["result"]
 
     def _dropped(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
-        to.batch.events.append(NewEvent("dropped", at, record, record.get("step")))
+        newest = None if self._newest is None else self._newest[0]
+        to.batch.events.append(NewEvent("dropped", at, record, record.get("step", newest)))
 
     def _probe(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
         step, self._revision = int(record["step"]), int(record["revision"])
@@ -183,6 +187,7 @@ class Sorter:
             batch.metrics.append({"step": step, "epoch": epoch, "name": name, "value": value})
             if not is_upkeep(name):
                 summarize(self.summary, name, jsonio.number(value), step)
+                self.nonfinite.hear_metric(step, name, jsonio.number(value))
         batch.job["summary"] = {name: dict(entry) for name, entry in self.summary.items()}
 
     def _captures(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
@@ -230,6 +235,7 @@ def summarize(summary: dict[str, dict[str, Any]], name: str, value: float, step:
     entry = summary.setdefault(name, {})
     entry["last"] = value
     if not math.isfinite(value):
+        entry.setdefault("first_nonfinite_step", step)
         return
     if "min" not in entry or value < entry["min"]:
         entry |= {"min": value, "min_step": step}

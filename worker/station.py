@@ -12,6 +12,7 @@ from glasshouse.errors import DatabaseUnavailable, StorageFull
 from glasshouse.failpoints import failpoint
 from models.artifacts import Artifacts
 from models.database import Database
+from models.endings import Backoff
 from models.settings import Settings
 from worker import dispatch as dispatching
 from worker.bells import Bells
@@ -42,7 +43,10 @@ class Station:
         self.nursery = nursery
         self.name = settings.worker_name
         self.lease_ms = int(settings.lease_s * 1000)
+        self.backoff = Backoff(settings.retry_s, settings.retry_max_s)
         self.stopping = threading.Event()
+        self.hurries = False
+        """Whether ranks are signalled at once when they are to stop."""
         self._dispatching = threading.Lock()
         self._dispatch_wanted = threading.Event()
         self._running: set[str] = set()

@@ -17,14 +17,17 @@ from glasshouse.failpoints import failpoint
 from models import attempts, captures, keeping
 from models.attempts import Beat, Claim
 from models.database import Transaction
+from models.events import NewEvent
 from models.keeping import Keeping
 from models.tables import Job
 from worker.asked import Asked
 from worker.draining import NO_SPACE, Drain
 from worker.logs import Log
+from worker.nonfinite import Nonfinite
 from worker.nursery import STREAMS, log_path
 from worker.shipping import Shipment, Sorter
 from worker.station import AWAY, Station
+from worker.trimming import Trim
 from worker.usage import Usage
 
 _log: Any = structlog.get_logger()
@@ -62,8 +65,11 @@ class Store:
         """Whether there is no time left to wait for a ledger that is away."""
         self.end: dict[str, Any] | None = None
         """The rank's last word."""
+        self.offset = 0
+        """Everything in the spool before this byte is stored."""
         self._began = False
-        self._offset = 0
+        self._notes: list[NewEvent] = []
+        self._trim = Trim(directory / "spool")
         self._pending: Shipment | None = None
         self._tried = self._behind = False
         self._wrote_at = self._shipped_at = self._retry_at = 0.0
@@ -78,6 +84,15 @@ class Store:
     def step(self) -> int | None:
         """The last step that the rank reported."""
         return self._sorter.step
+
+    @property
+    def nonfinite(self) -> Nonfinite:
+        """Where the numbers of the job first were not finite."""
+        return self._sorter.nonfinite
+
+    def note(self, event: NewEvent) -> None:
+        """Have an event of the worker's own stored with what the rank says next."""
+        self._notes.append(event)
 
     def log_tail(self) -> str | None:
         """The last lines of the rank's standard error."""
@@ -98,6 +113,9 @@ class Store:
             SpoolDamaged, BadRecord: what the rank wrote cannot be read.
             StorageFailed: a file of the job cannot be stored.
         """
+        if self._pending is not None:
+            for log in self._logs:  # the ledger is away; the rank may go on printing
+                log.cut()
         while True:
             if self._pending is None and (final or self._ship_due):
                 self._pending = self._read(final=final)
@@ -128,15 +146,16 @@ class Store:
         return self._behind or time.monotonic() - self._shipped_at >= SHIP_EVERY_S
 
     def _read(self, *, final: bool) -> Shipment | None:
-        records, offset = read_frames(self._dir / "spool", self._offset, MAX_RECORDS)
+        records, offset = read_frames(self._dir / "spool", self.offset, MAX_RECORDS)
         printed = [event for log in self._logs for event in log.read(final=final)]
         used = self.usage.figures() if self.usage is not None and not final else {}
         lots = self.drain.finished()
-        if not (records or printed or used or lots):
+        noted, self._notes = self._notes, []
+        if not (records or printed or used or lots or noted):
             return None
-        shipment = self._sorter.sort(records, (self._offset, offset))
+        shipment = self._sorter.sort(records, (self.offset, offset))
         self._sorter.add_usage(used, shipment)
-        shipment.batch.events += printed
+        shipment.batch.events += printed + noted
         shipment.take(lots)
         for record in shipment.tensors:
             self.drain.take(record)
@@ -166,7 +185,8 @@ class Store:
                 return self._later()
             raise StorageFailed(f"A file of the job could not be stored: {error}") from error
         failpoint("ship.committed")
-        self._offset = shipment.offsets[1]
+        self.offset = shipment.offsets[1]
+        self._trim.upto(self.offset)
         self.drain.release(shipment.lots)
         failpoint("ship.released")
         self.end = shipment.end or self.end

@@ -13,21 +13,24 @@ import structlog
 from engine.spool import SpoolDamaged
 from glasshouse.errors import EngineFailed, RunFailure
 from glasshouse.failpoints import failpoint
-from models import attempts
+from models import attempts, workers
 from models.attempts import Claim
 from models.tables import Job
-from worker import processes, resuming, verdict, workplace
+from worker import explaining, memory, resuming, verdict, workplace
 from worker.asked import Asked
 from worker.draining import BadRecord
 from worker.folding import Folding
+from worker.holding import Hold
 from worker.launch import Launch
 from worker.nursery import NurseryLost
 from worker.orders import Orders
+from worker.patience import Patience
+from worker.pulse import Pulse
 from worker.ranks import Exit, Rank
 from worker.station import AWAY, Station
 from worker.stopping import Stop
 from worker.storing import Fenced, Store
-from worker.verdict import Again, Ended
+from worker.verdict import Again, Ended, Pressed
 from worker.watching import Watching
 
 _log: Any = structlog.get_logger()
@@ -40,8 +43,13 @@ def supervise(station: Station, job_id: str) -> None:
     claimed = resuming.claim(station, job_id)
     if claimed is None:
         return
+
+    def spent_s() -> float:
+        with station.database.read() as tx:
+            return attempts.spent_s(tx, claimed[0])
+
     with structlog.contextvars.bound_contextvars(attempt=claimed[0].attempt):
-        supervisor = Supervisor(station, *claimed)
+        supervisor = Supervisor(station, *claimed, spent_s=station.insist(spent_s))
         supervisor.run()
         station.bells.changed(job_id)
         if supervisor.has_ended_job:
@@ -52,9 +60,11 @@ def supervise(station: Station, job_id: str) -> None:
 class Supervisor:
     """Runs one attempt."""
 
-    def __init__(self, station: Station, claim: Claim, job: Job) -> None:
+    def __init__(self, station: Station, claim: Claim, job: Job, *, spent_s: float = 0.0) -> None:
+        """``spent_s``: what the earlier attempts of the job took."""
         self._station = station
         self._claim = claim
+        self._job = job
         self._dir = station.work / claim.job / str(claim.attempt)
         self._watching = Watching(self._dir)
         self._orders = Orders(self._dir)
@@ -62,6 +72,8 @@ class Supervisor:
         self._store = Store(station, claim, job, self._dir, self._asked)
         self._launch = Launch(station, claim, job, self._dir, self._watching, self._orders)
         self._folding = Folding(station.database, claim)
+        self._patience = Patience(job.resolved, station.settings, spent_s=spent_s)
+        self._is_overdue = False
         self.has_ended_job = False
         self._unreadable: str | None = None
         """What is wrong with the checkpoint that this attempt was to go on from."""
@@ -69,7 +81,9 @@ class Supervisor:
     def run(self) -> None:
         """Run it to its end, whatever happens."""
         try:
-            self._close(self._work())
+            end = self._work()
+            self._launch.end()
+            self._close(end)
         except Fenced:
             _log.warning("fenced_out")
             self._launch.end(gently=True)
@@ -79,7 +93,7 @@ class Supervisor:
             _log.exception("supervisor_failed")
             self._launch.end()
             failure = EngineFailed("The worker failed in a way it did not expect.")
-            self._close(Ended("failed", "supervisor_failed", failure.as_dict()))
+            self._close(Ended("failed", "internal", failure.as_dict()))
         finally:
             self._launch.end()
             self._store.drain.close()
@@ -90,32 +104,25 @@ class Supervisor:
         self._folding.finish()
 
     def _work(self) -> Ended | Again:
-        oom_kills = processes.oom_kills()
+        oom_kills = memory.oom_kills()
         try:
             exit_ = self._watch(*self._start())
         except NurseryLost as error:
-            return Again("nursery_lost", str(error), counted=not self._stopping)
+            return Again("interrupted" if self._stopping else "nursery_lost", str(error))
         except RunFailure as failure:
-            self._launch.end()
-            return Ended("failed", failure.category, failure.as_dict())
+            return verdict.failed(failure.as_dict())
         except (SpoolDamaged, BadRecord) as error:
-            self._launch.end()
             failure = EngineFailed(f"What the training process wrote cannot be read: {error}")
-            return Ended("failed", "spool_damaged", failure.as_dict())
+            return Ended("failed", "internal", failure.as_dict())
         if self._launch.resumes:
             self._unreadable = resuming.unreadable(self._store.end)
         if self._unreadable is not None:
-            return Again("storage", self._unreadable, counted=False)
+            return Again("checkpoint_refused", self._unreadable)
         if exit_ is None:
+            self._launch.abandon()
             return verdict.unkillable(cancelled=self._asked.cancelled)
-        return verdict.judge(
-            self._store.end,
-            exit_,
-            cancelled=self._asked.cancelled,
-            pausing=self._asked.pausing,
-            stopping=self._stopping,
-            out_of_memory=processes.oom_kills() != oom_kills,
-        )
+        out_of_memory = memory.oom_kills() != oom_kills
+        return verdict.judge(self._store.end, exit_, self._pressed, out_of_memory=out_of_memory)
 
     def _start(self) -> tuple[Rank, Stop]:
         store = self._store
@@ -127,13 +134,17 @@ class Supervisor:
     def _watch(self, rank: Rank, stop: Stop) -> Exit | None:
         """Watch the rank until it has ended and all that it said is stored."""
         store = self._store
+        pulse = Pulse(self._dir / "spool")
+        hold = Hold(rank, self._station.settings.max_backlog_bytes)
         while True:
             exit_ = rank.wait(store.pause_s())
             store.look(final=exit_ is not None)
             store.beat_if_due()
             self._folding.turn()
-            if (how := self._ends_as) is not None:
-                stop.ask(how, force=self._asked.force)
+            self._lose_patience(pulse, hold)
+            if (how := self._pressed.how) is not None:
+                hold.release()
+                stop.ask(how, force=self._asked.force or self._station.hurries)
             self._watching.tell(rank)
             self._orders.tell(rank)
             stop.press()
@@ -145,25 +156,39 @@ class Supervisor:
             if stop.hopeless:
                 return None
 
+    def _lose_patience(self, pulse: Pulse, hold: Hold) -> None:
+        """See whether the rank stands still, says too much at once, or takes too long."""
+        if hold.holds:
+            pulse.moved()
+        if (stalled := self._patience.listen(pulse, self._store.step)) is not None:
+            self._store.note(stalled)
+        if self._pressed.how is None:
+            hold.weigh(pulse.size - self._store.offset)
+        self._is_overdue = self._is_overdue or self._patience.is_over(pulse.lived_s)
+
     def _hurry(self) -> None:
         """After the end of the rank, a disk that hangs may not keep the job for ever."""
         settings, drain = self._station.settings, self._store.drain
-        ends_now = self._ends_as is not None
+        ends_now = self._pressed.how is not None
         if drain.stuck_for_s() > (settings.kill_s if ends_now else settings.grace_s):
             drain.abandon()
 
     @property
-    def _ends_as(self) -> str | None:
-        """How the rank is to end now; None: it is not to."""
-        if self._asked.cancelled:
-            return "cancelled"
-        if self._asked.pausing:
-            return "paused"
-        return "interrupted" if self._stopping else None
-
-    @property
     def _stopping(self) -> bool:
         return self._station.stopping.is_set()
+
+    @property
+    def _pressed(self) -> Pressed:
+        """Why the rank is to end, if it is."""
+        patience = self._patience
+        return Pressed(
+            cancelled=self._asked.cancelled,
+            stopping=self._stopping,
+            pausing=self._asked.pausing,
+            timeout_s=patience.timeout_s if self._is_overdue else None,
+            stalled_s=patience.stalled_s,
+            on_stall="fail" if patience.on_stall == "fail" else "restart",
+        )
 
     def _close(self, end: Ended | Again) -> None:
         """Write the end into the ledger."""
@@ -174,8 +199,11 @@ class Supervisor:
         _log.info("attempt_ended", exit_kind=end.exit_kind, stored=stored)
 
     def _write_end(self, end: Ended | Again) -> bool:
+        error = end.error and explaining.explain(end.error, self._job, self._store)
         with self._station.database.write() as tx:
             failpoint("end.commit")
+            if self._launch.is_stuck:
+                workers.quarantine(tx, self._claim, "a process of a job does not end")
             if isinstance(end, Again):
                 if self._unreadable is not None:
                     attempts.refuse_checkpoint(tx, self._claim, self._unreadable)
@@ -184,9 +212,9 @@ class Supervisor:
                     self._claim,
                     exit_kind=end.exit_kind,
                     reason=end.reason,
-                    max_failures=self._station.settings.max_infra_failures,
+                    error=error,
+                    backoff=self._station.backoff,
                     counted=end.counted,
                 )
             attempts.applied(tx, self._claim, self._asked.stops, self._store.step)
-            error = end.error and {"log_tail": self._store.log_tail(), **end.error}
             return attempts.finish(tx, self._claim, end.state, exit_kind=end.exit_kind, error=error)

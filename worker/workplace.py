@@ -1,7 +1,7 @@
-"""The directory of one attempt: made before its rank, removed after it. And what outlived it."""
+"""The directory of one attempt: made before its rank, removed after it."""
 
 import contextlib
-import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from glasshouse.errors import (
     CheckpointNotFound,
     DatasetNotFound,
     DeviceFailed,
+    DiskFull,
     JobNotFound,
     StorageFailed,
 )
@@ -23,9 +24,8 @@ from models.artifacts import Artifacts
 from models.attempts import Claim
 from models.database import Transaction
 from models.tables import Checkpoint, Device, Job
-from worker import processes
+from worker.draining import NO_SPACE
 from worker.peak import peak_flops
-from worker.processes import Identity
 
 _log: Any = structlog.get_logger()
 
@@ -72,7 +72,7 @@ def prepare(directory: Path, description: dict[str, Any]) -> None:
     """Make an attempt's directory.
 
     Raises:
-        StorageFailed: it cannot be written.
+        StorageFailed: it cannot be written; DiskFull: for want of room.
     """
     try:
         shutil.rmtree(directory, ignore_errors=True)
@@ -82,7 +82,14 @@ def prepare(directory: Path, description: dict[str, Any]) -> None:
         (directory / "job.json").write_text(jsonio.dumps(description))
         failpoint("workplace.made")
     except OSError as error:
-        raise StorageFailed(f"The worker cannot write its work directory: {error}") from error
+        raise unwritable(error) from error
+
+
+def unwritable(error: OSError) -> StorageFailed:
+    """The failure of a job whose worker cannot write; a full disk is one that passes."""
+    failure = DiskFull if error.errno in NO_SPACE else StorageFailed
+    reason = os.strerror(error.errno or 0)
+    return failure(f"The worker cannot write its work directory: {reason}.")
 
 
 def remove(directory: Path) -> None:
@@ -91,39 +98,6 @@ def remove(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
     with contextlib.suppress(OSError):
         directory.parent.rmdir()
-
-
-class Register:
-    """Which ranks run here, on disk: the next life of this worker kills those that outlived it."""
-
-    def __init__(self, work: Path) -> None:
-        self._work = work
-        self._directory = work / "ranks"
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-    def note(self, process: Identity) -> None:
-        """Write a rank down."""
-        entry = {"pid": process.pid, "started": process.started, "boot": processes.boot_id()}
-        (self._directory / str(process.pid)).write_text(json.dumps(entry))
-
-    def forget(self, process: Identity) -> None:
-        """Strike a rank that has ended."""
-        (self._directory / str(process.pid)).unlink(missing_ok=True)
-
-    def clear(self) -> int:
-        """Kill what outlived an earlier life, remove its directories; how many were killed."""
-        killed = 0
-        for path in self._directory.iterdir():
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                entry = json.loads(path.read_text())
-                process = Identity(entry["pid"], entry["started"])
-                if entry["boot"] == processes.boot_id():
-                    killed += processes.signal_group(process, processes.KILL)
-                    processes.wait_gone(process, 10)
-            path.unlink(missing_ok=True)
-        for path in self._work.glob("job_*"):
-            shutil.rmtree(path, ignore_errors=True)
-        return killed
 
 
 def _datasets(spec: dict[str, Any]) -> set[str]:

@@ -28,6 +28,7 @@ SPEC_MODELS: tuple[type[BaseModel], ...] = (
     spec.Evaluate,
     spec.Metric,
     spec.Devices,
+    spec.Retry,
     spec.Probe,
     spec.Checkpoint,
     spec.KeepBest,

@@ -10,6 +10,7 @@ from glasshouse.spec.jobs import (
     InferData,
     InferJob,
     JobSpec,
+    Retry,
     TrainJob,
     parse_job,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "Metric",
     "Optimizer",
     "Probe",
+    "Retry",
     "Shuffle",
     "Source",
     "Spec",

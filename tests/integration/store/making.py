@@ -88,9 +88,7 @@ def saved(step: int, **values: Any) -> dict[str, Any]:
 def next_attempt(database: Database, job: Job, claim: Claim, origin: Start = SCRATCH) -> Claim:
     """Lose an attempt, and claim the next one where it starts."""
     with database.write() as tx:
-        assert attempts.give_up(
-            tx, claim, exit_kind="lost", reason="lease", max_failures=99, counted=False
-        )
+        assert attempts.give_up(tx, claim, exit_kind="lease_lost", reason="lease", counted=False)
     return running(database, job, origin=origin)
 
 

@@ -101,7 +101,7 @@ def test_what_a_job_did_not_come_to_take_up_is_rejected_at_its_end(database: Dat
     done, waits = ask(database, job, do="checkpoint"), ask(database, job, do="evaluate")
     applied(database, job, done, 4)
     with database.write() as tx:
-        assert attempts.give_up(tx, claim, exit_kind="lost", reason="t", max_failures=9)
+        assert attempts.give_up(tx, claim, exit_kind="lease_lost", reason="t")
     assert read(database, job, waits).state == "pending"  # the job goes on
     again = running(database, job)
     with database.write() as tx:

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import select
 
 import models
-from models import attempts, stats_folding
+from models import attempts, stats_folding, workers
 from models.attempts import Batch, Claim
 from models.database import Database, Transaction
 from models.probes import ProbeChange
@@ -21,7 +21,7 @@ from models.tables import Table
 
 from .making import LEASE_MS, losses, make_job, make_worker, running, saved, ship
 
-READERS = {"still_expired", "shipped_up_to", "start_of"}
+READERS = {"still_expired", "shipped_up_to", "start_of", "spent_s"}
 """They take a claim and only look."""
 
 
@@ -50,10 +50,11 @@ WRITERS: dict[str, Write] = {
     "attempts.run": lambda tx, claim: attempts.run(tx, claim, lease_ms=LEASE_MS),
     "attempts.applied": lambda tx, claim: attempts.applied(tx, claim, ["cmd_x"], 3),
     "attempts.refuse_checkpoint": lambda tx, claim: attempts.refuse_checkpoint(tx, claim, "x"),
-    "attempts.finish": lambda tx, claim: attempts.finish(tx, claim, "failed", exit_kind="x"),
+    "attempts.finish": lambda tx, claim: attempts.finish(tx, claim, "failed", exit_kind="internal"),
     "attempts.give_up": lambda tx, claim: attempts.give_up(
-        tx, claim, exit_kind="x", reason="x", max_failures=1
+        tx, claim, exit_kind="lease_lost", reason="x"
     ),
+    "workers.quarantine": lambda tx, claim: workers.quarantine(tx, claim, "x"),
     "stats_folding.begin": lambda tx, claim: stats_folding.begin(tx, _owner(claim)),
     "stats_folding.store": lambda tx, claim: stats_folding.store(tx, _owner(claim), 1, [PIECE]),
     "stats_folding.finish": lambda tx, claim: stats_folding.finish(tx, _owner(claim), 1, [1]),
@@ -90,7 +91,7 @@ def test_a_stale_fence_writes_nothing(database: Database, writer: str, moment: s
     batch.captures, batch.checkpoints = [], []
     assert ship(database, old, batch, (0, 5))
     with database.write() as tx:
-        assert attempts.give_up(tx, old, exit_kind="lost", reason="lease", max_failures=9)
+        assert attempts.give_up(tx, old, exit_kind="lease_lost", reason="lease")
     if moment == "run by another":
         running(database, job)
     before = everything(database)

@@ -27,15 +27,18 @@ from sqlalchemy import delete, select, update
 
 from glasshouse import jsonio
 from glasshouse.errors import CannotPause, JobEnded, JobNotEnded, JobNotFound, JobNotPaused
-from models import attempts, events, jobs, pausing
+from models import attempts, events, jobs, metrics, pausing
 from models.attempts import Claim
+from models.checkpoints import Start
 from models.database import Database
+from models.endings import Backoff, ExitKind
 from models.tables import Attempt, Device, Job
 
 from .making import LEASE_MS, losses, make_job, make_worker
 
 NUM_CORES = 2
-MAX_FAILURES = 3
+MAX_RESTARTS, MAX_CRASHES = 3, 3
+AT_ONCE = Backoff(0.0, 0.0)
 NUM_HISTORIES = int(os.environ.get("HISTORIES", "0"))
 JOB = st.sampled_from([0, 0, 0, 1, 1, 2, 3])
 WHO = st.sampled_from([0, 0, 0, 1, 2])
@@ -51,6 +54,8 @@ class Told:
     resumes: bool = False
     """As soon as it is paused."""
     failures: int = 0
+    crashes: int = 0
+    """One after the other, until now."""
     moves: list[tuple[str | None, str]] = field(default_factory=lambda: [(None, "queued")])
     log: list[Any] = field(default_factory=lambda: ["state"])
     """The types of its events; of metrics, the step."""
@@ -63,6 +68,8 @@ class Told:
     lease_ms: int | None = None
     offset: int = 0
     next_step: int = 0
+    shown: list[int] = field(default_factory=list[int])
+    """The steps that a reader sees."""
 
     def move(self, to: str) -> None:
         self.moves.append((self.state, to))
@@ -81,9 +88,11 @@ class Told:
     def has_ended(self) -> bool:
         return self.state in ("succeeded", "failed", "cancelled")
 
-    def give_up(self, *, counted: bool) -> None:
+    def give_up(self, kind: ExitKind) -> None:
         """Nobody works on it any more: it is cancelled if that was asked, else tried again."""
+        counted = kind != "interrupted"
         self.failures += counted
+        self.crashes = self.crashes + 1 if kind == "crash" else 0
         if self.cancelled:
             self.end("cancelled")
         elif self.state == "pausing":
@@ -91,7 +100,7 @@ class Told:
             self.let_go()
             if self.resumes:
                 self.resume()
-        elif counted and self.failures >= MAX_FAILURES:
+        elif counted and (self.failures > MAX_RESTARTS or self.crashes >= MAX_CRASHES):
             self.end("failed")
         else:
             self.move("queued")
@@ -219,20 +228,23 @@ class Histories(RuleBasedStateMachine):
             told.waits_for_claim = told.has_device = True
             told.lease_ms, told.offset = LEASE_MS, 0
 
-    @rule(number=JOB, times=st.integers(1, 3))
-    def ring(self, number: int, times: int) -> None:
-        """A bell may ring more than once, and late."""
+    @rule(number=JOB, times=st.integers(1, 3), back_to=st.integers(0, 6))
+    def ring(self, number: int, times: int, back_to: int = 0) -> None:
+        """A bell may ring more than once, and late. A later attempt starts at a step."""
         job_id, found = self._job(number)
         told = found or Told()
+        first = min(back_to, told.next_step) if told.num_attempts > 1 else 0
         for _ in range(times):
             with self.database.write() as tx:
-                taken = attempts.claim(tx, job_id, "w1")
+                taken = attempts.claim(tx, job_id, "w1", Start(step=first))
             assert (taken is not None) == told.waits_for_claim
             if taken is not None:
                 told.waits_for_claim = False
                 told.holds = taken[0]
                 told.claims.append(taken[0])
                 told.log.append("attempt")
+                told.shown = [step for step in told.shown if step < first]
+                told.next_step = first
 
     @rule(number=JOB)
     def start(self, number: int) -> None:
@@ -276,6 +288,7 @@ class Histories(RuleBasedStateMachine):
         if beat is not None:
             assert (beat.state, beat.cancel_requested) == (told.state, told.cancelled)
             told.log += steps
+            told.shown += steps
             told.next_step += num
             told.offset, told.lease_ms = offsets[1], LEASE_MS
 
@@ -304,13 +317,13 @@ class Histories(RuleBasedStateMachine):
         if is_holder and state not in may[told.state]:
             return
         with self.database.write() as tx:
-            done = attempts.finish(tx, claim, state, exit_kind="test")
+            done = attempts.finish(tx, claim, state, exit_kind="internal")
         assert done == is_holder
         if done:
             told.end(state)
 
-    @rule(number=JOB, which=WHO, counted=st.booleans())
-    def give_up(self, number: int, which: int, *, counted: bool) -> None:
+    @rule(number=JOB, which=WHO, kind=st.sampled_from(["lease_lost", "crash", "interrupted"]))
+    def give_up(self, number: int, which: int, kind: ExitKind) -> None:
         if (found := self._claim(number, which)) is None:
             return
         told, claim, is_holder = found
@@ -318,14 +331,14 @@ class Histories(RuleBasedStateMachine):
             done = attempts.give_up(
                 tx,
                 claim,
-                exit_kind="test",
+                exit_kind=kind,
                 reason="a test",
-                max_failures=MAX_FAILURES,
-                counted=counted,
+                backoff=AT_ONCE,
+                counted=kind != "interrupted",
             )
         assert done == is_holder
         if done:
-            told.give_up(counted=counted)
+            told.give_up(kind)
 
     # --- what time does ---------------------------------------------------------------------
 
@@ -350,9 +363,9 @@ class Histories(RuleBasedStateMachine):
             with self.database.write() as tx:
                 assert attempts.still_expired(tx, claim)
                 assert attempts.give_up(
-                    tx, claim, exit_kind="lease", reason="silent", max_failures=MAX_FAILURES
+                    tx, claim, exit_kind="lease_lost", reason="silent", backoff=AT_ONCE
                 )
-            self.told[claim.job].give_up(counted=True)
+            self.told[claim.job].give_up("lease_lost")
 
     # --- what must hold ---------------------------------------------------------------------
 
@@ -368,12 +381,23 @@ class Histories(RuleBasedStateMachine):
                 assert [entry["seq"] for entry in log] == list(range(1, len(log) + 1))
                 shown = [entry.get("step", entry["type"]) for entry in log]
                 assert shown == told.log
+                self._readers_see(tx, job_id, told, [entry for entry in shown if entry == "state"])
                 moved = [(item["from"], item["to"]) for item in log if item["type"] == "state"]
                 assert moved == told.moves
                 assert (log[-1]["type"] == "end") == told.has_ended
                 self._attempts_are_as_told(tx, job, told)
             held = [device.job for device in tx.scalars(select(Device)) if device.job is not None]
         assert sorted(held) == sorted(name for name, told in self.told.items() if told.has_device)
+
+    def _readers_see(self, tx: Any, job_id: str, told: Told, states: list[Any]) -> None:
+        page = events.read(tx, job_id, 0)
+        log = [jsonio.loads(entry.as_json()) for entry in page.events]
+        assert [entry["step"] for entry in log if "step" in entry] == told.shown
+        assert [entry["type"] for entry in log if entry["type"] == "state"] == states
+        points = metrics.query(tx, job_id, "loss")
+        assert [point.step for point in points] == told.shown
+        whole = metrics.query(tx, job_id, "loss", asked="all")
+        assert len(whole) == len([entry for entry in told.log if isinstance(entry, int)])
 
     def _attempts_are_as_told(self, tx: Any, job: Job, told: Told) -> None:
         made = attempts.of_job(tx, job.id)

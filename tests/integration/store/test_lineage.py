@@ -102,7 +102,7 @@ def live_through(database: Database, job: Job, back_to: tuple[int, ...]) -> list
         model.rewind(step)
         model.check(database, job.id)
     with database.write() as tx:
-        assert attempts.finish(tx, claim, "succeeded", exit_kind="ok")
+        assert attempts.finish(tx, claim, "succeeded", exit_kind="succeeded")
     model.check(database, job.id)
     return all_steps
 
@@ -187,7 +187,7 @@ def test_a_claim_says_of_the_job_what_it_was_at_the_checkpoint(database: Databas
     with database.read() as tx:
         newer, older = checkpoints.resumable(tx, job.id)
     with database.write() as tx:
-        assert attempts.give_up(tx, claim, exit_kind="x", reason="x", max_failures=9)
+        assert attempts.give_up(tx, claim, exit_kind="lease_lost", reason="x")
     with database.read() as tx:  # nothing has given way yet, and the job says so
         waiting = jobs.get(tx, job.id, None)
         assert (waiting.progress, waiting.summary) == ({"step": 2}, {"loss": {"last": 2.0}})

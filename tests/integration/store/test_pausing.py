@@ -35,9 +35,7 @@ def cancel(database: Database, job: Job) -> Job:
 
 def stop(database: Database, claim: Claim, exit_kind: str = "paused") -> bool:
     with database.write() as tx:
-        return attempts.give_up(
-            tx, claim, exit_kind=exit_kind, reason="t", max_failures=3, counted=False
-        )
+        return attempts.give_up(tx, claim, exit_kind=exit_kind, reason="t", counted=False)
 
 
 def job_of(database: Database, job: Job) -> Job:
@@ -172,7 +170,7 @@ def test_a_job_whose_worker_is_lost_while_it_pauses_is_paused(database: Database
     claim = start(database, job)
     assert pause(database, job).state == "pausing"
     with database.write() as tx:
-        assert attempts.give_up(tx, claim, exit_kind="lease_lost", reason="t", max_failures=1)
+        assert attempts.give_up(tx, claim, exit_kind="lease_lost", reason="t")
     assert job_of(database, job).state == "paused"
 
 

@@ -191,7 +191,7 @@ def test_a_fold_takes_the_blocks_and_goes_with_its_job(database: Database):
     chance = random.Random(1)  # noqa: S311
     add(database, claim, [record(chance, step) for step in range(50)])
     with database.write() as tx:
-        assert attempts.finish(tx, claim, "succeeded", exit_kind="ok")
+        assert attempts.finish(tx, claim, "succeeded", exit_kind="succeeded")
     assert fold(database, claim)  # also after the end
 
     def count(table: Any) -> int:

@@ -167,7 +167,7 @@ class Writer:
         self.ship(Batch(checkpoints=[row | {"created_at": now()}]))
         with self.database.write() as tx:
             assert attempts.give_up(
-                tx, self.claim, exit_kind="x", reason="x", max_failures=99, counted=False
+                tx, self.claim, exit_kind="lease_lost", reason="x", counted=False
             )
         self.ring()
         self.offset, self.step = 0, step
@@ -222,7 +222,7 @@ class Writer:
 
     def finish(self, state: str = "succeeded") -> None:
         with self.database.write() as tx:
-            assert attempts.finish(tx, self.claim, state, exit_kind="ok")
+            assert attempts.finish(tx, self.claim, state, exit_kind="internal")
         self.ring()
 
 

@@ -8,6 +8,7 @@ import httpx2
 import pytest
 from redis import Redis
 
+import glasshouse as gh
 from api import inside
 from models.database import Database
 from tests.integration.window import scene
@@ -151,3 +152,22 @@ def test_an_attempt_that_is_none_is_refused(
         answer = ada.get(f"/jobs/{writer.job.id}/{route}", params=params)
         assert problem(answer) == (422, "invalid_request"), route
         assert answer.json()["errors"][0]["pointer"] == "/query/attempt"
+
+
+def test_the_python_client_reads_one_run_or_all_attempts(
+    sqlite: Database, writer: Writer, serve: Callable[..., Api]
+) -> None:
+    crashed(writer)
+    writer.finish()
+    _, secret = scene.make_key(sqlite, "ada")
+    with gh.Client(serve(sqlite).url, secret) as client:
+        job = client.jobs.get(writer.job.id)
+        assert job.metrics("loss").steps.tolist() == [0, 1, 2, 3]
+        assert len(job.metrics("loss", attempt="all")) == len(WHOLE)
+        assert job.metrics("loss", attempt=2).values.tolist() == [2.0] * 4
+        shown = [event.seq for event in job.stream()]
+        assert shown == [event.seq for event in job.events()]
+        whole = [event.seq for event in job.stream(attempt="all")]
+        assert whole == list(range(1, len(whole) + 1))
+        assert whole == [event.seq for event in job.events(attempt="all")]
+        assert set(shown) < set(whole)

@@ -109,3 +109,17 @@ def test_what_was_asked_of_a_job_is_told():
         "evaluate asked for before step 40",
         "refused at step 40: stop.steps: it has made 40 steps already",
     ]
+
+
+def test_the_view_forgets_what_a_later_attempt_runs_again():
+    view = JobView(job())
+    for step in range(10):
+        view.see(metrics(step, loss=float(step)))
+    view.see(stats(4, ["conv1", "output", 0.25, 1.5, 9.0, 0]))
+    view.see(stats(9, ["fc", "output", 0.5, 2.5, 8.0, 0]))
+    view.see({"type": "attempt", "n": 2, "resumed_from_step": 6})
+    assert [step for step, _ in view.losses] == [0, 1, 2, 3, 4, 5]
+    assert (view.step, view.values["loss"], list(view.layers)) == (5, 5.0, ["conv1"])
+    assert "attempt 2 goes on from step 6" in shown(view)
+    view.see({"type": "attempt", "n": 3, "resumed_from_step": 0})
+    assert (view.step, view.values, list(view.losses), view.layers) == (None, {}, [], {})
