@@ -52,11 +52,13 @@ def test_a_pid_that_was_really_given_again_gets_no_signal():
     with subprocess.Popen(["sleep", "0"], start_new_session=True) as first:
         leader = identity(first)
     for _ in range(50):
+        time.sleep(0.05)  # the kernel tells start times in hundredths of a second
         try:
             last.write_text(str(leader.pid - 1))
         except OSError:
             pytest.skip("the next pid cannot be chosen here")
-        with subprocess.Popen(["sleep", "1000"], start_new_session=True) as second:
+        second = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        try:
             if second.pid == leader.pid:
                 assert not processes.alive(leader)
                 assert not processes.signal_group(leader, signal.SIGKILL)
@@ -64,9 +66,10 @@ def test_a_pid_that_was_really_given_again_gets_no_signal():
                 assert processes.kill_orphans(leader)
                 processes.kill(leader)
                 assert second.poll() is None
-                second.kill()
                 return
+        finally:
             second.kill()
+            second.wait()
     pytest.skip("somebody else was always faster")
 
 
