@@ -12,7 +12,9 @@ from api import catalog, datasets, health, jobs, keys, openapi, pages, problems,
 from api.access import Gate, Keyring
 from api.catalog import VERSION
 from api.edge import Doorman, Edge, Head, host_names
-from api.health import Meters
+from api.fullness import Fullness
+from api.meters import Meters
+from api.readiness import Readiness
 from api.resources import Resources, make_resources
 from models.settings import Settings
 
@@ -34,6 +36,7 @@ def create_app(settings: Settings) -> FastAPI:
     resources = make_resources(settings)
     keyring = Keyring(resources.database)
     meters = Meters()
+    meters.watch(resources)
     app = FastAPI(
         title="Glasshouse",
         version=VERSION,
@@ -52,11 +55,13 @@ def create_app(settings: Settings) -> FastAPI:
                 max_bytes=_limits(settings),
             ),
             Middleware(Gate, keyring=keyring),
+            Middleware(Fullness, room=resources.room),
         ],
     )
     app.state.resources = resources
     app.state.keyring = keyring
     app.state.meters = meters
+    app.state.readiness = Readiness(resources)
     app.state.routers = ROUTERS
     problems.install(app)
     openapi.install(app)
@@ -82,6 +87,7 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
         resources.loop = None
         await resources.ingest.close()
         await resources.planner.close()
+        app.state.readiness.close()
         resources.bell.close()
         resources.database.close()
 

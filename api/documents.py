@@ -262,6 +262,16 @@ class Service(Document):
     limits: dict[str, int | float]
 
 
+class Readiness(Document):
+    """Whether the service can work."""
+
+    status: Literal["ok", "degraded", "down"]
+    checks: dict[str, str]
+    """By name: `ok`, or what is wrong."""
+    warnings: dict[str, str]
+    """What works, but should be mended."""
+
+
 TITLES = {
     200: "Done.",
     201: "Made.",

@@ -167,11 +167,11 @@ async def _check_length(headers: Headers, receive: Receive, limit: int) -> None:
     if text is None or not text.isdigit() or int(text) <= limit:
         return
     if "expect" not in headers:
-        await _drain(receive, int(text))
+        await drain(receive, int(text))
     raise _too_large(limit)
 
 
-async def _drain(receive: Receive, length: int) -> None:
+async def drain(receive: Receive, length: int) -> None:
     """Read what the client sends anyway: one that is cut off never sees the answer."""
     end = time.monotonic() + _DRAINED_S
     if length > _DRAINED_BYTES:

@@ -13,6 +13,7 @@ from api.streams import Streams
 from api.wakeups import Wakeups
 from models.artifacts import Artifacts, LocalArtifacts
 from models.database import Database
+from models.room import Room
 from models.settings import Settings
 
 
@@ -28,6 +29,7 @@ class Resources:
     wakeups: Wakeups
     ingest: Ingest
     streams: Streams
+    room: Room
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the process was asked to end: open streams and waits finish."""
     background: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
@@ -62,6 +64,7 @@ def make_resources(settings: Settings) -> Resources:
         wakeups=wakeups,
         ingest=Ingest(settings, database, artifacts, wakeups.ring),
         streams=Streams(settings, database, wakeups),
+        room=Room(settings),
     )
 
 

@@ -162,6 +162,13 @@ class AdjustedEvent(_Event):
     """The first step for which it holds."""
 
 
+class GapEvent(_Event):
+    """Older events were deleted; the log goes on with the one that is named."""
+
+    type: Literal["gap"]
+    first_available: int
+
+
 class EndEvent(_Event):
     """The job has ended. Always the last event."""
 
@@ -180,6 +187,7 @@ Event = Annotated[
     | DroppedEvent
     | ProbeEvent
     | AdjustedEvent
+    | GapEvent
     | EndEvent,
     Constraint(discriminator="type"),
 ]
@@ -194,6 +202,7 @@ EVENT_TYPES = (
     "dropped",
     "probe",
     "adjusted",
+    "gap",
     "end",
 )
 _EVENT: TypeAdapter[Any] = TypeAdapter(Event)

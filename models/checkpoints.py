@@ -8,7 +8,7 @@ from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
 from glasshouse.errors import CheckpointInUse, CheckpointMissing, CheckpointNotFound
-from models import jobs
+from models import doomed, jobs
 from models.tables import Checkpoint, Job
 
 
@@ -54,6 +54,7 @@ def superseded(tx: Session, job_id: str, keep_last: int) -> list[Checkpoint]:
     gone = [row for row in old if not row.final and not jobs.in_use(tx, row.id)]
     if gone:
         tx.execute(sql_delete(Checkpoint).where(Checkpoint.id.in_([row.id for row in gone])))
+        doomed.add(tx, [row.key for row in gone])
     return gone
 
 
@@ -66,3 +67,4 @@ def delete(tx: Session, checkpoint: Checkpoint) -> None:
     if jobs.in_use(tx, checkpoint.id):
         raise CheckpointInUse("A job that has not ended uses this checkpoint.")
     tx.execute(sql_delete(Checkpoint).where(Checkpoint.id == checkpoint.id))
+    doomed.add(tx, [checkpoint.key])

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import func, insert, select, update
 from sqlalchemy.orm import Session
 
 from glasshouse import jsonio
@@ -110,12 +110,17 @@ def read(
 ) -> Page:
     """The next events after a number; stops soon after so many bytes of payload.
 
+    Where retention has deleted what came next, the page is one ``gap`` event, whatever the types.
+
     Raises:
         JobNotFound: the job is gone.
     """
-    last = tx.scalar(select(Job.last_seq).where(Job.id == job))
-    if last is None:
+    row = tx.execute(select(Job.last_seq, Job.first_seq).where(Job.id == job)).one_or_none()
+    if row is None:
         raise JobNotFound(f"No job has the id {job}.")
+    last = row.last_seq
+    if seq + 1 < row.first_seq:
+        return Page([_gap(tx, job, row.first_seq)], row.first_seq - 1, last)
     found = after(tx, job, seq, types=types, limit=limit)
     size = 0
     for place, event in enumerate(found):
@@ -127,6 +132,15 @@ def read(
         return Page(found, found[-1].seq, last)
     # the number was read first, so every event up to it is visible to the second statement
     return Page(found, max([last, seq, *(event.seq for event in found[-1:])]), last)
+
+
+def _gap(tx: Session, job: str, first_seq: int) -> LoggedEvent:
+    """What stands for the events that retention has deleted; the same whoever reads it."""
+    attempt, at = tx.execute(
+        select(Job.attempt, func.coalesce(Job.ended_at, Job.created_at)).where(Job.id == job)
+    ).one()
+    payload = jsonio.dumps({"first_available": first_seq})
+    return LoggedEvent(job, first_seq - 1, attempt, at, "gap", payload)
 
 
 def tail(tx: Session, job: str, type: str, limit: int) -> list[LoggedEvent]:  # noqa: A002

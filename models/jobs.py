@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from glasshouse.errors import JobEnded, JobNotEnded, JobNotFound
 from glasshouse.ids import new_id
-from models import events, probes
+from models import doomed, events, probes
 from models.events import NewEvent
 from models.state import ENDED, STATES
 from models.tables import Command, Job, JobUse, Outbox, Time, now
@@ -231,6 +231,7 @@ def delete(tx: Session, job: Job) -> None:
     if job.state not in ENDED:
         raise JobNotEnded(f"The job is {job.state}; cancel it first.")
     tx.execute(sql_delete(Job).where(Job.id == job.id))
+    doomed.add(tx, [f"jobs/{job.id}"])
 
 
 def in_use(tx: Session, used: str) -> bool:

@@ -12,7 +12,11 @@ class Settings(BaseSettings):
     """How one process of the service is configured. Every field is documented in the docs."""
 
     model_config = SettingsConfigDict(
-        env_prefix="GLASSHOUSE_", frozen=True, extra="ignore", use_attribute_docstrings=True
+        env_prefix="GLASSHOUSE_",
+        frozen=True,
+        extra="ignore",
+        use_attribute_docstrings=True,
+        env_parse_none_str="null",
     )
 
     home: Path = Field(default_factory=lambda: Path.home() / ".glasshouse")
@@ -77,6 +81,41 @@ class Settings(BaseSettings):
     """Memory in which whole tensors of one job wait to be stored; at most 1/8 of what is free."""
     starvation_s: PositiveFloat = 60.0
     """A job that waited this long keeps the devices it needs from jobs behind it."""
+
+    canary_s: float = Field(default=30.0, gt=0, le=40)
+    """How often a worker rings its own bell; one that misses three rings is reported deaf."""
+    min_free_bytes: int = Field(default=512 * 1024**2, ge=0)
+    """With less space left on a disk, new work is refused, and whole tensors are dropped."""
+
+    keep_jobs_days: float | None = Field(default=None, ge=0)
+    """Ended jobs, with all that hangs on them, are deleted so long after their end."""
+    keep_events_days: float | None = Field(default=None, ge=0)
+    """The events of ended jobs, their logs among them; the last event stays with the job."""
+    keep_metrics_days: float | None = Field(default=None, ge=0)
+    """The metric series of ended jobs; what is in a job's summary stays."""
+    keep_statistics_days: float | None = Field(default=None, ge=0)
+    """The layer statistics of ended jobs."""
+    keep_captures_days: float | None = Field(default=None, ge=0)
+    """The captured tensors of ended jobs."""
+    keep_checkpoints_days: float | None = Field(default=None, ge=0)
+    """The checkpoints of ended jobs, the final ones too; one that a live job reads stays."""
+    keep_keys_days: float | None = Field(default=30.0, ge=0)
+    """Revoked and expired keys, sessions and tickets."""
+    keep_deliveries_days: float | None = Field(default=30.0, ge=0)
+    """What was sent to webhooks, or was given up."""
+    purge_every_s: PositiveFloat = 3600.0
+    """How often a worker looks for what is to be deleted."""
+    purge_chunk: int = Field(default=500, ge=1, le=10_000)
+    """Rows that one transaction of the purge deletes; it rests after each."""
+
+    webhook_allowed_hosts: str = ""
+    """Hosts that webhooks may reach although their addresses are private, separated by commas."""
+    webhook_timeout_s: PositiveFloat = 10.0
+    """A receiver that takes longer has not taken the message."""
+    webhook_retry_s: PositiveFloat = 5.0
+    """Pause after the first failure of a delivery; each further one is four times as long."""
+    webhook_disable_after_s: PositiveFloat = 3 * 86400.0
+    """A webhook that took nothing for this long is switched off."""
 
     @cached_property
     def database(self) -> str:

@@ -46,7 +46,7 @@ def register(  # noqa: PLR0913 (a worker is these)
     row.host, row.pid, row.version, row.info = host, pid, version, info
     row.started_at = now()
     row.draining = False
-    row.beat_ms = time_ms
+    row.beat_ms = row.canary_ms = time_ms
     tx.flush()
     refresh_devices(tx, worker, devices)
 

@@ -20,7 +20,7 @@ from typing import IO, Any
 import structlog
 from celery import signals  # pyright: ignore[reportMissingTypeStubs]
 
-from models import attempts, workers
+from models import attempts, vitals, workers
 from models.artifacts import LocalArtifacts
 from models.database import Database
 from models.settings import Settings
@@ -28,7 +28,9 @@ from models.workers import FoundDevice
 from worker import inventory, journal, tasks
 from worker.app import NUM_BELL_SLOTS, make_app
 from worker.bells import DISPATCH_QUEUE, Bells, worker_queue
+from worker.canary import Canary
 from worker.nursery import Nursery, wait_for
+from worker.purging import Purging
 from worker.station import Station
 from worker.sweep import Every, Sweep, return_attempts
 from worker.workplace import Register
@@ -60,7 +62,8 @@ class Worker:
         )
         self._devices: list[FoundDevice] = []
         self._threads: list[Every] = []
-        tasks.hang(app, self.station)
+        self._canary = Canary(self.station)
+        tasks.hang(app, self.station, self._canary)
 
     def run(self) -> int:
         """Work until told to stop; 0 when everything ended in good order."""
@@ -85,6 +88,8 @@ class Worker:
         self._threads = [
             Every(settings.heartbeat_s, self._beat, "heartbeat"),
             Every(settings.sweep_s, Sweep(station), "sweep"),
+            Every(settings.canary_s, self._canary, "canary"),
+            Every(settings.purge_every_s, Purging(station), "purge", at_once=False),
             Every(INVENTORY_EVERY_S, self._take_inventory, "inventory", at_once=False),
         ]
         return True
@@ -162,8 +167,12 @@ class Worker:
             workers.drain(tx, self.station.name)
 
     def _beat(self) -> None:
-        with self.station.database.write() as tx:
-            workers.beat(tx, self.station.name)
+        station = self.station
+        figures = station.tally.figures()
+        figures |= {"running": station.num_running, "free_bytes": station.room.free()}
+        with station.database.write() as tx:
+            workers.beat(tx, station.name)
+            vitals.note(tx, station.name, figures)
 
     def _take_inventory(self, *, first: bool = False) -> None:
         try:

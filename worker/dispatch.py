@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from models import attempts, jobs, workers
+from models import attempts, jobs, vitals, workers
 from models.database import Database
 from models.settings import Settings
 from models.tables import Device, now
@@ -138,10 +138,11 @@ def dispatch(database: Database, settings: Settings) -> list[Choice]:
         ]
         if not queue:
             return []
+        short = vitals.short_of_room(tx, settings.min_free_bytes)
         rows = {
             (row.worker, row.id): row
             for row, state in workers.all_devices(tx, lease_ms=lease_ms)
-            if state == "active"
+            if state == "active" and row.worker not in short
         }
         slots = [_slot(row) for row in rows.values()]
         chosen = choose(queue, slots, starvation_s=settings.starvation_s)

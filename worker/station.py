@@ -11,10 +11,12 @@ import structlog
 from glasshouse.errors import DatabaseUnavailable, StorageFull
 from models.artifacts import Artifacts
 from models.database import Database
+from models.room import Room
 from models.settings import Settings
 from worker import dispatch as dispatching
 from worker.bells import Bells
 from worker.nursery import Nursery
+from worker.tally import Tally
 
 _log: Any = structlog.get_logger()
 T = TypeVar("T")
@@ -42,6 +44,8 @@ class Station:
         self.name = settings.worker_name
         self.lease_ms = int(settings.lease_s * 1000)
         self.stopping = threading.Event()
+        self.tally = Tally()
+        self.room = Room(settings)
         self._dispatching = threading.Lock()
         self._dispatch_wanted = threading.Event()
         self._running: set[str] = set()
@@ -88,6 +92,12 @@ class Station:
         """Wait until no attempt runs here."""
         with self._running_changed:
             return self._running_changed.wait_for(lambda: not self._running, timeout_s)
+
+    @property
+    def num_running(self) -> int:
+        """How many attempts run here."""
+        with self._running_changed:
+            return len(self._running)
 
     def runs(self, job_id: str) -> bool:
         """Whether an attempt of the job runs here."""

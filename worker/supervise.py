@@ -71,7 +71,8 @@ class Supervisor:
         self._dir = station.work / claim.job / str(claim.attempt)
         self._logs = [Log(log_path(self._dir, name), name) for name in STREAMS]
         self._sorter = Sorter(claim, job.owner, self._dir)
-        self._drain = Drain.of(claim, station.artifacts, station.settings.capture_buffer_bytes)
+        buffered = station.settings.capture_buffer_bytes
+        self._drain = Drain.of(claim, station.artifacts, buffered, station.room)
         self._register = workplace.Register(station.work)
         self._rank: Rank | None = None
         self._stop: Stop | None = None
@@ -243,6 +244,7 @@ class Supervisor:
                 _log.warning("disk_full")
                 return self._later()
             raise StorageFailed(f"A file of the job could not be stored: {error}") from error
+        self._station.tally.shipped(shipment.batch.events)
         self._offset = shipment.offsets[1]
         self._drain.release(shipment.lots)
         self._end = shipment.end or self._end

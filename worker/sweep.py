@@ -12,7 +12,7 @@ from typing import Any
 
 import structlog
 
-from models import attempts, jobs, workers
+from models import attempts, jobs, vitals, workers
 from models.attempts import Claim
 from models.tables import now
 from worker import tasks
@@ -56,7 +56,7 @@ class Sweep:
         self._looked_at = began
         try:
             with self._station.database.write() as tx:
-                workers.beat(tx, self._station.name)
+                vitals.swept(tx, self._station.name)
         except AWAY:
             self._healthy_since = None
             return

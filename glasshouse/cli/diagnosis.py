@@ -17,9 +17,9 @@ from glasshouse.cli.broker import StackError, check_socket_path, find_binary
 from glasshouse.client import Client
 from glasshouse.client.address import read_runtime
 from glasshouse.errors import APIError
+from glasshouse.versions import SAFE_SQLITE
 
 TRIED_PYTHONS = ((3, 11), (3, 12), (3, 13), (3, 14))
-SAFE_SQLITE = (3, 51, 3)
 LEAST_TORCH, FIRST_UNTRIED_TORCH = (2, 11), (2, 14)
 LEAST_FREE_BYTES = 2 * 1024**3
 MEND_KERNEL = (
