@@ -8,7 +8,7 @@ from fastapi import APIRouter, FastAPI
 from starlette.middleware import Middleware
 from starlette.types import Scope
 
-from api import catalog, datasets, health, jobs, keys, openapi, pages, problems, window
+from api import catalog, datasets, health, jobs, keys, openapi, pages, problems, webhooks, window
 from api.access import Gate, Keyring
 from api.catalog import VERSION
 from api.edge import Doorman, Edge, Head, host_names
@@ -25,6 +25,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     datasets.router,
     jobs.router,
     health.router,
+    webhooks.router,
     pages.router,
     *window.ROUTERS,
 )

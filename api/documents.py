@@ -262,6 +262,63 @@ class Service(Document):
     limits: dict[str, int | float]
 
 
+class Webhook(Document):
+    """An address that is told when jobs move."""
+
+    id: str
+    object: Literal["webhook"]
+    owner: str
+    url: str
+    events: list[str]
+    """Types that it wants; empty: all."""
+    labels: dict[str, str]
+    created_at: str
+    failing_since: str | None
+    """The first failure after the last success."""
+    disabled_at: str | None
+    """It was switched off then; make a new one."""
+    disabled_reason: str | None
+    links: dict[str, str]
+
+
+class NewWebhook(Webhook):
+    """A webhook with its secret, shown this once."""
+
+    secret: str | None
+    """Null when the answer is given again."""
+
+
+class WebhookList(ListDocument):
+    """Webhooks."""
+
+    data: list[Webhook]
+
+
+class Delivery(Document):
+    """A message to a webhook."""
+
+    id: str
+    """Also its `webhook-id`."""
+    object: Literal["delivery"]
+    webhook: str
+    type: str
+    state: Literal["pending", "delivered", "failed"]
+    tries: int
+    status: int | None
+    """HTTP status of the last answer."""
+    problem: str | None
+    """Why the last try failed."""
+    payload: dict[str, JsonValue]
+    created_at: str
+    ended_at: str | None
+
+
+class DeliveryList(ListDocument):
+    """Messages to a webhook."""
+
+    data: list[Delivery]
+
+
 class Readiness(Document):
     """Whether the service can work."""
 

@@ -25,6 +25,7 @@ from glasshouse.errors import (
 log: Any = structlog.get_logger("glasshouse.api")
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
+_OUR_ID = re.compile(r"[a-z]{2,4}_[0-9a-z]{26}")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _DRAINED_BYTES = 64 * 1024**2
 _DRAINED_S = 5.0
@@ -68,7 +69,8 @@ class Edge:
             await send(message)
 
         try:
-            await self._app(scope, receive, send_with_headers)
+            with structlog.contextvars.bound_contextvars(request_id=request_id):
+                await self._app(scope, receive, send_with_headers)
         except Exception:
             log.exception("request_failed", request_id=request_id)
             if status == 0:
@@ -87,7 +89,16 @@ class Edge:
             status=status,
             ms=round(seconds * 1000, 1),
             request_id=request_id,
+            **_about(scope),
         )
+
+
+def _about(scope: Scope) -> dict[str, str]:
+    """The job, or other thing, that a request is about."""
+    named = scope.get("path_params", {}).get("id")
+    if not isinstance(named, str) or not _OUR_ID.fullmatch(named):
+        return {}
+    return {"job" if named.startswith("job_") else "about": named}
 
 
 def _request_id(headers: Headers) -> str:

@@ -1,6 +1,6 @@
 """The hardware, who has it, and why a job waits."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -12,7 +12,7 @@ from api.access import Admin, Caller, Read
 from api.answers import Json, list_of, time_text
 from api.documents import answers
 from api.resources import House, Resources
-from models import workers
+from models import vitals, workers
 from models.tables import Device, Job, Worker
 
 router = APIRouter(prefix="/api/v1", tags=["machines"])
@@ -111,6 +111,7 @@ def list_queue(house: House, caller: Read) -> Response:
     with house.database.read() as tx:
         waiting = workers.queue(tx)
         placed = workers.all_devices(tx, lease_ms=_lease_ms(house))
+        short = vitals.short_of_room(tx, house.settings.min_free_bytes)
         active = {
             row.id
             for row, state in workers.all_workers(tx, lease_ms=_lease_ms(house))
@@ -125,7 +126,7 @@ def list_queue(house: House, caller: Read) -> Response:
             "priority": job.priority,
             "queued_at": time_text(job.queued_at),
             "devices": job.resolved.get("devices", {}),
-            "reason": why(job, position, placed, active),
+            "reason": why(job, position, placed, active, short),
         }
         for position, job in enumerate(waiting)
         if caller.sees in (None, job.owner)
@@ -133,7 +134,9 @@ def list_queue(house: House, caller: Read) -> Response:
     return Json(list_of(data, cursor=None))
 
 
-def why(job: Job, position: int, placed: Placed, active: set[str]) -> str:
+def why(
+    job: Job, position: int, placed: Placed, active: set[str], short: Collection[str] = ()
+) -> str:
     """Why a queued job does not run yet, in words."""
     wish = job.resolved.get("devices", {})
     named = wish.get("worker")
@@ -150,6 +153,8 @@ def why(job: Job, position: int, placed: Placed, active: set[str]) -> str:
     fitting = [row for row in healthy if row.kind == kind and _is_named(row, wish)]
     if not fitting:
         return f"no {kind} device"
+    if all(row.worker in short for row in fitting):
+        return "the disk of every worker is nearly full"
     if not any(row.job is None for row in fitting):
         return "no free device"
     if position:

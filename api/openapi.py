@@ -22,6 +22,7 @@ _TAGS = {
     "events": "What happens in a job: polled, and streamed.",
     "inside": "What a job shows of its inside: metrics, layers, statistics, tensors, logs.",
     "checkpoints": "Saved networks.",
+    "webhooks": "Being told when jobs move.",
     "machines": "Workers, devices and the queue.",
 }
 _DESCRIPTION = (

@@ -8,7 +8,8 @@ GlasshouseError
 │   ├── NotFound            404  RouteNotFound, JobNotFound, DatasetNotFound, KeyNotFound,
 │   │                            CheckpointNotFound, LayerNotFound, MetricNotFound,
 │   │                            ArtifactNotFound, CommandNotFound, ProbeNotFound,
-│   │                            WorkerNotFound, CatalogNotFound, StepNotCaptured
+│   │                            WorkerNotFound, CatalogNotFound, StepNotCaptured,
+│   │                            WebhookNotFound
 │   ├── MethodNotAllowed    405
 │   ├── NotAcceptable       406
 │   ├── Conflict            409  JobEnded, JobNotEnded, DatasetInUse, DatasetNotReady,
@@ -198,6 +199,10 @@ class ProbeNotFound(NotFound):
 
 class WorkerNotFound(NotFound):
     """No worker has this id."""
+
+
+class WebhookNotFound(NotFound):
+    """No webhook has this id."""
 
 
 class CatalogNotFound(NotFound):

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from glasshouse import jsonio
 from glasshouse.errors import JobNotFound
+from models import webhooks
 from models.tables import Event, Job, core
 
 
@@ -72,6 +73,13 @@ def write(tx: Session, job: str, attempt: int, after: int, events: Sequence[NewE
         for seq, event in enumerate(events, start=after + 1)
     ]
     tx.execute(insert(core(Event)), rows)
+    moves = [
+        (seq, f"{event.at:%Y-%m-%dT%H:%M:%S}.{event.at.microsecond // 1000:03d}Z", event.payload)
+        for seq, event in enumerate(events, start=after + 1)
+        if event.type == "state"
+    ]
+    if moves:
+        webhooks.announce(tx, job, moves)
 
 
 def after(

@@ -108,8 +108,9 @@ class Settings(BaseSettings):
     purge_chunk: int = Field(default=500, ge=1, le=10_000)
     """Rows that one transaction of the purge deletes; it rests after each."""
 
-    webhook_allowed_hosts: str = ""
-    """Hosts that webhooks may reach although their addresses are private, separated by commas."""
+    outbound_allow: str = ""
+    """Networks (``10.0.0.0/8``) and host names, separated by commas, that webhooks may reach
+    although they are not public."""
     webhook_timeout_s: PositiveFloat = 10.0
     """A receiver that takes longer has not taken the message."""
     webhook_retry_s: PositiveFloat = 5.0

@@ -29,6 +29,7 @@ from worker import inventory, journal, tasks
 from worker.app import NUM_BELL_SLOTS, make_app
 from worker.bells import DISPATCH_QUEUE, Bells, worker_queue
 from worker.canary import Canary
+from worker.delivering import LOOK_EVERY_S, Delivering
 from worker.nursery import Nursery, wait_for
 from worker.purging import Purging
 from worker.station import Station
@@ -89,6 +90,7 @@ class Worker:
             Every(settings.heartbeat_s, self._beat, "heartbeat"),
             Every(settings.sweep_s, Sweep(station), "sweep"),
             Every(settings.canary_s, self._canary, "canary"),
+            Every(LOOK_EVERY_S, Delivering(station), "webhooks"),
             Every(settings.purge_every_s, Purging(station), "purge", at_once=False),
             Every(INVENTORY_EVERY_S, self._take_inventory, "inventory", at_once=False),
         ]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import typer
 
-from glasshouse.cli import datasets, exits, jobs, output, probes, results, service
+from glasshouse.cli import datasets, exits, jobs, output, probes, results, service, upkeep, webhooks
 from glasshouse.errors import GlasshouseError
 
 app = typer.Typer(
@@ -20,6 +20,10 @@ app.command()(service.down)
 app.command()(service.status)
 app.command()(service.doctor)
 app.command("open")(service.open_page)
+app.command()(upkeep.backup)
+app.command()(upkeep.restore)
+app.command()(upkeep.purge)
+app.add_typer(webhooks.app, name="webhooks")
 app.command()(jobs.submit)
 app.command()(jobs.watch)
 app.command("jobs")(jobs.list_jobs)
