@@ -134,7 +134,7 @@ def list_queue(house: House, caller: Read) -> Response:
     return Json(list_of(data, cursor=None))
 
 
-def why(
+def why(  # noqa: PLR0911 (each is a reason)
     job: Job, position: int, placed: Placed, active: set[str], short: Collection[str] = ()
 ) -> str:
     """Why a queued job does not run yet, in words."""
