@@ -17,7 +17,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import delete, select, text
 from sqlalchemy.orm import Session
@@ -227,16 +227,17 @@ def _digest(path: Path) -> str:
 
 def _read_manifest(directory: Path) -> dict[str, Any]:
     try:
-        manifest = jsonio.loads((directory / MANIFEST).read_text(encoding="utf-8"))
+        manifest: Any = jsonio.loads((directory / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise BackupError(
             f"{directory} has no {MANIFEST}: it is no backup, or no whole one"
         ) from None
     except ValueError as error:
         raise BackupError(f"{directory / MANIFEST} cannot be read: {error}") from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+    found = cast("dict[str, Any]", manifest) if isinstance(manifest, dict) else {}
+    if found.get("format") != FORMAT:
         raise BackupError(f"{directory / MANIFEST} is not of the format {FORMAT}")
-    return manifest  # pyright: ignore[reportUnknownVariableType]
+    return found
 
 
 def _check_files(directory: Path, manifest: dict[str, Any]) -> None:

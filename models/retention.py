@@ -32,6 +32,7 @@ from models.tables import (
     StatsFold,
     StatsSeries,
     Table,
+    core,
     now,
 )
 
@@ -146,7 +147,7 @@ def _in_use(which: ColumnElement[bool]) -> ColumnElement[bool]:
 
 
 def _delete_some(tx: Session, table: type[Table], which: ColumnElement[bool], limit: int) -> int:
-    columns = list(table.__table__.primary_key.columns)  # pyright: ignore[reportAttributeAccessIssue]
+    columns: list[Any] = list(core(table).primary_key.columns)
     some = select(*columns).where(which).limit(limit)
     found: Any = tx.execute(delete(table).where(tuple_(*columns).in_(some)))
     return int(found.rowcount)

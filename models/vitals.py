@@ -75,7 +75,8 @@ def short_of_room(tx: Session, least_bytes: int) -> set[str]:
     return {
         worker
         for worker, figures in rows
-        if min(figures.get("free_bytes", {}).values(), default=least_bytes) < least_bytes
+        if figures
+        and min(figures.get("free_bytes", {}).values(), default=least_bytes) < least_bytes
     }
 
 

@@ -211,11 +211,11 @@ def missed(
     hook = tx.get(Webhook, sending.webhook, with_for_update=True)
     if hook is None or hook.disabled_at is not None:
         return False
-    hook.failing_since = hook.failing_since or now()
+    since = hook.failing_since = hook.failing_since or now()
     if status == 410:
         reason = "the receiver answered 410: it wants no more"
-    elif hook.failing_since < now() - timedelta(seconds=disable_after_s):
-        reason = f"it has taken nothing since {hook.failing_since:%Y-%m-%d %H:%M} UTC"
+    elif since < now() - timedelta(seconds=disable_after_s):
+        reason = f"it has taken nothing since {since:%Y-%m-%d %H:%M} UTC"
     else:
         tx.flush()
         return False
