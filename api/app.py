@@ -8,7 +8,7 @@ from fastapi import APIRouter, FastAPI
 from starlette.middleware import Middleware
 from starlette.types import Scope
 
-from api import catalog, datasets, health, jobs, keys, openapi, pages, problems, window
+from api import catalog, datasets, health, jobs, keys, openapi, pages, problems, quotas, window
 from api.access import Gate, Keyring
 from api.catalog import VERSION
 from api.edge import Doorman, Edge, Head, host_names
@@ -24,6 +24,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     jobs.router,
     health.router,
     pages.router,
+    quotas.router,
     *window.ROUTERS,
 )
 """Every router, each with its whole prefix (``APIRouter(prefix="/api/v1")``): add new ones here."""
@@ -32,7 +33,7 @@ ROUTERS: tuple[APIRouter, ...] = (
 def create_app(settings: Settings) -> FastAPI:
     """Make the API of one process."""
     resources = make_resources(settings)
-    keyring = Keyring(resources.database)
+    keyring = Keyring(resources.database, settings)
     meters = Meters()
     app = FastAPI(
         title="Glasshouse",
@@ -50,6 +51,7 @@ def create_app(settings: Settings) -> FastAPI:
                 Doorman,
                 hosts=host_names(settings.allowed_hosts),
                 max_bytes=_limits(settings),
+                body_timeout_s=settings.body_timeout_s,
             ),
             Middleware(Gate, keyring=keyring),
         ],

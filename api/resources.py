@@ -9,6 +9,7 @@ from fastapi import Depends, Request
 from api.bell import Bell
 from api.ingest import Ingest
 from api.planner import Planner
+from api.receiving import Receiving
 from api.streams import Streams
 from api.wakeups import Wakeups
 from models.artifacts import Artifacts, LocalArtifacts
@@ -28,6 +29,7 @@ class Resources:
     wakeups: Wakeups
     ingest: Ingest
     streams: Streams
+    receiving: Receiving = field(default_factory=Receiving)
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the process was asked to end: open streams and waits finish."""
     background: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])

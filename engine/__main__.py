@@ -22,6 +22,7 @@ import pydantic
 import torch
 
 from engine import rank
+from engine.hardening import check_torch
 from engine.plan import parse_spec, plan
 from engine.problems import SpecProblems
 from engine.rank import Assignment
@@ -30,6 +31,7 @@ from engine.spool import SpoolWriter, now
 from glasshouse import jsonio
 from glasshouse.events import is_upkeep
 from glasshouse.spec import Devices, TrainJob
+from glasshouse.unpickling import refuse_unpickling
 
 _FORMATS = {
     ".csv": "csv",
@@ -237,6 +239,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("out"), help="where results go")
     parser.add_argument("--checkpoint", type=Path, help="for inference: a checkpoint's directory")
     given = parser.parse_args()
+    check_torch()
+    refuse_unpickling()
     try:
         return run(given.job, given.out, given.checkpoint)
     except (Refused, OSError, ValueError) as error:

@@ -20,6 +20,7 @@ from typing import IO, Any
 import structlog
 from celery import signals  # pyright: ignore[reportMissingTypeStubs]
 
+from glasshouse.unpickling import refuse_unpickling
 from models import attempts, workers
 from models.artifacts import LocalArtifacts
 from models.database import Database
@@ -231,6 +232,7 @@ def main(arguments: list[str] | None = None) -> int:
     if _NAME.fullmatch(settings.worker_name) is None:
         parser.error("a worker's name has letters, digits, dots, dashes and underlines")
     journal.configure()
+    refuse_unpickling()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end_at_once)  # until Celery has its own
     follow_lifeline()
