@@ -239,8 +239,6 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("out"), help="where results go")
     parser.add_argument("--checkpoint", type=Path, help="for inference: a checkpoint's directory")
     given = parser.parse_args()
-    check_torch()
-    refuse_unpickling()
     try:
         return run(given.job, given.out, given.checkpoint)
     except (Refused, OSError, ValueError) as error:
@@ -249,4 +247,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    check_torch()
+    refuse_unpickling()
     sys.exit(main())
