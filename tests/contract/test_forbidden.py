@@ -26,7 +26,7 @@ CODE_FROM_TEXT = {
     "yaml.load", "yaml.full_load", "yaml.unsafe_load", "yaml.load_all", "jsonpickle",
 }  # fmt: skip
 SHELLS = {
-    "os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput", "commands",
+    "os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput",
     "asyncio.create_subprocess_shell", "pty.spawn", "tempfile.mktemp",
 }  # fmt: skip
 ANYWHERE = UNPICKLING | CODE_FROM_TEXT | SHELLS
@@ -104,10 +104,6 @@ def wrong(source: str, forbidden: set[str], *, rules: bool = True) -> Iterator[s
 
 def bad_call(node: ast.Call, name: str) -> Iterator[str]:
     given = {keyword.arg: keyword.value for keyword in node.keywords}
-    if name in ("numpy.load", "numpy.lib.npyio.NpzFile") and not is_false(
-        given.get("allow_pickle")
-    ):
-        yield f"{name} without allow_pickle=False"
     if "allow_pickle" in given and not is_false(given["allow_pickle"]):
         yield "allow_pickle"
     if "shell" in given and name.startswith("subprocess") and not is_false(given["shell"]):
@@ -137,6 +133,15 @@ def test_no_code_unpickles_evaluates_or_starts_a_shell(name: str):
     found = list(wrong((ROOT / name).read_text(), ANYWHERE))
     if name not in SHOWS:
         assert found == []
+
+
+@pytest.mark.parametrize("name", [name for name in files() if name.startswith(SERVER)])
+def test_the_service_says_that_it_wants_no_objects_wherever_it_reads_arrays(name: str):
+    tree = ast.parse((ROOT / name).read_text())
+    names = Names(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and names.dotted(node.func) == "numpy.load":
+            assert any(keyword.arg == "allow_pickle" for keyword in node.keywords), node.lineno
 
 
 @pytest.mark.parametrize("name", [name for name in files() if name.startswith(SERVER)])
@@ -201,7 +206,6 @@ def test_no_user_text_becomes_an_import(room: str):
         "import torch as t\nt.load('x', weights_only=True)",
         "from torch import load\nload('x')",
         "from torch import load as read",
-        "import numpy as np\nnp.load('x')",
         "import numpy as np\nnp.load('x', allow_pickle=True)",
         "import numpy as np\nnp.load('x', allow_pickle=flag)",
         "import numpy\nnumpy.savez('x', allow_pickle=1)",

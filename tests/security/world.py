@@ -16,14 +16,17 @@ from fastapi import FastAPI
 
 from api.app import create_app
 from glasshouse.ids import new_id
+from models import attempts, jobs, workers
 from models.artifacts import LocalArtifacts
 from models.attempts import Batch
 from models.events import NewEvent
 from models.settings import Settings
 from models.tables import now
+from models.workers import FoundDevice
 from tests.integration.window.scene import Writer
 from tests.running import Api, digits, small_job
 
+LEASE_MS = 3_600_000
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 UNSAFE = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 OPEN = frozenset({"/livez", "/readyz", "/open", "/errors/{code}"})
@@ -34,7 +37,7 @@ SHARED = frozenset(
 """Paths with places that are nobody's own: the service's, or for admins only."""
 READING_POSTS = frozenset({"/api/v1/plan", "/api/v1/tickets"})
 """POSTs that change nothing of anybody's, and so need the scope ``read`` only."""
-PROBE = {"layers": ["conv1"], "kinds": ["output"], "every": 5}
+PROBE = {"layers": ["fc"], "kinds": ["output"], "every": 5}
 MERGE = "application/merge-patch+json"
 
 
@@ -102,23 +105,22 @@ class World:
         api = self.api
         self.ada, self.bob = api.key("ada", "submit"), api.key("bob", "submit")
         self.reader = api.key("ada", "read")
-        writer = Writer(api.database, None).begin(owner="ada")
-        job = writer.job.id
-        self.ids = {"jobs": job} | _leave_traces(writer, api.settings.artifacts)
         with api.client(self.ada) as ada:
             self.ids["datasets"] = digits(ada)
+            spec = small_job(self.ids["datasets"], name="watched")
+            job = ada.post("/api/v1/jobs", json=spec).json()["id"]
+            writer = _run(api, job)
+            self.ids |= {"jobs": job} | _leave_traces(writer, api.settings.artifacts)
             made = ada.post(f"/api/v1/jobs/{job}/probes", json=PROBE)
             assert made.status_code == 201, made.text
             self.ids["probes"] = made.json()["id"]
-            queued = ada.post("/api/v1/jobs", json=small_job(self.ids["datasets"]))
+            queued = ada.post("/api/v1/jobs", json=spec)
             assert queued.status_code == 201, queued.text
         with api.client() as admin:
             listed = admin.get("/api/v1/keys").json()["data"]
         self.ids["keys"] = next(key["id"] for key in listed if key["owner"] == "ada")
         self.ids["workers"] = f"w-{job}"
         with api.database.write() as tx:
-            from models import jobs
-
             row = jobs.get(tx, job, None)
             jobs.request_cancel(tx, row, by="ada", force=False)
         with api.database.read() as tx:
@@ -149,8 +151,26 @@ class World:
         return path.format(**self.places(path))
 
 
+def _run(api: Api, job: str) -> Writer:
+    """Let a worker that is none take a job."""
+    writer = Writer(api.database, None)
+    device = FoundDevice("cpu:0", "cpu", 0, "core")
+    with api.database.write() as tx:
+        writer.job = jobs.get(tx, job, None)
+        name = f"w-{job}"
+        workers.register(tx, worker=name, host="h", pid=1, version="0", info={}, devices=[device])
+        found = [row for row, _ in workers.all_devices(tx, lease_ms=LEASE_MS)]
+        assert attempts.assign(tx, job, name, found, LEASE_MS)
+    with api.database.write() as tx:
+        taken = attempts.claim(tx, job, name)
+        assert taken is not None
+        writer.claim = taken[0]
+        attempts.run(tx, writer.claim, lease_ms=LEASE_MS)
+    return writer
+
+
 _NAMES = {
-    "layers": "conv1",
+    "layers": "fc",
     "layer": "output",
     "artifacts": "outputs.npz",
     "plots": "loss",
@@ -180,9 +200,9 @@ def _leave_traces(writer: Writer, root: Path) -> dict[str, str]:
     writer.ship(
         Batch(
             events=[NewEvent("checkpoint", now(), {"checkpoint": checkpoint, "step": 3})],
-            stats=[{"step": 0, "phase": "train", "rows": [["conv1", "output", *[0.5] * 9]]}],
+            stats=[{"step": 0, "phase": "train", "rows": [["fc", "output", *[0.5] * 9]]}],
             captures=[
-                {"id": capture, "step": 0, "layer": "conv1", "kind": "output", "phase": "train"}
+                {"id": capture, "step": 0, "layer": "fc", "kind": "output", "phase": "train"}
                 | {"shape": [12], "dtype": "float32", "size_bytes": 48}
                 | {"key": f"{base}/captures/{capture}.safetensors"}
             ],
@@ -223,7 +243,7 @@ def body_of(route: Route, world: World) -> dict[str, Any]:
 QUERIES = {
     "GET /api/v1/stream": "?job={jobs}",
     "GET /api/v1/jobs/{id}/metrics/query": "?name=loss",
-    "GET /api/v1/jobs/{id}/tensors": "?name=conv1/output",
+    "GET /api/v1/jobs/{id}/tensors": "?name=fc/output",
 }
 """What a route must be asked."""
 
