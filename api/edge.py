@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api import problems
 from glasshouse.errors import (
+    BadRequest,
     HostNotAllowed,
     InternalError,
     InvalidRequest,
@@ -127,6 +128,7 @@ class Doorman:
             _check_host(headers, self._hosts)
             _check_origin(headers, scope["scheme"])
             _check_text(scope)
+            _check_framing(headers)
             limit = self._max_bytes(scope)
             await _check_length(headers, receive, limit)
         except ServiceError as error:
@@ -170,6 +172,13 @@ def _check_text(scope: Scope) -> None:
         raise RouteNotFound("Nothing lives at this path.")
     if b"%00" in scope["query_string"] or b"\0" in scope["query_string"]:
         raise InvalidRequest("The query holds a NUL character; leave it out.")
+
+
+def _check_framing(headers: Headers) -> None:
+    """A coding of the body that nobody undoes would make its end a matter of opinion."""
+    coding = headers.get("transfer-encoding")
+    if coding is not None and coding.strip().lower() != "chunked":
+        raise BadRequest("Transfer-Encoding may be 'chunked' and nothing else.")
 
 
 async def _check_length(headers: Headers, receive: Receive, limit: int) -> None:

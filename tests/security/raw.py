@@ -56,6 +56,12 @@ class Raw:
         found = answer.read()
         return Answer(answer.status, {k.lower(): v for k, v in answer.getheaders()}, found)
 
+    def __enter__(self) -> "Raw":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Close the connection."""
         if self._connection is not None:

@@ -24,17 +24,17 @@ RANGES = {
 
 @pytest.mark.parametrize("name", RANGES)
 def test_many_ranges_take_no_time_and_no_memory(world: World, name: str):
-    raw = Raw(world.api.url, world.ada)
     ids = world.ids
     process = psutil.Process(world.api.process.pid)
     before, began = process.memory_info().rss, time.monotonic()
-    for path in (
-        f"/api/v1/checkpoints/{ids['checkpoints']}/weights",
-        f"/api/v1/jobs/{ids['jobs']}/artifacts/outputs.npz",
-        f"/api/v1/jobs/{ids['jobs']}/layers/fc/output?step=0&format=npy",
-    ):
-        answer = raw.ask("GET", path, {"Range": RANGES[name]})
-        assert answer.status in (200, 206, 400, 416), (path, answer.status)
-        assert len(answer.body) < 300_000
+    with Raw(world.api.url, world.ada) as raw:
+        for path in (
+            f"/api/v1/checkpoints/{ids['checkpoints']}/weights",
+            f"/api/v1/jobs/{ids['jobs']}/artifacts/outputs.npz",
+            f"/api/v1/jobs/{ids['jobs']}/layers/fc/output?step=0&format=npy",
+        ):
+            answer = raw.ask("GET", path, {"Range": RANGES[name]})
+            assert answer.status in (200, 206, 400, 416), (path, answer.status)
+            assert len(answer.body) < 300_000
     assert time.monotonic() - began < 30
     assert process.memory_info().rss - before < 48 * 1024**2

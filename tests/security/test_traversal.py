@@ -1,6 +1,8 @@
 """X5: two hundred ways to ask for a file that is nobody's business, wherever a name may stand."""
 
 import itertools
+import json
+from collections.abc import Generator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -73,6 +75,18 @@ def canary(world: World) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def admin(world: World) -> Generator[Raw]:
+    with Raw(world.api.url, world.api.admin) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def raw(world: World) -> Generator[Raw]:
+    with Raw(world.api.url, world.ada) as opened:
+        yield opened
+
+
 def stored(home: Path) -> set[str]:
     """Every file of the service but those that it writes all the time."""
     found = {str(path.relative_to(home)) for path in home.rglob("*") if path.is_file()}
@@ -86,8 +100,7 @@ def check(status: int, body: bytes, where: str) -> None:
     assert b"GLASSHOUSE_HOME" not in body, where
 
 
-def test_no_place_of_a_path_leads_out(route: Route, world: World, canary: Path):
-    raw = Raw(world.api.url, world.api.admin)
+def test_no_place_of_a_path_leads_out(route: Route, world: World, canary: Path, admin: Raw):
     tried = payloads(world.api.home)
     assert len(tried) >= 200
     options = body_of(route, world)
@@ -99,7 +112,7 @@ def test_no_place_of_a_path_leads_out(route: Route, world: World, canary: Path):
             if " " in payload:
                 continue
             target = route.path.format(**(known | {place: payload}))
-            answer = raw.ask(route.method, target, options.get("headers"), body)
+            answer = admin.ask(route.method, target, options.get("headers"), body)
             if answer.status in (200, 304):  # '?' and '#' cut a path short, and '..' is one
                 assert SECRET not in answer.body
                 continue
@@ -131,8 +144,7 @@ HEADERS = (
 
 
 @pytest.mark.parametrize("header", HEADERS)
-def test_no_header_leads_out(world: World, canary: Path, header: str):
-    raw = Raw(world.api.url, world.ada)
+def test_no_header_leads_out(world: World, canary: Path, raw: Raw, header: str):
     job = world.ids["jobs"]
     before = stored(world.api.home)
     for payload in payloads(world.api.home):
@@ -167,8 +179,7 @@ QUERIES = (
 
 
 @pytest.mark.parametrize("template", QUERIES)
-def test_no_query_leads_out(world: World, canary: Path, template: str):
-    raw = Raw(world.api.url, world.ada)
+def test_no_query_leads_out(world: World, canary: Path, raw: Raw, template: str):
     known = template.replace("{job}", world.ids["jobs"]).replace("{dataset}", world.ids["datasets"])
     for payload in payloads(world.api.home):
         target = known.replace("{}", quote(payload, safe="%"))
@@ -179,10 +190,7 @@ def test_no_query_leads_out(world: World, canary: Path, template: str):
     assert canary.read_bytes() == SECRET
 
 
-def test_no_field_of_a_body_leads_out(world: World, canary: Path):
-    import json
-
-    raw = Raw(world.api.url, world.ada)
+def test_no_field_of_a_body_leads_out(world: World, canary: Path, raw: Raw):
     before = stored(world.api.home)
     for payload in payloads(world.api.home)[::3]:
         spec = small_job(payload)
