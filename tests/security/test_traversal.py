@@ -56,6 +56,10 @@ def payloads(home: Path) -> list[str]:
         "/proc/self/environ",
         "..",
         "~/.ssh/id_rsa",
+        "C:/Windows/win.ini",
+        f"./x/../../{CANARY}",
+        "../glasshouse.db",
+        "../runtime.json",
         "link",
     ]
     found = dict.fromkeys(itertools.chain.from_iterable(map(encodings, places)))
