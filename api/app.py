@@ -8,7 +8,19 @@ from fastapi import APIRouter, FastAPI
 from starlette.middleware import Middleware
 from starlette.types import Scope
 
-from api import catalog, datasets, health, jobs, keys, openapi, pages, problems, webhooks, window
+from api import (
+    catalog,
+    datasets,
+    health,
+    jobs,
+    keys,
+    openapi,
+    pages,
+    problems,
+    quotas,
+    webhooks,
+    window,
+)
 from api.access import Gate, Keyring
 from api.catalog import VERSION
 from api.edge import Doorman, Edge, Head, host_names
@@ -27,6 +39,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     health.router,
     webhooks.router,
     pages.router,
+    quotas.router,
     *window.ROUTERS,
 )
 """Every router, each with its whole prefix (``APIRouter(prefix="/api/v1")``): add new ones here."""
@@ -35,7 +48,7 @@ ROUTERS: tuple[APIRouter, ...] = (
 def create_app(settings: Settings) -> FastAPI:
     """Make the API of one process."""
     resources = make_resources(settings)
-    keyring = Keyring(resources.database)
+    keyring = Keyring(resources.database, settings)
     meters = Meters()
     meters.watch(resources)
     app = FastAPI(
@@ -54,9 +67,10 @@ def create_app(settings: Settings) -> FastAPI:
                 Doorman,
                 hosts=host_names(settings.allowed_hosts),
                 max_bytes=_limits(settings),
+                body_timeout_s=settings.body_timeout_s,
             ),
             Middleware(Gate, keyring=keyring),
-            Middleware(Fullness, room=resources.room),
+            Middleware(Fullness, space=resources.space),
         ],
     )
     app.state.resources = resources

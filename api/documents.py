@@ -245,6 +245,40 @@ class Command(Document):
     created_at: str
 
 
+class QuotaLimits(Document):
+    """The quotas in force; null: no limit."""
+
+    queued_jobs: int
+    running_jobs: int | None
+    devices: int | None
+    storage_bytes: int | None
+    uploads: int
+    streams: int
+    requests_per_s: float
+
+
+class QuotaUse(Document):
+    """How much is used; streams, and uploads coming in, are those of the process that answers."""
+
+    queued_jobs: int
+    running_jobs: int
+    devices: int
+    storage_bytes: int
+    uploads: int
+    streams: int
+
+
+class Quotas(Document):
+    """What an owner may use, and uses."""
+
+    object: Literal["quotas"]
+    owner: str
+    limits: QuotaLimits
+    own: dict[str, int | float]
+    """Those that are set for this owner; the others are the settings'."""
+    used: QuotaUse
+
+
 class Catalog(Document):
     """One section of the catalogue."""
 
@@ -340,12 +374,13 @@ TITLES = {
     403: "The key does not allow this.",
     404: "There is no such thing, or it is somebody else's.",
     406: "There is no such format.",
+    408: "The rest of the request did not come in time.",
     409: "The thing is in a state that does not allow this.",
     412: "The thing has changed meanwhile.",
     413: "The body is too large.",
     415: "The body has the wrong media type.",
     422: "The request can be read but not be done.",
-    429: "Too many requests.",
+    429: "A quota is used up, or too many requests; `Retry-After` says when to ask again.",
     503: "Not now; try again.",
 }
 

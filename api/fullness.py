@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from api import problems
 from api.edge import drain
 from glasshouse.errors import StorageFull
-from models.room import Room
+from models.space import Space
 
 _FILLING = re.compile(
     r"/api/v1/(datasets|jobs|checkpoints|models|jobs/[^/]+/(fork|retry|resume|probes))"
@@ -19,15 +19,15 @@ _FILLING = re.compile(
 class Fullness:
     """Pure ASGI, behind the gate: a caller without a key learns nothing of the disk."""
 
-    def __init__(self, app: ASGIApp, room: Room) -> None:
+    def __init__(self, app: ASGIApp, space: Space) -> None:
         self._app = app
-        self._room = room
+        self._space = space
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
         if scope["type"] == "http" and fills(scope["method"], scope["path"]):
             try:
-                self._room.check()
+                self._space.check()
             except StorageFull as error:
                 length = Headers(scope=scope).get("content-length", "")
                 if length.isdigit():

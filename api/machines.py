@@ -12,7 +12,7 @@ from api.access import Admin, Caller, Read
 from api.answers import Json, list_of, time_text
 from api.documents import answers
 from api.resources import House, Resources
-from models import vitals, workers
+from models import quotas, vitals, workers
 from models.tables import Device, Job, Worker
 
 router = APIRouter(prefix="/api/v1", tags=["machines"])
@@ -117,6 +117,7 @@ def list_queue(house: House, caller: Read) -> Response:
             for row, state in workers.all_workers(tx, lease_ms=_lease_ms(house))
             if state == "active"
         }
+        rooms = quotas.rooms(tx, house.settings)
     data = [
         {
             "object": "queued_job",
@@ -126,7 +127,9 @@ def list_queue(house: House, caller: Read) -> Response:
             "priority": job.priority,
             "queued_at": time_text(job.queued_at),
             "devices": job.resolved.get("devices", {}),
-            "reason": why(job, position, placed, active, short),
+            "reason": "the quota of its owner is used up"
+            if job.owner in rooms and rooms[job.owner].is_used_up
+            else why(job, position, placed, active, short),
         }
         for position, job in enumerate(waiting)
         if caller.sees in (None, job.owner)

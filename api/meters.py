@@ -118,7 +118,7 @@ class Ledger(Collector):
                 _gauges("glasshouse_webhook_deliveries", "Messages that are kept.", "state", sent),
                 _gauge("glasshouse_webhooks_disabled", "Webhooks switched off.", disabled),
                 *_of_workers(signs),
-                _gauges("glasshouse_free_bytes", "Space left.", "place", house.room.free()),
+                _gauges("glasshouse_free_bytes", "Space left.", "place", house.space.free()),
             ]
             self._read_at = time.monotonic()
         if time.monotonic() - self._sized_at >= _SIZES_S:

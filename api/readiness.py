@@ -15,7 +15,7 @@ from api.resources import Resources
 from glasshouse.errors import ServiceError, StorageFull
 from glasshouse.versions import LEAST_BROKER, SAFE_SQLITE, numbers
 from models import marks, vitals
-from models.room import remote_kind
+from models.space import remote_kind
 
 LIMIT_S = 3.0
 SWEPT_S = 60.0
@@ -143,7 +143,7 @@ class Readiness:
         return WELL if self._house.planner.is_ready else "the planner is not there"
 
     def _disk(self) -> str:
-        short = self._house.room.short()
+        short = self._house.space.short()
         return f"the disk is nearly full: {', '.join(short)}" if short else WELL
 
     def _warnings(self, checks: dict[str, str]) -> dict[str, str]:

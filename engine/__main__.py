@@ -22,6 +22,7 @@ import pydantic
 import torch
 
 from engine import rank
+from engine.hardening import check_torch
 from engine.plan import parse_spec, plan
 from engine.problems import SpecProblems
 from engine.rank import Assignment
@@ -30,6 +31,7 @@ from engine.spool import SpoolWriter, now
 from glasshouse import jsonio
 from glasshouse.events import is_upkeep
 from glasshouse.spec import Devices, TrainJob
+from glasshouse.unpickling import refuse_unpickling
 
 _FORMATS = {
     ".csv": "csv",
@@ -245,4 +247,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    check_torch()
+    refuse_unpickling()
     sys.exit(main())

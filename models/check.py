@@ -18,8 +18,8 @@ from glasshouse import jsonio
 from glasshouse.errors import ServiceError
 from models import doomed, vitals
 from models.database import Database, Transaction
-from models.room import Room, remote_kind
 from models.settings import Settings
+from models.space import Space, remote_kind
 
 Finding = dict[str, str | None]
 _MANY_DOOMED = 1000
@@ -41,8 +41,8 @@ def _wrong_setting(error: ValidationError) -> Finding:
 
 
 def _disks(settings: Settings) -> Generator[Finding]:
-    room = Room(settings)
-    short = room.short()
+    space = Space(settings)
+    short = space.short()
     if short:
         detail = f"less than GLASSHOUSE_MIN_FREE_BYTES is left: {', '.join(short)}"
         mend = (
@@ -51,7 +51,7 @@ def _disks(settings: Settings) -> Generator[Finding]:
         )
         yield _found("space", "fail", detail, mend)
     else:
-        yield _found("space", "ok", ", ".join(f"{n} {b} bytes" for n, b in room.free().items()))
+        yield _found("space", "ok", ", ".join(f"{n} {b} bytes" for n, b in space.free().items()))
     if settings.database.startswith("sqlite"):
         kind = remote_kind(Path(settings.database.removeprefix("sqlite:///")))
         if kind is not None:

@@ -4,7 +4,7 @@ import socket
 from functools import cached_property
 from pathlib import Path
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -58,6 +58,32 @@ class Settings(BaseSettings):
     """Open event streams of one API process."""
     max_streams_per_key: PositiveInt = 1000
     """Open event streams of one key in one API process."""
+    max_connections: PositiveInt = 4000
+    """Open connections of one API process; more are closed at once."""
+    head_timeout_s: PositiveFloat = 15.0
+    """The head of a request must have come whole after this long."""
+    body_timeout_s: PositiveFloat = 60.0
+    """A body may be waited for this long, and a second more for every 4 KiB that came."""
+    outbound_allow: str = ""
+    """Networks (``10.0.0.0/8``) and host names, separated by commas, that webhooks may reach
+    although they are not public."""
+
+    quota_queued_jobs: NonNegativeInt = 1000
+    """Jobs of one owner that wait; one more is refused. The quotas are what an owner has that was
+    given none of its own with ``PUT /api/v1/quotas``."""
+    quota_running_jobs: NonNegativeInt | None = None
+    """Jobs of one owner that run at once; further ones wait. Left out: any number."""
+    quota_devices: NonNegativeInt | None = None
+    """Devices that the jobs of one owner have at once; further jobs wait. Left out: any number."""
+    quota_storage_bytes: NonNegativeInt | None = None
+    """Bytes that the datasets, checkpoints, captures and artifacts of one owner take; beyond it no
+    upload and no job is taken. Left out: what the disk has room for."""
+    quota_uploads: NonNegativeInt = 100
+    """Datasets of one owner that are being received or read at once."""
+    quota_streams: NonNegativeInt = 1000
+    """Open event streams of one owner in one API process."""
+    quota_requests_per_s: PositiveFloat = 1000.0
+    """Requests of one key that one API process takes each second; bursts of two seconds' worth."""
 
     worker_name: str = Field(default_factory=socket.gethostname)
     """Unique among the workers of one service."""
@@ -108,9 +134,6 @@ class Settings(BaseSettings):
     purge_chunk: int = Field(default=500, ge=1, le=10_000)
     """Rows that one transaction of the purge deletes; it rests after each."""
 
-    outbound_allow: str = ""
-    """Networks (``10.0.0.0/8``) and host names, separated by commas, that webhooks may reach
-    although they are not public."""
     webhook_timeout_s: PositiveFloat = 10.0
     """A receiver that takes longer has not taken the message."""
     webhook_retry_s: PositiveFloat = 5.0

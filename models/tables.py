@@ -135,6 +135,7 @@ class Job(Table):
     __table_args__ = (
         Index(None, "state", "priority", "id"),
         Index(None, "owner", "id"),
+        Index(None, "owner", "state"),
     )
 
 
@@ -396,6 +397,17 @@ class Key(Table):
     created_at: Mapped[datetime]
     expires_at: Mapped[datetime | None]
     revoked_at: Mapped[datetime | None]
+
+
+class Quota(Table):
+    """What one owner may use, where it is not what the settings say."""
+
+    __tablename__ = "quotas"
+    owner: Mapped[str] = mapped_column(primary_key=True)
+    limits: Mapped[dict[str, Any]]
+    """Name of a quota → its limit; a quota that is not named is that of the settings."""
+    by: Mapped[str]
+    updated_at: Mapped[datetime]
 
 
 class Idempotency(Table):

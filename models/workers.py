@@ -1,6 +1,6 @@
 """Workers, their devices, and the queue of jobs that wait for them."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -148,15 +148,18 @@ def queue(tx: Session, *, limit: int = 1000) -> list[Job]:
     return list(tx.scalars(query.order_by(Job.priority.desc(), Job.id).limit(limit)))
 
 
-def asked_for(tx: Session, *, limit: int = 1000) -> list[tuple[str, dict[str, Any], datetime]]:
-    """The queue as the dispatcher needs it: job, its spec's ``devices``, when it was queued."""
-    query = (
-        select(Job.id, Job.resolved, Job.queued_at)
-        .where(Job.state == "queued")
-        .order_by(Job.priority.desc(), Job.id)
-        .limit(limit)
-    )
-    return [(job, spec.get("devices", {}), at) for job, spec, at in tx.execute(query)]
+def asked_for(
+    tx: Session, *, without: Collection[str] = (), limit: int = 1000
+) -> list[tuple[str, str, dict[str, Any], datetime]]:
+    """The queue as the dispatcher needs it: job, owner, its spec's ``devices``, when it was queued.
+
+    ``without``: owners whose jobs may not start now; they must not fill the list.
+    """
+    query = select(Job.id, Job.owner, Job.resolved, Job.queued_at).where(Job.state == "queued")
+    if without:
+        query = query.where(Job.owner.not_in(without))
+    query = query.order_by(Job.priority.desc(), Job.id).limit(limit)
+    return [(job, owner, spec.get("devices", {}), at) for job, owner, spec, at in tx.execute(query)]
 
 
 def any_free(tx: Session) -> bool:

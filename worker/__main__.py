@@ -20,6 +20,7 @@ from typing import IO, Any
 import structlog
 from celery import signals  # pyright: ignore[reportMissingTypeStubs]
 
+from glasshouse.unpickling import refuse_unpickling
 from models import attempts, vitals, workers
 from models.artifacts import LocalArtifacts
 from models.database import Database
@@ -171,7 +172,7 @@ class Worker:
     def _beat(self) -> None:
         station = self.station
         figures = station.tally.figures()
-        figures |= {"running": station.num_running, "free_bytes": station.room.free()}
+        figures |= {"running": station.num_running, "free_bytes": station.space.free()}
         with station.database.write() as tx:
             workers.beat(tx, station.name)
             vitals.note(tx, station.name, figures)
@@ -242,6 +243,7 @@ def main(arguments: list[str] | None = None) -> int:
     if _NAME.fullmatch(settings.worker_name) is None:
         parser.error("a worker's name has letters, digits, dots, dashes and underlines")
     journal.configure()
+    refuse_unpickling()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end_at_once)  # until Celery has its own
     follow_lifeline()

@@ -11,8 +11,8 @@ import structlog
 from glasshouse.errors import DatabaseUnavailable, StorageFull
 from models.artifacts import Artifacts
 from models.database import Database
-from models.room import Room
 from models.settings import Settings
+from models.space import Space
 from worker import dispatch as dispatching
 from worker.bells import Bells
 from worker.nursery import Nursery
@@ -45,7 +45,7 @@ class Station:
         self.lease_ms = int(settings.lease_s * 1000)
         self.stopping = threading.Event()
         self.tally = Tally()
-        self.room = Room(settings)
+        self.space = Space(settings)
         self._dispatching = threading.Lock()
         self._dispatch_wanted = threading.Event()
         self._running: set[str] = set()

@@ -72,7 +72,7 @@ class Supervisor:
         self._logs = [Log(log_path(self._dir, name), name) for name in STREAMS]
         self._sorter = Sorter(claim, job.owner, self._dir)
         buffered = station.settings.capture_buffer_bytes
-        self._drain = Drain.of(claim, station.artifacts, buffered, station.room)
+        self._drain = Drain.of(claim, station.artifacts, buffered, station.space)
         self._register = workplace.Register(station.work)
         self._rank: Rank | None = None
         self._stop: Stop | None = None

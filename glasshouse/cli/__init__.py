@@ -5,7 +5,18 @@ from collections.abc import Sequence
 
 import typer
 
-from glasshouse.cli import datasets, exits, jobs, output, probes, results, service, upkeep, webhooks
+from glasshouse.cli import (
+    datasets,
+    exits,
+    jobs,
+    output,
+    probes,
+    quotas,
+    results,
+    service,
+    upkeep,
+    webhooks,
+)
 from glasshouse.errors import GlasshouseError
 
 app = typer.Typer(
@@ -35,6 +46,7 @@ app.command()(results.layers)
 app.command()(results.infer)
 app.add_typer(datasets.app, name="datasets")
 app.command()(datasets.devices)
+app.command()(quotas.quota)
 for process in (service.api, service.worker, service.migrate):
     app.command(
         add_help_option=False,

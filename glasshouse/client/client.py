@@ -15,6 +15,7 @@ from glasshouse.client.resources import (
     Devices,
     Jobs,
     Keys,
+    Quotas,
     Webhooks,
     Workers,
 )
@@ -63,6 +64,7 @@ class Client:
         self.devices = Devices(self._transport)
         self.workers = Workers(self._transport)
         self.keys = Keys(self._transport)
+        self.quotas = Quotas(self._transport)
         self.webhooks = Webhooks(self._transport)
         self.catalog = Catalog(self._transport)
 

@@ -271,3 +271,21 @@ def format_of(name: str) -> str:
             return _FORMATS[suffix]
     known = ", ".join(sorted(set(_FORMATS.values())))
     raise ValueError(f"the name {name!r} does not tell the format; give format= one of {known}")
+
+
+class Quotas(Resource):
+    """What owners may use."""
+
+    def get(self, owner: str | None = None) -> Record:
+        """The limits and the use of an owner: one's own, or with the scope ``admin`` another's."""
+        return Record(self._transport, self._transport.get("/quotas", {"owner": owner}))
+
+    def put(self, owner: str, **limits: float | None) -> Record:
+        """Replace an owner's limits; needs ``admin``. What is left out is the settings'.
+
+        Args:
+            owner: whose.
+            limits: ``queued_jobs``, ``running_jobs``, ``devices``, ``storage_bytes``, ``uploads``,
+                ``streams``, ``requests_per_s``.
+        """
+        return Record(self._transport, self._transport.put("/quotas", {"owner": owner, **limits}))

@@ -12,7 +12,7 @@ _KEPT_S = 1.0
 _REMOTE = ("nfs", "cifs", "smb", "9p", "fuse")
 
 
-class Room:
+class Space:
     """The disks of this process. Asked often: a figure is a second old at most."""
 
     def __init__(self, settings: Settings) -> None:
