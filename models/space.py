@@ -68,7 +68,7 @@ def remote_kind(path: Path, mounts: Iterable[str] | None = None) -> str | None:
             mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
             return None
-    place = str(_existing(path).resolve())
+    place = str(path.resolve())
     best, kind = -1, ""
     for line in mounts:
         parts = line.split()

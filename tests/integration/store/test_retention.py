@@ -26,6 +26,7 @@ from models.tables import (
     Key,
     Metric,
     StatsBlock,
+    core,
     now,
 )
 from tests.integration.store.making import losses, make_job, make_worker, running, ship
@@ -215,14 +216,19 @@ def test_a_crash_between_rows_and_files_leaves_no_file_for_ever(store: Store):
 
 def test_what_a_live_job_reads_stays_until_it_has_ended(store: Store):
     trained = store.job()
-    with store.database.read() as tx:
+    with store.database.write() as tx:
         (checkpoint,) = checkpoints.of_job(tx, trained)
+        row = {column.name: getattr(checkpoint, column.name) for column in core(Checkpoint).columns}
+        other = new_id("ckpt")
+        key = store.file(f"jobs/{trained}/1/checkpoints/{other}")
+        tx.add(Checkpoint(**row | {"id": other, "key": key}))
     reader = make_job(store.database)
     with store.database.write() as tx:
         tx.add(JobUse(job=reader.id, used=checkpoint.id))
     store.purge(keep_checkpoints_days=1, keep_jobs_days=1).run()
     assert store.count(Checkpoint, trained) == 1
     assert store.is_there(checkpoint.key)
+    assert not store.is_there(key)
     with store.database.write() as tx:
         jobs.request_cancel(tx, jobs.get(tx, reader.id, None), by="ada", force=False)
     store.purge(keep_checkpoints_days=1, keep_jobs_days=1).run()
