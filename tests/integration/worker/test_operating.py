@@ -93,6 +93,24 @@ def test_a_worker_that_beats_while_nobody_takes_its_messages_is_seen_to_be_deaf(
     bells.close()
 
 
+def test_a_worker_deletes_by_itself_what_the_settings_let_go_and_nothing_of_a_live_job(
+    shop: Shop,
+):
+    shop.start_worker(PURGE_EVERY_S="0.2", KEEP_EVENTS_DAYS="0", KEEP_CAPTURES_DAYS="0")
+    probe = {"layers": ["fc1"], "kinds": ["output"], "every": 1, "want": ["full"]}
+    live = shop.submit(endless(shop.dataset(), probes=[probe]))
+    shop.wait_step(live, 5)
+    ended = shop.submit(train_spec(shop.dataset(), probes=[probe]))
+    shop.wait(ended)
+    until(lambda: [event.type for event in shop.events(ended)] == ["end"])
+    files = shop.settings.artifacts / "jobs" / ended / "1" / "captures"
+    until(lambda: not list(files.glob("*")))
+    assert shop.steps(live)[0] == 0
+    until(lambda: shop.logged("w1", "purged"))
+    shop.cancel(live)
+    assert shop.wait(live).state == "cancelled"
+
+
 class Receiver:
     """A real HTTP server that takes messages, and answers what a test wants."""
 
