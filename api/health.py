@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from api.access import Read
 from api.answers import Json
@@ -77,7 +77,7 @@ def get_readyz(house: House) -> Response:
     return Json({"status": status, "checks": checks}, status_code=code, headers=headers)
 
 
-@router.get("/metrics", summary="Figures for Prometheus")
+@router.get("/metrics", summary="Figures for Prometheus", response_class=PlainTextResponse)
 def get_metrics(request: Request, house: House, caller: Read) -> Response:
     """Requests, jobs by state, workers, streams, in Prometheus' text format."""
     del caller

@@ -48,9 +48,9 @@ def test_a_rank_sees_no_secret_and_reaches_neither_database_nor_broker(
     assert int(limits["Max open files"]) <= 4096
     status = (process / "status").read_text()
     assert "NoNewPrivs:\t1" in status
-    directory = shop.settings.work / "w1" / job
-    assert directory.stat().st_mode & 0o077 == 0
-    for path in directory.rglob("*"):
+    directory = shop.settings.work / "w1" / job / "1"
+    assert (shop.settings.work / "w1").stat().st_mode & 0o077 == 0
+    for path in (directory, *directory.rglob("*")):
         if path.is_dir() or path.parent.name == "logs":
             assert path.stat().st_mode & 0o077 == 0, path
     shop.cancel(job)
