@@ -8,8 +8,8 @@ environment of its own, from the root of the repository:
     /tmp/rivals/bin/python -m bench.rivals
 
 The network is the MNIST network of ``bench.step``. Every ratio is to a plain hand-written torch
-loop whose block came just before or after in the same round. All sides run with the allocator
-settings of our ranks, which help those that keep copies. What each side watches:
+loop whose block came just before or after in the same round. All sides run with the allocator and
+the collector settings of our ranks, which help those that keep copies. What each side watches:
 
 - ``glasshouse``: statistics of every output, output gradient, parameter and parameter gradient;
   with ``full`` the same tensors whole.
@@ -33,6 +33,7 @@ import torch
 
 from bench.step import BATCH, ByHand, clocks
 from bench.watching import ALL, NETWORKS, Bench, cnn
+from engine.rank import calm_collector
 from worker.nursery import FIXED
 
 NUM_STEPS = 50
@@ -188,6 +189,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, nargs="*", default=[1, 25])
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
+    calm_collector()
     network = next(name for name, (make, *_) in NETWORKS.items() if make is cnn)
     with tempfile.TemporaryDirectory() as directory:
         tempfile.tempdir = directory  # what the rivals write goes with it

@@ -1,6 +1,6 @@
 """What watching costs: the step of a job with probes against the same job's without.
 
-Blocks with and without take turns in one process, which starts with the allocator settings of a
+Blocks with and without take turns in one process, with the allocator and collector settings of a
 rank; each figure is the median of its ratios. The native kernel and the plain path are both
 measured. Data is random. Prints a JSON line for each network, probe, path and number of threads.
 """
@@ -26,6 +26,7 @@ from engine.data import Table, load
 from engine.plan import parse_spec, plan
 from engine.probes import kernel
 from engine.probes.ring import Ring, default_num_bytes
+from engine.rank import calm_collector
 from engine.report import Outputs
 from engine.spool import SpoolWriter
 from engine.train import train
@@ -243,6 +244,7 @@ def main() -> None:
     parser.add_argument("--network", choices=[*NETWORKS], nargs="*", default=[*NETWORKS])
     parser.add_argument("--case", nargs="*", help="the first letters of cases; left out: all")
     given = parser.parse_args()
+    calm_collector()
     names = [name for name in CASES if not given.case or name.partition(":")[0] in given.case]
     for threads in given.threads:
         torch.set_num_threads(threads)

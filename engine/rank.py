@@ -1,5 +1,6 @@
 """A rank: the process that runs one attempt of one job, from ``job.json`` to the ``end`` record."""
 
+import gc
 import json
 import os
 import threading
@@ -24,6 +25,7 @@ from glasshouse import jsonio
 from glasshouse.errors import RunFailure, SpecFailed
 from glasshouse.spec import Field, InferJob, Source, TrainJob, parse_job
 
+_COLLECT_AFTER = (20_000, 10, 10)
 PARENT_GONE = 75
 """Exit code of a rank whose lifeline was cut."""
 
@@ -162,6 +164,7 @@ def main(job_dir: Path, control_fd: int | None = None) -> int:
 
     0: an ``end`` record was written, whatever it says. Anything else is for the worker to name.
     """
+    calm_collector()
     spool = SpoolWriter(job_dir / "spool")
     control = Lifeline(control_fd, job_dir)
     out = Outputs(job_dir, spool.append, spool.settle, spool.flush)
@@ -172,6 +175,16 @@ def main(job_dir: Path, control_fd: int | None = None) -> int:
     spool.append({"type": "end", "at": now(), "state": state, "error": error})
     spool.close()
     return 0
+
+
+def calm_collector() -> None:
+    """Have the garbage collector look less often, and not through what the imports made.
+
+    A watched step makes thousands of small objects that live until its end, and none of them in a
+    cycle: at Python's own pace the collector took a third of the time of looking.
+    """
+    gc.freeze()
+    gc.set_threshold(*_COLLECT_AFTER)
 
 
 def attempt(work: Callable[[], str]) -> tuple[str, RunFailure | None]:

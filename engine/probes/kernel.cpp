@@ -350,6 +350,13 @@ int32_t glasshouse_summarize(int64_t count, const void* const* data, const int64
     return 0;
 }
 
+// The figures of one tensor: what hooks ask for, one tensor at a time.
+int32_t glasshouse_summarize_one(const void* data, int64_t size, int32_t type, double* figures,
+                                 int32_t threads) {
+    return glasshouse_summarize(1, &data, &size, &type, figures, nullptr, nullptr, nullptr, -1,
+                                threads);
+}
+
 }  // extern "C"
 
 #else  // KERNEL_ISA: what follows is compiled once for each instruction set

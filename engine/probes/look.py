@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.data import Rows
-from engine.network import Network, input_leaves, leaves, root
+from engine.network import Network, input_leaves, leaves
 from engine.probes.calls import Calls
 from engine.probes.counted import Counted
 from engine.probes.gradients import watch_gradient
@@ -31,7 +31,13 @@ from engine.timing import Clock
 
 Mark = Callable[[str], None]
 T = TypeVar("T")
-_KINDS = ("param", "input", "output", "output_grad", "param_grad", "update", "optim_state")
+_KINDS = {
+    kind: number
+    for number, kind in enumerate(
+        ("param", "input", "output", "output_grad", "param_grad", "update", "optim_state")
+    )
+}
+"""In the order in which a step tells of them."""
 
 
 @dataclass(frozen=True)
@@ -187,12 +193,9 @@ class Look(AbstractContextManager["Look"]):
         mark("probes")
 
     def _finish(self) -> None:
-        order = self._sight.order
-        last = len(order)
+        place = self._sight.place
         for found in (self._rows, self._counted):
-            found.sort(
-                key=lambda row: (order.get(root(row[0]), last), row[0], _KINDS.index(row[1]))
-            )
+            found.sort(key=lambda row: (place(row[0]), row[0], _KINDS[row[1]]))
         self._desk.finish_step(self._step, self._rows, self._counted)
 
     # --- in the forward and the backward pass -----------------------------------------------

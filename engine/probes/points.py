@@ -6,7 +6,7 @@ from functools import cached_property
 
 from torch import Tensor, nn
 
-from engine.network import Network
+from engine.network import Network, root
 from engine.probes.losses import LOSS_NAMES
 from engine.probes.select import Scope, may_match
 from engine.probes.watch import Watch, Watches
@@ -64,6 +64,7 @@ class Sight:
         self.spots = _find_spots(network, due)
         self.order = {name: number for number, name in enumerate(network.layers)}
         """The place of each layer in the network."""
+        self._places: dict[str, int] = {}
         self.loss = {name: wanting(due, "output", name, "loss") for name in LOSS_NAMES}
         """Who looks at the loss, by the names it has."""
         kinds = {kind for watch in due for kind in watch.probe.kinds}
@@ -74,6 +75,13 @@ class Sight:
         )
         """Whether somebody looks at gradients after they were clipped, if they are."""
         self._parameters: dict[str, list[Seen]] = {}
+
+    def place(self, name: str) -> int:
+        """The place of a tensor's layer in the network; what is of no layer comes last."""
+        place = self._places.get(name)
+        if place is None:
+            place = self._places[name] = self.order.get(root(name), len(self.order))
+        return place
 
     def parameters(self, kind: str) -> list[Seen]:
         """The parameters that somebody wants something of this kind of."""

@@ -45,7 +45,7 @@ def summarize(tensor: Tensor, *, histogram: bool = False) -> Figures | tuple[Fig
     if kernel.LOADED is None or not takes(tensor):
         return (_with_torch(tensor), count_with_torch(tensor)) if histogram else _with_torch(tensor)
     if not histogram:
-        return kernel.LOADED([tensor])[0]
+        return kernel.LOADED.one(tensor)
     figures, counts = kernel.LOADED.count([tensor])
     return figures[0], counts[0]
 

@@ -102,3 +102,19 @@ def test_threads_may_append_at_once(tmp_path):
     for number in range(4):
         steps = [item["step"] for item in records if item["thread"] == number]
         assert steps == list(range(200))
+
+
+def test_figures_come_back_bit_for_bit_with_what_is_not_finite(tmp_path):
+    figures = [0.1, -0.0, float("nan"), float("inf"), float("-inf"), 5e-324, 1.7976931348623157e308]
+    rows = [["conv1", "output", *figures], ["ü.0", "param_grad", *reversed(figures)]]
+    record = {"type": "stats", "step": 3, "rows": rows, "quantiles": [["conv1", "output", 1.0]]}
+    empty = {"type": "stats", "step": 4, "rows": []}
+    _write(tmp_path / "spool", [record, empty])
+    (found, second), _ = read_frames(tmp_path / "spool", 0)
+    assert second == empty
+    assert {key: found[key] for key in found if key != "rows"} == {
+        key: record[key] for key in record if key != "rows"
+    }
+    for have, want in zip(found["rows"], rows, strict=True):
+        assert have[:2] == want[:2]
+        assert struct.pack("<7d", *have[2:]) == struct.pack("<7d", *want[2:])
