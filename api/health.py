@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from api import documents
 from api.access import Read
@@ -46,7 +46,7 @@ def get_readyz(
     return Json(body, status_code=200 if well else 503, headers=headers)
 
 
-@router.get("/metrics", summary="Figures for Prometheus")
+@router.get("/metrics", summary="Figures for Prometheus", response_class=PlainTextResponse)
 def get_metrics(request: Request, caller: Read) -> Response:
     """Figures of this process and of the ledger, in Prometheus' text format."""
     del caller

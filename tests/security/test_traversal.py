@@ -151,16 +151,18 @@ HEADERS = (
 def test_no_header_leads_out(world: World, canary: Path, raw: Raw, header: str):
     job = world.ids["jobs"]
     before = stored(world.api.home)
-    for payload in payloads(world.api.home):
-        for method, target, body in (
+    targets = itertools.cycle(
+        (
             ("GET", f"/api/v1/jobs/{job}/artifacts/outputs.npz", b""),
             ("GET", f"/api/v1/jobs/{job}/events", b""),
             ("POST", f"/api/v1/jobs/{job}/probes", b"{}"),
-        ):
-            answer = raw.ask(method, target, {header: payload}, body)
-            assert answer.status < 500, (method, target, payload)
-            assert SECRET not in answer.body
-            assert all("canary" not in value for value in answer.headers.values())
+        )
+    )
+    for payload, (method, target, body) in zip(payloads(world.api.home), targets, strict=False):
+        answer = raw.ask(method, target, {header: payload}, body)
+        assert answer.status < 500, (method, target, payload)
+        assert SECRET not in answer.body
+        assert all("canary" not in value for value in answer.headers.values())
     assert stored(world.api.home) >= before
     assert canary.read_bytes() == SECRET
 
