@@ -14,7 +14,7 @@ from typing import Literal
 from api.resources import Resources
 from glasshouse.errors import ServiceError, StorageFull
 from glasshouse.versions import LEAST_BROKER, SAFE_SQLITE, numbers
-from models import marks, vitals
+from models import integrity, marks, vitals
 from models.space import remote_kind
 
 LIMIT_S = 3.0
@@ -56,6 +56,7 @@ class Readiness:
         self._checks: dict[str, Callable[[], str]] = {
             "database": self._database,
             "database_write": self._write,
+            "integrity": self._integrity,
             "broker": self._broker,
             "workers": self._workers,
             "sweepers": self._sweepers,
@@ -113,6 +114,11 @@ class Readiness:
         except ServiceError:
             return "the database takes no writes"
         return WELL if found is not None and found[0] >= written else "what was written is not read"
+
+    def _integrity(self) -> str:
+        with self._house.database.read() as tx:
+            found = integrity.found_last(tx)
+        return WELL if found == integrity.WHOLE else "the last look found the database damaged"
 
     def _broker(self) -> str:
         return WELL if self._house.bell.reaches_broker() else "the broker does not answer"

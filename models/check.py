@@ -22,7 +22,7 @@ from models.settings import Settings
 from models.space import Space, remote_kind
 
 Finding = dict[str, str | None]
-_MANY_DOOMED = 1000
+_MANY_DOOMED = 10_000
 
 
 def findings() -> list[Finding]:

@@ -127,7 +127,7 @@ class Job(Table):
     error: Mapped[dict[str, Any] | None] = mapped_column(Json)
     infra_failures: Mapped[int] = mapped_column(default=0)
     rung_at: Mapped[datetime | None]
-    first_seq: Mapped[int] = mapped_column(default=1, server_default="1")
+    first_seq: Mapped[int] = mapped_column(server_default="1")
     """The oldest event that is still kept; grows by retention only."""
     version: Mapped[int] = mapped_column(default=1)
     """Grows with each change a client can see; the ETag."""

@@ -1,10 +1,10 @@
-"""The purge, done by one worker at a time, off the sweep's thread."""
+"""The purge and the daily look at SQLite's file, done by one worker at a time, off the sweep."""
 
 from typing import Any
 
 import structlog
 
-from models import marks
+from models import integrity, marks
 from models.database import Transaction
 from models.purge import Purge
 from worker.station import Station
@@ -23,6 +23,9 @@ class Purging:
     def __call__(self) -> None:
         """Delete what is kept no longer."""
         station = self._station
+        damage = integrity.check_if_due(station.database)
+        if damage not in (None, integrity.WHOLE):
+            _log.error("database_damaged", said=damage)
         with station.database.write() as tx:
             if not self._is_mine(tx):
                 return

@@ -33,6 +33,7 @@ MEND_KERNEL = (
 MEND_READY = {
     "database": "Is the database server up? Look at logs/api.log.",
     "database_write": "Is the disk full, or does somebody hold the database? Look at logs/api.log.",
+    "integrity": "Stop the service and restore the last backup: glasshouse restore.",
     "broker": "Look at logs/valkey.log; 'glasshouse up' starts it again. Jobs run all the same.",
     "workers": "Look at logs/worker.log. Start one: glasshouse worker; restart one that is deaf.",
     "sweepers": "Start a worker: nobody looks for lost jobs. Look at logs/worker.log.",

@@ -44,7 +44,7 @@ def test_each_move_is_a_message_written_with_it(database: Database):
     claim = running(database, job)
     failure = {"code": "spec_failed", "message": "m", "category": "spec", "log_tail": "a secret"}
     with database.write() as tx:
-        attempts.finish(tx, claim, "failed", exit_kind="spec", error=failure)
+        attempts.finish(tx, claim, "failed", exit_kind="user_error", error=failure)
     rows = told(database, webhook)
     assert sorted(row.type for row in rows) == [
         "job.failed",
