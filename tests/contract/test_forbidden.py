@@ -38,9 +38,13 @@ CONNECTIONS = {
 }  # fmt: skip
 MAY_CONNECT = {"worker/outbound.py", "api/healthcheck.py"}
 """The one door to places that users name, and the image's own question to itself on loopback."""
-SHOWS = {"tests/contract/test_forbidden.py", "tests/acceptance/test_bad_input.py"}
+SHOWS = {
+    "glasshouse/unpickling.py",
+    "tests/contract/test_forbidden.py",
+    "tests/acceptance/test_bad_input.py",
+}
 SHOWS |= {"tests/security/test_unpickling.py"}
-"""Tests that do what is forbidden, to show that it is noticed."""
+"""The one that takes pickle away, and tests that do what is forbidden, to see it noticed."""
 
 
 def files() -> list[str]:
