@@ -9,7 +9,7 @@ from asyncio import TimerHandle
 from typing import Any, ClassVar
 
 import structlog
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from api import problems
 from glasshouse.errors import BadRequest, HeadersTooLarge, RequestTimeout, ServiceError
@@ -105,7 +105,7 @@ class Connection(HttpToolsProtocol):
         lines = [f"HTTP/1.1 {error.status} {type(error).__name__}", "connection: close"]
         lines += [f"{name}: {value}" for name, value in answer.headers.items()]
         head = "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n"
-        cycle: RequestResponseCycle | None = self.cycle
+        cycle = getattr(self, "cycle", None)  # None before the first request
         if cycle is None or cycle.response_complete:  # or it would mix with an answer
             self.transport.write(head + bytes(answer.body))
         self.transport.close()

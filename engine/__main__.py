@@ -31,7 +31,7 @@ from engine.spool import SpoolWriter, now
 from glasshouse import jsonio
 from glasshouse.events import is_upkeep
 from glasshouse.spec import Devices, TrainJob
-from glasshouse.unpickling import refuse_unpickling
+from glasshouse.unpickling import seal_pickle
 
 _FORMATS = {
     ".csv": "csv",
@@ -248,5 +248,5 @@ def main() -> int:
 
 if __name__ == "__main__":
     check_torch()
-    refuse_unpickling()
+    seal_pickle()
     sys.exit(main())

@@ -25,7 +25,7 @@ import torch
 from engine import rank
 from engine.hardening import check_torch, limit_rank
 from engine.spool import now
-from glasshouse.unpickling import refuse_unpickling
+from glasshouse.unpickling import seal_pickle
 
 SOCKET_VARIABLE = "GLASSHOUSE_NURSERY_FD"
 _PR_SET_PDEATHSIG = 1
@@ -219,7 +219,7 @@ def main() -> None:
     os.set_inheritable(connection.fileno(), False)
     check_torch()
     warm_up()
-    refuse_unpickling()
+    seal_pickle()
     threads = num_threads()
     if threads != 1:
         raise SystemExit(f"the nursery has {threads} threads; a fork of it could hang")

@@ -20,7 +20,9 @@ def check_home(home: Path, *secrets: str) -> None:
         if path.name in _MAY_HOLD_A_KEY or path.is_symlink() or not path.is_file():
             continue
         if path.stat().st_size <= _MAX_BYTES:
-            check_bytes(path.read_bytes(), str(path), *secrets)
+            data = path.read_bytes()
+            check_bytes(data, str(path), *secrets)
+            assert b"UnpicklingRefused" not in data, f"{path}: something tried to open a pickle"
 
 
 def check_bytes(data: bytes, where: str, *secrets: str) -> None:

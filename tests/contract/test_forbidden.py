@@ -38,9 +38,13 @@ CONNECTIONS = {
 }  # fmt: skip
 MAY_CONNECT = {"worker/outbound.py", "api/healthcheck.py"}
 """The one door to places that users name, and the image's own question to itself on loopback."""
-SHOWS = {"tests/contract/test_forbidden.py", "tests/acceptance/test_bad_input.py"}
+SHOWS = {
+    "glasshouse/unpickling.py",
+    "tests/contract/test_forbidden.py",
+    "tests/acceptance/test_bad_input.py",
+}
 SHOWS |= {"tests/security/test_unpickling.py"}
-"""Tests that do what is forbidden, to show that it is noticed."""
+"""The one that takes pickle away, and tests that do what is forbidden, to see it noticed."""
 
 
 def files() -> list[str]:
@@ -181,6 +185,16 @@ def speaking(names: object, where: str) -> set[str]:
     words = ("url", "uri", "href", "endpoint", "callback", "webhook", "remote", "host")
     listed = list(names)  # type: ignore[call-overload]
     return {f"{where}.{name}" for name in listed if any(word in name.lower() for word in words)}
+
+
+def test_every_job_that_the_api_stores_is_counted_against_its_owners_quota():
+    """X15: there is one place that stores a job, and it asks first."""
+    texts = {path.name: path.read_text() for path in (ROOT / "api").glob("*.py")}
+    places = [name for name, text in texts.items() if "jobs.add(" in text]
+    assert places == ["jobs.py"]
+    lines = [line.strip() for line in texts["jobs.py"].splitlines()]
+    (stores,) = [n for n, line in enumerate(lines) if " _add(tx, " in line and "def" not in line]
+    assert lines[stores - 1].startswith("quotas.admit_job(tx, ")
 
 
 @pytest.mark.parametrize("room", ["engine", "models", "api", "worker"])

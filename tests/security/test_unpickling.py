@@ -53,10 +53,11 @@ OPEN = "import pickle, sys\npickle.load(open(sys.argv[1], 'rb'))\nprint('opened'
     ],
     ids=["pickle", "in Python", "in C", "in a fork"],
 )
-def test_a_process_that_refuses_opens_no_pickle(tmp_path: Path, how: str):
+@pytest.mark.parametrize("way", ["refuse_unpickling", "seal_pickle"])
+def test_a_process_that_refuses_opens_no_pickle(tmp_path: Path, how: str, way: str):
     path, canary = tmp_path / "x.pkl", tmp_path / "canary"
     path.write_bytes(pickle.dumps(Canary(canary)))
-    done = run(REFUSE.format("") + how, str(path))
+    done = run(REFUSE.format("").replace("refuse_unpickling", way) + how, str(path))
     assert "UnpicklingRefused" in done.stderr
     assert done.returncode
     assert not canary.exists()
@@ -64,7 +65,8 @@ def test_a_process_that_refuses_opens_no_pickle(tmp_path: Path, how: str):
     assert canary.exists()
 
 
-def test_torch_reads_and_trains_in_a_process_that_refuses(tmp_path: Path):
+@pytest.mark.parametrize("way", ["refuse_unpickling", "seal_pickle"])
+def test_torch_reads_and_trains_in_a_process_that_refuses(tmp_path: Path, way: str):
     """What the engine needs of torch, numpy and safetensors opens no pickle."""
     code = REFUSE.format("from engine.nursery import warm_up\nwarm_up()\n") + (
         "import sys, copy, torch, numpy, safetensors.torch\n"
@@ -75,11 +77,12 @@ def test_torch_reads_and_trains_in_a_process_that_refuses(tmp_path: Path):
         "network.load_state_dict(safetensors.torch.load_file(sys.argv[1]))\n"
         "print('trained')\n"
     )
-    done = run(code, str(tmp_path / "x.safetensors"))
+    done = run(code.replace("refuse_unpickling", way), str(tmp_path / "x.safetensors"))
     assert done.stdout.strip() == "trained", done.stderr
 
 
-def test_torch_load_is_refused_even_weights_only_false(tmp_path: Path):
+@pytest.mark.parametrize("way", ["refuse_unpickling", "seal_pickle"])
+def test_torch_load_is_refused_even_weights_only_false(tmp_path: Path, way: str):
     path, canary = tmp_path / "x.pt", tmp_path / "canary"
     made = run(
         "import sys, torch\nfrom tests.security.test_unpickling import Canary\n"
@@ -88,7 +91,8 @@ def test_torch_load_is_refused_even_weights_only_false(tmp_path: Path):
         str(canary),
     )
     assert path.exists(), made.stderr
-    code = REFUSE.format("") + "import sys, torch\ntorch.load(sys.argv[1], weights_only=False)"
+    code = "import sys, torch\n" + REFUSE.format("") + "torch.load(sys.argv[1], weights_only=False)"
+    code = code.replace("refuse_unpickling", way)
     assert "UnpicklingRefused" in run(code, str(path)).stderr
     assert not canary.exists()
 
@@ -98,7 +102,8 @@ def test_torch_load_is_refused_even_weights_only_false(tmp_path: Path):
 )
 def test_every_process_refuses_before_it_listens(name: str):
     lines = (ROOT / name).read_text().splitlines()
-    (refuses,) = [n for n, line in enumerate(lines) if line.strip() == "refuse_unpickling()"]
+    calls = ("refuse_unpickling()", "seal_pickle()")
+    (refuses,) = [n for n, line in enumerate(lines) if line.strip() in calls]
     serves = ("server.run(", "return worker.run()", ".serve()", "for line in sys.stdin")
     (begins,) = [n for n, line in enumerate(lines) if any(word in line for word in serves)]
     assert refuses < begins
