@@ -3,7 +3,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
 
-.PHONY: help setup demo up test test-slow chaos test-gpu check format bench clean
+.PHONY: help setup demo up test test-slow chaos test-gpu fuzz audit check format bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -26,6 +26,7 @@ up: setup ## start the service and keep it until Ctrl-C
 test: setup ## all tests but the slow ones
 	$(PYTEST) tests/unit tests/contract -n 2 -m "not slow and not gpu"
 	$(PYTEST) tests/integration -n 2 -m "not slow and not gpu"
+	$(PYTEST) tests/security -m "not slow and not gpu"
 	$(PYTEST) tests/acceptance -m "not slow and not gpu"
 
 test-slow: setup ## the long ones: real data, full optimizers
@@ -36,6 +37,12 @@ chaos: setup ## kill everything at random for a good while, on both databases
 
 test-gpu: setup ## what needs a CUDA device
 	$(PYTEST) tests/gpu -m gpu
+
+fuzz: setup ## the whole OpenAPI document with many more values; FUZZ_EXAMPLES=50
+	FUZZ_EXAMPLES=$(or $(FUZZ_EXAMPLES),50) $(PYTEST) tests/security/test_fuzz.py
+
+audit: setup ## known holes of the dependencies, and their licences
+	$(PY) .ci/audit.py
 
 check: setup ## format, lint, types, import rules
 	$(PY) -m ruff format --check .

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import os
+import resource
 import signal
 import socket
 import sys
@@ -14,14 +15,17 @@ import uvicorn
 
 from api import logs
 from api.app import create_app
+from api.connections import connection_of
 from api.edge import is_loopback
 from api.resources import Resources
 from glasshouse import jsonio
+from glasshouse.unpickling import refuse_unpickling
 from models import keys
 from models.database import Database
 from models.settings import Settings
 
 STALLED_MS = 60_000
+_OTHER_FILES = 1000
 STOP_S = 5
 """Connections still open this long after the first signal are cut."""
 
@@ -66,10 +70,13 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write(problem + "\n")
         return 2
     logs.configure()
+    _allow_files(settings.max_connections)
+    refuse_unpickling()
     listener = _listen(host, settings.port if given.port is None else given.port)
     app = create_app(settings)
     config = uvicorn.Config(
         app,
+        http=connection_of(settings),
         log_config=None,
         access_log=False,
         server_header=False,
@@ -109,6 +116,15 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALLED_MS)
     listener.bind((host, port))
     return listener
+
+
+def _allow_files(max_connections: int) -> None:
+    """Each connection is an open file: raise the soft limit as far as the hard one allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = max_connections + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _url(listener: socket.socket) -> str:

@@ -3,6 +3,7 @@
 Keys are checked in middleware and not in routes: a route that forgets to ask is closed.
 """
 
+import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -15,15 +16,19 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api import problems
+from api.rates import Rates
 from glasshouse.errors import (
     KeyInvalid,
     KeyMissing,
     OriginNotAllowed,
+    QuotaExceeded,
     ScopeTooSmall,
     ServiceError,
 )
-from models import keys
+from models import keys, quotas
 from models.database import Database
+from models.quotas import Limits
+from models.settings import Settings
 from models.tables import Key
 
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/open"})
@@ -50,6 +55,8 @@ class Caller:
     """With those that they imply."""
     secret_sha256: str
     """Of the key or session itself, to look it up again during a long stream."""
+    limits: Limits
+    """The owner's quotas, at most two seconds old."""
 
     @property
     def sees(self) -> str | None:
@@ -60,8 +67,9 @@ class Caller:
 class Keyring:
     """Checks keys against the database and remembers those that are good for two seconds."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, settings: Settings) -> None:
         self._database = database
+        self._settings = settings
         self._known: dict[tuple[str, str], tuple[float, Caller]] = {}
 
     async def check(self, secret: str, kind: keys.Kind) -> Caller:
@@ -87,19 +95,20 @@ class Keyring:
         return await run_in_threadpool(self._still_good, caller)
 
     def forget(self) -> None:
-        """Look every key up again; called after one was revoked by this process."""
+        """Look every key and quota up again; called after this process has changed one."""
         self._known.clear()
 
     def _look_up(self, secret: str, kind: keys.Kind) -> Caller:
         with self._database.read() as tx:
-            return _caller(keys.check(tx, secret, kind=kind))
+            row = keys.check(tx, secret, kind=kind)
+            return _caller(row, quotas.of(tx, row.owner, self._settings))
 
     def _still_good(self, caller: Caller) -> bool:
         with self._database.read() as tx:
             return keys.is_good(tx, caller.secret_sha256)
 
 
-def _caller(row: Key) -> Caller:
+def _caller(row: Key, limits: Limits) -> Caller:
     scopes = frozenset[str]().union(
         *(_IMPLIED.get(str(scope), frozenset()) for scope in row.scopes)
     )
@@ -108,26 +117,41 @@ def _caller(row: Key) -> Caller:
         owner=row.owner,
         scopes=scopes,
         secret_sha256=row.sha256,
+        limits=limits,
     )
 
 
 class Gate:
-    """Pure ASGI: puts the caller into the request's state, or answers 401."""
+    """Pure ASGI: puts the caller into the request's state, or answers 401; or 429, if too fast."""
 
     def __init__(self, app: ASGIApp, keyring: Keyring) -> None:
         self._app = app
         self._keyring = keyring
+        self._rates = Rates()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
         if scope["type"] == "http" and not is_open(scope["path"]):
             try:
-                scope["state"]["caller"] = await self._caller(scope)
+                caller = await self._caller(scope)
+                self._refuse_too_fast(caller)
+                scope["state"]["caller"] = caller
             except ServiceError as error:
                 answer = problems.answer(error, problems.request_id_of(scope))
                 await answer(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+    def _refuse_too_fast(self, caller: Caller) -> None:
+        rate = caller.limits.requests_per_s
+        pause_s = self._rates.take(caller.key, rate)
+        if pause_s:
+            raise QuotaExceeded(
+                f"This key may ask {rate:g} times a second.",
+                quota="requests_per_s",
+                limit=rate,
+                retry_after_s=math.ceil(pause_s),
+            )
 
     async def _caller(self, scope: Scope) -> Caller:
         headers = Headers(scope=scope)

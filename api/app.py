@@ -19,12 +19,16 @@ from api import (
     openapi,
     pages,
     problems,
+    quotas,
+    webhooks,
     window,
 )
 from api.access import Gate, Keyring
 from api.catalog import VERSION
 from api.edge import Doorman, Edge, Head, host_names
-from api.health import Meters
+from api.fullness import Fullness
+from api.meters import Meters
+from api.readiness import Readiness
 from api.resources import Resources, make_resources
 from models.settings import Settings
 
@@ -37,7 +41,9 @@ ROUTERS: tuple[APIRouter, ...] = (
     control.router,
     commands.router,
     health.router,
+    webhooks.router,
     pages.router,
+    quotas.router,
     *window.ROUTERS,
 )
 """Every router, each with its whole prefix (``APIRouter(prefix="/api/v1")``): add new ones here."""
@@ -46,8 +52,9 @@ ROUTERS: tuple[APIRouter, ...] = (
 def create_app(settings: Settings) -> FastAPI:
     """Make the API of one process."""
     resources = make_resources(settings)
-    keyring = Keyring(resources.database)
+    keyring = Keyring(resources.database, settings)
     meters = Meters()
+    meters.watch(resources)
     app = FastAPI(
         title="Glasshouse",
         version=VERSION,
@@ -64,13 +71,16 @@ def create_app(settings: Settings) -> FastAPI:
                 Doorman,
                 hosts=host_names(settings.allowed_hosts),
                 max_bytes=_limits(settings),
+                body_timeout_s=settings.body_timeout_s,
             ),
             Middleware(Gate, keyring=keyring),
+            Middleware(Fullness, space=resources.space),
         ],
     )
     app.state.resources = resources
     app.state.keyring = keyring
     app.state.meters = meters
+    app.state.readiness = Readiness(resources)
     app.state.routers = ROUTERS
     problems.install(app)
     openapi.install(app)
@@ -96,6 +106,7 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
         resources.loop = None
         await resources.ingest.close()
         await resources.planner.close()
+        app.state.readiness.close()
         resources.bell.close()
         resources.database.close()
 

@@ -78,6 +78,17 @@ class Bell:
             return False
         return True
 
+    def broker_version(self) -> tuple[str, str] | None:
+        """Product (``valkey`` or ``redis``) and version of the broker; None: it does not say."""
+        try:
+            told = self._redis.info("server")
+        except (RedisError, OSError):
+            return None
+        for product in ("valkey", "redis"):
+            if f"{product}_version" in told:
+                return product, str(told[f"{product}_version"])
+        return None
+
     def _fall_silent(self, error: Exception) -> None:
         self._silent_until = time.monotonic() + _SILENT_S
         _log.warning("broker_away", error=type(error).__name__)

@@ -6,6 +6,7 @@ from starlette.responses import Response
 from api import documents
 from api.access import Read
 from api.answers import MAX_LIMIT, Json
+from api.connections import MAX_HEAD_BYTES
 from api.planner import SECTIONS
 from api.resources import House
 from api.views import BASE
@@ -46,6 +47,9 @@ async def get_service(house: House, caller: Read) -> Response:
                 "max_json_bytes": settings.max_json_bytes,
                 "max_upload_bytes": settings.max_upload_bytes,
                 "max_page": MAX_LIMIT,
+                "max_head_bytes": MAX_HEAD_BYTES,
+                "head_timeout_s": settings.head_timeout_s,
+                "body_timeout_s": settings.body_timeout_s,
                 "max_wait_s": MAX_WAIT_S,
                 "planner_timeout_s": settings.planner_timeout_s,
                 "idempotency_kept_s": 24 * 3600,

@@ -10,7 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from api import bodies, documents, idempotent, waiting
+from api import bodies, documents, idempotent, unsafe, waiting
 from api.access import Caller, Read, Submit
 from api.answers import Json, Paged, bad_parameter, check_match, etag, page_of, tagged
 from api.bodies import Body, described
@@ -22,7 +22,7 @@ from api.views import BASE, dataset_json
 from glasshouse import jsonio
 from glasshouse.errors import BadRequest, InvalidDataset, ServiceError
 from glasshouse.ids import new_id
-from models import datasets
+from models import datasets, quotas
 from models.columns import Columns
 from models.database import Transaction
 from models.idempotency import Answer
@@ -55,7 +55,9 @@ _UPLOAD["requestBody"]["content"]["application/octet-stream"] = {
     status_code=201,
     summary="Upload a dataset",
     openapi_extra=_UPLOAD,
-    responses=documents.answers(201, documents.Dataset, 400, 401, 403, 409, 413, 415, 422, 503),
+    responses=documents.answers(
+        201, documents.Dataset, 400, 401, 403, 408, 409, 413, 415, 422, 429, 503
+    ),
 )
 async def create_dataset(
     request: Request,
@@ -72,20 +74,24 @@ async def create_dataset(
     """The file's bytes, streamed; or JSON `{"builtin": "digits"}`. Ready when its state says so."""
     if bodies.media_type(request) == "application/json":
         return await _create_builtin(request, house, caller, key, name)
+    unsafe.refuse_name(format)
     if format not in FORMATS:
         shown = "is missing" if format is None else f"may not be {format[:40]!r}"
         raise bad_parameter("format", f"it {shown}; the formats are {', '.join(FORMATS)}")
+    await run_in_threadpool(_admit, house, caller, _declared_bytes(request))
     dataset_id = new_id("ds")
     source = source_key(dataset_id)
     try:
-        async with contextmanager_in_threadpool(house.artifacts.receive(source)) as path:
-            size_bytes, sha256 = await _receive(request, path)
-            if size_bytes == 0:
-                raise InvalidDataset("The body is empty; send the file's bytes.")
+        with house.receiving.one_more(caller):
+            async with contextmanager_in_threadpool(house.artifacts.receive(source)) as path:
+                size_bytes, sha256 = await _receive(request, path)
+                if size_bytes == 0:
+                    raise InvalidDataset("The body is empty; send the file's bytes.")
     except ClientDisconnect:
         raise BadRequest("The body ended before it was complete.") from None
 
     def make(tx: Transaction) -> tuple[Dataset, Answer]:
+        quotas.admit_upload(tx, caller.owner, house.settings, size_bytes=size_bytes)
         row = datasets.add(
             tx,
             owner=caller.owner,
@@ -116,6 +122,7 @@ async def _create_builtin(
     builtin = body.value.builtin
 
     def make(tx: Transaction) -> tuple[Dataset, Answer]:
+        quotas.admit_upload(tx, caller.owner, house.settings, size_bytes=0)
         row = datasets.add(
             tx,
             owner=caller.owner,
@@ -151,6 +158,16 @@ def _created(row: Dataset) -> Answer:
     return Answer(201, headers, jsonio.dumps(dataset_json(row)))
 
 
+def _admit(house: Resources, caller: Caller, size_bytes: int) -> None:
+    with house.database.read() as tx:
+        quotas.admit_upload(tx, caller.owner, house.settings, size_bytes=size_bytes)
+
+
+def _declared_bytes(request: Request) -> int:
+    text = request.headers.get("content-length", "")
+    return int(text) if text.isdecimal() and text.isascii() else 0
+
+
 async def _receive(request: Request, path: Path) -> tuple[int, str]:
     """Write the body to a file, by blocks; its size is limited by the edge."""
     digest = hashlib.sha256()
@@ -163,11 +180,15 @@ async def _receive(request: Request, path: Path) -> tuple[int, str]:
             file.write(block)
 
         async for chunk in request.stream():
+            if size_bytes < unsafe.LOOKED_AT_BYTES <= size_bytes + len(chunk):
+                unsafe.refuse_beginning(bytes(waiting_bytes + chunk))
             size_bytes += len(chunk)
             waiting_bytes += chunk
             if len(waiting_bytes) >= _BLOCK_BYTES:
                 await run_in_threadpool(write, bytes(waiting_bytes))
                 waiting_bytes.clear()
+        if size_bytes < unsafe.LOOKED_AT_BYTES:
+            unsafe.refuse_beginning(bytes(waiting_bytes))
         await run_in_threadpool(write, bytes(waiting_bytes))
     return size_bytes, digest.hexdigest()
 

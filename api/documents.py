@@ -273,6 +273,40 @@ class CommandList(ListDocument):
     data: list[Command]
 
 
+class QuotaLimits(Document):
+    """The quotas in force; null: no limit."""
+
+    queued_jobs: int
+    running_jobs: int | None
+    devices: int | None
+    storage_bytes: int | None
+    uploads: int
+    streams: int
+    requests_per_s: float
+
+
+class QuotaUse(Document):
+    """How much is used; streams, and uploads coming in, are those of the process that answers."""
+
+    queued_jobs: int
+    running_jobs: int
+    devices: int
+    storage_bytes: int
+    uploads: int
+    streams: int
+
+
+class Quotas(Document):
+    """What an owner may use, and uses."""
+
+    object: Literal["quotas"]
+    owner: str
+    limits: QuotaLimits
+    own: dict[str, int | float]
+    """Those that are set for this owner; the others are the settings'."""
+    used: QuotaUse
+
+
 class Catalog(Document):
     """One section of the catalogue."""
 
@@ -290,6 +324,73 @@ class Service(Document):
     limits: dict[str, int | float]
 
 
+class Webhook(Document):
+    """An address that is told when jobs move."""
+
+    id: str
+    object: Literal["webhook"]
+    owner: str
+    url: str
+    events: list[str]
+    """Types that it wants; empty: all."""
+    labels: dict[str, str]
+    created_at: str
+    failing_since: str | None
+    """The first failure after the last success."""
+    disabled_at: str | None
+    """It was switched off then; make a new one."""
+    disabled_reason: str | None
+    links: dict[str, str]
+
+
+class NewWebhook(Webhook):
+    """A webhook with its secret, shown this once."""
+
+    secret: str | None
+    """Null when the answer is given again."""
+
+
+class WebhookList(ListDocument):
+    """Webhooks."""
+
+    data: list[Webhook]
+
+
+class Delivery(Document):
+    """A message to a webhook."""
+
+    id: str
+    """Also its `webhook-id`."""
+    object: Literal["delivery"]
+    webhook: str
+    type: str
+    state: Literal["pending", "delivered", "failed"]
+    tries: int
+    status: int | None
+    """HTTP status of the last answer."""
+    problem: str | None
+    """Why the last try failed."""
+    payload: dict[str, JsonValue]
+    created_at: str
+    ended_at: str | None
+
+
+class DeliveryList(ListDocument):
+    """Messages to a webhook."""
+
+    data: list[Delivery]
+
+
+class Readiness(Document):
+    """Whether the service can work."""
+
+    status: Literal["ok", "degraded", "down"]
+    checks: dict[str, str]
+    """By name: `ok`, or what is wrong."""
+    warnings: dict[str, str]
+    """What works, but should be mended."""
+
+
 TITLES = {
     200: "Done.",
     201: "Made.",
@@ -301,12 +402,13 @@ TITLES = {
     403: "The key does not allow this.",
     404: "There is no such thing, or it is somebody else's.",
     406: "There is no such format.",
+    408: "The rest of the request did not come in time.",
     409: "The thing is in a state that does not allow this.",
     412: "The thing has changed meanwhile.",
     413: "The body is too large.",
     415: "The body has the wrong media type.",
     422: "The request can be read but not be done.",
-    429: "Too many requests.",
+    429: "A quota is used up, or too many requests; `Retry-After` says when to ask again.",
     503: "Not now; try again.",
 }
 

@@ -1,5 +1,6 @@
 """Pure ASGI middleware around every route: request ids, hosts, origins, sizes, headers, logs."""
 
+import asyncio
 import re
 import secrets
 import time
@@ -13,11 +14,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api import problems
 from glasshouse.errors import (
+    BadRequest,
     HostNotAllowed,
     InternalError,
     InvalidRequest,
     OriginNotAllowed,
     PayloadTooLarge,
+    RequestTimeout,
     RouteNotFound,
     ServiceError,
 )
@@ -25,9 +28,11 @@ from glasshouse.errors import (
 log: Any = structlog.get_logger("glasshouse.api")
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
+_OUR_ID = re.compile(r"[a-z]{2,4}_[0-9a-z]{26}")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _DRAINED_BYTES = 64 * 1024**2
 _DRAINED_S = 5.0
+_SLOWEST_BYTES_PER_S = 4096
 _SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -68,7 +73,8 @@ class Edge:
             await send(message)
 
         try:
-            await self._app(scope, receive, send_with_headers)
+            with structlog.contextvars.bound_contextvars(request_id=request_id):
+                await self._app(scope, receive, send_with_headers)
         except Exception:
             log.exception("request_failed", request_id=request_id)
             if status == 0:
@@ -87,7 +93,16 @@ class Edge:
             status=status,
             ms=round(seconds * 1000, 1),
             request_id=request_id,
+            **_about(scope),
         )
+
+
+def _about(scope: Scope) -> dict[str, str]:
+    """The job, or other thing, that a request is about."""
+    named = scope.get("path_params", {}).get("id")
+    if not isinstance(named, str) or not _OUR_ID.fullmatch(named):
+        return {}
+    return {"job" if named.startswith("job_") else "about": named}
 
 
 def _request_id(headers: Headers) -> str:
@@ -99,9 +114,15 @@ class Doorman:
     """Refuses other hosts' names, other origins' pages, unreadable paths and bodies too large."""
 
     def __init__(
-        self, app: ASGIApp, *, hosts: frozenset[str], max_bytes: Callable[[Scope], int]
+        self,
+        app: ASGIApp,
+        *,
+        hosts: frozenset[str],
+        max_bytes: Callable[[Scope], int],
+        body_timeout_s: float,
     ) -> None:
         self._app = app
+        self._body_timeout_s = body_timeout_s
         self._hosts = hosts
         self._max_bytes = max_bytes
 
@@ -118,13 +139,15 @@ class Doorman:
             _check_host(headers, self._hosts)
             _check_origin(headers, scope["scheme"])
             _check_text(scope)
+            _check_framing(headers)
             limit = self._max_bytes(scope)
             await _check_length(headers, receive, limit)
         except ServiceError as error:
             answer = problems.answer(error, problems.request_id_of(scope))
             await answer(scope, receive, send)
             return
-        await self._app(scope, _counted(receive, limit), send)
+        counted = _counted(_hurried(receive, self._body_timeout_s), limit)
+        await self._app(scope, counted, send)
 
 
 def host_names(allowed_hosts: str) -> frozenset[str]:
@@ -162,16 +185,23 @@ def _check_text(scope: Scope) -> None:
         raise InvalidRequest("The query holds a NUL character; leave it out.")
 
 
+def _check_framing(headers: Headers) -> None:
+    """A coding of the body that nobody undoes would make its end a matter of opinion."""
+    coding = headers.get("transfer-encoding")
+    if coding is not None and coding.strip().lower() != "chunked":
+        raise BadRequest("Transfer-Encoding may be 'chunked' and nothing else.")
+
+
 async def _check_length(headers: Headers, receive: Receive, limit: int) -> None:
     text = headers.get("content-length")
     if text is None or not text.isdigit() or int(text) <= limit:
         return
     if "expect" not in headers:
-        await _drain(receive, int(text))
+        await drain(receive, int(text))
     raise _too_large(limit)
 
 
-async def _drain(receive: Receive, length: int) -> None:
+async def drain(receive: Receive, length: int) -> None:
     """Read what the client sends anyway: one that is cut off never sees the answer."""
     end = time.monotonic() + _DRAINED_S
     if length > _DRAINED_BYTES:
@@ -180,6 +210,32 @@ async def _drain(receive: Receive, length: int) -> None:
         message = await receive()
         if message["type"] != "http.request" or not message.get("more_body"):
             return
+
+
+def _hurried(receive: Receive, patience_s: float) -> Receive:
+    """Wait for a body as long as it comes: so long, and longer for what has come already.
+
+    Only the time in which the client is waited for counts.
+    """
+    left_s = patience_s
+    done = False
+
+    async def receive_hurried() -> Message:
+        nonlocal left_s, done
+        if done:
+            return await receive()
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(left_s):
+                message = await receive()
+        except TimeoutError:
+            raise RequestTimeout("The rest of the body did not come in time.") from None
+        left_s -= time.monotonic() - began
+        left_s += len(message.get("body", b"")) / _SLOWEST_BYTES_PER_S
+        done = message["type"] != "http.request" or not message.get("more_body")
+        return message
+
+    return receive_hurried
 
 
 def _counted(receive: Receive, limit: int) -> Receive:

@@ -1,5 +1,6 @@
 """Files that jobs made: checkpoints with their weights, and artifacts by name."""
 
+import re
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request
@@ -18,6 +19,7 @@ from models.tables import Checkpoint, JobArtifact
 router = APIRouter(prefix="/api/v1")
 WEIGHTS = "model.safetensors"
 SAFETENSORS = "application/vnd.safetensors"
+_MEDIA_TYPE = re.compile(r"[A-Za-z0-9.+-]+/[A-Za-z0-9.+-]+(; ?charset=[A-Za-z0-9-]+)?")
 CheckpointId = Annotated[str, Path(alias="id", max_length=64, description="Id of the checkpoint.")]
 
 
@@ -165,4 +167,6 @@ def _file(
         path = house.artifacts.local(key)
     except FileNotFoundError:
         raise ArtifactNotFound(f"The file {name!r} is gone.") from None
+    if not _MEDIA_TYPE.fullmatch(media):  # a rank has named it
+        media = "application/octet-stream"
     return FileResponse(path, filename=name, media_type=media, headers=headers)

@@ -18,6 +18,7 @@ import structlog
 from starlette.concurrency import run_in_threadpool
 
 from api.children import clean_environment
+from api.turns import Turns
 from glasshouse import jsonio
 from glasshouse.errors import DatabaseUnavailable
 from models import datasets
@@ -49,6 +50,7 @@ class Ingest:
         self._artifacts = artifacts
         self._wake = wake
         self._slots = asyncio.Semaphore(NUM_AT_ONCE)
+        self._turns = Turns(NUM_AT_ONCE)
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def resume(self) -> None:
@@ -79,7 +81,7 @@ class Ingest:
             return datasets.pending(tx)
 
     async def _read(self, dataset: Dataset) -> None:
-        async with self._slots:
+        async with self._turns.of(dataset.owner), self._slots:
             out = self._settings.work / "ingest" / f"{dataset.id}-{secrets.token_hex(4)}"
             await run_in_threadpool(out.parent.mkdir, mode=0o700, parents=True, exist_ok=True)
             try:

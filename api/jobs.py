@@ -21,6 +21,7 @@ from api.answers import (
 )
 from api.bodies import Body, Parsed, body_of, described, parse_job_body
 from api.idempotent import OnceKey
+from api.quotas import admit
 from api.resources import House, Resources
 from api.submission import Prepared, prepare
 from api.views import BASE, job_json
@@ -30,7 +31,7 @@ from glasshouse.failpoints import failpoint
 from glasshouse.ids import is_id
 from glasshouse.spec import InferJob, TrainJob
 from glasshouse.spec.jobs import JobName, Label, LabelValue
-from models import checkpoints, datasets, jobs
+from models import checkpoints, datasets, jobs, quotas
 from models.database import Transaction
 from models.idempotency import Answer, Token
 from models.jobs import Filter
@@ -77,7 +78,7 @@ async def plan_job(
     status_code=201,
     summary="Submit a job",
     openapi_extra=described(TrainJob, InferJob, example=documents.TRAIN_EXAMPLE),
-    responses=documents.answers(201, documents.Job, 400, 401, 403, 409, 413, 415, 422, 503),
+    responses=documents.answers(201, documents.Job, 400, 401, 403, 409, 413, 415, 422, 429, 503),
 )
 async def create_job(
     house: House,
@@ -94,6 +95,7 @@ async def create_job(
     )
     if kept is not None:
         return idempotent.sent(kept, replayed=True)
+    await run_in_threadpool(admit, house, caller)  # before the planner is asked, which is dear
     prepared = await prepare(house, body.value, caller.sees)
     return await run_in_threadpool(store, house, caller, token, prepared)
 
@@ -110,6 +112,7 @@ def store(
 
     def make(tx: Transaction) -> Answer:
         nonlocal job_id
+        quotas.admit_job(tx, caller.owner, house.settings)
         job = _add(tx, caller, prepared, parent)
         failpoint("submit.commit")
         job_id = job.id

@@ -9,6 +9,7 @@ import structlog
 def configure() -> None:
     """Send structlog's and the standard library's records out as JSON lines."""
     shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,

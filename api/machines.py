@@ -1,6 +1,6 @@
 """The hardware, who has it, and why a job waits."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -13,7 +13,7 @@ from api.answers import Json, list_of, time_text
 from api.documents import answers
 from api.resources import House, Resources
 from api.views import not_before
-from models import workers
+from models import quotas, vitals, workers
 from models.tables import Device, Job, Worker, now
 
 router = APIRouter(prefix="/api/v1", tags=["machines"])
@@ -112,11 +112,13 @@ def list_queue(house: House, caller: Read) -> Response:
     with house.database.read() as tx:
         waiting = workers.queue(tx)
         placed = workers.all_devices(tx, lease_ms=_lease_ms(house))
+        short = vitals.short_of_room(tx, house.settings.min_free_bytes)
         active = {
             row.id
             for row, state in workers.all_workers(tx, lease_ms=_lease_ms(house))
             if state == "active"
         }
+        rooms = quotas.rooms(tx, house.settings)
     data = [
         {
             "object": "queued_job",
@@ -126,7 +128,12 @@ def list_queue(house: House, caller: Read) -> Response:
             "priority": job.priority,
             "queued_at": time_text(job.queued_at),
             "devices": job.resolved.get("devices", {}),
-            "reason": rests(job) or why(job, position, placed, active),
+            "reason": rests(job)
+            or (
+                "the quota of its owner is used up"
+                if job.owner in rooms and rooms[job.owner].is_used_up
+                else why(job, position, placed, active, short)
+            ),
         }
         for position, job in enumerate(waiting)
         if caller.sees in (None, job.owner)
@@ -140,7 +147,9 @@ def rests(job: Job) -> str | None:
     return None if is_due else f"tried again at {not_before(job)}"
 
 
-def why(job: Job, position: int, placed: Placed, active: set[str]) -> str:
+def why(  # noqa: PLR0911 (each is a reason)
+    job: Job, position: int, placed: Placed, active: set[str], short: Collection[str] = ()
+) -> str:
     """Why a queued job does not run yet, in words."""
     wish = job.resolved.get("devices", {})
     named = wish.get("worker")
@@ -157,6 +166,8 @@ def why(job: Job, position: int, placed: Placed, active: set[str]) -> str:
     fitting = [row for row in healthy if row.kind == kind and _is_named(row, wish)]
     if not fitting:
         return f"no {kind} device"
+    if all(row.worker in short for row in fitting):
+        return "the disk of every worker is nearly full"
     if not any(row.job is None for row in fitting):
         return "no free device"
     if position:

@@ -12,7 +12,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
 from api.bodies import BODIES
-from api.documents import Problem
+from api.documents import Problem, answers
 
 _TAGS = {
     "service": "The service itself, its catalogue and its health.",
@@ -22,6 +22,8 @@ _TAGS = {
     "events": "What happens in a job: polled, and streamed.",
     "inside": "What a job shows of its inside: metrics, layers, statistics, tensors, logs.",
     "checkpoints": "Saved networks.",
+    "webhooks": "Being told when jobs move.",
+    "quotas": "What an owner may use.",
     "machines": "Workers, devices and the queue.",
 }
 _DESCRIPTION = (
@@ -66,6 +68,8 @@ def document(app: FastAPI) -> dict[str, Any]:
         _drop_fastapi_errors(operation)
         if path in {"/livez", "/readyz"}:
             operation["security"] = []
+        else:
+            operation["responses"].setdefault("429", answers(429, None, 429)[429])
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     made["components"]["schemas"] = dict(sorted(schemas.items()))

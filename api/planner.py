@@ -17,6 +17,7 @@ from typing import Any
 import structlog
 
 from api.children import clean_environment
+from api.turns import Turns
 from glasshouse import jsonio
 from glasshouse.errors import CatalogNotFound, FieldProblem, InvalidSpec, PlannerUnavailable
 from models.settings import Settings
@@ -51,6 +52,7 @@ class Planner:
         self._timeout_s = settings.planner_timeout_s
         self._process: Process | None = None
         self._turn = asyncio.Lock()
+        self._turns = Turns()
         self._number = 0
         self._down_until = 0.0
         self._warming: asyncio.Task[None] | None = None
@@ -83,8 +85,12 @@ class Planner:
         spec: Mapping[str, Any],
         datasets: Mapping[str, Any],
         network: Mapping[str, Any] | None = None,
+        *,
+        owner: str = "",
     ) -> dict[str, Any]:
         """What a job would do: its resolved spec, layers, parameters, memory, warnings.
+
+        One question of an owner stands in the queue at a time.
 
         Raises:
             InvalidSpec: it cannot be run; names every field to change.
@@ -99,7 +105,8 @@ class Planner:
         key = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
         plan = self._plans.get(key)
         if plan is None:
-            plan = (await self._ask(request))["plan"]
+            async with self._turns.of(owner):
+                plan = (await self._ask(request))["plan"]
             self._keep(key, plan)
         self._plans.move_to_end(key) if key in self._plans else None
         resolved = plan["spec"] | {key: spec[key] for key in shown if key in spec}

@@ -72,7 +72,7 @@ def _forward(tx: Transaction, job: str, seq: int) -> tuple[list[LoggedEvent], in
     size = 0
     while size < MAX_BYTES:
         page = events.read(tx, job, seq, types=["log"], max_bytes=MAX_BYTES)
-        found += page.events
+        found += [event for event in page.events if event.type == "log"]  # none of the gap
         size += sum(len(event.payload) for event in page.events)
         seq = page.seq
         if seq >= page.last_seq:

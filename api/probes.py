@@ -212,7 +212,7 @@ async def _check(
     others = [row.body for row in rows if row.id != replaces and row.state != "failed"]
     whole = [*others, body]
     try:
-        plan = await house.planner.plan(job.resolved | {"probes": whole}, metas)
+        plan = await house.planner.plan(job.resolved | {"probes": whole}, metas, owner=job.owner)
     except InvalidSpec as error:
         raise _pointing(error, len(whole) - 1) from None
     found = cast("dict[str, Any]", plan["probes"][-1])

@@ -9,11 +9,13 @@ from fastapi import Depends, Request
 from api.bell import Bell
 from api.ingest import Ingest
 from api.planner import Planner
+from api.receiving import Receiving
 from api.streams import Streams
 from api.wakeups import Wakeups
 from models.artifacts import Artifacts, LocalArtifacts
 from models.database import Database
 from models.settings import Settings
+from models.space import Space
 
 
 @dataclass(slots=True)
@@ -28,6 +30,8 @@ class Resources:
     wakeups: Wakeups
     ingest: Ingest
     streams: Streams
+    space: Space
+    receiving: Receiving = field(default_factory=Receiving)
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the process was asked to end: open streams and waits finish."""
     background: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
@@ -62,6 +66,7 @@ def make_resources(settings: Settings) -> Resources:
         wakeups=wakeups,
         ingest=Ingest(settings, database, artifacts, wakeups.ring),
         streams=Streams(settings, database, wakeups),
+        space=Space(settings),
     )
 
 

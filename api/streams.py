@@ -22,7 +22,7 @@ from api.access import Caller
 from api.tails import CHUNK_BYTES, Chunk, Tail, Tails, Wanted
 from api.wakeups import Wakeups, Watch
 from glasshouse.errors import DatabaseUnavailable, JobNotFound, TooManyRequests, Unavailable
-from models import keys
+from models import keys, quotas
 from models.database import Database
 from models.settings import Settings
 
@@ -136,6 +136,7 @@ class Streams:
         self.draining = False
         self.num_open: Counter[str] = Counter()
         """How many streams each key has open."""
+        self.num_of_owner: Counter[str] = Counter()
         self._database = database
         self._open: set[StreamResponse] = set()
         self._good_until: dict[str, float] = {}
@@ -157,7 +158,7 @@ class Streams:
         """The answer to a request for a stream.
 
         Raises:
-            TooManyRequests: the key, or everybody together, has too many open.
+            TooManyRequests: the key, its owner, or everybody together, has too many open.
             Unavailable: the process is about to end.
         """
         if self.draining:
@@ -170,6 +171,8 @@ class Streams:
             or len(self._open) >= limits.max_streams
         ):
             raise TooManyRequests("Too many event streams are open.", retry_after_s=10)
+        streams = self.num_of_owner[caller.owner] + 1
+        quotas.refuse_over("streams", streams, caller.limits.streams)
         return StreamResponse(self, caller, starts, wanted, many=many)
 
     async def is_good(self, caller: Caller) -> bool:
@@ -190,14 +193,16 @@ class Streams:
     @contextmanager
     def counted(self, stream: "StreamResponse") -> Generator[None]:
         """Count a stream as open while the block lasts."""
-        key = stream.caller.key
+        key, owner = stream.caller.key, stream.caller.owner
         self._open.add(stream)
         self.num_open[key] += 1
+        self.num_of_owner[owner] += 1
         try:
             yield
         finally:
             self._open.discard(stream)
             self.num_open[key] -= 1
+            self.num_of_owner -= Counter((owner,))
             if not self.num_open[key]:
                 del self.num_open[key]
                 self._good_until.pop(stream.caller.secret_sha256, None)

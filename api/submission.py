@@ -74,7 +74,7 @@ async def prepare(house: Resources, spec: TrainJob | InferJob, owner: str | None
     if found.checkpoint is not None:  # "the newest of the job" means the newest of now
         asked.pop("job", None)
         asked["checkpoint"] = found.checkpoint
-    plan = await house.planner.plan(asked, found.datasets, found.network)
+    plan = await house.planner.plan(asked, found.datasets, found.network, owner=owner or "")
     resolved = plan.pop("spec")
     _refuse_too_large(plan, chosen)
     _check_start(found, resolved, plan)

@@ -32,6 +32,8 @@ CHUNK_BYTES = 256 * 1024
 RING_BYTES = 4 * 1024 * 1024
 RING_CHUNKS = 256
 PAGE = 200
+ALWAYS = ("end", "gap")
+"""Types of event that every reader gets: what comes no more, and what is there no more."""
 READERS = 4
 """Threads that read logs: fewer than the database's connections, so that the rest stays quick."""
 
@@ -95,9 +97,9 @@ class Chunk:
         return any(event.type == "attempt" for event in self.events)
 
     def since(self, seq: int, types: frozenset[str] | None) -> Iterable[Encoded]:
-        """Its events after a number and of the types; the end always."""
+        """Its events after a number and of the types; the end and a gap always."""
         for event in self.events:
-            if event.seq > seq and (types is None or event.type in types or event.type == "end"):
+            if event.seq > seq and (types is None or event.type in types or event.type in ALWAYS):
                 yield event
 
     def lines(self, seq: int, types: frozenset[str] | None) -> bytes:

@@ -21,6 +21,7 @@ BENCHES = (
     "submit",
     "stream",
     "stats",
+    "purge",
     "service",
     "checkpoint",
 )

@@ -24,6 +24,7 @@ import torch
 
 from engine import rank
 from engine.checkpoint import read_state
+from engine.hardening import check_torch
 from engine.keeping import Keeping
 from engine.plan import parse_spec, plan
 from engine.problems import SpecProblems
@@ -34,6 +35,7 @@ from glasshouse import jsonio
 from glasshouse.errors import RunFailure
 from glasshouse.events import is_upkeep
 from glasshouse.spec import Checkpoint, Devices, TrainJob
+from glasshouse.unpickling import seal_pickle
 
 _FORMATS = {
     ".csv": "csv",
@@ -264,4 +266,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    check_torch()
+    seal_pickle()
     sys.exit(main())

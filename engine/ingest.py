@@ -27,6 +27,7 @@ from engine.readers.mnist_json import read_mnist_json
 from engine.readers.npz import read_npy, read_npz
 from glasshouse import jsonio
 from glasshouse.errors import InvalidDataset, ServiceError, StorageFull
+from glasshouse.unpickling import refuse_unpickling
 
 FORMATS = ("csv", "tsv", "npz", "npy", "idx", "idx.gz", "idx.zip", "mnist.json.gz")
 BUILTINS = ("digits",)
@@ -142,6 +143,7 @@ def _on_terminate(signal_number: int, _frame: FrameType | None) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command."""
     options = _parse(arguments)
+    refuse_unpickling()
     limit_process(max_memory_bytes=options.max_memory_bytes, max_cpu_s=options.max_cpu_s)
     try:
         meta = ingest(

@@ -23,7 +23,9 @@ from typing import Any
 import torch
 
 from engine import rank
+from engine.hardening import check_torch, limit_rank
 from engine.spool import now
+from glasshouse.unpickling import seal_pickle
 
 SOCKET_VARIABLE = "GLASSHOUSE_NURSERY_FD"
 _PR_SET_PDEATHSIG = 1
@@ -185,6 +187,7 @@ def become_rank(request: dict[str, Any], parent: int) -> None:
     """Turn a fresh fork into a process of its own: session, files, environment, fate."""
     os.setsid()
     _die_with(parent)
+    limit_rank()
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     for number, key in ((1, "stdout"), (2, "stderr")):
@@ -216,7 +219,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = socket.socket(fileno=int(os.environ.pop(SOCKET_VARIABLE, "3")))
     os.set_inheritable(connection.fileno(), False)
+    check_torch()
     warm_up()
+    seal_pickle()
     threads = num_threads()
     if threads != 1:
         raise SystemExit(f"the nursery has {threads} threads; a fork of it could hang")

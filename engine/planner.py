@@ -19,11 +19,13 @@ import pydantic
 import torch
 
 from engine import catalog
+from engine.hardening import check_torch
 from engine.plan import parse_spec, plan
 from engine.problems import SpecProblems, one
 from engine.settable import changed_job, settable
 from glasshouse import jsonio
 from glasshouse.spec import TrainJob
+from glasshouse.unpickling import refuse_unpickling
 
 MAX_MEMORY_BYTES = 4 * 2**30
 MAX_SECONDS = 5.0
@@ -168,6 +170,8 @@ def main() -> None:
     parser.add_argument("--max-seconds", type=float, default=MAX_SECONDS)
     parser.add_argument("--max-memory-bytes", type=int, default=MAX_MEMORY_BYTES)
     limits = parser.parse_args()
+    check_torch()
+    refuse_unpickling()
     torch.set_num_threads(1)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever prints must not reach the answers

@@ -6,6 +6,7 @@ writing each as text took as long as computing them. A frame cut short by a cras
 there yet. Pure Python.
 """
 
+import errno
 import os
 import struct
 import threading
@@ -22,6 +23,9 @@ from glasshouse.failpoints import failpoint
 
 HEADER = struct.Struct("<II")
 MAX_PAYLOAD_BYTES = 64 * 2**20
+MAX_WAITING_BYTES = 64 * 2**20
+"""So much is kept in memory while the disk is full; then the job fails."""
+_FULL_S = 0.5
 _FLUSH_BYTES = 256 * 1024
 _FLUSH_S = 0.005
 
@@ -43,6 +47,7 @@ class SpoolWriter:
         self._lock = threading.Lock()
         self._waiting = bytearray()
         self._flushed_at = time.monotonic()
+        self._full_until = 0.0
 
     def append(self, record: dict[str, Any]) -> None:
         """Add a record; it is written at once or with one of the next ones."""
@@ -65,20 +70,32 @@ class SpoolWriter:
             self._write()
 
     def close(self) -> None:
-        """Write everything that waits, make it durable, and let the file go."""
+        """Write everything that waits, make it durable, and let the file go.
+
+        While the disk is full it waits: what was trained is not thrown away for that.
+        """
         with self._lock:
             self._write()
+            while self._waiting:
+                time.sleep(_FULL_S)
+                self._write()
             failpoint("spool.sync")
             os.fsync(self._file)
             os.close(self._file)
 
     def _write(self) -> None:
-        waiting = memoryview(bytes(self._waiting))
+        if time.monotonic() < self._full_until:
+            return
         failpoint("spool.write")
-        while waiting:
-            waiting = waiting[os.write(self._file, waiting) :]
+        try:
+            while self._waiting:
+                del self._waiting[: os.write(self._file, self._waiting)]
+        except OSError as error:  # training goes on, and what it says waits here
+            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            if not is_full or len(self._waiting) > MAX_WAITING_BYTES:
+                raise
+            self._full_until = time.monotonic() + _FULL_S
         failpoint("spool.written")
-        self._waiting.clear()
         self._flushed_at = time.monotonic()
 
 

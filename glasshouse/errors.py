@@ -8,9 +8,11 @@ GlasshouseError
 │   ├── NotFound            404  RouteNotFound, JobNotFound, DatasetNotFound, KeyNotFound,
 │   │                            CheckpointNotFound, LayerNotFound, MetricNotFound,
 │   │                            ArtifactNotFound, CommandNotFound, ProbeNotFound,
-│   │                            WorkerNotFound, CatalogNotFound, StepNotCaptured
+│   │                            WorkerNotFound, CatalogNotFound, StepNotCaptured,
+│   │                            WebhookNotFound
 │   ├── MethodNotAllowed    405
 │   ├── NotAcceptable       406
+│   ├── RequestTimeout      408
 │   ├── Conflict            409  JobEnded, JobNotEnded, JobNotPaused, CannotPause, DatasetInUse,
 │   │                            DatasetNotReady, CheckpointInUse, IdempotencyKeyBusy,
 │   │                            CheckpointMissing
@@ -19,8 +21,9 @@ GlasshouseError
 │   ├── UnsupportedMedia    415
 │   ├── HostNotAllowed      421
 │   ├── Unprocessable       422  InvalidRequest, InvalidSpec, InvalidDataset,
-│   │                            IdempotencyKeyReused, DeviceUnavailable
-│   ├── TooManyRequests     429
+│   │                            IdempotencyKeyReused, DeviceUnavailable, UnsafeFormat
+│   ├── TooManyRequests     429  QuotaExceeded
+│   ├── HeadersTooLarge     431
 │   ├── InternalError       500
 │   └── Unavailable         503  PlannerUnavailable, DatabaseUnavailable, StorageFull
 ├── RunFailure                   ends a job; stored on it as its ``error``
@@ -202,6 +205,10 @@ class WorkerNotFound(NotFound):
     """No worker has this id."""
 
 
+class WebhookNotFound(NotFound):
+    """No webhook has this id."""
+
+
 class CatalogNotFound(NotFound):
     """The catalogue has no such section."""
 
@@ -220,6 +227,13 @@ class NotAcceptable(ServiceError):
     """The answer cannot be given in the format asked for."""
 
     status = 406
+
+
+class RequestTimeout(ServiceError):
+    """The rest of the request did not come in time."""
+
+    status = 408
+    retryable = True
 
 
 class Conflict(ServiceError):
@@ -317,11 +331,30 @@ class DeviceUnavailable(Unprocessable):
     """No worker has a healthy device like the one asked for."""
 
 
+class UnsafeFormat(Unprocessable):
+    """A file of this format runs code when it is opened; it is not taken."""
+
+    hint = (
+        "Save tensors as safetensors or .npz, tables as .csv; open a file like this only where you "
+        "would run a program of its author."
+    )
+
+
 class TooManyRequests(ServiceError):
     """Too many requests."""
 
     status = 429
     retryable = True
+
+
+class QuotaExceeded(TooManyRequests):
+    """A quota is used up."""
+
+
+class HeadersTooLarge(ServiceError):
+    """The head of the request is larger than the limit."""
+
+    status = 431
 
 
 class InternalError(ServiceError):

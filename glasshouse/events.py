@@ -192,6 +192,13 @@ class StalledEvent(_Event):
     """What happens now: the spec's `on_stall`."""
 
 
+class GapEvent(_Event):
+    """Older events were deleted; the log goes on with the one that is named."""
+
+    type: Literal["gap"]
+    first_available: int
+
+
 class EndEvent(_Event):
     """The job has ended. Always the last event."""
 
@@ -212,6 +219,7 @@ Event = Annotated[
     | CommandEvent
     | AdjustedEvent
     | StalledEvent
+    | GapEvent
     | EndEvent,
     Constraint(discriminator="type"),
 ]
@@ -228,6 +236,7 @@ EVENT_TYPES = (
     "command",
     "adjusted",
     "stalled",
+    "gap",
     "end",
 )
 _EVENT: TypeAdapter[Any] = TypeAdapter(Event)

@@ -9,7 +9,7 @@ from sqlalchemy import func, insert, select, update
 from sqlalchemy.orm import Session
 
 from glasshouse.errors import CheckpointInUse, CheckpointMissing, CheckpointNotFound
-from models import jobs, lineage
+from models import doomed, jobs, lineage
 from models.events import NewEvent
 from models.state import ENDED
 from models.tables import Checkpoint, Job, now
@@ -140,3 +140,4 @@ def delete(tx: Session, checkpoint: Checkpoint) -> None:
     ]:
         raise CheckpointInUse("The job has not ended, and would resume from this checkpoint.")
     tx.execute(sql_delete(Checkpoint).where(Checkpoint.id == checkpoint.id))
+    doomed.add(tx, [checkpoint.key])

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from glasshouse.errors import DatasetInUse, DatasetNotFound, DatasetNotReady
 from glasshouse.ids import new_id
-from models import jobs
+from models import doomed, jobs
 from models.tables import Dataset, now
 
 
@@ -113,6 +113,7 @@ def delete(tx: Session, dataset: Dataset) -> None:
     if jobs.in_use(tx, dataset.id):
         raise DatasetInUse("A job that has not ended uses this dataset.")
     tx.execute(sql_delete(Dataset).where(Dataset.id == dataset.id))
+    doomed.add(tx, [f"datasets/{dataset.id}"])
 
 
 def _settle(tx: Session, dataset_id: str, **changes: Any) -> bool:

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, insert, or_, select, update
+from sqlalchemy import ColumnElement, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from glasshouse import jsonio
 from glasshouse.errors import JobNotFound
-from models import lineage
+from models import lineage, webhooks
 from models.lineage import Asked
 from models.tables import Event, Job, core
 
@@ -77,6 +77,13 @@ def write(tx: Session, job: str, attempt: int, after: int, events: Sequence[NewE
         for seq, event in enumerate(events, start=after + 1)
     ]
     tx.execute(insert(core(Event)), rows)
+    moves = [
+        (seq, f"{event.at:%Y-%m-%dT%H:%M:%S}.{event.at.microsecond // 1000:03d}Z", event.payload)
+        for seq, event in enumerate(events, start=after + 1)
+        if event.type == "state"
+    ]
+    if moves:
+        webhooks.announce(tx, job, moves)
 
 
 def after(
@@ -124,14 +131,18 @@ def read(  # noqa: PLR0913 (each is a filter)
     """The next events after a number; stops soon after so many bytes of payload.
 
     Those that gave way to a later attempt's are left out unless ``asked`` says otherwise.
-    ``with_end``: the end of the job counts as an event of any attempt.
+    ``with_end``: the end of the job counts as an event of any attempt. Where retention has deleted
+    what came next, the page is one ``gap`` event, whatever the types.
 
     Raises:
         JobNotFound: the job is gone.
     """
-    last = tx.scalar(select(Job.last_seq).where(Job.id == job))
-    if last is None:
+    row = tx.execute(select(Job.last_seq, Job.first_seq).where(Job.id == job)).one_or_none()
+    if row is None:
         raise JobNotFound(f"No job has the id {job}.")
+    last = row.last_seq
+    if seq + 1 < row.first_seq:
+        return Page([_gap(tx, job, row.first_seq)], row.first_seq - 1, last)
     found = _shown_after(tx, job, seq, types, limit, asked, with_end=with_end)
     size = 0
     for place, event in enumerate(found):
@@ -170,6 +181,15 @@ def _shown_after(  # noqa: PLR0913 (what a page is asked for)
             break
         cuts = lineage.cuts(tx, job)  # one began between the two statements: what does it hide?
     return found
+
+
+def _gap(tx: Session, job: str, first_seq: int) -> LoggedEvent:
+    """What stands for the events that retention has deleted; the same whoever reads it."""
+    attempt, at = tx.execute(
+        select(Job.attempt, func.coalesce(Job.ended_at, Job.created_at)).where(Job.id == job)
+    ).one()
+    payload = jsonio.dumps({"first_available": first_seq})
+    return LoggedEvent(job, first_seq - 1, attempt, at, "gap", payload)
 
 
 def tail(tx: Session, job: str, type: str, limit: int) -> list[LoggedEvent]:  # noqa: A002

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from glasshouse.errors import CheckpointInUse, JobEnded, JobNotEnded, JobNotFound
 from glasshouse.ids import new_id
-from models import commands, events, pausing, probes
+from models import commands, doomed, events, pausing, probes
 from models.events import NewEvent
 from models.state import ENDED, STATES
 from models.tables import Checkpoint, Command, Job, JobUse, Outbox, Time, now
@@ -240,6 +240,7 @@ def delete(tx: Session, job: Job) -> None:
     if reader is not None:
         raise CheckpointInUse(f"{reader} has not ended and uses a checkpoint of this job.")
     tx.execute(sql_delete(Job).where(Job.id == job.id))
+    doomed.add(tx, [f"jobs/{job.id}"])
 
 
 def in_use(tx: Session, used: str) -> bool:

@@ -9,7 +9,7 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from glasshouse import jsonio
-from models import checkpoints, jobs
+from models import checkpoints, doomed, jobs
 from models.tables import Checkpoint, Job
 
 
@@ -70,4 +70,5 @@ def supersede(tx: Session, job_id: str, keeping: Keeping) -> list[str]:
     gone = [row for row in every if row.id not in kept and not jobs.in_use(tx, row.id)]
     if gone:
         tx.execute(delete(Checkpoint).where(Checkpoint.id.in_([row.id for row in gone])))
+        doomed.add(tx, [row.key for row in gone])
     return [row.key for row in gone]

@@ -4,7 +4,7 @@ import socket
 from functools import cached_property
 from pathlib import Path
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -12,7 +12,11 @@ class Settings(BaseSettings):
     """How one process of the service is configured. Every field is documented in the docs."""
 
     model_config = SettingsConfigDict(
-        env_prefix="GLASSHOUSE_", frozen=True, extra="ignore", use_attribute_docstrings=True
+        env_prefix="GLASSHOUSE_",
+        frozen=True,
+        extra="ignore",
+        use_attribute_docstrings=True,
+        env_parse_none_str="null",
     )
 
     home: Path = Field(default_factory=lambda: Path.home() / ".glasshouse")
@@ -54,6 +58,32 @@ class Settings(BaseSettings):
     """Open event streams of one API process."""
     max_streams_per_key: PositiveInt = 1000
     """Open event streams of one key in one API process."""
+    max_connections: PositiveInt = 4000
+    """Open connections of one API process; more are closed at once."""
+    head_timeout_s: PositiveFloat = 15.0
+    """The head of a request must have come whole after this long."""
+    body_timeout_s: PositiveFloat = 60.0
+    """A body may be waited for this long, and a second more for every 4 KiB that came."""
+    outbound_allow: str = ""
+    """Networks (``10.0.0.0/8``) and host names, separated by commas, that webhooks may reach
+    although they are not public."""
+
+    quota_queued_jobs: NonNegativeInt = 1000
+    """Jobs of one owner that wait; one more is refused. The quotas are what an owner has that was
+    given none of its own with ``PUT /api/v1/quotas``."""
+    quota_running_jobs: NonNegativeInt | None = None
+    """Jobs of one owner that run at once; further ones wait. Left out: any number."""
+    quota_devices: NonNegativeInt | None = None
+    """Devices that the jobs of one owner have at once; further jobs wait. Left out: any number."""
+    quota_storage_bytes: NonNegativeInt | None = None
+    """Bytes that the datasets, checkpoints, captures and artifacts of one owner take; beyond it no
+    upload and no job is taken. Left out: what the disk has room for."""
+    quota_uploads: NonNegativeInt = 100
+    """Datasets of one owner that are being received or read at once."""
+    quota_streams: NonNegativeInt = 1000
+    """Open event streams of one owner in one API process."""
+    quota_requests_per_s: PositiveFloat = 1000.0
+    """Requests of one key that one API process takes each second; bursts of two seconds' worth."""
 
     worker_name: str = Field(default_factory=socket.gethostname)
     """Unique among the workers of one service."""
@@ -87,6 +117,39 @@ class Settings(BaseSettings):
     """Memory in which whole tensors of one job wait to be stored; at most 1/8 of what is free."""
     starvation_s: PositiveFloat = 60.0
     """A job that waited this long keeps the devices it needs from jobs behind it."""
+
+    canary_s: float = Field(default=30.0, gt=0, le=40)
+    """How often a worker rings its own bell; one that misses three rings is reported deaf."""
+    min_free_bytes: int = Field(default=512 * 1024**2, ge=0)
+    """With less space left on a disk, new work is refused, and whole tensors are dropped."""
+
+    keep_jobs_days: float | None = Field(default=None, ge=0)
+    """Ended jobs, with all that hangs on them, are deleted so long after their end."""
+    keep_events_days: float | None = Field(default=None, ge=0)
+    """The events of ended jobs, their logs among them; the last event stays with the job."""
+    keep_metrics_days: float | None = Field(default=None, ge=0)
+    """The metric series of ended jobs; what is in a job's summary stays."""
+    keep_statistics_days: float | None = Field(default=None, ge=0)
+    """The layer statistics of ended jobs."""
+    keep_captures_days: float | None = Field(default=None, ge=0)
+    """The captured tensors of ended jobs."""
+    keep_checkpoints_days: float | None = Field(default=None, ge=0)
+    """The checkpoints of ended jobs, the final ones too; one that a live job reads stays."""
+    keep_keys_days: float | None = Field(default=30.0, ge=0)
+    """Revoked and expired keys, sessions and tickets."""
+    keep_deliveries_days: float | None = Field(default=30.0, ge=0)
+    """What was sent to webhooks, or was given up."""
+    purge_every_s: PositiveFloat = 3600.0
+    """How often a worker looks for what is to be deleted."""
+    purge_chunk: int = Field(default=500, ge=1, le=10_000)
+    """Rows that one transaction of the purge deletes; it rests after each."""
+
+    webhook_timeout_s: PositiveFloat = 10.0
+    """A receiver that takes longer has not taken the message."""
+    webhook_retry_s: PositiveFloat = 5.0
+    """Pause after the first failure of a delivery; each further one is four times as long."""
+    webhook_disable_after_s: PositiveFloat = 3 * 86400.0
+    """A webhook that took nothing for this long is switched off."""
 
     @cached_property
     def database(self) -> str:

@@ -139,12 +139,15 @@ class Job(Table):
     not_before_ms: Mapped[int | None] = mapped_column(BigInteger)
     """When it may be tried again, by the database's clock."""
     rung_at: Mapped[datetime | None]
+    first_seq: Mapped[int] = mapped_column(server_default="1")
+    """The oldest event that is still kept; grows by retention only."""
     version: Mapped[int] = mapped_column(default=1)
     """Grows with each change a client can see; the ETag."""
 
     __table_args__ = (
         Index(None, "state", "priority", "id"),
         Index(None, "owner", "id"),
+        Index(None, "owner", "state"),
     )
 
 
@@ -373,6 +376,12 @@ class Worker(Table):
     """Last heartbeat, by the database's clock."""
     draining: Mapped[bool] = mapped_column(default=False)
     info: Mapped[dict[str, Any]]
+    canary_ms: Mapped[int | None] = mapped_column(BigInteger)
+    """When it last heard its own bell, by the database's clock."""
+    sweep_ms: Mapped[int | None] = mapped_column(BigInteger)
+    """When it last swept, by the database's clock."""
+    figures: Mapped[dict[str, Any] | None] = mapped_column(Json)
+    """What it counted since its start, and the space on its disks."""
 
 
 class Device(Table):
@@ -414,6 +423,17 @@ class Key(Table):
     revoked_at: Mapped[datetime | None]
 
 
+class Quota(Table):
+    """What one owner may use, where it is not what the settings say."""
+
+    __tablename__ = "quotas"
+    owner: Mapped[str] = mapped_column(primary_key=True)
+    limits: Mapped[dict[str, Any]]
+    """Name of a quota → its limit; a quota that is not named is that of the settings."""
+    by: Mapped[str]
+    updated_at: Mapped[datetime]
+
+
 class Idempotency(Table):
     """The answer to a creating request, to be given again when the request comes again."""
 
@@ -438,6 +458,70 @@ class Outbox(Table):
     )
     job: Mapped[str]
     created_at: Mapped[datetime]
+
+
+class Mark(Table):
+    """A time that the processes share: when something was last done, and who does it now."""
+
+    __tablename__ = "marks"
+    name: Mapped[str] = mapped_column(primary_key=True)
+    at_ms: Mapped[int] = mapped_column(BigInteger)
+    """By the database's clock."""
+    by: Mapped[str]
+
+
+class DoomedFile(Table):
+    """An artifact whose rows are deleted: written with the deletion, forgotten once it is gone."""
+
+    __tablename__ = "doomed_files"
+    key: Mapped[str] = mapped_column(primary_key=True)
+    created_at: Mapped[datetime]
+
+
+class Webhook(Table):
+    """An address that is told when a job of its owner moves to another state."""
+
+    __tablename__ = "webhooks"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    owner: Mapped[str]
+    url: Mapped[str]
+    events: Mapped[list[Any]]
+    """Types that it wants, such as ``job.failed``; empty: all."""
+    labels: Mapped[dict[str, Any]]
+    """Labels that a job must have."""
+    secret: Mapped[str]
+    """What messages are signed with: unlike a key it must be known to be used."""
+    created_at: Mapped[datetime]
+    failing_since: Mapped[datetime | None]
+    """The first failure after the last success."""
+    disabled_at: Mapped[datetime | None]
+    disabled_reason: Mapped[str | None]
+
+    __table_args__ = (Index(None, "owner", "id"),)
+
+
+class Delivery(Table):
+    """One message for one webhook: written with the change that it tells of."""
+
+    __tablename__ = "deliveries"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    """Also the message's ``webhook-id``: the same at every try."""
+    webhook: Mapped[str] = mapped_column(ForeignKey("webhooks.id", ondelete="CASCADE"))
+    type: Mapped[str]
+    body: Mapped[str]
+    state: Mapped[str]
+    """pending, delivered, failed."""
+    tries: Mapped[int] = mapped_column(default=0)
+    next_ms: Mapped[int] = mapped_column(BigInteger)
+    """When to try next, by the database's clock."""
+    status: Mapped[int | None]
+    """HTTP status of the last answer."""
+    problem: Mapped[str | None]
+    """Why the last try failed."""
+    created_at: Mapped[datetime]
+    ended_at: Mapped[datetime | None]
+
+    __table_args__ = (Index(None, "state", "next_ms"), Index(None, "webhook", "id"))
 
 
 class Probe(Table):

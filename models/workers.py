@@ -1,6 +1,6 @@
 """Workers, their devices, and the queue of jobs that wait for them."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -47,7 +47,7 @@ def register(  # noqa: PLR0913 (a worker is these)
     row.host, row.pid, row.version, row.info = host, pid, version, info
     row.started_at = now()
     row.draining = False
-    row.beat_ms = time_ms
+    row.beat_ms = row.canary_ms = time_ms
     tx.flush()
     refresh_devices(tx, worker, devices)
 
@@ -168,15 +168,19 @@ def is_due() -> ColumnElement[bool]:
     return Job.not_before_ms.is_(None) | (Job.not_before_ms <= now_ms())
 
 
-def asked_for(tx: Session, *, limit: int = 1000) -> list[tuple[str, dict[str, Any], datetime]]:
-    """The jobs that may run now: job, its spec's ``devices``, when it was queued."""
-    query = (
-        select(Job.id, Job.resolved, Job.queued_at)
-        .where(Job.state == "queued", is_due())
-        .order_by(Job.priority.desc(), Job.id)
-        .limit(limit)
-    )
-    return [(job, spec.get("devices", {}), at) for job, spec, at in tx.execute(query)]
+def asked_for(
+    tx: Session, *, without: Collection[str] = (), limit: int = 1000
+) -> list[tuple[str, str, dict[str, Any], datetime]]:
+    """The jobs that may run now: job, owner, its spec's ``devices``, when it was queued.
+
+    ``without``: owners whose jobs may not start now; they must not fill the list.
+    """
+    query = select(Job.id, Job.owner, Job.resolved, Job.queued_at)
+    query = query.where(Job.state == "queued", is_due())
+    if without:
+        query = query.where(Job.owner.not_in(without))
+    query = query.order_by(Job.priority.desc(), Job.id).limit(limit)
+    return [(job, owner, spec.get("devices", {}), at) for job, owner, spec, at in tx.execute(query)]
 
 
 def any_free(tx: Session) -> bool:

@@ -21,6 +21,7 @@ from models import keys
 from models.database import Database
 from models.migrate import migrate
 from models.settings import Settings
+from tests import leaks
 
 T = TypeVar("T")
 START_S = 120.0
@@ -74,7 +75,10 @@ class Api:
     def client(self, key: str | None = None, **options: Any) -> httpx2.Client:
         """A client with this key; without one the admin's. Use it in a ``with`` block."""
         headers = {"Authorization": f"Bearer {key or self.admin}"} | options.pop("headers", {})
-        return httpx2.Client(base_url=self.url, headers=headers, timeout=120, **options)
+        hooks: Any = {"response": [leaks.check_answer]}
+        return httpx2.Client(
+            base_url=self.url, headers=headers, timeout=120, event_hooks=hooks, **options
+        )
 
     @property
     def log(self) -> str:
@@ -99,6 +103,7 @@ def running_api(database_url: str = "", **settings: str) -> Generator[Api]:
     finally:
         try:
             api.stop()
+            leaks.check_home(home)
         finally:
             database.close()
             shutil.rmtree(home, ignore_errors=True)

@@ -20,7 +20,8 @@ from typing import IO, Any
 import structlog
 from celery import signals  # pyright: ignore[reportMissingTypeStubs]
 
-from models import attempts, workers
+from glasshouse.unpickling import refuse_unpickling
+from models import attempts, vitals, workers
 from models.artifacts import LocalArtifacts
 from models.database import Database
 from models.settings import Settings
@@ -28,8 +29,11 @@ from models.workers import FoundDevice
 from worker import inventory, journal, leftovers, tasks
 from worker.app import NUM_BELL_SLOTS, make_app
 from worker.bells import DISPATCH_QUEUE, Bells, worker_queue
+from worker.canary import Canary
+from worker.delivering import LOOK_EVERY_S, Delivering
 from worker.leftovers import Leftovers
 from worker.nursery import Nursery, wait_for
+from worker.purging import Purging
 from worker.register import Register
 from worker.signals import ENDING, listen
 from worker.station import Station
@@ -62,7 +66,8 @@ class Worker:
         self._register = Register(self.station.work)
         self._devices: list[FoundDevice] = []
         self._threads: list[Every] = []
-        tasks.hang(app, self.station)
+        self._canary = Canary(self.station)
+        tasks.hang(app, self.station, self._canary)
 
     def run(self) -> int:
         """Work until told to stop; 0 when everything ended in good order."""
@@ -89,6 +94,9 @@ class Worker:
             Every(settings.sweep_s, Sweep(station), "sweep"),
             Every(settings.inventory_s, self._take_inventory, "inventory", at_once=False),
             Every(leftovers.EVERY_S, Leftovers(station), "leftovers", at_once=False),
+            Every(settings.canary_s, self._canary, "canary"),
+            Every(LOOK_EVERY_S, Delivering(station), "webhooks"),
+            Every(settings.purge_every_s, Purging(station), "purge", at_once=False),
         ]
         return True
 
@@ -177,8 +185,12 @@ class Worker:
             workers.drain(tx, self.station.name)
 
     def _beat(self) -> None:
-        with self.station.database.write() as tx:
-            workers.beat(tx, self.station.name)
+        station = self.station
+        figures = station.tally.figures()
+        figures |= {"running": station.num_running, "free_bytes": station.space.free()}
+        with station.database.write() as tx:
+            workers.beat(tx, station.name)
+            vitals.note(tx, station.name, figures)
 
     def _take_inventory(self, *, first: bool = False) -> None:
         try:
@@ -247,6 +259,7 @@ def main(arguments: list[str] | None = None) -> int:
     if _NAME.fullmatch(settings.worker_name) is None:
         parser.error("a worker's name has letters, digits, dots, dashes and underlines")
     journal.configure()
+    refuse_unpickling()
     for number in ENDING:
         signal.signal(number, end_at_once)  # until there is something to end in order
     follow_lifeline()

@@ -46,6 +46,10 @@ class Bells:
         queue = worker_queue(worker)
         return self._try(lambda: self._send("glasshouse.supervise", queue, job_id))
 
+    def canary(self, worker: str) -> bool:
+        """Let a worker hear whether it hears its bell. False: the broker is away."""
+        return self._try(lambda: self._send("glasshouse.canary", worker_queue(worker), worker))
+
     def changed(self, job_id: str) -> bool:
         """Wake those who watch a job."""
         return self._try(lambda: self._redis.publish(CHANNEL, job_id))

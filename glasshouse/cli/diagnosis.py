@@ -1,5 +1,7 @@
 """What ``glasshouse doctor`` looks at: each finding with how to mend it. Imports no torch."""
 
+import json
+import os
 import platform
 import re
 import shutil
@@ -14,12 +16,13 @@ from pathlib import Path
 from typing import Literal
 
 from glasshouse.cli.broker import StackError, check_socket_path, find_binary
+from glasshouse.cli.processes import ROOT
 from glasshouse.client import Client
 from glasshouse.client.address import read_runtime
-from glasshouse.errors import APIError
+from glasshouse.errors import APIError, APIStatusError
+from glasshouse.versions import SAFE_SQLITE
 
 TRIED_PYTHONS = ((3, 11), (3, 12), (3, 13), (3, 14))
-SAFE_SQLITE = (3, 51, 3)
 LEAST_TORCH, FIRST_UNTRIED_TORCH = (2, 11), (2, 14)
 LEAST_FREE_BYTES = 2 * 1024**3
 MEND_KERNEL = (
@@ -27,6 +30,20 @@ MEND_KERNEL = (
     "install gcc-c++; Alpine: apk add g++; macOS: xcode-select --install), then install glasshouse "
     "anew, or in a checkout: python -m engine.probes.kernel"
 )
+MEND_READY = {
+    "database": "Is the database server up? Look at logs/api.log.",
+    "database_write": "Is the disk full, or does somebody hold the database? Look at logs/api.log.",
+    "integrity": "Stop the service and restore the last backup: glasshouse restore.",
+    "broker": "Look at logs/valkey.log; 'glasshouse up' starts it again. Jobs run all the same.",
+    "workers": "Look at logs/worker.log. Start one: glasshouse worker; restart one that is deaf.",
+    "sweepers": "Start a worker: nobody looks for lost jobs. Look at logs/worker.log.",
+    "planner": "It starts again by itself; if it does not, look at logs/api.log.",
+    "disk": "Free space: glasshouse purge --dry-run says what could go.",
+    "draining": "The API is ending; ask again when it is back.",
+    "sqlite": "For data that must not be lost use PostgreSQL: set GLASSHOUSE_DATABASE_URL.",
+    "broker_version": "Install a newer Valkey or Redis; 'glasshouse up' prefers one on the path.",
+    "file_system": "Set GLASSHOUSE_HOME to a local disk.",
+}
 _ASSIGNED = re.compile(r"^(__version__|cuda)\b[^=]*=\s*(?:'([^']*)'|None)", re.MULTILINE)
 
 
@@ -57,7 +74,7 @@ def examine(home: Path) -> list[Check]:
         _socket_path,
         _service,
     ]
-    return [check(home) for check in checks]
+    return [*(check(home) for check in checks), *_host(home), *_readiness(home)]
 
 
 def _python(home: Path) -> Check:
@@ -167,6 +184,47 @@ def _socket_path(home: Path) -> Check:
     except StackError as error:
         return Check("socket", "fail", error.detail, "Choose a shorter --home.")
     return Check("socket", "ok", str(home / "run" / "valkey.sock"))
+
+
+def _host(home: Path) -> list[Check]:
+    """Settings, disks and database, looked at by a process that knows of them."""
+    command = [sys.executable, "-m", "models.check"]
+    try:
+        done = subprocess.run(  # noqa: S603 - our own module
+            command,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            cwd=ROOT,
+            env=os.environ | {"GLASSHOUSE_HOME": str(home)},
+        )
+        return [Check(**found) for found in json.loads(done.stdout)]
+    except (OSError, subprocess.TimeoutExpired, ValueError, TypeError) as error:
+        mend = "pip install 'glasshouse[server]', on the host of the service"
+        return [Check("host", "warn", f"cannot be looked at: {type(error).__name__}", mend)]
+
+
+def _readiness(home: Path) -> list[Check]:
+    """What a running service says of itself."""
+    runtime = read_runtime(home)
+    if not runtime.get("pid"):
+        return []
+    try:
+        with Client(runtime["url"], runtime["api_key"], timeout=10, max_retries=0) as client:
+            told = client.ready()
+    except APIStatusError as error:
+        told = error.problem
+    except (APIError, KeyError):
+        return []  # said by the check of the service
+    found = [
+        Check(f"ready/{name}", "fail", said, MEND_READY.get(name))
+        for name, said in told.get("checks", {}).items()
+        if said != "ok"
+    ]
+    warned = told.get("warnings", {}).items()
+    found += [Check(f"ready/{name}", "warn", said, MEND_READY.get(name)) for name, said in warned]
+    return found or [Check("ready", "ok", "every check of /readyz is ok")]
 
 
 def _service(home: Path) -> Check:

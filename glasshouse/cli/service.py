@@ -78,9 +78,11 @@ def status(home: Home = None, json: Json = False) -> None:
         output.line(f"{client.url} is {ready.get('status', 'well')}")
         for name, found in ready.get("checks", {}).items():
             output.line(f"  {name}: {found}")
+        for name, found in ready.get("warnings", {}).items():
+            output.line(f"  {name} (warning): {found}")
         columns = ["id", "state", "host", "version"]
         output.table(columns, ([worker.get(name) for name in columns] for worker in workers))
-    if ready.get("status") == "unavailable":
+    if ready.get("status") == "down":
         raise typer.Exit(exits.ERROR)
 
 

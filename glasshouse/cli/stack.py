@@ -44,6 +44,7 @@ class Stack:
     ) -> None:
         self.home = home
         self.url = ""
+        self._broker = ""
         self._port = port
         self._num_workers = num_workers
         self._tell = tell
@@ -90,6 +91,7 @@ class Stack:
 
     def _start_broker(self) -> None:
         binary = find_binary()
+        self._broker = str(binary)
         for stale in (self.socket, self.home / "run" / "valkey.pid"):
             stale.unlink(missing_ok=True)
         config = self.home / "run" / "valkey.conf"
@@ -270,6 +272,7 @@ class Stack:
         place = f" --home {self.home}" if self.home != Path.home() / ".glasshouse" else ""
         return (
             f"Glasshouse {glasshouse.__version__} runs at {self.url}\n"
+            f"  broker             {self._broker}\n"
             f"  API documentation  {self.url}/docs\n"
             f"  submit a job       glasshouse submit job.json --watch\n"
             f"  logs               {self.home / 'logs'}\n"

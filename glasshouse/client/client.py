@@ -15,6 +15,8 @@ from glasshouse.client.resources import (
     Devices,
     Jobs,
     Keys,
+    Quotas,
+    Webhooks,
     Workers,
 )
 from glasshouse.client.tensors import Array
@@ -62,6 +64,8 @@ class Client:
         self.devices = Devices(self._transport)
         self.workers = Workers(self._transport)
         self.keys = Keys(self._transport)
+        self.quotas = Quotas(self._transport)
+        self.webhooks = Webhooks(self._transport)
         self.catalog = Catalog(self._transport)
 
     def __enter__(self) -> Self:

@@ -237,6 +237,36 @@ class Keys(Resource):
         self._transport.delete(f"/keys/{key_id}")
 
 
+class Webhooks(Resource):
+    """Addresses that are told when jobs move."""
+
+    def create(
+        self, url: str, events: Sequence[str] = (), labels: Mapping[str, str] | None = None
+    ) -> Record:
+        """Make one. The secret of its signatures is in the answer, this once.
+
+        Args:
+            url: where messages are posted to.
+            events: types of message, such as ``job.failed``; empty: all.
+            labels: only of jobs that have all of these.
+        """
+        body = {"url": url, "events": list(events), "labels": dict(labels or {})}
+        return Record(self._transport, self._transport.create("/webhooks", body))
+
+    def deliveries(self, webhook_id: str) -> list[Record]:
+        """What was sent to a webhook, newest first."""
+        pages = self._transport.pages(f"/webhooks/{webhook_id}/deliveries")
+        return [Record(self._transport, entry) for entry in pages]
+
+    def list(self) -> list[Record]:
+        """All webhooks, without their secrets."""
+        return [Record(self._transport, entry) for entry in self._transport.pages("/webhooks")]
+
+    def delete(self, webhook_id: str) -> None:
+        """Delete a webhook."""
+        self._transport.delete(f"/webhooks/{webhook_id}")
+
+
 class Catalog(Resource):
     """What the engine knows."""
 
@@ -257,3 +287,21 @@ def format_of(name: str) -> str:
             return _FORMATS[suffix]
     known = ", ".join(sorted(set(_FORMATS.values())))
     raise ValueError(f"the name {name!r} does not tell the format; give format= one of {known}")
+
+
+class Quotas(Resource):
+    """What owners may use."""
+
+    def get(self, owner: str | None = None) -> Record:
+        """The limits and the use of an owner: one's own, or with the scope ``admin`` another's."""
+        return Record(self._transport, self._transport.get("/quotas", {"owner": owner}))
+
+    def put(self, owner: str, **limits: float | None) -> Record:
+        """Replace an owner's limits; needs ``admin``. What is left out is the settings'.
+
+        Args:
+            owner: whose.
+            limits: ``queued_jobs``, ``running_jobs``, ``devices``, ``storage_bytes``, ``uploads``,
+                ``streams``, ``requests_per_s``.
+        """
+        return Record(self._transport, self._transport.put("/quotas", {"owner": owner, **limits}))

@@ -125,6 +125,10 @@ class Transport:
         request = Request.creating(API + path, encoded, "application/json", params or {})
         return self.decode(self.send(request))
 
+    def put(self, path: str, body: Any) -> Any:
+        """PUT a whole document in the place of another."""
+        return self.decode(self.send(_with_json(Request("PUT", API + path), body)))
+
     def patch(self, path: str, body: Any) -> Any:
         """PATCH with a merge-patch."""
         request = _with_json(Request("PATCH", API + path), body, "application/merge-patch+json")

@@ -9,6 +9,7 @@ import httpx2
 import pytest
 
 import glasshouse as gh
+from tests import leaks
 from tests.acceptance.houses import Cluster, House
 
 
@@ -20,6 +21,7 @@ def house() -> Generator[House]:
         started = House.up(folder / "home")
         yield started
         started.down()
+        leaks.check_home(folder)
     finally:
         shutil.rmtree(folder)
 

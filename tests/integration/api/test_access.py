@@ -4,54 +4,17 @@ from typing import Any
 import httpx2
 import pytest
 
-from api import app as app_module
 from api.__main__ import refuse_to_bind
-from api.access import is_open
 from models.database import Database
 from models.migrate import migrate
 from models.settings import Settings
 from tests.running import Api
-
-METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-
-
-def all_routes() -> list[tuple[str, str]]:
-    """Every path of every router, with a value for each parameter, and every method."""
-    found = {route.path for router in app_module.ROUTERS for route in router.routes}
-    return [(path, method) for path in sorted(found) for method in METHODS]
-
-
-def filled(path: str) -> str:
-    return path.replace("{", "").replace("}", "").replace(":path", "")
 
 
 @pytest.fixture(scope="module")
 def nobody(service: Api):
     with httpx2.Client(base_url=service.url) as client:
         yield client
-
-
-@pytest.mark.parametrize(("path", "method"), all_routes())
-def test_every_path_and_method_wants_a_key(nobody: httpx2.Client, path: str, method: str):
-    answer = nobody.request(method, filled(path))
-    if is_open(filled(path)):
-        assert answer.status_code != 401
-        return
-    assert answer.status_code == 401
-    assert answer.headers["www-authenticate"] == "Bearer"
-    assert answer.headers["content-type"] == "application/problem+json"
-
-
-def test_every_route_asks_for_a_scope():
-    open_paths = {"/livez", "/readyz", "/open", "/errors/{code}"}
-    for router in app_module.ROUTERS:
-        for route in router.routes:
-            needed = [
-                found.call.__name__
-                for found in route.dependant.dependencies  # type: ignore[attr-defined]
-                if getattr(found.call, "__name__", "").startswith("needs_")
-            ]
-            assert bool(needed) != (route.path in open_paths), route.path  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

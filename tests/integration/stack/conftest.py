@@ -17,6 +17,7 @@ import pytest
 
 import glasshouse as gh
 from glasshouse.cli.processes import ROOT, Running
+from tests import leaks
 
 UP_S = 180.0
 
@@ -105,6 +106,7 @@ def home() -> Generator[Path]:
     """A home with a short path and a space in it."""
     folder = Path(tempfile.mkdtemp(prefix="gh", dir="/tmp"))
     yield folder / "my home"
+    leaks.check_home(folder)
     shutil.rmtree(folder)
 
 

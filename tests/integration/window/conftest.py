@@ -10,6 +10,7 @@ from redis import Redis
 
 from models.database import Database
 from models.migrate import migrate
+from tests import leaks
 from tests.integration.window import scene
 from tests.integration.window.scene import Api, Broker, Writer
 
@@ -19,6 +20,7 @@ def home() -> Generator[Path]:
     """A home directory with a short path: sockets have little room for theirs."""
     directory = Path(tempfile.mkdtemp(prefix="gh", dir="/tmp"))
     yield directory
+    leaks.check_home(directory)
     shutil.rmtree(directory)
 
 

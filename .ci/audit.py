@@ -1,0 +1,88 @@
+"""Known holes and licences of what is installed: ``make audit``.
+
+The list of holes is asked of the network. Where that cannot be reached nothing is known: this says
+so and does not fail. A hole that was found always fails. Licences are read from what is installed.
+"""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+ALLOWED = re.compile(
+    r"\b(mit|mit-cmu|mit-0|bsd|0bsd|apache|isc|psf|python|hpnd|zlib|unlicense|mpl|blueoak|"
+    r"cc0|public domain|boost|bsl-1\.0|zpl|cnri|ofl|x11|curl|libpng|nist)",
+    re.IGNORECASE,
+)
+REFUSED = re.compile(r"\b(a?gpl|gnu (affero )?general|sspl|busl|business source)", re.IGNORECASE)
+EXCEPTIONS = {
+    "hypothesis": "MPL; development only",
+    "psycopg": "LGPL, used unchanged as a library",
+    "psycopg-binary": "LGPL, used unchanged as a library",
+    "psycopg-pool": "LGPL, used unchanged as a library",
+}
+"""Licences that a person has looked at, with what was found."""
+_UNREACHABLE = re.compile(
+    r"ConnectionError|MaxRetryError|NameResolution|timed out|Temporary failure|ProxyError|"
+    r"SSLError|HTTPError|ConnectTimeout|ServiceError|RemoteDisconnected",
+    re.IGNORECASE,
+)
+
+
+def main() -> int:
+    """Both checks; 1 where one has found something."""
+    wrong = list(_wrong_licences())
+    for line in wrong:
+        print(f"licence: {line}")
+    print(f"licences: {len(list(_installed()))} looked at, {len(wrong)} not allowed")
+    return 1 if _holes() or wrong else 0
+
+
+def _holes() -> bool:
+    command = [sys.executable, "-m", "pip_audit", "--requirement", str(ROOT / "constraints.txt")]
+    command += ["--no-deps", "--disable-pip", "--progress-spinner", "off", "--timeout", "20"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    except subprocess.TimeoutExpired:
+        print("pip-audit: the list of holes does not answer; nothing was checked")
+        return False
+    found = re.search(r"Found \d+ known vulnerabilit", done.stdout + done.stderr)
+    if done.returncode == 0:
+        print("pip-audit: no known holes")
+    elif found or not _UNREACHABLE.search(done.stderr):
+        print(done.stdout + done.stderr)
+        return True
+    else:
+        print("pip-audit: the list of holes cannot be reached; nothing was checked")
+    return False
+
+
+def _installed() -> Iterator[tuple[str, str]]:
+    """Names in the set that the tests pass with, and what their licences are said to be."""
+    pinned = (ROOT / "constraints.txt").read_text().splitlines()
+    for line in pinned:
+        name = line.partition("==")[0].strip()
+        if not name or name.startswith("#"):
+            continue
+        try:
+            about = metadata.metadata(name)
+        except metadata.PackageNotFoundError:
+            continue
+        classified = [value for value in about.get_all("Classifier") or [] if "License" in value]
+        said = [about.get("License-Expression"), *classified, about.get("License")]
+        yield name, "; ".join(text[:200] for text in said if text)
+
+
+def _wrong_licences() -> Iterator[str]:
+    for name, licence in _installed():
+        if name.lower().replace("_", "-") in EXCEPTIONS:
+            continue
+        if REFUSED.search(licence) or not ALLOWED.search(licence):
+            yield f"{name}: {licence or 'says nothing'}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

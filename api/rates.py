@@ -1,0 +1,40 @@
+"""How often a key may ask: a bucket of requests per key, in this process, filled by the clock.
+
+Kept in memory, so each process of the API counts for itself: with n processes behind a proxy a key
+gets up to n times its rate. Counting in the database would make every read a write.
+"""
+
+import time
+from collections.abc import Callable
+
+BURST_S = 2.0
+"""A bucket holds what this long brings, and at least one request."""
+_MAX_BUCKETS = 10_000
+
+
+class Rates:
+    """The buckets of one process. Used on the event loop's thread only."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._buckets: dict[str, tuple[float, float]] = {}
+
+    def take(self, key: str, rate: float) -> float:
+        """Take one request of a key's bucket; 0, or the seconds until there is one."""
+        time_now = self._clock()
+        most = max(1.0, rate * BURST_S)
+        level, since = self._buckets.get(key, (most, time_now))
+        level = min(most, level + (time_now - since) * rate)
+        if level < 1.0:
+            self._buckets[key] = (level, time_now)
+            return (1.0 - level) / rate
+        if key not in self._buckets and len(self._buckets) >= _MAX_BUCKETS:
+            self._forget_full(time_now)
+        self._buckets[key] = (level - 1.0, time_now)
+        return 0.0
+
+    def _forget_full(self, time_now: float) -> None:
+        """Those that nobody has used for a while are full again, or soon would be."""
+        for key, (_, since) in list(self._buckets.items()):
+            if time_now - since > BURST_S:
+                del self._buckets[key]

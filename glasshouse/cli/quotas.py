@@ -1,0 +1,33 @@
+"""The command about quotas."""
+
+from typing import Annotated
+
+import typer
+
+from glasshouse.cli import output, overrides
+from glasshouse.cli.output import Json
+from glasshouse.client import Client
+
+
+def quota(
+    owner: Annotated[str | None, typer.Argument(help="Left out: the owner of the key.")] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", "-s", metavar="NAME=VALUE", help="A limit; null: the settings'."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Show what an owner may use and uses; with -s change it (for admins)."""
+    with Client() as client:
+        found = client.quotas.get(owner)
+        if changes:
+            own = dict(found.data["own"])
+            for change in changes:
+                overrides.apply(own, change)
+            found = client.quotas.put(found.data["owner"], **own)
+    if json:
+        output.document(found.data)
+        return
+    limits, used = found.data["limits"], found.data["used"]
+    rows = ([name, used.get(name), limit] for name, limit in limits.items())
+    output.table(["quota", "used", "limit"], rows, fixed=3)

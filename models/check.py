@@ -1,0 +1,125 @@
+"""What can be seen wrong from the host of the service: ``python -m models.check``.
+
+Prints a JSON list of findings: name, state (ok, warn, fail), detail, how to mend it. For
+``glasshouse doctor``, which itself knows nothing of databases.
+"""
+
+import sys
+from collections.abc import Generator
+from pathlib import Path
+
+from alembic.script import ScriptDirectory
+from pydantic import ValidationError
+from sqlalchemy import text
+from sqlalchemy.exc import SQLAlchemyError
+
+import migrations
+from glasshouse import jsonio
+from glasshouse.errors import ServiceError
+from models import doomed, vitals
+from models.database import Database, Transaction
+from models.settings import Settings
+from models.space import Space, remote_kind
+
+Finding = dict[str, str | None]
+_MANY_DOOMED = 10_000
+
+
+def findings() -> list[Finding]:
+    """Look at settings, disks and database."""
+    try:
+        settings = Settings()
+    except ValidationError as error:
+        return [_wrong_setting(error)]
+    return [*_disks(settings), *_database(settings)]
+
+
+def _wrong_setting(error: ValidationError) -> Finding:
+    first = error.errors(include_url=False, include_input=False)[0]
+    name = f"GLASSHOUSE_{'_'.join(str(part) for part in first['loc']).upper()}"
+    return _found("settings", "fail", f"{name}: {first['msg']}", f"Correct or unset {name}.")
+
+
+def _disks(settings: Settings) -> Generator[Finding]:
+    space = Space(settings)
+    short = space.short()
+    if short:
+        detail = f"less than GLASSHOUSE_MIN_FREE_BYTES is left: {', '.join(short)}"
+        mend = (
+            "New work is refused until space is free: glasshouse purge --dry-run says what could "
+            "go; GLASSHOUSE_KEEP_…_DAYS lets it go by itself."
+        )
+        yield _found("space", "fail", detail, mend)
+    else:
+        yield _found("space", "ok", ", ".join(f"{n} {b} bytes" for n, b in space.free().items()))
+    if settings.database.startswith("sqlite"):
+        kind = remote_kind(Path(settings.database.removeprefix("sqlite:///")))
+        if kind is not None:
+            mend = (
+                "SQLite is not safe there: set GLASSHOUSE_HOME to a local disk, or use PostgreSQL."
+            )
+            yield _found("file_system", "fail", f"the database is on {kind}", mend)
+
+
+def _database(settings: Settings) -> Generator[Finding]:
+    if settings.database.startswith("sqlite"):
+        place = Path(settings.database.removeprefix("sqlite:///"))
+        if not place.exists():
+            yield _found("database", "ok", "will be made by 'glasshouse up'")
+            return
+    database = Database(settings.database)
+    try:
+        with database.read() as tx:
+            yield from _of_database(tx, settings, is_sqlite=database.is_sqlite)
+    except (ServiceError, SQLAlchemyError) as error:
+        detail = error.detail if isinstance(error, ServiceError) else type(error).__name__
+        mend = "Is the database server up, and is GLASSHOUSE_DATABASE_URL right?"
+        yield _found("database", "fail", detail, mend)
+    finally:
+        database.close()
+
+
+def _of_database(tx: Transaction, settings: Settings, *, is_sqlite: bool) -> Generator[Finding]:
+    revision = tx.scalars(text("SELECT version_num FROM alembic_version")).one()
+    script = ScriptDirectory(str(Path(migrations.__file__).parent))
+    head = script.get_current_head()
+    if revision != head:
+        detail = f"the database is at revision {revision}, this version wants {head}"
+        yield _found(
+            "revision", "fail", detail, "Stop the service, back it up: glasshouse migrate."
+        )
+        return
+    yield _found("revision", "ok", f"the database is at revision {revision}")
+    if is_sqlite:
+        said = str(tx.scalars(text("PRAGMA quick_check")).first())
+        if said != "ok":
+            mend = "Stop the service and restore the last backup: glasshouse restore."
+            yield _found("integrity", "fail", f"the database is damaged: {said}", mend)
+        else:
+            yield _found("integrity", "ok", "quick_check finds nothing")
+    lease_ms = int(settings.lease_s * 1000)
+    deaf = [
+        sign.worker
+        for sign in vitals.signs(tx, lease_ms=lease_ms, canary_s=settings.canary_s)
+        if sign.deaf
+    ]
+    if deaf:
+        detail = f"connected, but without hearing their bells: {', '.join(deaf[:10])}"
+        mend = "Their jobs start some seconds late. Is the broker up? Restart these workers."
+        yield _found("deaf", "fail", detail, mend)
+    off = vitals.disabled_webhooks(tx)
+    if off:
+        mend = "GET /api/v1/webhooks says why; delete them, and make them anew when they work."
+        yield _found("webhooks", "warn", f"{off} were switched off", mend)
+    left = len(doomed.find(tx, limit=_MANY_DOOMED))
+    if left == _MANY_DOOMED:
+        mend = "A worker deletes them each GLASSHOUSE_PURGE_EVERY_S; or: glasshouse purge."
+        yield _found("doomed_files", "warn", f"{left} or more files wait to be deleted", mend)
+
+
+def _found(name: str, state: str, detail: str, mend: str | None = None) -> Finding:
+    return {"name": name, "state": state, "detail": detail, "mend": mend}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(jsonio.dumps(findings()) + "\n")

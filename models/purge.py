@@ -1,0 +1,251 @@
+"""Delete what is kept no longer: ``python -m models.purge [--dry-run] [--json]``.
+
+Each transaction is small, and after each the purge rests longer than it took, so that everybody
+else gets most of the database. It can be ended at any moment and goes on the next time.
+"""
+
+import argparse
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from glasshouse import jsonio
+from models import datasets, doomed, retention
+from models.artifacts import Artifacts, LocalArtifacts
+from models.database import Database, Transaction
+from models.retention import KINDS, Done, Kind
+from models.settings import Settings
+from models.tables import now
+
+REST = 3.0
+"""It rests so many times as long as a transaction took."""
+LEAST_REST_S = 0.01
+ORPHAN_AFTER_S = 86400.0
+"""A file that no row names is somebody's who has not written the row yet, until it is so old."""
+_JOBS_AT_ONCE = 100
+
+
+@dataclass(slots=True)
+class Purged:
+    """What was deleted, or would be."""
+
+    rows: dict[str, int] = field(default_factory=dict[str, int])
+    bytes: dict[str, int] = field(default_factory=dict[str, int])
+    files: int = 0
+    orphans: int = 0
+
+    def add(self, name: str, rows: int, size: int = 0) -> None:
+        """Count rows of one kind."""
+        if rows:
+            self.rows[name] = self.rows.get(name, 0) + rows
+        if size:
+            self.bytes[name] = self.bytes.get(name, 0) + size
+
+    def as_dict(self) -> dict[str, Any]:
+        """Its JSON form."""
+        return {
+            "rows": self.rows,
+            "bytes": self.bytes,
+            "files": self.files,
+            "orphans": self.orphans,
+        }
+
+
+class Purge:
+    """One pass over everything."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        artifacts: Artifacts,
+        *,
+        stop: threading.Event | None = None,
+        stays_mine: Callable[[Transaction], bool] = lambda _: True,
+    ) -> None:
+        self._settings = settings
+        self._database = database
+        self._artifacts = artifacts
+        self._stop = stop or threading.Event()
+        self._stays_mine = stays_mine
+        self._lost = False
+        self._done = Purged()
+
+    def run(self) -> Purged:
+        """Delete what is due; ends early when it is told to stop."""
+        for kind in KINDS:
+            before = self._before(f"keep_{kind.name}_days")
+            if before is not None:
+                self._purge_kind(kind, before)
+        before = self._before("keep_jobs_days")
+        if before is not None:
+            self._purge_jobs(before)
+        self._repeat("others", lambda tx: Done(retention.forget_small(tx, self._settings, 1000)))
+        self._delete_files()
+        if not self._over:
+            self._done.orphans = len(delete_orphans(self._settings, self._database))
+        return self._done
+
+    def plan(self) -> Purged:
+        """What would be deleted; deletes nothing."""
+        found = Purged()
+        with self._database.read() as tx:
+            leaving: list[str] = []
+            before = self._before("keep_jobs_days")
+            if before is not None:
+                every = retention.jobs_ended_before(tx, before, limit=1_000_000)
+                leaving = [job for _, job in every]
+                found.add("jobs", len(leaving))
+            for kind in KINDS:
+                wanted = set(leaving)
+                before = self._before(f"keep_{kind.name}_days")
+                if before is not None:
+                    wanted |= set(retention.ended_before(tx, kind, before, limit=1_000_000))
+                for part in _parts(sorted(wanted)):
+                    found.add(kind.name, *kind.count(tx, part))
+            for name, rows in retention.count_small(tx, self._settings).items():
+                found.add(name, rows)
+            found.files = len(doomed.find(tx, limit=1_000_000))
+        found.orphans = len(orphans(self._settings, self._database))
+        return found
+
+    @property
+    def _over(self) -> bool:
+        """Told to stop, or another process has taken the turn."""
+        return self._lost or self._stop.is_set()
+
+    def _before(self, setting: str) -> datetime | None:
+        days = getattr(self._settings, setting)
+        return None if days is None else now() - timedelta(days=days)
+
+    def _purge_kind(self, kind: Kind, before: datetime) -> None:
+        while not self._over:
+            with self._database.read() as tx:
+                due = retention.ended_before(tx, kind, before, limit=_JOBS_AT_ONCE)
+            deleted = [self._empty(kind, job) for job in due]
+            if not any(deleted):
+                return
+
+    def _purge_jobs(self, before: datetime) -> None:
+        last: tuple[datetime, str] | None = None
+        while not self._over:
+            with self._database.read() as tx:
+                due = retention.jobs_ended_before(tx, before, limit=_JOBS_AT_ONCE, after=last)
+            if not due:
+                return
+            last = due[-1]
+            for _, job in due:
+                for kind in KINDS:
+                    self._empty(kind, job)
+                self._once("jobs", lambda tx, job=job: Done(retention.forget_job(tx, job, before)))
+
+    def _empty(self, kind: Kind, job: str) -> bool:
+        chunk = self._settings.purge_chunk
+        return self._repeat(kind.name, lambda tx: kind.some(tx, job, chunk))
+
+    def _repeat(self, name: str, act: Callable[[Transaction], Done]) -> bool:
+        """Do it until nothing is left; whether there was anything."""
+        any_ = False
+        while not self._over and self._once(name, act).rows:
+            any_ = True
+        return any_
+
+    def _once(self, name: str, act: Callable[[Transaction], Done]) -> Done:
+        if self._over:
+            return Done()
+        began = time.monotonic()
+        with self._database.write() as tx:
+            if not self._stays_mine(tx):
+                self._lost = True
+                return Done()
+            done = act(tx)
+        took_s = time.monotonic() - began
+        self._done.add(name, done.rows)
+        if done.files:
+            self._delete_files()
+        self._stop.wait(max(LEAST_REST_S, REST * took_s))
+        return done
+
+    def _delete_files(self) -> None:
+        """Delete the files of deleted rows. What a crash leaves here, the next pass deletes."""
+        while not self._over:
+            with self._database.read() as tx:
+                keys = doomed.find(tx, limit=100)
+            if not keys:
+                return
+            for key in keys:
+                self._artifacts.delete(key)
+            with self._database.write() as tx:
+                doomed.gone(tx, keys)
+            self._done.files += len(keys)
+
+
+def orphans(settings: Settings, database: Database) -> list[Path]:
+    """Uploads that no row names, and files broken off half-way, old enough to be nobody's."""
+    root, oldest = settings.artifacts, time.time() - ORPHAN_AFTER_S
+    found = list(_old(root.glob("**/.*.incoming"), oldest))
+    with database.read() as tx:
+        waiting = {row.id for row in datasets.pending(tx)}
+    uploads = _old((root / "uploads").glob("ds_*"), oldest)
+    return found + [path for path in uploads if path.name not in waiting]
+
+
+def delete_orphans(settings: Settings, database: Database) -> list[Path]:
+    """Delete them; which they were."""
+    found = orphans(settings, database)
+    for path in found:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    return found
+
+
+def _old(paths: Any, oldest: float) -> Generator[Path]:
+    for path in paths:
+        try:
+            if path.lstat().st_mtime < oldest:
+                yield path
+        except OSError:  # it went away meanwhile
+            continue
+
+
+def _parts(names: Sequence[str]) -> Generator[Sequence[str]]:
+    for first in range(0, len(names), 500):
+        yield names[first : first + 500]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one pass, or say what it would delete."""
+    parser = argparse.ArgumentParser(prog="glasshouse purge", description=__doc__)
+    parser.add_argument("--home", type=Path, help="left out: $GLASSHOUSE_HOME, or ~/.glasshouse")
+    parser.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    given = parser.parse_args(arguments)
+    settings = Settings(home=given.home) if given.home else Settings()
+    database = Database(settings.database)
+    try:
+        purge = Purge(settings, database, LocalArtifacts(settings.artifacts))
+        found = purge.plan() if given.dry_run else purge.run()
+    finally:
+        database.close()
+    if given.json:
+        sys.stdout.write(jsonio.dumps({"dry_run": given.dry_run, **found.as_dict()}) + "\n")
+        return 0
+    verb = "would delete" if given.dry_run else "deleted"
+    for name, rows in found.rows.items():
+        size = found.bytes.get(name)
+        more = f" ({size} bytes)" if size else ""
+        sys.stdout.write(f"{verb} {rows} of {name}{more}\n")
+    sys.stdout.write(f"{verb} {found.files} files, and {found.orphans} that no row names\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,214 @@
+"""What one owner may use: their own limits, or those of the settings. Counted in SQL.
+
+What would be made is counted in the transaction that makes it, with the owner locked, so that two
+requests at once cannot both be the last that fits. Jobs beyond ``running_jobs`` and ``devices``
+are not refused: they wait.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from sqlalchemy import delete, func, select, text
+from sqlalchemy.orm import Session
+
+from glasshouse.errors import QuotaExceeded
+from models.settings import Settings
+from models.state import LIVE
+from models.tables import Capture, Checkpoint, Dataset, Device, Job, JobArtifact, Quota, now
+
+_RETRY_AFTER_S = {"queued_jobs": 10, "storage_bytes": 60, "uploads": 5, "streams": 10}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The quotas of one owner; None: no limit."""
+
+    queued_jobs: int
+    running_jobs: int | None
+    devices: int | None
+    storage_bytes: int | None
+    uploads: int
+    streams: int
+    requests_per_s: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """By name."""
+        return asdict(self)
+
+
+NAMES = tuple(field.name for field in fields(Limits))
+
+
+def defaults(settings: Settings) -> Limits:
+    """What an owner has that was given no limits of their own."""
+    return Limits(**{name: getattr(settings, f"quota_{name}") for name in NAMES})
+
+
+def of(tx: Session, owner: str, settings: Settings) -> Limits:
+    """The limits in force of one owner."""
+    row = tx.get(Quota, owner, populate_existing=True)
+    return _over(settings, {} if row is None else row.limits)
+
+
+def own(tx: Session, owner: str) -> dict[str, Any]:
+    """The limits that were set for one owner."""
+    row = tx.get(Quota, owner, populate_existing=True)
+    return {} if row is None else dict(row.limits)
+
+
+def put(tx: Session, owner: str, limits: Mapping[str, Any], *, by: str) -> None:
+    """Set an owner's limits; those that are not named are the settings' from now on."""
+    tx.execute(delete(Quota).where(Quota.owner == owner))
+    if limits:
+        tx.add(Quota(owner=owner, limits=dict(limits), by=by, updated_at=now()))
+    tx.flush()
+
+
+def usage(tx: Session, owner: str) -> dict[str, int]:
+    """How much of what is counted in the database an owner uses."""
+    return {
+        "queued_jobs": _count_queued(tx, owner),
+        "running_jobs": _count_running(tx, owner),
+        "devices": _count_devices(tx, owner),
+        "storage_bytes": stored_bytes(tx, owner),
+        "uploads": _count_uploads(tx, owner),
+    }
+
+
+def admit_job(tx: Session, owner: str, settings: Settings) -> None:
+    """Make sure that one more job may wait. In the transaction that stores it.
+
+    Raises:
+        QuotaExceeded: too many wait already, or the owner's storage is full.
+    """
+    _lock(tx, owner)
+    limits = of(tx, owner, settings)
+    refuse_over("queued_jobs", _count_queued(tx, owner) + 1, limits.queued_jobs)
+    _admit_bytes(tx, owner, limits, 1)
+
+
+def admit_upload(tx: Session, owner: str, settings: Settings, *, size_bytes: int) -> None:
+    """Make sure that one more dataset of this size may be taken.
+
+    Raises:
+        QuotaExceeded: too many are being read already, or they would take too much storage.
+    """
+    _lock(tx, owner)
+    limits = of(tx, owner, settings)
+    refuse_over("uploads", _count_uploads(tx, owner) + 1, limits.uploads)
+    _admit_bytes(tx, owner, limits, size_bytes)
+
+
+def refuse_over(quota: str, wanted: float, limit: float | None) -> None:
+    """Refuse what would be more than a limit.
+
+    Raises:
+        QuotaExceeded: it would.
+    """
+    if limit is not None and wanted > limit:
+        words = quota.replace("_", " ")
+        raise QuotaExceeded(
+            f"The quota of {words} is {limit:,}. Wait, free some, or ask an admin for more.",
+            quota=quota,
+            limit=limit,
+            retry_after_s=_RETRY_AFTER_S.get(quota, 1),
+        )
+
+
+@dataclass(slots=True)
+class Room:
+    """What the jobs of an owner may still take; counts down as a dispatcher gives."""
+
+    jobs: int | None
+    devices: int | None
+    most_devices: int | None
+    """With those that they have."""
+
+    def has_for(self, num_devices: int) -> bool:
+        """Whether one more job with this many devices fits."""
+        fits = self.devices is None or num_devices <= self.devices
+        return fits and (self.jobs is None or self.jobs > 0)
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether no job at all fits."""
+        return not self.has_for(1)
+
+    def take(self, num_devices: int) -> None:
+        """Count one more job."""
+        self.jobs = None if self.jobs is None else self.jobs - 1
+        self.devices = None if self.devices is None else self.devices - num_devices
+
+
+def rooms(tx: Session, settings: Settings) -> dict[str, Room]:
+    """For each owner with queued jobs and a limit: what they may still take."""
+    usual = defaults(settings)
+    set_ = {row.owner: row.limits for row in tx.scalars(select(Quota))}
+    if usual.running_jobs is None and usual.devices is None and not set_:
+        return {}
+    waiting = tx.scalars(select(Job.owner).where(Job.state == "queued").distinct())
+    found: dict[str, Room] = {}
+    for owner in waiting:
+        limits = _over(settings, set_.get(owner, {}))
+        if limits.running_jobs is None and limits.devices is None:
+            continue
+        found[owner] = Room(
+            _left(limits.running_jobs, _count_running(tx, owner)),
+            _left(limits.devices, _count_devices(tx, owner)),
+            limits.devices,
+        )
+    return found
+
+
+def stored_bytes(tx: Session, owner: str) -> int:
+    """Bytes of an owner's datasets, checkpoints, captures and artifacts."""
+    of_jobs = [
+        select(func.sum(table.size_bytes)).join(Job, Job.id == table.job).where(Job.owner == owner)
+        for table in (Checkpoint, Capture, JobArtifact)
+    ]
+    own_data = select(func.sum(Dataset.size_bytes)).where(Dataset.owner == owner)
+    return sum(int(tx.scalar(query) or 0) for query in (own_data, *of_jobs))
+
+
+def _over(settings: Settings, limits: Mapping[str, Any]) -> Limits:
+    known = {name: value for name, value in limits.items() if name in NAMES}
+    return Limits(**(defaults(settings).as_dict() | known))
+
+
+def _left(limit: int | None, count: int) -> int | None:
+    return None if limit is None else max(0, limit - count)
+
+
+def _admit_bytes(tx: Session, owner: str, limits: Limits, size_bytes: int) -> None:
+    if limits.storage_bytes is not None:
+        wanted = stored_bytes(tx, owner) + size_bytes
+        refuse_over("storage_bytes", wanted, limits.storage_bytes)
+
+
+def _count_queued(tx: Session, owner: str) -> int:
+    query = select(func.count()).where(Job.owner == owner, Job.state == "queued")
+    return int(tx.scalar(query) or 0)
+
+
+def _count_running(tx: Session, owner: str) -> int:
+    query = select(func.count()).where(Job.owner == owner, Job.state.in_(LIVE))
+    return int(tx.scalar(query) or 0)
+
+
+def _count_devices(tx: Session, owner: str) -> int:
+    query = select(func.count()).select_from(Device).join(Job, Job.id == Device.job)
+    return int(tx.scalar(query.where(Job.owner == owner)) or 0)
+
+
+def _count_uploads(tx: Session, owner: str) -> int:
+    query = select(func.count()).where(Dataset.owner == owner, Dataset.state == "pending")
+    return int(tx.scalar(query) or 0)
+
+
+def _lock(tx: Session, owner: str) -> None:
+    """One admission of an owner at a time. On SQLite the write transaction is the lock."""
+    if tx.get_bind().dialect.name == "postgresql":
+        tx.execute(
+            text("SELECT pg_advisory_xact_lock(7241311, hashtext(:owner))"), {"owner": owner}
+        )

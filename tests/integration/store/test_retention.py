@@ -1,0 +1,360 @@
+"""What is deleted when, in which portions, and what stays: on both databases."""
+
+import threading
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select, update
+
+from glasshouse import jsonio
+from glasshouse.ids import new_id
+from models import attempts, checkpoints, doomed, events, idempotency, jobs, keys, marks, retention
+from models.artifacts import LocalArtifacts
+from models.database import Database
+from models.idempotency import Token
+from models.purge import ORPHAN_AFTER_S, Purge, orphans
+from models.settings import Settings
+from models.tables import (
+    Capture,
+    Checkpoint,
+    Event,
+    Idempotency,
+    Job,
+    JobUse,
+    Key,
+    Metric,
+    StatsBlock,
+    core,
+    now,
+)
+from tests.integration.store.making import losses, make_job, make_worker, running, ship
+
+STEPS = 20
+
+
+class Store:
+    def __init__(self, database: Database, home: Path) -> None:
+        self.database = database
+        self.home = home
+        self.artifacts = LocalArtifacts(home / "artifacts")
+        make_worker(database, cores=8)
+
+    def file(self, key: str) -> str:
+        path = self.home / "new"
+        path.write_bytes(b"x" * 10)
+        self.artifacts.put(key, path)
+        return key
+
+    def is_there(self, key: str) -> bool:
+        return (self.home / "artifacts" / key).exists()
+
+    def job(self, *, ended: bool = True, days_ago: float = 10) -> str:
+        """A job with some of everything."""
+        job = make_job(self.database)
+        claim = running(self.database, job)
+        batch = losses(*((step, 1 / (step + 1)) for step in range(STEPS)))
+        row: list[Any] = ["fc", "output", *[0.5] * 9]
+        batch.stats = [{"step": step, "phase": "train", "rows": [row]} for step in range(3)]
+        shared = self.file(f"jobs/{job.id}/1/captures/a.safetensors")
+        alone = self.file(f"jobs/{job.id}/1/captures/b.safetensors")
+        batch.captures = [
+            {
+                "id": new_id("cap"),
+                "step": step,
+                "layer": "fc",
+                "kind": "output",
+                "phase": "train",
+                "shape": [1],
+                "dtype": "float32",
+                "size_bytes": 4,
+                "key": key,
+            }
+            for step, key in enumerate([shared, shared, shared, alone])
+        ]
+        checkpoint = new_id("ckpt")
+        batch.checkpoints = [
+            {
+                "id": checkpoint,
+                "owner": "ada",
+                "step": STEPS,
+                "epoch": 0,
+                "final": True,
+                "files": {},
+                "size_bytes": 100,
+                "metrics": {},
+                "key": self.file(f"jobs/{job.id}/1/checkpoints/{checkpoint}"),
+                "created_at": now(),
+            }
+        ]
+        assert ship(self.database, claim, batch, (0, 10))
+        if ended:
+            with self.database.write() as tx:
+                assert attempts.finish(tx, claim, "succeeded", exit_kind="succeeded")
+                past = now() - timedelta(days=days_ago)
+                tx.execute(update(Job).where(Job.id == job.id).values(ended_at=past))
+        return job.id
+
+    def count(self, table: Any, job: str) -> int:
+        with self.database.read() as tx:
+            query = select(func.count()).select_from(table).where(table.job == job)
+            return tx.scalars(query).one()
+
+    def counts(self, job: str) -> dict[str, int]:
+        tables = (Event, Metric, StatsBlock, Capture, Checkpoint)
+        return {table.__tablename__: self.count(table, job) for table in tables}
+
+    def purge(self, **settings: Any) -> Purge:
+        found = Settings(home=self.home, artifacts_dir=self.home / "artifacts", **settings)
+        return Purge(found, self.database, self.artifacts)
+
+    def read(self, job: str, seq: int) -> events.Page:
+        with self.database.read() as tx:
+            return events.read(tx, job, seq)
+
+
+@pytest.fixture
+def store(database: Database, tmp_path: Path) -> Store:
+    return Store(database, tmp_path)
+
+
+def test_nothing_is_deleted_unless_a_setting_says_so(store: Store):
+    job = store.job(days_ago=10_000)
+    before = store.counts(job)
+    assert store.purge().run().as_dict() == {"rows": {}, "bytes": {}, "files": 0, "orphans": 0}
+    assert store.counts(job) == before
+
+
+@pytest.mark.parametrize(
+    ("kind", "table"),
+    [
+        ("events", Event),
+        ("metrics", Metric),
+        ("statistics", StatsBlock),
+        ("captures", Capture),
+        ("checkpoints", Checkpoint),
+    ],
+)
+def test_each_kind_goes_by_its_own_setting_and_from_old_ended_jobs_only(
+    store: Store, kind: str, table: Any
+):
+    old, young, live = store.job(days_ago=8), store.job(days_ago=6), store.job(ended=False)
+    kept = [store.counts(job) for job in (young, live)]
+    before = store.counts(old)
+    store.purge(**{f"keep_{kind}_days": 7}).run()
+    assert [store.counts(job) for job in (young, live)] == kept
+    left = 1 if kind == "events" else 0
+    assert store.counts(old) == before | {table.__tablename__: left}
+
+
+def test_a_reader_with_an_older_cursor_gets_one_gap_and_goes_on(store: Store):
+    job = store.job()
+    whole = store.read(job, 0)
+    last = whole.last_seq
+    store.purge(keep_events_days=1).run()
+    for cursor in (0, 3, last - 2):
+        page = store.read(job, cursor)
+        assert [event.type for event in page.events] == ["gap"]
+        assert jsonio.loads(page.events[0].payload) == {"first_available": last}
+        assert page.seq == page.events[0].seq == last - 1
+    rest = store.read(job, last - 1)
+    assert [(event.seq, event.type) for event in rest.events] == [(last, "end")]
+    assert rest.events == whole.events[-1:]
+    assert store.read(job, last).events == []
+
+
+def test_a_gap_is_told_of_whatever_types_are_asked_for(store: Store):
+    job = store.job()
+    store.purge(keep_events_days=1).run()
+    with store.database.read() as tx:
+        page = events.read(tx, job, 0, types=["metrics"])
+    assert [event.type for event in page.events] == ["gap"]
+
+
+def test_half_purged_logs_begin_where_they_are_whole(store: Store):
+    job = store.job()
+    with store.database.write() as tx:
+        retention.KINDS[0].some(tx, job, 7)
+    page = store.read(job, 0)
+    assert jsonio.loads(page.events[0].payload) == {"first_available": 8}
+    found = store.read(job, page.seq)
+    assert [event.seq for event in found.events] == list(range(8, found.last_seq + 1))
+
+
+def test_files_go_after_their_rows_and_a_shared_one_with_its_last(store: Store):
+    job = store.job()
+    done = store.purge(keep_captures_days=1, purge_chunk=1).run()
+    assert (done.rows["captures"], done.files) == (4, 2)
+    for name in ("a", "b"):
+        assert not store.is_there(f"jobs/{job}/1/captures/{name}.safetensors")
+
+
+class Crash(Exception):
+    pass
+
+
+class Failing(LocalArtifacts):
+    def delete(self, prefix: str) -> None:
+        raise Crash
+
+
+def test_a_crash_between_rows_and_files_leaves_no_file_for_ever(store: Store):
+    job = store.job()
+    purge = store.purge(keep_captures_days=1)
+    purge._artifacts = Failing(store.home / "artifacts")
+    with pytest.raises(Crash):
+        purge.run()
+    assert store.count(Capture, job) == 0
+    key = f"jobs/{job}/1/captures/a.safetensors"
+    assert store.is_there(key)
+    store.purge().run()
+    assert not store.is_there(key)
+    with store.database.read() as tx:
+        assert doomed.find(tx, limit=10) == []
+
+
+def test_what_a_live_job_reads_stays_until_it_has_ended(store: Store):
+    trained = store.job()
+    with store.database.write() as tx:
+        (checkpoint,) = checkpoints.of_job(tx, trained)
+        row = {column.name: getattr(checkpoint, column.name) for column in core(Checkpoint).columns}
+        other = new_id("ckpt")
+        key = store.file(f"jobs/{trained}/1/checkpoints/{other}")
+        tx.add(Checkpoint(**row | {"id": other, "key": key}))
+    reader = make_job(store.database)
+    with store.database.write() as tx:
+        tx.add(JobUse(job=reader.id, used=checkpoint.id))
+    store.purge(keep_checkpoints_days=1, keep_jobs_days=1).run()
+    assert store.count(Checkpoint, trained) == 1
+    assert store.is_there(checkpoint.key)
+    assert not store.is_there(key)
+    with store.database.write() as tx:
+        jobs.request_cancel(tx, jobs.get(tx, reader.id, None), by="ada", force=False)
+    store.purge(keep_checkpoints_days=1, keep_jobs_days=1).run()
+    assert store.count(Checkpoint, trained) == 0
+    assert not store.is_there(checkpoint.key)
+
+
+def test_whole_jobs_go_with_everything(store: Store):
+    old, young = store.job(days_ago=8), store.job(days_ago=6)
+    store.purge(keep_jobs_days=7).run()
+    with store.database.read() as tx:
+        left = list(tx.scalars(select(Job.id)))
+    assert left == [young]
+    assert set(store.counts(old).values()) == {0}
+    assert not store.is_there(f"jobs/{old}")
+    assert store.is_there(f"jobs/{young}")
+
+
+def test_a_dry_run_says_what_a_run_then_deletes(store: Store):
+    for days in (8, 8, 6):
+        store.job(days_ago=days)
+    settings = {f"keep_{kind.name}_days": 7 for kind in retention.KINDS}
+    planned = store.purge(**settings).plan()
+    again = store.purge(**settings).plan()
+    assert planned.as_dict() == again.as_dict()
+    done = store.purge(**settings).run()
+    assert planned.rows["captures"] == done.rows["captures"] == 8
+    for name in ("events", "metrics", "checkpoints"):
+        assert planned.rows[name] == done.rows[name], name
+    assert planned.bytes["checkpoints"] == 200
+    assert store.purge(**settings).plan().rows == {}
+
+
+def test_no_transaction_deletes_more_than_a_chunk(store: Store):
+    job = store.job()
+    sizes: list[int] = []
+    left = store.count(Metric, job)
+    purge = store.purge(keep_metrics_days=1, purge_chunk=6)
+
+    def stays_mine(tx: Any) -> bool:
+        nonlocal left
+        count = tx.scalars(select(func.count()).select_from(Metric).where(Metric.job == job)).one()
+        sizes.append(left - count)
+        left = count
+        return True
+
+    purge._stays_mine = stays_mine
+    purge.run()
+    assert left == 0
+    assert max(sizes) <= 6
+    assert sum(size > 0 for size in sizes) == -(-STEPS // 6)
+
+
+def test_a_purge_that_is_told_to_stop_stops_between_two_chunks(store: Store):
+    job = store.job()
+    stop = threading.Event()
+    purge = store.purge(keep_metrics_days=1, purge_chunk=5)
+    purge._stop = stop
+    turns = 0
+
+    def stays_mine(_: Any) -> bool:
+        nonlocal turns
+        turns += 1
+        if turns == 2:
+            stop.set()
+        return True
+
+    purge._stays_mine = stays_mine
+    purge.run()
+    assert store.count(Metric, job) == STEPS - 10
+    store.purge(keep_metrics_days=1).run()
+    assert store.count(Metric, job) == 0
+
+
+def test_only_one_process_at_a_time_has_the_turn(database: Database):
+    with database.write() as tx:
+        assert marks.take(tx, "purge", "a", every_ms=60_000)
+    with database.write() as tx:
+        assert not marks.take(tx, "purge", "b", every_ms=60_000)
+        assert marks.take(tx, "purge", "a", every_ms=60_000)
+        assert marks.take(tx, "other", "b", every_ms=60_000)
+        assert marks.take(tx, "purge", "b", every_ms=-1)
+    with database.write() as tx:
+        assert not marks.take(tx, "purge", "a", every_ms=60_000)
+
+
+def test_answers_and_keys_that_are_of_no_use_go_and_the_others_stay(store: Store):
+    with store.database.write() as tx:
+        for name in ("old", "new"):
+            idempotency.begin(tx, Token("ada", "POST /jobs", name, "x"))
+        past = now() - idempotency.KEPT - timedelta(minutes=1)
+        tx.execute(update(Idempotency).where(Idempotency.key == "old").values(created_at=past))
+        made = {
+            name: keys.create(tx, name=name, owner="ada", scopes=["read"])[0]
+            for name in ("good", "revoked", "revoked lately", "expired")
+        }
+        made["revoked"].revoked_at = now() - timedelta(days=31)
+        made["revoked lately"].revoked_at = now() - timedelta(days=29)
+        made["expired"].expires_at = now() - timedelta(days=31)
+    purge = store.purge()
+    assert purge.plan().rows == {"idempotency": 1, "keys": 2}
+    assert purge.run().rows == {"others": 3}
+    with store.database.read() as tx:
+        assert set(tx.scalars(select(Key.name))) == {"good", "revoked lately"}
+        assert list(tx.scalars(select(Idempotency.key))) == ["new"]
+
+
+def test_uploads_that_nobody_waits_for_go_and_fresh_ones_stay(store: Store):
+    import os
+
+    from models import datasets
+
+    with store.database.write() as tx:
+        row = datasets.add(tx, owner="ada", name="n", format="csv", size_bytes=1, sha256=None)
+    old, fresh, waited = (
+        store.file(f"uploads/{name}") for name in (new_id("ds"), new_id("ds"), row.id)
+    )
+    half = store.home / "artifacts" / "uploads" / ".x.incoming"
+    half.write_bytes(b"x")
+    past = now().timestamp() - ORPHAN_AFTER_S - 60
+    for path in (old, waited, "uploads/.x.incoming"):
+        os.utime(store.home / "artifacts" / path, (past, past))
+    settings = Settings(home=store.home, artifacts_dir=store.home / "artifacts")
+    assert len(orphans(settings, store.database)) == 2
+    assert store.purge().run().orphans == 2
+    assert not store.is_there(old)
+    assert not half.exists()
+    assert store.is_there(fresh)
+    assert store.is_there(waited)

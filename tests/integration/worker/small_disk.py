@@ -1,0 +1,71 @@
+"""A job on a disk of 64 MiB that becomes full: run in a mount namespace of its own."""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from glasshouse.errors import StorageFull
+from models import marks
+from tests.integration.worker.conftest import Broker
+from tests.integration.worker.shop import Shop, endless, until
+
+
+def main(place: Path) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "t", place], check=True)
+    with tempfile.TemporaryDirectory(prefix="gh", dir="/tmp") as directory:
+        broker = Broker(Path(directory))
+        broker.start()
+        shop = Shop(f"sqlite:///{place / 'test.db'}", broker.url, place)
+        try:
+            scenario(shop, place)
+        finally:
+            shop.close()
+            broker.kill()
+
+
+def scenario(shop: Shop, place: Path) -> None:
+    shop.start_worker(MIN_FREE_BYTES="0", LEASE_S="60")
+    job = shop.submit(endless(shop.dataset()))
+    shop.wait_step(job, 20)
+    filler = place / "filler"
+    fill(filler)
+    until(lambda: refuses_writes(shop))
+    shop.job(job)  # reading works
+    until(lambda: "ledger_away" in shop.log("w1") or "disk is full" in shop.log("w1"))
+    fill(filler)
+    filler.unlink()
+    at = shop.steps(job)[-1]
+    until(lambda: shop.steps(job)[-1] > at + 20)
+    shop.cancel(job)
+    assert shop.wait(job).state == "cancelled", shop.logs()
+    steps = shop.steps(job)
+    assert steps == list(range(len(steps)))
+    assert len(shop.attempts(job)) == 1
+    sys.stdout.write("all is well\n")
+
+
+def fill(filler: Path) -> None:
+    """Take every byte that is left."""
+    with filler.open("ab", buffering=0) as file:
+        size = 1 << 16
+        while size:
+            try:
+                file.write(b"x" * size)
+            except OSError:
+                size //= 2
+
+
+def refuses_writes(shop: Shop) -> bool:
+    fill(shop.home / "filler")
+    try:
+        with shop.database.write() as tx:
+            for number in range(2000):
+                marks.note(tx, f"filling {number} " + "x" * 1000, "tests")
+    except StorageFull:
+        return True
+    return False
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,66 @@
+"""X17: what a rank can see and reach of the machine that it runs on."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.worker.shop import Shop, endless, until
+from worker.nursery import PASSED, environment
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+SECRETS = {
+    "AWS_SECRET_ACCESS_KEY": "S3cret-of-a-cloud",
+    "GLASSHOUSE_API_KEY": "S3cret-of-the-service",
+    "DATABASE_URL": "postgresql://S3cret-of-sql@h/d",
+    "SSH_AUTH_SOCK": "/run/S3cret-agent",
+    "PYTHONSTARTUP": "/srv/S3cret.py",
+    "LD_PRELOAD": "",
+}
+
+
+def limits_of(process: Path) -> dict[str, str]:
+    lines = (process / "limits").read_text().splitlines()[1:]
+    return {line[:26].strip(): line[26:].split()[1] for line in lines}
+
+
+def test_a_rank_sees_no_secret_and_reaches_neither_database_nor_broker(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+):
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
+    shop.start_worker()
+    job = shop.submit(endless(shop.dataset()))
+    until(lambda: shop.job(job).state == "running")
+    process = Path("/proc") / str(shop.rank_pid(job))
+    shown = (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
+    assert b"S3cret" not in shown
+    assert b"GLASSHOUSE_DATABASE_URL" not in shown
+    assert b"GLASSHOUSE_REDIS_URL" not in shown
+    opened = [os.readlink(entry) for entry in (process / "fd").iterdir()]
+    assert not [name for name in opened if "test.db" in name or "v.sock" in name]
+    sockets = [name for name in opened if name.startswith("socket:")]
+    assert not sockets, "a way to the worker, the broker or the database was left open"
+
+    limits = limits_of(process)
+    assert limits["Max core file size"] == "0"
+    assert int(limits["Max open files"]) <= 4096
+    status = (process / "status").read_text()
+    assert "NoNewPrivs:\t1" in status
+    directory = shop.settings.work / "w1" / job / "1"
+    assert (shop.settings.work / "w1").stat().st_mode & 0o077 == 0
+    for path in (directory, *directory.rglob("*")):
+        if path.is_dir() or path.parent.name == "logs":
+            assert path.stat().st_mode & 0o077 == 0, path
+    shop.cancel(job)
+    shop.wait(job)
+
+
+def test_what_a_rank_starts_with_is_a_list_of_names(monkeypatch: pytest.MonkeyPatch):
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
+    found = environment({})
+    assert not set(SECRETS) & set(found)
+    assert not [value for value in found.values() if "S3cret" in value]
+    assert not [name for name in PASSED if "KEY" in name or "SECRET" in name or "URL" in name]

@@ -1,0 +1,256 @@
+"""What a worker does for whoever operates the service: canary, figures, webhooks, a full disk."""
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Generator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from redis import Redis
+
+from glasshouse import jsonio
+from glasshouse.webhooks import verify
+from models import vitals, webhooks, workers
+from models.tables import Worker
+from models.vitals import Sign
+from tests.integration.worker.conftest import Broker
+from tests.integration.worker.shop import Shop, endless, train_spec, until
+from worker.bells import Bells, worker_queue
+from worker.canary import Canary
+from worker.nursery import Nursery
+from worker.station import Station
+
+GIB = 1024**3
+
+
+def sign(shop: Shop, name: str, canary_s: float) -> Sign:
+    with shop.database.read() as tx:
+        found = vitals.signs(tx, lease_ms=10_000, canary_s=canary_s)
+    return next(one for one in found if one.worker == name)
+
+
+def heard_ms(shop: Shop) -> int:
+    with shop.database.read() as tx:
+        row = tx.get(Worker, "w1")
+    assert row is not None
+    assert row.canary_ms is not None
+    return row.canary_ms
+
+
+def test_a_worker_hears_its_bell_and_is_deaf_only_while_the_broker_is_away(
+    shop: Shop, broker: Broker
+):
+    shop.start_worker(CANARY_S="0.5")
+    first = heard_ms(shop)
+    until(lambda: heard_ms(shop) > first)
+    job = shop.submit(train_spec(shop.dataset()))
+    shop.wait(job)
+    stored = [event for event in shop.events(job) if event.type == "metrics"]
+    figures = until(lambda: sign(shop, "w1", 0.5).figures if stored else None)
+    until(lambda: sign(shop, "w1", 0.5).figures["events"] >= len(stored))
+    assert sum(sign(shop, "w1", 0.5).figures["ship_buckets"]) > 0
+    assert figures["free_bytes"]["work"] > 0
+    broker.kill()
+    until(lambda: sign(shop, "w1", 0.5).deaf)
+    assert sign(shop, "w1", 0.5).state == "active"
+    until(lambda: shop.logged("w1", "worker_deaf"))
+    broker.start()
+    until(lambda: not sign(shop, "w1", 2.0).deaf)
+    until(lambda: shop.logged("w1", "worker_hears_again"))
+
+
+def test_a_worker_that_beats_while_nobody_takes_its_messages_is_seen_to_be_deaf(
+    shop: Shop, broker: Broker
+):
+    """Connected but deaf: the rings reach the broker, and nobody listens on the queue."""
+    settings = shop.settings.model_copy(update={"worker_name": "w1", "canary_s": 0.3})
+    bells = Bells(settings, shop.app)
+    station = Station(settings, shop.database, shop.artifacts, bells, cast("Nursery", None))
+    with shop.database.write() as tx:
+        workers.register(tx, worker="w1", host="h", pid=1, version="0", info={}, devices=[])
+    canary = Canary(station)
+    assert not sign(shop, "w1", 0.3).deaf
+
+    def rings_unheard() -> bool:
+        canary()
+        with shop.database.write() as tx:
+            vitals.swept(tx, "w1")
+        time.sleep(0.02)
+        return sign(shop, "w1", 0.3).deaf
+
+    until(rings_unheard)
+    assert sign(shop, "w1", 0.3).state == "active"
+    with Redis.from_url(broker.url) as redis:
+        assert 0 < redis.llen(worker_queue("w1")) <= 11  # it does not fill the broker either
+    canary.heard()
+    assert not sign(shop, "w1", 0.3).deaf
+    bells.close()
+
+
+def test_a_worker_deletes_by_itself_what_the_settings_let_go_and_nothing_of_a_live_job(
+    shop: Shop,
+):
+    shop.start_worker(PURGE_EVERY_S="0.2", KEEP_EVENTS_DAYS="0", KEEP_CAPTURES_DAYS="0")
+    probe = {"layers": ["fc1"], "kinds": ["output"], "every": 1, "want": ["full"]}
+    live = shop.submit(endless(shop.dataset(), probes=[probe]))
+    shop.wait_step(live, 5)
+    ended = shop.submit(train_spec(shop.dataset(), probes=[probe]))
+    shop.wait(ended)
+    until(lambda: [event.type for event in shop.events(ended)] == ["end"])
+    files = shop.settings.artifacts / "jobs" / ended / "1" / "captures"
+    until(lambda: not list(files.glob("*")))
+    assert shop.steps(live)[0] == 0
+    until(lambda: shop.logged("w1", "purged"))
+    shop.cancel(live)
+    assert shop.wait(live).state == "cancelled"
+
+
+class Receiver:
+    """A real HTTP server that takes messages, and answers what a test wants."""
+
+    def __init__(self) -> None:
+        self.got: list[tuple[dict[str, str], bytes]] = []
+        self.answers: list[int] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                outer.got.append((dict(self.headers.items()), body))
+                self.send_response(outer.answers.pop(0) if outer.answers else 204)
+                self.end_headers()
+
+            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.port = self.server.server_address[1]
+        self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
+        self.thread.start()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join(10)
+
+
+@pytest.fixture
+def receiver() -> Generator[Receiver]:
+    opened = Receiver()
+    yield opened
+    opened.close()
+
+
+def hook(shop: Shop, url: str, **options: Any) -> tuple[str, str]:
+    wanted: dict[str, Any] = {"events": (), "labels": {}} | options
+    with shop.database.write() as tx:
+        row = webhooks.add(tx, owner="ada", url=url, **wanted)
+        return row.id, row.secret
+
+
+def deliveries(shop: Shop, webhook: str) -> list[Any]:
+    with shop.database.read() as tx:
+        return webhooks.deliveries(tx, webhook, after=None, limit=100)
+
+
+def test_moves_are_told_signed_and_again_until_they_are_taken(shop: Shop, receiver: Receiver):
+    receiver.answers = [500, 302, 503]
+    good, secret = hook(shop, f"http://127.0.0.1:{receiver.port}/hook")
+    few, _ = hook(shop, f"http://127.0.0.1:{receiver.port}/few", events=["job.failed"])
+    private, _ = hook(shop, f"http://127.0.0.2:{receiver.port}/hook")
+    shop.start_worker(OUTBOUND_ALLOW="127.0.0.1/32", WEBHOOK_RETRY_S="0.2")
+    job = shop.submit(train_spec(shop.dataset()))
+    assert shop.wait(job).state == "succeeded"
+
+    def all_taken() -> list[Any] | None:
+        rows = deliveries(shop, good)
+        return rows if len(rows) == 4 and all(row.state == "delivered" for row in rows) else None
+
+    rows = until(all_taken)
+    types = {"job.queued", "job.starting", "job.running", "job.succeeded"}
+    assert {row.type for row in rows} == types
+    assert sum(row.tries for row in rows) == len(receiver.got) == 7
+    by_id: dict[str, set[bytes]] = {}
+    for headers, body in receiver.got:
+        verify(body, headers, secret)
+        by_id.setdefault(headers["webhook-id"], set()).add(body)
+        told = jsonio.loads(body)
+        assert told["data"]["job"] == job
+        assert told["type"] == f"job.{told['data']['to']}"
+    assert {row.id for row in rows} == set(by_id)
+    assert all(len(bodies) == 1 for bodies in by_id.values())
+    assert deliveries(shop, few) == []
+    refused = until(lambda: [row for row in deliveries(shop, private) if row.tries] or None)
+    assert all("not public" in row.problem for row in refused)
+    assert secret not in shop.log("w1")
+    assert secret.removeprefix("whsec_") not in shop.log("w1")
+
+
+def test_a_receiver_that_wants_no_more_is_left_alone(shop: Shop, receiver: Receiver):
+    receiver.answers = [410]
+    gone, _ = hook(shop, f"http://127.0.0.1:{receiver.port}/hook", events=["job.queued"])
+    shop.start_worker(OUTBOUND_ALLOW="127.0.0.1/32")
+    shop.submit(train_spec(shop.dataset()))
+
+    def switched_off() -> str | None:
+        with shop.database.read() as tx:
+            return webhooks.get(tx, gone, None).disabled_reason
+
+    assert "410" in until(switched_off)
+    shop.wait(shop.submit(train_spec(shop.dataset())))
+    assert len(receiver.got) == 1
+    assert [row.state for row in deliveries(shop, gone)] == ["failed"]
+
+
+def test_below_the_least_free_space_tensors_are_dropped_and_counted_and_nothing_else(shop: Shop):
+    """The free space of this machine's disk really falls below the setting, by one big file."""
+    free = shutil.disk_usage(shop.home).free
+    if free < 16 * GIB:
+        pytest.skip("there is not room enough to take some away")
+    shop.start_worker(MIN_FREE_BYTES=str(free - 4 * GIB))
+    probe = {"layers": ["fc1"], "kinds": ["output"], "every": 1, "want": ["full"]}
+    job = shop.submit(endless(shop.dataset(), probes=[probe | {"max_overhead": None}]))
+    shop.wait_step(job, 5)
+    filler = shop.home / "filler"
+    try:
+        with filler.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, 8 * GIB)
+        until(lambda: shop.payloads(job, "dropped"))
+        at = shop.steps(job)[-1]
+        until(lambda: shop.steps(job)[-1] > at + 20)
+        waiting = shop.submit(train_spec(shop.dataset(), stop={"steps": 2}))
+        until(lambda: min(sign(shop, "w1", 1).figures["free_bytes"].values()) < free - 4 * GIB)
+        assert shop.job(waiting).state == "queued"
+    finally:
+        filler.unlink(missing_ok=True)
+    kept = len(shop.payloads(job, "capture"))
+    until(lambda: len(shop.payloads(job, "capture")) > kept + 5)
+    assert shop.wait(waiting).state == "succeeded"
+    shop.cancel(job)
+    assert shop.wait(job).state == "cancelled"
+    steps = shop.steps(job)
+    assert steps == list(range(len(steps)))
+    told = shop.payloads(job, "dropped")
+    captured = len(shop.payloads(job, "capture"))
+    assert captured + sum(entry["count"] for entry in told) == len(steps)
+    assert {entry["what"] for entry in told} == {"captures: No space left on device"}
+
+
+def test_on_a_real_small_disk_that_fills_up_a_job_goes_on_and_loses_nothing(tmp_path: Path):
+    """In a mount namespace of its own, where this system allows one."""
+    probe = ["unshare", "-m", "sh", "-c", f"mount -t tmpfs -o size=1m t {tmp_path}"]
+    may = shutil.which("unshare") and subprocess.run(probe, capture_output=True, check=False)
+    if not may or may.returncode:
+        pytest.skip("a small file system cannot be mounted here")
+    command = ["unshare", "-m", sys.executable, "-m", "tests.integration.worker.small_disk"]
+    done = subprocess.run(
+        [*command, str(tmp_path)], capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-6000:]
+    assert "all is well" in done.stdout

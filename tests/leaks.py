@@ -1,0 +1,44 @@
+"""What must never be found where others could read it: keys, passwords, the service's insides."""
+
+import re
+from pathlib import Path
+
+import httpx2
+
+KEY = re.compile(rb"gh_[0-9A-Za-z]{43}_[0-9A-Za-z]{6}")
+INSIDE = re.compile(
+    r"Traceback|site-packages|\.py\b.*line \d|sqlalchemy|sqlite3|psycopg|SELECT .* FROM|/tmp/gh"
+)
+_MAY_HOLD_A_KEY = frozenset({"runtime.json"})
+"""Written for the owner of the home, mode 0600."""
+_MAX_BYTES = 64 * 1024**2
+
+
+def check_home(home: Path, *secrets: str) -> None:
+    """Nothing that a service leaves behind holds a key: logs, database, broker's files, folders."""
+    for path in sorted(home.rglob("*")):
+        if path.name in _MAY_HOLD_A_KEY or path.is_symlink() or not path.is_file():
+            continue
+        if path.stat().st_size <= _MAX_BYTES:
+            data = path.read_bytes()
+            check_bytes(data, str(path), *secrets)
+            assert b"UnpicklingRefused" not in data, f"{path}: something tried to open a pickle"
+
+
+def check_bytes(data: bytes, where: str, *secrets: str) -> None:
+    """Nothing of this is a key, or one of these secrets."""
+    found = KEY.search(data)
+    assert found is None, f"{where} holds a key, near {data[max(0, found.start() - 100) :][:100]!r}"
+    for secret in secrets:
+        assert secret.encode() not in data, f"{where} holds a secret"
+
+
+def check_answer(response: httpx2.Response) -> None:
+    """An error tells nothing of the inside. A hook for every client of the tests."""
+    if response.status_code < 400:
+        return
+    response.read()
+    where = f"{response.request.method} {response.request.url.path} → {response.status_code}"
+    check_bytes(response.content, where)
+    found = INSIDE.search(response.text)
+    assert found is None, f"{where} tells of the inside: {found[0]!r}"

@@ -1,0 +1,55 @@
+"""What the security tests share: an API with two tenants, and the app's own list of routes."""
+
+import tempfile
+from collections.abc import Generator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.running import running_api
+from tests.security.world import World, make_app, routes_of
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give a test that asks for ``route`` every operation of the app."""
+    if "route" in metafunc.fixturenames:
+        with tempfile.TemporaryDirectory() as home:
+            app = make_app(Path(home))
+            routes = routes_of(app)
+            app.state.resources.database.close()
+        metafunc.parametrize("route", routes, ids=str)
+
+
+@pytest.fixture(scope="session")
+def world() -> Generator[World]:
+    """A running API with Ada's things."""
+    with running_api(max_json_bytes="200000", max_upload_bytes="3000000") as api:
+        made = World(api)
+        made.fill()
+        yield made
+
+
+@pytest.fixture(scope="session")
+def nobody(world: World) -> Generator[httpx2.Client]:
+    """A client without a key."""
+    with httpx2.Client(base_url=world.api.url, timeout=120) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def ada(world: World) -> Generator[httpx2.Client]:
+    with world.api.client(world.ada) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def bob(world: World) -> Generator[httpx2.Client]:
+    with world.api.client(world.bob) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def reader(world: World) -> Generator[httpx2.Client]:
+    with world.api.client(world.reader) as client:
+        yield client

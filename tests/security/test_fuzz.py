@@ -1,0 +1,64 @@
+"""X18: the whole OpenAPI document against a running API, with good values, bad ones and sequences.
+
+``make fuzz`` tries many more of them; here are as many as a minute has room for.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from tests.running import running_api
+from tests.security.world import World
+
+EXAMPLES = os.environ.get("FUZZ_EXAMPLES", "2")
+CHECKS = (
+    "not_a_server_error",
+    "ignored_auth",
+    "use_after_free",
+    "content_type_conformance",
+    "response_schema_conformance",
+    "unsupported_method",
+)
+
+
+@pytest.fixture(scope="module")
+def own_world() -> Generator[World]:
+    """An API of its own: what is tried here may well delete things."""
+    with running_api(
+        max_json_bytes="200000",
+        max_upload_bytes="1000000",
+        planner_timeout_s="60",
+        quota_queued_jobs="5000",
+        quota_requests_per_s="100000",
+    ) as api:
+        made = World(api)
+        made.fill()
+        yield made
+
+
+@pytest.mark.timeout(3600)
+def test_nothing_of_the_document_breaks_the_service(own_world: World, tmp_path: Path):
+    api = own_world.api
+    command = [sys.executable, "-m", "schemathesis.cli", "run", f"{api.url}/openapi.json"]
+    command += ["--header", f"Authorization:Bearer {api.key('eve', 'submit')}"]
+    command += ["--checks", ",".join(CHECKS), "--max-examples", EXAMPLES, "--mode", "all"]
+    command += ["--phases", "examples,coverage,fuzzing,stateful", "--seed", "1"]
+    command += ["--exclude-path-regex", "stream$", "--request-timeout", "90"]
+    command += ["--suppress-health-check", "all", "--warnings", "off", "--no-color"]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=3500
+    )
+    assert done.returncode == 0, done.stdout[-15_000:] + done.stderr[-3000:]
+    with api.client(own_world.ada) as ada:
+        for path in (
+            f"/api/v1/jobs/{own_world.ids['jobs']}",
+            f"/api/v1/datasets/{own_world.ids['datasets']}",
+            f"/api/v1/checkpoints/{own_world.ids['checkpoints']}/weights",
+        ):
+            assert ada.get(path).status_code == 200, "another tenant's request reached it"
+    assert "request_failed" not in api.log
+    assert "Traceback" not in api.log

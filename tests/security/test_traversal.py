@@ -1,0 +1,220 @@
+"""X5: two hundred ways to ask for a file that is nobody's business, wherever a name may stand."""
+
+import itertools
+import json
+from collections.abc import Generator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from tests.running import small_job
+from tests.security.raw import Raw
+from tests.security.world import Route, World, body_of
+
+SECRET = b"the canary's secret song"
+CANARY = "canary.txt"
+
+
+def encodings(path: str) -> list[str]:
+    """One path, as proxies, servers and frameworks have failed to see it."""
+    once = quote(path, safe="")
+    dots = path.replace(".", "%2e")
+    return [
+        path,
+        once,
+        quote(once, safe=""),
+        quote(quote(once, safe=""), safe=""),
+        dots,
+        dots.replace("/", "%2f"),
+        dots.replace("/", "%252f"),
+        path.replace("/", "%5c"),
+        path.replace("/", "\\"),
+        path.replace("../", "..;/"),
+        path.replace("../", "....//"),
+        path.replace("../", "..%00/"),
+        path.replace("../", "..%0d%0a/"),
+        path.replace("/", "%c0%af"),
+        path.replace("/", "%ef%bc%8f"),
+        path.replace(".", "%c0%ae"),
+        path.replace(".", "%u002e"),
+        path + "%00.npz",
+        path + "%23",
+        path + "%3f",
+    ]
+
+
+def payloads(home: Path) -> list[str]:
+    places = [
+        f"../{CANARY}",
+        f"../../../../../../../../../..{home}/{CANARY}",
+        f"{home}/{CANARY}",
+        f"file://{home}/{CANARY}",
+        f"//localhost{home}/{CANARY}",
+        "../../../../../../etc/passwd",
+        "/etc/passwd",
+        "/proc/self/environ",
+        "..",
+        "~/.ssh/id_rsa",
+        "C:/Windows/win.ini",
+        f"./x/../../{CANARY}",
+        "../glasshouse.db",
+        "../runtime.json",
+        "link",
+    ]
+    found = dict.fromkeys(itertools.chain.from_iterable(map(encodings, places)))
+    return [payload for payload in found if payload]
+
+
+@pytest.fixture(scope="module")
+def canary(world: World) -> Path:
+    """A file outside the store, and links to it inside."""
+    home = world.api.home
+    path = home / CANARY
+    path.write_bytes(SECRET)
+    for folder in ("uploads", f"jobs/{world.ids['jobs']}/1/artifacts", "datasets"):
+        inside = home / "artifacts" / folder
+        inside.mkdir(parents=True, exist_ok=True)
+        (inside / "link").symlink_to(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def admin(world: World) -> Generator[Raw]:
+    with Raw(world.api.url, world.api.admin) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def raw(world: World) -> Generator[Raw]:
+    with Raw(world.api.url, world.ada) as opened:
+        yield opened
+
+
+def stored(home: Path) -> set[str]:
+    """Every file of the service but those that it writes all the time."""
+    found = {str(path.relative_to(home)) for path in home.rglob("*") if path.is_file()}
+    return {name for name in found if "glasshouse.db" not in name and not name.endswith(".log")}
+
+
+def check(status: int, body: bytes, where: str) -> None:
+    assert 400 <= status < 500, f"{where} → {status}"
+    assert SECRET not in body, where
+    assert b"root:x:0" not in body, where
+    assert b"GLASSHOUSE_HOME" not in body, where
+
+
+def test_no_place_of_a_path_leads_out(route: Route, world: World, canary: Path, admin: Raw):
+    tried = payloads(world.api.home)
+    assert len(tried) >= 200
+    options = body_of(route, world)
+    body = options.get("content", "").encode()
+    before = stored(world.api.home)
+    for place in route.places:
+        known = {name: quote(value, safe="") for name, value in world.places(route.path).items()}
+        for payload in tried:
+            if " " in payload:
+                continue
+            target = route.path.format(**(known | {place: payload}))
+            answer = admin.ask(route.method, target, options.get("headers"), body)
+            if answer.status in (200, 304):  # '?' and '#' cut a path short, and '..' is one
+                assert SECRET not in answer.body
+                continue
+            check(answer.status, answer.body, f"{route.method} {target}")
+    assert stored(world.api.home) >= before
+    assert canary.read_bytes() == SECRET
+
+
+HEADERS = (
+    "Last-Event-ID",
+    "If-Match",
+    "If-None-Match",
+    "If-Range",
+    "Idempotency-Key",
+    "X-Request-Id",
+    "Range",
+    "Prefer",
+    "Accept",
+    "Content-Type",
+    "Content-Disposition",
+    "Content-Location",
+    "X-Original-URL",
+    "X-Rewrite-URL",
+    "X-Forwarded-Prefix",
+    "X-Sendfile",
+    "Referer",
+    "Cookie",
+)
+
+
+@pytest.mark.parametrize("header", HEADERS)
+def test_no_header_leads_out(world: World, canary: Path, raw: Raw, header: str):
+    job = world.ids["jobs"]
+    before = stored(world.api.home)
+    targets = itertools.cycle(
+        (
+            ("GET", f"/api/v1/jobs/{job}/artifacts/outputs.npz", b""),
+            ("GET", f"/api/v1/jobs/{job}/events", b""),
+            ("POST", f"/api/v1/jobs/{job}/probes", b"{}"),
+        )
+    )
+    for payload, (method, target, body) in zip(payloads(world.api.home), targets, strict=False):
+        answer = raw.ask(method, target, {header: payload}, body)
+        assert answer.status < 500, (method, target, payload)
+        assert SECRET not in answer.body
+        assert all("canary" not in value for value in answer.headers.values())
+    assert stored(world.api.home) >= before
+    assert canary.read_bytes() == SECRET
+
+
+QUERIES = (
+    "/api/v1/datasets?format={}",
+    "/api/v1/jobs?parent={}",
+    "/api/v1/jobs?q={}",
+    "/api/v1/jobs?after={}",
+    "/api/v1/jobs/{job}/tensors?name={}",
+    "/api/v1/jobs/{job}/captures?layer={}",
+    "/api/v1/jobs/{job}/stats?layer={}",
+    "/api/v1/jobs/{job}/metrics/query?name={}",
+    "/api/v1/jobs/{job}/plots/loss?layer={}",
+    "/api/v1/jobs/{job}/stream?after={}",
+    "/api/v1/stream?job={}",
+    "/api/v1/datasets/{dataset}/rows?split={}",
+    "/open?ticket={}",
+)
+
+
+@pytest.mark.parametrize("template", QUERIES)
+def test_no_query_leads_out(world: World, canary: Path, raw: Raw, template: str):
+    known = template.replace("{job}", world.ids["jobs"]).replace("{dataset}", world.ids["datasets"])
+    for payload in payloads(world.api.home):
+        target = known.replace("{}", quote(payload, safe="%"))
+        method = "POST" if "format=" in target else "GET"
+        answer = raw.ask(method, target, {}, b"1,2\n" if method == "POST" else b"")
+        assert answer.status < 500, target
+        assert SECRET not in answer.body
+    assert canary.read_bytes() == SECRET
+
+
+def test_no_field_of_a_body_leads_out(world: World, canary: Path, raw: Raw):
+    before = stored(world.api.home)
+    for payload in payloads(world.api.home)[::3]:
+        spec = small_job(payload)
+        infer = {"kind": "infer", "checkpoint": payload, "inputs": {"image": [[1]]}}
+        split = small_job(world.ids["datasets"])
+        split["data"]["train"]["split"] = payload
+        layer = small_job(world.ids["datasets"])
+        layer["network"]["layers"][0]["name"] = payload
+        kind = small_job(world.ids["datasets"])
+        kind["network"]["layers"][0]["type"] = payload
+        for body in (spec, infer, split, layer, kind, small_job(payload, name=payload)):
+            answer = raw.ask(
+                "POST",
+                "/api/v1/plan",
+                {"Content-Type": "application/json"},
+                json.dumps(body).encode(),
+            )
+            assert answer.status in (400, 404, 409, 422), (body, answer.status, answer.body)
+            assert SECRET not in answer.body
+    assert stored(world.api.home) >= before
+    assert canary.read_bytes() == SECRET
