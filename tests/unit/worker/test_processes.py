@@ -49,7 +49,7 @@ def test_a_recycled_pid_gets_no_signal(sleeper: subprocess.Popen[bytes]):
 def test_a_pid_that_was_really_given_again_gets_no_signal():
     """The kernel is told which number to give next; where it does not listen there is no test."""
     last = Path("/proc/sys/kernel/ns_last_pid")
-    with subprocess.Popen(["sleep", "0"], start_new_session=True) as first:
+    with subprocess.Popen(["cat"], stdin=-1, start_new_session=True) as first:
         leader = identity(first)
     for _ in range(50):
         time.sleep(0.05)  # the kernel tells start times in hundredths of a second
