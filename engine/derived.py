@@ -113,6 +113,7 @@ class Derived:
             for name, metric in zip(names, metrics, strict=True)
             if metric.type != "accuracy"
         ]
+        self._off: list[str] = []
         self._next_due = 0 if self._series else NEVER
         self._values: dict[str, Tensor] = {}
         self._late: _Seeing | None = None
@@ -127,15 +128,16 @@ class Derived:
         return _Seeing(self, self._network, due, batch) if due else _IDLE
 
     def state(self) -> State:
-        """How often each has failed."""
-        return {"failures": {item.name: item.num_failures for item in self._series}}
+        """How often each has failed, and which are off."""
+        failures = {item.name: item.num_failures for item in self._series}
+        return {"failures": failures, "off": [*self._off]}
 
     def restore(self, state: State) -> None:
         """Those that were off stay off."""
-        failures: dict[str, int] = state["failures"]
-        self._series = [item for item in self._series if item.name in failures]
+        self._off = [str(name) for name in state["off"]]
+        self._series = [item for item in self._series if item.name not in self._off]
         for series in self._series:
-            series.num_failures = int(failures[series.name])
+            series.num_failures = int(state["failures"].get(series.name, 0))
 
     def take(self) -> dict[str, Tensor]:
         """The figures of the step, after its update; they stay on the device."""
@@ -164,6 +166,7 @@ class Derived:
         if series.num_failures >= MAX_FAILURES:
             what += f"; it is off after {MAX_FAILURES} failures"
             self._series = [item for item in self._series if item is not series]
+            self._off.append(series.name)
         self._emit({"type": "dropped", "at": now(), "what": what[:500], "count": 1})
         traceback.print_exception(error)
 

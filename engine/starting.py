@@ -40,6 +40,10 @@ class Start:
         Raises:
             CheckpointMismatch: the checkpoint is of something else.
         """
+        self._restore(parts)
+        self.saved.parts.clear()  # as much memory as the network and its optimizer take
+
+    def _restore(self, parts: Parts) -> None:
         if self.how == "resume":
             self.saved.restore(parts)
             return

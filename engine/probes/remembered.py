@@ -12,10 +12,10 @@ from engine.probes.watch import Watch
 from engine.snapshot import State
 
 
-def state(watches: Sequence[Watch], num_evaluations: int) -> State:
+def state(watches: Sequence[Watch], off: Sequence[str], num_evaluations: int) -> State:
     """What these remember, by their numbers or ids."""
     found = {str(watch.number): _of(watch) for watch in watches}
-    return {"evaluations": num_evaluations, "watches": found}
+    return {"evaluations": num_evaluations, "watches": found, "off": [*off]}
 
 
 def _of(watch: Watch) -> dict[str, Any]:
@@ -27,23 +27,14 @@ def _of(watch: Watch) -> dict[str, Any]:
     return found
 
 
-def restore(saved: State, watches: Sequence[Watch], *, has_ids: bool) -> list[Watch]:
-    """Give back what was remembered; returns those that look on.
-
-    Without ids the watches are those of the spec, and one that is not in the state was off.
-    """
-    left: list[Watch] = []
+def restore(saved: State, watches: Sequence[Watch]) -> None:
+    """Give back what was remembered to those that are as they were."""
     told: dict[int, set[Key]] = {}
     for watch in watches:
         entry = saved["watches"].get(str(watch.number))
-        if entry is None:
-            left += [watch] if has_ids else []
-            continue
-        left.append(watch)
-        if entry["probe"] != watch.probe.model_dump(mode="json"):
+        if entry is None or entry["probe"] != watch.probe.model_dump(mode="json"):
             continue
         watch.factor = int(entry["factor"])
         watch.num_failures = int(entry["failures"])
         if isinstance(watch, Recorder):
             watch.restore(entry["recorder"], told)
-    return left

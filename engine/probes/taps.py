@@ -64,6 +64,8 @@ class Probes:
         self._telling = Teller(emit, readback)
         self.evaluations = Evaluations(self, Meter(meter_clock), self._overhead, self._telling)
         self._set([made(number, probe) for number, probe in enumerate(probes)])
+        self._off: list[str] = []
+        """Those that were switched off, because looking failed."""
         self._looking: list[Watch] = []
         self._next_due = self._step = 0
         self.loss: Tensor | None = None
@@ -168,6 +170,7 @@ class Probes:
             if is_off:
                 what += f"; it is off after {MAX_FAILURES} failures"
                 self._set([item for item in self._all if item is not watch])
+                self._off.append(str(watch.number))
             self.emit({"type": "dropped", "at": now(), "what": what[:500], "count": 1})
             if is_off:
                 self._tell_failed(watch, error)
@@ -183,17 +186,18 @@ class Probes:
 
     def state(self) -> State:
         """How far each interval has widened, how often looking failed, what recorders keep."""
-        return remembered.state(self._all, self.evaluations.num_evaluations)
+        return remembered.state(self._all, self._off, self.evaluations.num_evaluations)
 
     def restore(self, state: State) -> None:
         """Watch on as before; a probe that was changed since begins anew.
 
-        So do those with ids that had been switched off: the list that is in force knows of them.
+        Which of those with ids were switched off, the list that is in force knows.
         """
         self.evaluations.num_evaluations = int(state["evaluations"])
-        left = remembered.restore(state, self._all, has_ids=self.wanted is not None)
-        if len(left) < len(self._all):
-            self._set(left)
+        remembered.restore(state, self._all)
+        if self.wanted is None:
+            self._off = [str(number) for number in state["off"]]
+            self._set([watch for watch in self._all if str(watch.number) not in self._off])
         self._next_due = 0
 
     def _report_dropped(self) -> None:

@@ -5,11 +5,14 @@ from typing import Any
 
 import pytest
 
+from engine.derived import FORMULAS
 from engine.probes import remembered
+from engine.probes.look import Look
 from engine.probes.recorder import Recorder
 from engine.probes.taps import made
 from engine.probes.watch import Watch
 from glasshouse.spec import Probe
+from tests.unit.engine.making import of_type, run, spec
 
 NAN = [float("nan"), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 4, 0]
 FINITE = [1.5, 0.5, 1.0, 2.0, 3.0, 2.0, 0.25, 0, 0]
@@ -22,7 +25,7 @@ def _probe(**changes: Any) -> Probe:
 
 def _again(watches: list[Watch]) -> dict[str, Any]:
     """The state as it comes back from a file."""
-    return json.loads(json.dumps(remembered.state(watches, 3)))
+    return json.loads(json.dumps(remembered.state(watches, (), 3)))
 
 
 def _record(step: int) -> dict[str, Any]:
@@ -32,23 +35,40 @@ def _record(step: int) -> dict[str, Any]:
 def test_a_widened_interval_stays_wide():
     before, after = made(0, _probe()), made(0, _probe())
     before.factor, before.num_failures = 8, 2
-    assert remembered.restore(_again([before]), [after], has_ids=False) == [after]
+    remembered.restore(_again([before]), [after])
     assert (after.every, after.num_failures) == (16, 2)
 
 
 def test_a_probe_that_was_changed_since_begins_anew():
     before, after = made("prb_1", _probe()), made("prb_1", _probe(every=5))
     before.factor, before.num_failures = 8, 2
-    remembered.restore(_again([before]), [after], has_ids=True)
+    remembered.restore(_again([before]), [after])
     assert (after.every, after.num_failures) == (5, 0)
 
 
-def test_a_probe_that_was_off_stays_off_and_a_new_one_looks():
-    off, on = made(0, _probe()), made(1, _probe())
-    state = _again([on])
-    assert remembered.restore(state, [off, on], has_ids=False) == [on]
-    new = made("prb_9", _probe())
-    assert remembered.restore(state, [new], has_ids=True) == [new]
+def test_what_was_off_stays_off_over_a_restart_and_what_is_new_looks(
+    digits, tmp_path, monkeypatch, capfd
+):
+    """A probe and a metric that fail three times are off; what the job says besides is done."""
+    monkeypatch.setattr(Look, "_see", _fail)
+    monkeypatch.setitem(FORMULAS, "l2", _fail)
+    watch = {"layers": ["fc"], "kinds": ["output"], "every": 1, "max_overhead": None}
+    metric = {"type": "l2", "inputs": ["fc"]}
+    each = {"every_steps": 1}
+    first = run(tmp_path / "a", spec(probes=[watch], metrics=[metric], checkpoint=each), digits)
+    assert sum("is off" in record["what"] for record in of_type(first, "dropped")) == 2
+    there = {"dir": str(tmp_path / "a" / "checkpoints" / "step-5"), "step": 5}
+    monkeypatch.undo()
+    more = {"probes": [watch, watch], "metrics": [metric, {**metric, "name": "new"}]}
+    records = run(tmp_path / "b", spec(**more), digits, resume=there)
+    values = [r["values"] for r in of_type(records, "metrics") if "loss" in r["values"]]
+    assert all("new" in item and "l2(fc)" not in item for item in values)
+    assert [record["step"] for record in of_type(records, "stats")] == [5, 6, 7, 8, 9]
+    capfd.readouterr()
+
+
+def _fail(*_args: Any) -> Any:
+    raise ValueError("it cannot be seen")
 
 
 @pytest.mark.parametrize("layer", ["fc", "NaN"])
@@ -67,14 +87,14 @@ def test_a_recorder_gives_the_steps_from_before_the_restart(layer: str):
     uninterrupted, before, after = recorder(), recorder(), recorder()
     steps(uninterrupted, 0, 30)
     steps(before, 0, 25)
-    remembered.restore(_again([before]), [after], has_ids=False)
+    remembered.restore(_again([before]), [after])
     steps(after, 25, 30)
     expected = uninterrupted.take(_record(30), [bad], 1.0, set())
     assert len(expected) == 21
     assert repr(after.take(_record(30), [bad], 1.0, set())) == repr(expected)
     # it has spoken, and does not speak again before a finite step: nor after a restart
     later = recorder()
-    remembered.restore(_again([after]), [later], has_ids=False)
+    remembered.restore(_again([after]), [later])
     assert later.take(_record(31), [bad], 1.0, set()) == []
 
 
@@ -85,7 +105,7 @@ def test_what_one_recorder_has_told_another_does_not_tell_again_after_a_restart(
     for one in before:
         assert isinstance(one, Recorder)
         one.take(_record(0), [["fc", "output", *FINITE]], 1.0, told)
-    remembered.restore(_again(before), after, has_ids=False)
+    remembered.restore(_again(before), after)
     said: list[dict[str, Any]] = []
     told = set()
     for one in after:
