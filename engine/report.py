@@ -95,7 +95,7 @@ class Reporter:
         self._started = time.monotonic()
         self._told = (self._started, 0)
         self._samples = Samples(job, validation, out.directory)
-        self.derived = Derived(learner.network, job.metrics, out.emit)
+        self.derived = Derived(learner.network, job.metrics, out.emit, timing.clock)
         self.latest: dict[str, float] = {}
         """The newest value of each metric that has arrived."""
 
