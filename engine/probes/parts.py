@@ -126,18 +126,18 @@ def planned(
     largest: tuple[str, TooLarge] | None = None
     for name in seen:
         thing = watchable.thing(name)
-        if thing.layout is None:
-            total += thing.size
-            continue
-        shape, item_bytes = thing.layout
+        shape, item_bytes = thing.layout or ((thing.size,), 1)
         try:
             if probe.slice is not None:
+                if thing.layout is None:
+                    raise BadSlice("its shape is known only when the job runs: want it whole")
                 parse(probe.slice, shape)
             total += sum(
                 num_bytes(part, shape, item_bytes) for part in parts(probe, shape, item_bytes)
             )
         except BadSlice as error:
-            wrong = wrong or (f"{name}, of shape {list(shape)}", error)
+            shown = f", of shape {list(shape)}" if thing.layout else ""
+            wrong = wrong or (f"{name}{shown}", error)
         except TooLarge as error:
             if largest is None or error.size > largest[1].size:
                 largest = (name, error)

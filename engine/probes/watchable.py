@@ -77,10 +77,9 @@ def _of_parameters(network: nn.Module, reach: Reach, states: States) -> dict[str
         thing = Thing(size, name, scope="parameter", layout=layout)
         found["param"][name] = found["update"][name] = thing
         found["param_grad"][name] = replace(thing, lacks=lacks)
-        for key, state_size in states.get(name, {}).items():
+        for key, kept in states.get(name, {}).items():
             full = f"{name}.{key}"
-            same = layout if state_size == size else None
-            thing = Thing(state_size, full, scope="parameter", lacks=lacks, layout=same)
+            thing = Thing(kept.num_bytes, full, scope="parameter", lacks=lacks, layout=kept.layout)
             found["optim_state"][full] = thing
     return found
 
