@@ -18,10 +18,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.probes import kernel, look
+from engine.probes import kernel, look, plain
 from engine.probes.compiling import ISAS, LIBRARY, SOURCE, NotCompiled, compile_into, find_compiler
 from engine.probes.kernel import TYPES, Kernel, is_dense, takes
-from engine.probes.summarize import _with_torch, summarize, summarize_all
+from engine.probes.summarize import summarize, summarize_all
 from tests.conftest import IN_CI, absent
 from tests.unit.engine.test_watching import _small, _step, _tensors, by_numpy
 
@@ -78,7 +78,8 @@ def test_kernel_plain_path_and_numpy_agree(native, x):
     expected = by_numpy(x)
     for isa in range(len(ISAS)):
         agree(native([x], isa=isa)[0], expected)
-    agree(_with_torch(x), expected)
+    agree(plain.figures(x), expected)
+    agree(plain.figures_on_device(x).tolist(), expected)
 
 
 @pytest.mark.parametrize("name", _tensors())
@@ -86,7 +87,7 @@ def test_awkward_tensors_have_the_plain_paths_figures(native, name):
     x = _tensors()[name]
     before = x.clone()
     for isa in range(len(ISAS)):
-        agree(native([x], isa=isa)[0], _with_torch(x))
+        agree(native([x], isa=isa)[0], plain.figures(x))
     assert torch.equal(x.nan_to_num(), before.nan_to_num())
 
 
@@ -99,6 +100,8 @@ def test_doubles_of_any_size_neither_overflow_nor_vanish(native, size):
         found = native([x], isa=isa)[0]
         assert found[:6] == pytest.approx([part * size for part in parts], rel=1e-6, abs=0)
         assert found[6:] == [1 / 6, 1, 1]
+    for found in (plain.figures(x), plain.figures_on_device(x).tolist()):
+        assert found[:6] == pytest.approx([part * size for part in parts], rel=1e-6, abs=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
