@@ -82,6 +82,7 @@ class Blocks(Clock):
         os.kill(self._bench.consumer.pid, self._signals[0 if hindered else 1])
         until = time.monotonic() + PATIENCE_S
         while not hindered and self._bench.ring.released < self._kept.end:
+            assert self._bench.consumer.poll() is None, "the consumer has died"
             assert time.monotonic() < until, "the consumer does not catch up"
             time.sleep(0.01)
 

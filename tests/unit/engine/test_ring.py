@@ -277,6 +277,23 @@ def test_a_file_that_lies_in_the_ring_as_it_is_wanted_is_written_in_one_piece(
             assert torch.equal(found[step, f"l{number}", "output"], torch.arange(size) + step)
 
 
+@pytest.mark.parametrize("num_pages", [1, 2])
+def test_a_header_in_the_last_pages_of_a_lap_is_no_part_of_the_piece(
+    tmp_path: Path, num_pages: int
+):
+    """The tensor after it is at the ring's beginning, whatever its position says."""
+    ring = Ring.private(8 * PAGE)
+    content = os.urandom(PAGE)
+    ring.memory[HEADER_BYTES : HEADER_BYTES + PAGE] = content
+    entry = {"layer": "a", "kind": "param", "shape": [PAGE], "dtype": "uint8", "size_bytes": PAGE}
+    head = ((8 - num_pages) * PAGE, num_pages * PAGE)
+    tensors = [{**entry, "position": 8 * PAGE}]
+    write_file(
+        tmp_path / "x", {"step": 0, "phase": "train", "tensors": tensors, "head": head}, ring
+    )
+    assert bytes(load_file(tmp_path / "x")["a/param"].tolist()) == content
+
+
 def test_a_header_that_needs_more_room_than_there_is_goes_round(tmp_path: Path):
     seen: list[dict[str, Any]] = []
     captures = Captures(tmp_path, seen.append)
