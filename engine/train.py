@@ -16,7 +16,7 @@ from engine.failures import StepFailed
 from engine.network import Network
 from engine.optim import build_loss, build_optimizer
 from engine.probes.captures import Captures
-from engine.probes.look import Training
+from engine.probes.desk import Training
 from engine.probes.taps import Probes
 from engine.probes.wanted import Wanted
 from engine.readback import Readback

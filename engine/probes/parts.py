@@ -1,14 +1,13 @@
 """Which part of a tensor a probe keeps: all of it, a slice, or a sample of its first axis."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from engine.probes.select import Watchable
-from engine.probes.watch import Watch
 from engine.problems import Findings
 from glasshouse.slices import BadSlice, parse, read, spelt_out
 from glasshouse.spec import Probe
@@ -104,10 +103,9 @@ def _indices(text: str, shape: Shape) -> list[int | slice]:
     ]
 
 
-def kept(watches: Sequence[Watch], tensor: Tensor) -> Iterator[tuple[Part, Tensor, bool]]:
+def kept(probes: Iterable[Probe], tensor: Tensor) -> Iterator[tuple[Part, Tensor, bool]]:
     """Each part of a tensor that some probe keeps, once, and whether it must not be dropped."""
     shape, item_bytes = tuple(tensor.shape), tensor.element_size()
-    probes = [watch.probe for watch in watches if watch.takes_full]
     wanted: dict[Part, bool] = {}
     for probe in probes:
         for part in parts(probe, shape, item_bytes):

@@ -24,7 +24,7 @@ _OF_FORWARD = ("output", "input")
 
 Row = Sequence[Any]
 Key = tuple[str, str]
-Keep = Callable[[int, str, str, Tensor], object]
+Keep = Callable[[str, str, Tensor], object]
 
 
 class Recorder(Watch):
@@ -68,7 +68,7 @@ class Recorder(Watch):
             elif key[1] in _OF_FORWARD:
                 self._held.append((*key, tensor.detach(), tensor._version))
         if self._is_bad:
-            keep(step, *key, tensor)
+            keep(*key, tensor)
 
     def see_loss(self, step: int, loss: Tensor | None, keep: Keep) -> None:
         """Look at the loss of the step, where that makes nobody wait."""
@@ -81,7 +81,7 @@ class Recorder(Watch):
         self._is_bad, self._spoilt = True, step
         for name, kind, tensor, version in self._held:
             if tensor._version == version:
-                keep(step, name, kind, tensor)
+                keep(name, kind, tensor)
         self._held.clear()
 
     def take(

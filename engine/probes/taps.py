@@ -10,9 +10,9 @@ from torch import Tensor
 from engine.network import Network
 from engine.probes.captures import Captures
 from engine.probes.counted import Counted
+from engine.probes.desk import Training, Unwatched
 from engine.probes.evaluations import Evaluations
-from engine.probes.look import Look, Training, Unwatched
-from engine.probes.measured import MeasuredLook
+from engine.probes.look import Look
 from engine.probes.meter import Meter, clock_of
 from engine.probes.overhead import Overhead
 from engine.probes.points import Sight
@@ -35,6 +35,8 @@ _KEPT_SIGHTS = 16
 
 class Probes:
     """All probes of a job."""
+
+    phase = "train"
 
     def __init__(  # noqa: PLR0913 (each is another seam)
         self,
@@ -118,7 +120,7 @@ class Probes:
         self._meter.watch(due)
         if due:
             self._looking = due
-            return MeasuredLook(self, step, due, self._meter)
+            return Look(self, step, due, self._meter)
         self._next_due = first_due_after(self._training, step)
         return _IDLE
 
@@ -149,7 +151,7 @@ class Probes:
         """Send the tensors and the statistics of a step on their way."""
         self.captures.finish_step()
         self._report_dropped()
-        record = {"type": "stats", "at": now(), "step": step, "phase": "train"}
+        record = {"type": "stats", "at": now(), "step": step, "phase": self.phase}
         self._telling.tell(record, rows, counted, self._looking, self.loss)
 
     def figures(self) -> dict[str, float]:
