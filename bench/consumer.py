@@ -14,7 +14,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from engine.probes.ring import Ring
+from engine.probes.tensors.ring import Ring
 from engine.spool import read_frames
 from models.artifacts import LocalArtifacts
 from models.attempts import Claim

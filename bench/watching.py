@@ -24,8 +24,8 @@ from bench import step as mnist
 from bench.step import Clock
 from engine.data import Table, load
 from engine.plan import parse_spec, plan
-from engine.probes import kernel
-from engine.probes.ring import Ring, default_num_bytes
+from engine.probes.figures import kernel
+from engine.probes.tensors.ring import Ring, default_num_bytes
 from engine.rank import calm_collector
 from engine.report import Outputs
 from engine.spool import SpoolWriter

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from engine.metrics import metric_names, num_correct
 from engine.network import Network, leaves, root
-from engine.probes.gradients import watch_gradient
+from engine.probes.watched.gradients import watch_gradient
 from engine.problems import Findings
 from engine.spool import now
 from engine.timing import Clock, HostClock, taken_out

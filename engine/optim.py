@@ -17,7 +17,7 @@ from torch.nn.modules.loss import _Loss  # pyright: ignore[reportPrivateUsage]
 
 from engine import arguments
 from engine.network import dtype_name
-from engine.probes.updates import as_tensor
+from engine.probes.watched.updates import as_tensor
 from engine.problems import one
 from engine.shapes import FieldShape, tiny
 from glasshouse.spec import Loss, Optimizer

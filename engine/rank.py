@@ -15,7 +15,7 @@ import torch
 from engine import infer
 from engine.data import Rows, Table, load
 from engine.failures import classify
-from engine.probes.wanted import Wanted
+from engine.probes.watched.wanted import Wanted
 from engine.problems import SpecProblems
 from engine.report import Control, Outputs
 from engine.spool import SpoolWriter, now

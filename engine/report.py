@@ -20,7 +20,7 @@ from engine.derived import Derived
 from engine.metrics import Accuracies
 from engine.network import Network
 from engine.probes.taps import Probes
-from engine.probes.wanted import Wanted
+from engine.probes.watched.wanted import Wanted
 from engine.samples import Samples
 from engine.spool import now
 from engine.timing import REPORT, Timing

@@ -15,10 +15,10 @@ from engine.data import Rows
 from engine.failures import StepFailed
 from engine.network import Network
 from engine.optim import build_loss, build_optimizer
-from engine.probes.captures import Captures
 from engine.probes.desk import Training
 from engine.probes.taps import Probes
-from engine.probes.wanted import Wanted
+from engine.probes.tensors.captures import Captures
+from engine.probes.watched.wanted import Wanted
 from engine.readback import Readback
 from engine.report import Control, Learner, Outputs, Reporter
 from engine.timing import Timing, Work, clock_of

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from engine.data import Rows
 from engine.network import Network
-from engine.probes.captures import Captures
-from engine.probes.counted import Counted
-from engine.probes.points import Sight
-from engine.probes.watch import Watch
+from engine.probes.figures.counted import Counted
+from engine.probes.tensors.captures import Captures
+from engine.probes.watched.points import Sight
+from engine.probes.watched.watch import Watch
 from engine.timing import Clock
 
 Mark = Callable[[str], None]

@@ -6,13 +6,13 @@ from typing import Any
 
 from torch import Tensor
 
-from engine.probes.counted import Counted
+from engine.probes.cost.meter import Meter
+from engine.probes.cost.overhead import Overhead
 from engine.probes.desk import Desk, Training
+from engine.probes.figures.counted import Counted
 from engine.probes.look import Look
-from engine.probes.meter import Meter
-from engine.probes.overhead import Overhead
 from engine.probes.telling import Seen, Teller
-from engine.probes.watch import Watch
+from engine.probes.watched.watch import Watch
 from engine.spool import now
 from engine.timing import Clock
 

@@ -16,20 +16,20 @@ import torch
 from torch import Tensor, nn
 
 from engine.network import input_leaves, leaves
-from engine.probes.calls import Calls
-from engine.probes.captures import Piece
-from engine.probes.counted import Counted
+from engine.probes.cost.meter import Meter
 from engine.probes.desk import Desk, Mark
-from engine.probes.gradients import watch_gradient
-from engine.probes.losses import sample_losses
-from engine.probes.meter import Meter
-from engine.probes.parts import kept
-from engine.probes.points import Point, Seen, wanting
+from engine.probes.figures.counted import Counted
+from engine.probes.figures.summarize import summarize, summarize_all
 from engine.probes.recorder import Recorder
-from engine.probes.select import LOSS, LOSS_ROWS, LOSS_SAMPLES
-from engine.probes.summarize import summarize, summarize_all
-from engine.probes.updates import changes, copies, states
-from engine.probes.watch import Watch, Watches
+from engine.probes.tensors.captures import Piece
+from engine.probes.tensors.parts import kept
+from engine.probes.watched.calls import Calls
+from engine.probes.watched.gradients import watch_gradient
+from engine.probes.watched.losses import sample_losses
+from engine.probes.watched.points import Point, Seen, wanting
+from engine.probes.watched.select import LOSS, LOSS_ROWS, LOSS_SAMPLES
+from engine.probes.watched.updates import changes, copies, states
+from engine.probes.watched.watch import Watch, Watches
 from glasshouse.spec import Probe
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.probes.watch import Watch
+from engine.probes.watched.watch import Watch
 from glasshouse.events import STATS_COLUMNS
 from glasshouse.spec import Probe
 

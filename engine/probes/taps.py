@@ -8,18 +8,18 @@ from typing import Any
 from torch import Tensor
 
 from engine.network import Network
-from engine.probes.captures import Captures
-from engine.probes.counted import Counted
+from engine.probes.cost.meter import Meter, clock_of
+from engine.probes.cost.overhead import Overhead
 from engine.probes.desk import Training, Unwatched
 from engine.probes.evaluations import Evaluations
+from engine.probes.figures.counted import Counted
 from engine.probes.look import Look
-from engine.probes.meter import Meter, clock_of
-from engine.probes.overhead import Overhead
-from engine.probes.points import Sight
 from engine.probes.recorder import Recorder
 from engine.probes.telling import Seen, Teller
-from engine.probes.wanted import Wanted
-from engine.probes.watch import Watch, first_due_after
+from engine.probes.tensors.captures import Captures
+from engine.probes.watched.points import Sight
+from engine.probes.watched.wanted import Wanted
+from engine.probes.watched.watch import Watch, first_due_after
 from engine.readback import Readback
 from engine.spool import now
 from engine.timing import Clock, HostClock

@@ -25,7 +25,7 @@ LEAST_FREE_BYTES = 2 * 1024**3
 MEND_KERNEL = (
     "Same figures, slower. Get a C++ compiler (Debian, Ubuntu: apt install g++; Fedora: dnf "
     "install gcc-c++; Alpine: apk add g++; macOS: xcode-select --install), then install glasshouse "
-    "anew, or in a checkout: python -m engine.probes.kernel"
+    "anew, or in a checkout: python -m engine.probes.figures.kernel"
 )
 MEND_CUDA_KERNEL = (
     "Same figures, slower. Triton comes with torch's CUDA builds for Linux; it wants a C compiler "
@@ -114,7 +114,7 @@ def has_nvidia_driver() -> bool:
 
 def _kernel(home: Path) -> Check:
     """The native kernel of the statistics."""
-    return _path_of_statistics("kernel", "the CPU", "engine.probes.compiling", MEND_KERNEL)
+    return _path_of_statistics("kernel", "the CPU", "engine.probes.figures.compiling", MEND_KERNEL)
 
 
 def _cuda_kernel(home: Path) -> Check:
@@ -122,7 +122,9 @@ def _cuda_kernel(home: Path) -> Check:
     build = torch_build()
     if build is None or build[1] is None or not has_nvidia_driver():
         return Check("cuda kernel", "ok", "is not needed: jobs run on the CPU")
-    return _path_of_statistics("cuda kernel", "CUDA", "engine.probes.on_cuda", MEND_CUDA_KERNEL)
+    return _path_of_statistics(
+        "cuda kernel", "CUDA", "engine.probes.figures.on_cuda", MEND_CUDA_KERNEL
+    )
 
 
 def _path_of_statistics(name: str, device: str, module: str, mend: str) -> Check:

@@ -11,12 +11,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from engine.probes import on_cuda, plain
+from engine.probes.figures import on_cuda, plain
 from glasshouse.bins import bins_of
 from tests.unit.engine.test_kernel import agree, tensors
 from tests.unit.engine.test_watching import _tensors, by_numpy
 
-triton_kernel = pytest.importorskip("engine.probes.triton_kernel", exc_type=ImportError)
+triton_kernel = pytest.importorskip("engine.probes.figures.triton_kernel", exc_type=ImportError)
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if IS_INTERPRETED else "cuda")
 TILE, MERGED = triton_kernel.TILE, triton_kernel.MERGED_AT_ONCE

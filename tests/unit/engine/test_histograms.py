@@ -11,11 +11,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from engine.probes import kernel, look, plain
-from engine.probes.compiling import FLAGS, ISAS, LIBRARY, SOURCE, find_compiler, source_mark
-from engine.probes.counted import Counted, landed, on_device, told
-from engine.probes.kernel import TYPES, Kernel
-from engine.probes.summarize import summarize
+from engine.probes import look
+from engine.probes.figures import kernel, plain
+from engine.probes.figures.compiling import FLAGS, ISAS, LIBRARY, SOURCE, find_compiler, source_mark
+from engine.probes.figures.counted import Counted, landed, on_device, told
+from engine.probes.figures.kernel import TYPES, Kernel
+from engine.probes.figures.summarize import summarize
 from glasshouse.bins import bins_of, quantiles
 from tests.conftest import absent
 from tests.unit.engine import test_kernel
@@ -202,7 +203,7 @@ def test_a_process_that_only_loads_the_kernel_starts_no_thread_and_its_forks_may
     code = """
 import os, torch
 torch.set_num_threads(1)
-from engine.probes import kernel
+from engine.probes.figures import kernel
 x = torch.ones(400_000)
 expected = kernel.LOADED.count([x])
 assert len(os.listdir("/proc/self/task")) == 1, os.listdir("/proc/self/task")

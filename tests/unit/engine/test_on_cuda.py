@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.probes import on_cuda
+from engine.probes.figures import on_cuda
 from tests.conftest import absent
 
 ROOT = Path(__file__).parents[3]
@@ -38,7 +38,7 @@ import re, sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from engine.probes import triton_kernel as k
+from engine.probes.figures import triton_kernel as k
 
 def compile(function, signature, **constants):
     given = signature | dict.fromkeys(constants, "constexpr")

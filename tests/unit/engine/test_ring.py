@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from engine.probes import drain
-from engine.probes import ring as ring_module
-from engine.probes.captures import Captures, Piece
-from engine.probes.drain import LocalDrain, file_names, write_file
-from engine.probes.ring import HEADER_BYTES, Producer, Ring
+from engine.probes.tensors import drain
+from engine.probes.tensors import ring as ring_module
+from engine.probes.tensors.captures import Captures, Piece
+from engine.probes.tensors.drain import LocalDrain, file_names, write_file
+from engine.probes.tensors.ring import HEADER_BYTES, Producer, Ring
 from tests.unit.engine.making import captured, losses, of_type, run, spec
 
 PAGE = 4096
@@ -324,7 +324,7 @@ class Slow(LocalDrain):
 
 
 def test_what_is_offered_is_stored_or_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("engine.probes.captures.LocalDrain", Slow)
+    monkeypatch.setattr("engine.probes.tensors.captures.LocalDrain", Slow)
     seen: list[dict[str, Any]] = []
     captures = Captures(tmp_path, seen.append, num_bytes=8 * PAGE)
     num_offered = num_dropped = 0
@@ -353,7 +353,7 @@ def test_what_is_larger_than_the_ring_is_dropped_and_nothing_waits_for_it(tmp_pa
 
 
 def test_lossless_waits_and_says_how_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("engine.probes.captures.LocalDrain", Slow)
+    monkeypatch.setattr("engine.probes.tensors.captures.LocalDrain", Slow)
     seen: list[dict[str, Any]] = []
     captures = Captures(tmp_path, seen.append, num_bytes=4 * PAGE)
     for step in range(6):
@@ -374,7 +374,7 @@ def test_lossless_waits_and_says_how_long(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_waiting_ends_when_the_job_is_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Slow, "pause_s", 1.0)
-    monkeypatch.setattr("engine.probes.captures.LocalDrain", Slow)
+    monkeypatch.setattr("engine.probes.tensors.captures.LocalDrain", Slow)
     over = threading.Event()
     captures = Captures(tmp_path, lambda _: None, num_bytes=PAGE, is_over=over.is_set)
     assert captures.offer(Piece(0, "a", "output", lossless=True), torch.zeros(1000))
@@ -413,8 +413,8 @@ def test_a_slow_disk_changes_no_bit_and_every_tensor_is_stored_or_counted(
     digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, lossless: bool
 ):
     plain = run(tmp_path / "plain", spec(), digits)
-    monkeypatch.setattr("engine.probes.captures.LocalDrain", Slow)
-    monkeypatch.setattr("engine.probes.captures.default_num_bytes", lambda: 600_000)
+    monkeypatch.setattr("engine.probes.tensors.captures.LocalDrain", Slow)
+    monkeypatch.setattr("engine.probes.tensors.captures.default_num_bytes", lambda: 600_000)
     probes = [{**EVERYTHING, "lossless": lossless}]
     records = run(tmp_path / "watched", spec(probes=probes), digits)
     assert losses(records) == losses(plain)

@@ -9,11 +9,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 from engine.network import LayerFailed, Network
-from engine.probes import plain
-from engine.probes.select import is_due
-from engine.probes.summarize import summarize
+from engine.probes.figures import plain
+from engine.probes.figures.summarize import summarize
 from engine.probes.taps import Probes
-from engine.probes.wanted import Wanted
+from engine.probes.watched.select import is_due
+from engine.probes.watched.wanted import Wanted
 from engine.rank import Assignment
 from engine.rank import run as run_assignment
 from engine.readback import Readback

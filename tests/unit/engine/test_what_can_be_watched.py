@@ -7,9 +7,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from engine.data import Rows, source_rows
-from engine.probes.losses import sample_losses
-from engine.probes.select import may_match
-from engine.probes.summarize import summarize
+from engine.probes.figures.summarize import summarize
+from engine.probes.watched.losses import sample_losses
+from engine.probes.watched.select import may_match
 from glasshouse.spec import Probe
 from tests.unit.engine.making import captured, errors, of_type, planned, run, spec
 from tests.unit.engine.test_kinds import everything, job, layer

@@ -2,8 +2,8 @@
 
 Triton compiles for the device that is there, with a C compiler and Python's headers. Where any of
 that is missing, or its figures are not those of the plain path, the plain path is used, which gives
-the same figures with some thirty launches instead of two. ``python -m engine.probes.on_cuda`` says
-which of the two this machine has.
+the same figures with some thirty launches instead of two. ``python -m
+engine.probes.figures.on_cuda`` says which of the two this machine has.
 """
 
 import sys
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.probes import plain
+from engine.probes.figures import plain
 
 if TYPE_CHECKING:
-    from engine.probes.triton_kernel import TritonKernel
+    from engine.probes.figures.triton_kernel import TritonKernel
 
 _SPECIAL = (float("nan"), float("inf"), float("-inf"), 0.0, -0.0, 1e-45, -6e4, 1.5)
 _NUM_TRIED = 10_000
@@ -49,7 +49,7 @@ def tried(device: torch.device) -> "TritonKernel":
     x[: len(_SPECIAL)] = torch.tensor(_SPECIAL)
     x = x.to(device)
     try:
-        from engine.probes.triton_kernel import TritonKernel  # noqa: PLC0415 - optional
+        from engine.probes.figures.triton_kernel import TritonKernel  # noqa: PLC0415 - optional
 
         kernel = TritonKernel()
         counted, counts = kernel.count(x)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from engine.network import dtype_name
-from engine.probes.drain import LocalDrain, can_keep
-from engine.probes.ring import PAGE_BYTES, Producer, Ring, default_num_bytes
+from engine.probes.tensors.drain import LocalDrain, can_keep
+from engine.probes.tensors.ring import PAGE_BYTES, Producer, Ring, default_num_bytes
 from engine.spool import now
 
 Emit = Callable[[dict[str, Any]], None]

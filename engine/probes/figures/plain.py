@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from engine.probes.kernel import Histogram
+from engine.probes.figures.kernel import Histogram
 from glasshouse.bins import NUM_BINS
 
 _LARGEST = torch.finfo(torch.float32).max

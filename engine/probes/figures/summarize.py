@@ -13,10 +13,10 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from engine.probes import kernel, plain
-from engine.probes.kernel import Histogram, takes
-from engine.probes.on_cuda import kernel_for
-from engine.probes.sparse import parts, with_zeros
+from engine.probes.figures import kernel, plain
+from engine.probes.figures.kernel import Histogram, takes
+from engine.probes.figures.on_cuda import kernel_for
+from engine.probes.figures.sparse import parts, with_zeros
 
 Figures = list[float] | Tensor
 Counts = Histogram | Tensor

@@ -7,9 +7,17 @@ import torch
 from torch import Tensor, nn
 
 from engine.optim import States, build_loss
-from engine.probes.losses import sample_losses
-from engine.probes.select import LOSS, LOSS_ROWS, LOSS_SAMPLES, Layout, Scope, Thing, Watchable
-from engine.probes.traced import Reach, Seen
+from engine.probes.watched.losses import sample_losses
+from engine.probes.watched.select import (
+    LOSS,
+    LOSS_ROWS,
+    LOSS_SAMPLES,
+    Layout,
+    Scope,
+    Thing,
+    Watchable,
+)
+from engine.probes.watched.traced import Reach, Seen
 from engine.shapes import Trace, Traced, tiny
 from glasshouse.spec import TrainJob
 

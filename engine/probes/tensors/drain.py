@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.probes.ring import Ring
+from engine.probes.tensors.ring import Ring
 
 Emit = Callable[[dict[str, Any]], None]
 _NAMES = {

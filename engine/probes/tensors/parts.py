@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.probes.select import Watchable
+from engine.probes.watched.select import Watchable
 from engine.problems import Findings
 from glasshouse.slices import BadSlice, parse, read, spelt_out
 from glasshouse.spec import Probe

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.probes.kernel import NUM_FIGURES, is_dense
+from engine.probes.figures.kernel import NUM_FIGURES, is_dense
 from glasshouse.bins import NUM_BINS
 
 TYPES = {
