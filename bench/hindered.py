@@ -147,9 +147,20 @@ class Told:
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
+    def wait(self) -> None:
+        """Until something is told."""
+        until = time.monotonic() + PATIENCE_S
+        while not self._found:
+            assert time.monotonic() < until, "the job says nothing"
+            time.sleep(0.1)
+
+    def close(self) -> None:
+        """After the job was cancelled: read its stream to the end."""
+        self._thread.join(PATIENCE_S)
+
     def _read(self) -> None:
         for event in self._job.stream(types=["metrics"]):
-            seconds = event.data["values"].get("time/step")
+            seconds = event.values.get("time/step")
             if seconds is not None:
                 self._found.append((event.at, seconds))
 
@@ -172,7 +183,7 @@ def viewers(rounds: int, window_s: float) -> dict[str, Any]:
             spec = digits(dataset, 0, 1) | {"stop": {"seconds": 3600}, "probes": [probe]}
             job = client.jobs.create(spec)
             told = Told(job)
-            time.sleep(window_s)
+            told.wait()
             path = f"/jobs/{job.id}/stream"
             found = []
             for number in range(rounds):
@@ -188,6 +199,7 @@ def viewers(rounds: int, window_s: float) -> dict[str, Any]:
                         sides[silent] = told.between(begin, datetime.now(UTC))
                 found.append((sides[NUM_VIEWERS] / sides[0],))
             job.cancel()
+            told.close()
     finally:
         subprocess.run([*CLI, "down", *where], check=False, stdout=subprocess.DEVNULL)
         shutil.rmtree(home, ignore_errors=True)
