@@ -56,7 +56,7 @@ def check(x: torch.Tensor) -> None:
 
 
 @given(tensors())
-@settings(max_examples=30 if IS_INTERPRETED else 300, deadline=None)
+@settings(max_examples=15 if IS_INTERPRETED else 300, deadline=None)
 def test_any_tensor_has_numpys_figures(x):
     if triton_kernel.TritonKernel.takes(x):
         check(x)

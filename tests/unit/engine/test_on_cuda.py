@@ -15,6 +15,7 @@ from tests.conftest import absent
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.timeout(900)  # half a minute of numpy, or minutes where the machine is busy
 def test_the_kernel_is_right_in_the_interpreter():
     """In a process of its own, because Triton reads the variable when it is imported."""
     if find_spec("triton") is None:
