@@ -28,7 +28,7 @@ class KernelHook(BuildHookInterface):
         except (compiling.NotCompiled, OSError) as error:
             sys.stderr.write(f"glasshouse: no kernel for statistics, the plain path: {error}\n")
             return
-        build_data["force_include"][str(library)] = f"engine/probes/{compiling.LIBRARY}"
+        build_data["force_include"][str(library)] = f"engine/probes/figures/{compiling.LIBRARY}"
         build_data["pure_python"] = False
         build_data["infer_tag"] = True
 
@@ -39,8 +39,8 @@ class KernelHook(BuildHookInterface):
 
 
 def load_compiling(root: Path) -> ModuleType:
-    """``engine.probes.compiling``, which needs nothing installed."""
-    path = root / "engine" / "probes" / "compiling.py"
+    """``engine.probes.figures.compiling``, which needs nothing installed."""
+    path = root / "engine" / "probes" / "figures" / "compiling.py"
     spec = importlib.util.spec_from_file_location("glasshouse_compiling", path)
     assert spec is not None  # noqa: S101 - the path ends in .py
     assert spec.loader is not None  # noqa: S101

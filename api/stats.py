@@ -3,14 +3,14 @@
 import heapq
 from collections.abc import Generator, Sequence
 from itertools import groupby
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from fastapi import APIRouter, Query, Request
 from numpy.typing import NDArray
 from starlette.responses import Response
 
-from api import columnar, inside, negotiation
+from api import columnar, inside, negotiation, quantiles
 from api.access import Read
 from api.answers import bad_parameter, etag, list_of
 from api.columnar import Column, Part
@@ -26,7 +26,7 @@ from models.stats_bytes import Figures, Histograms, Series
 from models.thinning import evenly, kept_places
 
 router = APIRouter(prefix="/api/v1", tags=["inside"])
-HISTOGRAM = "histogram"
+HISTOGRAM: Literal["histogram"] = "histogram"
 STATS = (*FIGURES, *QUANTILES, HISTOGRAM)
 MAX_HISTOGRAMS = 2000
 _NAMES = ("layer", "kind", "phase", "step")
@@ -57,7 +57,7 @@ def query_stats(  # noqa: PLR0913 (each is a parameter of the request)
         Query(
             max_length=20,
             description="Which figures and quantiles, separated by commas; left out, all that "
-            "there are. `histogram` stands alone.",
+            "were kept. Quantiles that were not come from histograms. `histogram` stands alone.",
         ),
     ] = None,
     from_step: FromStep = None,
@@ -130,8 +130,10 @@ def _figures(
     forms: list[Form] = [
         form for form in COLUMNS if any(not asked or name in asked for name in COLUMNS[form])
     ]
+    if not {*QUANTILES}.isdisjoint(asked):
+        forms.append(HISTOGRAM)
 
-    def run(form: Form) -> Generator[tuple[Series, Form, Figures]]:
+    def run(form: Form) -> Generator[tuple[Series, Form, Any]]:
         for series, data in stats.query(tx, job, form=form, **where):
             yield series, form, data
 
@@ -139,7 +141,11 @@ def _figures(
     for series, group in groupby(
         heapq.merge(*runs, key=lambda item: item[0]), key=lambda item: item[0]
     ):
-        steps, columns = _side_by_side([(form, data) for _, form, data in group], asked)
+        found = {form: data for _, form, data in group}
+        if (counted := found.pop(HISTOGRAM, None)) is not None:
+            most = min(max_points, MAX_HISTOGRAMS)
+            found["quantiles"] = quantiles.filled(found.get("quantiles"), counted, most)
+        steps, columns = _side_by_side([*found.items()], asked)
         kept = _kept(columns, max_points)
         thin = {
             name: Column(

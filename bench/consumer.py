@@ -2,15 +2,19 @@
 
 ``python -m bench.consumer <ring> <spool> <directory>`` does with whole tensors what a worker's
 supervisor does, but for the rows in the ledger: reads the spool at a supervisor's pace, writes a
-file of each step into artifacts, and gives the room back.
+file of each step into artifacts, and gives the room back. SIGUSR1 makes its disk slow, SIGUSR2
+what it was.
 """
 
 import os
+import signal
 import sys
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
-from engine.probes.ring import Ring
+from engine.probes.tensors.ring import Ring
 from engine.spool import read_frames
 from models.artifacts import LocalArtifacts
 from models.attempts import Claim
@@ -18,11 +22,29 @@ from worker.draining import Drain
 from worker.shipping import Sorter
 from worker.storing import _BUSY_S, MAX_RECORDS, SHIP_EVERY_S
 
+SLOW_BYTES_PER_S = 2e6
+
+
+class Disk(LocalArtifacts):
+    """Artifacts on a disk that can be made slow."""
+
+    is_slow = False
+
+    @contextmanager
+    def receive(self, key: str) -> Generator[Path]:
+        with super().receive(key) as path:
+            yield path
+            until = time.monotonic() + path.stat().st_size / SLOW_BYTES_PER_S
+            while self.is_slow and time.monotonic() < until:
+                time.sleep(0.01)
+
 
 def main() -> None:
     ring, spool, directory = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     claim = Claim("job_bench", 1, 1)
-    artifacts = LocalArtifacts(directory)
+    artifacts = Disk(directory)
+    signal.signal(signal.SIGUSR1, lambda *_: setattr(artifacts, "is_slow", True))
+    signal.signal(signal.SIGUSR2, lambda *_: setattr(artifacts, "is_slow", False))
     drain = Drain(claim, artifacts, Ring.open(ring))
     sorter = Sorter(claim, "bench", directory)
     offset = spool.stat().st_size

@@ -24,8 +24,8 @@ from bench import step as mnist
 from bench.step import Clock
 from engine.data import Table, load
 from engine.plan import parse_spec, plan
-from engine.probes import kernel
-from engine.probes.ring import Ring, default_num_bytes
+from engine.probes.figures import kernel
+from engine.probes.tensors.ring import Ring, default_num_bytes
 from engine.rank import calm_collector
 from engine.report import Outputs
 from engine.spool import SpoolWriter
@@ -150,7 +150,9 @@ NETWORKS = {
 class Bench:
     """One network: blocks of it with any probe."""
 
-    def __init__(self, directory: Path, make: Any, num_steps: int) -> None:
+    def __init__(
+        self, directory: Path, make: Any, num_steps: int, ring_bytes: int | None = None
+    ) -> None:
         self.num_steps = num_steps
         self.spec, self.meta, columns = make()
         self.directory = directory
@@ -163,7 +165,7 @@ class Bench:
         table, cpu = Table(directory), torch.device("cpu")
         self.rows = load(source, job.data.fields, table, seed=0, device=cpu)
         self.spool = SpoolWriter(directory / "spool")
-        self.ring = Ring.shared(default_num_bytes())
+        self.ring = Ring.shared(ring_bytes or default_num_bytes())
         command = [sys.executable, "-m", "bench.consumer", str(self.ring.name)]
         command += [str(directory / "spool"), str(directory / "artifacts")]
         self.consumer = subprocess.Popen(command, stdout=subprocess.PIPE)

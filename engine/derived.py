@@ -1,8 +1,9 @@
 """Derived series: one figure of one or two tensors of a step, computed on the device.
 
 Hooks exist on the steps on which a figure is due, and on no other. Every tensor is copied as it is
-seen: an in-place layer, clipping or the optimizer may change it. Shape suffixes are left out:
-these take any shape.
+seen: an in-place layer, clipping or the optimizer may change it. That takes ``time/derived``;
+the governor of probes leaves it alone, because a metric is part of what the job computes. Shape
+suffixes are left out: these take any shape.
 """
 
 import traceback
@@ -16,10 +17,11 @@ from torch import Tensor, nn
 
 from engine.metrics import metric_names, num_correct
 from engine.network import Network, leaves, root
-from engine.probes.gradients import watch_gradient
+from engine.probes.watched.gradients import watch_gradient
 from engine.problems import Findings
 from engine.snapshot import State
 from engine.spool import now
+from engine.timing import Clock, HostClock, taken_out
 from glasshouse.spec import Metric
 
 Emit = Callable[[dict[str, Any]], None]
@@ -104,9 +106,16 @@ def _floating(item: Tensor) -> Tensor:
 class Derived:
     """The derived metrics of a job."""
 
-    def __init__(self, network: Network, metrics: Sequence[Metric], emit: Emit) -> None:
+    def __init__(
+        self,
+        network: Network,
+        metrics: Sequence[Metric],
+        emit: Emit,
+        clock: Clock | None = None,
+    ) -> None:
         self._network = network
         self._emit = emit
+        self._clock = clock or HostClock()
         names = metric_names(metrics)
         self._series = [
             _Series(name, metric)
@@ -143,7 +152,8 @@ class Derived:
         """The figures of the step, after its update; they stay on the device."""
         if self._late is not None:
             seeing, self._late = self._late, None
-            seeing.finish()
+            with self.apart():
+                seeing.finish()
         taken, self._values = self._values, {}
         return taken
 
@@ -155,6 +165,10 @@ class Derived:
                     self._values[series.name] = series.value(seen)
             except Exception as error:
                 self._failed(series, error)
+
+    def apart(self) -> AbstractContextManager[None]:
+        """What happens in here takes the time of derived series, wherever in the step that is."""
+        return taken_out(self._clock, "derived")
 
     def wait(self, seeing: "_Seeing") -> None:
         """Some figures need what the update has done."""
@@ -184,15 +198,19 @@ class _Seeing(AbstractContextManager[None]):
         self._derived = derived
         self._network = network
         self._due = due
+        self._batch = batch
         self._needs = {need for series in due for need in series.needs}
         self._handles: list[Any] = []
-        self._seen: dict[tuple[str, str], Tensor] = {
-            (name, kind): _copy(batch[name])
-            for name, kind in self._needs
-            if kind == "output" and name in batch
-        }
+        self._seen: dict[tuple[str, str], Tensor] = {}
 
     def __enter__(self) -> None:
+        with self._derived.apart():
+            self._begin()
+
+    def _begin(self) -> None:
+        for name, kind in self._needs:
+            if kind == "output" and name in self._batch:
+                self._seen[name, kind] = _copy(self._batch[name])
         wanted = {root(name) for name, kind in self._needs if kind in ("output", "output_grad")}
         by_module: dict[nn.Module, list[str]] = {}
         for name, module in self._network.layers.items():
@@ -204,9 +222,10 @@ class _Seeing(AbstractContextManager[None]):
     def _on_output(self, names: Any) -> Callable[..., None]:
         def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
             layer = next(names)
-            for number, (leaf, tensor) in enumerate(leaves(layer, output)):
-                for name in {leaf, layer} if number == 0 else {leaf}:
-                    self._see(name, tensor)
+            with self._derived.apart():
+                for number, (leaf, tensor) in enumerate(leaves(layer, output)):
+                    for name in {leaf, layer} if number == 0 else {leaf}:
+                        self._see(name, tensor)
 
         return hook
 
@@ -216,7 +235,8 @@ class _Seeing(AbstractContextManager[None]):
         if (name, "output_grad") in self._needs and tensor.requires_grad:
 
             def see(gradient: Tensor) -> None:
-                self._seen[name, "output_grad"] = _copy(gradient)
+                with self._derived.apart():
+                    self._seen[name, "output_grad"] = _copy(gradient)
 
             self._handles += watch_gradient(tensor, see)
 
@@ -228,8 +248,11 @@ class _Seeing(AbstractContextManager[None]):
     ) -> None:
         for handle in self._handles:
             handle.remove()
-        if error is not None:
-            return
+        if error is None:
+            with self._derived.apart():
+                self._end()
+
+    def _end(self) -> None:
         late = [series for series in self._due if series.is_late]
         self._read_parameters(copied=bool(late))
         self._derived.compute([item for item in self._due if not item.is_late], self._seen)

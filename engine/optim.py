@@ -5,10 +5,11 @@ Knows torch; knows nothing of data or jobs.
 
 import contextlib
 import json
+import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from torch.nn.modules.loss import _Loss  # pyright: ignore[reportPrivateUsage]
 
 from engine import arguments
 from engine.network import LayerFailed, dtype_name
-from engine.probes.updates import as_tensor
+from engine.probes.watched.updates import as_tensor
 from engine.problems import one
 from engine.shapes import FieldShape, tiny
 from glasshouse.spec import Loss, Optimizer
@@ -201,8 +202,19 @@ def sparse_parameters(network: nn.Module) -> set[str]:
     }
 
 
-States = dict[str, dict[str, int]]
-"""What an optimizer keeps of each parameter: names with bytes."""
+_PRIMES = (3, 5, 7, 11, 13, 17)
+
+
+class Kept(NamedTuple):
+    """One thing that an optimizer keeps of a parameter."""
+
+    num_bytes: int
+    layout: tuple[tuple[int, ...], int] | None
+    """Its shape and the bytes of one item; None: not known ahead of time."""
+
+
+States = dict[str, dict[str, Kept]]
+"""What an optimizer keeps of each parameter, by name."""
 
 
 def try_optimizer(optimizer: Optimizer, network: nn.Module) -> States:
@@ -219,7 +231,7 @@ def try_optimizer(optimizer: Optimizer, network: nn.Module) -> States:
         _try_tiny(optimizer, num_sparse=len(sparse), num_dense=num_dense)
     args = json.dumps(optimizer.args, sort_keys=True)
     return {
-        name: _state_like_tiny(optimizer, item.numel(), 1)
+        name: _state_like_tiny(optimizer, item.shape, 1)
         if name in sparse
         else dict(_state_of(optimizer.type, args, item.shape, item.dtype))
         for name, item in learned.items()
@@ -228,11 +240,11 @@ def try_optimizer(optimizer: Optimizer, network: nn.Module) -> States:
 
 def num_state_bytes(states: States) -> int:
     """Of all that an optimizer keeps."""
-    return sum(size for kept in states.values() for size in kept.values())
+    return sum(item.num_bytes for kept in states.values() for item in kept.values())
 
 
 @lru_cache(maxsize=4096)
-def _state_of(name: str, args: str, shape: torch.Size, dtype: torch.dtype) -> dict[str, int]:
+def _state_of(name: str, args: str, shape: torch.Size, dtype: torch.dtype) -> dict[str, Kept]:
     """What an optimizer keeps of one parameter, found by making one step."""
     optimizer = Optimizer(type=name, args=json.loads(args))
     copy = nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"))
@@ -243,17 +255,28 @@ def _state_of(name: str, args: str, shape: torch.Size, dtype: torch.dtype) -> di
     except MemoryError:
         raise
     except Exception as cause:  # some read a number of their state: measure on real ones
-        return _state_like_tiny(optimizer, copy.numel(), 0, cause)
+        return _state_like_tiny(optimizer, shape, 0, cause)
     return _kept(made)
 
 
 def _state_like_tiny(
-    optimizer: Optimizer, size: int, num_sparse: int, cause: Exception | None = None
-) -> dict[str, int]:
-    """What is kept of one parameter, from what two tiny ones of different size need."""
+    optimizer: Optimizer, shape: torch.Size, num_sparse: int, cause: Exception | None = None
+) -> dict[str, Kept]:
+    """What is kept of one parameter, from what a tiny one of as many axes needs."""
+    small = _PRIMES[: len(shape)] if len(shape) <= len(_PRIMES) else (2,) * len(shape)
     counts = {"num_sparse": num_sparse, "num_dense": 1 - num_sparse}
-    small, large = (_try_tiny(optimizer, **counts, width=n, cause=cause) for n in (8, 16))
-    return {key: large[key] + (large[key] - small[key]) * (size - 128) // 64 for key in large}
+    kept = _try_tiny(optimizer, **counts, shape=small, cause=cause)
+    return {key: _grown(item, small, shape) for key, item in kept.items()}
+
+
+def _grown(kept: Kept, small: Sequence[int], shape: torch.Size) -> Kept:
+    """An axis as long as the tiny parameter's is as long as the parameter's; one of 1 stays so."""
+    tried, item_bytes = kept.layout or ((), 0)
+    axes = [*zip(tried, small, shape, strict=False)]
+    if len(axes) != len(tried) or any(length not in (1, few) for length, few, _ in axes):
+        return Kept(kept.num_bytes, None)
+    grown = tuple(many if length == few else 1 for length, few, many in axes)
+    return Kept(math.prod(grown) * item_bytes, (grown, item_bytes))
 
 
 def _try_tiny(
@@ -261,16 +284,16 @@ def _try_tiny(
     *,
     num_sparse: int,
     num_dense: int,
-    width: int = 8,
+    shape: Sequence[int] = (8, 8),
     cause: Exception | None = None,
-) -> dict[str, int]:
-    """One step on parameters of 8 rows; returns what is kept of all of them together."""
-    tiny_ones = [nn.Parameter(torch.ones(8, width)) for _ in range(min(num_sparse, 1))]
+) -> dict[str, Kept]:
+    """One step on tiny parameters; returns what is kept of one of them."""
+    tiny_ones = [nn.Parameter(torch.ones(tuple(shape))) for _ in range(min(num_sparse, 1))]
     for item in tiny_ones:
-        item.grad = torch.ones(8, width).to_sparse(1)
+        item.grad = torch.ones(tuple(shape)).to_sparse(1)
     for _ in range(min(num_dense, 1)):
-        tiny_ones.append(nn.Parameter(torch.ones(8, width)))
-        tiny_ones[-1].grad = torch.ones(8, width)
+        tiny_ones.append(nn.Parameter(torch.ones(tuple(shape))))
+        tiny_ones[-1].grad = torch.ones(tuple(shape))
     made = build_optimizer(optimizer, tiny_ones)
     try:
         made.step()
@@ -282,12 +305,13 @@ def _try_tiny(
     return _kept(made)
 
 
-def _kept(made: torch.optim.Optimizer) -> dict[str, int]:
-    """The tensors and numbers of an optimizer's state: names with bytes."""
-    found: dict[str, int] = {}
+def _kept(made: torch.optim.Optimizer) -> dict[str, Kept]:
+    """The tensors and numbers of an optimizer's state, which is of one parameter."""
+    found: dict[str, Kept] = {}
     for entries in made.state.values():
         for key, item in entries.items():
             tensor = as_tensor(item)
             if tensor is not None:
-                found[key] = found.get(key, 0) + tensor.numel() * tensor.element_size()
+                layout = tuple(tensor.shape), tensor.element_size()
+                found[key] = Kept(tensor.numel() * tensor.element_size(), layout)
     return found

@@ -24,10 +24,10 @@ from engine.optim import (
     try_loss,
     try_optimizer,
 )
-from engine.probes.parts import planned
-from engine.probes.phases import check_phase
-from engine.probes.select import GradientPoints, check_loss_name, select
-from engine.probes.watchable import everything
+from engine.probes.tensors.parts import planned
+from engine.probes.watched.phases import check_phase
+from engine.probes.watched.select import GradientPoints, check_loss_name, select
+from engine.probes.watched.watchable import everything
 from engine.problems import Findings, SpecProblems, one
 from engine.shapes import FieldShape, Trace, trace
 from glasshouse.errors import SpecFailed

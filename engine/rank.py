@@ -18,7 +18,7 @@ from engine import checkpoint, infer
 from engine.checkpoint import Saved
 from engine.data import Rows, Table, load
 from engine.failures import classify
-from engine.probes.wanted import Wanted
+from engine.probes.watched.wanted import Wanted
 from engine.problems import SpecProblems
 from engine.report import Control, Outputs
 from engine.spool import SpoolWriter, now

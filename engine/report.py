@@ -22,7 +22,7 @@ from engine.metrics import Accuracies
 from engine.network import Network
 from engine.optim import loss_of
 from engine.probes.taps import Probes
-from engine.probes.wanted import Wanted
+from engine.probes.watched.wanted import Wanted
 from engine.samples import Samples
 from engine.saving import Saver
 from engine.snapshot import State
@@ -113,7 +113,7 @@ class Reporter:
         self._before_s = 0.0
         self._told = (self._started, 0)
         self._samples = Samples(job, validation, out.directory)
-        self.derived = Derived(learner.network, job.metrics, out.emit)
+        self.derived = Derived(learner.network, job.metrics, out.emit, timing.clock)
         self.latest: dict[str, float] = {}
         """The newest value of each metric that has arrived."""
 

@@ -28,7 +28,7 @@ from engine.network import (
     parameter_counts,
     root,
 )
-from engine.probes.traced import Record, Seen, meta_sum, recording
+from engine.probes.watched.traced import Record, Seen, meta_sum, recording
 from engine.problems import Findings, SpecProblems
 from glasshouse.spec import Graph, Layer
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.network import dtype_name
-from engine.probes.drain import DTYPE_NAMES
+from engine.probes.tensors.drain import DTYPE_NAMES
 from glasshouse.failpoints import failpoint
 
 _PIECE = 4 * 2**20

@@ -7,13 +7,17 @@ nothing of jobs.
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
-PARTS = ("data", "forward", "backward", "optimizer", "probes", "checkpoint", "evaluate")
+PARTS = (
+    *("data", "forward", "backward", "optimizer"),
+    *("probes", "derived", "checkpoint", "evaluate"),
+)
 """The parts that are reported; the rest of a step is reporting itself."""
 REPORT = "report"
 TRAINING_FACTOR = 3
@@ -60,6 +64,16 @@ class Clock(Protocol):
     def take(self, *, wait: bool = False) -> Laps:
         """What was measured since this was last asked; ``wait`` for all of it."""
         ...
+
+
+@contextmanager
+def taken_out(clock: Clock, part: str) -> Generator[None]:
+    """What happens in here is not of the part that is under way, but of this one."""
+    clock.pause()
+    try:
+        yield
+    finally:
+        clock.resume(part)
 
 
 class HostClock:

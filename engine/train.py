@@ -18,10 +18,10 @@ from engine.failures import StepFailed
 from engine.network import Network
 from engine.nonfinite import blame
 from engine.optim import build_loss, build_optimizer, loss_of
-from engine.probes.captures import Captures
-from engine.probes.look import Training
+from engine.probes.desk import Training
 from engine.probes.taps import Probes
-from engine.probes.wanted import Wanted
+from engine.probes.tensors.captures import Captures
+from engine.probes.watched.wanted import Wanted
 from engine.problems import one
 from engine.readback import Readback
 from engine.report import Control, Learner, Outputs, Reporter

@@ -9,9 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,25 +26,22 @@ T = TypeVar("T")
 START_S = 120.0
 
 
-@dataclass
-class Api:
-    """A running API: where it is, what it stores, and a key of each owner that asks for one."""
+class ApiProcess:
+    """The API in a process of its own."""
 
-    home: Path
-    settings: Settings
-    database: Database
-    environment: dict[str, str]
-    process: subprocess.Popen[str] = field(init=False)
-    url: str = field(init=False)
-    admin: str = field(init=False)
-    """A key with every scope, of the owner ``admin``."""
+    process: subprocess.Popen[str]
+    url: str
+
+    def __init__(self, environment: Mapping[str, str], log_file: Path) -> None:
+        self.environment = {**environment}
+        self.log_file = log_file
 
     def start(self) -> None:
         """Start the process and wait until it listens."""
-        with (self.home / "api.log").open("a") as log:
+        with self.log_file.open("a") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "api", "--port", "0"],
-                env=os.environ | self.environment,
+                env=self.environment,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
@@ -55,17 +51,39 @@ class Api:
             selector.register(self.process.stdout, selectors.EVENT_READ)
             selector.select(START_S)
         line = self.process.stdout.readline()
-        assert line, (self.home / "api.log").read_text()
+        assert line, self.log_file.read_text()[-3000:]
         self.url = json.loads(line)["url"]
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Send a signal; the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(number)
-        code = self.process.wait(60)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-        return code
+        try:
+            return self.process.wait(60)
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        """End it, if it has not ended."""
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+class Api(ApiProcess):
+    """A running API: where it is, what it stores, and a key of each owner that asks for one."""
+
+    def __init__(self, home: Path, database_url: str, **settings: str) -> None:
+        environment = {"GLASSHOUSE_HOME": str(home), "GLASSHOUSE_DATABASE_URL": database_url}
+        environment |= {f"GLASSHOUSE_{name.upper()}": value for name, value in settings.items()}
+        super().__init__(os.environ | environment, home / "api.log")
+        self.home = home
+        self.settings = Settings(home=home, database_url=database_url)
+        self.database = Database(self.settings.database)
+        migrate(self.database, lock_file=home / "run" / "migrate.lock")
+        self.admin = self.key("admin", "admin")
+        """A key with every scope, of the owner ``admin``."""
 
     def key(self, owner: str, *scopes: str) -> str:
         """A new key."""
@@ -83,20 +101,14 @@ class Api:
     @property
     def log(self) -> str:
         """What the process has logged."""
-        return (self.home / "api.log").read_text()
+        return self.log_file.read_text()
 
 
 @contextmanager
 def running_api(database_url: str = "", **settings: str) -> Generator[Api]:
     """An API on an empty, migrated database; SQLite unless another is given."""
     home = Path(tempfile.mkdtemp(prefix="gh", dir="/tmp"))
-    environment = {"GLASSHOUSE_HOME": str(home), "GLASSHOUSE_DATABASE_URL": database_url}
-    environment |= {f"GLASSHOUSE_{name.upper()}": value for name, value in settings.items()}
-    found = Settings(home=home, database_url=database_url)
-    database = Database(found.database)
-    migrate(database, lock_file=home / "run" / "migrate.lock")
-    api = Api(home, found, database, environment)
-    api.admin = api.key("admin", "admin")
+    api = Api(home, database_url, **settings)
     try:
         api.start()
         yield api
@@ -105,7 +117,7 @@ def running_api(database_url: str = "", **settings: str) -> Generator[Api]:
             api.stop()
             leaks.check_home(home)
         finally:
-            database.close()
+            api.database.close()
             shutil.rmtree(home, ignore_errors=True)
 
 

@@ -18,8 +18,8 @@ from urllib.parse import quote
 
 import structlog
 
-from engine.probes.drain import dropped, stored, write_file
-from engine.probes.ring import Ring, default_num_bytes
+from engine.probes.tensors.drain import dropped, stored, write_file
+from engine.probes.tensors.ring import Ring, default_num_bytes
 from glasshouse.failpoints import failpoint
 from glasshouse.ids import new_id
 from models.artifacts import Artifacts

@@ -6,6 +6,7 @@ never loads it. torch is not imported; its ``version.py`` is read as text.
 
 import dataclasses
 import importlib
+import importlib.metadata
 import importlib.util
 import json
 import math
@@ -68,6 +69,7 @@ def take(*, measure: bool = False) -> dict[str, Any]:
             "platform": platform.platform(),
             "python": platform.python_version(),
             "torch": torch_version()[0],
+            "triton": _version("triton"),
             **measured,
         },
     }
@@ -122,6 +124,14 @@ def torch_version() -> tuple[str | None, bool]:
     cuda = re.search(r"^cuda\b[^=]*=\s*(.+)$", text, re.MULTILINE)
     built = cuda is not None and cuda.group(1).strip() != "None"
     return (version.group(1) if version else None), built
+
+
+def _version(package: str) -> str | None:
+    """The installed version of a package, without importing it."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def listed(nvml: Any) -> list[FoundDevice]:

@@ -6,13 +6,13 @@ from typing import Any
 
 from torch import Tensor
 
-from engine.probes.counted import Counted
-from engine.probes.look import Desk, Keeper, Training
-from engine.probes.measured import MeasuredLook
-from engine.probes.meter import Meter
-from engine.probes.overhead import Overhead
+from engine.probes.cost.meter import Meter
+from engine.probes.cost.overhead import Overhead
+from engine.probes.desk import Desk, Training
+from engine.probes.figures.counted import Counted
+from engine.probes.look import Look
 from engine.probes.telling import Seen, Teller
-from engine.probes.watch import Watch
+from engine.probes.watched.watch import Watch
 from engine.spool import now
 from engine.timing import Clock
 
@@ -20,37 +20,15 @@ _IDLE: AbstractContextManager[object] = nullcontext()
 PHASE = "evaluate"
 
 
-class EvaluationCaptures:
-    """Tensors of evaluations on their way to files."""
-
-    def __init__(self, captures: Keeper) -> None:
-        self._captures = captures
-
-    def offer(
-        self,
-        step: int,
-        layer: str,
-        kind: str,
-        tensor: Tensor,
-        *,
-        phase: str = PHASE,
-        **how: Any,
-    ) -> bool:
-        """Copy a tensor as it is now, to be written later; False when there is no room."""
-        return self._captures.offer(step, layer, kind, tensor, phase=phase, **how)
-
-    def finish_step(self) -> None:
-        """Send the tensors of an evaluation on their way."""
-        self._captures.finish_step()
-
-
 class Evaluations:
     """The probes that look at evaluations. Measured like the others, and never governed."""
+
+    phase = PHASE
 
     def __init__(self, desk: Desk, meter: Meter, overhead: Overhead, telling: Teller) -> None:
         self._desk = desk
         self.network = desk.network
-        self.captures = EvaluationCaptures(desk.captures)
+        self.captures = desk.captures
         self.sight = desk.sight
         self.failed = desk.failed
         self.training = Training()
@@ -78,7 +56,7 @@ class Evaluations:
         self._looking = due
         self._meter.begin(step)
         self._meter.watch(due)
-        return MeasuredLook(self, step, due, self._meter)
+        return Look(self, step, due, self._meter)
 
     def finish_step(self, step: int, rows: list[Seen], counted: Sequence[Counted] = ()) -> None:
         """Send the tensors and the statistics of an evaluation on their way."""

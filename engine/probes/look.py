@@ -3,33 +3,35 @@
 A forward hook sees what goes into and comes out of a layer, a tensor hook the gradient of that;
 parameters and their gradients are read after backward, and around the optimizer's step where a
 probe wants what the step does. No hook returns a value or draws a random number, so a watched step
-computes the very same bits.
+computes the very same bits. The meter is told what each look took and for whom, and the flight
+recorders see what is seen.
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from engine.data import Rows
-from engine.network import Network, input_leaves, leaves
-from engine.probes.calls import Calls
-from engine.probes.counted import Counted
-from engine.probes.gradients import watch_gradient
-from engine.probes.losses import sample_losses
-from engine.probes.parts import kept
-from engine.probes.points import Point, Seen, Sight, wanting
-from engine.probes.select import LOSS, LOSS_ROWS, LOSS_SAMPLES
-from engine.probes.summarize import summarize, summarize_all
-from engine.probes.updates import changes, copies, states
-from engine.probes.watch import Watch, Watches
-from engine.timing import Clock
+from engine.network import input_leaves, leaves
+from engine.probes.cost.meter import Meter
+from engine.probes.desk import Desk, Mark
+from engine.probes.figures.counted import Counted
+from engine.probes.figures.summarize import summarize, summarize_all
+from engine.probes.recorder import Recorder
+from engine.probes.tensors.captures import Piece
+from engine.probes.tensors.parts import kept
+from engine.probes.watched.calls import Calls
+from engine.probes.watched.gradients import watch_gradient
+from engine.probes.watched.losses import sample_losses
+from engine.probes.watched.points import Point, Seen, wanting
+from engine.probes.watched.select import LOSS, LOSS_ROWS, LOSS_SAMPLES
+from engine.probes.watched.updates import changes, copies, states
+from engine.probes.watched.watch import Watch, Watches
+from glasshouse.spec import Probe
 
-Mark = Callable[[str], None]
 T = TypeVar("T")
 _KINDS = {
     kind: number
@@ -40,101 +42,36 @@ _KINDS = {
 """In the order in which a step tells of them."""
 
 
-@dataclass(frozen=True)
-class Training:
-    """What a network is trained with, as far as it is watched."""
-
-    loss_fn: nn.Module | None = None
-    rows: Rows | None = None
-    clips: bool = False
-    """Whether gradients are clipped before the update."""
-
-
-class Unwatched(AbstractContextManager["Unwatched"]):
-    """A step that nothing looks at."""
-
-    def __enter__(self) -> "Unwatched":
-        return self
-
-    def __exit__(self, _kind: object, _error: object, _trace: object) -> None:
-        pass
-
-    def step(self, optimizer: torch.optim.Optimizer, _mark: Mark) -> None:
-        """Make the optimizer's step."""
-        optimizer.step()
-
-
-class Keeper(Protocol):
-    """Where whole tensors go."""
-
-    def offer(  # noqa: PLR0913 (each is a word of the record)
-        self,
-        step: int,
-        layer: str,
-        kind: str,
-        tensor: Tensor,
-        *,
-        phase: str = "train",
-        form: str = "full",
-        slice: str | None = None,  # noqa: A002 (the public name)
-        captured_from: tuple[int, ...] | None = None,
-        lossless: bool = False,
-    ) -> bool:
-        """Copy a tensor, or a part of one, as it is now; False when there is no room."""
-        ...
-
-    def finish_step(self) -> None:
-        """Send the tensors of a step on their way."""
-        ...
-
-
-class Desk(Protocol):
-    """Where a look takes what it has seen."""
-
-    network: Network
-    training: Training
-    loss: Tensor | None
-
-    @property
-    def clock(self) -> Clock:
-        """Where the time is told that looks take out of a pass."""
-        ...
-
-    @property
-    def captures(self) -> Keeper:
-        """Where whole tensors go."""
-        ...
-
-    def sight(self, due: Sequence[Watch]) -> Sight:
-        """What these probes look at."""
-        ...
-
-    def finish_step(
-        self, step: int, rows: list[tuple[str, str, Any]], counted: Sequence[Counted]
-    ) -> None:
-        """Send the statistics of a step on their way."""
-        ...
-
-    def failed(self, watches: Sequence[Watch], error: Exception) -> None:
-        """Count a failure to observe."""
-        ...
-
-
 class Look(AbstractContextManager["Look"]):
     """The watching of one step."""
 
-    def __init__(self, desk: Desk, step: int, due: list[Watch]) -> None:
+    def __init__(self, desk: Desk, step: int, due: list[Watch], meter: Meter) -> None:
         self._desk = desk
+        self._meter = meter
         self._step = step
         self._due = due
         self._sight = desk.sight(due)
         self._clips = desk.training.clips
+        self._recorders = [watch for watch in due if isinstance(watch, Recorder)]
+        self._shows = True
+        """Whether the recorders see each tensor by itself, not many at once."""
         self._handles: list[Any] = []
         self._rows: list[tuple[str, str, Any]] = []
         self._counted: list[Counted] = []
         self._goes_on = self._sight.goes_on or (self._clips and self._sight.sees_clipped)
 
     def __enter__(self) -> Self:
+        started = self._meter.start()
+        for recorder in self._recorders:
+            recorder.begin()
+        self._hook()
+        self._watch_loss()
+        if self._recorders and (loss_fn := self._desk.training.loss_fn) is not None:
+            self._handles.append(loss_fn.register_forward_hook(self._on_loss))
+        self._meter.stop(started, None)
+        return self
+
+    def _hook(self) -> None:
         for spot in self._sight.spots:
             calls = Calls(spot.layers, counted=spot.is_counted)
             if spot.is_counted:
@@ -147,8 +84,6 @@ class Look(AbstractContextManager["Look"]):
                 if point.outputs:
                     hook = self._on_output(calls, point)
                     self._handles.append(point.module.register_forward_hook(hook))
-        self._watch_loss()
-        return self
 
     def __exit__(
         self,
@@ -156,10 +91,17 @@ class Look(AbstractContextManager["Look"]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        started = self._meter.start()
+        if error is None:
+            for recorder in self._recorders:
+                recorder.see_loss(self._step, self._desk.loss, self._keeper(recorder))
         for handle in self._handles:
             handle.remove()
-        if error is not None:
-            return
+        if error is None:
+            self._end_pass()
+        self._meter.stop(started, None)
+
+    def _end_pass(self) -> None:
         self._see_all("param", self._sight.parameters("param"))
         self._see_all("param_grad", self._gradients("raw"))
         if not self._goes_on:
@@ -193,10 +135,14 @@ class Look(AbstractContextManager["Look"]):
         mark("probes")
 
     def _finish(self) -> None:
+        started = self._meter.start()
         place = self._sight.place
         for found in (self._rows, self._counted):
             found.sort(key=lambda row: (place(row[0]), row[0], _KINDS[row[1]]))
         self._desk.finish_step(self._step, self._rows, self._counted)
+        for recorder in self._recorders:
+            recorder.release()
+        self._meter.stop(started, None)
 
     # --- in the forward and the backward pass -----------------------------------------------
 
@@ -254,6 +200,9 @@ class Look(AbstractContextManager["Look"]):
 
         self._handles.append(loss_fn.register_forward_hook(hook))
 
+    def _on_loss(self, _module: nn.Module, _inputs: Any, loss: Tensor) -> None:
+        self._desk.loss = loss.detach()
+
     # --- parameters and what belongs to them ------------------------------------------------
 
     def _gradients(self, point: str) -> list[Seen]:
@@ -275,6 +224,20 @@ class Look(AbstractContextManager["Look"]):
 
     def _see_all(self, kind: str, seen: Sequence[Seen]) -> None:
         """Look at many tensors, all of which are still what they were: one call for the figures."""
+        if not seen:
+            return
+        started, before = self._meter.start(), len(self._rows)
+        self._shows = False
+        self._count_all(kind, seen)
+        self._shows = True
+        self._meter.stop(started, _by_size(seen))
+        if self._recorders:
+            figures = {name: found for name, _, found in self._rows[before:]}
+            for name, tensor, watches in seen:
+                if name in figures:
+                    self._show(kind, name, tensor, watches, figures[name])
+
+    def _count_all(self, kind: str, seen: Sequence[Seen]) -> None:
         counted = [
             (name, tensor)
             for name, tensor, watches in seen
@@ -302,16 +265,23 @@ class Look(AbstractContextManager["Look"]):
         is_counted: bool = False,
     ) -> None:
         """Look at a tensor now: it may be overwritten by the next instruction."""
+        if not watches:
+            return
+        started, before = self._meter.start(), len(self._rows)
         self._desk.clock.pause()
         try:
             if not is_counted:
                 self._count(kind, name, tensor, watches)
             if watches.takes_full:
-                self._keep(kind, name, tensor, watches)
+                probes = [watch.probe for watch in watches if watch.takes_full]
+                self._keep(kind, name, tensor, probes)
         except Exception as error:
             self._desk.failed(watches, error)
         finally:
             self._desk.clock.resume("probes")
+        if self._recorders and self._shows and len(self._rows) > before:
+            self._show(kind, name, tensor, watches, self._rows[-1][2])
+        self._meter.stop(started, watches)
 
     def _count(self, kind: str, name: str, tensor: Tensor, watches: Watches) -> None:
         if watches.counts:
@@ -322,30 +292,49 @@ class Look(AbstractContextManager["Look"]):
         elif watches.takes_stats:
             self._rows.append((name, kind, summarize(tensor)))
 
-    def _keep(self, kind: str, name: str, tensor: Tensor, watches: Watches) -> None:
-        shape = tuple(tensor.shape)
-        for part, view, lossless in kept(watches, tensor):
-            self._desk.captures.offer(
-                self._step,
-                name,
-                kind,
-                view,
-                **part._asdict(),
-                captured_from=shape,
-                lossless=lossless,
-            )
+    def _keep(self, kind: str, name: str, tensor: Tensor, probes: Sequence[Probe]) -> None:
+        step, phase, shape = self._step, self._desk.phase, tuple(tensor.shape)
+        for part, view, lossless in kept(probes, tensor):
+            piece = Piece(step, name, kind, *part, shape, lossless, phase)
+            self._desk.captures.offer(piece, view)
+
+    def _show(self, kind: str, name: str, tensor: Tensor, watches: Watches, figures: Any) -> None:
+        """Let the recorders among those that look see a tensor, whose figures are known."""
+        for watch in watches:
+            if isinstance(watch, Recorder):
+                try:
+                    keep = self._keeper(watch)
+                    watch.see(self._step, (name, kind), tensor, figures, keep)
+                except Exception as error:
+                    self._desk.failed([watch], error)
+
+    def _keeper(self, recorder: Recorder) -> Callable[[str, str, Tensor], None]:
+        """What keeps of a tensor what a recorder wants of it."""
+        return lambda name, kind, tensor: self._keep(kind, name, tensor, [recorder.probe])
 
     def _observe(self, watches: Sequence[Watch], make: Callable[[], T]) -> T | None:
         """Make something to look at; a failure is the probes', not the job's."""
+        started = self._meter.start()
         try:
             return make()
         except Exception as error:
             self._desk.failed(watches, error)
             return None
+        finally:
+            self._meter.stop(started, watches)
 
 
 def _all_of(seen: Sequence[Seen]) -> list[Watch]:
     return list({id(watch): watch for _, _, watches in seen for watch in watches}.values())
+
+
+def _by_size(seen: Sequence[Seen]) -> dict[Watch, float]:
+    """Who wanted how much of several tensors that were looked at in one call."""
+    shares: dict[Watch, float] = {}
+    for _, tensor, watches in seen:
+        for watch in watches:
+            shares[watch] = shares.get(watch, 0.0) + (tensor.numel() + 1) / len(watches)
+    return shares
 
 
 def _beginning(calls: Calls) -> Callable[..., None]:

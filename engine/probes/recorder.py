@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.probes.watch import Watch
+from engine.probes.watched.watch import Watch
 from engine.snapshot import State
 from glasshouse import jsonio
 from glasshouse.events import STATS_COLUMNS
@@ -26,7 +26,7 @@ _OF_FORWARD = ("output", "input")
 
 Row = Sequence[Any]
 Key = tuple[str, str]
-Keep = Callable[[int, str, str, Tensor], object]
+Keep = Callable[[str, str, Tensor], object]
 
 
 class Recorder(Watch):
@@ -70,7 +70,7 @@ class Recorder(Watch):
             elif key[1] in _OF_FORWARD:
                 self._held.append((*key, tensor.detach(), tensor._version))
         if self._is_bad:
-            keep(step, *key, tensor)
+            keep(*key, tensor)
 
     def see_loss(self, step: int, loss: Tensor | None, keep: Keep) -> None:
         """Look at the loss of the step, where that makes nobody wait."""
@@ -83,7 +83,7 @@ class Recorder(Watch):
         self._is_bad, self._spoilt = True, step
         for name, kind, tensor, version in self._held:
             if tensor._version == version:
-                keep(step, name, kind, tensor)
+                keep(name, kind, tensor)
         self._held.clear()
 
     def take(

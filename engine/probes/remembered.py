@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine.probes.recorder import Key, Recorder
-from engine.probes.watch import Watch
+from engine.probes.watched.watch import Watch
 from engine.snapshot import State
 
 

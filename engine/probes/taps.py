@@ -9,18 +9,18 @@ from torch import Tensor
 
 from engine.network import Network
 from engine.probes import remembered
-from engine.probes.captures import Captures
-from engine.probes.counted import Counted
+from engine.probes.cost.meter import Meter, clock_of
+from engine.probes.cost.overhead import Overhead
+from engine.probes.desk import Training, Unwatched
 from engine.probes.evaluations import Evaluations
-from engine.probes.look import Look, Training, Unwatched
-from engine.probes.measured import MeasuredLook
-from engine.probes.meter import Meter, clock_of
-from engine.probes.overhead import Overhead
-from engine.probes.points import Sight
+from engine.probes.figures.counted import Counted
+from engine.probes.look import Look
 from engine.probes.recorder import Recorder
 from engine.probes.telling import Seen, Teller
-from engine.probes.wanted import Wanted
-from engine.probes.watch import Watch, first_due_after
+from engine.probes.tensors.captures import Captures
+from engine.probes.watched.points import Sight
+from engine.probes.watched.wanted import Wanted
+from engine.probes.watched.watch import Watch, first_due_after
 from engine.readback import Readback
 from engine.snapshot import State
 from engine.spool import now
@@ -37,6 +37,8 @@ _KEPT_SIGHTS = 16
 
 class Probes:
     """All probes of a job."""
+
+    phase = "train"
 
     def __init__(  # noqa: PLR0913 (each is another seam)
         self,
@@ -122,7 +124,7 @@ class Probes:
         self._meter.watch(due)
         if due:
             self._looking = due
-            return MeasuredLook(self, step, due, self._meter)
+            return Look(self, step, due, self._meter)
         self._next_due = first_due_after(self._training, step)
         return _IDLE
 
@@ -153,7 +155,7 @@ class Probes:
         """Send the tensors and the statistics of a step on their way."""
         self.captures.finish_step()
         self._report_dropped()
-        record = {"type": "stats", "at": now(), "step": step, "phase": "train"}
+        record = {"type": "stats", "at": now(), "step": step, "phase": self.phase}
         self._telling.tell(record, rows, counted, self._looking, self.loss)
 
     def figures(self) -> dict[str, float]:

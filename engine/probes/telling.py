@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
-from engine.probes.counted import Counted, landed, on_device, told
-from engine.probes.kernel import NUM_FIGURES
+from engine.probes.figures.counted import Counted, landed, on_device, told
+from engine.probes.figures.kernel import NUM_FIGURES
 from engine.probes.recorder import Recorder
-from engine.probes.watch import Watch
+from engine.probes.watched.watch import Watch
 from engine.readback import Readback
 
 Emit = Callable[[dict[str, Any]], None]

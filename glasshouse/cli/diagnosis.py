@@ -28,7 +28,7 @@ LEAST_FREE_BYTES = 2 * 1024**3
 MEND_KERNEL = (
     "Same figures, slower. Get a C++ compiler (Debian, Ubuntu: apt install g++; Fedora: dnf "
     "install gcc-c++; Alpine: apk add g++; macOS: xcode-select --install), then install glasshouse "
-    "anew, or in a checkout: python -m engine.probes.kernel"
+    "anew, or in a checkout: python -m engine.probes.figures.kernel"
 )
 MEND_READY = {
     "database": "Is the database server up? Look at logs/api.log.",
@@ -44,6 +44,11 @@ MEND_READY = {
     "broker_version": "Install a newer Valkey or Redis; 'glasshouse up' prefers one on the path.",
     "file_system": "Set GLASSHOUSE_HOME to a local disk.",
 }
+MEND_CUDA_KERNEL = (
+    "Same figures, slower. Triton comes with torch's CUDA builds for Linux; it wants a C compiler "
+    "and Python's headers (Debian, Ubuntu: apt install gcc python3-dev)"
+)
+ENGINE_TIMEOUT_S = 60
 _ASSIGNED = re.compile(r"^(__version__|cuda)\b[^=]*=\s*(?:'([^']*)'|None)", re.MULTILINE)
 
 
@@ -67,6 +72,7 @@ def examine(home: Path) -> list[Check]:
         _python,
         _torch,
         _kernel,
+        _cuda_kernel,
         _broker,
         _sqlite,
         _permissions,
@@ -124,20 +130,33 @@ def has_nvidia_driver() -> bool:
 
 
 def _kernel(home: Path) -> Check:
-    """The native kernel of the statistics, asked in a process of the engine's."""
-    command = [sys.executable, "-m", "engine.probes.compiling"]
+    """The native kernel of the statistics."""
+    return _path_of_statistics("kernel", "the CPU", "engine.probes.figures.compiling", MEND_KERNEL)
+
+
+def _cuda_kernel(home: Path) -> Check:
+    """The kernel of the statistics on CUDA."""
+    build = torch_build()
+    if build is None or build[1] is None or not has_nvidia_driver():
+        return Check("cuda kernel", "ok", "is not needed: jobs run on the CPU")
+    return _path_of_statistics(
+        "cuda kernel", "CUDA", "engine.probes.figures.on_cuda", MEND_CUDA_KERNEL
+    )
+
+
+def _path_of_statistics(name: str, device: str, module: str, mend: str) -> Check:
+    """Which of the two paths statistics take, asked in a process of the engine's."""
+    command = [sys.executable, "-m", module]
     try:
         done = subprocess.run(  # noqa: S603 - our own module
-            command, capture_output=True, text=True, timeout=20, check=False
+            command, capture_output=True, text=True, timeout=ENGINE_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Check("kernel", "warn", f"cannot be asked: {error}", MEND_KERNEL)
+        return Check(name, "warn", f"cannot be asked: {error}", mend)
     if done.returncode == 0:
-        return Check("kernel", "ok", f"statistics on the CPU are native: {done.stdout.strip()}")
+        return Check(name, "ok", f"statistics on {device} are native: {done.stdout.strip()}")
     said = (done.stdout.strip() or done.stderr.strip() or "no answer").splitlines()[-1]
-    return Check(
-        "kernel", "warn", f"statistics on the CPU take the plain path: {said}", MEND_KERNEL
-    )
+    return Check(name, "warn", f"statistics on {device} take the plain path: {said}", mend)
 
 
 def _broker(home: Path) -> Check:

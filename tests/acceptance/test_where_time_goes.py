@@ -10,7 +10,10 @@ import glasshouse as gh
 from tests.acceptance.houses import ROOT, House
 from tests.acceptance.specs import digits_example, lasting, small
 
-PARTS = ("data", "forward", "backward", "optimizer", "probes", "checkpoint", "evaluate")
+PARTS = (
+    *("data", "forward", "backward", "optimizer"),
+    *("probes", "derived", "checkpoint", "evaluate"),
+)
 LAYERS: list[dict[str, Any]] = [
     {"name": "flat", "type": "Flatten"},
     {"name": "left", "type": "Linear", "args": {"out_features": 10}},

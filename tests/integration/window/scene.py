@@ -3,9 +3,7 @@
 import contextlib
 import json
 import os
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +25,7 @@ from models.events import NewEvent
 from models.tables import Job, now
 from models.workers import FoundDevice
 from tests import leaks
+from tests.running import ApiProcess
 
 LEASE_MS = 60_000
 LAYERS = [
@@ -102,8 +101,8 @@ class Broker:
         self.socket.unlink(missing_ok=True)
 
 
-class Api:
-    """A real API process."""
+class Api(ApiProcess):
+    """A real API process on a ledger and a broker that are there already."""
 
     def __init__(self, home: Path, database_url: str, redis_url: str, **settings: str) -> None:
         env = {name: value for name, value in os.environ.items() if "GLASSHOUSE" not in name}
@@ -115,30 +114,8 @@ class Api:
         }
         env |= {f"GLASSHOUSE_{name.upper()}": value for name, value in settings.items()}
         self.log = home / f"api-{time.time_ns()}.log"
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "api", "--port", "0"],
-                env=env,
-                stdout=subprocess.PIPE,
-                stderr=log,
-            )
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, self.log.read_text()[-3000:]
-        self.url: str = json.loads(line)["url"]
-
-    def stop(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            return self.process.wait(60)
-        finally:
-            self.kill()
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
+        super().__init__(env, self.log)
+        self.start()
 
 
 @dataclass

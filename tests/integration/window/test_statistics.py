@@ -82,17 +82,41 @@ def test_quantiles_stand_beside_figures(
     assert list(both["values"]) == ["p50", "mean"]
     assert both["values"]["mean"] == [float(step) for step in range(20)]
     medians = [float(np.quantile(values, 0.5)) for values in tensors]
-    assert both["values"]["p50"] == [
-        None if step % 2 else median for step, median in enumerate(medians)
-    ]
-    (alone,) = ada.get(f"{path}?stat=p01,p99").json()["data"]
-    assert alone["step"] == list(range(0, 20, 2))
-    assert alone["values"]["p99"] == [float(np.quantile(v, 0.99)) for v in tensors[::2]]
+    assert both["values"]["p50"][::2] == medians[::2]
     (everything,) = ada.get(path).json()["data"]
     assert list(everything["values"]) == [*FIGURES, *QUANTILES]
+    assert everything["values"]["p50"] == [
+        None if step % 2 else median for step, median in enumerate(medians)
+    ]
     (thin,) = ada.get(f"{path}?stat=p50,mean&max_points=8").json()["data"]
     assert {0, 19, medians.index(max(medians[::2]))} <= set(thin["step"])
     assert len(thin["step"]) < 15
+
+
+def test_quantiles_that_were_not_kept_come_from_histograms(
+    ada: httpx2.Client, watched: str, writer: Writer, tensors: list[np.ndarray]
+) -> None:
+    path = f"{watched}/stats"
+    (alone,) = ada.get(f"{path}?layer=conv1&stat=p01,p99").json()["data"]
+    assert alone["step"] == list(range(20))
+    for step, values in enumerate(tensors):
+        for name, q in (("p01", 0.01), ("p99", 0.99)):
+            wanted, found = float(np.quantile(values, q)), alone["values"][name][step]
+            assert found == (wanted if step % 2 == 0 else pytest.approx(wanted, rel=1 / 15)), step
+    record = stats_record(20, [])
+    record["histograms"] = [["other", "param", *counted(tensors[3])], ["empty", "param", [], []]]
+    writer.ship(Batch(stats=[record]))
+    (other,) = ada.get(f"{path}?layer=other&stat=mean,p50").json()["data"]
+    assert other["step"] == [20]
+    assert other["values"]["mean"] == [None]
+    assert other["values"]["p50"] == [
+        pytest.approx(float(np.quantile(tensors[3], 0.5)), rel=1 / 15)
+    ]
+    (empty,) = ada.get(f"{path}?layer=empty&stat=p50").json()["data"]
+    assert empty["values"]["p50"] == ["NaN"]
+    assert ada.get(f"{path}?layer=other").json()["data"] == []
+    (few,) = ada.get(f"{path}?layer=conv1&stat=p50&max_points=4").json()["data"]
+    assert {0, 19} <= {*few["step"]}
 
 
 def test_histograms_of_all_steps_share_their_edges(

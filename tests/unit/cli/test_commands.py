@@ -426,7 +426,17 @@ def test_the_doctor_names_what_is_wrong_and_how_to_mend_it(run: Run, tmp_path: P
     assert code == 1
     assert checks["home"]["state"] == "fail"
     assert checks["home"]["mend"] == f"chmod go= {home}"
-    for name in ("python", "torch", "kernel", "broker", "sqlite", "disk", "socket", "service"):
+    for name in (
+        "python",
+        "torch",
+        "kernel",
+        "cuda kernel",
+        "broker",
+        "sqlite",
+        "disk",
+        "socket",
+        "service",
+    ):
         assert checks[name]["state"] in ("ok", "warn"), checks[name]
     home.chmod(0o700)
     code, out, _ = run("doctor", "--home", str(home), routes=[])

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
-from engine.probes.parts import Part, TooLarge, kept, num_bytes, parts, take
-from engine.probes.watch import Watch
+from engine.probes.tensors.parts import Part, TooLarge, kept, num_bytes, parts, take
 from glasshouse.bins import QUANTILES, RELATIVE_ERROR, bins_of
 from glasshouse.slices import BadSlice, parse
 from glasshouse.spec import Probe
@@ -148,7 +147,7 @@ def test_a_sample_is_evenly_spaced_and_fits(shape, max_bytes):
         with pytest.raises(TooLarge, match=f"smallest that works is {entry}"):
             parts(wanted, tuple(shape), 4)
         return
-    ((part, found, _),) = kept([Watch(0, wanted)], x)
+    ((part, found, _),) = kept([wanted], x)
     if not shape:
         assert (part.slice, found.shape) == (None, ())
         return
@@ -168,11 +167,8 @@ def test_a_sample_takes_what_the_documents_say_by_default():
 
 def test_a_part_that_several_probes_keep_is_kept_once():
     slices = [("0", False), ("0", True), ("1", False)]
-    watches = [
-        Watch(number, probe(want=["full"], slice=text, lossless=lossless))
-        for number, (text, lossless) in enumerate(slices)
-    ]
-    found = [(part.slice, lossless) for part, _, lossless in kept(watches, torch.zeros(3))]
+    probes = [probe(want=["full"], slice=text, lossless=lossless) for text, lossless in slices]
+    found = [(part.slice, lossless) for part, _, lossless in kept(probes, torch.zeros(3))]
     assert found == [("0", True), ("1", False)]
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from engine.probes.governor import (
+from engine.probes.cost.governor import (
     LEAST_SHARE,
     MAX_FIRST_STEPS,
     MIN_FIRST,
@@ -17,8 +17,8 @@ from engine.probes.governor import (
     Load,
     factors,
 )
-from engine.probes.meter import Measured, Meter
-from engine.probes.watch import Watch
+from engine.probes.cost.meter import Measured, Meter
+from engine.probes.watched.watch import Watch
 from glasshouse.spec import Probe
 from tests.unit.engine.making import losses, of_type, run, spec
 

@@ -11,18 +11,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from engine.probes import kernel, look
-from engine.probes.compiling import FLAGS, ISAS, LIBRARY, SOURCE, find_compiler, source_mark
-from engine.probes.counted import Counted, landed, on_device, told
-from engine.probes.kernel import TYPES, Kernel
-from engine.probes.summarize import (
-    _count,
-    _flat,
-    _on_device,
-    count_with_torch,
-    sparse,
-    summarize,
-)
+from engine.probes import look
+from engine.probes.figures import kernel, plain
+from engine.probes.figures.compiling import FLAGS, ISAS, LIBRARY, SOURCE, find_compiler, source_mark
+from engine.probes.figures.counted import Counted, landed, on_device, told
+from engine.probes.figures.kernel import TYPES, Kernel
+from engine.probes.figures.summarize import summarize
 from glasshouse.bins import bins_of, quantiles
 from tests.conftest import absent
 from tests.unit.engine import test_kernel
@@ -41,7 +35,7 @@ def by_numpy(x: torch.Tensor) -> tuple[list[int], list[int]]:
 
 def all_ways(native: Kernel, x: torch.Tensor) -> list:
     ways = [native.count([x], isa=isa)[1][0] for isa in range(len(ISAS))]
-    return [*ways, count_with_torch(x), sparse(_count(_flat(x)))]
+    return [*ways, plain.counts(x), plain.sparse(plain.counts_on_device(x))]
 
 
 @given(tensors())
@@ -129,7 +123,8 @@ def test_what_is_read_back_from_a_device_tells_the_same_as_what_was_here():
     here = [Counted("a", "output", *summarize(x, histogram=True), both) for x in inputs]
     there = [
         item._replace(
-            figures=torch.tensor(item.figures, dtype=torch.float64), counts=_count(_flat(x))
+            figures=torch.tensor(item.figures, dtype=torch.float64),
+            counts=plain.counts_on_device(x),
         )
         for item, x in zip(here, inputs, strict=True)
     ]
@@ -145,8 +140,8 @@ def test_a_step_on_a_device_tells_what_a_step_here_tells(digits, tmp_path, monke
     here = of_type(run(tmp_path / "here", job, digits), "stats")
 
     def as_there(tensor: torch.Tensor, *, histogram: bool = False):
-        x = _flat(tensor)
-        return (_on_device(x), _count(x)) if histogram else _on_device(x)
+        figures = plain.figures_on_device(tensor)
+        return (figures, plain.counts_on_device(tensor)) if histogram else figures
 
     monkeypatch.setattr(look, "summarize", as_there)
     there = of_type(run(tmp_path / "there", job, digits), "stats")
@@ -208,7 +203,7 @@ def test_a_process_that_only_loads_the_kernel_starts_no_thread_and_its_forks_may
     code = """
 import os, torch
 torch.set_num_threads(1)
-from engine.probes import kernel
+from engine.probes.figures import kernel
 x = torch.ones(400_000)
 expected = kernel.LOADED.count([x])
 assert len(os.listdir("/proc/self/task")) == 1, os.listdir("/proc/self/task")

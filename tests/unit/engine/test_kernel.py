@@ -18,10 +18,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.probes import kernel, look
-from engine.probes.compiling import ISAS, LIBRARY, SOURCE, NotCompiled, compile_into, find_compiler
-from engine.probes.kernel import TYPES, Kernel, is_dense, takes
-from engine.probes.summarize import _with_torch, summarize, summarize_all
+from engine.probes import look
+from engine.probes.figures import kernel, plain
+from engine.probes.figures.compiling import (
+    ISAS,
+    LIBRARY,
+    SOURCE,
+    NotCompiled,
+    compile_into,
+    find_compiler,
+)
+from engine.probes.figures.kernel import TYPES, Kernel, is_dense, takes
+from engine.probes.figures.summarize import summarize, summarize_all
 from tests.conftest import IN_CI, absent
 from tests.unit.engine.test_watching import _small, _step, _tensors, by_numpy
 
@@ -35,13 +43,13 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> Kernel:
     if kernel.LOADED is not None:
         return kernel.LOADED
     if IN_CI or find_compiler() is None:
-        absent("the kernel (python -m engine.probes.kernel)")
+        absent("the kernel (python -m engine.probes.figures.kernel)")
     return Kernel(compile_into(tmp_path_factory.mktemp("kernel")))
 
 
 def test_the_kernel_is_in_force_where_it_must_be():
     if kernel.LOADED is None:
-        absent("the kernel (python -m engine.probes.kernel)")
+        absent("the kernel (python -m engine.probes.figures.kernel)")
     assert all(takes(torch.zeros(3).to(dtype)) for dtype in TYPES)
 
 
@@ -78,7 +86,8 @@ def test_kernel_plain_path_and_numpy_agree(native, x):
     expected = by_numpy(x)
     for isa in range(len(ISAS)):
         agree(native([x], isa=isa)[0], expected)
-    agree(_with_torch(x), expected)
+    agree(plain.figures(x), expected)
+    agree(plain.figures_on_device(x).tolist(), expected)
 
 
 @pytest.mark.parametrize("name", _tensors())
@@ -86,7 +95,7 @@ def test_awkward_tensors_have_the_plain_paths_figures(native, name):
     x = _tensors()[name]
     before = x.clone()
     for isa in range(len(ISAS)):
-        agree(native([x], isa=isa)[0], _with_torch(x))
+        agree(native([x], isa=isa)[0], plain.figures(x))
     assert torch.equal(x.nan_to_num(), before.nan_to_num())
 
 
@@ -99,6 +108,8 @@ def test_doubles_of_any_size_neither_overflow_nor_vanish(native, size):
         found = native([x], isa=isa)[0]
         assert found[:6] == pytest.approx([part * size for part in parts], rel=1e-6, abs=0)
         assert found[6:] == [1 / 6, 1, 1]
+    for found in (plain.figures(x), plain.figures_on_device(x).tolist()):
+        assert found[:6] == pytest.approx([part * size for part in parts], rel=1e-6, abs=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -240,17 +251,17 @@ def test_a_wheel_holds_the_kernel_and_says_its_platform(tree, tmp_path):
         absent("a C++ compiler")
     wheel, _ = build(tree, tmp_path / "out")
     assert not wheel.name.endswith("-none-any.whl")
-    zipfile.ZipFile(wheel).extract(f"engine/probes/{LIBRARY}", tmp_path)
-    made = Kernel(tmp_path / "engine" / "probes" / LIBRARY)
+    zipfile.ZipFile(wheel).extract(f"engine/probes/figures/{LIBRARY}", tmp_path)
+    made = Kernel(tmp_path / "engine" / "probes" / "figures" / LIBRARY)
     assert made([torch.tensor([3.0, -4.0])])[0][4] == 5.0
-    assert not (tree / "engine" / "probes" / LIBRARY).exists()
+    assert not (tree / "engine" / "probes" / "figures" / LIBRARY).exists()
 
 
 def test_an_editable_install_has_the_kernel_beside_its_source(tree, tmp_path):
     if find_compiler() is None:
         absent("a C++ compiler")
     build(tree, tmp_path / "out", "wheel:editable")
-    library = tree / "engine" / "probes" / LIBRARY
+    library = tree / "engine" / "probes" / "figures" / LIBRARY
     assert Kernel(library)([torch.tensor([3.0, -4.0])])[0][4] == 5.0
     library.unlink()
 
@@ -264,7 +275,7 @@ def test_without_a_compiler_the_install_goes_on_and_the_plain_path_is_used(tree,
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     code = (
         "import torch\n"
-        "from engine.probes import kernel, summarize\n"
+        "from engine.probes.figures import kernel, summarize\n"
         "assert kernel.LOADED is None\n"
         "assert summarize.summarize(torch.tensor([3.0, -4.0]))[4] == 5.0\n"
     )

@@ -156,7 +156,7 @@ def test_figures_that_arrive_late_keep_the_next_step_and_say_which_it_is():
     recorder, kept = Recorder(0, probe), []
     figures = torch.zeros(9)
 
-    def keep(step, name, kind, tensor):
+    def keep(name, kind, tensor):
         kept.append((step, name))
 
     for step in (4, 5):

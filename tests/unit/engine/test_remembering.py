@@ -10,7 +10,7 @@ from engine.probes import remembered
 from engine.probes.look import Look
 from engine.probes.recorder import Recorder
 from engine.probes.taps import made
-from engine.probes.watch import Watch
+from engine.probes.watched.watch import Watch
 from glasshouse.spec import Probe
 from tests.unit.engine.making import of_type, run, spec
 

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from engine.probes import drain
-from engine.probes import ring as ring_module
-from engine.probes.captures import Captures
-from engine.probes.drain import LocalDrain, file_names, write_file
-from engine.probes.ring import HEADER_BYTES, Producer, Ring
+from engine.probes.tensors import drain
+from engine.probes.tensors import ring as ring_module
+from engine.probes.tensors.captures import Captures, Piece
+from engine.probes.tensors.drain import LocalDrain, file_names, write_file
+from engine.probes.tensors.ring import HEADER_BYTES, Producer, Ring
 from tests.unit.engine.making import captured, losses, of_type, run, spec
 
 PAGE = 4096
@@ -171,7 +171,7 @@ def test_every_type_and_shape_is_read_back_bit_for_bit(tmp_path: Path):
     seen: list[dict[str, Any]] = []
     captures = Captures(tmp_path, seen.append)
     for name, tensor in tensors().items():
-        assert captures.offer(7, name, "output", tensor)
+        assert captures.offer(Piece(7, name, "output"), tensor)
     captures.finish_step()
     captures.close()
     (record,) = seen
@@ -190,7 +190,7 @@ def test_every_type_and_shape_is_read_back_bit_for_bit(tmp_path: Path):
 def test_a_type_without_a_name_in_files_is_refused_and_takes_no_room(tmp_path: Path):
     captures = Captures(tmp_path, print)
     with pytest.raises(TypeError, match="complex128"):
-        captures.offer(0, "a", "output", torch.zeros(1, dtype=torch.complex128))
+        captures.offer(Piece(0, "a", "output"), torch.zeros(1, dtype=torch.complex128))
     captures.close()
 
 
@@ -198,7 +198,7 @@ def test_a_kept_tensor_is_the_one_of_the_moment(tmp_path: Path):
     seen: list[dict[str, Any]] = []
     captures = Captures(tmp_path, seen.append)
     tensor = torch.arange(6.0).reshape(2, 3).t()
-    captures.offer(0, "a", "output", tensor)
+    captures.offer(Piece(0, "a", "output"), tensor)
     tensor.zero_()
     captures.close()
     assert captured(seen, tmp_path)[0, "a", "output"].tolist() == [[0, 3], [1, 4], [2, 5]]
@@ -209,8 +209,8 @@ def test_a_part_of_a_tensor_says_what_it_is(tmp_path: Path):
     captures = Captures(tmp_path, seen.append)
     whole = torch.arange(12.0).reshape(3, 4)
     about = {"form": "slice", "slice": ":,::2", "captured_from": (3, 4), "phase": "evaluate"}
-    captures.offer(2, "a", "output", whole[:, ::2], **about)
-    captures.offer(2, "a", "output", whole)
+    captures.offer(Piece(2, "a", "output", **about), whole[:, ::2])
+    captures.offer(Piece(2, "a", "output"), whole)
     captures.close()
     part, full = seen
     assert (part["phase"], full["phase"]) == ("evaluate", "train")
@@ -228,8 +228,8 @@ def test_the_same_tensor_twice_in_a_step_has_two_names():
 def test_wide_elements_come_first_so_that_all_are_aligned(tmp_path: Path):
     seen: list[dict[str, Any]] = []
     captures = Captures(tmp_path, seen.append)
-    captures.offer(0, "a", "output", torch.ones(3, dtype=torch.uint8))
-    captures.offer(0, "b", "output", torch.ones(3, dtype=torch.float64))
+    captures.offer(Piece(0, "a", "output"), torch.ones(3, dtype=torch.uint8))
+    captures.offer(Piece(0, "b", "output"), torch.ones(3, dtype=torch.float64))
     captures.close()
     raw = (tmp_path / "captures/0.safetensors").read_bytes()
     (size,) = struct.unpack("<Q", raw[:8])
@@ -267,7 +267,7 @@ def test_a_file_that_lies_in_the_ring_as_it_is_wanted_is_written_in_one_piece(
     captures = Captures(tmp_path, seen.append)
     for step in range(3):
         for number, size in enumerate(sizes):
-            captures.offer(step, f"l{number}", "output", torch.arange(size) + step)
+            captures.offer(Piece(step, f"l{number}", "output"), torch.arange(size) + step)
         captures.finish_step()
     captures.close()
     assert of_type(seen, "dropped") == []
@@ -277,12 +277,31 @@ def test_a_file_that_lies_in_the_ring_as_it_is_wanted_is_written_in_one_piece(
             assert torch.equal(found[step, f"l{number}", "output"], torch.arange(size) + step)
 
 
+@pytest.mark.parametrize("num_pages", [1, 2])
+def test_a_header_in_the_last_pages_of_a_lap_is_no_part_of_the_piece(
+    tmp_path: Path, num_pages: int
+):
+    """The tensor after it is at the ring's beginning, whatever its position says."""
+    ring = Ring.private(8 * PAGE)
+    content = os.urandom(PAGE)
+    ring.memory[HEADER_BYTES : HEADER_BYTES + PAGE] = content
+    entry = {"layer": "a", "kind": "param", "shape": [PAGE], "dtype": "uint8", "size_bytes": PAGE}
+    head = ((8 - num_pages) * PAGE, num_pages * PAGE)
+    tensors = [{**entry, "position": 8 * PAGE}]
+    write_file(
+        tmp_path / "x", {"step": 0, "phase": "train", "tensors": tensors, "head": head}, ring
+    )
+    assert bytes(load_file(tmp_path / "x")["a/param"].tolist()) == content
+
+
 def test_a_header_that_needs_more_room_than_there_is_goes_round(tmp_path: Path):
     seen: list[dict[str, Any]] = []
     captures = Captures(tmp_path, seen.append)
     for step in range(2):
         for number in range(300):
-            captures.offer(step, f"{'l' * 100}{number}", "output", torch.tensor([number, step]))
+            captures.offer(
+                Piece(step, f"{'l' * 100}{number}", "output"), torch.tensor([number, step])
+            )
         captures.finish_step()
     captures.close()
     found = captured(seen, tmp_path)
@@ -305,13 +324,15 @@ class Slow(LocalDrain):
 
 
 def test_what_is_offered_is_stored_or_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("engine.probes.captures.LocalDrain", Slow)
+    monkeypatch.setattr("engine.probes.tensors.captures.LocalDrain", Slow)
     seen: list[dict[str, Any]] = []
     captures = Captures(tmp_path, seen.append, num_bytes=8 * PAGE)
     num_offered = num_dropped = 0
     for step in range(60):
         for number in range(3):
-            captures.offer(step, f"l{number}", "output", torch.full((700,), 3.0 * step + number))
+            captures.offer(
+                Piece(step, f"l{number}", "output"), torch.full((700,), 3.0 * step + number)
+            )
             num_offered += 1
         captures.finish_step()
         num_dropped += captures.take_dropped()
@@ -325,20 +346,20 @@ def test_what_is_offered_is_stored_or_counted(tmp_path: Path, monkeypatch: pytes
 
 def test_what_is_larger_than_the_ring_is_dropped_and_nothing_waits_for_it(tmp_path: Path):
     captures = Captures(tmp_path, print, num_bytes=PAGE)
-    assert not captures.offer(0, "a", "output", torch.zeros(PAGE), lossless=True)
+    assert not captures.offer(Piece(0, "a", "output", lossless=True), torch.zeros(PAGE))
     assert captures.take_dropped() == 1
     assert captures.take_waited_s() == 0
     captures.close()
 
 
 def test_lossless_waits_and_says_how_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("engine.probes.captures.LocalDrain", Slow)
+    monkeypatch.setattr("engine.probes.tensors.captures.LocalDrain", Slow)
     seen: list[dict[str, Any]] = []
     captures = Captures(tmp_path, seen.append, num_bytes=4 * PAGE)
     for step in range(6):
         for number in range(3):  # more than the ring holds: a step leaves in several lots
             values = torch.full((2000,), float(10 * step + number))
-            assert captures.offer(step, f"l{number}", "output", values, lossless=True)
+            assert captures.offer(Piece(step, f"l{number}", "output", lossless=True), values)
         captures.finish_step()
     waited = captures.take_waited_s()
     captures.close()
@@ -353,13 +374,13 @@ def test_lossless_waits_and_says_how_long(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_waiting_ends_when_the_job_is_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Slow, "pause_s", 1.0)
-    monkeypatch.setattr("engine.probes.captures.LocalDrain", Slow)
+    monkeypatch.setattr("engine.probes.tensors.captures.LocalDrain", Slow)
     over = threading.Event()
     captures = Captures(tmp_path, lambda _: None, num_bytes=PAGE, is_over=over.is_set)
-    assert captures.offer(0, "a", "output", torch.zeros(1000), lossless=True)
+    assert captures.offer(Piece(0, "a", "output", lossless=True), torch.zeros(1000))
     threading.Timer(0.05, over.set).start()
     began = time.monotonic()
-    assert not captures.offer(0, "b", "output", torch.zeros(1000), lossless=True)
+    assert not captures.offer(Piece(0, "b", "output", lossless=True), torch.zeros(1000))
     assert time.monotonic() - began < 0.9
     assert captures.take_dropped() == 1
     captures.close()
@@ -368,9 +389,9 @@ def test_waiting_ends_when_the_job_is_cancelled(tmp_path: Path, monkeypatch: pyt
 def test_a_file_that_cannot_be_written_is_counted(tmp_path: Path):
     seen: list[dict[str, Any]] = []
     captures = Captures(tmp_path, seen.append)
-    captures.offer(0, "a", "output", torch.ones(3))
+    captures.offer(Piece(0, "a", "output"), torch.ones(3))
     (tmp_path / "captures").rmdir()
-    captures.offer(0, "b", "output", torch.ones(3))
+    captures.offer(Piece(0, "b", "output"), torch.ones(3))
     captures.close()
     (record,) = seen
     assert (record["type"], record["count"]) == ("dropped", 2)
@@ -392,8 +413,8 @@ def test_a_slow_disk_changes_no_bit_and_every_tensor_is_stored_or_counted(
     digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, lossless: bool
 ):
     plain = run(tmp_path / "plain", spec(), digits)
-    monkeypatch.setattr("engine.probes.captures.LocalDrain", Slow)
-    monkeypatch.setattr("engine.probes.captures.default_num_bytes", lambda: 600_000)
+    monkeypatch.setattr("engine.probes.tensors.captures.LocalDrain", Slow)
+    monkeypatch.setattr("engine.probes.tensors.captures.default_num_bytes", lambda: 600_000)
     probes = [{**EVERYTHING, "lossless": lossless}]
     records = run(tmp_path / "watched", spec(probes=probes), digits)
     assert losses(records) == losses(plain)

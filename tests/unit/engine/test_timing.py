@@ -143,6 +143,7 @@ def test_the_parts_of_a_step_sum_up_to_it(digits, tmp_path):
     data = {"validation": {"dataset": "ds_1", "split": "test"}}
     probes = [{"layers": ["*"], "kinds": ["output", "param_grad"], "every": 2}]
     job = spec(data=data, evaluate={"every_epochs": 1}, stop={"epochs": 20}, probes=probes)
+    job["metrics"] = [{"type": "l2", "inputs": ["conv1"]}]
     records = run(tmp_path, job, digits)
     told = [r for r in of_type(records, "metrics") if "time/step" in r["values"]]
     assert told
@@ -208,3 +209,18 @@ def test_the_time_that_hooks_take_is_that_of_the_probes(digits, tmp_path, monkey
     values = next(r["values"] for r in records if "time/step" in r.get("values", {}))
     assert 0.04 <= values["time/probes"] <= values["time/step"]
     assert values["time/forward"] + values["time/probes"] <= values["time/step"]
+
+
+def test_the_time_that_derived_series_take_is_their_own(digits, tmp_path, monkeypatch):
+    from engine import derived
+
+    copied = derived._copy
+    monkeypatch.setattr(derived, "_copy", lambda tensor: (_spin(0.02), copied(tensor))[1])
+    seen = ["conv1", "conv1/output_grad", "fc.weight/param", "fc.weight/update"]
+    metrics = [{"type": "l2", "inputs": [name], "name": f"n{i}"} for i, name in enumerate(seen)]
+    records = run(tmp_path, spec(metrics=metrics, stop={"steps": 5}), digits)
+    values = [r["values"] for r in records if "time/step" in r.get("values", {})]
+    for told in values:
+        assert 0.08 <= told["time/derived"] <= told["time/step"]
+        rest = ("forward", "backward", "optimizer", "probes")
+        assert sum(told[f"time/{part}"] for part in rest) < told["time/step"] - 0.08

@@ -7,9 +7,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from engine.data import Rows, source_rows
-from engine.probes.losses import sample_losses
-from engine.probes.select import may_match
-from engine.probes.summarize import summarize
+from engine.probes.figures.summarize import summarize
+from engine.probes.watched.losses import sample_losses
+from engine.probes.watched.select import may_match
 from glasshouse.spec import Probe
 from tests.unit.engine.making import captured, errors, of_type, planned, run, spec
 from tests.unit.engine.test_kinds import everything, job, layer
@@ -382,3 +382,49 @@ def test_a_step_shows_exactly_what_the_plan_says(name, optimizer, digits, tmp_pa
         for kind, names in zip(kinds, said, strict=True):
             assert sorted(row[0] for row in record["rows"] if row[1] == kind) == sorted(names)
             assert names
+
+
+def state_of(optimizer, name, **changes):
+    """A job that keeps what this optimizer holds of the last layer's weight, of shape (10, 54)."""
+    probe = watching(f"fc.weight.{name}", kinds=["optim_state"], want=["full"], **changes)
+    return spec(optimizer=optimizer, probes=[probe])
+
+
+ADAFACTOR = {"type": "Adafactor", "args": {"lr": 0.01}}
+
+
+def test_a_state_that_is_not_like_its_parameter_has_a_shape_of_its_own(digits, tmp_path):
+    whole = planned(state_of(ADAFACTOR, "row_var"))["probes"][0]
+    assert whole == {"matched": ["fc.weight.row_var"], "bytes_per_step": 40}
+    part = state_of(ADAFACTOR, "row_var", slice="0:4") | {"stop": {"steps": 1}}
+    assert planned(part)["probes"][0]["bytes_per_step"] == 16
+    (kept,) = captured(run(tmp_path, part, digits), tmp_path).values()
+    assert kept.shape == (4, 1)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "name", "changes", "pointer", "word"),
+    [
+        (ADAFACTOR, "row_var", {"slice": "12"}, "/probes/0/slice", "of shape [10, 1]"),
+        (ADAFACTOR, "col_var", {"slice": "0,0,0"}, "/probes/0/slice", "of shape [1, 54]"),
+        (ADAFACTOR, "row_var", {"max_bytes": 8}, "/probes/0/max_bytes", "that works is 40"),
+        ({"type": "Adam", "args": {}}, "step", {"slice": "0:2"}, "/probes/0/slice", "of shape []"),
+    ],
+)
+def test_what_does_not_fit_such_a_state_is_refused(optimizer, name, changes, pointer, word):
+    found = errors(state_of(optimizer, name, **changes))
+    assert list(found) == [pointer]
+    assert word in found[pointer]
+
+
+def test_a_glob_that_also_names_the_loss_means_layers_only_in_evaluations():
+    job = spec(
+        evaluate={"every_epochs": 1},
+        loss={"type": "CrossEntropyLoss", "inputs": ["loss_fc", "label"]},
+    )
+    job["network"]["layers"][-1]["name"] = "loss_fc"
+    job["data"]["validation"] = {"dataset": "ds_1", "split": "test"}
+    job["probes"] = [watching("loss*", phase="evaluate"), watching("loss*")]
+    evaluated, trained = (item["matched"] for item in planned(job)["probes"])
+    assert evaluated == ["loss_fc"]
+    assert trained == ["loss_fc", "loss", "loss.samples", "loss.rows"]

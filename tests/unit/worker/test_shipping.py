@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from safetensors.numpy import load
 
-from engine.probes.ring import HEADER_BYTES, Ring
+from engine.probes.tensors.ring import HEADER_BYTES, Ring
 from glasshouse.events import parse_event
 from models.artifacts import LocalArtifacts
 from models.attempts import Claim

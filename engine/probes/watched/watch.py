@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from engine.probes.select import Scope, is_due, means
+from engine.probes.watched.select import Scope, is_due, means
 from glasshouse.spec import Probe
 
 NEVER = 2**62

@@ -1,8 +1,9 @@
 """Builds the kernel of the statistics with whatever C++ compiler there is.
 
-Used by ``hatch_build.py`` when the package is installed and by ``python -m engine.probes.kernel``.
-Imports nothing but the standard library: it also runs where nothing is installed yet. ``python -m
-engine.probes.compiling`` says whether there is a kernel that loads, which ``doctor`` asks.
+Used by ``hatch_build.py`` when the package is installed, and by ``python -m
+engine.probes.figures.kernel``. Imports nothing but the standard library: it also runs where nothing
+is installed yet. ``python -m engine.probes.figures.compiling`` says whether there is a kernel that
+loads, which ``doctor`` asks.
 """
 
 import ctypes

@@ -2,7 +2,7 @@
 
 from fnmatch import fnmatchcase
 
-from engine.probes.select import LOSS
+from engine.probes.watched.select import LOSS
 from engine.problems import Findings
 from glasshouse.spec import TrainJob
 

@@ -9,14 +9,14 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from engine.network import dtype_name
-from engine.probes.drain import LocalDrain, can_keep
-from engine.probes.ring import PAGE_BYTES, Producer, Ring, default_num_bytes
+from engine.probes.tensors.drain import LocalDrain, can_keep
+from engine.probes.tensors.ring import PAGE_BYTES, Producer, Ring, default_num_bytes
 from engine.spool import now
 
 Emit = Callable[[dict[str, Any]], None]
@@ -24,6 +24,21 @@ _SHORT_S, _LONG_S = 0.0005, 0.01
 _HEAD_BYTES = 4 * PAGE_BYTES
 _HEAD_SHARE = 16
 """A ring that is not so many times as large as a header gets none."""
+
+
+class Piece(NamedTuple):
+    """What a whole tensor is, or a part of one: the words of its record."""
+
+    step: int
+    layer: str
+    kind: str
+    form: str = "full"
+    slice: str | None = None
+    captured_from: tuple[int, ...] | None = None
+    """The shape of the tensor that it is a part of; None: its own."""
+    lossless: bool = False
+    """Whether training waits for room."""
+    phase: str = "train"
 
 
 @dataclass(slots=True)
@@ -76,47 +91,34 @@ class Captures:
         self._num_dropped = 0
         self._waited_s = 0.0
 
-    def offer(  # noqa: PLR0913 (each is a word of the record)
-        self,
-        step: int,
-        layer: str,
-        kind: str,
-        tensor: Tensor,
-        *,
-        phase: str = "train",
-        form: str = "full",
-        slice: str | None = None,  # noqa: A002 (the public name)
-        captured_from: tuple[int, ...] | None = None,
-        lossless: bool = False,
-    ) -> bool:
-        """Keep a tensor as it is now; False when there is no room.
-
-        ``tensor`` may be a part of what ``captured_from`` is the shape of, as ``form`` says.
-        """
+    def offer(self, piece: Piece, tensor: Tensor) -> bool:
+        """Keep a tensor as it is now; False when there is no room."""
         source = tensor.detach()
         if source.layout is not torch.strided:
             source = source.to_dense()
         dtype = dtype_name(source.dtype)
         if not can_keep(dtype):
             raise TypeError(f"a file of tensors has no name for {dtype}")
-        self._begin(step, phase)
+        self._begin(piece.step, piece.phase)
         size = source.numel() * source.element_size()
-        position = self._room(size, source.element_size(), lossless=lossless)
+        position = self._room(size, source.element_size(), lossless=piece.lossless)
         if position is None:
             self._num_dropped += 1
             return False
+        whole = source.shape if piece.captured_from is None else piece.captured_from
         entry: dict[str, Any] = {
-            "layer": layer,
-            "kind": kind,
+            "layer": piece.layer,
+            "kind": piece.kind,
             "shape": list(source.shape),
             "dtype": dtype,
             "size_bytes": size,
-            "form": form,
-            "slice": slice,
-            "captured_from": list(source.shape if captured_from is None else captured_from),
+            "form": piece.form,
+            "slice": piece.slice,
+            "captured_from": list(whole),
             "position": position,
         }
-        batch = self._open = self._open or _Batch(step, phase)  # waiting may have sent it away
+        # waiting for room may have sent the batch away
+        batch = self._open = self._open or _Batch(piece.step, piece.phase)
         try:
             self._keep(batch, source, entry)
         except BaseException:

@@ -169,6 +169,8 @@ def select(probe: Probe, number: int, watchable: Watchable, findings: Findings) 
     seen: dict[str, int] = {}
     for position, kind in enumerate(probe.kinds):
         wanted = watchable.matched(probe.layers, kind)
+        if probe.phase == "evaluate":  # whose loss is a metric, over all its batches
+            wanted = {name: item for name, item in wanted.items() if item.scope != "loss"}
         seen.update(
             {f"{name}/{kind}": item.size for name, item in wanted.items() if not item.lacks}
         )

@@ -90,15 +90,19 @@ class Ring:
         """Where in the mapping a position lies."""
         return HEADER_BYTES + position % self.num_bytes
 
+    def has(self, position: int, size: int) -> bool:
+        """Whether bytes at a position lie one behind the other, before the ring's end."""
+        return position >= 0 and 0 <= size <= self.num_bytes - position % self.num_bytes
+
     def read(self, position: int, size: int) -> memoryview:
         """The bytes at a position.
 
         Raises:
             ValueError: they would reach over the ring's end.
         """
-        begin = self.place(position)
-        if position < 0 or size < 0 or begin + size > HEADER_BYTES + self.num_bytes:
+        if not self.has(position, size):
             raise ValueError(f"{size} bytes at {position} are not in the ring")
+        begin = self.place(position)
         return memoryview(self._memory)[begin : begin + size]
 
     def close(self) -> None:

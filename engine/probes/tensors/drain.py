@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.probes.ring import Ring
+from engine.probes.tensors.ring import Ring
 
 Emit = Callable[[dict[str, Any]], None]
 DTYPE_NAMES = {
@@ -88,10 +88,13 @@ def _in_one_piece(
         end += tensor["size_bytes"]
     if len(head) > room or position % _BLOCK or room % _BLOCK:
         return None
+    size = end - position
+    in_blocks = -(-size // _BLOCK) * _BLOCK
+    if not ring.has(position, in_blocks):  # the header has the last pages of a lap
+        return None
     text = head[8:] + b" " * (room - len(head))
     ring.read(position, room)[:] = struct.pack("<Q", len(text)) + text
-    size = end - position
-    return ring.read(position, -(-size // _BLOCK) * _BLOCK), size
+    return ring.read(position, in_blocks), size
 
 
 def header(

@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from engine.probes.governor import Change, Governor
-from engine.probes.meter import Measured
-from engine.probes.watch import Watch
+from engine.probes.cost.governor import Change, Governor
+from engine.probes.cost.meter import Measured
+from engine.probes.watched.watch import Watch
 from engine.spool import now
 
 Emit = Callable[[dict[str, Any]], None]

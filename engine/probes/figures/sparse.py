@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from engine.probes.kernel import NUM_FIGURES
+from engine.probes.figures.kernel import NUM_FIGURES
 
 MEAN, STD, MIN, MAX, L2, ABSMAX, ZEROS, NAN, INF = range(NUM_FIGURES)
 

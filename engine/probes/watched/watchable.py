@@ -7,9 +7,17 @@ import torch
 from torch import Tensor, nn
 
 from engine.optim import States, build_loss
-from engine.probes.losses import sample_losses
-from engine.probes.select import LOSS, LOSS_ROWS, LOSS_SAMPLES, Layout, Scope, Thing, Watchable
-from engine.probes.traced import Reach, Seen
+from engine.probes.watched.losses import sample_losses
+from engine.probes.watched.select import (
+    LOSS,
+    LOSS_ROWS,
+    LOSS_SAMPLES,
+    Layout,
+    Scope,
+    Thing,
+    Watchable,
+)
+from engine.probes.watched.traced import Reach, Seen
 from engine.shapes import Trace, Traced, tiny
 from glasshouse.spec import TrainJob
 
@@ -77,10 +85,9 @@ def _of_parameters(network: nn.Module, reach: Reach, states: States) -> dict[str
         thing = Thing(size, name, scope="parameter", layout=layout)
         found["param"][name] = found["update"][name] = thing
         found["param_grad"][name] = replace(thing, lacks=lacks)
-        for key, state_size in states.get(name, {}).items():
+        for key, kept in states.get(name, {}).items():
             full = f"{name}.{key}"
-            same = layout if state_size == size else None
-            thing = Thing(state_size, full, scope="parameter", lacks=lacks, layout=same)
+            thing = Thing(kept.num_bytes, full, scope="parameter", lacks=lacks, layout=kept.layout)
             found["optim_state"][full] = thing
     return found
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from engine.probes.watch import Watch
+from engine.probes.watched.watch import Watch
 
 
 class Clock(Protocol):

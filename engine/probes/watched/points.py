@@ -7,9 +7,9 @@ from functools import cached_property
 from torch import Tensor, nn
 
 from engine.network import Network, root
-from engine.probes.losses import LOSS_NAMES
-from engine.probes.select import Scope, may_match
-from engine.probes.watch import Watch, Watches
+from engine.probes.watched.losses import LOSS_NAMES
+from engine.probes.watched.select import Scope, may_match
+from engine.probes.watched.watch import Watch, Watches
 
 Seen = tuple[str, Tensor, Watches]
 """A tensor by its name, and who wants it."""

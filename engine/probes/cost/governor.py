@@ -16,8 +16,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from engine.probes.meter import Measured
-from engine.probes.watch import Watch
+from engine.probes.cost.meter import Measured
+from engine.probes.watched.watch import Watch
 
 NUM_KEPT = 5
 """Due steps of a probe whose costs are kept; their median counts."""

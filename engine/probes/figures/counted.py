@@ -5,8 +5,9 @@ from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
-from engine.probes.kernel import NUM_FIGURES, Histogram
-from engine.probes.summarize import Counts, Figures, sparse
+from engine.probes.figures.kernel import NUM_FIGURES, Histogram
+from engine.probes.figures.plain import sparse
+from engine.probes.figures.summarize import Counts, Figures
 from glasshouse.bins import NUM_BINS, quantiles
 from glasshouse.events import STATS_COLUMNS
 

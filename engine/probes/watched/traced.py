@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.network import input_leaves, leaves
-from engine.probes.calls import Calls
+from engine.probes.watched.calls import Calls
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.probes.select import LOSS, LOSS_ROWS, LOSS_SAMPLES
+from engine.probes.watched.select import LOSS, LOSS_ROWS, LOSS_SAMPLES
 
 LOSS_NAMES = (LOSS, LOSS_SAMPLES, LOSS_ROWS)
 

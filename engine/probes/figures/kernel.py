@@ -4,8 +4,8 @@ Where it is asked to, it counts a histogram in the same pass. Large tensors are 
 threads that torch computes with, by its own OpenMP runtime: those threads are awake, and a second
 pool would take turns with them on the same cores. The figures do not depend on their number.
 
-``python -m engine.probes.kernel`` builds it in place, for a checkout. It is optional: where it is
-missing, ``summarize`` has a slower path that gives the same figures.
+``python -m engine.probes.figures.kernel`` builds it in place, for a checkout. It is optional: where
+it is missing, ``plain`` gives the same figures more slowly.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.probes.compiling import (
+from engine.probes.figures.compiling import (
     LIBRARY,
     SOURCE,
     NotCompiled,
@@ -168,7 +168,7 @@ def main() -> int:
         sys.stderr.write(f"The kernel was not built: {error}\n")
         return 1
     # a process of its own: this one may have opened an older library of the same path
-    command = [sys.executable, "-m", "engine.probes.compiling"]
+    command = [sys.executable, "-m", "engine.probes.figures.compiling"]
     return subprocess.run(command, check=False).returncode  # noqa: S603 - our own module
 
 

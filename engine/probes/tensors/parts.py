@@ -1,14 +1,13 @@
 """Which part of a tensor a probe keeps: all of it, a slice, or a sample of its first axis."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from engine.probes.select import Watchable
-from engine.probes.watch import Watch
+from engine.probes.watched.select import Watchable
 from engine.problems import Findings
 from glasshouse.slices import BadSlice, parse, read, spelt_out
 from glasshouse.spec import Probe
@@ -104,10 +103,9 @@ def _indices(text: str, shape: Shape) -> list[int | slice]:
     ]
 
 
-def kept(watches: Sequence[Watch], tensor: Tensor) -> Iterator[tuple[Part, Tensor, bool]]:
+def kept(probes: Iterable[Probe], tensor: Tensor) -> Iterator[tuple[Part, Tensor, bool]]:
     """Each part of a tensor that some probe keeps, once, and whether it must not be dropped."""
     shape, item_bytes = tuple(tensor.shape), tensor.element_size()
-    probes = [watch.probe for watch in watches if watch.takes_full]
     wanted: dict[Part, bool] = {}
     for probe in probes:
         for part in parts(probe, shape, item_bytes):
@@ -126,18 +124,18 @@ def planned(
     largest: tuple[str, TooLarge] | None = None
     for name in seen:
         thing = watchable.thing(name)
-        if thing.layout is None:
-            total += thing.size
-            continue
-        shape, item_bytes = thing.layout
+        shape, item_bytes = thing.layout or ((thing.size,), 1)
         try:
             if probe.slice is not None:
+                if thing.layout is None:
+                    raise BadSlice("its shape is known only when the job runs: want it whole")
                 parse(probe.slice, shape)
             total += sum(
                 num_bytes(part, shape, item_bytes) for part in parts(probe, shape, item_bytes)
             )
         except BadSlice as error:
-            wrong = wrong or (f"{name}, of shape {list(shape)}", error)
+            shown = f", of shape {list(shape)}" if thing.layout else ""
+            wrong = wrong or (f"{name}{shown}", error)
         except TooLarge as error:
             if largest is None or error.size > largest[1].size:
                 largest = (name, error)

@@ -1,0 +1,239 @@
+"""What does not reach training: a slow disk, nobody who reads, viewers who have died.
+
+A slow disk, nobody who reads: a job whose layers' tensors are kept whole, and the process that
+stores them. In blocks that take turns its disk is as it is, and slow (2 MB/s) or the process is
+stopped, so that the ring is full and tensors are dropped. The ratio is that of the step's time in
+two neighbouring blocks. Every tensor that was due must have been kept or counted as dropped, or
+the bench fails.
+
+Dead viewers: a job of a whole service with statistics at every step, one client that reads its
+stream, and in every second window fifty connections besides that asked for it and never read.
+
+Prints a JSON line for each. Data is random.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.service import CLI
+from bench.service import spec as digits
+from bench.step import Clock, clocks
+from bench.watching import ALL, Bench, cnn
+from engine.report import Outputs
+from engine.train import train
+from glasshouse import Client
+from tests.integration.window.test_endings import raw_stream
+from worker.nursery import FIXED
+
+EVERY = 25
+RING_BYTES = 64 * 2**20
+FILLING, TIMED = 5 * EVERY, 4 * EVERY
+"""Steps in which the ring fills up, or nothing happens; and steps that are measured."""
+PATIENCE_S = 120.0
+NUM_VIEWERS = 50
+SETTLING_S = 1.0
+TARGET = 1.01
+
+
+# --- a slow disk, and nobody who reads ---------------------------------------------------------
+
+
+class Blocks(Clock):
+    """A control that changes at each block what the consumer can do, and times the block's end."""
+
+    def __init__(self, bench: Bench, kept: "Kept", hinder: int, free: int) -> None:
+        super().__init__()
+        self._bench = bench
+        self._kept = kept
+        self._signals = hinder, free
+        self._step = 0
+        self._began = clocks()
+        self.seconds: list[tuple[float, float]] = []
+        """Of each block, wall and processor time; every second one is hindered."""
+
+    @property
+    def cancel_requested(self) -> bool:
+        self._step += 1
+        number, place = divmod(self._step, FILLING + TIMED)
+        if place == FILLING:
+            self._began = clocks()
+        if place == 0:
+            now = clocks()
+            self.seconds.append((now[0] - self._began[0], now[1] - self._began[1]))
+            self._turn(hindered=number % 2 == 1)
+        return False
+
+    def _turn(self, *, hindered: bool) -> None:
+        os.kill(self._bench.consumer.pid, self._signals[0 if hindered else 1])
+        until = time.monotonic() + PATIENCE_S
+        while not hindered and self._bench.ring.released < self._kept.end:
+            assert self._bench.consumer.poll() is None, "the consumer has died"
+            assert time.monotonic() < until, "the consumer does not catch up"
+            time.sleep(0.01)
+
+
+class Kept:
+    """Counts what a rank says of its tensors, and passes it on."""
+
+    def __init__(self, emit: Any) -> None:
+        self._emit = emit
+        self.num_kept = self.num_dropped = self.end = 0
+        self.num_of_a_step = 0
+
+    def __call__(self, record: dict[str, Any]) -> None:
+        if record["type"] == "captures":
+            self.num_kept += len(record["tensors"])
+            self.num_of_a_step = max(self.num_of_a_step, len(record["tensors"]))
+            self.end = record["end"]
+        elif record["type"] == "dropped":
+            assert record["what"] == "captures", record
+            self.num_dropped += record["count"]
+        self._emit(record)
+
+
+def disk(name: str, rounds: int) -> dict[str, Any]:
+    """One long job, hindered in every second block."""
+    hinder, free = {
+        "a slow disk": (signal.SIGUSR1, signal.SIGUSR2),
+        "nobody who reads": (signal.SIGSTOP, signal.SIGCONT),
+    }[name]
+    num_steps = (2 * rounds + 1) * (FILLING + TIMED)
+    with tempfile.TemporaryDirectory() as directory:
+        bench = Bench(Path(directory) / "data", cnn, num_steps - 1, RING_BYTES)
+        bench.spec = {**bench.spec, "checkpoint": {"every_steps": 10**9}}
+        kept = Kept(bench.spool.append)
+        out = Outputs(bench.directory, kept, bench.spool.settle, bench.spool.flush)
+        out.ring = bench.ring.name
+        control = Blocks(bench, kept, hinder, free)
+        job = bench.job({"kinds": ALL, "every": EVERY, "want": ["full"]})
+        try:
+            train(job, bench.rows, None, control=control, out=out)
+        finally:
+            os.kill(bench.consumer.pid, signal.SIGCONT)
+            bench.close()
+    due = -(-num_steps // EVERY) * kept.num_of_a_step
+    assert kept.num_kept + kept.num_dropped == due, (kept.num_kept, kept.num_dropped, due)
+    assert kept.num_dropped, "nothing was hindered"
+    blocks = control.seconds
+    pairs = [(blocks[n], blocks[n + 1]) for n in range(0, len(blocks) - 1, 2)][:rounds]
+    counts = {"due": due, "kept": kept.num_kept, "dropped": kept.num_dropped}
+    return ratios([(b[0] / a[0], b[1] / a[1]) for a, b in pairs]) | counts
+
+
+# --- viewers who have died ------------------------------------------------------------------------
+
+
+class Told:
+    """What a job says of the time of its steps, as a client reads it."""
+
+    def __init__(self, job: Any) -> None:
+        self._found: list[tuple[datetime, float]] = []
+        self._job = job
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until something is told."""
+        until = time.monotonic() + PATIENCE_S
+        while not self._found:
+            assert time.monotonic() < until, "the job says nothing"
+            time.sleep(0.1)
+
+    def close(self) -> None:
+        """After the job was cancelled: read its stream to the end."""
+        self._thread.join(PATIENCE_S)
+
+    def _read(self) -> None:
+        for event in self._job.stream(types=["metrics"]):
+            seconds = event.values.get("time/step")
+            if seconds is not None:
+                self._found.append((event.at, seconds))
+
+    def between(self, begin: datetime, end: datetime) -> float:
+        """The median of the means that were told in a window."""
+        return statistics.median(seconds for at, seconds in [*self._found] if begin <= at <= end)
+
+
+def viewers(rounds: int, window_s: float) -> dict[str, Any]:
+    """A job of a service, with and without viewers that do not read."""
+    home = Path(tempfile.mkdtemp(prefix="gh", dir="/tmp"))
+    where = ["--home", str(home)]
+    try:
+        command = [*CLI, "up", "--detach", "--port", "0", *where]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        runtime = json.loads((home / "runtime.json").read_text())
+        with Client(runtime["url"], runtime["api_key"]) as client:
+            dataset = client.datasets.create(builtin="digits").id
+            probe = {"layers": ["*"], "kinds": ALL, "every": 1, "max_overhead": None}
+            spec = digits(dataset, 0, 1) | {"stop": {"seconds": 3600}, "probes": [probe]}
+            job = client.jobs.create(spec)
+            told = Told(job)
+            told.wait()
+            path = f"/jobs/{job.id}/stream"
+            found = []
+            for number in range(rounds):
+                sides: dict[int, float] = {}
+                for silent in (0, NUM_VIEWERS) if number % 2 else (NUM_VIEWERS, 0):
+                    with ExitStack() as stack:
+                        for _ in range(silent):
+                            stream = raw_stream(runtime["url"], path, runtime["api_key"])
+                            stack.enter_context(stream)
+                        time.sleep(SETTLING_S)
+                        begin = datetime.now(UTC)
+                        time.sleep(window_s)
+                        sides[silent] = told.between(begin, datetime.now(UTC))
+                found.append((sides[NUM_VIEWERS] / sides[0],))
+            job.cancel()
+            told.close()
+    finally:
+        subprocess.run([*CLI, "down", *where], check=False, stdout=subprocess.DEVNULL)
+        shutil.rmtree(home, ignore_errors=True)
+    return ratios(found) | {"viewers": NUM_VIEWERS}
+
+
+def ratios(found: list[Any]) -> dict[str, Any]:
+    """Median, least and most of the ratios of neighbouring blocks."""
+    wall = [pair[0] for pair in found]
+    line = {"ratio": statistics.median(wall), "min": min(wall), "max": max(wall)}
+    if len(found[0]) > 1:
+        line["cpu_ratio"] = statistics.median(pair[1] for pair in found)
+    return {name: round(value, 4) for name, value in line.items()} | {"target": TARGET}
+
+
+def main() -> None:
+    settings = {name: value for name, value in FIXED.items() if name.startswith("MALLOC_")}
+    if any(os.environ.get(name) != value for name, value in settings.items()):
+        command = [sys.executable, "-m", "bench.hindered", *sys.argv[1:]]
+        os.execve(sys.executable, command, {**os.environ, **settings})  # noqa: S606
+    parser = argparse.ArgumentParser(prog="python -m bench.hindered")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--window", type=float, default=8.0, help="seconds, of the viewers' case")
+    cases = ("a slow disk", "nobody who reads", "dead viewers")
+    parser.add_argument("--case", choices=cases, nargs="*", default=cases)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    for name in given.case:
+        is_service = name == "dead viewers"
+        found = viewers(given.rounds, given.window) if is_service else disk(name, given.rounds)
+        about = {"bench": "hindered", "case": name, "rounds": given.rounds}
+        print(json.dumps(about | found), flush=True)
+
+
+if __name__ == "__main__":
+    main()

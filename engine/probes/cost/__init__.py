@@ -1,0 +1,1 @@
+"""What looking costs, and the governor that holds it to what its probes allow."""

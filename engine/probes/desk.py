@@ -1,0 +1,73 @@
+"""Who a look works for: where what it sees goes, and what is trained."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from engine.data import Rows
+from engine.network import Network
+from engine.probes.figures.counted import Counted
+from engine.probes.tensors.captures import Captures
+from engine.probes.watched.points import Sight
+from engine.probes.watched.watch import Watch
+from engine.timing import Clock
+
+Mark = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a network is trained with, as far as it is watched."""
+
+    loss_fn: nn.Module | None = None
+    rows: Rows | None = None
+    clips: bool = False
+    """Whether gradients are clipped before the update."""
+
+
+class Unwatched(AbstractContextManager["Unwatched"]):
+    """A step that nothing looks at."""
+
+    def __enter__(self) -> "Unwatched":
+        return self
+
+    def __exit__(self, _kind: object, _error: object, _trace: object) -> None:
+        pass
+
+    def step(self, optimizer: torch.optim.Optimizer, _mark: Mark) -> None:
+        """Make the optimizer's step."""
+        optimizer.step()
+
+
+class Desk(Protocol):
+    """Where a look takes what it has seen."""
+
+    network: Network
+    training: Training
+    loss: Tensor | None
+    phase: str
+    captures: Captures
+    """Where whole tensors go."""
+
+    @property
+    def clock(self) -> Clock:
+        """Where the time is told that looks take out of a pass."""
+        ...
+
+    def sight(self, due: Sequence[Watch]) -> Sight:
+        """What these probes look at."""
+        ...
+
+    def finish_step(
+        self, step: int, rows: list[tuple[str, str, Any]], counted: Sequence[Counted]
+    ) -> None:
+        """Send the statistics of a step on their way."""
+        ...
+
+    def failed(self, watches: Sequence[Watch], error: Exception) -> None:
+        """Count a failure to observe."""
+        ...

@@ -1,0 +1,1 @@
+"""The figures of a tensor and its histogram: native, by Triton, or by plain torch."""

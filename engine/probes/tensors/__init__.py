@@ -1,0 +1,1 @@
+"""Whole tensors, or parts of them: from the look through the ring to files."""
