@@ -8,7 +8,20 @@ from fastapi import APIRouter, FastAPI
 from starlette.middleware import Middleware
 from starlette.types import Scope
 
-from api import catalog, datasets, health, jobs, keys, openapi, pages, problems, quotas, window
+from api import (
+    catalog,
+    commands,
+    control,
+    datasets,
+    health,
+    jobs,
+    keys,
+    openapi,
+    pages,
+    problems,
+    quotas,
+    window,
+)
 from api.access import Gate, Keyring
 from api.catalog import VERSION
 from api.edge import Doorman, Edge, Head, host_names
@@ -22,6 +35,8 @@ ROUTERS: tuple[APIRouter, ...] = (
     keys.door,
     datasets.router,
     jobs.router,
+    control.router,
+    commands.router,
     health.router,
     pages.router,
     quotas.router,

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 from fastapi import Request
@@ -10,6 +10,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from api import problems
+from glasshouse import jsonio
 from glasshouse.errors import (
     FieldProblem,
     InvalidRequest,
@@ -79,6 +80,15 @@ def body_of(
 _job_adapter: TypeAdapter[TrainJob | InferJob] = TypeAdapter(JobSpec)
 parse_job_body = body_of(_job_adapter, InvalidSpec)
 """The dependency that reads a job spec."""
+
+
+def parse_spec(spec: Mapping[str, Any]) -> TrainJob | InferJob:
+    """Read a job spec that is stored, or was made of one, as strictly as one that is sent.
+
+    Raises:
+        InvalidSpec: it is none; says where and why.
+    """
+    return parse(_job_adapter, jsonio.dumps(spec).encode(), InvalidSpec)
 
 
 def parse(adapter: TypeAdapter[T], raw: bytes, wrong: type[Unprocessable] = InvalidRequest) -> T:

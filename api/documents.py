@@ -86,13 +86,27 @@ class Job(Document):
     kind: Literal["train", "infer"]
     name: str | None
     state: Literal[
-        "queued", "starting", "running", "cancelling", "succeeded", "failed", "cancelled"
+        "queued",
+        "starting",
+        "running",
+        "pausing",
+        "paused",
+        "cancelling",
+        "succeeded",
+        "failed",
+        "cancelled",
     ]
     state_reason: str | None
     created_at: str
     queued_at: str
     started_at: str | None
     ended_at: str | None
+    not_before: str | None
+    """A queued job that failed through no fault of its own is not tried again before this."""
+    paused_at: str | None
+    """Since when it is paused."""
+    paused_s: float
+    """How long it was paused before that, all together."""
     attempt: int
     """0 until a worker has taken it."""
     labels: dict[str, str]
@@ -239,10 +253,24 @@ class Command(Document):
     object: Literal["command"]
     job: str
     body: dict[str, JsonValue]
+    by: str
+    """The owner of the key that asked."""
     state: Literal["pending", "applied", "rejected"]
     step: int | None
+    """The first step for which it holds."""
+    old: dict[str, JsonValue] | None
+    """The settings that it changed, as they were."""
+    new: dict[str, JsonValue] | None
     problem: dict[str, JsonValue] | None
+    """Why it was rejected."""
     created_at: str
+    links: dict[str, str]
+
+
+class CommandList(ListDocument):
+    """Commands."""
+
+    data: list[Command]
 
 
 class QuotaLimits(Document):

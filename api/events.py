@@ -10,10 +10,12 @@ from starlette.responses import Response
 from api import inside, waiting
 from api.access import Read
 from api.answers import Paged, bad_parameter, etag, is_fresh, not_modified, time_text
+from api.attempts import OfAttempt
 from api.cursors import pairs_of, seq_of, types_of
 from api.documents import Waited, answers
 from api.resources import House, Resources
 from api.streams import Start
+from api.tails import Wanted
 from api.views import job_json
 from glasshouse import jsonio
 from models import events, jobs
@@ -62,6 +64,7 @@ async def list_events(  # noqa: PLR0913 (each is a part of the request)
     job: JobId,
     page: Paged,
     types: Types = None,
+    attempt: OfAttempt,
     prefer: Waited = None,
 ) -> Response:
     """Events in order. `Prefer: wait=N` holds an empty or unchanged answer until there is more."""
@@ -75,7 +78,15 @@ async def list_events(  # noqa: PLR0913 (each is a part of the request)
             standing = jobs.standing(tx, job, caller.sees)
             seq = seq_of(page.after, standing.last_seq)
             names = None if wanted is None else sorted(wanted)
-            found = events.read(tx, job, seq, types=names, limit=page.limit, max_bytes=PAGE_BYTES)
+            found = events.read(
+                tx,
+                job,
+                seq,
+                types=names,
+                limit=page.limit,
+                max_bytes=PAGE_BYTES,
+                asked=attempt,
+            )
         tag = etag(job, found.seq, found.seq < found.last_seq)
         latest[:] = [(found, tag)]
         is_news = bool(found.events) and not is_fresh(request, tag)
@@ -98,28 +109,32 @@ def _envelope(page: Page) -> bytes:
 
 
 @router.get("/jobs/{id}/stream", summary="The event log, server-sent", responses=_STREAM)
-async def stream_job(
+async def stream_job(  # noqa: PLR0913 (each is a part of the request)
     request: Request,
+    *,
     house: House,
     caller: Read,
     job: JobId,
     types: Types = None,
+    attempt: OfAttempt,
     after: After = None,
 ) -> Response:
     """Server-sent events. `Last-Event-ID` or `after` resumes with nothing lost or doubled."""
     wanted = types_of(types)
     cursor = request.headers.get("last-event-id") or after
     starts = await run_in_threadpool(_starts, house, caller.sees, {job: cursor})
-    return house.streams.response(caller, starts, wanted, many=False)
+    return house.streams.response(caller, starts, Wanted(wanted, attempt), many=False)
 
 
 @router.get("/stream", summary="The event logs of several jobs, server-sent", responses=_STREAM)
-async def stream_jobs(
+async def stream_jobs(  # noqa: PLR0913 (each is a part of the request)
     request: Request,
+    *,
     house: House,
     caller: Read,
     job: Annotated[list[str], Query(min_length=1, max_length=MAX_JOBS)],
     types: Types = None,
+    attempt: OfAttempt,
     after: After = None,
 ) -> Response:
     """One stream of up to 32 jobs. Its ids are `job:seq` pairs, one for each job."""
@@ -129,7 +144,7 @@ async def stream_jobs(
     cursors = pairs_of(request.headers.get("last-event-id") or after, job)
     asked = {name: cursors.get(name) for name in job}
     starts = await run_in_threadpool(_starts, house, caller.sees, asked)
-    return house.streams.response(caller, starts, wanted, many=True)
+    return house.streams.response(caller, starts, Wanted(wanted, attempt), many=True)
 
 
 def _starts(house: Resources, owner: str | None, cursors: dict[str, str | None]) -> Sequence[Start]:

@@ -34,6 +34,7 @@ def checkpoint_json(row: Checkpoint) -> dict[str, Any]:
         "step": row.step,
         "epoch": row.epoch,
         "final": row.final,
+        "state": row.state,
         "size_bytes": row.size_bytes,
         "files": row.files,
         "metrics": row.metrics,
@@ -49,11 +50,13 @@ def checkpoint_json(row: Checkpoint) -> dict[str, Any]:
     responses=answers(200, inside.CheckpointList, *inside.READ),
 )
 def list_checkpoints(request: Request, house: House, caller: Read, job: JobId) -> Response:
-    """Complete checkpoints, oldest first."""
+    """Complete checkpoints by step; not those of steps that were run again."""
     with house.database.read() as tx:
         jobs.standing(tx, job, caller.sees)
         rows = checkpoints.of_job(tx, job)
-    tag = etag(job, len(rows), rows[0].id if rows else "", rows[-1].id if rows else "")
+    damaged = sum(row.state == "damaged" for row in rows)
+    ends = [rows[place].id for place in (0, -1)] if rows else []
+    tag = etag(job, len(rows), damaged, *ends)
     return tagged(request, list_of([checkpoint_json(row) for row in rows], cursor=None), tag)
 
 
@@ -69,7 +72,7 @@ def get_checkpoint(
     """Its step, its files with their digests, and the metrics at the time."""
     with house.database.read() as tx:
         row = checkpoints.get(tx, checkpoint, caller.sees)
-    return tagged(request, checkpoint_json(row), etag(row.id))
+    return tagged(request, checkpoint_json(row), etag(row.id, row.state))
 
 
 @router.get(
@@ -96,7 +99,7 @@ def get_weights(request: Request, house: House, caller: Read, checkpoint: Checkp
     responses=answers(204, None, 401, 403, 404, 409, 422),
 )
 def delete_checkpoint(house: House, caller: Submit, checkpoint: CheckpointId) -> Response:
-    """Refused while a job that has not ended uses it."""
+    """Refused while a job that has not ended uses it, or would resume from it."""
     with house.database.write() as tx:
         row = checkpoints.get(tx, checkpoint, caller.sees)
         checkpoints.delete(tx, row)

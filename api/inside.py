@@ -48,6 +48,8 @@ class Columns(Document):
     step: list[int]
     values: dict[str, list[Number | None]]
     epoch: list[int]
+    attempt: list[int] = Field(default=[])
+    """Only with ``?attempt=``: whose row it is."""
 
 
 class Figures(Document):
@@ -247,6 +249,8 @@ class Checkpoint(Document):
     """How many updates it has had."""
     epoch: int
     final: bool
+    state: Literal["complete", "damaged"]
+    """Nothing resumes from a damaged one."""
     size_bytes: int
     files: dict[str, dict[str, Any]]
     metrics: dict[str, Any]

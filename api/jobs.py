@@ -24,15 +24,16 @@ from api.idempotent import OnceKey
 from api.quotas import admit
 from api.resources import House, Resources
 from api.submission import Prepared, prepare
-from api.views import BASE, command_json, job_json
+from api.views import BASE, job_json
 from glasshouse import jsonio
-from glasshouse.errors import CommandNotFound, InvalidRequest
+from glasshouse.errors import InvalidRequest
+from glasshouse.failpoints import failpoint
 from glasshouse.ids import is_id
 from glasshouse.spec import InferJob, TrainJob
 from glasshouse.spec.jobs import JobName, Label, LabelValue
 from models import checkpoints, datasets, jobs, quotas
 from models.database import Transaction
-from models.idempotency import Answer
+from models.idempotency import Answer, Token
 from models.jobs import Filter
 from models.state import ENDED, STATES
 from models.tables import Job
@@ -96,28 +97,36 @@ async def create_job(
         return idempotent.sent(kept, replayed=True)
     await run_in_threadpool(admit, house, caller)  # before the planner is asked, which is dear
     prepared = await prepare(house, body.value, caller.sees)
+    return await run_in_threadpool(store, house, caller, token, prepared)
 
-    def store() -> tuple[Answer, bool]:
-        job_id = ""
 
-        def make(tx: Transaction) -> Answer:
-            nonlocal job_id
-            quotas.admit_job(tx, caller.owner, house.settings)
-            job = _add(tx, caller, prepared)
-            job_id = job.id
-            headers = {"Location": f"{BASE}/jobs/{job.id}", "ETag": job_tag(job)}
-            return Answer(201, headers, jsonio.dumps(job_json(job)))
+def store(
+    house: Resources,
+    caller: Caller,
+    token: Token | None,
+    prepared: Prepared,
+    parent: str | None = None,
+) -> Response:
+    """Queue a job that was checked, once, and answer with it."""
+    job_id = ""
 
-        answer, replayed = idempotent.once(house.database, token, make)
-        if not replayed:
-            _ring(house, job_id)
-        return answer, replayed
+    def make(tx: Transaction) -> Answer:
+        nonlocal job_id
+        quotas.admit_job(tx, caller.owner, house.settings)
+        job = _add(tx, caller, prepared, parent)
+        failpoint("submit.commit")
+        job_id = job.id
+        headers = {"Location": f"{BASE}/jobs/{job.id}", "ETag": job_tag(job)}
+        return Answer(201, headers, jsonio.dumps(job_json(job)))
 
-    answer, replayed = await run_in_threadpool(store)
+    answer, replayed = idempotent.once(house.database, token, make)
+    if not replayed:
+        failpoint("submit.committed")
+        ring(house, job_id)
     return idempotent.sent(answer, replayed=replayed)
 
 
-def _add(tx: Transaction, caller: Caller, prepared: Prepared) -> Job:
+def _add(tx: Transaction, caller: Caller, prepared: Prepared, parent: str | None) -> Job:
     for used in prepared.uses:  # it may have been deleted while the planner was asked
         if is_id(used, "ds"):
             datasets.ready(tx, used, None)
@@ -130,12 +139,14 @@ def _add(tx: Transaction, caller: Caller, prepared: Prepared) -> Job:
         resolved=prepared.resolved,
         plan=prepared.plan,
         uses=prepared.uses,
+        parent=parent,
     )
 
 
-def _ring(house: Resources, job_id: str) -> None:
+def ring(house: Resources, job_id: str) -> None:
     """Wake a dispatcher. Only when the bell was heard is it taken from the outbox."""
     if house.bell.ring():
+        failpoint("submit.rung")
         with house.database.write() as tx:
             jobs.rung(tx, job=job_id)
 
@@ -304,11 +315,19 @@ def cancel_job(
     id: str,  # noqa: A002
     force: Annotated[bool, Query(description="Do not wait for a step boundary.")] = False,
 ) -> Response:
-    """Ask a job to stop: at the next step boundary, then by signal. A queued one stops at once."""
+    """Ask a job to stop: at the next step boundary, then by signal.
+
+    One that is queued or paused stops at once.
+    """
     with house.database.write() as tx:
         job = jobs.get(tx, id, caller.sees)
         job = jobs.request_cancel(tx, job, by=caller.owner, force=force)
     house.wake(id)
+    return asked_for(job)
+
+
+def asked_for(job: Job) -> Response:
+    """202 with the job."""
     headers = {"ETag": job_tag(job), "Location": f"{BASE}/jobs/{job.id}"}
     return Json(job_json(job), status_code=202, headers=headers)
 
@@ -328,18 +347,3 @@ def get_job_spec(
     with house.database.read() as tx:
         job = jobs.get(tx, id, caller.sees)
     return Json(job.resolved if resolved else job.spec)
-
-
-@router.get(
-    "/jobs/{id}/commands/{cmd}",
-    summary="Get a command",
-    responses=documents.answers(200, documents.Command, 401, 404),
-)
-def get_command(house: House, caller: Read, id: str, cmd: str) -> Response:  # noqa: A002
-    """Something that was asked of a running job, and whether it was done."""
-    with house.database.read() as tx:
-        job = jobs.get(tx, id, caller.sees)
-        found = jobs.command(tx, job, cmd)
-    if found is None:
-        raise CommandNotFound(f"The job has no command {cmd[:64]!r}.")
-    return Json(command_json(found))

@@ -10,6 +10,7 @@ from starlette.responses import Response, StreamingResponse
 from api import inside, negotiation, pictures, ranges, slices, tensors
 from api.access import Read
 from api.answers import Json, Paged, bad_parameter, etag, is_fresh, list_of, not_modified, tagged
+from api.attempts import OfAttempt
 from api.documents import answers
 from api.events import JobId
 from api.naming import KINDS, tensor_name
@@ -122,6 +123,7 @@ def list_captures(  # noqa: PLR0913 (each is a parameter of the request)
     kind: Annotated[str | None, Query(max_length=40)] = None,
     phase: Phase = None,
     step: Annotated[int | None, Query(ge=0, lt=2**53)] = None,
+    attempt: OfAttempt,
 ) -> Response:
     """In the order in which they were kept."""
     if kind is not None:
@@ -138,6 +140,7 @@ def list_captures(  # noqa: PLR0913 (each is a parameter of the request)
             step=step,
             after=after,
             limit=page.limit + 1,
+            asked=attempt,
         )
     cursor = rows[page.limit - 1].id if len(rows) > page.limit else None
     return Json(list_of([_capture_json(row) for row in rows[: page.limit]], cursor=cursor))

@@ -12,8 +12,9 @@ from api.access import Admin, Caller, Read
 from api.answers import Json, list_of, time_text
 from api.documents import answers
 from api.resources import House, Resources
+from api.views import not_before
 from models import quotas, workers
-from models.tables import Device, Job, Worker
+from models.tables import Device, Job, Worker, now
 
 router = APIRouter(prefix="/api/v1", tags=["machines"])
 Placed = Sequence[tuple[Device, str]]
@@ -128,12 +129,18 @@ def list_queue(house: House, caller: Read) -> Response:
             "devices": job.resolved.get("devices", {}),
             "reason": "the quota of its owner is used up"
             if job.owner in rooms and rooms[job.owner].is_used_up
-            else why(job, position, placed, active),
+            else rests(job) or why(job, position, placed, active),
         }
         for position, job in enumerate(waiting)
         if caller.sees in (None, job.owner)
     ]
     return Json(list_of(data, cursor=None))
+
+
+def rests(job: Job) -> str | None:
+    """When a job is tried again that failed a moment ago, in words."""
+    is_due = job.not_before_ms is None or job.not_before_ms <= now().timestamp() * 1000
+    return None if is_due else f"tried again at {not_before(job)}"
 
 
 def why(job: Job, position: int, placed: Placed, active: set[str]) -> str:

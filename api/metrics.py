@@ -9,6 +9,7 @@ from starlette.responses import Response
 from api import columnar, inside, negotiation
 from api.access import Read
 from api.answers import etag, is_fresh, list_of, not_modified, tagged
+from api.attempts import OfAttempt
 from api.columnar import Column, Part
 from api.documents import answers
 from api.events import JobId
@@ -76,8 +77,12 @@ def query_metrics(  # noqa: PLR0913 (each is a parameter of the request)
     from_step: FromStep = None,
     to_step: ToStep = None,
     max_points: MaxPoints = None,
+    attempt: OfAttempt,
 ) -> Response:
-    """Columns over the steps of all the series; null where one has no value. JSON, Arrow or csv."""
+    """Columns over the steps of all the series; null where one has no value. JSON, Arrow or csv.
+
+    With `attempt` there is a column of that name, and with `all` a step may come several times.
+    """
     chosen = negotiation.choose(request, columnar.FORMATS)
     names = list(dict.fromkeys(name))
     with house.database.read() as tx:
@@ -87,11 +92,13 @@ def query_metrics(  # noqa: PLR0913 (each is a parameter of the request)
         if is_fresh(request, tag):
             return not_modified(tag, headers)
         series = {
-            wanted: metrics.query(tx, job, wanted, from_step=from_step, to_step=to_step)
+            wanted: metrics.query(
+                tx, job, wanted, from_step=from_step, to_step=to_step, asked=attempt
+            )
             for wanted in names
         }
         empty = [wanted for wanted, points in series.items() if not points]
-        known = [row.name for row in metrics.names(tx, job)] if empty else []
+        known = [row.name for row in metrics.names(tx, job, attempt)] if empty else []
     unknown = [wanted for wanted in empty if wanted not in known]
     if unknown and (known or standing.has_ended):
         raise MetricNotFound(
@@ -100,31 +107,44 @@ def query_metrics(  # noqa: PLR0913 (each is a parameter of the request)
         )
     if max_points is not None:
         series = {key: metrics.thin(points, max_points) for key, points in series.items()}
-    epochs, columns = _columns(series)
+    epochs, columns = _columns(series, apart=attempt is not None)
     headers |= {"ETag": tag, "Cache-Control": "private, no-cache"}
-    steps = Column(np.array(list(epochs), np.int64))
+    places = np.array(list(epochs), np.int64).reshape(-1, 2)
+    about = {"step": places[:, 0], "epoch": np.array(list(epochs.values()), np.int64)}
+    if attempt is not None:
+        about["attempt"] = places[:, 1]
     if chosen == "json":
         values = {name: columnar.of_json(column) for name, column in columns.items()}
-        content = {"step": steps.values, "values": values, "epoch": list(epochs.values())}
-        return columnar.answer(content, headers)
-    known = {"step": steps, "epoch": Column(np.array(list(epochs.values()), np.int64))}
+        told = {name: np.ascontiguousarray(column) for name, column in about.items()}
+        return columnar.answer(told | {"values": values}, headers)
+    known = {name: Column(column) for name, column in about.items()}
     part = Part({}, known | columns)  # a metric has a slash or none of these names
     return columnar.table(chosen, [part], list(part.columns), headers=headers)
 
 
-def _columns(series: dict[str, list[Point]]) -> tuple[dict[int, int], dict[str, Column]]:
-    """The epoch of each step of any series, and each series over all of these steps."""
-    epochs: dict[int, int] = {}
+def _columns(
+    series: dict[str, list[Point]], *, apart: bool
+) -> tuple[dict[tuple[int, int], int], dict[str, Column]]:
+    """The epoch of each step of any series, and each series over all of these steps.
+
+    ``apart``: a step of two attempts counts as two; else the attempt of a step is 0.
+    """
+
+    def key(point: Point) -> tuple[int, int]:
+        return point.step, point.attempt if apart else 0
+
+    epochs: dict[tuple[int, int], int] = {}
     for points in series.values():
         for point in points:
-            epochs.setdefault(point.step, point.epoch)
+            epochs.setdefault(key(point), point.epoch)
     epochs = dict(sorted(epochs.items()))
-    place = {step: number for number, step in enumerate(epochs)}
+    place = {found: number for number, found in enumerate(epochs)}
     columns: dict[str, Column] = {}
     for name, points in series.items():
         values = np.full(len(place), np.nan)
-        values[[place[point.step] for point in points]] = [point.value for point in points]
         present = np.zeros(len(place), bool)
-        present[[place[point.step] for point in points]] = True
+        mine = [place[key(point)] for point in points]
+        values[mine] = [point.value for point in points]
+        present[mine] = True
         columns[name] = Column(values, None if present.all() else present)
     return epochs, columns

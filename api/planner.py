@@ -112,6 +112,15 @@ class Planner:
         resolved = plan["spec"] | {key: spec[key] for key in shown if key in spec}
         return plan | {"spec": resolved}
 
+    async def check_set(self, spec: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
+        """Check new values of settings of a job that runs; ``spec`` is as it holds now.
+
+        Raises:
+            InvalidSpec: one cannot be set, or not to this value; points into ``/set``.
+            PlannerUnavailable: there is no planner now.
+        """
+        await self._ask({"do": "set", "spec": dict(spec), "set": dict(changes)})
+
     async def catalog(self, section: str) -> list[Any]:
         """The entries of one section of the catalogue.
 

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from api.access import Caller
-from api.tails import CHUNK_BYTES, Chunk, Tail, Tails
+from api.tails import CHUNK_BYTES, Chunk, Tail, Tails, Wanted
 from api.wakeups import Wakeups, Watch
 from glasshouse.errors import DatabaseUnavailable, JobNotFound, TooManyRequests, Unavailable
 from models import keys, quotas
@@ -69,7 +69,7 @@ class Feed:
     """What one client is sent after the hello, as far as it is there."""
 
     tails: Tails
-    types: frozenset[str] | None
+    wanted: Wanted
     many: bool
     """Ids are the cursors of all jobs, not one number."""
     positions: list[_Position] = field(default_factory=list[_Position])
@@ -110,20 +110,20 @@ class Feed:
         if position.tail is not None and position.tail.covers(position.seq):
             return position.tail.since(position.seq)
         try:
-            chunk = await self.tails.read(position.job, position.seq, self.types)
+            chunk = await self.tails.read(position.job, position.seq, self.wanted)
         except JobNotFound:
             return []
         return [chunk] if chunk.seq > position.seq else []
 
     def _lines(self, position: _Position, chunk: Chunk) -> bytes:
         if not self.many:
-            return chunk.lines(position.seq, self.types)
+            return chunk.lines(position.seq, self.wanted.types)
         others = [f"{other.job}:{other.seq}" for other in self.positions if other is not position]
         rest = "".join(f",{pair}" for pair in sorted(others)).encode()
         job = position.job.encode()
         return b"".join(
             b"id: %b:%d%b\n%b" % (job, event.seq, rest, event.body)
-            for event in chunk.since(position.seq, self.types)
+            for event in chunk.since(position.seq, self.wanted.types)
         )
 
 
@@ -151,7 +151,7 @@ class Streams:
         self,
         caller: Caller,
         starts: Sequence[Start],
-        types: frozenset[str] | None,
+        wanted: Wanted,
         *,
         many: bool,
     ) -> Response:
@@ -171,9 +171,9 @@ class Streams:
             or len(self._open) >= limits.max_streams
         ):
             raise TooManyRequests("Too many event streams are open.", retry_after_s=10)
-        wanted = self.num_of_owner[caller.owner] + 1
-        quotas.refuse_over("streams", wanted, caller.limits.streams)
-        return StreamResponse(self, caller, starts, types, many=many)
+        num_wanted = self.num_of_owner[caller.owner] + 1
+        quotas.refuse_over("streams", num_wanted, caller.limits.streams)
+        return StreamResponse(self, caller, starts, wanted, many=many)
 
     async def is_good(self, caller: Caller) -> bool:
         """Whether a key is still good; asked of the database now and then only."""
@@ -222,7 +222,7 @@ class StreamResponse(Response):
         streams: Streams,
         caller: Caller,
         starts: Sequence[Start],
-        types: frozenset[str] | None,
+        wanted: Wanted,
         *,
         many: bool,
     ) -> None:
@@ -232,7 +232,7 @@ class StreamResponse(Response):
         self.caller = caller
         self._streams = streams
         self._starts = starts
-        self._feed = Feed(streams.tails, types, many)
+        self._feed = Feed(streams.tails, wanted, many)
         self._watch = Watch(streams.settings.stream_ping_s)
         self._sending: asyncio.Timeout | None = None
         self._gone = False
@@ -244,7 +244,10 @@ class StreamResponse(Response):
                 tail = None
                 if not start.ended:
                     tails = self._streams.tails
-                    tail = stack.enter_context(tails.join(start.job, start.last_seq, self._watch))
+                    joined = tails.join(
+                        start.job, start.last_seq, self._watch, self._feed.wanted.attempt
+                    )
+                    tail = stack.enter_context(joined)
                 position = _Position(start.job, start.seq, tail, done=start.is_over)
                 self._feed.positions.append(position)
             listener = asyncio.create_task(self._listen(receive))

@@ -8,6 +8,7 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 
 from api.resources import Resources
+from api.starting import what_differs
 from glasshouse.errors import (
     CheckpointMissing,
     CheckpointNotFound,
@@ -34,6 +35,8 @@ class Inputs:
     checkpoint: str | None = None
     network: dict[str, Any] | None = None
     """The resolved spec of the job that made the checkpoint."""
+    start_step: int | None = None
+    """Of the checkpoint that training begins with."""
     problems: list[FieldProblem] = field(default_factory=list[FieldProblem])
 
 
@@ -74,6 +77,7 @@ async def prepare(house: Resources, spec: TrainJob | InferJob, owner: str | None
     plan = await house.planner.plan(asked, found.datasets, found.network, owner=owner or "")
     resolved = plan.pop("spec")
     _refuse_too_large(plan, chosen)
+    _check_start(found, resolved, plan)
     plan["warnings"] = [*plan.get("warnings", []), *warnings]
     return Prepared(submitted, resolved, plan, frozenset(found.uses), chosen)
 
@@ -91,6 +95,25 @@ def _refuse_too_large(plan: Mapping[str, Any], devices: list[dict[str, Any]]) ->
         raise InvalidSpec(f"/network: {detail}", problems=[problem])
 
 
+def _check_start(found: Inputs, resolved: dict[str, Any], plan: Mapping[str, Any]) -> None:
+    """A run goes on only as it began, and only if something is left of it."""
+    if found.start_step is None or found.network is None or resolved["init"]["load"] != "all":
+        return
+    pointer, num_steps = "/init/load", plan["num_steps"]
+    others = what_differs(found.network, resolved)
+    if others:
+        detail = f"'all' goes on with the checkpoint's run, and {', '.join(others)} differ from it;"
+        raise _wrong_start(pointer, detail + " load 'model', or leave them as they were")
+    if num_steps is not None and num_steps <= found.start_step:
+        detail = f"the checkpoint has made {found.start_step} steps, and the job would end after"
+        raise _wrong_start("/stop", f"{detail} {num_steps}: give it more")
+
+
+def _wrong_start(pointer: str, detail: str) -> InvalidSpec:
+    problem = FieldProblem(pointer, detail, "cannot_start")
+    return InvalidSpec(f"{pointer}: {detail}", problems=[problem])
+
+
 def _find_inputs(house: Resources, spec: TrainJob | InferJob, owner: str | None) -> Inputs:
     found = Inputs()
     sources: dict[str, str] = {}
@@ -105,7 +128,20 @@ def _find_inputs(house: Resources, spec: TrainJob | InferJob, owner: str | None)
             _find_dataset(tx, found, pointer, dataset_id, owner)
         if isinstance(spec, InferJob):
             _find_checkpoint(tx, found, spec, owner)
+        elif spec.init is not None:
+            _find_start(tx, found, spec.init.checkpoint, owner)
     return found
+
+
+def _find_start(tx: Transaction, found: Inputs, checkpoint_id: str, owner: str | None) -> None:
+    try:
+        saved = checkpoints.get(tx, checkpoint_id, owner)
+        found.network = jobs.get(tx, saved.job, owner).resolved
+    except (CheckpointNotFound, JobNotFound) as error:
+        found.problems.append(FieldProblem("/init/checkpoint", error.detail, error.code))
+        return
+    found.start_step = saved.step
+    found.uses.add(saved.id)
 
 
 def datasets_of(tx: Transaction, resolved: Mapping[str, Any]) -> dict[str, Any]:

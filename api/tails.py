@@ -23,6 +23,7 @@ from glasshouse.errors import DatabaseUnavailable, JobNotFound
 from models import events
 from models.database import Database
 from models.events import LoggedEvent, Page
+from models.lineage import Asked
 
 COALESCE_S = 0.025
 """The least time between two reads of one tail: an event waits at most this much longer."""
@@ -36,6 +37,17 @@ READERS = 4
 
 T = TypeVar("T")
 _log = structlog.get_logger(__name__)
+
+
+class Wanted(NamedTuple):
+    """What of a log a client is sent."""
+
+    types: frozenset[str] | None = None
+    """None: of every type."""
+    attempt: Asked = None
+
+
+WHOLE = Wanted()
 
 
 class Encoded(NamedTuple):
@@ -77,6 +89,11 @@ class Chunk:
         """Whether the job's last event is in it."""
         return bool(self.events) and self.events[-1].type == "end"
 
+    @property
+    def rewinds(self) -> bool:
+        """Whether an attempt begins in it: what came before may have given way."""
+        return any(event.type == "attempt" for event in self.events)
+
     def since(self, seq: int, types: frozenset[str] | None) -> Iterable[Encoded]:
         """Its events after a number and of the types; the end always."""
         for event in self.events:
@@ -100,8 +117,10 @@ def _lines(events: Iterable[Encoded]) -> bytes:
 class Tail:
     """The newest chunks of one job's log."""
 
-    def __init__(self, job: str, seq: int) -> None:
+    def __init__(self, job: str, seq: int, attempt: Asked = None) -> None:
         self.job = job
+        self.attempt: Asked = attempt
+        """Whose events it holds."""
         self.seq = seq
         """Everything up to here was read."""
         self.first = seq
@@ -113,7 +132,14 @@ class Tail:
         self._ring_bytes = 0
 
     def add(self, chunk: Chunk) -> None:
-        """Put a chunk at the end; wake who watches."""
+        """Put a chunk at the end; wake who watches.
+
+        Once another attempt has begun, who comes later reads what was before from the log, which
+        no longer shows what gave way.
+        """
+        if chunk.rewinds and self.attempt is None:
+            self._ring.clear()
+            self._ring_bytes, self.first = 0, chunk.after
         self.seq = chunk.seq
         self._ring.append(chunk)
         self._ring_bytes += chunk.size_bytes
@@ -157,35 +183,36 @@ class Tails:
     def __init__(self, database: Database, wakeups: Wakeups) -> None:
         self._database = database
         self._wakeups = wakeups
-        self._tails: dict[str, tuple[Tail, asyncio.Task[None]]] = {}
+        self._tails: dict[tuple[str, Asked], tuple[Tail, asyncio.Task[None]]] = {}
         self._readers = anyio.CapacityLimiter(READERS)
 
     async def in_thread(self, function: Callable[[], T]) -> T:
         """Run something that blocks, in one of the few threads that streams may use."""
         return await anyio.to_thread.run_sync(function, limiter=self._readers)
 
-    async def read(self, job: str, seq: int, types: frozenset[str] | None = None) -> Chunk:
+    async def read(self, job: str, seq: int, wanted: Wanted = WHOLE) -> Chunk:
         """Read a chunk of a log from the database; of some types only, and the end.
 
         Raises:
             JobNotFound: the job is gone.
         """
-        return await self.in_thread(partial(self._read, job, seq, types))
+        return await self.in_thread(partial(self._read, job, seq, wanted))
 
     @contextmanager
-    def join(self, job: str, seq: int, watch: Watch) -> Generator[Tail]:
+    def join(self, job: str, seq: int, watch: Watch, attempt: Asked = None) -> Generator[Tail]:
         """Watch a job while the block lasts. A new tail begins after ``seq``."""
-        if job not in self._tails:
-            tail = Tail(job, seq)
-            self._tails[job] = tail, asyncio.create_task(self._follow(tail), name=f"tail {job}")
-        tail, task = self._tails[job]
+        key = (job, attempt)
+        if key not in self._tails:
+            tail = Tail(job, seq, attempt)
+            self._tails[key] = tail, asyncio.create_task(self._follow(tail), name=f"tail {job}")
+        tail, task = self._tails[key]
         tail.watchers.add(watch)
         try:
             yield tail
         finally:
             tail.watchers.discard(watch)
-            if not tail.watchers and self._tails.get(job, (None,))[0] is tail:
-                del self._tails[job]
+            if not tail.watchers and self._tails.get(key, (None,))[0] is tail:
+                del self._tails[key]
                 task.cancel()
 
     def __len__(self) -> int:
@@ -204,7 +231,7 @@ class Tails:
 
     async def _grow(self, tail: Tail, watch: Watch) -> None:
         try:
-            chunk = await self.read(tail.job, tail.seq)
+            chunk = await self.read(tail.job, tail.seq, Wanted(None, tail.attempt))
         except DatabaseUnavailable:
             _log.warning("tail_cannot_read", job=tail.job)
             await asyncio.sleep(1.0)
@@ -215,8 +242,17 @@ class Tails:
         else:
             await watch.wait()
 
-    def _read(self, job: str, seq: int, types: frozenset[str] | None) -> Chunk:
-        wanted = None if types is None else sorted(types | {"end"})
+    def _read(self, job: str, seq: int, wanted: Wanted) -> Chunk:
+        types = None if wanted.types is None else sorted(wanted.types | {"end"})
         with self._database.read() as tx:
-            page = events.read(tx, job, seq, types=wanted, limit=PAGE, max_bytes=CHUNK_BYTES)
+            page = events.read(
+                tx,
+                job,
+                seq,
+                types=types,
+                limit=PAGE,
+                max_bytes=CHUNK_BYTES,
+                asked=wanted.attempt,
+                with_end=True,
+            )
         return Chunk.of(seq, page)

@@ -1,5 +1,6 @@
 """Rows as the JSON that clients read. The only place that knows the public shape of a job."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 from api.answers import time_text
@@ -14,6 +15,7 @@ _LINKS = (
     "stats",
     "captures",
     "probes",
+    "commands",
     "checkpoints",
     "artifacts",
     "logs",
@@ -35,6 +37,9 @@ def job_json(job: Job) -> dict[str, Any]:
         "queued_at": time_text(job.queued_at),
         "started_at": time_text(job.started_at),
         "ended_at": time_text(job.ended_at),
+        "not_before": not_before(job),
+        "paused_at": time_text(job.paused_at),
+        "paused_s": job.paused_ms / 1000,
         "attempt": job.attempt,
         "labels": job.labels,
         "priority": job.priority,
@@ -51,6 +56,13 @@ def job_json(job: Job) -> dict[str, Any]:
     if job.kind == "infer":
         shown["result"] = job.result
     return shown
+
+
+def not_before(job: Job) -> str | None:
+    """When a job that failed through no fault of its own is tried again."""
+    if job.not_before_ms is None or job.state != "queued":
+        return None
+    return time_text(datetime.fromtimestamp(job.not_before_ms / 1000, UTC))
 
 
 def dataset_json(dataset: Dataset) -> dict[str, Any]:
@@ -95,9 +107,13 @@ def command_json(command: Command) -> dict[str, Any]:
         "job": command.job,
         "body": command.body,
         "state": command.state,
+        "by": command.by,
         "step": command.step,
+        "old": command.old,
+        "new": command.new,
         "problem": command.problem,
         "created_at": time_text(command.created_at),
+        "links": {"self": f"{BASE}/jobs/{command.job}/commands/{command.id}"},
     }
 
 

@@ -13,7 +13,17 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-BENCHES = ("step", "watching", "nursery", "submit_to_step", "submit", "stream", "stats", "service")
+BENCHES = (
+    "step",
+    "watching",
+    "nursery",
+    "submit_to_step",
+    "submit",
+    "stream",
+    "stats",
+    "service",
+    "checkpoint",
+)
 RESULTS = Path(__file__).parent / "results"
 
 

@@ -16,7 +16,7 @@ from models.artifacts import LocalArtifacts
 from models.attempts import Claim
 from worker.draining import Drain
 from worker.shipping import Sorter
-from worker.supervise import _BUSY_S, MAX_RECORDS, SHIP_EVERY_S
+from worker.storing import _BUSY_S, MAX_RECORDS, SHIP_EVERY_S
 
 
 def main() -> None:

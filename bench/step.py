@@ -72,6 +72,8 @@ class Clock:
     """A control that is asked at every step boundary, and notes when."""
 
     wanted = None
+    ends_as = "cancelled"
+    orders = ()
 
     def __init__(self) -> None:
         self.times: list[tuple[float, float]] = []

@@ -2,7 +2,7 @@
 
 The file is a plain job spec whose datasets are ``digits``, a dataset directory or a data file; or
 the ``job.json`` that a worker writes. Progress goes to standard error, final figures to standard
-output.
+output. ``--resume out/checkpoints/step-40`` goes on from a checkpoint, bit for bit.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,15 +23,18 @@ import pydantic
 import torch
 
 from engine import rank
+from engine.checkpoint import read_state
 from engine.hardening import check_torch
+from engine.keeping import Keeping
 from engine.plan import parse_spec, plan
 from engine.problems import SpecProblems
 from engine.rank import Assignment
 from engine.report import Outputs
 from engine.spool import SpoolWriter, now
 from glasshouse import jsonio
+from glasshouse.errors import RunFailure
 from glasshouse.events import is_upkeep
-from glasshouse.spec import Devices, TrainJob
+from glasshouse.spec import Checkpoint, Devices, TrainJob
 from glasshouse.unpickling import seal_pickle
 
 _FORMATS = {
@@ -55,7 +59,9 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.cancel_requested = False
+        self.ends_as = "cancelled"
         self.wanted = None
+        self.orders: deque[dict[str, Any]] = deque()
         signal.signal(signal.SIGINT, self._ask)
 
     def _ask(self, _signal: int, _frame: Any) -> None:
@@ -66,11 +72,10 @@ class Interrupt:
 class Console:
     """Writes records to the spool and tells a person about some of them."""
 
-    def __init__(self, spool: SpoolWriter, out_dir: Path, *, keep_last: int) -> None:
+    def __init__(self, spool: SpoolWriter, out_dir: Path, keeping: Keeping) -> None:
         self._spool = spool
         self._out_dir = out_dir
-        self._keep_last = keep_last
-        self._kept: list[str] = []
+        self._keeping = keeping
         self._told_at = 0.0
         self.final: dict[str, Any] = {}
         self.checkpoint: str | None = None
@@ -82,19 +87,18 @@ class Console:
         if kind == "metrics":
             self._metrics(record)
         elif kind == "checkpoint":
-            self._keep(record["dir"])
+            self._keep(record)
             say(f"step {record['step']:>6}  checkpoint {record['dir']}")
         elif kind == "artifact":
             say(f"wrote {record['file']} ({record['size_bytes']} bytes)")
         elif kind == "dropped":
             say(f"dropped {record['count']}: {record['what']}")
 
-    def _keep(self, name: str) -> None:
+    def _keep(self, record: Mapping[str, Any]) -> None:
         """Delete what the newest checkpoint supersedes, as the worker does in the service."""
-        self.checkpoint = name
-        self._kept.append(name)
-        while len(self._kept) > self._keep_last:
-            shutil.rmtree(self._out_dir / self._kept.pop(0), ignore_errors=True)
+        self.checkpoint = record["dir"]
+        for name in self._keeping.superseded(record["dir"], record["metrics"]):
+            shutil.rmtree(self._out_dir / name, ignore_errors=True)
 
     def _metrics(self, record: Mapping[str, Any]) -> None:
         if all(is_upkeep(name) for name in record["values"]):
@@ -153,9 +157,10 @@ def prepare(spec: dict[str, Any], scratch: Path, checkpoint: Path | None) -> dic
     Raises:
         Refused: the spec or its data cannot be used.
     """
-    trained_by = None
-    if checkpoint is not None:
-        trained_by = jsonio.loads((checkpoint / "state.json").read_bytes())["spec"]
+    begins = spec.get("init")
+    if checkpoint is None and isinstance(begins, Mapping) and "checkpoint" in begins:
+        checkpoint = Path(str(begins["checkpoint"]))
+    trained_by = None if checkpoint is None else read_state(checkpoint)["spec"]
     datasets = _datasets(spec, scratch)
     metas = {
         name: jsonio.loads((Path(item["dir"]) / "meta.json").read_bytes())
@@ -199,26 +204,33 @@ def _device(wanted: Devices) -> dict[str, Any]:
     return {"type": "cpu", "threads": wanted.threads or max(1, num_cores // 2)}
 
 
-def run(job: Path, out_dir: Path, checkpoint: Path | None) -> int:
+def run(job: Path, out_dir: Path, checkpoint: Path | None, resume: Path | None = None) -> int:
     """Run a job file in this process; returns the exit code."""
     raw: dict[str, Any] = jsonio.loads(job.read_bytes())
     out_dir.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix="engine-"))
     try:
         assignment = raw if "spec" in raw else prepare(raw, scratch, checkpoint)
-        if "spec" not in raw:
-            (out_dir / "job.json").write_text(json.dumps(assignment))
-        return _run_assignment(out_dir, job if "spec" in raw else out_dir / "job.json")
+        if resume is not None:
+            assignment = assignment | {"resume": _position(resume)}
+        if assignment is not raw:
+            job = out_dir / "job.json"
+            job.write_text(json.dumps(assignment))
+        return _run_assignment(out_dir, job)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _position(checkpoint: Path) -> dict[str, Any]:
+    """A checkpoint to go on from, as ``job.json`` names it."""
+    step = read_state(checkpoint)["step"]
+    return {"dir": str(checkpoint.resolve()), "step": step}
 
 
 def _run_assignment(out_dir: Path, job: Path) -> int:
     (out_dir / "spool").unlink(missing_ok=True)
     spool = SpoolWriter(out_dir / "spool")
-    saving = jsonio.loads(job.read_bytes())["spec"].get("checkpoint") or {}
-    keep_last = saving.get("keep_last", 3) if isinstance(saving, dict) else 3  # infer: an id
-    console = Console(spool, out_dir, keep_last=keep_last)
+    console = Console(spool, out_dir, Keeping(_saving(job)))
     out = Outputs(out_dir, console.emit, spool.settle, spool.flush)
     control = Interrupt()
     state, failure = rank.attempt(lambda: rank.run(Assignment.read(job), control=control, out=out))
@@ -232,16 +244,23 @@ def _run_assignment(out_dir: Path, job: Path) -> int:
     return {"succeeded": 0, "cancelled": 7}.get(state, 3)
 
 
+def _saving(job: Path) -> Checkpoint:
+    """What the spec says of checkpoints; for an inference it is an id."""
+    said = jsonio.loads(job.read_bytes())["spec"].get("checkpoint")
+    return Checkpoint.model_validate(said) if isinstance(said, dict) else Checkpoint()
+
+
 def main() -> int:
     """Read the command line and run."""
     parser = argparse.ArgumentParser(prog="python -m engine", description=__doc__)
     parser.add_argument("job", type=Path, help="a job spec, or a worker's job.json")
     parser.add_argument("--out", type=Path, default=Path("out"), help="where results go")
     parser.add_argument("--checkpoint", type=Path, help="for inference: a checkpoint's directory")
+    parser.add_argument("--resume", type=Path, help="a checkpoint's directory to train on from")
     given = parser.parse_args()
     try:
-        return run(given.job, given.out, given.checkpoint)
-    except (Refused, OSError, ValueError) as error:
+        return run(given.job, given.out, given.checkpoint, given.resume)
+    except (Refused, RunFailure, OSError, ValueError) as error:
         say(f"refused: {error}")
         return 2
 

@@ -1,63 +1,190 @@
-"""Checkpoints: a directory with the network, the optimizer and the state, complete or not there.
+"""Checkpoints: a directory of safetensors and JSON, complete or not there. Nothing is unpickled.
 
-``model.safetensors`` (state_dict), ``optimizer.safetensors`` (tensors of the optimizer's state as
-``<parameter number>.<key>``) and ``state.json`` (everything else: position, generators, spec).
-Knows torch and files; knows nothing of jobs.
+``model.safetensors`` (state_dict), a file for each other part that has tensors, ``state.json``
+(everything else) and ``manifest.json`` (size and digest of all the others). Knows tensors and
+files; knows nothing of jobs.
 """
 
-import base64
 import hashlib
 import json
 import os
+import re
 import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from engine.snapshot import Snapshot, State, Stateful
+from engine.tensor_file import text_pieces, write_file, write_tensors
 from glasshouse import jsonio
-from glasshouse.errors import SpecFailed, StorageFailed
+from glasshouse.errors import CheckpointDamaged, CheckpointMismatch
+from glasshouse.failpoints import failpoint
 
-FORMAT = 1
+FORMAT = 2
+MANIFEST = "manifest.json"
+STATE = "state.json"
+_SUFFIX = ".safetensors"
+_NAME = re.compile(r"[a-z][a-z0-9_]*\.(safetensors|json)")
 
 
-def save(
-    directory: Path, network: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]
-) -> dict[str, dict[str, Any]]:
-    """Write a checkpoint atomically; returns each file's ``size_bytes`` and ``sha256``.
+def write(directory: Path, snapshot: Snapshot) -> dict[str, dict[str, Any]]:
+    """Write a checkpoint; returns each file's ``size_bytes`` and ``sha256``.
 
-    ``directory`` appears only when all its files are complete and on disk.
+    ``directory`` appears only when all its files are complete and on disk. After an error nothing
+    is left of it, and what was there before is as it was.
+
+    Raises:
+        OSError: the disk does not take it.
     """
-    partial = directory.with_name(f".{directory.name}.partial")
+    partial = _beside(directory, "partial")
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    tensors, rest = _split_optimizer(optimizer)
-    save_file(_plain(network.state_dict()), partial / "model.safetensors")
-    save_file(tensors, partial / "optimizer.safetensors")
-    whole = {"format": FORMAT, **state, "optimizer": rest, "rng": _rng()}
-    (partial / "state.json").write_text(json.dumps(jsonio.named(whole), indent=1))
-    files = {path.name: _sealed(path) for path in sorted(partial.iterdir())}
-    _fsync(partial)
-    shutil.rmtree(directory, ignore_errors=True)
-    partial.rename(directory)
-    _fsync(directory.parent)
+    try:
+        partial.mkdir(parents=True)
+        failpoint("checkpoint.write")
+        files = _write_files(partial, snapshot)
+        failpoint("checkpoint.written")
+        _fsync(partial)
+        _appear(partial, directory)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
     return files
+
+
+def _write_files(directory: Path, snapshot: Snapshot) -> dict[str, dict[str, Any]]:
+    snapshot.wait()
+    files: dict[str, dict[str, Any]] = {}
+    for part, tensors in snapshot.tensors.items():
+        if tensors:
+            name = f"{part}{_SUFFIX}"
+            files[name] = write_tensors(directory / name, tensors)
+    whole = {"format": FORMAT, **snapshot.about, "parts": snapshot.rest}
+    files[STATE] = _write_json(directory / STATE, whole)
+    files[MANIFEST] = _write_json(directory / MANIFEST, dict(files))
+    return files
+
+
+def _write_json(path: Path, value: Any) -> dict[str, Any]:
+    return write_file(path, text_pieces(json.dumps(jsonio.named(value), indent=1)))
+
+
+def _appear(partial: Path, directory: Path) -> None:
+    """Give a complete checkpoint its name; one that had it goes only when this one is durable."""
+    replaced = _beside(directory, "replaced")
+    shutil.rmtree(replaced, ignore_errors=True)
+    failpoint("checkpoint.rename")
+    if directory.exists():
+        directory.rename(replaced)
+    try:
+        partial.rename(directory)
+    except OSError:
+        if replaced.exists():
+            replaced.rename(directory)
+        raise
+    failpoint("checkpoint.renamed")
+    _fsync(directory.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def clear_leftovers(parent: Path) -> None:
+    """Tidy up after a process that was killed while it wrote; what was complete stays."""
+    for path in parent.glob(".*.partial"):
+        shutil.rmtree(path, ignore_errors=True)
+    for path in parent.glob(".*.replaced"):
+        owner = path.with_name(path.name[1:].removesuffix(".replaced"))
+        if owner.exists():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.rename(owner)
+
+
+def _beside(directory: Path, what: str) -> Path:
+    return directory.with_name(f".{directory.name}.{what}")
+
+
+def _fsync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that was read whole, and found to be what was written."""
+
+    about: dict[str, Any]
+    """Step, epoch, spec, metrics …"""
+    parts: dict[str, State]
+
+    @property
+    def step(self) -> int:
+        """Updates done: the next step to run."""
+        return int(self.about["step"])
+
+    def restore(self, parts: Mapping[str, Stateful]) -> None:
+        """Make all parts of a training run what they were.
+
+        Raises:
+            CheckpointMismatch: it is the checkpoint of something else.
+        """
+        if parts.keys() != self.parts.keys():
+            have, need = sorted(self.parts), sorted(parts)
+            raise CheckpointMismatch(f"The checkpoint holds {have}, and the job needs {need}.")
+        for name, part in parts.items():
+            try:
+                part.restore(self.parts[name])
+            except (KeyError, TypeError, ValueError, RuntimeError) as cause:
+                detail = f"The checkpoint's {name} does not fit the job: {cause!r}"
+                raise CheckpointMismatch(detail[:500]) from cause
+
+
+def read(directory: Path) -> Saved:
+    """Read a checkpoint to go on from, every byte of it checked.
+
+    Raises:
+        CheckpointDamaged: files are missing, altered, or not of a checkpoint.
+        CheckpointMismatch: it was written by another version, which kept less.
+    """
+    _check_files(directory, only=(STATE,))
+    about = _read_state(directory)
+    if about.get("format") != FORMAT:
+        detail = f"The checkpoint has format {about.get('format')}; to go on from it takes {FORMAT}"
+        raise CheckpointMismatch(f"{detail}. Its weights can be used.")
+    _check_files(directory)
+    try:
+        rest: dict[str, State] = about.pop("parts")
+        parts = {name: rest[name] | _tensors(directory, name) for name in rest}
+        return Saved(about, parts)
+    except (KeyError, TypeError, AttributeError) as cause:
+        raise CheckpointDamaged(f"The checkpoint cannot be read: {cause!r}") from cause
+
+
+def read_state(directory: Path) -> dict[str, Any]:
+    """What ``state.json`` says, checked.
+
+    Raises:
+        CheckpointDamaged: it is missing or altered.
+    """
+    _check_files(directory, only=(STATE,))
+    return _read_state(directory)
 
 
 def load_model(directory: Path, network: nn.Module, *, partial: bool = False) -> dict[str, Any]:
     """Fill a network from a checkpoint; returns its state. ``partial``: only what it has.
 
     Raises:
-        StorageFailed: the files are missing or damaged.
-        SpecFailed: names or shapes of the parameters differ.
+        CheckpointDamaged: files are missing, altered, or not of a checkpoint.
+        CheckpointMismatch: names or shapes of the parameters differ.
     """
-    try:
-        tensors = load_file(directory / "model.safetensors")
-        state: dict[str, Any] = jsonio.loads((directory / "state.json").read_bytes())
-    except Exception as cause:
-        raise StorageFailed(f"The checkpoint cannot be read: {cause}") from cause
+    _check_files(directory, only=(STATE, f"model{_SUFFIX}"))
+    state = _read_state(directory)
+    tensors = _tensors(directory, "model", needed=True)
     wanted = network.state_dict()
     check_shapes(wanted, tensors, partial=partial)
     network.load_state_dict({name: tensors[name] for name in wanted})
@@ -68,55 +195,70 @@ def check_shapes(wanted: dict[str, Tensor], found: dict[str, Tensor], *, partial
     """Compare a network with the tensors of a checkpoint.
 
     Raises:
-        SpecFailed: naming the first parameter that differs, with both shapes.
+        CheckpointMismatch: naming the first parameter that differs, with both shapes.
     """
     for name, item in wanted.items():
         if name not in found:
-            raise SpecFailed(f"The checkpoint has no {name!r}, which the network needs.")
+            raise CheckpointMismatch(f"The checkpoint has no {name!r}, which the network needs.")
         if found[name].shape != item.shape:
             both = f"{list(found[name].shape)} in the checkpoint and {list(item.shape)}"
-            raise SpecFailed(f"{name!r} has shape {both} in the network.")
+            raise CheckpointMismatch(f"{name!r} has shape {both} in the network.")
     spare = [name for name in found if name not in wanted]
     if spare and not partial:
-        raise SpecFailed(f"The checkpoint has {spare[0]!r}, which the network has not.")
+        raise CheckpointMismatch(f"The checkpoint has {spare[0]!r}, which the network has not.")
 
 
-def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: item.detach().cpu().contiguous() for name, item in tensors.items()}
+# --- is it what was written? -----------------------------------------------------------------
 
 
-def _split_optimizer(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    whole = optimizer.state_dict()
-    tensors: dict[str, Tensor] = {}
-    numbers: dict[str, dict[str, Any]] = {}
-    for index, entries in whole["state"].items():
-        for key, value in entries.items():
-            if isinstance(value, Tensor):
-                tensors[f"{index}.{key}"] = value.detach().cpu().contiguous().clone()
-            else:
-                numbers.setdefault(str(index), {})[key] = value
-    return tensors, {"state": numbers, "param_groups": whole["param_groups"]}
+def _check_files(directory: Path, only: tuple[str, ...] | None = None) -> None:
+    """Refuse what no checkpoint has, and files that are not what was written.
+
+    ``only``: the files whose bytes matter now. A checkpoint of the first format has no manifest.
+    """
+    try:
+        there = {path.name: path for path in directory.iterdir()}
+        for name, path in there.items():
+            if _NAME.fullmatch(name) is None or path.is_symlink() or not path.is_file():
+                detail = f"There is {name!r} in the checkpoint, which holds safetensors and JSON"
+                raise CheckpointDamaged(f"{detail} files only.")
+        if MANIFEST not in there and only is not None:
+            return
+        listed: dict[str, dict[str, Any]] = jsonio.loads((directory / MANIFEST).read_bytes())
+        if listed.keys() | {MANIFEST} != there.keys():
+            odd = sorted((listed.keys() | {MANIFEST}) ^ there.keys())
+            detail = "The checkpoint's files are not those of its manifest"
+            raise CheckpointDamaged(f"{detail}: {odd} are in one only.")
+        for name in listed if only is None else only:
+            _check_file(there[name], listed[name])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as cause:
+        raise CheckpointDamaged(f"The checkpoint cannot be read: {cause!r}") from cause
 
 
-def _rng() -> dict[str, str]:
-    states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        states["cuda"] = torch.cuda.get_rng_state()
-    return {
-        name: base64.b64encode(item.numpy().tobytes()).decode() for name, item in states.items()
-    }
-
-
-def _sealed(path: Path) -> dict[str, Any]:
+def _check_file(path: Path, said: Mapping[str, Any]) -> None:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-        os.fsync(file.fileno())
-        return {"size_bytes": os.fstat(file.fileno()).st_size, "sha256": digest}
+    size = path.stat().st_size
+    if (size, digest) != (said["size_bytes"], said["sha256"]):
+        detail = f"{path.name} is not what was written: it has {size} bytes, and"
+        raise CheckpointDamaged(f"{detail} {said['size_bytes']} were written.")
 
 
-def _fsync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
+def _read_state(directory: Path) -> dict[str, Any]:
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        state = jsonio.loads((directory / STATE).read_bytes())
+    except (OSError, ValueError) as cause:
+        raise CheckpointDamaged(f"The checkpoint cannot be read: {cause!r}") from cause
+    if not isinstance(state, dict):
+        raise CheckpointDamaged(f"{STATE} of the checkpoint is not an object.")
+    return state  # pyright: ignore[reportUnknownVariableType]
+
+
+def _tensors(directory: Path, part: str, *, needed: bool = False) -> dict[str, Tensor]:
+    path = directory / f"{part}{_SUFFIX}"
+    if not needed and not path.exists():
+        return {}
+    try:
+        return load_file(path)
+    except Exception as cause:  # the library has an error class of its own
+        raise CheckpointDamaged(f"The checkpoint cannot be read: {cause!r}") from cause

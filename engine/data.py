@@ -260,12 +260,15 @@ class Rows:
         return rows_B, self.batch(rows_B.to(self._home))
 
     def epoch(
-        self, batch_size: int, *, drop_last: bool, order: tuple[int, int] | None
+        self, batch_size: int, *, drop_last: bool, order: tuple[int, int] | None, first: int = 0
     ) -> Iterator[dict[str, Tensor]]:
-        """The batches of one epoch; ``order`` is (seed, epoch), None for the stored order."""
+        """The batches of one epoch; ``order`` is (seed, epoch), None for the stored order.
+
+        ``first``: batches that were taken before; they are not made again.
+        """
         last = self.num_rows // batch_size * batch_size if drop_last else self.num_rows
         order_N = None if order is None else shuffled(self.num_rows, *order).to(self._home)
-        for start in range(0, last, batch_size):
+        for start in range(first * batch_size, last, batch_size):
             rows_B = slice(start, min(start + batch_size, last))
             yield self.batch(rows_B if order_N is None else order_N[rows_B])
 

@@ -18,6 +18,7 @@ from engine.metrics import metric_names, num_correct
 from engine.network import Network, leaves, root
 from engine.probes.gradients import watch_gradient
 from engine.problems import Findings
+from engine.snapshot import State
 from engine.spool import now
 from glasshouse.spec import Metric
 
@@ -124,6 +125,17 @@ class Derived:
         self._next_due = min(((step // n + 1) * n for n in every), default=NEVER)
         due = [series for series in self._series if series.is_due(step)]
         return _Seeing(self, self._network, due, batch) if due else _IDLE
+
+    def state(self) -> State:
+        """How often each has failed."""
+        return {"failures": {item.name: item.num_failures for item in self._series}}
+
+    def restore(self, state: State) -> None:
+        """Those that were off stay off."""
+        failures: dict[str, int] = state["failures"]
+        self._series = [item for item in self._series if item.name in failures]
+        for series in self._series:
+            series.num_failures = int(failures[series.name])
 
     def take(self) -> dict[str, Tensor]:
         """The figures of the step, after its update; they stay on the device."""

@@ -1,11 +1,16 @@
 """What went wrong, by name: exceptions of a rank as the run failures that end a job."""
 
+import errno
+
 import torch
 
+from engine import shortage
 from engine.network import LayerFailed
 from engine.problems import SpecProblems
 from glasshouse.errors import (
+    DataFailed,
     DeviceFailed,
+    DiskFull,
     EngineFailed,
     OutOfMemory,
     RunFailure,
@@ -13,8 +18,16 @@ from glasshouse.errors import (
     StorageFailed,
 )
 
-_CPU_MEMORY = ("can't allocate memory", "not enough memory", "Cannot allocate memory")
-_DEVICE = ("CUDA error", "cuDNN error", "CUBLAS", "NCCL", "device-side assert")
+_HOST_MEMORY = ("can't allocate memory", "not enough memory", "Cannot allocate memory")
+_DEVICE_MEMORY = ("CUDA out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
+_DEVICE = ("CUDA error", "cuDNN error", "CUBLAS", "NCCL", "CUDA driver")
+_BAD_INDEX = ("device-side assert",)
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_INDEX_HINT = (
+    "A number in the data is not below what the layer or the loss takes: compare the field's dim, "
+    "num_embeddings and the number of classes with the values in the dataset."
+)
+_ASSERT_HINT = f"{_INDEX_HINT} On a CPU the same job names the layer."
 
 
 class StepFailed(Exception):
@@ -46,13 +59,40 @@ def _named(error: BaseException, *, in_layer: bool) -> RunFailure:
     text = (str(error).strip() or type(error).__name__).splitlines()[0][:500]
     if isinstance(error, SpecProblems):
         return SpecFailed(str(error))
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or _mentions(text, _CPU_MEMORY):
-        return OutOfMemory(f"Memory ran out: {text}")
-    if isinstance(error, RuntimeError) and _mentions(text, _DEVICE):
-        return DeviceFailed(f"The device failed: {text}")
-    if in_layer and isinstance(error, (RuntimeError, ValueError, TypeError, IndexError)):
+    found = _shortfall(error, text) or _of_device(error, text) or _of_disk(error, text)
+    if found is not None:
+        return found
+    if in_layer and isinstance(error, IndexError):
+        return DataFailed(text, hint=_INDEX_HINT)
+    if in_layer and isinstance(error, (RuntimeError, ValueError, TypeError)):
         return SpecFailed(text)
-    failure = StorageFailed if isinstance(error, OSError) else EngineFailed
+    return EngineFailed(f"{type(error).__name__}: {text}")
+
+
+def _shortfall(error: BaseException, text: str) -> OutOfMemory | None:
+    """The failure of an exception that says that memory ran out, on the device or the host."""
+    if isinstance(error, torch.OutOfMemoryError) or _mentions(text, _DEVICE_MEMORY):
+        memory, where = shortage.on_device(str(error)), "the device"
+    elif isinstance(error, MemoryError) or _mentions(text, _HOST_MEMORY):
+        memory, where = shortage.on_host(str(error)), "the host"
+    else:
+        return None
+    said = shortage.told(memory) or text
+    return OutOfMemory(f"Memory ran out on {where}: {said}.", memory=memory)
+
+
+def _of_device(error: BaseException, text: str) -> RunFailure | None:
+    if not isinstance(error, RuntimeError):
+        return None
+    if _mentions(text, _BAD_INDEX):
+        return DataFailed(f"An index is out of range: {text}", hint=_ASSERT_HINT)
+    return DeviceFailed(f"The device failed: {text}") if _mentions(text, _DEVICE) else None
+
+
+def _of_disk(error: BaseException, text: str) -> StorageFailed | None:
+    if not isinstance(error, OSError):
+        return None
+    failure = DiskFull if error.errno in _NO_SPACE else StorageFailed
     return failure(f"{type(error).__name__}: {text}")
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from glasshouse.spec import Metric
+from glasshouse.spec import Metric, TrainJob
 
 
 def metric_names(metrics: Sequence[Metric]) -> list[str]:
@@ -34,6 +34,20 @@ def _default_name(metric: Metric) -> str:
 
 def _may_grow(metric: Metric) -> bool:
     return metric.type == "accuracy" and metric.name is None
+
+
+def reported(job: TrainJob) -> list[str]:
+    """The names of all metrics of a job that say how good it is."""
+    names = metric_names(job.metrics)
+    found = ["loss", *names]
+    if job.grad_clip is not None and job.grad_clip.type == "global_norm":
+        found.append("grad_norm")
+    if job.evaluate is not None:
+        judged = [
+            name for name, item in zip(names, job.metrics, strict=True) if item.type == "accuracy"
+        ]
+        found += [f"validation/{name}" for name in ("loss", *judged)]
+    return found
 
 
 def num_correct(scores_BC: Tensor, target_B: Tensor, top_k: int = 1) -> Tensor:

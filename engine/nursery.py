@@ -32,6 +32,7 @@ _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.05
 _GRACE_S = 5.0
 _MAX_LINE = 1 << 20
+_MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 def warm_up() -> None:
@@ -141,18 +142,19 @@ class Nursery:
     def _reap(self) -> None:
         for pid in list(self._children):
             try:
-                ended, status = os.waitpid(pid, os.WNOHANG)
+                ended, status, used = os.wait4(pid, os.WNOHANG)
             except ChildProcessError:
-                ended, status = pid, 0
+                ended, status, used = pid, 0, None
             if ended:
                 self._children.discard(pid)
                 code = os.waitstatus_to_exitcode(status)
-                signal_number = -code if code < 0 else None
-                message = {
+                message: dict[str, Any] = {
                     "exited": pid,
                     "code": None if code < 0 else code,
-                    "signal": signal_number,
+                    "signal": -code if code < 0 else None,
                 }
+                if used is not None:
+                    message["peak_bytes"] = used.ru_maxrss * _MAXRSS_UNIT
                 self._say(message)
 
     def _end_children(self) -> None:

@@ -6,7 +6,7 @@ Knows torch; knows nothing of data or jobs.
 import contextlib
 import json
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.loss import _Loss  # pyright: ignore[reportPrivateUsage]
 
 from engine import arguments
-from engine.network import dtype_name
+from engine.network import LayerFailed, dtype_name
 from engine.probes.updates import as_tensor
 from engine.problems import one
 from engine.shapes import FieldShape, tiny
@@ -71,6 +71,18 @@ def build_loss(loss: Loss) -> nn.Module:
         detail = f"{loss.type} has parameters of its own, which no optimizer would train"
         raise one("/loss/type", detail, "unsupported")
     return made
+
+
+def loss_of(loss_fn: nn.Module, values: Mapping[str, Tensor], inputs: Sequence[str]) -> Tensor:
+    """Compute the loss of a batch from the network's outputs and the fields.
+
+    Raises:
+        LayerFailed: it cannot be computed; the layer is then called ``loss``.
+    """
+    try:
+        return loss_fn(*[values[name] for name in inputs])
+    except Exception as cause:
+        raise LayerFailed("loss", cause) from cause
 
 
 def try_loss(loss: Loss, inputs: Sequence[Tensor], fields: Sequence[FieldShape | None]) -> Tensor:

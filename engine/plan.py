@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from engine import derived, infer, optim, samples
+from engine.checkpoint import check_shapes
 from engine.clipping import check_clipping
 from engine.data import BadField, field_shape, inline_rows
-from engine.metrics import metric_names
-from engine.network import needed_layers, root
+from engine.metrics import metric_names, reported
+from engine.network import Network, needed_layers, root
 from engine.optim import (
     States,
     num_state_bytes,
@@ -29,6 +30,7 @@ from engine.probes.select import GradientPoints, check_loss_name, select
 from engine.probes.watchable import everything
 from engine.problems import Findings, SpecProblems, one
 from engine.shapes import FieldShape, Trace, trace
+from glasshouse.errors import SpecFailed
 from glasshouse.spec import Field, InferJob, IntegerField, Layer, Source, TrainJob, parse_job
 from glasshouse.spec.probes import MAX_FULL_BYTES
 
@@ -44,7 +46,7 @@ def plan(
         SpecProblems: the job cannot run as it is written.
     """
     if isinstance(spec, TrainJob):
-        return _plan_training(spec, datasets)
+        return _plan_training(spec, datasets, trained_by)
     if trained_by is None:
         raise one("/checkpoint", "the checkpoint's training job is not known", "no_network")
     return _plan_inference(spec, datasets, trained_by)
@@ -53,7 +55,7 @@ def plan(
 # --- training --------------------------------------------------------------------------------
 
 
-def _plan_training(spec: TrainJob, datasets: Metas) -> dict[str, Any]:
+def _plan_training(spec: TrainJob, datasets: Metas, trained_by: TrainJob | None) -> dict[str, Any]:
     findings = Findings()
     data = spec.data
     shapes = _field_shapes(
@@ -71,6 +73,7 @@ def _plan_training(spec: TrainJob, datasets: Metas) -> dict[str, Any]:
     states = try_optimizer(spec.optimizer, network)
     check_clipping(spec.grad_clip, sparse_parameters(network), findings)
     resolved = _resolved(spec, traced, shapes)
+    _check_start(resolved, trained_by, findings)
     _check_reads(resolved, findings)
     _check_counts(spec, _num_rows(data.train, datasets), findings)
     probes = _check_probes(spec, traced, network, loss, states, findings)
@@ -82,6 +85,7 @@ def _plan_training(spec: TrainJob, datasets: Metas) -> dict[str, Any]:
         findings,
     )
     samples.check(resolved, traced.values, batch_size, findings)
+    _check_keep_best(spec, findings)
     findings.stop()
     return {
         "spec": resolved.model_dump(mode="json"),
@@ -93,6 +97,20 @@ def _plan_training(spec: TrainJob, datasets: Metas) -> dict[str, Any]:
         "num_steps": _num_steps(spec, datasets),
         "warnings": [item.as_dict() for item in findings.warnings],
     }
+
+
+def _check_start(spec: TrainJob, trained_by: TrainJob | None, findings: Findings) -> None:
+    """The weights that training begins with must be those of such a network."""
+    if spec.init is None or trained_by is None:
+        return
+    with torch.device("meta"):
+        mine, found = (Network(job.network, ()).state_dict() for job in (spec, trained_by))
+    if spec.init.missing != "fail":
+        mine = {name: item for name, item in mine.items() if name in found}
+    try:
+        check_shapes(mine, found, partial=spec.init.missing != "fail")
+    except SpecFailed as error:
+        findings.problem("/init/checkpoint", error.detail, "shape")
 
 
 def _meta(
@@ -250,6 +268,15 @@ def _check_counts(spec: TrainJob, num_rows: int, findings: Findings) -> None:
     if batch_norm and not spec.data.drop_last and num_rows % size == 1:
         detail = "the last batch of an epoch has one row, which batch normalisation cannot train on"
         findings.warn("/data/batch_size", f"{detail}; set drop_last", "single_row")
+
+
+def _check_keep_best(spec: TrainJob, findings: Findings) -> None:
+    best = spec.checkpoint.keep_best
+    if best is not None and best.metric not in (known := reported(spec)):
+        detail = f"the job has no metric {best.metric!r} to keep the best by; it has:"
+        findings.problem(
+            "/checkpoint/keep_best/metric", f"{detail} {', '.join(known)}", "unknown_metric"
+        )
 
 
 def _num_steps(spec: TrainJob, datasets: Metas) -> int | None:

@@ -21,7 +21,8 @@ import torch
 from engine import catalog
 from engine.hardening import check_torch
 from engine.plan import parse_spec, plan
-from engine.problems import SpecProblems
+from engine.problems import SpecProblems, one
+from engine.settable import changed_job, settable
 from glasshouse import jsonio
 from glasshouse.spec import TrainJob
 from glasshouse.unpickling import refuse_unpickling
@@ -45,6 +46,8 @@ def answer(request: Any, max_seconds: float = MAX_SECONDS) -> dict[str, Any]:
             if request.get("do") == "catalog":
                 entries = catalog.section(str(request["section"]))
                 return {"id": number, "ok": True, "entries": entries}
+            if request.get("do") == "set":
+                return {"id": number, "ok": True, "settable": _check_set(request)}
             return {"id": number, "ok": True, "plan": _plan(request)}
     except SpecProblems as found:
         errors = [item.as_dict() for item in found.problems]
@@ -102,6 +105,15 @@ def _plan(request: dict[str, Any]) -> dict[str, Any]:
         request.get("datasets", {}),
         trained_by if isinstance(trained_by, TrainJob) else None,
     )
+
+
+def _check_set(request: dict[str, Any]) -> list[str]:
+    """What of a running job can be set; checks what is to be."""
+    spec = parse_spec(request["spec"])
+    if not isinstance(spec, TrainJob):
+        raise one("/set", "only the settings of a training job can be changed", "not_trained")
+    changed_job(spec, request["set"])
+    return settable(spec)
 
 
 def _refused(number: Any, errors: list[dict[str, Any]]) -> dict[str, Any]:

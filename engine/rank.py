@@ -3,8 +3,10 @@
 import gc
 import json
 import os
+import sys
 import threading
 import traceback
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,17 +14,20 @@ from typing import Any
 
 import torch
 
-from engine import infer
+from engine import checkpoint, infer
+from engine.checkpoint import Saved
 from engine.data import Rows, Table, load
 from engine.failures import classify
 from engine.probes.wanted import Wanted
 from engine.problems import SpecProblems
 from engine.report import Control, Outputs
 from engine.spool import SpoolWriter, now
+from engine.starting import Start
 from engine.timing import Work
 from engine.train import train
 from glasshouse import jsonio
-from glasshouse.errors import RunFailure, SpecFailed
+from glasshouse.errors import CheckpointDamaged, RunFailure, SpecFailed
+from glasshouse.failpoints import failpoint
 from glasshouse.spec import Field, InferJob, Source, TrainJob, parse_job
 
 _COLLECT_AFTER = (20_000, 10, 10)
@@ -35,7 +40,9 @@ class Lifeline:
 
     def __init__(self, descriptor: int | None, job_dir: Path) -> None:
         self.cancel_requested = False
+        self.ends_as = "cancelled"
         self.wanted: Wanted | None = None
+        self.orders: deque[dict[str, Any]] = deque()
         self._job_dir = job_dir
         if descriptor is not None:
             thread = threading.Thread(
@@ -50,19 +57,62 @@ class Lifeline:
                     command = json.loads(line)
                 except ValueError:
                     continue
-                if command.get("do") == "cancel":
-                    self.cancel_requested = True
-                elif command.get("do") == "probes":
-                    self._read_wanted(command)
+                try:
+                    self._hear(command)
+                except (OSError, KeyError, TypeError, ValueError, AttributeError):
+                    traceback.print_exc()
         os._exit(PARENT_GONE)
 
-    def _read_wanted(self, command: dict[str, Any]) -> None:
+    def _hear(self, command: dict[str, Any]) -> None:
+        match command.get("do"):
+            case "cancel":
+                self._end("cancelled")
+            case "stop":
+                self._end(str(command["as"]))
+            case "probes":
+                self.wanted = Wanted.read(self._read(command))
+            case "commands":
+                self.orders.extend(self._read(command))
+            case _:
+                pass  # of a newer supervisor
+
+    def _end(self, state: str) -> None:
+        self.ends_as = state  # before it is asked for, and a cancellation overrides a pause
+        self.cancel_requested = True
+
+    def _read(self, command: dict[str, Any]) -> Any:
         """A list may be long, so that the pipe carries the name of its file."""
-        try:
-            name = Path(command["file"]).name
-            self.wanted = Wanted.read(jsonio.loads((self._job_dir / name).read_bytes()))
-        except (OSError, KeyError, TypeError, ValueError):
-            traceback.print_exc()
+        return jsonio.loads((self._job_dir / Path(command["file"]).name).read_bytes())
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Where an attempt goes on."""
+
+    directory: Path
+    """Of the checkpoint."""
+    step: int
+    """Updates done: the first step to run."""
+
+    @staticmethod
+    def read(raw: dict[str, Any] | None) -> "Resume | None":
+        """Read what ``job.json`` says; None: from the beginning."""
+        if raw is None:
+            return None
+        return Resume(Path(raw["dir"]), int(raw["step"]))
+
+    def saved(self) -> Saved:
+        """The checkpoint, checked.
+
+        Raises:
+            CheckpointDamaged: it is not what was written, or is of another step.
+            CheckpointMismatch: it was written by a version that kept less.
+        """
+        found = checkpoint.read(self.directory)
+        if found.step != self.step:
+            detail = f"The checkpoint is of step {found.step}, not of step {self.step}."
+            raise CheckpointDamaged(detail)
+        return found
 
 
 @dataclass(frozen=True)
@@ -77,12 +127,16 @@ class Assignment:
     trained_by: TrainJob | None
     watched: Wanted | None = None
     """The probes of now; None: those of the spec."""
+    orders: tuple[dict[str, Any], ...] = ()
+    """Commands: first those to be applied again, then those that wait."""
     ring: str | None = None
     """The ring that the worker empties of whole tensors."""
     flops: float | None = None
     """Operations of one batch's forward pass, as planned."""
     peak_flops: float | None = None
     """Operations a second that the devices are capable of."""
+    resume: Resume | None = None
+    """None: from the beginning."""
 
     @staticmethod
     def read(path: Path) -> "Assignment":
@@ -105,9 +159,11 @@ class Assignment:
                 checkpoint=Path(raw["checkpoint"]["dir"]) if raw.get("checkpoint") else None,
                 trained_by=parsed if isinstance(parsed, TrainJob) else None,
                 watched=Wanted.read(raw["probes"]) if raw.get("probes") else None,
+                orders=tuple(raw.get("commands") or ()),
                 ring=raw.get("ring"),
                 flops=raw.get("flops"),
                 peak_flops=raw["device"].get("peak_flops"),
+                resume=Resume.read(raw.get("resume")),
             )
         except (KeyError, TypeError, ValueError) as cause:
             raise SpecFailed(f"job.json cannot be read: {cause}") from cause
@@ -120,16 +176,19 @@ class Assignment:
 
 
 def run(job: Assignment, *, control: Control, out: Outputs) -> str:
-    """Run an assignment to its end; returns ``succeeded`` or ``cancelled``."""
+    """Run an assignment to its end; returns ``succeeded``, or what it was asked to end as."""
     if job.num_threads is not None:
         torch.set_num_threads(job.num_threads)
     # One path, watched or not: torch's shortcut for attention is taken only where nobody hooks in.
     torch.backends.mha.set_fastpath_enabled(False)
     if isinstance(job.spec, InferJob):
         inputs = _infer_inputs(job, job.spec)
-        return infer.run(job.spec, job.trained_by, inputs, control=control, out=out)
+        state = infer.run(job.spec, job.trained_by, inputs, control=control, out=out)
+        return control.ends_as if state == "cancelled" else state
     spec = job.spec
     out.ring = job.ring
+    if job.orders:
+        control.orders.extendleft(reversed(job.orders))
     out.flush()
 
     def rows(source: Source) -> Rows:
@@ -141,8 +200,42 @@ def run(job: Assignment, *, control: Control, out: Outputs) -> str:
     judged = rows(spec.data.validation) if spec.data.validation and spec.evaluate else None
     planned = min(spec.data.batch_size, training.num_rows)
     work = Work(None if job.flops is None else job.flops / planned, job.peak_flops)
-    ending = train(spec, training, judged, control=control, out=out, watched=job.watched, work=work)
-    return "cancelled" if ending.cancelled else "succeeded"
+    start = _start(job, spec)
+    ending = train(
+        spec,
+        training,
+        judged,
+        control=control,
+        out=out,
+        watched=job.watched,
+        work=work,
+        start=start,
+    )
+    return ending.state
+
+
+def _start(job: Assignment, spec: TrainJob) -> Start | None:
+    """What training begins with. What a job has saved itself comes before what its spec names."""
+    if job.resume is not None:
+        start = Start(job.resume.saved())
+    elif spec.init is None:
+        return None
+    elif job.checkpoint is None:
+        raise SpecFailed("The job was handed no checkpoint to begin with.")
+    else:
+        start = Start(checkpoint.read(job.checkpoint), spec.init.load, spec.init.missing)
+    if start.how != "model":
+        _tell_differences(start.saved, job.device)
+    return start
+
+
+def _tell_differences(saved: Saved, device: torch.device) -> None:
+    """Say, in the job's log, why the numbers may differ from those of an uninterrupted run."""
+    here = {"device": device.type, "threads": torch.get_num_threads(), "torch": torch.__version__}
+    for name, mine in here.items():
+        if (theirs := saved.about.get(name)) != mine:
+            text = f"resumed with {name} {mine}, and the checkpoint was made with {theirs}: "
+            sys.stderr.write(text + "the numbers agree up to rounding, not bit for bit\n")
 
 
 def _fields_read(spec: TrainJob) -> list[str]:
@@ -165,6 +258,7 @@ def main(job_dir: Path, control_fd: int | None = None) -> int:
     0: an ``end`` record was written, whatever it says. Anything else is for the worker to name.
     """
     calm_collector()
+    failpoint("rank.begin")
     spool = SpoolWriter(job_dir / "spool")
     control = Lifeline(control_fd, job_dir)
     out = Outputs(job_dir, spool.append, spool.settle, spool.flush)
@@ -174,6 +268,7 @@ def main(job_dir: Path, control_fd: int | None = None) -> int:
     error = None if failure is None else failure.as_dict()
     spool.append({"type": "end", "at": now(), "state": state, "error": error})
     spool.close()
+    failpoint("rank.end")
     return 0
 
 

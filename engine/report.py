@@ -5,6 +5,8 @@ Keeps losses on the device until they have arrived by themselves; never makes a 
 
 import contextlib
 import time
+import traceback
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,17 +15,20 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from engine import checkpoint
 from engine.clipping import Clip
 from engine.data import Rows
 from engine.derived import Derived
 from engine.metrics import Accuracies
 from engine.network import Network
+from engine.optim import loss_of
 from engine.probes.taps import Probes
 from engine.probes.wanted import Wanted
 from engine.samples import Samples
+from engine.saving import Saver
+from engine.snapshot import State
 from engine.spool import now
 from engine.timing import REPORT, Timing
+from glasshouse import jsonio
 from glasshouse.spec import TrainJob
 
 Emit = Callable[[dict[str, Any]], None]
@@ -39,8 +44,18 @@ class Control(Protocol):
         ...
 
     @property
+    def ends_as(self) -> str:
+        """What it ends as then: ``cancelled``; or, to go on later, ``paused``, ``interrupted``."""
+        ...
+
+    @property
     def wanted(self) -> Wanted | None:
         """What to watch from the next step on; None: what the spec says."""
+        ...
+
+    @property
+    def orders(self) -> deque[dict[str, Any]]:
+        """Settings to change and things to do, in the order of asking; see ``engine.commands``."""
         ...
 
 
@@ -79,6 +94,7 @@ class Reporter:
         out: Outputs,
         timing: Timing,
         *,
+        saver: Saver,
         num_steps: int | None,
     ) -> None:
         self._job = job
@@ -88,11 +104,13 @@ class Reporter:
         self._readback = probes.readback
         self._out = out
         self._timing = timing
+        self.saver = saver
         self._clock = timing.clock
         self._num_steps = num_steps
         self._accuracies = Accuracies(job.metrics)
         self._num_samples = 0
         self._started = time.monotonic()
+        self._before_s = 0.0
         self._told = (self._started, 0)
         self._samples = Samples(job, validation, out.directory)
         self.derived = Derived(learner.network, job.metrics, out.emit)
@@ -101,8 +119,20 @@ class Reporter:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds of training so far."""
-        return time.monotonic() - self._started
+        """Seconds of training so far, those before a resume included."""
+        return self._before_s + time.monotonic() - self._started
+
+    def state(self) -> State:
+        """What a client sees that the next step alone does not tell."""
+        latest = dict(self.latest)
+        return {"samples": self._num_samples, "elapsed_s": self.elapsed_s, "latest": latest}
+
+    def restore(self, state: State) -> None:
+        """Count on from there."""
+        self._num_samples = int(state["samples"])
+        self._before_s = float(state["elapsed_s"])
+        self.latest = {name: jsonio.number(value) for name, value in state["latest"].items()}
+        self._told = (time.monotonic(), self._num_samples)
 
     def step(
         self,
@@ -176,45 +206,50 @@ class Reporter:
             self._samples.keep(step, learner.network, self._out.emit)
             self._clock.mark("evaluate")
 
-    def save(self, position: dict[str, int], *, final: bool = False) -> None:
-        """Write a checkpoint and say so; ``position`` counts updates done and epochs begun."""
+    def save(self, position: dict[str, int], *, final: bool = False, wait: bool = False) -> None:
+        """Save everything; ``position`` counts updates done and epochs begun.
+
+        It is told of when it is durable, behind all that was said of the steps before it. With
+        ``wait`` that is when this returns; else training goes on meanwhile.
+        """
         self._readback.drain()
+        self._probes.captures.settle()
         self._out.flush()
-        name = f"checkpoints/step-{position['step']}"
-        spec = self._job.model_dump(mode="json")
-        state = {**position, "seed": self._job.seed, "spec": spec, "metrics": self.latest}
-        directory = self._out.directory / name
-        learner = self._learner
-        files = checkpoint.save(directory, learner.network, learner.optimizer, state)
-        self._out.emit(
-            {
-                "type": "checkpoint",
-                "at": now(),
-                "step": position["step"],
-                "epoch": position["epoch"],
-                "dir": name,
-                "files": files,
-                "size_bytes": sum(item["size_bytes"] for item in files.values()),
-                "final": final,
-                "metrics": dict(self.latest),
-            }
-        )
-        self._out.flush()
+        self.saver.save(position, self.latest, final=final, wait=wait)
         self._clock.mark("checkpoint")
 
-    def finish(self, step: int, epoch: int, position: dict[str, int], *, cancelled: bool) -> None:
-        """Do what belongs to the end: the last evaluation and the last checkpoint."""
+    def follow(self, job: TrainJob, num_steps: int | None) -> None:
+        """Take a job whose settings changed."""
+        self._job, self._num_steps = job, num_steps
+        self.saver.follow(job)
+
+    def finish(self, step: int, epoch: int, position: dict[str, int], *, state: str) -> None:
+        """Do what belongs to the end: the last evaluation and the last checkpoint.
+
+        ``state`` is what training ends as; only ``succeeded`` evaluates, and one that is
+        ``paused`` or ``interrupted`` goes on later.
+        """
         self._readback.drain()
-        if not cancelled:
+        if state == "succeeded":
             self.evaluate(step, epoch)
         self.progress(step, epoch)
-        self.save(position, final=True)
+        self._save_last(position, state)
         self._times(step, epoch, last=True)
+
+    def _save_last(self, position: dict[str, int], state: str) -> None:
+        goes_on = state in ("paused", "interrupted")
+        try:
+            self.save(position, final=not goes_on, wait=True)
+        except OSError:
+            if not goes_on:
+                raise
+            traceback.print_exc()  # it goes on from the checkpoint before
 
     def abandon(self) -> None:
         """Say what can still be said after a failure."""
         with contextlib.suppress(Exception):  # a device that failed cannot be read
             self._readback.drain()
+        self.saver.wait()
 
     def _times(self, step: int, epoch: int, *, last: bool = False) -> None:
         if values := self._timing.figures(step, last=last):
@@ -258,7 +293,7 @@ def evaluate(
             values = network(batch)
         look = None
         num_rows = next(iter(batch.values())).shape[0]
-        loss = loss_fn(*[values[name] for name in job.loss.inputs])
+        loss = loss_of(loss_fn, values, job.loss.inputs)
         totals[0] += loss.to(torch.float64) * (1 if is_sum else num_rows)
         for number, correct in enumerate(accuracies.correct(values).values(), start=1):
             totals[number] += correct

@@ -73,6 +73,7 @@ class Samples:
             "file": f"artifacts/{name}",
             "media_type": MEDIA_TYPE,
             "size_bytes": path.stat().st_size,
+            "step": step,
         }
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from glasshouse import jsonio
+from glasshouse.failpoints import failpoint
 
 HEADER = struct.Struct("<II")
 MAX_PAYLOAD_BYTES = 64 * 2**20
@@ -46,6 +47,7 @@ class SpoolWriter:
     def append(self, record: dict[str, Any]) -> None:
         """Add a record; it is written at once or with one of the next ones."""
         payload = jsonio.dumps(_packed(record)).encode()
+        failpoint("spool.append")
         with self._lock:
             self._waiting += HEADER.pack(len(payload), zlib.crc32(payload))
             self._waiting += payload
@@ -66,13 +68,16 @@ class SpoolWriter:
         """Write everything that waits, make it durable, and let the file go."""
         with self._lock:
             self._write()
+            failpoint("spool.sync")
             os.fsync(self._file)
             os.close(self._file)
 
     def _write(self) -> None:
         waiting = memoryview(bytes(self._waiting))
+        failpoint("spool.write")
         while waiting:
             waiting = waiting[os.write(self._file, waiting) :]
+        failpoint("spool.written")
         self._waiting.clear()
         self._flushed_at = time.monotonic()
 

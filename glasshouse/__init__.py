@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from glasshouse.client import (
         Checkpoint,
         Client,
+        Command,
         Dataset,
         EventStream,
         Job,
@@ -52,6 +53,7 @@ __all__ = [
     "BadRequestError",
     "Checkpoint",
     "Client",
+    "Command",
     "ConflictError",
     "Dataset",
     "EventStream",
@@ -75,7 +77,17 @@ __all__ = [
     "spec",
 ]
 
-_CLIENT = {"Checkpoint", "Client", "Dataset", "EventStream", "Job", "Layer", "Probe", "Series"}
+_CLIENT = {
+    "Checkpoint",
+    "Client",
+    "Command",
+    "Dataset",
+    "EventStream",
+    "Job",
+    "Layer",
+    "Probe",
+    "Series",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -12,8 +12,9 @@ GlasshouseError
 │   ├── MethodNotAllowed    405
 │   ├── NotAcceptable       406
 │   ├── RequestTimeout      408
-│   ├── Conflict            409  JobEnded, JobNotEnded, DatasetInUse, DatasetNotReady,
-│   │                            CheckpointInUse, IdempotencyKeyBusy, CheckpointMissing
+│   ├── Conflict            409  JobEnded, JobNotEnded, JobNotPaused, CannotPause, DatasetInUse,
+│   │                            DatasetNotReady, CheckpointInUse, IdempotencyKeyBusy,
+│   │                            CheckpointMissing
 │   ├── PreconditionFailed  412
 │   ├── PayloadTooLarge     413
 │   ├── UnsupportedMedia    415
@@ -25,8 +26,9 @@ GlasshouseError
 │   ├── InternalError       500
 │   └── Unavailable         503  PlannerUnavailable, DatabaseUnavailable, StorageFull
 ├── RunFailure                   ends a job; stored on it as its ``error``
-│   └── SpecFailed, DataFailed, OutOfMemory, DeviceFailed, WorkerLost,
-│       RankDied, StorageFailed, EngineFailed
+│   └── SpecFailed, DataFailed, NonFinite, OutOfMemory, DeviceFailed, Unkillable,
+│       WorkerLost, RankDied, CrashLoop, Stalled, Timeout, StorageFailed ── DiskFull,
+│       EngineFailed, CheckpointMismatch, CheckpointDamaged
 ├── APIError                     raised by the client for an error answer, one class per status
 │   ├── APIConnectionError ── APITimeoutError
 │   └── APIStatusError ── BadRequestError … ServiceUnavailableError
@@ -36,7 +38,7 @@ GlasshouseError
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
@@ -243,6 +245,14 @@ class JobNotEnded(Conflict):
     """The job has not ended; cancel it first."""
 
 
+class JobNotPaused(Conflict):
+    """The job is not paused."""
+
+
+class CannotPause(Conflict):
+    """The job cannot be paused."""
+
+
 class DatasetInUse(Conflict):
     """A job that has not ended uses the dataset."""
 
@@ -416,10 +426,24 @@ class SpecFailed(RunFailure):
     category = "spec"
 
 
+class CheckpointMismatch(SpecFailed):
+    """The checkpoint is of another network, optimizer or data than the job has."""
+
+
 class DataFailed(RunFailure):
     """The data does not fit its declaration."""
 
     category = "data"
+
+
+class NonFinite(RunFailure):
+    """Numbers were no longer finite, and the job failed by it."""
+
+    category = "nonfinite"
+    hint = (
+        "Lower the learning rate or set grad_clip. A probe with on: nonfinite shows the last steps "
+        "before the first bad one."
+    )
 
 
 class OutOfMemory(RunFailure):
@@ -427,6 +451,23 @@ class OutOfMemory(RunFailure):
 
     category = "out_of_memory"
     hint = "Lower data.batch_size, or choose a device with more memory."
+
+    def __init__(
+        self,
+        detail: str | None = None,
+        /,
+        *,
+        memory: Mapping[str, Any] | None = None,
+        rank: int | None = None,
+    ) -> None:
+        super().__init__(detail, rank=rank)
+        self.memory = dict(memory or {})
+        """``where`` (device or host), ``requested_bytes``, ``free_bytes``, ``peak_bytes``,
+        ``limit_bytes``; those that are known."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The job's ``error``, with what is known of the memory."""
+        return {**super().as_dict(), "memory": self.memory}
 
 
 class DeviceFailed(RunFailure):
@@ -436,11 +477,22 @@ class DeviceFailed(RunFailure):
     retryable = True
 
 
+class Unkillable(RunFailure):
+    """The process did not end even when it was killed."""
+
+    category = "device"
+    hint = (
+        "It waits inside the kernel, mostly for a device or a disk. Its devices go to nobody until "
+        "it is gone; if it stays, start the machine again."
+    )
+
+
 class WorkerLost(RunFailure):
     """The worker that ran the job was lost, again and again."""
 
     category = "worker_lost"
     retryable = True
+    hint = "Look at the worker's log and at the memory of its host."
 
 
 class RankDied(RunFailure):
@@ -450,11 +502,48 @@ class RankDied(RunFailure):
     retryable = True
 
 
+class CrashLoop(RunFailure):
+    """The training process crashed again and again without progress."""
+
+    category = "internal"
+    hint = (
+        "Native code crashed: the log's last lines may name it. Try without what is unusual in the "
+        "spec, or on another kind of device."
+    )
+
+
+class Stalled(RunFailure):
+    """The job made no progress for too long."""
+
+    category = "timeout"
+    retryable = True
+    hint = (
+        "The event stalled says at which step. A step that may take longer: raise stall_timeout_s."
+    )
+
+
+class Timeout(RunFailure):
+    """The job took longer than its timeout_s."""
+
+    category = "timeout"
+    hint = "Raise timeout_s. The checkpoints that it made are kept."
+
+
 class StorageFailed(RunFailure):
     """A file could not be written or read."""
 
     category = "storage"
     retryable = True
+
+
+class CheckpointDamaged(StorageFailed):
+    """The checkpoint is not what was written: something is missing, altered, or not part of it."""
+
+
+class DiskFull(StorageFailed):
+    """The disk of the worker is full."""
+
+    hint = "Make room: delete ended jobs and datasets that nobody needs."
 
 
 class EngineFailed(RunFailure):

@@ -65,7 +65,8 @@ class AttemptEvent(_Event):
     type: Literal["attempt"]
     n: int
     resumed_from_step: int | None
-    """Step after which this attempt's values replace those of earlier attempts; null: all."""
+    """The step that it runs first: what earlier attempts said of that step and of later ones gives
+    way. 0: it begins anew. Null: it is the first attempt."""
 
 
 class MetricsEvent(_Event):
@@ -148,6 +149,23 @@ class ProbeEvent(_Event):
     """The first step that was watched like this; of ``failed``, the step of the last failure."""
 
 
+class CommandEvent(_Event):
+    """A command was applied at a step boundary, or rejected there."""
+
+    type: Literal["command"]
+    command: str
+    state: Literal["applied", "rejected"]
+    step: int
+    """The first step for which it holds."""
+    set: dict[str, Any] | None = None
+    do: Literal["checkpoint", "evaluate"] | None = None
+    old: dict[str, Any] | None
+    """The settings that it changed, as they were."""
+    new: dict[str, Any] | None
+    by: str | None
+    """The owner of the key that asked."""
+
+
 class AdjustedEvent(_Event):
     """The engine changed an interval by itself, so that watching takes no more than it may."""
 
@@ -160,6 +178,18 @@ class AdjustedEvent(_Event):
     by: Literal["max_overhead"]
     step: int
     """The first step for which it holds."""
+
+
+class StalledEvent(_Event):
+    """The job makes no progress, although its worker lives. Told once, until it goes on."""
+
+    type: Literal["stalled"]
+    step: int | None
+    """The last step that it reported; null: none yet."""
+    seconds: float
+    """Since the last sign of progress."""
+    action: Literal["warn", "restart", "fail"]
+    """What happens now: the spec's `on_stall`."""
 
 
 class EndEvent(_Event):
@@ -179,7 +209,9 @@ Event = Annotated[
     | LogEvent
     | DroppedEvent
     | ProbeEvent
+    | CommandEvent
     | AdjustedEvent
+    | StalledEvent
     | EndEvent,
     Constraint(discriminator="type"),
 ]
@@ -193,7 +225,9 @@ EVENT_TYPES = (
     "log",
     "dropped",
     "probe",
+    "command",
     "adjusted",
+    "stalled",
     "end",
 )
 _EVENT: TypeAdapter[Any] = TypeAdapter(Event)

@@ -2,10 +2,22 @@
 
 import os
 import shutil
+import time
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+from glasshouse.failpoints import failpoint
+
+
+class Entry(NamedTuple):
+    """Something that is stored: a file, or a directory of them."""
+
+    key: str
+    name: str
+    changed_at: float
+    """Seconds since 1970."""
 
 
 class Artifacts(Protocol):
@@ -27,6 +39,10 @@ class Artifacts(Protocol):
         """Remove everything under a key. Nothing there is no error."""
         ...
 
+    def entries(self, prefix: str) -> list[Entry]:
+        """What is directly under a key, by name; what is not complete has a name with a dot."""
+        ...
+
     def receive(self, key: str) -> AbstractContextManager[Path]:
         """Open a new file to write to; it is stored once its block ends without an error."""
         ...
@@ -43,6 +59,7 @@ class LocalArtifacts:
         """Move a file or directory into the store."""
         target = self._path(key)
         target.parent.mkdir(parents=True, exist_ok=True)
+        failpoint("artifact.rename")
         try:
             os.rename(source, target)
         except OSError:  # another file system: copy beside the target, then rename
@@ -58,7 +75,9 @@ class LocalArtifacts:
                 _sync(beside)
                 os.replace(beside, target)
                 source.unlink()
+        failpoint("artifact.renamed")
         _sync(target.parent)
+        failpoint("artifact.stored")
 
     def local(self, key: str) -> Path:
         """The path of a stored file or directory."""
@@ -70,10 +89,20 @@ class LocalArtifacts:
     def delete(self, prefix: str) -> None:
         """Remove a file or directory."""
         path = self._path(prefix)
+        failpoint("artifact.delete")
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+
+    def entries(self, prefix: str) -> list[Entry]:
+        """What is in a directory; of none, nothing."""
+        try:
+            with os.scandir(self._path(prefix)) as found:
+                listed = [Entry(f"{prefix}/{one.name}", one.name, _changed(one)) for one in found]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return sorted(listed)
 
     @contextmanager
     def receive(self, key: str) -> Generator[Path]:
@@ -83,8 +112,10 @@ class LocalArtifacts:
         beside = target.with_name(f".{target.name}.incoming")
         try:
             yield beside
+            failpoint("artifact.received")
             _sync(beside)
             os.replace(beside, target)
+            failpoint("artifact.replaced")
             _sync(target.parent)
         except BaseException:
             beside.unlink(missing_ok=True)
@@ -95,6 +126,13 @@ class LocalArtifacts:
         if not parts or key.startswith("/") or ".." in parts or "\\" in key or "\0" in key:
             raise ValueError(f"{key!r} is not a key of this store")
         return self.root.joinpath(*parts)
+
+
+def _changed(entry: os.DirEntry[str]) -> float:
+    try:
+        return entry.stat(follow_symlinks=False).st_mtime
+    except FileNotFoundError:  # gone meanwhile
+        return time.time()
 
 
 def _sync(path: Path) -> None:

@@ -6,18 +6,25 @@ finds that its writes match no row, and stops.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
-from sqlalchemy import delete, insert, literal, select, update
+from sqlalchemy import case, delete, insert, literal, select, update
 from sqlalchemy.orm import Session
 
-from glasshouse.errors import WorkerLost
-from models import captures, checkpoints, events, metrics, probes
+from glasshouse.errors import CrashLoop, WorkerLost
+from models import captures, checkpoints, commands, endings, events, metrics, pausing, probes
+from models.checkpoints import SCRATCH, Refused, Start
+from models.commands import CommandChange
 from models.database import now_ms
+from models.endings import CRASH_LOOP, Backoff, ExitKind
 from models.events import NewEvent
 from models.probes import ProbeChange
 from models.state import ENDED, LIVE, sources
-from models.tables import Attempt, Command, Device, Job, JobArtifact, now
+from models.tables import Attempt, Checkpoint, Command, Device, Job, JobArtifact, now
+
+_IN_ORDER = ("paused", "interrupted")
+"""Kinds of exit of attempts that ended as they were asked to, while their jobs go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,8 @@ class Batch:
     """The newest revision of the probes that is in force, and its first step."""
     probe_changes: list[ProbeChange] = field(default_factory=list[ProbeChange])
     """What the engine found out about probes, or did with them."""
+    commands: list[CommandChange] = field(default_factory=list[CommandChange])
+    """Commands that the engine applied or rejected."""
     job: dict[str, Any] = field(default_factory=dict[str, Any])
     """New values of the job's ``progress``, ``summary``, ``probe_overhead``, ``result``."""
 
@@ -73,6 +82,7 @@ def assign(tx: Session, job_id: str, worker: str, devices: Sequence[Device], lea
             devices=held,
             attempt=Job.attempt + 1,
             fence=Job.fence + 1,
+            not_before_ms=None,
             lease_expires_ms=now_ms() + lease_ms,
         )
         .returning(Job.attempt, Job.fence)
@@ -111,9 +121,20 @@ def assign(tx: Session, job_id: str, worker: str, devices: Sequence[Device], lea
     return True
 
 
-def claim(tx: Session, job_id: str, worker: str) -> tuple[Claim, Job] | None:
-    """Take the attempt that waits for this worker. None: another bell was faster, or it is gone."""
+def claim(
+    tx: Session, job_id: str, worker: str, start: Start = SCRATCH
+) -> tuple[Claim, Job] | None:
+    """Take the attempt that waits for this worker. None: another bell was faster, or it is gone.
+
+    From here on the rows of earlier attempts from the first step of this one on are hidden, and
+    what the job says of itself is as it was at that step.
+
+    Raises:
+        CheckpointNotFound: the one to start from is gone.
+    """
+    checkpoints.take(tx, job_id, start)
     time = now()
+    first_step = case((Attempt.n > 1, start.step), else_=None)
     row = tx.execute(
         update(Attempt)
         .where(
@@ -122,14 +143,22 @@ def claim(tx: Session, job_id: str, worker: str) -> tuple[Claim, Job] | None:
             Attempt.state == "assigned",
             select(Job.fence).where(Job.id == job_id).scalar_subquery() == Attempt.fence,
         )
-        .values(state="claimed", claimed_at=time)
+        .values(
+            state="claimed",
+            claimed_at=time,
+            resumed_from_step=first_step,
+            checkpoint=start.checkpoint,
+        )
         .returning(Attempt.n, Attempt.fence, Attempt.resumed_from_step)
     ).one_or_none()
     if row is None:
         return None
     n, fence, resumed = row
     begun: dict[str, Any] = {"n": n, "resumed_from_step": resumed}
-    events.append(tx, job_id, [NewEvent("attempt", time, begun)])
+    new = [NewEvent("attempt", time, begun)]
+    new += [checkpoints.refuse(tx, refused) for refused in start.refused]
+    then = {"progress": start.progress, "summary": start.summary} if n > 1 else {}
+    events.append(tx, job_id, new, **then)
     job = tx.get(Job, job_id, populate_existing=True)
     return None if job is None else (Claim(job_id, n, fence), job)
 
@@ -177,12 +206,14 @@ def ship(
         probes.applied(tx, claim.job, *batch.probes)
     for change in batch.probe_changes:
         probes.note(tx, claim.job, change)
+    commands.note(tx, claim.job, batch.commands)
     if batch.artifacts:
         names = [row["name"] for row in batch.artifacts]  # an earlier attempt may have made them
         tx.execute(
             delete(JobArtifact).where(JobArtifact.job == claim.job, JobArtifact.name.in_(names))
         )
-        rows = [{"job": claim.job, "created_at": now(), **row} for row in batch.artifacts]
+        made = {"job": claim.job, "attempt": claim.attempt, "step": None, "created_at": now()}
+        rows = [made | row for row in batch.artifacts]
         tx.execute(insert(JobArtifact), rows)
     return beat
 
@@ -213,17 +244,47 @@ def run(tx: Session, claim: Claim, *, lease_ms: int) -> Beat | None:
     return found
 
 
-def applied(tx: Session, claim: Claim, commands: Sequence[str], step: int | None) -> None:
-    """Record that commands took effect."""
+def applied(tx: Session, claim: Claim, commands: Sequence[str], step: int | None) -> bool:
+    """Record that commands took effect. False: this attempt has lost its job."""
+    if not _holds(tx, claim):
+        return False
     tx.execute(
         update(Command)
         .where(Command.id.in_(commands), Command.job == claim.job)
         .values(state="applied", step=step)
     )
+    return True
+
+
+def refuse_checkpoint(tx: Session, claim: Claim, detail: str) -> bool:
+    """Note that the checkpoint of this attempt cannot be read. False: it has lost its job."""
+    if not _holds(tx, claim):
+        return False
+    query = select(Attempt.checkpoint).where(Attempt.job == claim.job, Attempt.n == claim.attempt)
+    checkpoint = tx.scalar(query)
+    if checkpoint is not None:
+        refused = Refused(checkpoint, detail)
+        events.append(tx, claim.job, [checkpoints.refuse(tx, refused)])
+    return True
+
+
+def start_of(tx: Session, claim: Claim) -> Checkpoint | None:
+    """The checkpoint that an attempt resumes from; None: it begins from scratch."""
+    query = (
+        select(Checkpoint)
+        .join(Attempt, Attempt.checkpoint == Checkpoint.id)
+        .where(Attempt.job == claim.job, Attempt.n == claim.attempt)
+    )
+    return tx.scalar(query)
 
 
 def finish(
-    tx: Session, claim: Claim, state: str, *, exit_kind: str, error: dict[str, Any] | None = None
+    tx: Session,
+    claim: Claim,
+    state: str,
+    *,
+    exit_kind: ExitKind,
+    error: dict[str, Any] | None = None,
 ) -> bool:
     """End the job: its last events, its devices free. False: this attempt has lost its job."""
     if state not in ENDED:
@@ -255,52 +316,73 @@ def finish(
     return True
 
 
-def give_up(
+def give_up(  # noqa: PLR0913 (how an attempt ended, and what then)
     tx: Session,
     claim: Claim,
     *,
-    exit_kind: str,
+    exit_kind: ExitKind,
     reason: str,
-    max_failures: int,
+    error: dict[str, Any] | None = None,
+    backoff: Backoff = Backoff(),  # noqa: B008 (frozen)
     counted: bool = True,
 ) -> bool:
-    """End an attempt that failed through no fault of the job: the job is queued again, or failed.
+    """End an attempt and not its job, which is queued again, or paused where that was asked.
 
-    ``counted`` False: a worker that ends in good order is no failure and never fails the job.
+    Where the failure is ``counted`` it is tried again after the back-off, else at once; a pause,
+    and a worker that ends in good order, are no failures. They are counted since the last
+    progress, which is a newer checkpoint. After too many of them the job fails with ``error``, or
+    as one whose worker was lost, or that crashes on every start.
     False is returned where this attempt had lost its job already.
     """
     row = tx.execute(
-        select(Job.state, Job.infra_failures, Job.cancel_requested_at)
+        select(Job.state, Job.infra_failures, Job.failed_at_step, Job.cancel_requested_at)
+        .add_columns(Job.resolved)
         .where(Job.id == claim.job, Job.fence == claim.fence, Job.state.in_(LIVE))
         .with_for_update()
     ).one_or_none()
     if row is None:
         return False
-    before, failures, cancelled_at = row
+    before, failures, failed_at, cancelled_at, resolved = row
+    saved = checkpoints.newest_step(tx, claim.job)
+    if saved > (failed_at or 0):
+        failures = 0
+    failures += counted
+    changes: dict[str, Any] = {"infra_failures": failures, "failed_at_step": saved}
+    crashes = _crashes(tx, claim, failures) if exit_kind == "crash" else 0
+    allowed = endings.max_restarts(resolved)
     if cancelled_at is not None:
         target, error = "cancelled", None
-    elif counted and failures + 1 >= max_failures:
-        target, error = "failed", _worker_lost(failures + 1, reason)
+    elif before == "pausing":
+        target, error = "paused", None
+    elif counted and endings.is_over(
+        exit_kind, failures=failures, crashes=crashes, restarts=allowed
+    ):
+        target, error = "failed", _given_up(failures, crashes, reason, error)
+        reason = error["code"]
     else:
         target, error = "queued", None
+        if counted:
+            reason = f"{reason}; failure {failures} of {allowed + 1} without progress"
+            wait_ms = round(backoff.after_s(failures) * 1000)
+            changes["not_before_ms"] = now_ms() + wait_ms
     time = now()
     new = [NewEvent("state", time, {"from": before, "to": target, "reason": reason})]
-    changes: dict[str, Any] = {
-        "state": target,
-        "state_reason": reason,
-        "infra_failures": failures + counted,
-        "lease_expires_ms": None,
-        "error": error,
-    }
-    if target == "queued":
+    changes |= {"state": target, "state_reason": reason, "lease_expires_ms": None, "error": error}
+    if target == "paused":
+        changes |= {"fence": claim.fence + 1, "devices": [], "worker": None, "paused_at": time}
+    elif target == "queued":
         # the fence moves now: the lost attempt must not write even before the next one begins
         changes |= {"fence": claim.fence + 1, "devices": [], "worker": None, "queued_at": time}
-        changes |= {"progress": None, "summary": {}, "rung_at": None, "probe_overhead": None}
+        # what it says of its steps stays until the next attempt says from which it goes on
+        changes |= {"rung_at": None, "probe_overhead": None}
     else:
         new.append(NewEvent("end", time, {"state": target}))
         changes |= {"ended_at": time}
     events.append(tx, claim.job, new, **changes)
-    _close(tx, claim.job, claim.fence, "lost", exit_kind)
+    state = "ended" if exit_kind in _IN_ORDER else "lost"
+    _close(tx, claim.job, claim.fence, state, exit_kind)
+    if target == "paused":
+        pausing.settle(tx, claim.job)
     return True
 
 
@@ -344,6 +426,26 @@ def shipped_up_to(tx: Session, claim: Claim) -> int:
     return tx.scalars(query).one()
 
 
+def spent_s(tx: Session, claim: Claim) -> float:
+    """Seconds that the earlier attempts of the job took, from being claimed to their ends."""
+    query = select(Attempt.claimed_at, Attempt.ended_at).where(
+        Attempt.job == claim.job, Attempt.n < claim.attempt
+    )
+    return sum(
+        (ended - claimed).total_seconds()
+        for claimed, ended in tx.execute(query)
+        if claimed is not None and ended is not None
+    )
+
+
+def open_attempt(tx: Session, job_id: str) -> int | None:
+    """The number of the attempt that writes; 0: none does now. None: there is no such job."""
+    row = tx.execute(select(Job.attempt, Job.state).where(Job.id == job_id)).one_or_none()
+    if row is None:
+        return None
+    return row.attempt if row.state in LIVE else 0
+
+
 def of_job(tx: Session, job_id: str) -> list[Attempt]:
     """The attempts of a job, first to last."""
     return list(tx.scalars(select(Attempt).where(Attempt.job == job_id).order_by(Attempt.n)))
@@ -370,6 +472,12 @@ def _fenced(
     return Beat(state, last_seq, cancelled_at is not None, num_commands)
 
 
+def _holds(tx: Session, claim: Claim) -> bool:
+    """Whether the job is still this attempt's; locks its row."""
+    held = select(Job.id).where(Job.id == claim.job, Job.fence == claim.fence, Job.state.in_(LIVE))
+    return tx.scalar(held.with_for_update()) is not None
+
+
 def _claims(tx: Session, worker: str, state: str) -> list[Claim]:
     rows = tx.execute(
         select(Job.id, Job.attempt, Job.fence)
@@ -384,7 +492,7 @@ def _claims(tx: Session, worker: str, state: str) -> list[Claim]:
     return [Claim(*row) for row in rows]
 
 
-def _close(tx: Session, job_id: str, fence: int, state: str, exit_kind: str) -> None:
+def _close(tx: Session, job_id: str, fence: int, state: str, exit_kind: ExitKind) -> None:
     tx.execute(
         update(Attempt)
         .where(Attempt.job == job_id, Attempt.fence == fence)
@@ -396,6 +504,8 @@ def _close(tx: Session, job_id: str, fence: int, state: str, exit_kind: str) -> 
         .values(job=None, fence=None)
     )
     probes.close(tx, job_id)
+    if tx.scalar(select(Job.state).where(Job.id == job_id)) in ENDED:
+        commands.reject_pending(tx, job_id)
     ended = select(Job.id).where(Job.id == job_id, Job.state.in_(ENDED)).exists()
     tx.execute(
         update(Command)
@@ -404,9 +514,29 @@ def _close(tx: Session, job_id: str, fence: int, state: str, exit_kind: str) -> 
     )
 
 
-def _worker_lost(failures: int, reason: str) -> dict[str, Any]:
-    failure = WorkerLost(
-        f"The worker that ran the job was lost {failures} times; last: {reason}.",
-        hint="Look at the worker's log and at the memory of its host.",
+def _crashes(tx: Session, claim: Claim, failures: int) -> int:
+    """How many crashes in a row this one makes, of the failures since the last progress."""
+    earlier = tx.scalars(
+        select(Attempt.exit_kind)
+        .where(Attempt.job == claim.job, Attempt.n < claim.attempt)
+        .order_by(Attempt.n.desc())
+        .limit(max(0, failures - 1))
     )
-    return {**failure.as_dict(), "log_tail": None}
+    return 1 + sum(1 for _ in takewhile(lambda kind: kind == "crash", earlier))
+
+
+def _given_up(
+    failures: int, crashes: int, reason: str, error: dict[str, Any] | None
+) -> dict[str, Any]:
+    """The error of a job that is not tried again."""
+    if crashes >= CRASH_LOOP:
+        failure = CrashLoop(f"The training process crashed {crashes} times in a row: {reason}.")
+        where = {key: (error or {}).get(key) for key in ("rank", "layer", "step", "log_tail")}
+        return {**failure.as_dict(), **where}
+    if error is None:
+        failure = WorkerLost(
+            f"The job lost its worker or process {failures} times without progress; last: {reason}."
+        )
+        return {**failure.as_dict(), "log_tail": None}
+    times = f" (failure {failures} without progress)" if failures > 1 else ""
+    return {"log_tail": None, **error, "message": f"{error['message']}{times}"}

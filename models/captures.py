@@ -7,7 +7,8 @@ from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
 from glasshouse.errors import StepNotCaptured
-from models.metrics import visible
+from models import lineage
+from models.lineage import Asked
 from models.tables import Capture
 
 
@@ -41,10 +42,11 @@ def find(  # noqa: PLR0913 (each is a filter)
     step: int | None = None,
     after: str | None = None,
     limit: int = 100,
+    asked: Asked = None,
 ) -> list[Capture]:
     """Captures in the order they were made."""
     query = select(Capture).where(
-        Capture.job == job, visible(tx, job, Capture.attempt, Capture.step)
+        Capture.job == job, *lineage.shown(tx, job, Capture.attempt, Capture.step, asked)
     )
     if layer is not None:
         query = query.where(Capture.layer == layer)
@@ -73,7 +75,7 @@ def get(
         Capture.job == job,
         Capture.layer == layer,
         Capture.kind == kind,
-        visible(tx, job, Capture.attempt, Capture.step),
+        *lineage.shown(tx, job, Capture.attempt, Capture.step),
         *(() if phase is None else (Capture.phase == phase,)),
     )
     # of one step: that of training before that of the evaluation after it, and the whole one first

@@ -1,15 +1,44 @@
-"""Saved networks of jobs."""
+"""Saved states of jobs: stored, listed, and where the next attempt of a job starts from."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import delete as sql_delete
-from sqlalchemy import insert, select
+from sqlalchemy import func, insert, select, update
 from sqlalchemy.orm import Session
 
 from glasshouse.errors import CheckpointInUse, CheckpointMissing, CheckpointNotFound
-from models import jobs
-from models.tables import Checkpoint, Job
+from models import jobs, lineage
+from models.events import NewEvent
+from models.state import ENDED
+from models.tables import Checkpoint, Job, now
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A checkpoint that an attempt would have started from, and what is wrong with it."""
+
+    checkpoint: str
+    detail: str
+    is_damaged: bool = True
+    """For good. False: its files are away, and may be there again for the next attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where an attempt starts from, and what the job says of itself there."""
+
+    checkpoint: str | None = None
+    """None: from scratch."""
+    step: int = 0
+    progress: dict[str, Any] | None = None
+    summary: dict[str, Any] = field(default_factory=dict[str, Any])
+    refused: tuple[Refused, ...] = ()
+    """Newer ones that cannot be read."""
+
+
+SCRATCH = Start()
 
 
 def add(tx: Session, job: str, attempt: int, rows: Sequence[dict[str, Any]]) -> None:
@@ -30,10 +59,21 @@ def get(tx: Session, checkpoint_id: str, owner: str | None) -> Checkpoint:
     return found
 
 
-def of_job(tx: Session, job_id: str) -> list[Checkpoint]:
-    """A job's checkpoints, oldest first."""
-    query = select(Checkpoint).where(Checkpoint.job == job_id)
-    return list(tx.scalars(query.order_by(Checkpoint.attempt, Checkpoint.step, Checkpoint.id)))
+def of_job(tx: Session, job_id: str, asked: lineage.Asked = None) -> list[Checkpoint]:
+    """A job's checkpoints by step; not those of steps that a later attempt has run again."""
+    # one of step s was made after step s - 1: it stands with that one
+    where = lineage.shown(tx, job_id, Checkpoint.attempt, Checkpoint.step - 1, asked)
+    query = select(Checkpoint).where(Checkpoint.job == job_id, *where)
+    return list(tx.scalars(query.order_by(Checkpoint.step, Checkpoint.attempt, Checkpoint.id)))
+
+
+def resumable(tx: Session, job_id: str) -> list[Checkpoint]:
+    """What the next attempt may start from, the best first.
+
+    A row is stored with every event up to its step, so whatever has a row has its events. Of one
+    that was made at the end of training the engine finds that nothing is left to do.
+    """
+    return [row for row in of_job(tx, job_id) if row.state == "complete"][::-1]
 
 
 def newest(tx: Session, job: Job) -> Checkpoint:
@@ -42,27 +82,61 @@ def newest(tx: Session, job: Job) -> Checkpoint:
     Raises:
         CheckpointMissing: it has none.
     """
-    found = of_job(tx, job.id)
+    found = resumable(tx, job.id)
     if not found:
         raise CheckpointMissing(f"{job.id} has no complete checkpoint; it is {job.state}.")
-    return found[-1]
+    return found[0]
 
 
-def superseded(tx: Session, job_id: str, keep_last: int) -> list[Checkpoint]:
-    """Forget all but the newest checkpoints that no job uses; their files may go after commit."""
-    old = of_job(tx, job_id)[:-keep_last]
-    gone = [row for row in old if not row.final and not jobs.in_use(tx, row.id)]
-    if gone:
-        tx.execute(sql_delete(Checkpoint).where(Checkpoint.id.in_([row.id for row in gone])))
-    return gone
+def newest_step(tx: Session, job_id: str) -> int:
+    """How far the checkpoints of a job reach: updates done; 0 where it has none."""
+    mine = (Checkpoint.job == job_id, Checkpoint.state == "complete")
+    return tx.scalar(select(func.max(Checkpoint.step)).where(*mine)) or 0
+
+
+def take(tx: Session, job_id: str, start: Start) -> None:
+    """Make sure, in the transaction that claims an attempt, that its start is still there.
+
+    Raises:
+        CheckpointNotFound: it is not.
+    """
+    if start.checkpoint is None:
+        return
+    # the lock that deleting one takes too
+    tx.scalar(select(Job.id).where(Job.id == job_id).with_for_update())
+    query = select(Checkpoint.id).where(
+        Checkpoint.id == start.checkpoint,
+        Checkpoint.job == job_id,
+        Checkpoint.step == start.step,
+        Checkpoint.state == "complete",
+    )
+    if tx.scalar(query) is None:
+        raise CheckpointNotFound(f"The checkpoint {start.checkpoint} is gone.")
+
+
+def refuse(tx: Session, refused: Refused) -> NewEvent:
+    """Let nothing resume from a damaged one any more; the line for the job's log that says so."""
+    row = tx.get(Checkpoint, refused.checkpoint)
+    step = None if row is None else row.step
+    if refused.is_damaged:
+        mine = update(Checkpoint).where(Checkpoint.id == refused.checkpoint)
+        tx.execute(mine.values(state="damaged"))
+    line = f"glasshouse: the checkpoint {refused.checkpoint} of step {step} cannot be used: "
+    payload = {"rank": 0, "stream": "stderr", "lines": [line + refused.detail]}
+    return NewEvent("log", now(), payload)
 
 
 def delete(tx: Session, checkpoint: Checkpoint) -> None:
     """Forget one checkpoint; its files may go after commit.
 
     Raises:
-        CheckpointInUse: a job that has not ended reads it.
+        CheckpointInUse: a job that has not ended reads it, or would resume from it.
     """
     if jobs.in_use(tx, checkpoint.id):
         raise CheckpointInUse("A job that has not ended uses this checkpoint.")
+    state = tx.scalar(select(Job.state).where(Job.id == checkpoint.job).with_for_update())
+    if state not in ENDED and checkpoint.id in [
+        row.id for row in resumable(tx, checkpoint.job)[:1]
+    ]:
+        raise CheckpointInUse("The job has not ended, and would resume from this checkpoint.")
     tx.execute(sql_delete(Checkpoint).where(Checkpoint.id == checkpoint.id))

@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import ColumnElement, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from glasshouse import jsonio
 from glasshouse.errors import JobNotFound
+from models import lineage
+from models.lineage import Asked
 from models.tables import Event, Job, core
 
 
@@ -18,6 +20,8 @@ class NewEvent(NamedTuple):
     type: str
     at: datetime
     payload: dict[str, Any]
+    step: int | None = None
+    """The step that it tells of, or the last one done before it."""
 
 
 class LoggedEvent(NamedTuple):
@@ -67,6 +71,7 @@ def write(tx: Session, job: str, attempt: int, after: int, events: Sequence[NewE
             "attempt": attempt,
             "at": event.at,
             "type": event.type,
+            "step": event.step,
             "payload": jsonio.dumps(event.payload),
         }
         for seq, event in enumerate(events, start=after + 1)
@@ -75,12 +80,18 @@ def write(tx: Session, job: str, attempt: int, after: int, events: Sequence[NewE
 
 
 def after(
-    tx: Session, job: str, seq: int, *, types: Sequence[str] | None = None, limit: int = 500
+    tx: Session,
+    job: str,
+    seq: int,
+    *,
+    types: Sequence[str] | None = None,
+    limit: int = 500,
+    where: Sequence[ColumnElement[bool]] = (),
 ) -> list[LoggedEvent]:
-    """The next events after a number, in order; only those of the types, if types are given."""
+    """The next events of the whole log after a number, in order; with ``types``, only of those."""
     query = (
         select(Event.job, Event.seq, Event.attempt, Event.at, Event.type, Event.payload)
-        .where(Event.job == job, Event.seq > seq)
+        .where(Event.job == job, Event.seq > seq, *where)
         .order_by(Event.seq)
         .limit(limit)
     )
@@ -99,7 +110,7 @@ class Page(NamedTuple):
     """The newest number of the log when it was read."""
 
 
-def read(
+def read(  # noqa: PLR0913 (each is a filter)
     tx: Session,
     job: str,
     seq: int,
@@ -107,8 +118,13 @@ def read(
     types: Sequence[str] | None = None,
     limit: int = 500,
     max_bytes: int = 1 << 20,
+    asked: Asked = None,
+    with_end: bool = False,
 ) -> Page:
     """The next events after a number; stops soon after so many bytes of payload.
+
+    Those that gave way to a later attempt's are left out unless ``asked`` says otherwise.
+    ``with_end``: the end of the job counts as an event of any attempt.
 
     Raises:
         JobNotFound: the job is gone.
@@ -116,7 +132,7 @@ def read(
     last = tx.scalar(select(Job.last_seq).where(Job.id == job))
     if last is None:
         raise JobNotFound(f"No job has the id {job}.")
-    found = after(tx, job, seq, types=types, limit=limit)
+    found = _shown_after(tx, job, seq, types, limit, asked, with_end=with_end)
     size = 0
     for place, event in enumerate(found):
         size += len(event.payload)
@@ -127,6 +143,33 @@ def read(
         return Page(found, found[-1].seq, last)
     # the number was read first, so every event up to it is visible to the second statement
     return Page(found, max([last, seq, *(event.seq for event in found[-1:])]), last)
+
+
+def _shown_after(  # noqa: PLR0913 (what a page is asked for)
+    tx: Session,
+    job: str,
+    seq: int,
+    types: Sequence[str] | None,
+    limit: int,
+    asked: Asked,
+    *,
+    with_end: bool,
+) -> list[LoggedEvent]:
+    if asked is not None:
+        where = lineage.shown(tx, job, Event.attempt, Event.step, asked)
+        if with_end and where:
+            where = [or_(*where, Event.type == "end")]
+        return after(tx, job, seq, types=types, limit=limit, where=where)
+    cuts = lineage.cuts(tx, job)
+    found: list[LoggedEvent] = []
+    for _ in range(2):
+        where = lineage.condition(cuts, Event.attempt, Event.step)
+        found = after(tx, job, seq, types=types, limit=limit, where=where)
+        newest = max((event.attempt for event in found), default=0)
+        if newest <= max([1, *(cut.attempt for cut in cuts)]):
+            break
+        cuts = lineage.cuts(tx, job)  # one began between the two statements: what does it hide?
+    return found
 
 
 def tail(tx: Session, job: str, type: str, limit: int) -> list[LoggedEvent]:  # noqa: A002

@@ -8,12 +8,12 @@ from sqlalchemy import delete as sql_delete
 from sqlalchemy import exists, func, insert, literal, select, update
 from sqlalchemy.orm import Session
 
-from glasshouse.errors import JobEnded, JobNotEnded, JobNotFound
+from glasshouse.errors import CheckpointInUse, JobEnded, JobNotEnded, JobNotFound
 from glasshouse.ids import new_id
-from models import events, probes
+from models import commands, events, pausing, probes
 from models.events import NewEvent
 from models.state import ENDED, STATES
-from models.tables import Command, Job, JobUse, Outbox, Time, now
+from models.tables import Checkpoint, Command, Job, JobUse, Outbox, Time, now
 
 
 def add(  # noqa: PLR0913 (a job is made of these, and of nothing less)
@@ -171,31 +171,31 @@ def request_cancel(tx: Session, job: Job, *, by: str, force: bool) -> Job:
     Raises:
         JobEnded: it has ended already.
     """
-    if job.state in ENDED:
-        raise JobEnded(f"The job has ended: it {job.state}.")
+    before = pausing.locked(tx, job)
+    if before in ENDED:
+        raise JobEnded(f"The job has ended: it {before}.")
     time = now()
     reason = "cancelled by its owner"
     command = new_id("cmd")
-    done = tx.scalar(
-        update(Job)
-        .where(Job.id == job.id, Job.state == "queued")
-        .values(state="cancelled", state_reason=reason, ended_at=time, cancel_requested_at=time)
-        .returning(Job.id)
-    )
-    if done is not None:
-        moved = {"from": "queued", "to": "cancelled", "reason": reason}
-        ended = NewEvent("end", time, {"state": "cancelled"})
-        events.append(tx, job.id, [NewEvent("state", time, moved), ended])
+    at_once = before in ("queued", "paused")
+    if at_once:
+        moved = {"from": before, "to": "cancelled", "reason": reason}
+        new = [NewEvent("state", time, moved), NewEvent("end", time, {"state": "cancelled"})]
+        changes = pausing.of_job(tx, job.id).ended(time)
+        changes |= {"state": "cancelled", "state_reason": reason}
+        changes |= {"ended_at": time, "cancel_requested_at": time}
+        events.append(tx, job.id, new, **changes)
         probes.close(tx, job.id)
+        commands.reject_pending(tx, job.id)
     else:
-        _ask_worker_to_stop(tx, job.id, command, reason)
+        _ask_worker_to_stop(tx, job.id, before, reason)
     tx.add(
         Command(
             id=command,
             job=job.id,
             body={"do": "cancel", "force": force},
             by=by,
-            state="applied" if done is not None else "pending",
+            state="applied" if at_once else "pending",
             created_at=time,
         )
     )
@@ -204,11 +204,10 @@ def request_cancel(tx: Session, job: Job, *, by: str, force: bool) -> Job:
     return job
 
 
-def _ask_worker_to_stop(tx: Session, job_id: str, command: str, reason: str) -> None:
+def _ask_worker_to_stop(tx: Session, job_id: str, before: str, reason: str) -> None:
     time = now()
-    before = tx.scalar(select(Job.state).where(Job.id == job_id).with_for_update())
     moved: list[NewEvent] = []
-    if before in ("starting", "running"):
+    if before in ("starting", "running", "pausing"):
         payload: dict[str, Any] = {"from": before, "to": "cancelling", "reason": reason}
         moved.append(NewEvent("state", time, payload))
         tx.execute(update(Job).where(Job.id == job_id).values(state="cancelling"))
@@ -227,9 +226,19 @@ def delete(tx: Session, job: Job) -> None:
 
     Raises:
         JobNotEnded: it may still be written to.
+        CheckpointInUse: a job that has not ended begins with a checkpoint of it, or reads one.
     """
     if job.state not in ENDED:
         raise JobNotEnded(f"The job is {job.state}; cancel it first.")
+    reader = tx.scalar(
+        select(JobUse.job)
+        .join(Checkpoint, Checkpoint.id == JobUse.used)
+        .join(Job, Job.id == JobUse.job)
+        .where(Checkpoint.job == job.id, Job.state.not_in(ENDED))
+        .limit(1)
+    )
+    if reader is not None:
+        raise CheckpointInUse(f"{reader} has not ended and uses a checkpoint of this job.")
     tx.execute(sql_delete(Job).where(Job.id == job.id))
 
 
@@ -248,12 +257,6 @@ def count_by_state(tx: Session) -> dict[str, int]:
     rows = tx.execute(select(Job.state, func.count()).group_by(Job.state))
     found = {state: int(count) for state, count in rows}
     return {state: found.get(state, 0) for state in STATES}
-
-
-def command(tx: Session, job: Job, command_id: str) -> Command | None:
-    """One command of a job."""
-    found = tx.get(Command, command_id)
-    return found if found is not None and found.job == job.id else None
 
 
 def commands_pending(tx: Session, job_id: str) -> list[Command]:

@@ -4,12 +4,14 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, and_, case, func, or_, select
+from sqlalchemy import ColumnElement, case, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from glasshouse import jsonio
-from models.tables import Attempt, Metric, core
+from models import lineage
+from models.lineage import Asked
+from models.tables import Metric, core
 
 
 class Summary(NamedTuple):
@@ -30,6 +32,7 @@ class Point(NamedTuple):
     step: int
     epoch: int
     value: float
+    attempt: int = 1
 
 
 def add(tx: Session, job: str, attempt: int, rows: Sequence[dict[str, Any]]) -> None:
@@ -56,9 +59,9 @@ def add(tx: Session, job: str, attempt: int, rows: Sequence[dict[str, Any]]) -> 
     tx.execute(query, stored)
 
 
-def names(tx: Session, job: str) -> list[Summary]:
+def names(tx: Session, job: str, asked: Asked = None) -> list[Summary]:
     """Every series of a job."""
-    seen = visible(tx, job, Metric.attempt, Metric.step)
+    seen = lineage.shown(tx, job, Metric.attempt, Metric.step, asked)
     totals = (
         select(
             Metric.name,
@@ -68,52 +71,49 @@ def names(tx: Session, job: str) -> list[Summary]:
             func.min(case((Metric.nonfinite.is_not(None), Metric.step))),
             func.max(Metric.step),
         )
-        .where(Metric.job == job, seen)
+        .where(Metric.job == job, *seen)
         .group_by(Metric.name)
         .order_by(Metric.name)
     )
     found: list[Summary] = []
     for name, low, high, count, nonfinite, step in tx.execute(totals):
-        last = query(tx, job, name, from_step=step)[-1]
+        last = _points(tx, [Metric.job == job, Metric.name == name, Metric.step == step, *seen])[-1]
         found.append(Summary(name, last.value, step, low, high, count, nonfinite))
     return found
 
 
 def query(
-    tx: Session, job: str, name: str, *, from_step: int | None = None, to_step: int | None = None
+    tx: Session,
+    job: str,
+    name: str,
+    *,
+    from_step: int | None = None,
+    to_step: int | None = None,
+    asked: Asked = None,
 ) -> list[Point]:
-    """One series in the order of its steps; both ends are included."""
-    wanted = select(Metric.step, Metric.epoch, Metric.value, Metric.nonfinite).where(
-        Metric.job == job, Metric.name == name, visible(tx, job, Metric.attempt, Metric.step)
-    )
-    if from_step is not None:
-        wanted = wanted.where(Metric.step >= from_step)
-    if to_step is not None:
-        wanted = wanted.where(Metric.step <= to_step)
-    return [
-        Point(step, epoch, jsonio.NONFINITE[nonfinite or "NaN"] if value is None else value)
-        for step, epoch, value, nonfinite in tx.execute(wanted.order_by(Metric.step))
-    ]
+    """One series in the order of its steps; both ends are included.
 
-
-def visible(
-    tx: Session, job: str, attempt: ColumnElement[int] | Any, step: ColumnElement[int] | Any
-) -> ColumnElement[bool]:
-    """The rule that makes the series that of one uninterrupted run.
-
-    An attempt that resumed after step s hides every earlier attempt's values with step > s.
+    Of steps that were run again the last attempt's values, unless ``asked`` says otherwise.
     """
-    rows = tx.execute(
-        select(Attempt.n, Attempt.resumed_from_step).where(Attempt.job == job).order_by(Attempt.n)
-    ).all()
-    clauses: list[ColumnElement[bool]] = []
-    limit: int | None = None
-    for n, resumed in reversed(rows):
-        own = attempt == n if limit is None else and_(attempt == n, step <= limit)
-        clauses.append(own)
-        floor = -1 if resumed is None else resumed
-        limit = floor if limit is None else min(limit, floor)
-    return or_(*clauses) if clauses else attempt == 0
+    where = [Metric.job == job, Metric.name == name]
+    where += lineage.shown(tx, job, Metric.attempt, Metric.step, asked)
+    if from_step is not None:
+        where.append(Metric.step >= from_step)
+    if to_step is not None:
+        where.append(Metric.step <= to_step)
+    return _points(tx, where)
+
+
+def _points(tx: Session, where: Sequence[ColumnElement[bool]]) -> list[Point]:
+    wanted = select(
+        Metric.step, Metric.epoch, Metric.value, Metric.nonfinite, Metric.attempt
+    ).where(*where)
+    return [
+        Point(step, epoch, jsonio.NONFINITE[odd or "NaN"] if value is None else value, attempt)
+        for step, epoch, value, odd, attempt in tx.execute(
+            wanted.order_by(Metric.step, Metric.attempt)
+        )
+    ]
 
 
 def thin(points: Sequence[Point], max_points: int) -> list[Point]:

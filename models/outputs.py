@@ -4,12 +4,14 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from glasshouse.errors import ArtifactNotFound
+from models import lineage
 from models.tables import JobArtifact
 
 
 def of_job(tx: Session, job_id: str) -> list[JobArtifact]:
     """What a job made, by name."""
-    query = select(JobArtifact).where(JobArtifact.job == job_id)
+    where = lineage.shown(tx, job_id, JobArtifact.attempt, JobArtifact.step)
+    query = select(JobArtifact).where(JobArtifact.job == job_id, *where)
     return list(tx.scalars(query.order_by(JobArtifact.name)))
 
 
@@ -19,7 +21,9 @@ def get(tx: Session, job_id: str, name: str) -> JobArtifact:
     Raises:
         ArtifactNotFound: it has none of this name.
     """
-    found = tx.get(JobArtifact, (job_id, name))
+    where = lineage.shown(tx, job_id, JobArtifact.attempt, JobArtifact.step)
+    mine = (JobArtifact.job == job_id, JobArtifact.name == name)
+    found = tx.scalar(select(JobArtifact).where(*mine, *where))
     if found is None:
         raise ArtifactNotFound(f"The job has no artifact {name[:200]!r}.")
     return found

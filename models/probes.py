@@ -22,7 +22,7 @@ from glasshouse.spec.probes import MAX_FULL_BYTES
 from models.state import ENDED
 from models.tables import Command, Job, Probe, now
 
-_OPEN = ("queued", "starting", "running")
+_OPEN = ("queued", "starting", "running", "pausing", "paused")
 _GONE = ("removed", "rejected")
 _KEEPING = {"full", "sample"}
 STATS_BYTES_PER_S = 4e9
@@ -264,7 +264,7 @@ def _check_full(others: Sequence[Probe], checked: Checked) -> None:
 
 def _asked(tx: Session, job_id: str) -> list[Command]:
     query = select(Command).where(Command.job == job_id, Command.state == "pending")
-    return [command for command in tx.scalars(query) if command.body["do"] == "probes"]
+    return [command for command in tx.scalars(query) if command.body.get("do") == "probes"]
 
 
 def _revise(tx: Session, job: Job, by: str) -> int:

@@ -97,8 +97,18 @@ class Settings(BaseSettings):
     """Time between asking a job to stop and the first signal."""
     kill_s: PositiveFloat = 10.0
     """Time between the first signal and SIGKILL."""
-    max_infra_failures: PositiveInt = 3
-    """A job that loses its worker this often without progress has failed."""
+    unkillable_s: PositiveFloat = 60.0
+    """A process that outlives SIGKILL for this long is given up, and its devices with it."""
+    retry_s: PositiveFloat = 1.0
+    """A job that failed through no fault of its own is tried again after this, then twice that …"""
+    retry_max_s: PositiveFloat = 300.0
+    """… and at most this."""
+    stall_timeout_s: PositiveFloat = 600.0
+    """A job that makes no progress for this long has stalled."""
+    max_backlog_bytes: PositiveInt = 1024**3
+    """Records of one job that wait on disk for the database; past it, the job stands still."""
+    inventory_s: PositiveFloat = 60.0
+    """How often a worker looks at its hardware."""
     capture_buffer_bytes: PositiveInt = 256 * 1024**2
     """Memory in which whole tensors of one job wait to be stored; at most 1/8 of what is free."""
     starvation_s: PositiveFloat = 60.0

@@ -4,19 +4,23 @@ STATES = (
     "queued",
     "starting",
     "running",
+    "pausing",
+    "paused",
     "cancelling",
     "succeeded",
     "failed",
     "cancelled",
 )
 ENDED = frozenset({"succeeded", "failed", "cancelled"})
-LIVE = frozenset({"starting", "running", "cancelling"})
-"""An attempt holds devices."""
+LIVE = frozenset({"starting", "running", "pausing", "cancelling"})
+"""An attempt holds devices. A paused job has neither ended nor does it hold any."""
 
 MOVES: dict[str, frozenset[str]] = {
-    "queued": frozenset({"starting", "cancelled"}),
-    "starting": frozenset({"running", "cancelling", "failed", "queued"}),
-    "running": frozenset({"succeeded", "failed", "cancelling", "queued"}),
+    "queued": frozenset({"starting", "paused", "cancelled"}),
+    "starting": frozenset({"running", "pausing", "cancelling", "failed", "queued"}),
+    "running": frozenset({"succeeded", "failed", "pausing", "cancelling", "queued"}),
+    "pausing": frozenset({"paused", "succeeded", "failed", "cancelling"}),
+    "paused": frozenset({"queued", "cancelled"}),
     "cancelling": frozenset({"cancelled", "succeeded", "failed"}),
     "succeeded": frozenset(),
     "failed": frozenset(),

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from glasshouse import bins, jsonio
 from glasshouse.events import STATS_COLUMNS
-from models.metrics import visible
+from models import lineage
 from models.stats_bytes import (
     Block,
     Data,
@@ -32,7 +32,7 @@ from models.stats_bytes import (
     unpack_block,
     unpack_chunk,
 )
-from models.tables import Attempt, StatsBlock, StatsChunk, StatsFold, StatsSeries
+from models.tables import StatsBlock, StatsChunk, StatsFold, StatsSeries
 
 Form = Literal["stats", "quantiles", "histogram"]
 FORMS: tuple[Form, ...] = ("stats", "quantiles", "histogram")
@@ -150,7 +150,7 @@ class _Reader:
     ) -> None:
         self._tx = tx
         self._from, self._to = steps
-        self._limits = limits(tx, job)
+        self._limits = lineage.limits(tx, job)
         self._blocks = self._gather(job, form, matches)
         self._last_fold = last_fold(tx, job)
         self._chunked: dict[Series, list[tuple[int, int]]] = defaultdict(list)
@@ -189,7 +189,7 @@ class _Reader:
             .where(
                 StatsBlock.job == job,
                 StatsBlock.form == form,
-                visible(self._tx, job, StatsBlock.attempt, StatsBlock.from_step),
+                *lineage.shown(self._tx, job, StatsBlock.attempt, StatsBlock.from_step),
             )
             .order_by(StatsBlock.id)
         )
@@ -233,7 +233,7 @@ def _by_step(data: Data) -> Data:
 
 def newest(tx: Session, job: str) -> list[Newest]:
     """The last row of each series."""
-    limit_of = limits(tx, job)
+    limit_of = lineage.limits(tx, job)
     found = _newest_in_blocks(tx, job, limit_of)
 
     def see(series: Series, step: int, figures: list[float]) -> None:
@@ -261,7 +261,7 @@ def _newest_in_blocks(tx: Session, job: str, limit_of: dict[int, float]) -> dict
         .where(
             StatsBlock.job == job,
             StatsBlock.form == "stats",
-            visible(tx, job, StatsBlock.attempt, StatsBlock.from_step),
+            *lineage.shown(tx, job, StatsBlock.attempt, StatsBlock.from_step),
         )
         .order_by(StatsBlock.id.desc())
     )
@@ -297,16 +297,3 @@ def _series_of(job: str, form: Form) -> Any:
 def last_fold(tx: Session, job: str) -> int:
     """The number of the newest complete fold of a job; chunks with a higher one do not count."""
     return tx.scalar(select(func.max(StatsFold.n)).where(StatsFold.job == job)) or 0
-
-
-def limits(tx: Session, job: str) -> dict[int, float]:
-    """By attempt, the last step whose rows a later attempt has not replaced."""
-    rows = tx.execute(
-        select(Attempt.n, Attempt.resumed_from_step).where(Attempt.job == job).order_by(Attempt.n)
-    ).all()
-    found: dict[int, float] = {}
-    limit = float("inf")
-    for n, resumed in reversed(rows):
-        found[n] = limit
-        limit = min(limit, -1 if resumed is None else resumed)
-    return found

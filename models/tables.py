@@ -13,6 +13,7 @@ from sqlalchemy import (
     MetaData,
     Text,
     TypeDecorator,
+    false,
 )
 from sqlalchemy import Table as CoreTable
 from sqlalchemy.engine import Dialect
@@ -117,6 +118,12 @@ class Job(Table):
     lease_expires_ms: Mapped[int | None] = mapped_column(BigInteger)
     """By the database's clock."""
     cancel_requested_at: Mapped[datetime | None]
+    paused_at: Mapped[datetime | None]
+    """Since when it is paused."""
+    paused_ms: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    """How long it was paused before that, all together."""
+    resume_requested: Mapped[bool] = mapped_column(default=False, server_default=false())
+    """It is to be queued again as soon as it is paused."""
     worker: Mapped[str | None]
     devices: Mapped[list[Any]]
     progress: Mapped[dict[str, Any] | None] = mapped_column(Json)
@@ -126,6 +133,11 @@ class Job(Table):
     result: Mapped[dict[str, Any] | None] = mapped_column(Json)
     error: Mapped[dict[str, Any] | None] = mapped_column(Json)
     infra_failures: Mapped[int] = mapped_column(default=0)
+    """Attempts that failed through no fault of the job, since its last progress."""
+    failed_at_step: Mapped[int | None] = mapped_column(BigInteger)
+    """How far its checkpoints reached when an attempt was last lost; a newer one is progress."""
+    not_before_ms: Mapped[int | None] = mapped_column(BigInteger)
+    """When it may be tried again, by the database's clock."""
     rung_at: Mapped[datetime | None]
     version: Mapped[int] = mapped_column(default=1)
     """Grows with each change a client can see; the ETag."""
@@ -157,6 +169,9 @@ class Attempt(Table):
     """assigned, claimed, then ended or lost."""
     devices: Mapped[list[Any]]
     resumed_from_step: Mapped[int | None]
+    """The step that it runs first; 0: from the beginning. NULL: the first attempt, or unclaimed."""
+    checkpoint: Mapped[str | None]
+    """The one that it resumes from."""
     spool_offset: Mapped[int] = mapped_column(BigInteger, default=0)
     """Everything in the spool before this byte is in the events."""
     created_at: Mapped[datetime]
@@ -176,6 +191,10 @@ class Event(Table):
     attempt: Mapped[int]
     at: Mapped[datetime]
     type: Mapped[str]
+    step: Mapped[int | None] = mapped_column(BigInteger)
+    """The step that it tells of, or the last one done before it: where a later attempt began again
+    at that step or before it, the event is hidden. NULL: it tells of no step, and is never hidden.
+    """
     payload: Mapped[str]
     """The type's own fields, as JSON text: sent on as it is, never parsed on the way."""
 
@@ -298,6 +317,8 @@ class Checkpoint(Table):
     metrics: Mapped[dict[str, Any]]
     key: Mapped[str]
     created_at: Mapped[datetime]
+    state: Mapped[str] = mapped_column(server_default="complete")
+    """complete; damaged: nothing resumes from it."""
 
     __table_args__ = (Index(None, "job", "step"),)
 
@@ -312,6 +333,9 @@ class JobArtifact(Table):
     size_bytes: Mapped[int] = mapped_column(BigInteger)
     key: Mapped[str]
     created_at: Mapped[datetime]
+    attempt: Mapped[int | None]
+    step: Mapped[int | None] = mapped_column(BigInteger)
+    """The step that it belongs to; NULL: it belongs to the whole job."""
 
 
 class Dataset(Table):
@@ -472,5 +496,11 @@ class Command(Table):
     state: Mapped[str]
     """pending, applied, rejected."""
     step: Mapped[int | None] = mapped_column(BigInteger)
+    """The first step for which it holds."""
     problem: Mapped[dict[str, Any] | None] = mapped_column(Json)
     created_at: Mapped[datetime]
+    number: Mapped[int] = mapped_column(default=0, server_default="0")
+    """The order of asking; 0 for what no rank is told of."""
+    old: Mapped[dict[str, Any] | None] = mapped_column(Json)
+    """Of a setting that was changed: its path and its value before."""
+    new: Mapped[dict[str, Any] | None] = mapped_column(Json)

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import delete, select, text, update
+from sqlalchemy import ColumnElement, delete, select, text, update
 from sqlalchemy.orm import Session
 
 from glasshouse.errors import WorkerNotFound
+from models.attempts import Claim
 from models.database import now_ms
 from models.tables import Device, Job, Worker, now
 
@@ -68,6 +69,20 @@ def refresh_devices(tx: Session, worker: str, devices: Sequence[FoundDevice]) ->
         else:
             row.healthy, row.reason = False, "the worker no longer finds it"
     tx.flush()
+
+
+def quarantine(tx: Session, claim: Claim, reason: str) -> bool:
+    """Give the devices of an attempt to nobody; the worker's inventory lifts it when they are free.
+
+    Called before the attempt's end is written, in the same transaction. False: it has none.
+    """
+    held = tx.scalars(
+        update(Device)
+        .where(Device.job == claim.job, Device.fence == claim.fence)
+        .values(healthy=False, reason=reason)
+        .returning(Device.id)
+    )
+    return bool(held.all())
 
 
 def beat(tx: Session, worker: str) -> bool:
@@ -148,6 +163,11 @@ def queue(tx: Session, *, limit: int = 1000) -> list[Job]:
     return list(tx.scalars(query.order_by(Job.priority.desc(), Job.id).limit(limit)))
 
 
+def is_due() -> ColumnElement[bool]:
+    """Whether a queued job may be tried now: it has not failed just before."""
+    return Job.not_before_ms.is_(None) | (Job.not_before_ms <= now_ms())
+
+
 def asked_for(
     tx: Session, *, without: Collection[str] = (), limit: int = 1000
 ) -> list[tuple[str, str, dict[str, Any], datetime]]:
@@ -155,7 +175,9 @@ def asked_for(
 
     ``without``: owners whose jobs may not start now; they must not fill the list.
     """
-    query = select(Job.id, Job.owner, Job.resolved, Job.queued_at).where(Job.state == "queued")
+    query = select(Job.id, Job.owner, Job.resolved, Job.queued_at).where(
+        Job.state == "queued", is_due()
+    )
     if without:
         query = query.where(Job.owner.not_in(without))
     query = query.order_by(Job.priority.desc(), Job.id).limit(limit)
@@ -171,7 +193,7 @@ def any_free(tx: Session) -> bool:
 def waiting_since(tx: Session, *, before: datetime) -> list[str]:
     """Queued jobs whose bell was never rung, or longest ago before a time."""
     query = select(Job.id).where(
-        Job.state == "queued", Job.rung_at.is_(None) | (Job.rung_at < before)
+        Job.state == "queued", is_due(), Job.rung_at.is_(None) | (Job.rung_at < before)
     )
     return list(tx.scalars(query.limit(1000)))
 

@@ -26,18 +26,19 @@ from models.artifacts import LocalArtifacts
 from models.database import Database
 from models.settings import Settings
 from models.workers import FoundDevice
-from worker import inventory, journal, tasks
+from worker import inventory, journal, leftovers, tasks
 from worker.app import NUM_BELL_SLOTS, make_app
 from worker.bells import DISPATCH_QUEUE, Bells, worker_queue
+from worker.leftovers import Leftovers
 from worker.nursery import Nursery, wait_for
+from worker.register import Register
+from worker.signals import ENDING, listen
 from worker.station import Station
 from worker.sweep import Every, Sweep, return_attempts
-from worker.workplace import Register
 
 _log: Any = structlog.get_logger()
 
 LIFELINE_VARIABLE = "GLASSHOUSE_LIFELINE_FD"
-INVENTORY_EVERY_S = 60.0
 _NURSERY_START_S = 120.0
 _LATE_S = 5.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -59,6 +60,7 @@ class Worker:
         self.station = Station(
             settings, database, LocalArtifacts(settings.artifacts), bells, nursery
         )
+        self._register = Register(self.station.work)
         self._devices: list[FoundDevice] = []
         self._threads: list[Every] = []
         tasks.hang(app, self.station)
@@ -75,7 +77,7 @@ class Worker:
 
     def _start(self) -> bool:
         station = self.station
-        Register(station.work).clear()
+        self._register.clear()
         station.nursery.start()
         self._take_inventory(first=True)
         if not wait_for(station.nursery, _NURSERY_START_S):
@@ -86,7 +88,8 @@ class Worker:
         self._threads = [
             Every(settings.heartbeat_s, self._beat, "heartbeat"),
             Every(settings.sweep_s, Sweep(station), "sweep"),
-            Every(INVENTORY_EVERY_S, self._take_inventory, "inventory", at_once=False),
+            Every(settings.inventory_s, self._take_inventory, "inventory", at_once=False),
+            Every(leftovers.EVERY_S, Leftovers(station), "leftovers", at_once=False),
         ]
         return True
 
@@ -95,9 +98,13 @@ class Worker:
         if self.station.stopping.is_set():
             return
         self.station.stopping.set()
-        _log.info("worker_stopping")
         threading.Thread(target=self._force_end, name="deadline", daemon=True).start()
         threading.Thread(target=self._drain, name="drain", daemon=True).start()
+
+    def hurry(self) -> None:
+        """Stop, and signal the ranks at once instead of asking them first."""
+        self.station.hurries = True
+        self.stop()
 
     def _enter(self) -> None:
         """Become known, and give back what an earlier life of this worker still holds."""
@@ -114,8 +121,10 @@ class Worker:
             )
             held = attempts.held(tx, station.name)
         return_attempts(
-            station, held, exit_kind="worker_restarted", reason="its worker ended unexpectedly"
+            station, held, exit_kind="worker_lost", reason="its worker ended unexpectedly"
         )
+        for claim in held:
+            leftovers.remove_unnamed(station, claim, 0.0)
         tasks.heard("start", station.dispatch)
 
     def _serve_bells(self) -> None:
@@ -130,15 +139,20 @@ class Worker:
             loglevel="INFO",
             quiet=True,
         )
+        # Celery's own handlers would start the process again on SIGHUP, and end it in a hurry on
+        # SIGQUIT: here a signal has one meaning
+        celery.install_platform_tweaks = self._listen
         celery.start()
+
+    def _listen(self, *_: Any) -> None:
+        listen(self.stop, self.hurry)
 
     def _leave(self) -> None:
         """End in good order: what ran is queued again, and the worker is no longer there."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)
+        self._listen()
         self.stop()
         station = self.station
-        station.wait_idle(self._settings.grace_s + self._settings.kill_s + _LATE_S)
+        station.wait_idle(self._settings.grace_s + self._settings.kill_s + _LATE_S / 2)
         for thread in self._threads:
             thread.end()
         tasks.heard("leave", self._retire)
@@ -153,9 +167,10 @@ class Worker:
         with station.database.write() as tx:
             workers.retire(tx, station.name)
             left = attempts.assigned(tx, station.name)
-        return_attempts(station, left, exit_kind="worker_stopping", reason="its worker was stopped")
+        return_attempts(station, left, exit_kind="interrupted", reason="its worker was stopped")
 
     def _drain(self) -> None:
+        _log.info("worker_stopping")  # not in a signal's handler, which may interrupt another line
         tasks.heard("drain", self._say_draining)
 
     def _say_draining(self) -> None:
@@ -174,13 +189,14 @@ class Worker:
             known = self._devices or inventory.cpu_devices(inventory.num_cores(self._settings))
             self._devices = inventory.distrusted(known, str(error))
             self._info: dict[str, Any] = {}
+        self._devices = inventory.withheld(self._devices, self._register.withheld())
         if not first:
             with self.station.database.write() as tx:
                 workers.refresh_devices(tx, self.station.name, self._devices)
 
     def _force_end(self) -> None:
         """A worker that cannot end in order ends all the same; its lifelines end its ranks."""
-        time.sleep(self._settings.grace_s + self._settings.kill_s + 2 * _LATE_S)
+        time.sleep(self._settings.grace_s + self._settings.kill_s + _LATE_S)
         _log.error("worker_did_not_stop_in_time")
         os._exit(1)
 
@@ -233,8 +249,8 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("a worker's name has letters, digits, dots, dashes and underlines")
     journal.configure()
     refuse_unpickling()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end_at_once)  # until Celery has its own
+    for number in ENDING:
+        signal.signal(number, end_at_once)  # until there is something to end in order
     follow_lifeline()
     worker = Worker(settings)
 
@@ -244,13 +260,9 @@ def main(arguments: list[str] | None = None) -> int:
     def on_ready(**_: Any) -> None:
         _log.info("worker_ready", worker=worker.station.name)
 
-    def on_shutdown(**_: Any) -> None:
-        worker.stop()
-
     heard: Any = signals
     heard.setup_logging.connect(keep_logging, weak=False)
     heard.worker_ready.connect(on_ready, weak=False)
-    heard.worker_shutting_down.connect(on_shutdown, weak=False)
     return worker.run()
 
 

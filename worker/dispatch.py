@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from glasshouse.failpoints import failpoint
 from models import attempts, jobs, quotas, workers
 from models.database import Database
 from models.quotas import Room
@@ -179,6 +180,8 @@ def dispatch(database: Database, settings: Settings) -> list[Choice]:
         ]
         for choice in given:
             jobs.rung(tx, job=choice.job)
+        if given:
+            failpoint("dispatch.commit")
         return given
 
 

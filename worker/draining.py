@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -19,6 +20,7 @@ import structlog
 
 from engine.probes.drain import dropped, stored, write_file
 from engine.probes.ring import Ring, default_num_bytes
+from glasshouse.failpoints import failpoint
 from glasshouse.ids import new_id
 from models.artifacts import Artifacts
 from models.attempts import Batch, Claim
@@ -170,8 +172,10 @@ class Drain:
         if self._ring is None:
             raise ValueError("the rank has no ring")
         key = new_key(self._claim)
+        failpoint("capture.write")
         with self._artifacts.receive(key) as path:
             write_file(path, record, self._ring)
+        failpoint("capture.stored")
         lot = Lot(int(record["end"]))
         rows(self._claim, stored(record, key), key, lot)
         return lot
@@ -194,7 +198,8 @@ def rows(claim: Claim, record: dict[str, Any], key: str, to: Lot) -> None:
         if row["phase"] != "train":
             href += f"&phase={row['phase']}"
         told = {name: value for name, value in row.items() if name != "tensor"}
-        to.events.append(NewEvent("capture", at, {"capture": capture, **told, "href": href}))
+        event = {"capture": capture, **told, "href": href}
+        to.events.append(NewEvent("capture", at, event, row["step"]))
 
 
 def _lost(record: dict[str, Any], error: Exception) -> Lot:
@@ -206,7 +211,12 @@ def _lost(record: dict[str, Any], error: Exception) -> Lot:
     return Lot(int(record["end"]), events=[event])
 
 
-def add(lots: list[Lot], batch: Batch) -> None:
-    """Put what is ready into a batch, before what was said after it."""
-    batch.captures[:0] = [row for lot in lots for row in lot.captures]
-    batch.events[:0] = [event for lot in lots for event in lot.events]
+def add(lots: list[Lot], batch: Batch, behind: Sequence[Lot] = ()) -> None:
+    """Put what is ready into a batch, before what was said after it.
+
+    ``behind``: lots that are at its head already, and come first.
+    """
+    rows = sum(len(lot.captures) for lot in behind)
+    events = sum(len(lot.events) for lot in behind)
+    batch.captures[rows:rows] = [row for lot in lots for row in lot.captures]
+    batch.events[events:events] = [event for lot in lots for event in lot.events]

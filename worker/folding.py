@@ -11,6 +11,7 @@ from typing import Any
 
 import structlog
 
+from glasshouse.failpoints import failpoint
 from models import stats_left
 from models.attempts import Claim
 from models.database import Database, Transaction
@@ -100,6 +101,9 @@ class Folding:
                 if not stats_folding.store(tx, owner, number, portion):
                     self._over = True
                     return
+                failpoint("fold.store")
         yield
         with self._database.write() as tx:
             self._over = not stats_folding.finish(tx, owner, number, fold.blocks)
+            failpoint("fold.commit")
+        failpoint("fold.committed")

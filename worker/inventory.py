@@ -14,6 +14,7 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,16 @@ def distrusted(known: list[FoundDevice], reason: str) -> list[FoundDevice]:
         if device.kind == "cuda"
         else device
         for device in known
+    ]
+
+
+def withheld(found: list[FoundDevice], held: Mapping[str, str]) -> list[FoundDevice]:
+    """An inventory in which the devices that something still has are not healthy, with why."""
+    return [
+        dataclasses.replace(device, healthy=False, reason=held[device.id])
+        if device.id in held
+        else device
+        for device in found
     ]
 
 

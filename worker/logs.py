@@ -50,7 +50,7 @@ class Log:
         if final and self._rest:
             lines.append(clean(self._rest))
             self._rest = b""
-        self._cut()
+        self.cut()
         self._last.extend(lines)
         found = [self._event("log", {"lines": lines})] if lines else []
         return found + self._dropped(final)
@@ -77,7 +77,8 @@ class Log:
             self._rest = self._rest[: 4 * MAX_LINE_CHARACTERS]
         return [clean(line) for line in whole]
 
-    def _cut(self) -> None:
+    def cut(self) -> None:
+        """Cut the file back to what is kept of it. ``read`` does so too."""
         try:
             size = self._path.stat().st_size
             if size <= MAX_STREAM_BYTES:

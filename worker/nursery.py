@@ -20,7 +20,7 @@ from typing import Any
 import structlog
 
 import engine
-from glasshouse import jsonio
+from glasshouse import failpoints, jsonio
 from worker import processes
 from worker.processes import Identity
 from worker.ranks import Exit, Rank
@@ -43,6 +43,7 @@ PASSED = (
     "LD_LIBRARY_PATH",
     "NVIDIA_VISIBLE_DEVICES",
     "NVIDIA_DRIVER_CAPABILITIES",
+    *failpoints.VARIABLES,  # of tests
 )
 """All that a rank sees of the worker's environment. No address, no key."""
 FIXED = {
@@ -211,7 +212,7 @@ class Nursery:
         if said.get("ready"):
             self._ready.set()
         elif "exited" in said:
-            ended = Exit(said.get("code"), said.get("signal"))
+            ended = Exit(said.get("code"), said.get("signal"), peak_bytes=said.get("peak_bytes"))
             with self._lock:
                 rank = self._ranks.pop(said["exited"], None)
                 if rank is None:

@@ -1,5 +1,6 @@
 """Processes by a name that is never reused: pid, start time, boot. Signals go only to those."""
 
+import contextlib
 import os
 import signal
 import time
@@ -42,18 +43,44 @@ def signal_group(process: Identity, number: signal.Signals) -> bool:
     return True
 
 
-def kill_orphans(leader: Identity) -> None:
-    """Kill what a group's ended leader left behind.
+def kill_orphans(leader: Identity, timeout_s: float = 10.0) -> bool:
+    """Kill what an ended leader left behind in its session; whether nothing of it is left.
 
-    A pid is not given to a new process while a group of that number has members, so the group
-    is still the one that was ours unless another process has the pid by now.
+    A number is not given to a new process while a session has it, so these are still ours
+    unless another process has the leader's number by now.
     """
-    if psutil.pid_exists(leader.pid):
-        return
-    try:
-        os.killpg(leader.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return
+    deadline = time.monotonic() + timeout_s
+    while left := session_of(leader):
+        for process in left:
+            kill(process)
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def session_of(leader: Identity) -> list[Identity]:
+    """The processes that run in the session that a process leads, itself included."""
+    members = [pid for pid in psutil.pids() if _session(pid) == leader.pid]
+    found = [process for pid in members if (process := identify(pid)) is not None]
+    is_ours = _started(leader.pid, dead=True) in (None, leader.started)
+    return found if is_ours else []
+
+
+def kill(process: Identity) -> None:
+    """Kill this very process, through a handle that a recycled pid cannot have."""
+    opened = getattr(os, "pidfd_open", None)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if opened is None:
+            if alive(process):
+                os.kill(process.pid, signal.SIGKILL)
+            return
+        handle = opened(process.pid)
+        try:
+            if alive(process):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+        finally:
+            os.close(handle)
 
 
 def wait_gone(process: Identity, timeout_s: float) -> bool:
@@ -72,32 +99,29 @@ def boot_id() -> str:
     return path.read_text().strip() if path.exists() else str(int(psutil.boot_time()))
 
 
-def oom_kills() -> int | None:
-    """How often the kernel has killed for memory in our control group; None: it does not say."""
+def _session(pid: int) -> int | None:
     try:
-        group = (_PROC / "self/cgroup").read_text().strip().rsplit(":", 1)[-1]
-        text = Path("/sys/fs/cgroup", group.lstrip("/"), "memory.events").read_text()
+        return os.getsid(pid)
     except OSError:
         return None
-    counts = dict(line.split() for line in text.splitlines())
-    return int(counts["oom_kill"]) if "oom_kill" in counts else None
 
 
-def _started(pid: int) -> str | None:
+def _started(pid: int, *, dead: bool = False) -> str | None:
+    """When a process started; with ``dead`` also one that waits to be reaped."""
     if not _PROC.joinpath("self").exists():
-        return _started_elsewhere(pid)
+        return _started_elsewhere(pid, dead=dead)
     try:
         text = (_PROC / str(pid) / "stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
     fields = text.rsplit(")", 1)[1].split()  # the name before it may hold anything
-    return None if fields[0] in ("Z", "X") else fields[19]
+    return None if fields[0] in ("Z", "X") and not dead else fields[19]
 
 
-def _started_elsewhere(pid: int) -> str | None:
+def _started_elsewhere(pid: int, *, dead: bool) -> str | None:
     try:
         process = psutil.Process(pid)
-        if process.status() == psutil.STATUS_ZOMBIE:
+        if process.status() == psutil.STATUS_ZOMBIE and not dead:
             return None
         return repr(process.create_time())
     except psutil.NoSuchProcess:

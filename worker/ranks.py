@@ -19,6 +19,8 @@ class Exit:
     code: int | None = None
     signal: int | None = None
     lost: bool = False
+    peak_bytes: int | None = None
+    """The most memory that the process ever had in use."""
 
     def __str__(self) -> str:
         if self.lost:

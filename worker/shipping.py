@@ -7,6 +7,7 @@ names a file that is not there; a file that no row came to name goes with the jo
 import math
 import re
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
@@ -14,14 +15,17 @@ from typing import Any
 
 from glasshouse import jsonio
 from glasshouse.events import STATS_COLUMNS, is_upkeep
+from glasshouse.failpoints import failpoint
 from glasshouse.ids import new_id
 from models.artifacts import Artifacts
 from models.attempts import Batch, Claim
+from models.commands import CommandChange
 from models.events import NewEvent
 from models.probes import ProbeChange
 from models.tables import now
 from worker import draining
 from worker.draining import BadRecord, Lot
+from worker.nonfinite import Nonfinite
 
 MAX_RESULT_CHARACTERS = 256 * 1024
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
@@ -45,24 +49,30 @@ class Shipment:
         """Bring the files in. Can be called again after an error."""
         while self.moves:
             source, key = self.moves[0]
+            failpoint("ship.move")
             artifacts.put(key, source)
+            failpoint("ship.moved")
             del self.moves[0]
 
     def take(self, lots: list[Lot]) -> None:
         """Put the rows of tensors that have left the ring into the batch."""
-        draining.add(lots, self.batch)
+        draining.add(lots, self.batch, behind=self.lots)
         self.lots += lots
 
 
 class Sorter:
     """Sorts the records of one attempt; remembers the summary and the last step."""
 
-    def __init__(self, claim: Claim, owner: str, job_dir: Path) -> None:
+    def __init__(
+        self, claim: Claim, owner: str, job_dir: Path, summary: dict[str, Any] | None = None
+    ) -> None:
         self._claim = claim
         self._owner = owner
         self._job_dir = job_dir
         self._prefix = f"jobs/{claim.job}/{claim.attempt}"
-        self.summary: dict[str, dict[str, Any]] = {}
+        self.summary: dict[str, dict[str, Any]] = deepcopy(summary or {})
+        """Of all steps that stand: it goes on from what it was where the attempt starts."""
+        self.nonfinite = Nonfinite()
         self._newest: tuple[int, int] | None = None  # step and epoch of the newest metrics
         self.step: int | None = None
         """The last step that the rank reported."""
@@ -80,6 +90,7 @@ class Sorter:
             "probe": self._probe,
             "overhead": self._overhead,
             "adjusted": self._adjusted,
+            "command": self._command,
             "end": self._end,
         }
 
@@ -120,15 +131,16 @@ class Sorter:
         event: dict[str, Any] = {"step": record["step"], "phase": record["phase"]}
         event |= {"columns": list(STATS_COLUMNS), "rows": record["rows"]}
         event |= {key: record[key] for key in ("histograms", "quantiles") if key in record}
-        to.batch.events.append(NewEvent("stats", at, event))
+        to.batch.events.append(NewEvent("stats", at, event, record["step"]))
         to.batch.stats.append(record)
+        self.nonfinite.hear_stats(record)
 
     def _result(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
         if len(jsonio.dumps(record["result"])) <= MAX_RESULT_CHARACTERS:
             to.batch.job["result"] = record["result"]
 
     def _dropped(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
-        to.batch.events.append(NewEvent("dropped", at, record))
+        to.batch.events.append(NewEvent("dropped", at, record, record.get("step")))
 
     def _probe(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
         step, self._revision = int(record["step"]), int(record["revision"])
@@ -148,8 +160,15 @@ class Sorter:
             self._note(to, probe, {"cost_s": float(cost_s)})
 
     def _adjusted(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
-        to.batch.events.append(NewEvent("adjusted", at, record))
+        to.batch.events.append(NewEvent("adjusted", at, record, record.get("step")))
         self._note(to, record["probe"], {"every_now": int(record["to"])})
+
+    def _command(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
+        values = {name: record.get(name) for name in ("state", "step", "old", "new", "problem")}
+        if record["state"] not in ("applied", "rejected"):
+            raise ValueError(f"{record['state']!r} is not an end of a command")
+        to.batch.commands.append(CommandChange(record["command"], values))
+        to.batch.events.append(NewEvent("command", at, record, record["step"]))
 
     def _note(self, to: Shipment, probe: str, values: dict[str, Any]) -> None:
         to.batch.probe_changes.append(ProbeChange(probe, values, self._revision))
@@ -162,11 +181,12 @@ class Sorter:
         step, epoch, values = record["step"], record["epoch"], record["values"]
         self.step = step if self.step is None else max(step, self.step)
         self._newest = (step, epoch)
-        batch.events.append(NewEvent("metrics", at, record))
+        batch.events.append(NewEvent("metrics", at, record, step))
         for name, value in values.items():
             batch.metrics.append({"step": step, "epoch": epoch, "name": name, "value": value})
             if not is_upkeep(name):
                 summarize(self.summary, name, jsonio.number(value), step)
+                self.nonfinite.hear_metric(step, name, jsonio.number(value))
         batch.job["summary"] = {name: dict(entry) for name, entry in self.summary.items()}
 
     def _captures(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
@@ -189,7 +209,9 @@ class Sorter:
         made = {"id": checkpoint, "owner": self._owner, "key": key, "created_at": now()}
         to.batch.checkpoints.append(row | made)
         event = {name: row[name] for name in ("step", "epoch", "size_bytes", "final")}
-        to.batch.events.append(NewEvent("checkpoint", at, {"checkpoint": checkpoint, **event}))
+        told = {"checkpoint": checkpoint, **event}
+        # made after the step before: whoever resumes from it leaves it standing
+        to.batch.events.append(NewEvent("checkpoint", at, told, row["step"] - 1))
 
     def _artifact(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
         name = record["name"]
@@ -198,7 +220,7 @@ class Sorter:
         key = f"{self._prefix}/artifacts/{name}"
         to.moves.append((self._inside(record["file"]), key))
         row = {part: record[part] for part in ("name", "media_type", "size_bytes")}
-        to.batch.artifacts.append({"key": key, **row})
+        to.batch.artifacts.append({"key": key, "step": record.get("step"), **row})
 
     def _inside(self, relative: str) -> Path:
         parts = PurePosixPath(relative).parts
@@ -212,6 +234,7 @@ def summarize(summary: dict[str, dict[str, Any]], name: str, value: float, step:
     entry = summary.setdefault(name, {})
     entry["last"] = value
     if not math.isfinite(value):
+        entry.setdefault("first_nonfinite_step", step)
         return
     if "min" not in entry or value < entry["min"]:
         entry |= {"min": value, "min_step": step}

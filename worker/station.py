@@ -9,8 +9,10 @@ from typing import Any, TypeVar
 import structlog
 
 from glasshouse.errors import DatabaseUnavailable, StorageFull
+from glasshouse.failpoints import failpoint
 from models.artifacts import Artifacts
 from models.database import Database
+from models.endings import Backoff
 from models.settings import Settings
 from worker import dispatch as dispatching
 from worker.bells import Bells
@@ -41,7 +43,10 @@ class Station:
         self.nursery = nursery
         self.name = settings.worker_name
         self.lease_ms = int(settings.lease_s * 1000)
+        self.backoff = Backoff(settings.retry_s, settings.retry_max_s)
         self.stopping = threading.Event()
+        self.hurries = False
+        """Whether ranks are signalled at once when they are to stop."""
         self._dispatching = threading.Lock()
         self._dispatch_wanted = threading.Event()
         self._running: set[str] = set()
@@ -66,7 +71,9 @@ class Station:
                 self._dispatching.release()
             for choice in given:
                 _log.info("assigned", job=choice.job, worker=choice.worker, devices=choice.devices)
+                failpoint("dispatch.committed")
                 self.bells.supervise(choice.worker, choice.job)
+                failpoint("bell.rung")
                 self.bells.changed(choice.job)
 
     def supervise(self, job_id: str, run: Callable[["Station", str], None]) -> None:

@@ -5,17 +5,18 @@ import time
 
 from worker.ranks import Rank
 
-UNKILLABLE_S = 60.0
-"""A process that outlives SIGKILL for this long waits in the kernel and will not end."""
-
 
 class Stop:
     """The escalation for one rank. Asking twice changes nothing, except that force hurries."""
 
-    def __init__(self, rank: Rank, *, grace_s: float, kill_s: float) -> None:
+    def __init__(
+        self, rank: Rank, *, grace_s: float, kill_s: float, unkillable_s: float = 60.0
+    ) -> None:
         self._rank = rank
         self._grace_s = grace_s
         self._kill_s = kill_s
+        self._unkillable_s = unkillable_s
+        self._how: str | None = None
         self._asked_at: float | None = None
         self._termed_at: float | None = None
         self._killed_at: float | None = None
@@ -27,14 +28,23 @@ class Stop:
 
     @property
     def hopeless(self) -> bool:
-        """Whether even SIGKILL does not end it."""
-        return self._killed_at is not None and time.monotonic() > self._killed_at + UNKILLABLE_S
+        """Whether even SIGKILL does not end it: it waits in the kernel, and will not come back."""
+        if self._killed_at is None:
+            return False
+        return time.monotonic() > self._killed_at + self._unkillable_s
 
-    def ask(self, *, force: bool = False) -> None:
-        """Ask the rank to stop at its next step boundary; with force, signal it at once."""
+    def ask(self, how: str = "cancelled", *, force: bool = False) -> None:
+        """Ask the rank to stop at its next step boundary; with force, signal it at once.
+
+        ``how`` it is to end: ``cancelled``, or with a checkpoint to go on from as ``paused`` or
+        ``interrupted``. The time that it has begins with the first asking.
+        """
         if self._asked_at is None:
             self._asked_at = time.monotonic()
-            self._rank.tell({"do": "cancel"})
+        if how != self._how:
+            self._how = how
+            cancels = how == "cancelled"
+            self._rank.tell({"do": "cancel"} if cancels else {"do": "stop", "as": how})
         if force:
             self._terminate()
 

@@ -12,8 +12,10 @@ from typing import Any
 
 import structlog
 
+from glasshouse.failpoints import failpoint
 from models import attempts, jobs, workers
 from models.attempts import Claim
+from models.endings import FATES, ExitKind
 from models.tables import now
 from worker import tasks
 from worker.bells import worker_queue
@@ -116,17 +118,22 @@ class Sweep:
             ended = (expired and not waited) and attempts.give_up(
                 tx,
                 claim,
-                exit_kind="lease_expired",
+                exit_kind="lease_lost",
                 reason="its worker was silent for too long",
-                max_failures=station.settings.max_infra_failures,
+                backoff=station.backoff,
             )
+            if ended:
+                failpoint("sweep.commit")
         if ended:
+            failpoint("sweep.committed")
             _log.warning("lease_expired", job=claim.job, attempt=claim.attempt)
             station.bells.changed(claim.job)
         return ended
 
 
-def return_attempts(station: Station, claims: list[Claim], *, exit_kind: str, reason: str) -> None:
+def return_attempts(
+    station: Station, claims: list[Claim], *, exit_kind: ExitKind, reason: str
+) -> None:
     """Queue again what this worker will not run. A start or an end in order is no failure."""
     for claim in claims:
         with station.database.write() as tx:
@@ -135,9 +142,11 @@ def return_attempts(station: Station, claims: list[Claim], *, exit_kind: str, re
                 claim,
                 exit_kind=exit_kind,
                 reason=reason,
-                max_failures=station.settings.max_infra_failures,
-                counted=exit_kind != "worker_stopping",
+                backoff=station.backoff,
+                counted=FATES[exit_kind] == "retries",
             )
+            failpoint("return.commit")
+        failpoint("return.committed")
         station.bells.changed(claim.job)
 
 

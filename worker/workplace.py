@@ -1,7 +1,7 @@
-"""The directory of one attempt: made before its rank, removed after it. And what outlived it."""
+"""The directory of one attempt: made before its rank, removed after it."""
 
 import contextlib
-import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,17 +14,18 @@ from glasshouse.errors import (
     CheckpointNotFound,
     DatasetNotFound,
     DeviceFailed,
+    DiskFull,
     JobNotFound,
     StorageFailed,
 )
-from models import checkpoints, datasets, jobs, probes, workers
+from glasshouse.failpoints import failpoint
+from models import attempts, checkpoints, commands, datasets, jobs, probes, workers
 from models.artifacts import Artifacts
 from models.attempts import Claim
 from models.database import Transaction
 from models.tables import Checkpoint, Device, Job
-from worker import processes
+from worker.draining import NO_SPACE
 from worker.peak import peak_flops
-from worker.processes import Identity
 
 _log: Any = structlog.get_logger()
 
@@ -44,10 +45,12 @@ def describe(
         raise DeviceFailed("The job's devices are gone from the worker.")
     saved = _checkpoint(tx, spec)
     try:
+        resume = _resume(tx, artifacts, claim)
+        first = None if resume is None else resume["step"]
         return {
             "job": job.id,
             "attempt": claim.attempt,
-            "spec": spec,
+            "spec": commands.spec_at(tx, job.id, spec, first),
             "datasets": {
                 name: {"dir": str(artifacts.local(datasets.get(tx, name, None).key))}
                 for name in sorted(_datasets(spec))
@@ -55,7 +58,10 @@ def describe(
             "device": _device(held, workers.info_of(tx, held[0].worker)),
             "flops": job.plan.get("flops"),
             "checkpoint": saved and {"dir": str(artifacts.local(saved.key))},
+            "commands": commands.to_carry_out(tx, job.id, first),
             "probes": probes.wanted(tx, job.id) if job.kind == "train" else None,
+            "resume": resume,
+            "init": _start(tx, artifacts, spec),
             "trained_by": saved and jobs.get(tx, saved.job, None).resolved,
         }, {"CUDA_VISIBLE_DEVICES": _visible(held)}
     except (FileNotFoundError, DatasetNotFound, JobNotFound) as error:
@@ -66,55 +72,32 @@ def prepare(directory: Path, description: dict[str, Any]) -> None:
     """Make an attempt's directory.
 
     Raises:
-        StorageFailed: it cannot be written.
+        StorageFailed: it cannot be written; DiskFull: for want of room.
     """
     try:
         shutil.rmtree(directory, ignore_errors=True)
+        failpoint("workplace.make")
         for part in (".", "logs", "captures", "checkpoints", "artifacts"):
             (directory / part).mkdir(mode=0o700, parents=True, exist_ok=True)
         (directory / "job.json").write_text(jsonio.dumps(description))
+        failpoint("workplace.made")
     except OSError as error:
-        raise StorageFailed(f"The worker cannot write its work directory: {error}") from error
+        raise unwritable(error) from error
+
+
+def unwritable(error: OSError) -> StorageFailed:
+    """The failure of a job whose worker cannot write; a full disk is one that passes."""
+    failure = DiskFull if error.errno in NO_SPACE else StorageFailed
+    reason = os.strerror(error.errno or 0)
+    return failure(f"The worker cannot write its work directory: {reason}.")
 
 
 def remove(directory: Path) -> None:
     """Remove an attempt's directory, and the job's if it was its last."""
+    failpoint("workplace.remove")
     shutil.rmtree(directory, ignore_errors=True)
     with contextlib.suppress(OSError):
         directory.parent.rmdir()
-
-
-class Register:
-    """Which ranks run here, on disk: the next life of this worker kills those that outlived it."""
-
-    def __init__(self, work: Path) -> None:
-        self._work = work
-        self._directory = work / "ranks"
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-    def note(self, process: Identity) -> None:
-        """Write a rank down."""
-        entry = {"pid": process.pid, "started": process.started, "boot": processes.boot_id()}
-        (self._directory / str(process.pid)).write_text(json.dumps(entry))
-
-    def forget(self, process: Identity) -> None:
-        """Strike a rank that has ended."""
-        (self._directory / str(process.pid)).unlink(missing_ok=True)
-
-    def clear(self) -> int:
-        """Kill what outlived an earlier life, remove its directories; how many were killed."""
-        killed = 0
-        for path in self._directory.iterdir():
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                entry = json.loads(path.read_text())
-                process = Identity(entry["pid"], entry["started"])
-                if entry["boot"] == processes.boot_id():
-                    killed += processes.signal_group(process, processes.KILL)
-                    processes.wait_gone(process, 10)
-            path.unlink(missing_ok=True)
-        for path in self._work.glob("job_*"):
-            shutil.rmtree(path, ignore_errors=True)
-        return killed
 
 
 def _datasets(spec: dict[str, Any]) -> set[str]:
@@ -124,14 +107,36 @@ def _datasets(spec: dict[str, Any]) -> set[str]:
 
 
 def _checkpoint(tx: Transaction, spec: dict[str, Any]) -> Checkpoint | None:
-    if spec["kind"] != "infer":
-        return None
+    """What an inference runs, or a training begins with."""
     try:
+        if spec["kind"] != "infer":
+            begins = spec.get("init")
+            return None if begins is None else checkpoints.get(tx, begins["checkpoint"], None)
         if spec.get("checkpoint"):
             return checkpoints.get(tx, spec["checkpoint"], None)
         return checkpoints.newest(tx, jobs.get(tx, spec["job"], None))
     except (CheckpointNotFound, CheckpointMissing, JobNotFound) as error:
         raise StorageFailed(str(error)) from error
+
+
+def _start(tx: Transaction, artifacts: Artifacts, spec: dict[str, Any]) -> dict[str, Any] | None:
+    """What training begins with, as its spec says; None: what is drawn from the seed."""
+    init: dict[str, Any] | None = spec.get("init")
+    if init is None:
+        return None
+    try:
+        saved = checkpoints.get(tx, init["checkpoint"], None)
+    except CheckpointNotFound as error:
+        raise StorageFailed(f"Something that the job reads is gone: {error}") from error
+    return {"dir": str(artifacts.local(saved.key)), "load": init["load"]}
+
+
+def _resume(tx: Transaction, artifacts: Artifacts, claim: Claim) -> dict[str, Any] | None:
+    """The checkpoint to go on from, as its step; None: from scratch."""
+    start = attempts.start_of(tx, claim)
+    if start is None:
+        return None
+    return {"dir": str(artifacts.local(start.key)), "step": start.step}
 
 
 def _device(held: list[Device], info: dict[str, Any]) -> dict[str, Any]:

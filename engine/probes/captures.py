@@ -154,6 +154,10 @@ class Captures:
             batch.landed.record()
         self._closed.append(batch)
 
+    def settle(self) -> None:
+        """Send everything on its way, those of a device when they have arrived."""
+        self._send_all()
+
     def take_dropped(self) -> int:
         """How many tensors were dropped since this was last asked."""
         dropped, self._num_dropped = self._num_dropped, 0

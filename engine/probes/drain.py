@@ -18,7 +18,7 @@ from typing import Any
 from engine.probes.ring import Ring
 
 Emit = Callable[[dict[str, Any]], None]
-_NAMES = {
+DTYPE_NAMES = {
     "bool": "BOOL", "uint8": "U8", "int8": "I8", "int16": "I16", "uint16": "U16", "int32": "I32",
     "uint32": "U32", "int64": "I64", "uint64": "U64", "float16": "F16", "bfloat16": "BF16",
     "float32": "F32", "float64": "F64", "complex64": "C64", "float8_e4m3fn": "F8_E4M3",
@@ -32,7 +32,7 @@ _DIRECT: int = getattr(os, "O_DIRECT", 0)
 
 def can_keep(dtype: str) -> bool:
     """Whether a safetensors file has a name for a type."""
-    return dtype in _NAMES
+    return dtype in DTYPE_NAMES
 
 
 def file_names(tensors: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -105,7 +105,7 @@ def header(
         tensor = tensors[number]
         begin, end = end, end + tensor["size_bytes"]
         entries[names[number]] = {
-            "dtype": _NAMES[tensor["dtype"]],
+            "dtype": DTYPE_NAMES[tensor["dtype"]],
             "shape": tensor["shape"],
             "data_offsets": [begin, end],
         }

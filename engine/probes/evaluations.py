@@ -61,7 +61,7 @@ class Evaluations:
         self._overhead = overhead
         self._telling = telling
         self._looking: list[Watch] = []
-        self._num_evaluations = 0
+        self.num_evaluations = 0
 
     @property
     def clock(self) -> Clock:
@@ -70,8 +70,8 @@ class Evaluations:
 
     def look(self, step: int) -> AbstractContextManager[object]:
         """Watch a batch of the evaluation after a step, if any probe is due."""
-        number = self._num_evaluations
-        self._num_evaluations += 1
+        number = self.num_evaluations
+        self.num_evaluations += 1
         due = [watch for watch in self.watches if _is_due(watch, number, step)]
         if not due:
             return _IDLE

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from engine.probes.watch import Watch
+from engine.snapshot import State
+from glasshouse import jsonio
 from glasshouse.events import STATS_COLUMNS
 from glasshouse.spec import Probe
 
@@ -103,6 +105,21 @@ class Recorder(Watch):
         found = [*self._kept, entry]
         self._kept.clear()
         return [late for kept in found if (late := _untold(*kept)) is not None]
+
+    def state(self) -> State:
+        """What it keeps, and whether it would speak."""
+        kept = [[record, rows, sorted(told)] for record, rows, told in self._kept]
+        return {"armed": self._is_armed, "late": self._is_late, "kept": kept}
+
+    def restore(self, state: State, told: dict[int, set[Key]]) -> None:
+        """Go on recording; ``told`` is shared by all recorders, by step."""
+        self._is_armed, self._is_late = bool(state["armed"]), bool(state["late"])
+        self._kept.clear()
+        for record, rows, names in state["kept"]:
+            shared = told.setdefault(int(record["step"]), set())
+            shared.update((name, kind) for name, kind in names)
+            figures: list[Row] = [[*row[:2], *map(jsonio.number, row[2:])] for row in rows]
+            self._kept.append((record, figures, shared))
 
 
 def is_bad(row: Row) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from engine.network import Network
+from engine.probes import remembered
 from engine.probes.captures import Captures
 from engine.probes.counted import Counted
 from engine.probes.evaluations import Evaluations
@@ -21,6 +22,7 @@ from engine.probes.telling import Seen, Teller
 from engine.probes.wanted import Wanted
 from engine.probes.watch import Watch, first_due_after
 from engine.readback import Readback
+from engine.snapshot import State
 from engine.spool import now
 from engine.timing import Clock, HostClock
 from glasshouse.spec import Probe
@@ -178,6 +180,21 @@ class Probes:
         revision = 0 if self.wanted is None else self.wanted.revision
         record = {"type": "probe", "at": now(), "step": self._step, "revision": revision}
         self.emit(record | {"changes": [change]})
+
+    def state(self) -> State:
+        """How far each interval has widened, how often looking failed, what recorders keep."""
+        return remembered.state(self._all, self.evaluations.num_evaluations)
+
+    def restore(self, state: State) -> None:
+        """Watch on as before; a probe that was changed since begins anew.
+
+        So do those with ids that had been switched off: the list that is in force knows of them.
+        """
+        self.evaluations.num_evaluations = int(state["evaluations"])
+        left = remembered.restore(state, self._all, has_ids=self.wanted is not None)
+        if len(left) < len(self._all):
+            self._set(left)
+        self._next_due = 0
 
     def _report_dropped(self) -> None:
         count = self.captures.take_dropped()

@@ -5,7 +5,17 @@ from collections.abc import Sequence
 
 import typer
 
-from glasshouse.cli import datasets, exits, jobs, output, probes, quotas, results, service
+from glasshouse.cli import (
+    control,
+    datasets,
+    exits,
+    jobs,
+    output,
+    probes,
+    quotas,
+    results,
+    service,
+)
 from glasshouse.errors import GlasshouseError
 
 app = typer.Typer(
@@ -25,6 +35,11 @@ app.command()(jobs.watch)
 app.command("jobs")(jobs.list_jobs)
 app.command()(jobs.logs)
 app.command()(jobs.cancel)
+app.command()(control.pause)
+app.command()(control.resume)
+app.command()(control.retry)
+app.command()(control.fork)
+app.command("set")(control.set_)
 app.command()(probes.probe)
 app.command()(results.metrics)
 app.command()(results.layers)

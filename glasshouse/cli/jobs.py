@@ -38,7 +38,7 @@ def submit(
         _add_data(client, spec, data or [])
         job = client.jobs.create(spec)
         if watch:
-            _watch(job, as_json=json)
+            watch_job(job, as_json=json)
         elif json:
             output.document(job.data)
         else:
@@ -49,7 +49,7 @@ def submit(
 def watch(job: JobId, json: Json = False) -> None:
     """Watch a job until it ends. Ctrl-C stops watching; the job goes on."""
     with Client() as client:
-        _watch(client.jobs.get(job), as_json=json)
+        watch_job(client.jobs.get(job), as_json=json)
 
 
 def list_jobs(
@@ -120,7 +120,8 @@ def _print_log(record: dict[str, Any], *, as_json: bool) -> None:
             output.line(text)
 
 
-def _watch(job: Job, *, as_json: bool) -> None:
+def watch_job(job: Job, *, as_json: bool) -> None:
+    """Follow a job to its end; Ctrl-C detaches."""
     try:
         follow(job, to_stderr=as_json)
     except KeyboardInterrupt:

@@ -17,6 +17,8 @@ from glasshouse.events import is_upkeep
 
 BARS = "▁▂▃▄▅▆▇█"
 KEPT_LOSSES = 4000
+_STYLES = {"succeeded": "green", "failed": "red"}
+_STYLES |= dict.fromkeys(("pausing", "paused", "cancelling", "cancelled"), "yellow")
 
 
 @dataclass
@@ -28,6 +30,7 @@ class Watched:
     grad_norm: float | None = None
     param_norms: dict[str, float] = field(default_factory=dict[str, float])
     bad: dict[str, int] = field(default_factory=dict[str, int])
+    step: int = -1
 
     @property
     def gradient(self) -> float | None:
@@ -57,7 +60,8 @@ class JobView:
         self.step: int | None = None
         self.epoch = 0
         self.values: dict[str, float] = {}
-        self.losses: deque[float] = deque(maxlen=KEPT_LOSSES)
+        self.losses: deque[tuple[int, float]] = deque(maxlen=KEPT_LOSSES)
+        """Steps and losses."""
         self.layers: dict[str, Watched] = {}
         self.notes: deque[str] = deque(maxlen=3)
 
@@ -75,6 +79,8 @@ class JobView:
                 self._see_stats(event)
             elif event["type"] == "state":
                 self.state = event["to"]
+            elif event["type"] == "attempt":
+                self._see_attempt(event)
             elif event["type"] == "end":
                 self.state = event["state"]
             elif event["type"] == "checkpoint":
@@ -83,13 +89,29 @@ class JobView:
                 self.notes.append(f"dropped {event['count']} {event['what']}")
             elif event["type"] == "adjusted":
                 self.notes.append(f"{event['what']} went from {event['from']} to {event['to']}")
+            elif event["type"] == "command":
+                self.notes.append(_told_of(event))
+
+    def _see_attempt(self, event: dict[str, Any]) -> None:
+        """Forget what the new attempt runs again."""
+        first = event["resumed_from_step"]
+        if first is None:
+            return
+        self.step = None if first == 0 or self.step is None else min(self.step, first - 1)
+        self.losses = deque((pair for pair in self.losses if pair[0] < first), KEPT_LOSSES)
+        self.layers = {name: one for name, one in self.layers.items() if one.step < first}
+        if self.losses:
+            self.values["loss"] = self.losses[-1][1]
+        else:
+            self.values.clear()
+        self.notes.append(f"attempt {event['n']} goes on from step {first}")
 
     def _see_metrics(self, event: dict[str, Any]) -> None:
         self.step, self.epoch = event["step"], event["epoch"]
         values = {name: jsonio.number(value) for name, value in event["values"].items()}
         self.values |= {name: value for name, value in values.items() if not is_upkeep(name)}
         if "loss" in values:
-            self.losses.append(values["loss"])
+            self.losses.append((event["step"], values["loss"]))
 
     def _see_stats(self, event: dict[str, Any]) -> None:
         for row in event["rows"]:
@@ -98,7 +120,9 @@ class JobView:
             is_parameter = kind in ("param", "param_grad", "update", "optim_state")
             layer = tensor.partition(".")[0] if is_parameter else tensor
             numbers = {name: jsonio.number(value) for name, value in figures.items()}
-            self.layers.setdefault(layer or tensor, Watched()).see(tensor, kind, numbers)
+            watched = self.layers.setdefault(layer or tensor, Watched())
+            watched.step = event["step"]
+            watched.see(tensor, kind, numbers)
 
     def render(self) -> RenderableType:
         """The view, for a terminal of any width from 60 columns."""
@@ -130,9 +154,7 @@ class JobView:
         return self.job.get("progress") or {}
 
     def _head(self) -> Text:
-        style = {"succeeded": "green", "failed": "red", "cancelled": "yellow"}.get(
-            self.state, "cyan"
-        )
+        style = _STYLES.get(self.state, "cyan")
         text = Text(f"{self.job['id']}  ", no_wrap=True, overflow="ellipsis")
         text.append(self.state, style=f"bold {style}")
         return text.append(f"  {self.job.get('name') or ''}")
@@ -154,7 +176,7 @@ class JobView:
         text = Text(no_wrap=True, overflow="ellipsis")
         if "loss" in self.values:
             text.append(f"loss {self.values['loss']:.4g} ")
-            text.append(sparkline(list(self.losses), 28), style="cyan")
+            text.append(sparkline([loss for _, loss in self.losses], 28), style="cyan")
         return text
 
     def _watching(self) -> list[str]:
@@ -181,6 +203,20 @@ class JobView:
             marked = Text(str(bad), style="bold red") if bad else Text("")
             table.add_row(Text(name), *(Text(_figure(value)) for value in figures), marked)
         return table
+
+
+def _told_of(event: dict[str, Any]) -> str:
+    """A command in one line."""
+    if event["state"] == "rejected":
+        asked: list[str] = list(event.get("set") or [event["do"]])
+        why: dict[str, Any] = event["problem"] or {}
+        return f"refused at step {event['step']}: {', '.join(asked)}: {why.get('detail')}"
+    if event.get("do"):
+        return f"{event['do']} asked for before step {event['step']}"
+    old: dict[str, Any] = event["old"] or {}
+    new: dict[str, Any] = event["new"] or {}
+    changes = (f"{name} {old.get(name)} → {value}" for name, value in new.items())
+    return f"from step {event['step']}: {', '.join(changes)}"
 
 
 def sparkline(values: list[float], width: int) -> str:

@@ -52,6 +52,8 @@ class _Lines:
         is_due = time.monotonic() - self._printed >= LINE_EVERY_S
         if event_type == "metrics":
             self._open = True
+        if event_type == "command":
+            self._print(self._view.notes[-1])
         if self._open and (is_due or event_type == "end"):
             self._print(self._view.line())
             self._printed = time.monotonic()

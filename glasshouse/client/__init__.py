@@ -1,6 +1,7 @@
 """The client: speaks the public API over HTTP, and knows nothing else of the service."""
 
 from glasshouse.client.client import Client
+from glasshouse.client.control import Command
 from glasshouse.client.job import Job
 from glasshouse.client.layers import History, Layer, LayerStats
 from glasshouse.client.probes import Probe
@@ -11,6 +12,7 @@ from glasshouse.client.stream import EventStream, OtherEvent
 __all__ = [
     "Checkpoint",
     "Client",
+    "Command",
     "Dataset",
     "EventStream",
     "History",

@@ -6,6 +6,7 @@ from typing import Any, Literal, overload
 from urllib.parse import quote
 
 from glasshouse import jsonio
+from glasshouse.client.control import Steered
 from glasshouse.client.layers import Layers
 from glasshouse.client.probes import Probe, as_probe
 from glasshouse.client.progress import Bar
@@ -17,17 +18,22 @@ from glasshouse.client.transport import API, Request
 from glasshouse.errors import APIError, JobCancelled, JobFailed
 
 _SAMPLES = re.compile(r"samples-(\d+)\.safetensors")
+Attempts = int | Literal["all"] | None
+"""Whose rows: None, those of one uninterrupted run; ``"all"``; or one attempt's."""
 ENDINGS = frozenset({"succeeded", "failed", "cancelled"})
 
 
-class Job(Record):
+class Job(Steered):
     """A job, as it was when it was last read; `refresh` reads it anew."""
 
     _PATH = "/jobs"
 
     @property
     def state(self) -> str:
-        """``queued``, ``starting``, ``running`` … ``succeeded``, ``failed``, ``cancelled``."""
+        """``queued``, ``starting``, ``running``, ``pausing``, ``paused``, ``cancelling``, or ended.
+
+        Ended is ``succeeded``, ``failed``, ``cancelled``.
+        """
         return self.data["state"]
 
     @property
@@ -67,7 +73,7 @@ class Job(Record):
         return self
 
     def wait(self, timeout: float | None = None, *, progress: bool = False) -> "Job":
-        """Wait until it has succeeded.
+        """Wait until it has succeeded; while it is paused too.
 
         Args:
             timeout: seconds; left out, as long as it takes.
@@ -98,6 +104,7 @@ class Job(Record):
         types: Iterable[str] | None = None,
         after: int = 0,
         *,
+        attempt: Attempts = None,
         give_up_after_s: float = 120.0,
     ) -> EventStream:
         """Its events as they happen, from its first (or the one after ``after``) to its end.
@@ -105,6 +112,7 @@ class Job(Record):
         Args:
             types: only events of these types.
             after: ``seq`` of the last event that is known already.
+            attempt: ``"all"``: also what gave way to a later attempt; a number: only that one's.
             give_up_after_s: raise after this long without reaching the service.
         """
         return EventStream(
@@ -112,31 +120,49 @@ class Job(Record):
             f"{API}{self.path}/stream",
             types=types,
             after=after,
+            attempt=attempt,
             give_up_after_s=give_up_after_s,
         )
 
-    def events(self, types: Iterable[str] | None = None, after: int = 0) -> Generator[AnyEvent]:
-        """Its events so far; does not wait for more."""
+    def events(
+        self, types: Iterable[str] | None = None, after: int = 0, *, attempt: Attempts = None
+    ) -> Generator[AnyEvent]:
+        """Its events so far; does not wait for more. ``attempt`` as in ``stream``."""
         params = {"types": None if types is None else ",".join(types), "after": after}
+        params["attempt"] = attempt
         for record in self._transport.pages(f"{self.path}/events", params):
             yield read_event(record)
 
     @overload
-    def metrics(self, name: str, *, max_points: int | None = None) -> Series: ...
+    def metrics(
+        self, name: str, *, max_points: int | None = None, attempt: Attempts = None
+    ) -> Series: ...
 
     @overload
     def metrics(self) -> dict[str, dict[str, Any]]: ...
 
-    def metrics(self, name: str | None = None, *, max_points: int | None = None) -> Any:
-        """One metric as a `Series`; without a name, a table of all: last, min, max, count."""
+    def metrics(
+        self,
+        name: str | None = None,
+        *,
+        max_points: int | None = None,
+        attempt: Attempts = None,
+    ) -> Any:
+        """One metric as a `Series`; without a name, a table of all: last, min, max, count.
+
+        A job that was begun again has one value for each step, as if it had not been;
+        ``attempt="all"`` gives those of every attempt, a number those of one.
+        """
         if name is None:
             entries = self._transport.pages(f"{self.path}/metrics")
             return {entry["name"]: _numbers(entry) for entry in entries}
-        return self.series([name], max_points=max_points)[0]
+        return self.series([name], max_points=max_points, attempt=attempt)[0]
 
-    def series(self, names: list[str], *, max_points: int | None = None) -> list[Series]:
+    def series(
+        self, names: list[str], *, max_points: int | None = None, attempt: Attempts = None
+    ) -> list[Series]:
         """Several metrics in one request."""
-        params = {"name": names, "max_points": max_points}
+        params = {"name": names, "max_points": max_points, "attempt": attempt}
         columns = self._transport.get(f"{self.path}/metrics/query", params)
         return [Series.read(name, columns) for name in names]
 
@@ -145,11 +171,6 @@ class Job(Record):
         params = {"rank": rank, "tail": tail}
         request = Request("GET", f"{API}{self.path}/logs", params, {"Accept": "text/plain"})
         return self._transport.send(request).text
-
-    def cancel(self, *, force: bool = False) -> "Job":
-        """Ask it to stop at the next step boundary; ``force`` ends its processes at once."""
-        self.data = self._transport.post(f"{self.path}/cancel", params={"force": force or None})
-        return self
 
     def probe(
         self,

@@ -64,6 +64,22 @@ class Jobs(Resource):
         """Ask a job to stop."""
         return self._job(job_id).cancel(force=force)
 
+    def pause(self, job_id: str) -> Job:
+        """Ask a job to save a checkpoint and free its devices."""
+        return self._job(job_id).pause()
+
+    def resume(self, job_id: str) -> Job:
+        """Queue a paused job again."""
+        return self._job(job_id).resume()
+
+    def retry(self, job_id: str) -> Job:
+        """Submit the spec of a job that has ended again, as a new job."""
+        return self._job(job_id).retry()
+
+    def fork(self, job_id: str, spec: Mapping[str, Any] | None = None, **start: Any) -> Job:
+        """Begin a new job where a checkpoint of this one ends; see `Job.fork`."""
+        return self._job(job_id).fork(spec, **start)
+
     def patch(self, job_id: str, **fields: Any) -> Job:
         """Change a job's name, labels or priority."""
         return self._job(job_id).update(**fields)

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Generator, Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -34,6 +34,10 @@ AnyEvent = Event | OtherEvent
 class EventStream:
     """The events of one job, each once and in order, until it has ended.
 
+    After an event ``attempt`` with a ``resumed_from_step`` the steps from that one on come again,
+    from an attempt that goes on from a checkpoint: what is kept of them should be dropped then.
+    A stream that is begun later does not show what gave way.
+
     Iterate over it; leave the loop, or the ``with`` block, to close the connection.
     """
 
@@ -44,6 +48,7 @@ class EventStream:
         *,
         types: Iterable[str] | None = None,
         after: int = 0,
+        attempt: int | Literal["all"] | None = None,
         give_up_after_s: float = 120.0,
     ) -> None:
         self.last_seq = after
@@ -51,6 +56,7 @@ class EventStream:
         self._transport = transport
         self._path = path
         self._types = None if types is None else frozenset(types)
+        self._attempt = attempt
         self._give_up_after_s = give_up_after_s
         self._sleep: Callable[[float], None] = time.sleep
         self._retry_s: float | None = None
@@ -133,6 +139,8 @@ class EventStream:
         params: dict[str, Any] = {"after": self.last_seq}
         if self._types is not None:  # 'end' too: without it the stream would not know it is over
             params["types"] = ",".join(sorted(self._types | {"end"}))
+        if self._attempt is not None:
+            params["attempt"] = self._attempt
         headers = {"Accept": "text/event-stream", "Cache-Control": "no-store"}
         if self.last_seq:
             headers["Last-Event-ID"] = str(self.last_seq)

@@ -23,6 +23,11 @@ class JobOptions(TypedDict, total=False):
     labels: dict[str, str]
     priority: int
     devices: Any
+    retry: Any
+    """``{"max_restarts": n}``."""
+    timeout_s: float
+    stall_timeout_s: float
+    on_stall: Literal["warn", "restart", "fail"]
 
 
 class TrainOptions(JobOptions, total=False):
@@ -57,7 +62,7 @@ class TrainOptions(JobOptions, total=False):
 
 _AS_THEY_ARE = (
     *("name", "labels", "priority", "devices", "probes", "checkpoint", "seed"),
-    "grad_clip",
+    *("grad_clip", "retry", "timeout_s", "stall_timeout_s", "on_stall"),
 )
 _BATCHES = ("batch_size", "drop_last", "shuffle")
 

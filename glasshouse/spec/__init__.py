@@ -10,6 +10,7 @@ from glasshouse.spec.jobs import (
     InferData,
     InferJob,
     JobSpec,
+    Retry,
     TrainJob,
     parse_job,
 )
@@ -17,7 +18,16 @@ from glasshouse.spec.metrics import Metric
 from glasshouse.spec.network import Graph, Layer
 from glasshouse.spec.probes import Form, Probe, TensorKind
 from glasshouse.spec.strict import Args, Spec
-from glasshouse.spec.training import Checkpoint, Evaluate, GradClip, Loss, Optimizer, Stop
+from glasshouse.spec.training import (
+    Checkpoint,
+    Evaluate,
+    GradClip,
+    Init,
+    KeepBest,
+    Loss,
+    Optimizer,
+    Stop,
+)
 
 __all__ = [
     "Args",
@@ -33,13 +43,16 @@ __all__ = [
     "Graph",
     "InferData",
     "InferJob",
+    "Init",
     "IntegerField",
     "JobSpec",
+    "KeepBest",
     "Layer",
     "Loss",
     "Metric",
     "Optimizer",
     "Probe",
+    "Retry",
     "Shuffle",
     "Source",
     "Spec",

@@ -3,14 +3,14 @@
 from typing import Annotated, Literal, Self
 
 from pydantic import Field as Constraint
-from pydantic import NonNegativeInt, TypeAdapter, model_validator
+from pydantic import NonNegativeInt, PositiveFloat, TypeAdapter, model_validator
 
 from glasshouse.spec.data import Data, Field
 from glasshouse.spec.metrics import Metric
 from glasshouse.spec.network import Graph, Input
 from glasshouse.spec.probes import Probe
 from glasshouse.spec.strict import JsonData, Name, Spec
-from glasshouse.spec.training import Checkpoint, Evaluate, GradClip, Loss, Optimizer, Stop
+from glasshouse.spec.training import Checkpoint, Evaluate, GradClip, Init, Loss, Optimizer, Stop
 
 SPEC_VERSION = 1
 
@@ -44,6 +44,14 @@ class Devices(Spec):
         return self
 
 
+class Retry(Spec):
+    """What happens after a failure that is not the job's own: of a worker, a process, a device."""
+
+    max_restarts: int = Constraint(default=3, ge=0, le=1000)
+    """Restarts without progress; a newer checkpoint begins the count anew. A process that crashes
+    three times in a row without progress is not started again, whatever this says."""
+
+
 class _Job(Spec):
     name: JobName | None = None
     """For people; need not be unique."""
@@ -52,6 +60,17 @@ class _Job(Spec):
     priority: int = Constraint(default=0, ge=-1000, le=1000)
     """Higher starts first; equal ones in the order they came."""
     devices: Devices = Devices()
+    retry: Retry = Retry()
+    """How often the job is tried again after a failure that is not its own."""
+    timeout_s: PositiveFloat | None = None
+    """The most that the job may take on its devices, all attempts together; then it is stopped at
+    the next step boundary, saved, and has failed. Left out: no limit."""
+    stall_timeout_s: PositiveFloat | None = None
+    """A job that makes no progress for this long has stalled: the event ``stalled``. Left out: the
+    service's setting."""
+    on_stall: Literal["warn", "restart", "fail"] = "warn"
+    """What happens then. ``warn``: the event. ``restart``: stopped, or killed, and tried again as
+    after a lost worker. ``fail``: the job has failed."""
 
 
 class TrainJob(_Job):
@@ -61,6 +80,8 @@ class TrainJob(_Job):
     seed: int = Constraint(default=0, ge=0, le=2**53)
     """Decides the initial weights, the order of the rows, and dropout."""
     network: Graph
+    init: Init | None = None
+    """Left out, the weights are drawn from the seed."""
     loss: Loss
     optimizer: Optimizer
     grad_clip: GradClip | None = None

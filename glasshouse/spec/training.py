@@ -9,6 +9,27 @@ from glasshouse.spec.network import Input
 from glasshouse.spec.strict import Args, Spec, TorchName
 
 
+class Init(Spec):
+    """What training begins with, instead of weights drawn from the seed."""
+
+    checkpoint: str = Constraint(min_length=1, max_length=500)
+    """A checkpoint's id (``ckpt_…``). Without the service: its directory."""
+    load: Literal["model", "all"] = "model"
+    """``model``: its weights; training begins with step 0. ``all``: the whole run, which goes on
+    where the checkpoint ends; then network, training data, seed and type of optimizer must be those
+    that it was made with."""
+    missing: Literal["fail", "init", "zero"] = "fail"
+    """Of ``model``, what becomes of a parameter that the checkpoint has not: the job is refused; it
+    is drawn from the seed; or it is zero. But for ``fail`` the checkpoint may also have others,
+    which are left out. A parameter that both have must have the same shape."""
+
+    @model_validator(mode="after")
+    def _check_missing(self) -> Self:
+        if self.load == "all" and self.missing != "fail":
+            raise ValueError("missing is of load model only: all goes on with the whole run")
+        return self
+
+
 class Loss(Spec):
     """A torch.nn loss, by torch's name and arguments."""
 
@@ -67,13 +88,32 @@ class Evaluate(Spec):
         return self
 
 
+class KeepBest(Spec):
+    """Checkpoints that stay because nothing was better when they were made."""
+
+    metric: str = Constraint(min_length=1, max_length=200)
+    """A metric of the job: ``validation/accuracy``, ``loss`` … Its newest value counts."""
+    mode: Literal["min", "max"]
+    """Whether less of it is better, or more."""
+    count: int = Constraint(default=1, ge=1, le=100)
+    """How many stay."""
+
+
 class Checkpoint(Spec):
-    """When the network and the training state are saved. The end of training always is."""
+    """When everything that training is made of is saved. The end of training always is.
+
+    Neither ``every_epochs`` nor ``every_steps``: at the end of every epoch, or of fewer where they
+    are so short that writing would take more than a twentieth of the time.
+    """
 
     every_epochs: PositiveInt | None = None
     every_steps: PositiveInt | None = None
+    every_s: PositiveFloat | None = 300
+    """Also when so many seconds have passed since the last one; null: never by time."""
     keep_last: PositiveInt = 3
     """Older ones are deleted once a newer one is complete."""
+    keep_best: KeepBest | None = None
+    """These are kept beside the last ones."""
 
     @model_validator(mode="after")
     def _check_one(self) -> Self:

@@ -187,6 +187,16 @@ def speaking(names: object, where: str) -> set[str]:
     return {f"{where}.{name}" for name in listed if any(word in name.lower() for word in words)}
 
 
+def test_every_job_that_the_api_stores_is_counted_against_its_owners_quota():
+    """X15: there is one place that stores a job, and it asks first."""
+    texts = {path.name: path.read_text() for path in (ROOT / "api").glob("*.py")}
+    places = [name for name, text in texts.items() if "jobs.add(" in text]
+    assert places == ["jobs.py"]
+    lines = [line.strip() for line in texts["jobs.py"].splitlines()]
+    (stores,) = [n for n, line in enumerate(lines) if " _add(tx, " in line and "def" not in line]
+    assert lines[stores - 1].startswith("quotas.admit_job(tx, ")
+
+
 @pytest.mark.parametrize("room", ["engine", "models", "api", "worker"])
 def test_no_user_text_becomes_an_import(room: str):
     """X17: a spec is data. What is imported by name is written in the code as a constant."""

@@ -233,6 +233,10 @@ def body_of(route: Route, world: World) -> dict[str, Any]:
         "POST /api/v1/jobs/{id}/probes": PROBE,
         "PATCH /api/v1/jobs/{id}/probes/{prb}": {"every": 7},
         "PATCH /api/v1/jobs/{id}": {"name": "mine now"},
+        "POST /api/v1/jobs/{id}/commands": {"set": {"optimizer.lr": 0.001}},
+        "POST /api/v1/jobs/{id}/fork": {"spec": {"optimizer": {"args": {"lr": 0.001}}}},
+        "POST /api/v1/webhooks": {"url": "https://example.org/hook"},
+        "PATCH /api/v1/webhooks/{id}": {"url": "https://example.org/other"},
     }
     if str(route) not in bodies:
         return {}

@@ -2,8 +2,10 @@
 
 from typing import Any
 
+from glasshouse.ids import new_id
 from models import attempts, jobs, workers
 from models.attempts import Batch, Claim
+from models.checkpoints import SCRATCH, Start
 from models.database import Database
 from models.events import NewEvent
 from models.tables import Job, now
@@ -24,7 +26,12 @@ def make_worker(database: Database, name: str = "w1", cores: int = 2) -> None:
 
 
 def start(
-    database: Database, job: Job, worker: str = "w1", cores: int = 1, lease_ms: int = LEASE_MS
+    database: Database,
+    job: Job,
+    worker: str = "w1",
+    cores: int = 1,
+    lease_ms: int = LEASE_MS,
+    origin: Start = SCRATCH,
 ) -> Claim:
     with database.write() as tx:
         free = [
@@ -34,13 +41,19 @@ def start(
         ]
         assert attempts.assign(tx, job.id, worker, free[:cores], lease_ms)
     with database.write() as tx:
-        taken = attempts.claim(tx, job.id, worker)
+        taken = attempts.claim(tx, job.id, worker, origin)
         assert taken is not None
     return taken[0]
 
 
-def running(database: Database, job: Job, worker: str = "w1", lease_ms: int = LEASE_MS) -> Claim:
-    claim = start(database, job, worker, lease_ms=lease_ms)
+def running(
+    database: Database,
+    job: Job,
+    worker: str = "w1",
+    lease_ms: int = LEASE_MS,
+    origin: Start = SCRATCH,
+) -> Claim:
+    claim = start(database, job, worker, lease_ms=lease_ms, origin=origin)
     with database.write() as tx:
         assert attempts.run(tx, claim, lease_ms=lease_ms) is not None
     return claim
@@ -50,9 +63,33 @@ def losses(*values: tuple[int, float]) -> Batch:
     batch = Batch()
     for step, value in values:
         payload = {"step": step, "epoch": 0, "values": {"loss": value}}
-        batch.events.append(NewEvent("metrics", now(), payload))
+        batch.events.append(NewEvent("metrics", now(), payload, step))
         batch.metrics.append({"step": step, "epoch": 0, "name": "loss", "value": value})
     return batch
+
+
+def saved(step: int, **values: Any) -> dict[str, Any]:
+    """The row of a checkpoint, as the sorter makes it."""
+    made: dict[str, Any] = {
+        "id": new_id("ckpt"),
+        "owner": "ada",
+        "step": step,
+        "epoch": 0,
+        "final": False,
+        "files": {},
+        "size_bytes": 1,
+        "metrics": {},
+        "key": f"jobs/j/1/checkpoints/{step}",
+        "created_at": now(),
+    }
+    return made | values
+
+
+def next_attempt(database: Database, job: Job, claim: Claim, origin: Start = SCRATCH) -> Claim:
+    """Lose an attempt, and claim the next one where it starts."""
+    with database.write() as tx:
+        assert attempts.give_up(tx, claim, exit_kind="lease_lost", reason="lease", counted=False)
+    return running(database, job, origin=origin)
 
 
 def ship(database: Database, claim: Claim, batch: Batch, offsets: tuple[int, int]) -> bool:

@@ -45,7 +45,7 @@ def test_a_job_runs_to_its_end_with_a_dense_log_and_one_terminal_event(database:
     assert ship(database, claim, losses((0, 2.3), (1, 2.1)), (0, 100))
     assert ship(database, claim, losses((2, 1.9)), (100, 150))
     with database.write() as tx:
-        assert attempts.finish(tx, claim, "succeeded", exit_kind="ok")
+        assert attempts.finish(tx, claim, "succeeded", exit_kind="succeeded")
     entries = log(database, job.id)
     assert [entry["seq"] for entry in entries] == list(range(1, len(entries) + 1))
     assert [entry["type"] for entry in entries] == [
@@ -123,7 +123,7 @@ def test_a_supervisor_with_an_old_fence_can_write_nothing(database: Database):
     old = running(database, job, lease_ms=1)
     assert ship(database, old, losses((0, 1.0)), (0, 10))
     with database.write() as tx:
-        assert attempts.give_up(tx, old, exit_kind="lost", reason="lease", max_failures=3)
+        assert attempts.give_up(tx, old, exit_kind="lease_lost", reason="lease")
     before = log(database, job.id)
 
     def writes() -> Iterator[object]:
@@ -134,11 +134,9 @@ def test_a_supervisor_with_an_old_fence_can_write_nothing(database: Database):
         with database.write() as tx:
             yield attempts.ship(tx, old, losses((1, 1.0)), offsets=(10, 20), lease_ms=LEASE_MS)
         with database.write() as tx:
-            yield attempts.finish(tx, old, "failed", exit_kind="late") or None
+            yield attempts.finish(tx, old, "failed", exit_kind="internal") or None
         with database.write() as tx:
-            yield (
-                attempts.give_up(tx, old, exit_kind="late", reason="late", max_failures=3) or None
-            )
+            yield (attempts.give_up(tx, old, exit_kind="lease_lost", reason="late") or None)
 
     assert list(writes()) == [None] * 5  # queued again, not yet assigned
     new = running(database, job)
@@ -161,7 +159,7 @@ def test_an_attempt_whose_lease_ran_out_is_found_and_its_job_queued_again(databa
     assert found == [claim]
     with database.write() as tx:
         assert attempts.still_expired(tx, claim)
-        assert attempts.give_up(tx, claim, exit_kind="lost", reason="lease", max_failures=3)
+        assert attempts.give_up(tx, claim, exit_kind="lease_lost", reason="lease")
     assert state(database, job.id) == "queued"
     assert free_devices(database) == ["cpu:0", "cpu:1"]
     with database.read() as tx:
@@ -171,10 +169,10 @@ def test_an_attempt_whose_lease_ran_out_is_found_and_its_job_queued_again(databa
 def test_a_job_that_loses_its_worker_too_often_fails_and_says_so(database: Database):
     make_worker(database)
     job = make_job(database)
-    for _ in range(3):
+    for _ in range(4):
         claim = running(database, job)
         with database.write() as tx:
-            assert attempts.give_up(tx, claim, exit_kind="lost", reason="x", max_failures=3)
+            assert attempts.give_up(tx, claim, exit_kind="lease_lost", reason="x")
     with database.read() as tx:
         found = jobs.get(tx, job.id, None)
     assert found.state == "failed"
@@ -194,7 +192,7 @@ def test_values_of_a_lost_attempt_give_way_to_those_of_the_next(database: Databa
     ]
     assert ship(database, first, batch, (0, 10))
     with database.write() as tx:
-        assert attempts.give_up(tx, first, exit_kind="lost", reason="lease", max_failures=3)
+        assert attempts.give_up(tx, first, exit_kind="lease_lost", reason="lease")
     second = running(database, job)
     assert ship(database, second, losses((0, 1.0), (1, 1.1)), (0, 10))
     with database.read() as tx:
@@ -261,7 +259,7 @@ def test_a_cancelled_job_whose_worker_is_lost_is_cancelled_not_queued(database: 
     with database.write() as tx:
         jobs.request_cancel(tx, jobs.get(tx, job.id, "ada"), by="ada", force=False)
     with database.write() as tx:
-        assert attempts.give_up(tx, claim, exit_kind="lost", reason="lease", max_failures=3)
+        assert attempts.give_up(tx, claim, exit_kind="lease_lost", reason="lease")
     assert state(database, job.id) == "cancelled"
 
 

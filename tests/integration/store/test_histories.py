@@ -26,9 +26,10 @@ from hypothesis.stateful import (
 from sqlalchemy import delete, select, update
 
 from glasshouse import jsonio
-from glasshouse.errors import JobEnded, JobNotEnded, JobNotFound
-from models import attempts, events, jobs
+from glasshouse.errors import CannotPause, JobEnded, JobNotEnded, JobNotFound, JobNotPaused
+from models import attempts, events, jobs, metrics, pausing
 from models.attempts import Claim
+from models.checkpoints import Start
 from models.database import Database
 from models.tables import Attempt, Device, Job
 
@@ -48,6 +49,8 @@ class Told:
 
     state: str = "queued"
     cancelled: bool = False
+    resumes: bool = False
+    """As soon as it is paused."""
     failures: int = 0
     moves: list[tuple[str | None, str]] = field(default_factory=lambda: [(None, "queued")])
     log: list[Any] = field(default_factory=lambda: ["state"])
@@ -61,6 +64,8 @@ class Told:
     lease_ms: int | None = None
     offset: int = 0
     next_step: int = 0
+    shown: list[int] = field(default_factory=list[int])
+    """The steps that a reader sees."""
 
     def move(self, to: str) -> None:
         self.moves.append((self.state, to))
@@ -84,11 +89,20 @@ class Told:
         self.failures += counted
         if self.cancelled:
             self.end("cancelled")
+        elif self.state == "pausing":
+            self.move("paused")
+            self.let_go()
+            if self.resumes:
+                self.resume()
         elif counted and self.failures >= MAX_FAILURES:
             self.end("failed")
         else:
             self.move("queued")
             self.let_go()
+
+    def resume(self) -> None:
+        self.move("queued")
+        self.resumes = False
 
 
 class Histories(RuleBasedStateMachine):
@@ -132,10 +146,46 @@ class Histories(RuleBasedStateMachine):
                 return
             jobs.request_cancel(tx, job, by="ada", force=False)
         told.cancelled = True
-        if told.state == "queued":
+        if told.state in ("queued", "paused"):
             told.end("cancelled")
         elif told.state != "cancelling":
             told.move("cancelling")
+
+    @rule(number=JOB)
+    def pause(self, number: int) -> None:
+        job_id, told = self._job(number)
+        if told is None:
+            return
+        with self.database.write() as tx:
+            job = jobs.get(tx, job_id, None)
+            if told.has_ended or told.state == "cancelling":
+                with pytest.raises(JobEnded if told.has_ended else CannotPause):
+                    pausing.request_pause(tx, job)
+                return
+            pausing.request_pause(tx, job)
+        if told.state == "queued":
+            told.move("paused")
+        elif told.state == "pausing":
+            told.resumes = False
+        elif told.state != "paused":
+            told.move("pausing")
+
+    @rule(number=JOB)
+    def resume(self, number: int) -> None:
+        job_id, told = self._job(number)
+        if told is None:
+            return
+        with self.database.write() as tx:
+            job = jobs.get(tx, job_id, None)
+            if told.state not in ("paused", "pausing"):
+                with pytest.raises(JobEnded if told.has_ended else JobNotPaused):
+                    pausing.request_resume(tx, job)
+                return
+            pausing.request_resume(tx, job)
+        if told.state == "paused":
+            told.resume()
+        else:
+            told.resumes = True
 
     @rule(number=JOB)
     def forget(self, number: int) -> None:
@@ -172,20 +222,23 @@ class Histories(RuleBasedStateMachine):
             told.waits_for_claim = told.has_device = True
             told.lease_ms, told.offset = LEASE_MS, 0
 
-    @rule(number=JOB, times=st.integers(1, 3))
-    def ring(self, number: int, times: int) -> None:
-        """A bell may ring more than once, and late."""
+    @rule(number=JOB, times=st.integers(1, 3), back_to=st.integers(0, 6))
+    def ring(self, number: int, times: int, back_to: int = 0) -> None:
+        """A bell may ring more than once, and late. A later attempt starts at a step."""
         job_id, found = self._job(number)
         told = found or Told()
+        first = min(back_to, told.next_step) if told.num_attempts > 1 else 0
         for _ in range(times):
             with self.database.write() as tx:
-                taken = attempts.claim(tx, job_id, "w1")
+                taken = attempts.claim(tx, job_id, "w1", Start(step=first))
             assert (taken is not None) == told.waits_for_claim
             if taken is not None:
                 told.waits_for_claim = False
                 told.holds = taken[0]
                 told.claims.append(taken[0])
                 told.log.append("attempt")
+                told.shown = [step for step in told.shown if step < first]
+                told.next_step = first
 
     @rule(number=JOB)
     def start(self, number: int) -> None:
@@ -229,6 +282,7 @@ class Histories(RuleBasedStateMachine):
         if beat is not None:
             assert (beat.state, beat.cancel_requested) == (told.state, told.cancelled)
             told.log += steps
+            told.shown += steps
             told.next_step += num
             told.offset, told.lease_ms = offsets[1], LEASE_MS
 
@@ -251,6 +305,7 @@ class Histories(RuleBasedStateMachine):
         may = {
             "starting": ["failed"],
             "running": ["succeeded", "failed"],
+            "pausing": ["succeeded", "failed"],
             "cancelling": ["succeeded", "failed", "cancelled"],
         }
         if is_holder and state not in may[told.state]:
@@ -315,16 +370,28 @@ class Histories(RuleBasedStateMachine):
                 job = jobs.get(tx, job_id, None)
                 log = [jsonio.loads(entry.as_json()) for entry in events.after(tx, job_id, 0)]
                 assert job.state == told.state
+                assert (job.paused_at is not None) == (told.state == "paused")
                 assert job.last_seq == len(log)
                 assert [entry["seq"] for entry in log] == list(range(1, len(log) + 1))
                 shown = [entry.get("step", entry["type"]) for entry in log]
                 assert shown == told.log
+                self._readers_see(tx, job_id, told, [entry for entry in shown if entry == "state"])
                 moved = [(item["from"], item["to"]) for item in log if item["type"] == "state"]
                 assert moved == told.moves
                 assert (log[-1]["type"] == "end") == told.has_ended
                 self._attempts_are_as_told(tx, job, told)
             held = [device.job for device in tx.scalars(select(Device)) if device.job is not None]
         assert sorted(held) == sorted(name for name, told in self.told.items() if told.has_device)
+
+    def _readers_see(self, tx: Any, job_id: str, told: Told, states: list[Any]) -> None:
+        page = events.read(tx, job_id, 0)
+        log = [jsonio.loads(entry.as_json()) for entry in page.events]
+        assert [entry["step"] for entry in log if "step" in entry] == told.shown
+        assert [entry["type"] for entry in log if entry["type"] == "state"] == states
+        points = metrics.query(tx, job_id, "loss")
+        assert [point.step for point in points] == told.shown
+        whole = metrics.query(tx, job_id, "loss", asked="all")
+        assert len(whole) == len([entry for entry in told.log if isinstance(entry, int)])
 
     def _attempts_are_as_told(self, tx: Any, job: Job, told: Told) -> None:
         made = attempts.of_job(tx, job.id)

@@ -7,17 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import func, select, update
+from sqlalchemy import func, select
 
 from models import attempts, jobs, stats, stats_folding, stats_left
 from models.attempts import Claim
+from models.checkpoints import Start
 from models.database import Database
 from models.stats_bytes import Figures, Histograms, Series
 from models.stats_folding import Fold
 from models.stats_left import Owner
-from models.tables import Attempt, Job, StatsBlock, StatsChunk, StatsSeries
+from models.tables import StatsBlock, StatsChunk, StatsSeries
 
-from .making import make_job, make_worker, running
+from .making import make_job, make_worker, next_attempt, running
 
 TENSORS = [("conv1", "output"), ("conv1.weight", "param"), ("fc", "output"), ("fc", "output_grad")]
 ODD = [math.nan, math.inf, -math.inf, -0.0, 5e-324, 1.7e308]
@@ -59,8 +60,8 @@ class Model:
                 for layer, kind, *rest in one[key]:
                     self.rows[form, Series(layer, kind, one["phase"]), one["step"]] = rest
 
-    def rewind(self, after: int) -> None:
-        self.rows = {key: rest for key, rest in self.rows.items() if key[2] <= after}
+    def rewind(self, step: int) -> None:
+        self.rows = {key: rest for key, rest in self.rows.items() if key[2] < step}
 
     def check(self, database: Database, job: str, **where: Any) -> None:
         for form in stats.FORMS:
@@ -130,18 +131,6 @@ def fold(database: Database, claim: Claim, portions: int | None = None) -> bool:
         return stats_folding.finish(tx, owner, number, found.blocks)
 
 
-def next_attempt(database: Database, job: Job, claim: Claim, resumed: int | None) -> Claim:
-    with database.write() as tx:
-        assert attempts.give_up(
-            tx, claim, exit_kind="lost", reason="lease", max_failures=99, counted=False
-        )
-    after = running(database, job)
-    with database.write() as tx:
-        mine = (Attempt.job == job.id, Attempt.n == after.attempt)
-        tx.execute(update(Attempt).where(*mine).values(resumed_from_step=resumed))
-    return after
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_a_query_gives_what_was_added_however_it_was_folded(database: Database, seed: int):
     chance = random.Random(seed)  # noqa: S311
@@ -164,11 +153,11 @@ def test_a_query_gives_what_was_added_however_it_was_folded(database: Database, 
         elif move < 0.85:
             assert fold(database, claim, portions=chance.randrange(3))
         elif move < 0.95:
-            after = None if chance.random() < 0.2 else chance.randrange(max(1, step))
-            lost, claim = claim, next_attempt(database, job, claim, after)
+            back_to = 0 if chance.random() < 0.2 else chance.randrange(max(1, step))
+            lost, claim = claim, next_attempt(database, job, claim, Start(step=back_to))
             assert not fold(database, lost)
-            step = 0 if after is None else after + 1
-            model.rewind(-1 if after is None else after)
+            step = back_to
+            model.rewind(step)
         else:
             low = chance.randrange(max(1, step))
             model.check(database, job.id, from_step=low, to_step=low + 5, layer="conv1*")
@@ -202,7 +191,7 @@ def test_a_fold_takes_the_blocks_and_goes_with_its_job(database: Database):
     chance = random.Random(1)  # noqa: S311
     add(database, claim, [record(chance, step) for step in range(50)])
     with database.write() as tx:
-        assert attempts.finish(tx, claim, "succeeded", exit_kind="ok")
+        assert attempts.finish(tx, claim, "succeeded", exit_kind="succeeded")
     assert fold(database, claim)  # also after the end
 
     def count(table: Any) -> int:

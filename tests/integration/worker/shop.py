@@ -31,6 +31,7 @@ SHORT = {
     "RERING_S": "2",
     "GRACE_S": "5",
     "KILL_S": "2",
+    "RETRY_S": "0.2",
 }
 
 
@@ -122,12 +123,14 @@ class Shop:
         self.app = make_app(self.settings)
 
     def start_worker(
-        self, name: str = "w1", *, wait: bool = True, **variables: str
+        self, name: str = "w1", *, wait: bool = True, odd: bool = False, **variables: str
     ) -> subprocess.Popen[bytes]:
+        """Start a worker; an ``odd`` one is of `odd_worker`, and its ranks of `misbehaving`."""
         more = {f"GLASSHOUSE_{key}": value for key, value in (self.variables | variables).items()}
+        module = "tests.integration.worker.odd_worker" if odd else "worker"
         with (self.home / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "worker", "--name", name],
+                [sys.executable, "-m", module, "--name", name],
                 env=os.environ | more,
                 stdout=log,
                 stderr=log,
@@ -176,9 +179,11 @@ class Shop:
             datasets.read(tx, row.id, columns=columns, splits={"train": rows})
         return row.id
 
-    def submit(self, spec: dict[str, Any], *, ring: bool = True) -> str:
+    def submit(
+        self, spec: dict[str, Any], *, ring: bool = True, plan: dict[str, Any] | None = None
+    ) -> str:
         with self.database.write() as tx:
-            job = jobs.add(tx, owner="ada", spec=spec, resolved=spec, plan={})
+            job = jobs.add(tx, owner="ada", spec=spec, resolved=spec, plan=plan or {})
         if ring:
             self.ring()
         return job.id

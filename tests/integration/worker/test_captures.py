@@ -136,8 +136,9 @@ def test_a_killed_worker_leaves_every_tensor_once(shop: Shop, tmp_path: Path):
 
 
 def test_a_killed_rank_has_stored_what_it_had_said(shop: Shop):
-    shop.start_worker(MAX_INFRA_FAILURES="1")
-    job_id = shop.submit(endless(shop.dataset(), probes=[EVERYTHING | {"every": 5}]))
+    shop.start_worker()
+    probe = EVERYTHING | {"every": 5}
+    job_id = shop.submit(endless(shop.dataset(), probes=[probe], retry={"max_restarts": 0}))
     until(lambda: len(rows(shop, job_id)) > 2 * NUM_TENSORS)
     os.kill(shop.rank_pid(job_id), signal.SIGKILL)
     assert shop.wait(job_id).state == "failed"

@@ -123,9 +123,7 @@ def test_a_second_attempt_may_make_the_same_artifacts_and_steps(any_shop: Shop):
         with any_shop.database.write() as tx:
             assert attempts.shipped_up_to(tx, claim) == 9
             assert [one.job for one in attempts.held(tx, "a")] == [job_id]
-            assert attempts.give_up(
-                tx, claim, exit_kind="worker_stopping", reason="t", max_failures=1, counted=False
-            )
+            assert attempts.give_up(tx, claim, exit_kind="interrupted", reason="t", counted=False)
     job = any_shop.job(job_id)
     assert (job.state, job.infra_failures) == ("queued", 0)
 

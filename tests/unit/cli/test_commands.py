@@ -498,3 +498,51 @@ def test_probe_attaches_lists_and_removes(run: Run):
 @pytest.mark.parametrize("options", [[], ["--list", "--layers", "fc"]])
 def test_probe_does_one_thing(run: Run, options: list[str]):
     assert run("probe", "job_1", *options, routes=[])[0] == 2
+
+
+@pytest.mark.parametrize(("command", "state"), [("pause", "pausing"), ("resume", "queued")])
+def test_a_job_is_paused_and_resumed(run: Run, command: str, state: str):
+    route = fixed(f"/jobs/job_1/{command}", answer(job(state=state), 202), "POST")
+    code, out, err = run(command, "job_1", routes=[route])
+    assert (code, out, err) == (0, "", f"job_1 is {state}\n")
+    code, out, _ = run(command, "job_1", "--json", routes=[route])
+    assert (code, json.loads(out)["state"]) == (0, state)
+
+
+def sent(path: str, response: Response, bodies: list[Any]) -> Route:
+    async def endpoint(request: Request) -> Response:
+        bodies.append(json.loads(await request.body()))
+        return response
+
+    return Route(f"/api/v1{path}", endpoint, methods=["POST"])
+
+
+def test_a_job_is_tried_again_and_forked(run: Run):
+    bodies: list[Any] = []
+    routes = [
+        sent("/jobs/job_1/retry", answer(job(id="job_2"), 201), bodies),
+        sent("/jobs/job_1/fork", answer(job(id="job_3"), 201), bodies),
+    ]
+    assert run("retry", "job_1", routes=routes)[:2] == (0, "job_2\n")
+    changes = ("-s", "optimizer.args.lr=0.5", "-s", "stop.epochs=null", "--step", "40")
+    code, out, _ = run("fork", "job_1", *changes, "--json", routes=routes)
+    assert (code, json.loads(out)["id"]) == (0, "job_3")
+    spec = {"optimizer": {"args": {"lr": 0.5}}, "stop": {"epochs": None}}
+    assert bodies == [{}, {"spec": spec, "step": 40}]
+
+
+def test_settings_are_changed(run: Run):
+    bodies: list[Any] = []
+    command = {"id": "cmd_1", "job": "job_1", "state": "pending", "step": None}
+    routes = [
+        fixed("/jobs/job_1", answer(job())),
+        sent("/jobs/job_1/commands", answer(command, 201), bodies),
+    ]
+    given = ("lr=0.5", "betas=[0.8, 0.9]", "grad_clip.max=1")
+    code, out, err = run("set", "job_1", *given, routes=routes)
+    assert (code, out) == (0, "cmd_1\n")
+    assert "pending" in err
+    changes = {"optimizer.lr": 0.5, "optimizer.betas": [0.8, 0.9], "grad_clip.max": 1}
+    assert bodies == [{"set": changes}]
+    assert run("set", "job_1", "lr", routes=routes)[0] == 2
+    assert run("set", "job_1", routes=routes)[0] == 2

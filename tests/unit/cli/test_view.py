@@ -89,3 +89,37 @@ def test_a_sparkline_goes_from_high_to_low_and_marks_what_is_not_finite():
     assert sparkline([math.inf], 10) == "!"
     assert sparkline([], 10) == ""
     assert sparkline([1.0] * 100, 10) == "▁" * 10
+
+
+def test_what_was_asked_of_a_job_is_told():
+    view = JobView(job(state="pausing"))
+    assert "pausing" in shown(view)
+    told = {"type": "command", "command": "cmd_1", "state": "applied", "step": 40, "problem": None}
+    change = {
+        "set": {"optimizer.lr": 0.5},
+        "old": {"optimizer.lr": 1},
+        "new": {"optimizer.lr": 0.5},
+    }
+    view.see(told | change)
+    view.see(told | {"do": "evaluate", "old": None, "new": None})
+    problem = {"code": "too_small", "detail": "it has made 40 steps already"}
+    view.see(told | {"set": {"stop.steps": 4}, "state": "rejected", "problem": problem})
+    assert list(view.notes) == [
+        "from step 40: optimizer.lr 1 → 0.5",
+        "evaluate asked for before step 40",
+        "refused at step 40: stop.steps: it has made 40 steps already",
+    ]
+
+
+def test_the_view_forgets_what_a_later_attempt_runs_again():
+    view = JobView(job())
+    for step in range(10):
+        view.see(metrics(step, loss=float(step)))
+    view.see(stats(4, ["conv1", "output", 0.25, 1.5, 9.0, 0]))
+    view.see(stats(9, ["fc", "output", 0.5, 2.5, 8.0, 0]))
+    view.see({"type": "attempt", "n": 2, "resumed_from_step": 6})
+    assert [step for step, _ in view.losses] == [0, 1, 2, 3, 4, 5]
+    assert (view.step, view.values["loss"], list(view.layers)) == (5, 5.0, ["conv1"])
+    assert "attempt 2 goes on from step 6" in shown(view)
+    view.see({"type": "attempt", "n": 3, "resumed_from_step": 0})
+    assert (view.step, view.values, list(view.losses), view.layers) == (None, {}, [], {})

@@ -1,6 +1,9 @@
 import hashlib
 import json
 import os
+import pickle
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from engine import checkpoint
-from glasshouse.errors import SpecFailed, StorageFailed
+from engine.snapshot import take
+from engine.stateful import Generators, OptimizerState, Weights
+from glasshouse.errors import CheckpointDamaged, CheckpointMismatch, SpecFailed, StorageFailed
 
 
 def _trained():
@@ -21,32 +26,98 @@ def _trained():
     return network, optimizer
 
 
+def _parts(network, optimizer):
+    parts = {"model": Weights(network), "optimizer": OptimizerState(optimizer)}
+    return {**parts, "generators": Generators()}
+
+
+def _save(directory: Path, network, optimizer=None, **about):
+    optimizer = optimizer or torch.optim.SGD(network.parameters())
+    return checkpoint.write(directory, take(_parts(network, optimizer), {"step": 0, **about}))
+
+
+@pytest.fixture
+def saved(tmp_path):
+    network, optimizer = _trained()
+    _save(tmp_path / "step-1", network, optimizer, step=1)
+    return tmp_path / "step-1"
+
+
 def test_a_checkpoint_holds_everything_and_says_what_it_wrote(tmp_path):
     network, optimizer = _trained()
-    state = {"step": 1, "epoch": 0, "seed": 7, "metrics": {"loss": float("nan")}}
-    files = checkpoint.save(tmp_path / "step-1", network, optimizer, state)
-    assert files.keys() == {"model.safetensors", "optimizer.safetensors", "state.json"}
+    metrics = {"loss": float("nan")}
+    files = _save(tmp_path / "step-1", network, optimizer, step=1, metrics=metrics)
+    tensors = {"model.safetensors", "optimizer.safetensors", "generators.safetensors"}
+    assert files.keys() == tensors | {"state.json", "manifest.json"}
+    assert {*os.listdir(tmp_path / "step-1")} == files.keys()
     for name, said in files.items():
         content = (tmp_path / "step-1" / name).read_bytes()
         assert said["size_bytes"] == len(content)
         assert said["sha256"] == hashlib.sha256(content).hexdigest()
+    manifest = json.loads((tmp_path / "step-1" / "manifest.json").read_text())
+    assert manifest == {name: said for name, said in files.items() if name != "manifest.json"}
     kept = load_file(tmp_path / "step-1" / "optimizer.safetensors")
     inside = optimizer.state_dict()["state"]
     assert torch.equal(kept["0.exp_avg"], inside[0]["exp_avg"])
-    whole = json.loads((tmp_path / "step-1" / "state.json").read_text())
-    assert whole["format"] == 1
-    assert whole["metrics"] == {"loss": "NaN"}
-    assert whole["rng"]["cpu"]
-    assert whole["optimizer"]["param_groups"][0]["lr"] == 0.1
+    state = json.loads((tmp_path / "step-1" / "state.json").read_text())
+    assert (state["format"], state["step"]) == (2, 1)
+    assert state["metrics"] == {"loss": "NaN"}
+    assert state["parts"]["optimizer"]["param_groups"][0]["lr"] == 0.1
     other = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     checkpoint.load_model(tmp_path / "step-1", other)
     for name, value in network.state_dict().items():
         assert torch.equal(other.state_dict()[name], value)
 
 
+def test_files_are_as_the_library_writes_them(tmp_path):
+    tensors = {
+        "half": torch.arange(3, dtype=torch.bfloat16),
+        "whole": torch.arange(6, dtype=torch.int64).reshape(2, 3),
+        "one": torch.tensor(True),
+        "none": torch.empty(0, 4),
+        "double": torch.tensor([float("nan"), 1e300], dtype=torch.float64),
+    }
+    checkpoint.write_tensors(tmp_path / "ours.safetensors", tensors)
+    save_file(tensors, tmp_path / "theirs.safetensors")
+    ours = load_file(tmp_path / "ours.safetensors")
+    theirs = load_file(tmp_path / "theirs.safetensors")
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        assert ours[name].dtype == tensor.dtype
+        assert torch.equal(ours[name].view(torch.uint8), tensor.view(torch.uint8)), name
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "NAdam", "ASGD", "Rprop", "Adafactor", "RAdam"])
+def test_an_optimizer_goes_on_as_if_it_had_never_stopped(tmp_path, name):
+    def make():
+        torch.manual_seed(0)
+        network = nn.Linear(3, 2)
+        return network, getattr(torch.optim, name)(network.parameters(), lr=0.05)
+
+    def step(network, optimizer):
+        network(torch.linspace(-1, 1, 12).reshape(4, 3)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    network, optimizer = make()
+    for _ in range(3):
+        step(network, optimizer)
+    _save(tmp_path / "c", network, optimizer)
+    other, resumed = make()
+    checkpoint.read(tmp_path / "c").restore(_parts(other, resumed))
+    for _ in range(3):
+        step(network, optimizer)
+        step(other, resumed)
+    assert torch.equal(network.weight, other.weight)
+    group, mine = optimizer.param_groups[0], resumed.param_groups[0]
+    assert {key: group[key] for key in group if key != "params"} == {
+        key: mine[key] for key in mine if key != "params"
+    }
+
+
 def test_a_crash_before_the_rename_leaves_no_checkpoint(tmp_path, monkeypatch):
     network, optimizer = _trained()
-    checkpoint.save(tmp_path / "step-1", network, optimizer, {"step": 1})
+    _save(tmp_path / "step-1", network, optimizer, step=1)
     before = (tmp_path / "step-1" / "state.json").read_bytes()
 
     def crash(_path: Path, _target: Path) -> None:
@@ -55,11 +126,28 @@ def test_a_crash_before_the_rename_leaves_no_checkpoint(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", crash)
         with pytest.raises(OSError, match="power"):
-            checkpoint.save(tmp_path / "step-2", network, optimizer, {"step": 2})
-    assert not (tmp_path / "step-2").exists()
+            _save(tmp_path / "step-2", network, optimizer, step=2)
+    assert os.listdir(tmp_path) == ["step-1"]
     assert (tmp_path / "step-1" / "state.json").read_bytes() == before
-    checkpoint.save(tmp_path / "step-2", network, optimizer, {"step": 2})
+    _save(tmp_path / "step-2", network, optimizer, step=2)
     assert sorted(os.listdir(tmp_path)) == ["step-1", "step-2"]
+
+
+def test_what_a_killed_writer_left_is_tidied_and_what_was_complete_comes_back(saved):
+    parent = saved.parent
+    shutil.copytree(saved, parent / ".step-2.partial")
+    shutil.copytree(saved, parent / ".step-1.replaced")
+    shutil.copytree(saved, parent / ".step-3.replaced")  # killed between the two renames
+    checkpoint.clear_leftovers(parent)
+    assert sorted(os.listdir(parent)) == ["step-1", "step-3"]
+    assert checkpoint.read(parent / "step-3").step == 1
+
+
+def test_a_checkpoint_that_is_written_again_is_the_new_one(tmp_path):
+    _save(tmp_path / "c", nn.Linear(1, 1), step=1)
+    _save(tmp_path / "c", nn.Linear(1, 1), step=2)
+    assert checkpoint.read(tmp_path / "c").step == 2
+    assert os.listdir(tmp_path) == ["c"]
 
 
 @pytest.mark.parametrize(
@@ -73,25 +161,119 @@ def test_a_crash_before_the_rename_leaves_no_checkpoint(tmp_path, monkeypatch):
 )
 def test_weights_that_do_not_fit_are_refused_by_name(tmp_path, other, words):
     network = nn.Linear(3, 2)
-    checkpoint.save(tmp_path / "c", network, torch.optim.SGD(network.parameters()), {})
+    _save(tmp_path / "c", network)
     with pytest.raises(SpecFailed, match=words):
         checkpoint.load_model(tmp_path / "c", other)
+    with pytest.raises(CheckpointMismatch, match=words):
+        parts = _parts(other, torch.optim.SGD(other.parameters()))
+        checkpoint.read(tmp_path / "c").restore(parts)
+
+
+def test_weights_of_another_type_are_not_gone_on_from(tmp_path):
+    _save(tmp_path / "c", nn.Linear(3, 2))
+    other = nn.Linear(3, 2, dtype=torch.float64)
+    with pytest.raises(CheckpointMismatch, match="float32 in the checkpoint and float64"):
+        checkpoint.read(tmp_path / "c").restore(_parts(other, torch.optim.SGD(other.parameters())))
+
+
+def test_another_optimizer_is_refused_by_name(saved):
+    network, _ = _trained()
+    for other, words in [
+        (torch.optim.AdamW(network.parameters()), "the optimizer Adam, the job's is AdamW"),
+        (torch.optim.Adam(network[0].parameters()), "other parameters: 4, and the job has 2"),
+    ]:
+        with pytest.raises(CheckpointMismatch, match=words):
+            checkpoint.read(saved).restore(_parts(network, other))
+
+
+def test_parts_that_one_side_has_not_are_refused(saved):
+    network, optimizer = _trained()
+    parts = _parts(network, optimizer) | {"average": Weights(network)}
+    with pytest.raises(CheckpointMismatch, match=r"the job needs .*average"):
+        checkpoint.read(saved).restore(parts)
 
 
 def test_part_of_a_checkpoint_fills_part_of_a_network(tmp_path):
     network = nn.Linear(3, 2)
-    checkpoint.save(tmp_path / "c", network, torch.optim.SGD(network.parameters()), {})
+    _save(tmp_path / "c", network)
     other = nn.Linear(3, 2, bias=False)
     checkpoint.load_model(tmp_path / "c", other, partial=True)
     assert torch.equal(other.weight, network.weight)
 
 
-def test_a_damaged_checkpoint_is_a_storage_failure(tmp_path):
-    with pytest.raises(StorageFailed):
+class _Evil:
+    def __reduce__(self):
+        return (os.abort, ())
+
+
+@pytest.mark.parametrize("name", ["model.pt", "optimizer.pkl", "pytorch_model.bin", "data.pth"])
+@pytest.mark.parametrize("load", ["resume", "infer"])
+def test_a_planted_pickle_is_refused_and_never_opened(saved, name, load):
+    (saved / name).write_bytes(pickle.dumps(_Evil()))
+    with pytest.raises(CheckpointDamaged, match=re.escape(name)):
+        if load == "resume":
+            checkpoint.read(saved)
+        else:
+            checkpoint.load_model(saved, _trained()[0])
+
+
+def test_a_link_is_no_file_of_a_checkpoint(saved, tmp_path):
+    (saved / "model.safetensors").rename(tmp_path / "elsewhere")
+    (saved / "model.safetensors").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointDamaged, match=r"model\.safetensors"):
+        checkpoint.read(saved)
+
+
+def test_a_file_that_no_manifest_names_is_refused(saved):
+    (saved / "more.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointDamaged, match=r"more\.safetensors"):
+        checkpoint.read(saved)
+
+
+FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "manifest.json")
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", ["gone", "short", "flipped", "empty"])
+def test_a_damaged_checkpoint_is_a_storage_failure_of_its_own(saved, name, damage):
+    path = saved / name
+    content = bytearray(path.read_bytes())
+    if damage == "gone":
+        path.unlink()
+    elif damage == "short":
+        path.write_bytes(content[:-3])
+    elif damage == "empty":
+        path.write_bytes(b"")
+    else:
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    with pytest.raises(StorageFailed) as caught:
+        checkpoint.read(saved)
+    assert caught.value.code == "checkpoint_damaged"
+    assert caught.value.retryable
+
+
+def test_a_checkpoint_that_is_not_there_is_damaged(tmp_path):
+    with pytest.raises(CheckpointDamaged):
+        checkpoint.read(tmp_path / "step-7")
+    with pytest.raises(CheckpointDamaged):
         checkpoint.load_model(tmp_path, nn.Linear(1, 1))
-    save_file({"weight": torch.ones(1)}, tmp_path / "model.safetensors")
-    content = (tmp_path / "model.safetensors").read_bytes()
-    (tmp_path / "model.safetensors").write_bytes(content[:-2])
-    (tmp_path / "state.json").write_text("{}")
-    with pytest.raises(StorageFailed):
-        checkpoint.load_model(tmp_path, nn.Linear(1, 1))
+
+
+def test_a_checkpoint_of_the_first_format_gives_its_weights_and_no_more(tmp_path):
+    network = nn.Linear(3, 2)
+    save_file(dict(network.state_dict()), tmp_path / "model.safetensors")
+    save_file({}, tmp_path / "optimizer.safetensors")
+    (tmp_path / "state.json").write_text(json.dumps({"format": 1, "step": 4}))
+    other = nn.Linear(3, 2)
+    assert checkpoint.load_model(tmp_path, other)["step"] == 4
+    assert torch.equal(other.weight, network.weight)
+    with pytest.raises(CheckpointMismatch, match="format 1"):
+        checkpoint.read(tmp_path)
+
+
+def test_the_loader_has_nothing_that_unpickles():
+    for module in ("checkpoint", "snapshot", "stateful", "tensor_file", "saving"):
+        text = (Path(checkpoint.__file__).parent / f"{module}.py").read_text()
+        assert "torch.load" not in text
+        assert "import pickle" not in text

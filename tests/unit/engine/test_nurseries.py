@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -38,7 +39,10 @@ class Client:
         assert self.read() == {"ready": True}
 
     def read(self) -> dict:
-        return json.loads(self.lines.readline())
+        said = json.loads(self.lines.readline())
+        if "exited" in said:
+            assert said.pop("peak_bytes") > 50 * 2**20  # torch alone takes more
+        return said
 
     def fork(self, job_dir: Path, **env: str) -> dict:
         reading, writing = os.pipe()
@@ -166,6 +170,46 @@ def test_ranks_end_with_the_worker_and_with_the_nursery(digits, tmp_path):
     _until(lambda: _gone(pid))
     for descriptor in lifelines:
         os.close(descriptor)
+
+
+def test_a_thread_that_ends_takes_no_rank_along(nursery, digits, tmp_path):
+    job = write_job(tmp_path, planned(spec(**FOR_EVER))["spec"], digits)
+    asking = threading.Thread(target=nursery.fork, args=(job,))
+    asking.start()
+    asking.join()
+    _until(lambda: _started(job))
+    before = len(read_frames(job / "spool", 0, 10**6)[0])
+    _until(lambda: len(read_frames(job / "spool", 0, 10**6)[0]) > before + 10)
+    os.close(nursery.lifelines.pop())
+    assert nursery.read()["code"] == 75
+
+
+DYING_PARENT = """
+import os, time
+from engine.nursery import _die_with
+if os.fork() == 0:  # the parent
+    parent = os.getpid()
+    if os.fork() == 0:  # the rank, which is late
+        while os.getppid() == parent:
+            time.sleep(0.01)
+        _die_with(parent)
+        print("it lives", flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a death signal is Linux's")
+def test_a_parent_that_died_before_the_rank_was_armed_takes_it_along():
+    ended = subprocess.run(
+        [sys.executable, "-c", DYING_PARENT],
+        capture_output=True,  # until the last that could write has ended
+        env={"PYTHONPATH": os.getcwd()},
+        timeout=200,
+        check=True,
+    )
+    assert ended.stdout == b"", ended
+    assert ended.stderr == b""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a death signal is Linux's")

@@ -161,6 +161,8 @@ class CancelAfter:
     """A control that asks for the end once a number of steps were reported."""
 
     wanted = None
+    ends_as = "cancelled"
+    orders = ()
 
     def __init__(self, num_steps: int) -> None:
         self.seen: list = []

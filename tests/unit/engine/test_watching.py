@@ -286,6 +286,7 @@ class Asking:
     """A control that asks for other lists of probes once so many steps have ended."""
 
     cancel_requested = False
+    orders = ()
 
     def __init__(self, *lists: tuple[int, Wanted]) -> None:
         self.lists = lists

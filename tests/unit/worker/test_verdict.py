@@ -1,65 +1,204 @@
+import re
 import signal
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from glasshouse import errors
+from glasshouse.errors import RunFailure
+from models.endings import FATES, ExitKind, Fate
 from worker.ranks import Exit
-from worker.verdict import Again, Ended, judge
+from worker.verdict import Again, Ended, Pressed, failed, judge, kind_of, unkillable
+
+CANCELLED = Pressed(cancelled=True)
+STOPPING = Pressed(stopping=True)
+OVERDUE = Pressed(timeout_s=5.0)
+BY_ITSELF = Pressed()
 
 
-def verdict(end: dict[str, Any] | None, exit_: Exit, **changes: bool) -> Ended | Again:
-    given = {"cancelled": False, "stopping": False, "out_of_memory": False} | changes
-    return judge(end, exit_, **given)
+def verdict(
+    end: dict[str, Any] | None, exit_: Exit, pressed: Pressed = BY_ITSELF, *, oom: bool = False
+) -> Ended | Again:
+    return judge(end, exit_, pressed, out_of_memory=oom)
 
 
-def code(found: Ended | Again) -> str:
-    assert isinstance(found, Ended)
-    assert found.error is not None
-    return found.error["code"]
+def failure(error: RunFailure) -> dict[str, Any]:
+    return {"state": "failed", "error": error.as_dict()}
+
+
+def test_the_list_of_ends_is_closed_and_each_has_a_fate():
+    assert set(FATES) == set(get_args(ExitKind))
+    assert set(FATES.values()) <= set(get_args(Fate))
 
 
 def test_the_ranks_own_last_word_decides():
     assert verdict({"state": "succeeded"}, Exit(0)) == Ended("succeeded", "succeeded")
-    failed = verdict({"state": "failed", "error": {"code": "data_failed"}}, Exit(0))
-    assert code(failed) == "data_failed"
-
-
-def test_success_stands_even_where_the_owner_asked_too_late():
-    assert verdict({"state": "succeeded"}, Exit(0), cancelled=True) == Ended(
-        "succeeded", "succeeded"
-    )
-
-
-def test_a_job_stopped_by_its_worker_runs_again_and_has_not_failed():
-    for end, exit_ in (({"state": "cancelled"}, Exit(0)), (None, Exit(signal=signal.SIGTERM))):
-        found = verdict(end, exit_, stopping=True)
-        assert isinstance(found, Again)
-        assert not found.counted
-
-
-def test_a_cancelled_job_that_had_to_be_killed_is_cancelled():
-    found = verdict(None, Exit(signal=signal.SIGKILL), cancelled=True)
-    assert found == Ended("cancelled", "killed")
-
-
-def test_a_crash_of_its_own_fails_the_job():
-    for exit_ in (Exit(signal=signal.SIGSEGV), Exit(signal=signal.SIGABRT), Exit(1)):
-        assert code(verdict(None, exit_)) == "rank_died"
-
-
-def test_the_error_names_the_signal():
-    found = verdict(None, Exit(signal=signal.SIGSEGV))
+    found = verdict(failure(errors.DataFailed("x")), Exit(0))
     assert isinstance(found, Ended)
+    assert (found.state, found.exit_kind) == ("failed", "user_error")
+
+
+@pytest.mark.parametrize("pressed", [CANCELLED, STOPPING, OVERDUE, Pressed(stalled_s=9.0)])
+def test_success_stands_even_where_somebody_asked_too_late(pressed: Pressed):
+    found = verdict({"state": "succeeded"}, Exit(0), pressed)
+    assert found == Ended("succeeded", "succeeded")
+
+
+@pytest.mark.parametrize("end", [None, {"state": "cancelled"}, {"state": "interrupted"}])
+def test_a_job_stopped_by_its_worker_runs_again_and_has_not_failed(end: dict[str, Any] | None):
+    found = verdict(end, Exit(signal=signal.SIGTERM), STOPPING)
+    assert isinstance(found, Again)
+    assert found.exit_kind == "interrupted"
+    assert not found.counted
+
+
+@pytest.mark.parametrize("end", [None, {"state": "paused"}])
+def test_a_job_that_its_owner_paused_is_paused(end: dict[str, Any] | None):
+    found = verdict(end, Exit(signal=signal.SIGTERM), Pressed(pausing=True))
+    assert isinstance(found, Again)
+    assert (found.exit_kind, found.counted) == ("paused", False)
+
+
+def test_a_crash_while_it_pauses_is_still_a_crash():
+    found = verdict(None, Exit(signal=signal.SIGSEGV), Pressed(pausing=True))
+    assert found.exit_kind == "crash"
+
+
+def test_cancelling_goes_before_pausing():
+    both = Pressed(pausing=True, cancelled=True)
+    assert both.how == "cancelled"
+    assert verdict({"state": "paused"}, Exit(0), both) == Ended("cancelled", "cancelled")
+
+
+def test_a_cancelled_job_is_cancelled_however_it_had_to_be_made_to_end():
+    by_kill = verdict(None, Exit(signal=signal.SIGKILL), CANCELLED)
+    assert by_kill == Ended("cancelled", "killed")
+    by_word = verdict({"state": "cancelled"}, Exit(0), CANCELLED)
+    assert by_word == Ended("cancelled", "cancelled")
+    assert unkillable(cancelled=True).state == "cancelled"
+
+
+@pytest.mark.parametrize("end", [None, {"state": "cancelled"}])
+def test_a_job_that_took_too_long_has_failed(end: dict[str, Any] | None):
+    found = verdict(end, Exit(signal=signal.SIGKILL), OVERDUE)
+    assert isinstance(found, Ended)
+    assert found.exit_kind == "timeout"
     assert found.error is not None
-    assert "SIGSEGV" in found.error["message"]
+    assert (found.error["code"], found.error["category"]) == ("timeout", "timeout")
 
 
-def test_a_kill_for_memory_is_named():
-    assert code(verdict(None, Exit(signal=signal.SIGKILL), out_of_memory=True)) == "out_of_memory"
+def test_a_stalled_job_runs_again_or_fails_as_its_spec_says():
+    again = verdict(None, Exit(signal=signal.SIGKILL), Pressed(stalled_s=7.0))
+    assert isinstance(again, Again)
+    assert (again.exit_kind, again.counted) == ("stalled", True)
+    ended = verdict(None, Exit(signal=signal.SIGKILL), Pressed(stalled_s=7.0, on_stall="fail"))
+    assert isinstance(ended, Ended)
+    assert ended.error is not None
+    assert ended.error["code"] == "stalled"
 
 
-def test_a_kill_from_outside_is_not_the_jobs_fault():
-    assert isinstance(verdict(None, Exit(signal=signal.SIGKILL)), Again)
+@pytest.mark.parametrize(
+    "exit_", [Exit(signal=signal.SIGSEGV), Exit(signal=signal.SIGABRT), Exit(1), Exit(70)]
+)
+def test_a_crash_is_tried_again_and_names_how_it_ended(exit_: Exit):
+    found = verdict(None, exit_)
+    assert isinstance(found, Again)
+    assert (found.exit_kind, found.counted) == ("crash", True)
+    assert found.error is not None
+    assert found.error["code"] == "rank_died"
+    assert str(exit_) in found.error["message"]
+    assert str(exit_) in found.reason
 
 
-def test_a_lost_nursery_and_a_cut_lifeline_are_not_the_jobs_fault():
-    assert isinstance(verdict(None, Exit(lost=True)), Again)
-    assert isinstance(verdict(None, Exit(75)), Again)
+def test_a_kill_for_memory_is_named_with_the_peak():
+    found = verdict(None, Exit(signal=signal.SIGKILL, peak_bytes=123), oom=True)
+    assert isinstance(found, Ended)
+    assert found.exit_kind == "oom_host"
+    assert found.error is not None
+    assert found.error["code"] == "out_of_memory"
+    assert found.error["memory"]["peak_bytes"] == 123
+
+
+def test_a_crash_is_not_taken_for_a_kill_for_memory():
+    found = verdict(None, Exit(signal=signal.SIGSEGV), oom=True)
+    assert found.exit_kind == "crash"
+
+
+@pytest.mark.parametrize(
+    ("exit_", "kind"),
+    [
+        (Exit(signal=signal.SIGKILL), "killed_from_outside"),
+        (Exit(signal=signal.SIGTERM), "killed_from_outside"),
+        (Exit(lost=True), "nursery_lost"),
+        (Exit(75), "lifeline_cut"),
+    ],
+)
+def test_what_comes_from_outside_is_not_the_jobs_fault(exit_: Exit, kind: ExitKind):
+    found = verdict(None, exit_)
+    assert isinstance(found, Again)
+    assert (found.exit_kind, found.counted) == (kind, True)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "again"),
+    [
+        (errors.SpecFailed(), "user_error", False),
+        (errors.DataFailed(), "user_error", False),
+        (errors.NonFinite(), "nonfinite", False),
+        (errors.OutOfMemory(memory={"where": "device"}), "oom_device", False),
+        (errors.OutOfMemory(memory={"where": "host"}), "oom_host", False),
+        (errors.DeviceFailed(), "device", True),
+        (errors.StorageFailed(), "storage", False),
+        (errors.DiskFull(), "disk_full", True),
+        (errors.EngineFailed(), "internal", False),
+    ],
+)
+def test_errors_of_the_user_are_never_tried_again(error: RunFailure, kind: ExitKind, again: bool):
+    found = failed(error.as_dict())
+    assert found.exit_kind == kind
+    assert isinstance(found, Again) == again
+
+
+@given(
+    st.none() | st.sampled_from(["succeeded", "cancelled", "failed", "interrupted", "paused"]),
+    st.builds(Exit, st.none() | st.integers(0, 255), st.none() | st.integers(1, 31), st.booleans()),
+    st.builds(
+        Pressed,
+        st.booleans(),
+        st.booleans(),
+        st.booleans(),
+        st.none() | st.just(1.0),
+        st.none() | st.just(1.0),
+        st.sampled_from(["restart", "fail"]),
+    ),
+    st.booleans(),
+)
+def test_every_ending_has_a_verdict_of_the_list(
+    state: str | None, exit_: Exit, pressed: Pressed, oom: bool
+):
+    end = failure(errors.DataFailed()) if state == "failed" else state and {"state": state}
+    found = verdict(end or None, exit_, pressed, oom=oom)
+    assert found.exit_kind in FATES
+    if isinstance(found, Again):
+        assert FATES[found.exit_kind] != "ends"
+        assert not pressed.cancelled
+    elif found.state == "failed":
+        assert found.error is not None
+        assert found.error["message"]
+
+
+def test_every_failure_that_there_is_has_a_kind():
+    def all_of(cls: type[RunFailure]) -> list[type[RunFailure]]:
+        return [cls, *(more for sub in cls.__subclasses__() for more in all_of(sub))]
+
+    assert {kind_of(cls().as_dict()) for cls in all_of(RunFailure)} <= set(FATES)
+
+
+def test_the_documentation_says_of_each_end_what_follows():
+    page = Path(__file__).parents[3] / "docs/concepts/failing.md"
+    rows = re.findall(r"^\| `(\w+)` \| .+ \| (\w+)", page.read_text(), re.MULTILINE)
+    said = {kind: fate for kind, fate in rows if kind in FATES}
+    assert said == FATES

@@ -1,0 +1,96 @@
+"""What is asked of a job while it trains: settings changed and things done, at step boundaries.
+
+A boundary has the number of the step that comes next. What was applied before a restart is applied
+again at its own boundary, so that the steps that are done once more are the same steps.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from engine.problems import SpecProblems
+from engine.report import Emit, Learner
+from engine.settable import changed_job, optimizer_values
+from engine.spool import now
+from glasshouse.spec import TrainJob
+from glasshouse.spec.live import is_of_optimizer, place, value_of
+
+Order = dict[str, Any]
+"""``id``, ``by``, ``set`` or ``do``; of one to be applied again also ``step``, ``old``, ``new``."""
+Follow = Callable[[TrainJob, int], None]
+"""Takes a job whose settings changed, and the updates done; raises SpecProblems to refuse it."""
+
+
+class Commands:
+    """Carries out orders; the loop asks at a boundary whenever there are some."""
+
+    def __init__(
+        self,
+        job: TrainJob,
+        learner: Learner,
+        orders: deque[Order],
+        *,
+        first: int,
+        follow: Follow,
+        emit: Emit,
+    ) -> None:
+        self._job = job
+        self._learner = learner
+        self._orders = orders
+        self._first = first
+        self._follow = follow
+        self._emit = emit
+
+    def at(self, step: int) -> set[str]:
+        """Carry out what is due before a step; what is to be done besides: evaluate, checkpoint.
+
+        Orders hold in the order in which they were given: a new one waits for all that are to be
+        applied again. What is done needs a step before it.
+        """
+        to_do: set[str] = set()
+        while self._orders:
+            order = self._orders[0]
+            is_new, is_first = "step" not in order, step == self._first
+            if (is_new and is_first and "do" in order) or order.get("step", step) > step:
+                break
+            self._orders.popleft()
+            if "set" in order:
+                self._set(order, step)
+            else:
+                self._say(order, "applied", step)
+                to_do |= set() if is_first else {order["do"]}  # the checkpoint has it already
+        return to_do
+
+    def _set(self, order: Order, step: int) -> None:
+        changes: dict[str, Any] = order["set"]
+        try:
+            changed = changed_job(self._job, changes)
+            self._follow(changed, step)
+        except SpecProblems as error:
+            self._say(order, "rejected", step, problem=error.problems[0].as_dict())
+            return
+        old = {path: self._value(path) for path in changes}
+        self._take_up(changed, changes)
+        new = {path: self._value(path) for path in changes}
+        told = order if "step" in order else {"old": old, "new": new}
+        self._say(order, "applied", step, old=told["old"], new=told["new"])
+
+    def _take_up(self, changed: TrainJob, changes: dict[str, Any]) -> None:
+        self._job = changed
+        names = [place(path)[-1] for path in changes if is_of_optimizer(path)]
+        values = optimizer_values(changed.optimizer, names)
+        for group in self._learner.optimizer.param_groups:
+            group.update(values)
+        if self._learner.clip is not None and changed.grad_clip is not None:
+            self._learner.clip.max = changed.grad_clip.max
+
+    def _value(self, path: str) -> Any:
+        if is_of_optimizer(path):
+            return self._learner.optimizer.param_groups[0][place(path)[-1]]
+        return value_of(self._job.model_dump(mode="json"), path)
+
+    def _say(self, order: Order, state: str, step: int, **more: Any) -> None:
+        asked = {name: order[name] for name in ("set", "do") if name in order}
+        record = {"type": "command", "at": now(), "command": order["id"], "state": state}
+        record |= {"step": step, **asked, "old": None, "new": None, "problem": None}
+        self._emit(record | more | {"by": order.get("by")})

@@ -1,0 +1,36 @@
+"""Which checkpoints stay: the newest ones, and those with the best value of a metric.
+
+Only for the terminal; in the service the worker decides, by the same rule. Pure Python.
+"""
+
+import math
+from collections.abc import Mapping
+
+from glasshouse.spec import Checkpoint
+
+
+class Keeping:
+    """Remembers the checkpoints of a run, oldest first."""
+
+    def __init__(self, rule: Checkpoint) -> None:
+        self._rule = rule
+        self._kept: dict[str, float] = {}
+
+    def superseded(self, name: str, metrics: Mapping[str, float]) -> list[str]:
+        """Take in a new checkpoint that is complete; gives those that are not needed any more."""
+        best = self._rule.keep_best
+        self._kept[name] = math.nan if best is None else metrics.get(best.metric, math.nan)
+        stay = {*list(self._kept)[-self._rule.keep_last :], *self._best()}
+        gone = [one for one in self._kept if one not in stay]
+        for one in gone:
+            del self._kept[one]
+        return gone
+
+    def _best(self) -> list[str]:
+        """The best ones; of equals the earlier. What is not finite is never one of them."""
+        best = self._rule.keep_best
+        if best is None:
+            return []
+        sign = 1 if best.mode == "min" else -1
+        known = [one for one, value in self._kept.items() if math.isfinite(value)]
+        return sorted(known, key=lambda one: sign * self._kept[one])[: best.count]

@@ -1,0 +1,65 @@
+"""Which layer first put out numbers that are not finite: looked for once a step has failed."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from engine.network import LayerFailed, Network, leaves
+from glasshouse.errors import NonFinite, RunFailure
+
+
+def blame(error: Exception, network: Network, batch: Mapping[str, Tensor] | None) -> Exception:
+    """The failure of the numbers, where a layer or the loss failed and numbers are not finite.
+
+    The forward pass is run once more on the same batch; that draws other random numbers, which
+    is no matter any more. Anything else that failed is given back as it is.
+    """
+    if batch is None or not isinstance(error, LayerFailed) or isinstance(error.cause, RunFailure):
+        return error
+    try:
+        found = first_bad(network, batch)
+    except Exception:  # noqa: BLE001, RUF100 (it only adds to what is known)
+        return error
+    if found is None:
+        return error
+    layer, what = found
+    first_line = (str(error.cause).strip() or type(error.cause).__name__).splitlines()[0]
+    detail = f"{what} not finite, and {error.layer!r} failed by it: {first_line}"
+    return NonFinite(detail, layer=layer)
+
+
+@torch.no_grad()
+def first_bad(network: Network, batch: Mapping[str, Tensor]) -> tuple[str, str] | None:
+    """The first layer whose parameters or output are not finite, in words; None: none is."""
+    for name, tensor in batch.items():
+        if not _is_finite(tensor):
+            return name, f"In the data, {name!r} is"
+    for name, parameter in network.named_parameters():
+        if not _is_finite(parameter):
+            return name.rpartition(".")[0], f"The parameter {name!r} was"
+    found: list[str] = []
+    handles = [
+        module.register_forward_hook(_looker(name, found))
+        for name, module in network.layers.items()
+    ]
+    try:
+        network(batch)
+    except LayerFailed:
+        pass  # as in the step itself
+    finally:
+        for handle in handles:
+            handle.remove()
+    return (found[0], f"In the forward pass the output of {found[0]!r} was") if found else None
+
+
+def _looker(name: str, found: list[str]) -> Callable[..., None]:
+    def look(_module: object, _inputs: object, output: object) -> None:
+        if not found and not all(_is_finite(tensor) for _, tensor in leaves(name, output)):
+            found.append(name)
+
+    return look
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())

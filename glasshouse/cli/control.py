@@ -1,0 +1,110 @@
+"""Commands that steer a job: pause, resume, retry, fork, set."""
+
+from typing import Annotated, Any
+
+import typer
+
+from glasshouse import jsonio
+from glasshouse.cli import output, overrides
+from glasshouse.cli.jobs import JobId, watch_job
+from glasshouse.cli.output import Json
+from glasshouse.client import Client, Job
+
+Watch = Annotated[bool, typer.Option("--watch", help="Watch the new job until it ends.")]
+
+
+def pause(job: JobId, json: Json = False) -> None:
+    """Ask a job to save a checkpoint and free its devices."""
+    with Client() as client:
+        _told(client.jobs.pause(job), as_json=json)
+
+
+def resume(job: JobId, json: Json = False) -> None:
+    """Go on with a paused job, from its checkpoint."""
+    with Client() as client:
+        _told(client.jobs.resume(job), as_json=json)
+
+
+def retry(job: JobId, watch: Watch = False, json: Json = False) -> None:
+    """Submit the spec of a job that has ended again. Prints the new job's id."""
+    with Client() as client:
+        _made(client.jobs.retry(job), watch=watch, as_json=json)
+
+
+def fork(  # noqa: PLR0913 (each is a field of a fork)
+    job: JobId,
+    *,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("-s", "--set", metavar="KEY=VALUE", help="Change the spec by a dotted path."),
+    ] = None,
+    checkpoint: Annotated[str | None, typer.Option(help="Its id. Left out: the newest.")] = None,
+    step: Annotated[int | None, typer.Option(min=0, help="Of the checkpoint, instead.")] = None,
+    load: Annotated[
+        str | None, typer.Option(help="all goes on with the run, model takes the weights only.")
+    ] = None,
+    watch: Watch = False,
+    json: Json = False,
+) -> None:
+    """Start a new job from a checkpoint of this one. Prints its id."""
+    patch: dict[str, Any] = {}
+    for change in set_ or []:
+        overrides.apply(patch, change)
+    start: dict[str, Any] = {"checkpoint": checkpoint, "step": step, "load": load}
+    with Client() as client:
+        _made(client.jobs.fork(job, patch, **start), watch=watch, as_json=json)
+
+
+def set_(
+    job: JobId,
+    settings: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME=VALUE…",
+            help="lr=0.001, momentum=0.8: of the optimizer. grad_clip.max=1, stop.steps=2000.",
+        ),
+    ],
+    wait: Annotated[bool, typer.Option("--wait", help="Until a step begins with it.")] = False,
+    json: Json = False,
+) -> None:
+    """Change settings of a running job, all at one step."""
+    changes = dict(_setting(text) for text in settings)
+    with Client() as client:
+        command = client.jobs.get(job).set(changes)
+        if wait:
+            command.wait(None)
+    if json:
+        output.document(command.data)
+        return
+    output.line(command.id)
+    step = "" if command.step is None else f" at step {command.step}"
+    output.tell(f"{', '.join(f'{name} = {value}' for name, value in changes.items())}:")
+    output.tell(f"{command.state}{step}")
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, found, value = text.partition("=")
+    if not found or not name:
+        raise typer.BadParameter(f"{text!r}: write it like lr=0.001")
+    try:
+        read = jsonio.loads(value)
+    except ValueError:
+        read = value
+    return (name if "." in name else f"optimizer.{name}"), read
+
+
+def _told(job: Job, *, as_json: bool) -> None:
+    if as_json:
+        output.document(job.data)
+    else:
+        output.tell(f"{job.id} is {job.state}")
+
+
+def _made(job: Job, *, watch: bool, as_json: bool) -> None:
+    if watch:
+        watch_job(job, as_json=as_json)
+    elif as_json:
+        output.document(job.data)
+    else:
+        output.line(job.id)
+        output.tell(f"watch it: glasshouse watch {job.id}")

@@ -1,0 +1,39 @@
+"""The settings of a job that can be changed while it runs, by their paths.
+
+``optimizer.lr`` is ``optimizer.args.lr`` of the spec; every other path is that of the spec itself.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def place(path: str) -> tuple[str, ...]:
+    """Where in a spec a setting is: ``optimizer.lr`` → ``("optimizer", "args", "lr")``."""
+    first, *rest = path.split(".")
+    return (first, "args", *rest) if is_of_optimizer(path) else (first, *rest)
+
+
+def is_of_optimizer(path: str) -> bool:
+    """Whether a setting is an argument of the optimizer."""
+    return path.startswith("optimizer.")
+
+
+def overlay(spec: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a spec with other values in some places."""
+    changed = dict(spec)
+    for path, value in changes.items():
+        *way, last = place(path)
+        holder = changed
+        for name in way:
+            holder[name] = dict(holder.get(name) or {})
+            holder = holder[name]
+        holder[last] = value
+    return changed
+
+
+def value_of(spec: Mapping[str, Any], path: str) -> Any:
+    """What a setting is in a spec; None where the spec does not say."""
+    found: Any = spec
+    for name in place(path):
+        found = found.get(name) if isinstance(found, Mapping) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return found  # pyright: ignore[reportUnknownVariableType]

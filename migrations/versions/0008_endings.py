@@ -1,0 +1,20 @@
+"""When a job that failed through no fault of its own is tried again, and since when it counts."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0008"
+down_revision = "0007"
+branch_labels = None
+depends_on = None
+
+
+# Column by column, as in 0005.
+def upgrade() -> None:
+    op.add_column("jobs", sa.Column("failed_at_step", sa.BigInteger(), nullable=True))
+    op.add_column("jobs", sa.Column("not_before_ms", sa.BigInteger(), nullable=True))
+
+
+def downgrade() -> None:
+    op.drop_column("jobs", "not_before_ms")
+    op.drop_column("jobs", "failed_at_step")

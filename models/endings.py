@@ -1,0 +1,91 @@
+"""How an attempt may end: a closed list, and what each end means for its job. Pure; no SQL."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+ExitKind = Literal[
+    "succeeded",
+    "cancelled",
+    "killed",
+    "paused",
+    "interrupted",
+    "checkpoint_refused",
+    "user_error",
+    "nonfinite",
+    "oom_device",
+    "oom_host",
+    "device",
+    "storage",
+    "disk_full",
+    "crash",
+    "killed_from_outside",
+    "nursery_lost",
+    "lifeline_cut",
+    "worker_lost",
+    "lease_lost",
+    "stalled",
+    "timeout",
+    "unkillable",
+    "internal",
+]
+Fate = Literal["ends", "waits", "returns", "retries"]
+"""``ends``: so does the job. ``waits``: it is paused. ``returns``: it is queued again at once, and
+nothing is counted. ``retries``: it is queued again after a while, and the failure is counted."""
+
+FATES: dict[ExitKind, Fate] = {
+    "succeeded": "ends",
+    "cancelled": "ends",
+    "killed": "ends",
+    "paused": "waits",
+    "interrupted": "returns",
+    "checkpoint_refused": "returns",
+    "user_error": "ends",
+    "nonfinite": "ends",
+    "oom_device": "ends",
+    "oom_host": "ends",
+    "device": "retries",
+    "storage": "ends",
+    "disk_full": "retries",
+    "crash": "retries",
+    "killed_from_outside": "retries",
+    "nursery_lost": "retries",
+    "lifeline_cut": "retries",
+    "worker_lost": "retries",
+    "lease_lost": "retries",
+    "stalled": "retries",
+    "timeout": "ends",
+    "unkillable": "ends",
+    "internal": "ends",
+}
+
+CRASH_LOOP = 3
+"""So many crashes in a row without progress end a job, whatever its spec allows."""
+MAX_RESTARTS = 3
+"""Of a job whose spec says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How long a job waits before it is tried again: twice as long each time, up to a limit."""
+
+    first_s: float = 1.0
+    max_s: float = 300.0
+
+    def after_s(self, failures: int) -> float:
+        """The wait after so many failures in a row, at least one."""
+        return min(self.max_s, self.first_s * 2.0 ** min(failures - 1, 60))
+
+
+def max_restarts(resolved: dict[str, Any]) -> int:
+    """The restarts without progress that a resolved spec allows."""
+    retry: dict[str, int] = resolved.get("retry") or {}
+    return retry.get("max_restarts", MAX_RESTARTS)
+
+
+def is_over(kind: ExitKind, *, failures: int, crashes: int, restarts: int) -> bool:
+    """Whether a job that failed like this is not tried again.
+
+    ``failures``: without progress, this one included. ``crashes``: of them, those at the end of
+    the row that were crashes. ``restarts``: allowed without progress.
+    """
+    return failures > restarts or (kind == "crash" and crashes >= CRASH_LOOP)

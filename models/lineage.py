@@ -1,0 +1,129 @@
+"""Which rows of a job count once it was begun again. The one place that knows.
+
+An attempt that resumes at step s runs s first: of every earlier attempt the rows of the steps
+before s stand, and those from s on give way. What is read is then the record of one uninterrupted
+run. A job that was never begun again has no cuts, and its queries no condition more.
+"""
+
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
+
+from sqlalchemy import ColumnElement, and_, func, not_, or_, select
+from sqlalchemy.orm import Session
+
+from glasshouse import jsonio
+from glasshouse.events import UPKEEP
+from models.tables import Attempt, Metric
+
+Asked = int | Literal["all"] | None
+"""Whose rows somebody wants: None, those that count; ``all``; or those of one attempt."""
+
+
+class Cut(NamedTuple):
+    """From this attempt on, and from this step on, earlier rows give way."""
+
+    attempt: int
+    step: int
+
+
+def cuts(tx: Session, job: str) -> list[Cut]:
+    """Every later attempt that has begun, and its first step; none for a job with one attempt."""
+    query = (
+        select(Attempt.n, Attempt.resumed_from_step)
+        .where(Attempt.job == job, Attempt.n > 1, Attempt.resumed_from_step.is_not(None))
+        .order_by(Attempt.n)
+    )
+    return [Cut(n, step or 0) for n, step in tx.execute(query)]
+
+
+def steps_of(found: list[Cut]) -> list[Cut]:
+    """Only the cuts that hide something: both their attempts and their steps ascend."""
+    kept: list[Cut] = []
+    for cut in reversed(found):
+        if not kept or cut.step < kept[-1].step:
+            kept.append(cut)
+    return kept[::-1]
+
+
+def condition(
+    found: list[Cut], attempt: ColumnElement[Any] | Any, step: ColumnElement[Any] | Any
+) -> list[ColumnElement[bool]]:
+    """What to add to a query's ``where``: nothing where nothing is hidden.
+
+    A row without a step is shown.
+    """
+    stairs = steps_of(found)
+    if not stairs:
+        return []
+    parts = [step.is_(None), step < stairs[0].step, attempt >= stairs[-1].attempt]
+    parts += [and_(attempt >= one.attempt, step < two.step) for one, two in pairwise(stairs)]
+    return [or_(*parts)]
+
+
+def shown(
+    tx: Session,
+    job: str,
+    attempt: ColumnElement[Any] | Any,
+    step: ColumnElement[Any] | Any,
+    asked: Asked = None,
+) -> list[ColumnElement[bool]]:
+    """The condition on rows of a job that somebody reads; ``asked`` may say otherwise."""
+    if asked == "all":
+        return []
+    if asked is not None:
+        return [attempt == asked]
+    return condition(cuts(tx, job), attempt, step)
+
+
+def limits(tx: Session, job: str) -> dict[int, float]:
+    """By attempt, the last step whose rows stand; infinity where all do."""
+    query = select(Attempt.n, Attempt.resumed_from_step).where(Attempt.job == job)
+    found: dict[int, float] = {}
+    limit = float("inf")
+    for n, resumed in tx.execute(query.order_by(Attempt.n.desc())):
+        found[n] = limit
+        if n > 1 and resumed is not None:
+            limit = min(limit, resumed - 1)
+    return found
+
+
+def summary_before(tx: Session, job: str, step: int) -> dict[str, dict[str, Any]]:
+    """The job's ``summary`` as it was when ``step`` updates were done, made from the series."""
+    if step <= 0:
+        return {}
+    mine = [
+        Metric.job == job,
+        Metric.step < step,
+        not_(or_(*(Metric.name.startswith(prefix, autoescape=True) for prefix in UPKEEP))),
+        *shown(tx, job, Metric.attempt, Metric.step),
+    ]
+    totals = (
+        select(
+            Metric.name.label("name"),
+            func.min(Metric.value).label("low"),
+            func.max(Metric.value).label("high"),
+            func.max(Metric.step).label("last"),
+        )
+        .where(*mine)
+        .group_by(Metric.name)
+        .cte("totals")
+    )
+
+    def first_where(value: Any) -> dict[str, int]:
+        """By name, the first step with this value."""
+        here = (Metric.name == totals.c.name, Metric.value == value)
+        query = select(Metric.name, func.min(Metric.step)).where(*mine, *here)
+        return {row[0]: row[1] for row in tx.execute(query.group_by(Metric.name))}
+
+    lows, highs = first_where(totals.c.low), first_where(totals.c.high)
+    newest = select(Metric.name, Metric.value, Metric.nonfinite, totals.c.low, totals.c.high).where(
+        *mine, Metric.name == totals.c.name, Metric.step == totals.c.last
+    )
+    found: dict[str, dict[str, Any]] = {}
+    for name, value, nonfinite, low, high in tx.execute(newest.order_by(Metric.name)):
+        last = jsonio.NONFINITE[nonfinite or "NaN"] if value is None else value
+        found[name] = {"last": last}
+        if low is not None:
+            found[name] |= {"min": low, "min_step": lows[name]}
+            found[name] |= {"max": high, "max_step": highs[name]}
+    return found

@@ -1,0 +1,62 @@
+"""A job is cancelled at every point of its way: it ends, soon, and nothing is left."""
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glasshouse.errors import JobEnded
+from tests.integration.worker.odd_worker import EARLY, LATE
+from tests.integration.worker.shop import Shop, endless, train_spec, until
+
+SAVING = {"every_steps": 2, "keep_last": 1}
+OF_THE_RANK = (
+    *("start", "0", "3", "save", "evaluate", "rank.begin"),
+    *("spool.append", "spool.write", "spool.written"),
+)
+
+
+def cancelled_there(shop: Shop, spec: dict[str, Any], reached: Path) -> str:
+    """Submit a job, cancel it where it is said to have come, and wait for its end."""
+    reached.unlink(missing_ok=True)
+    job_id = shop.submit(spec)
+    until(reached.exists)
+    with contextlib.suppress(JobEnded):
+        shop.cancel(job_id)
+    job = shop.wait(job_id)
+    assert [event.type for event in shop.events(job_id)][-1] == "end"
+    assert [event.type for event in shop.events(job_id)].count("end") == 1
+    return job.state
+
+
+def test_there_are_many_points():
+    assert len({*EARLY, *LATE, *OF_THE_RANK}) >= 30
+
+
+@pytest.mark.timeout(600)
+def test_a_cancel_at_every_point_of_the_worker_ends_the_job(shop: Shop):
+    shop.start_worker(odd=True)
+    dataset = shop.dataset()
+    for name in (*EARLY, *LATE):
+        (shop.home / "point").write_text(f"{name} pause")
+        late = name in LATE
+        spec = train_spec(dataset, checkpoint=SAVING) if late else endless(dataset)
+        state = cancelled_there(shop, spec, shop.home / "reached")
+        assert state == "cancelled" or (late and state == "succeeded"), (name, state)
+    until(lambda: all(device.job is None for device in shop.devices()))
+    until(lambda: not list((shop.home / "work" / "w1").glob("job_*")))
+    until(lambda: not list((shop.home / "work" / "w1" / "ranks").iterdir()))
+
+
+def test_a_cancel_at_every_place_of_the_rank_ends_the_job(shop: Shop):
+    shop.start_worker(odd=True)
+    dataset = shop.dataset()
+    reached = shop.home / "there"
+    for place in OF_THE_RANK:
+        labels = {"misbehave": "pause", "at": place, "reached": str(reached)}
+        spec = endless(dataset, checkpoint=SAVING, labels=labels)
+        spec["data"]["validation"] = spec["data"]["train"]
+        spec["evaluate"] = {"every_steps": 2}
+        assert cancelled_there(shop, spec, reached) == "cancelled", place
+    until(lambda: all(device.job is None for device in shop.devices()))

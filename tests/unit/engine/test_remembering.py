@@ -1,0 +1,94 @@
+"""What probes remember over a restart."""
+
+import json
+from typing import Any
+
+import pytest
+
+from engine.probes import remembered
+from engine.probes.recorder import Recorder
+from engine.probes.taps import made
+from engine.probes.watch import Watch
+from glasshouse.spec import Probe
+
+NAN = [float("nan"), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 4, 0]
+FINITE = [1.5, 0.5, 1.0, 2.0, 3.0, 2.0, 0.25, 0, 0]
+
+
+def _probe(**changes: Any) -> Probe:
+    whole = {"layers": ["fc"], "kinds": ["output"], "every": 2} | changes
+    return Probe.model_validate_json(json.dumps(whole))
+
+
+def _again(watches: list[Watch]) -> dict[str, Any]:
+    """The state as it comes back from a file."""
+    return json.loads(json.dumps(remembered.state(watches, 3)))
+
+
+def _record(step: int) -> dict[str, Any]:
+    return {"type": "stats", "at": "2026-01-01T00:00:00Z", "step": step, "phase": "train"}
+
+
+def test_a_widened_interval_stays_wide():
+    before, after = made(0, _probe()), made(0, _probe())
+    before.factor, before.num_failures = 8, 2
+    assert remembered.restore(_again([before]), [after], has_ids=False) == [after]
+    assert (after.every, after.num_failures) == (16, 2)
+
+
+def test_a_probe_that_was_changed_since_begins_anew():
+    before, after = made("prb_1", _probe()), made("prb_1", _probe(every=5))
+    before.factor, before.num_failures = 8, 2
+    remembered.restore(_again([before]), [after], has_ids=True)
+    assert (after.every, after.num_failures) == (5, 0)
+
+
+def test_a_probe_that_was_off_stays_off_and_a_new_one_looks():
+    off, on = made(0, _probe()), made(1, _probe())
+    state = _again([on])
+    assert remembered.restore(state, [off, on], has_ids=False) == [on]
+    new = made("prb_9", _probe())
+    assert remembered.restore(state, [new], has_ids=True) == [new]
+
+
+@pytest.mark.parametrize("layer", ["fc", "NaN"])
+def test_a_recorder_gives_the_steps_from_before_the_restart(layer: str):
+    def recorder() -> Recorder:
+        found = made(0, _probe(on="nonfinite", every=None))
+        assert isinstance(found, Recorder)
+        return found
+
+    def steps(one: Recorder, first: int, last: int) -> None:
+        for step in range(first, last):
+            row = [layer, "output", *[value + step for value in FINITE[:7]], 0, 0]
+            assert one.take(_record(step), [row], 1.0, set()) == []
+
+    bad = [layer, "output", *NAN]
+    uninterrupted, before, after = recorder(), recorder(), recorder()
+    steps(uninterrupted, 0, 30)
+    steps(before, 0, 25)
+    remembered.restore(_again([before]), [after], has_ids=False)
+    steps(after, 25, 30)
+    expected = uninterrupted.take(_record(30), [bad], 1.0, set())
+    assert len(expected) == 21
+    assert repr(after.take(_record(30), [bad], 1.0, set())) == repr(expected)
+    # it has spoken, and does not speak again before a finite step: nor after a restart
+    later = recorder()
+    remembered.restore(_again([after]), [later], has_ids=False)
+    assert later.take(_record(31), [bad], 1.0, set()) == []
+
+
+def test_what_one_recorder_has_told_another_does_not_tell_again_after_a_restart():
+    before = [made(number, _probe(on="nonfinite", every=None)) for number in (0, 1)]
+    after = [made(number, _probe(on="nonfinite", every=None)) for number in (0, 1)]
+    told: set[tuple[str, str]] = set()
+    for one in before:
+        assert isinstance(one, Recorder)
+        one.take(_record(0), [["fc", "output", *FINITE]], 1.0, told)
+    remembered.restore(_again(before), after, has_ids=False)
+    said: list[dict[str, Any]] = []
+    told = set()
+    for one in after:
+        assert isinstance(one, Recorder)
+        said += one.take(_record(1), [["fc", "output", *NAN]], 1.0, told)
+    assert [record["step"] for record in said] == [0, 1]

@@ -1,0 +1,70 @@
+import math
+
+from glasshouse.errors import SpecFailed
+from worker.explaining import by_nonfinite
+from worker.nonfinite import Nonfinite
+
+
+def row(layer: str, kind: str, *, nan: float = 0, inf: float = 0) -> list[str | float]:
+    return [layer, kind, *[0.0] * 7, nan, inf]
+
+
+def test_a_finite_job_has_nothing_to_tell():
+    heard = Nonfinite()
+    heard.hear_metric(0, "loss", 1.0)
+    heard.hear_stats({"step": 0, "rows": [row("fc1", "output")]})
+    assert not heard.is_bad_now
+
+
+def test_without_statistics_the_first_metric_is_named():
+    heard = Nonfinite()
+    heard.hear_metric(3, "loss", 1.0)
+    heard.hear_metric(4, "loss", math.inf)
+    heard.hear_metric(5, "loss", math.nan)
+    assert heard.is_bad_now
+    assert heard.first() | {"layer": "-"} == {
+        "step": 4,
+        "layer": "-",
+        "kind": None,
+        "phase": None,
+        "metric": "loss",
+    }
+    assert heard.told() == "loss was not finite from step 4 on."
+
+
+def test_of_the_statistics_the_earliest_step_and_its_forward_pass_are_named():
+    heard = Nonfinite()
+    rows = [
+        row("fc2", "output_grad", nan=1),
+        row("fc1", "output", inf=2),
+        row("fc2", "output", nan=1),
+    ]
+    heard.hear_stats({"step": 7, "rows": rows})
+    heard.hear_stats({"step": 8, "rows": [row("a", "output", nan=1)]})
+    heard.hear_metric(7, "loss", math.nan)
+    first = heard.first()
+    assert (first["step"], first["layer"], first["phase"]) == (7, "fc1", "forward")
+    heard.hear_stats({"step": 6, "rows": [row("fc2", "param_grad", inf=1)]})  # told late
+    first = heard.first()
+    assert (first["step"], first["layer"], first["phase"]) == (6, "fc2", "backward")
+
+
+def test_statistics_from_after_the_first_bad_loss_do_not_take_the_blame():
+    heard = Nonfinite()
+    heard.hear_metric(2, "loss", math.nan)
+    heard.hear_stats({"step": 5, "rows": [row("fc1", "output", nan=1)]})
+    assert heard.first()["layer"] is None
+    assert heard.first()["step"] == 2
+
+
+def test_a_failure_by_bad_numbers_says_where_they_came_from():
+    heard = Nonfinite()
+    heard.hear_stats({"step": 7, "rows": [row("fc1", "output", nan=2)]})
+    heard.hear_metric(7, "loss", math.nan)
+    error = SpecFailed("all elements of input should be between 0 and 1", step=9, rank=0).as_dict()
+    told = by_nonfinite(error, heard)
+    assert (told["code"], told["category"]) == ("non_finite", "nonfinite")
+    assert (told["layer"], told["step"], told["rank"]) == ("fc1", 7, 0)
+    assert told["nonfinite"]["phase"] == "forward"
+    assert "between 0 and 1" in told["message"]
+    assert not told["retryable"]

@@ -1,0 +1,67 @@
+"""Where the numbers of a job first were not finite, as far as what it said tells. Pure."""
+
+import math
+from typing import Any
+
+from glasshouse import jsonio
+from glasshouse.events import STATS_COLUMNS
+
+_NAN, _INF = STATS_COLUMNS.index("nan"), STATS_COLUMNS.index("inf")
+_FORWARD = ("input", "output")
+
+
+class Nonfinite:
+    """Listens to the metrics and the statistics of one attempt."""
+
+    def __init__(self) -> None:
+        self._metric: tuple[int, str] | None = None
+        self._tensor: dict[str, Any] | None = None
+        self.is_bad_now = False
+        """Whether the newest loss is not finite."""
+
+    def hear_metric(self, step: int, name: str, value: float) -> None:
+        """Hear one value of one series."""
+        is_bad = not math.isfinite(value)
+        if name == "loss":
+            self.is_bad_now = is_bad
+        if is_bad and self._metric is None:
+            self._metric = (step, name)
+
+    def hear_stats(self, record: dict[str, Any]) -> None:
+        """Hear a record of statistics: a row for each watched tensor of one step."""
+        step = int(record["step"])
+        if self._tensor is not None and self._tensor["step"] <= step:
+            return
+        bad = [
+            row for row in record["rows"] if jsonio.number(row[_NAN]) or jsonio.number(row[_INF])
+        ]
+        if bad:
+            layer, kind = _first(bad)
+            phase = "forward" if kind in _FORWARD else "backward"
+            self._tensor = {"step": step, "layer": layer, "kind": kind, "phase": phase}
+
+    def first(self) -> dict[str, Any]:
+        """The first that was not finite: step, and metric, or layer, kind and phase if watched.
+
+        A tensor is named where the statistics show one at or before the first bad metric.
+        """
+        step, name = self._metric or (-1, "loss")
+        if self._tensor is not None and self._tensor["step"] <= step:
+            return self._tensor | {"metric": name}
+        return {"step": step, "layer": None, "kind": None, "phase": None, "metric": name}
+
+    def told(self) -> str:
+        """The same as a sentence."""
+        first = self.first()
+        if first["layer"] is None:
+            return f"{first['metric']} was not finite from step {first['step']} on."
+        where = f"{first['kind']} of {first['layer']}, in the {first['phase']} pass"
+        return f"The first numbers that were not finite: the {where} of step {first['step']}."
+
+
+def _first(bad: list[list[Any]]) -> tuple[str, str]:
+    """Of the bad tensors of a step the one that came first: of the forward pass, if any."""
+    for row in bad:
+        if row[1] in _FORWARD:
+            return row[0], row[1]
+    return bad[0][0], bad[0][1]

@@ -1,0 +1,236 @@
+"""What a rank says, brought into the ledger, and the beats that keep the attempt's lease.
+
+Everything here is fenced: an attempt that was given up for dead finds that its writes match
+nothing. While the ledger is away the spool keeps what was said.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from engine.spool import read_frames
+from glasshouse.errors import StorageFailed
+from glasshouse.failpoints import failpoint
+from models import attempts, captures, keeping
+from models.attempts import Beat, Claim
+from models.database import Transaction
+from models.events import NewEvent
+from models.keeping import Keeping
+from models.tables import Job
+from worker.asked import Asked
+from worker.draining import NO_SPACE, Drain
+from worker.logs import Log
+from worker.nonfinite import Nonfinite
+from worker.nursery import STREAMS, log_path
+from worker.shipping import Shipment, Sorter
+from worker.station import AWAY, Station
+from worker.usage import Usage
+
+_log: Any = structlog.get_logger()
+
+SHIP_EVERY_S = 0.05
+BEAT_EVERY_S = 1.0
+MAX_RECORDS = 1000
+_FRESH_S = 0.005  # the first step is what people wait for
+_BUSY_S = 0.01
+_IDLE_S = 0.04
+_IDLE_AFTER_S = 2.0
+_RETRY_S = 0.5
+
+
+class Fenced(Exception):
+    """This attempt has lost its job."""
+
+
+class Store:
+    """Reads what one attempt's rank writes and stores it."""
+
+    def __init__(
+        self, station: Station, claim: Claim, job: Job, directory: Path, asked: Asked
+    ) -> None:
+        self._station = station
+        self._claim = claim
+        self._dir = directory
+        self._asked = asked
+        self._logs = [Log(log_path(directory, name), name) for name in STREAMS]
+        self._sorter = Sorter(claim, job.owner, directory, job.summary)
+        self.drain = Drain.of(claim, station.artifacts, station.settings.capture_buffer_bytes)
+        self.usage: Usage | None = None
+        """What the rank uses of its machine, once there is one."""
+        self.gives_up: Callable[[], bool] = lambda: False
+        """Whether there is no time left to wait for a ledger that is away."""
+        self.end: dict[str, Any] | None = None
+        """The rank's last word."""
+        self.offset = 0
+        """Everything in the spool before this byte is stored."""
+        self._began = False
+        self._notes: list[NewEvent] = []
+        self._pending: Shipment | None = None
+        self._tried = self._behind = False
+        self._wrote_at = self._shipped_at = self._retry_at = 0.0
+        self._keeping = Keeping.of(job.resolved)
+
+    @property
+    def idle(self) -> bool:
+        """Whether all that was read is stored."""
+        return self._pending is None and self.drain.idle
+
+    @property
+    def step(self) -> int | None:
+        """The last step that the rank reported."""
+        return self._sorter.step
+
+    @property
+    def nonfinite(self) -> Nonfinite:
+        """Where the numbers of the job first were not finite."""
+        return self._sorter.nonfinite
+
+    def note(self, event: NewEvent) -> None:
+        """Have an event of the worker's own stored with what the rank says next."""
+        self._notes.append(event)
+
+    def log_tail(self) -> str | None:
+        """The last lines of the rank's standard error."""
+        return self._logs[1].tail()
+
+    def pause_s(self) -> float:
+        """How long to leave the rank alone before the next look."""
+        if not self._began:
+            return _FRESH_S
+        idle = time.monotonic() - self._shipped_at > _IDLE_AFTER_S
+        return _IDLE_S if idle else _BUSY_S
+
+    def look(self, *, final: bool) -> None:
+        """Read what is new and store it; with ``final``, all there is.
+
+        Raises:
+            Fenced: this attempt has lost its job.
+            SpoolDamaged, BadRecord: what the rank wrote cannot be read.
+            StorageFailed: a file of the job cannot be stored.
+        """
+        if self._pending is not None:
+            for log in self._logs:  # the ledger is away; the rank may go on printing
+                log.cut()
+        while True:
+            if self._pending is None and (final or self._ship_due):
+                self._pending = self._read(final=final)
+            if self._pending is None or not self._ship(self._pending):
+                return
+            self._pending = None
+
+    def beat_if_due(self) -> None:
+        """Renew the lease every so often, and hear what was asked of the job.
+
+        Raises:
+            Fenced: this attempt has lost its job.
+        """
+        every = min(BEAT_EVERY_S, self._station.settings.lease_s / 3)
+        if time.monotonic() - max(self._wrote_at, self._retry_at - _RETRY_S) < every:
+            return
+        try:
+            with self._station.database.write() as tx:
+                beat = attempts.beat(tx, self._claim, lease_ms=self._station.lease_ms)
+                failpoint("beat.commit")
+            self._heard(beat)
+        except AWAY as error:
+            _log.warning("ledger_away", error=str(error))
+            self._later()
+
+    @property
+    def _ship_due(self) -> bool:
+        return self._behind or time.monotonic() - self._shipped_at >= SHIP_EVERY_S
+
+    def _read(self, *, final: bool) -> Shipment | None:
+        records, offset = read_frames(self._dir / "spool", self.offset, MAX_RECORDS)
+        printed = [event for log in self._logs for event in log.read(final=final)]
+        used = self.usage.figures() if self.usage is not None and not final else {}
+        lots = self.drain.finished()
+        noted, self._notes = self._notes, []
+        if not (records or printed or used or lots or noted):
+            return None
+        shipment = self._sorter.sort(records, (self.offset, offset))
+        self._sorter.add_usage(used, shipment)
+        shipment.batch.events += printed + noted
+        shipment.take(lots)
+        for record in shipment.tensors:
+            self.drain.take(record)
+        self._tried = False
+        self._behind = len(records) == MAX_RECORDS
+        return shipment
+
+    def _ship(self, shipment: Shipment) -> bool:
+        """Store a shipment. False: the ledger or the disk is away; it stays pending."""
+        if time.monotonic() < self._retry_at:
+            return False
+        if shipment.batch.checkpoints and not self._tried:
+            # who resumes from it does not come by these steps again: their tensors go first
+            shipment.take(self.drain.finished())
+            if not self.drain.idle:
+                return False
+        failpoint("ship.begin")
+        try:
+            shipment.move_files(self._station.artifacts)
+            self._store(shipment)
+        except AWAY as error:
+            _log.warning("ledger_away", error=str(error))
+            return self._later()
+        except OSError as error:
+            if error.errno in NO_SPACE:
+                _log.warning("disk_full")
+                return self._later()
+            raise StorageFailed(f"A file of the job could not be stored: {error}") from error
+        failpoint("ship.committed")
+        self.offset = shipment.offsets[1]
+        self.drain.release(shipment.lots)
+        failpoint("ship.released")
+        self.end = shipment.end or self.end
+        self._shipped_at = time.monotonic()
+        self._station.bells.changed(self._claim.job)
+        return True
+
+    def _later(self) -> bool:
+        self._tried = True
+        self._retry_at = time.monotonic() + _RETRY_S
+        if self.gives_up():
+            raise Fenced  # no time left: the lease will run out
+        return False
+
+    def _store(self, shipment: Shipment) -> None:
+        claim, lease_ms = self._claim, self._station.lease_ms
+        gone: list[str] = []
+        attempts.prepare(shipment.batch)
+        with self._station.database.write() as tx:
+            before, after = shipment.offsets
+            if before != after and not self._began:
+                attempts.run(tx, claim, lease_ms=lease_ms)
+            if self._tried and self._is_stored(tx, shipment):
+                beat = attempts.beat(tx, claim, lease_ms=lease_ms)  # only its answer was lost
+            else:
+                beat = attempts.ship(
+                    tx, claim, shipment.batch, offsets=shipment.offsets, lease_ms=lease_ms
+                )
+            if beat is not None and shipment.batch.checkpoints:
+                gone = keeping.supersede(tx, claim.job, self._keeping)
+                failpoint("keep.commit")
+            failpoint("ship.commit")
+        self._began = self._began or before != after
+        self._heard(beat)
+        for key in gone:
+            self._station.artifacts.delete(key)
+
+    def _is_stored(self, tx: Transaction, shipment: Shipment) -> bool:
+        """Whether an earlier try was committed and only the answer was lost."""
+        before, after = shipment.offsets
+        if before != after:
+            return attempts.shipped_up_to(tx, self._claim) == after
+        kept = shipment.batch.captures
+        return bool(kept) and captures.is_there(tx, kept[0]["id"])
+
+    def _heard(self, beat: Beat | None) -> None:
+        if beat is None:
+            raise Fenced
+        self._wrote_at = time.monotonic()
+        self._asked.heard(beat)
