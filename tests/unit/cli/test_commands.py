@@ -546,3 +546,25 @@ def test_settings_are_changed(run: Run):
     assert bodies == [{"set": changes}]
     assert run("set", "job_1", "lr", routes=routes)[0] == 2
     assert run("set", "job_1", routes=routes)[0] == 2
+
+
+def test_quotas_are_shown_and_changed_one_by_one(run: Run):
+    shown = {"object": "quotas", "owner": "ada", "own": {"devices": 2}}
+    shown |= {"limits": {"devices": 2, "streams": 9}, "used": {"devices": 1, "streams": 0}}
+    asked: list[dict[str, Any]] = []
+
+    async def put(request: Request) -> Response:
+        asked.append(await request.json())
+        return answer(shown)
+
+    routes = [fixed("/quotas", answer(shown)), Route("/api/v1/quotas", put, methods=["PUT"])]
+    code, out, _ = run("quota", routes=routes)
+    assert code == 0
+    assert "devices" in out
+    assert asked == []
+    code, out, _ = run(
+        "quota", "ada", "-s", "streams=5", "-s", "devices=null", "--json", routes=routes
+    )
+    assert code == 0
+    assert json.loads(out) == shown
+    assert asked == [{"owner": "ada", "devices": None, "streams": 5}]
