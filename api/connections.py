@@ -9,7 +9,7 @@ from asyncio import TimerHandle
 from typing import Any, ClassVar
 
 import structlog
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from api import problems
 from glasshouse.errors import BadRequest, HeadersTooLarge, RequestTimeout, ServiceError
@@ -28,6 +28,7 @@ class Connection(HttpToolsProtocol):
     """uvicorn's, bounded."""
 
     head_timeout_s: ClassVar[float]
+    body_timeout_s: ClassVar[float]
     max_connections: ClassVar[int]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -35,6 +36,7 @@ class Connection(HttpToolsProtocol):
         self._late: TimerHandle | None = None
         self._head_bytes = 0
         self._head_too_large = False
+        self._in_body = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected: the head of its request is waited for."""
@@ -52,7 +54,8 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes of a head or a body."""
-        self._head_bytes += len(data)
+        if not self._in_body:
+            self._head_bytes += len(data)
         super().data_received(data)
         if self._late is not None and self._head_bytes > MAX_HEAD_BYTES:
             self._refuse(HeadersTooLarge(_TOO_LARGE))
@@ -71,10 +74,22 @@ class Connection(HttpToolsProtocol):
             self._head_too_large = True
             raise TooLarge
         self._head_is_here()
+        self._in_body = True
         super().on_headers_complete()
 
+    def on_message_complete(self) -> None:
+        """The whole request is here."""
+        self._in_body = False
+        super().on_message_complete()
+        if self.cycle.response_complete and not self.transport.is_closing():
+            self._await_head()
+
     def on_response_complete(self) -> None:
-        """The answer is out: the next head is waited for, unless it is here already."""
+        """The answer is out: the next head is waited for, unless it is here already.
+
+        Where the answer came before the end of the body, the rest is let through for a while: a
+        client that is cut off while it sends never sees the answer.
+        """
         super().on_response_complete()
         if self.cycle.response_complete and not self.transport.is_closing():
             self._await_head()
@@ -86,7 +101,8 @@ class Connection(HttpToolsProtocol):
     def _await_head(self) -> None:
         self._head_is_here()
         self._head_bytes = 0
-        self._late = self.loop.call_later(self.head_timeout_s, self._give_up)
+        timeout_s = self.body_timeout_s if self._in_body else self.head_timeout_s
+        self._late = self.loop.call_later(timeout_s, self._give_up)
 
     def _head_is_here(self) -> None:
         if self._late is not None:
@@ -105,8 +121,9 @@ class Connection(HttpToolsProtocol):
         lines = [f"HTTP/1.1 {error.status} {type(error).__name__}", "connection: close"]
         lines += [f"{name}: {value}" for name, value in answer.headers.items()]
         head = "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n"
-        cycle: RequestResponseCycle | None = self.cycle
-        if cycle is None or cycle.response_complete:  # or it would mix with an answer
+        cycle = getattr(self, "cycle", None)  # None before the first request
+        between = cycle is None or cycle.response_complete
+        if between and not self._in_body:  # or it would mix with an answer
             self.transport.write(head + bytes(answer.body))
         self.transport.close()
 
@@ -119,6 +136,7 @@ def connection_of(settings: Settings) -> type[Connection]:
 
     class Bounded(Connection):
         head_timeout_s = settings.head_timeout_s
+        body_timeout_s = settings.body_timeout_s
         max_connections = settings.max_connections
 
     return Bounded

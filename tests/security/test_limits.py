@@ -199,6 +199,37 @@ def test_a_body_that_comes_steadily_may_take_longer_than_that(hasty: Api):
         assert b" 201 " in connection.recv(65536).split(b"\r\n")[0]
 
 
+@pytest.mark.parametrize("size", [70_000, 900_000])
+def test_who_is_refused_early_may_send_on_and_sees_one_answer(hasty: Api, size: int):
+    """The answer is out before the body is in: the rest is read away, not taken for a head."""
+    head = authorized(
+        hasty, b"POST /api/v1/datasets?format=none HTTP/1.1", b"Content-Length: %d" % size
+    )
+    with connect(hasty.url) as connection:
+        connection.sendall(head + b"\r\n")
+        assert b" 422 " in connection.recv(65536).split(b"\r\n")[0]
+        connection.sendall(b"x" * size)
+        connection.sendall(HEAD + b"Connection: close\r\n\r\n")
+        answer = read_all(connection)
+    assert answer.startswith(b"HTTP/1.1 200 OK"), "what follows is the next request's"
+    assert answer.count(b"HTTP/1.1 ") == 1
+
+
+def test_what_is_left_of_a_body_is_not_waited_for_without_end(hasty: Api):
+    head = authorized(
+        hasty, b"POST /api/v1/datasets?format=none HTTP/1.1", b"Content-Length: 900000"
+    )
+    with connect(hasty.url) as connection:
+        connection.sendall(head + b"\r\n")
+        assert b" 422 " in connection.recv(65536).split(b"\r\n")[0]
+        began = time.monotonic()
+        with contextlib.suppress(OSError):
+            while time.monotonic() < began + 60:
+                connection.sendall(b"x")
+                time.sleep(0.05)
+        assert time.monotonic() - began < 60
+
+
 def test_a_chunked_body_without_an_end_is_refused_in_bounded_memory(hasty: Api):
     before = memory(hasty)
     block = b"100000\r\n" + bytes(0x100000) + b"\r\n"

@@ -4,13 +4,14 @@ import threading
 import time
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import httpx2
 import pytest
 
 from api import documents
+from glasshouse.errors import QuotaExceeded
 from models import jobs, quotas
 from models.database import Database
 from models.migrate import migrate
@@ -283,3 +284,24 @@ def test_use_is_counted_of_what_is_there(database: Database):
         "storage_bytes": 0,
         "uploads": 0,
     }
+
+
+def test_of_two_at_once_only_one_is_the_last_that_fits(database: Database, tmp_path: Any):
+    """Both would count none before either has stored its job, if they could."""
+    few = Settings(home=tmp_path, quota_queued_jobs=1)
+    both_have_counted = threading.Barrier(2)
+
+    def submit() -> bool:
+        try:
+            with database.write() as tx:
+                quotas.admit_job(tx, "ada", few)
+                with suppress(threading.BrokenBarrierError):
+                    both_have_counted.wait(1.0)
+                jobs.add(tx, owner="ada", spec={"kind": "train"}, resolved={}, plan={})
+        except QuotaExceeded:
+            return False
+        return True
+
+    with ThreadPoolExecutor(2) as pool:
+        assert sorted(pool.map(lambda _: submit(), range(2))) == [False, True]
+    assert states(database, "ada") == ["queued"]
