@@ -76,8 +76,7 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
     first = schedule.position["step"]
     follow = _follow(schedule, report)
     commands = Commands(job, learner, control.orders, first=first, follow=follow, emit=out.emit)
-    step, epoch = schedule.newest
-    batch = None
+    step, epoch, batch = *schedule.newest, None
     state = "succeeded"
     commands.at(first)
     try:

@@ -27,8 +27,8 @@ GlasshouseError
 │   └── Unavailable         503  PlannerUnavailable, DatabaseUnavailable, StorageFull
 ├── RunFailure                   ends a job; stored on it as its ``error``
 │   └── SpecFailed, DataFailed, NonFinite, OutOfMemory, DeviceFailed, Unkillable,
-│       WorkerLost, RankDied, CrashLoop, Stalled, Timeout, StorageFailed ── DiskFull,
-│       EngineFailed, CheckpointMismatch, CheckpointDamaged
+│       WorkerLost, RankDied, CrashLoop, Stalled, Timeout, CheckpointMismatch, EngineFailed,
+│       StorageFailed ── DiskFull, CheckpointDamaged
 ├── APIError                     raised by the client for an error answer, one class per status
 │   ├── APIConnectionError ── APITimeoutError
 │   └── APIStatusError ── BadRequestError … ServiceUnavailableError
@@ -536,14 +536,14 @@ class StorageFailed(RunFailure):
     retryable = True
 
 
-class CheckpointDamaged(StorageFailed):
-    """The checkpoint is not what was written: something is missing, altered, or not part of it."""
-
-
 class DiskFull(StorageFailed):
     """The disk of the worker is full."""
 
     hint = "Make room: delete ended jobs and datasets that nobody needs."
+
+
+class CheckpointDamaged(StorageFailed):
+    """The checkpoint is not what was written: something is missing, altered, or not part of it."""
 
 
 class EngineFailed(RunFailure):

@@ -207,7 +207,7 @@ def _lost(record: dict[str, Any], error: Exception) -> Lot:
     at = datetime.fromisoformat(told["at"]).astimezone(UTC)
     if isinstance(error, OSError) and error.errno:  # a path is nobody's business
         told["what"] = f"captures: {os.strerror(error.errno)}"
-    event = NewEvent("dropped", at, {"what": told["what"], "count": told["count"]})
+    event = NewEvent("dropped", at, {"what": told["what"], "count": told["count"]}, record["step"])
     return Lot(int(record["end"]), events=[event])
 
 

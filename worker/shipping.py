@@ -140,7 +140,8 @@ class Sorter:
             to.batch.job["result"] = record["result"]
 
     def _dropped(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
-        to.batch.events.append(NewEvent("dropped", at, record, record.get("step")))
+        newest = None if self._newest is None else self._newest[0]
+        to.batch.events.append(NewEvent("dropped", at, record, record.get("step", newest)))
 
     def _probe(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
         step, self._revision = int(record["step"]), int(record["revision"])

@@ -27,6 +27,7 @@ from worker.nonfinite import Nonfinite
 from worker.nursery import STREAMS, log_path
 from worker.shipping import Shipment, Sorter
 from worker.station import AWAY, Station
+from worker.trimming import Trim
 from worker.usage import Usage
 
 _log: Any = structlog.get_logger()
@@ -68,6 +69,7 @@ class Store:
         """Everything in the spool before this byte is stored."""
         self._began = False
         self._notes: list[NewEvent] = []
+        self._trim = Trim(directory / "spool")
         self._pending: Shipment | None = None
         self._tried = self._behind = False
         self._wrote_at = self._shipped_at = self._retry_at = 0.0
@@ -184,6 +186,7 @@ class Store:
             raise StorageFailed(f"A file of the job could not be stored: {error}") from error
         failpoint("ship.committed")
         self.offset = shipment.offsets[1]
+        self._trim.upto(self.offset)
         self.drain.release(shipment.lots)
         failpoint("ship.released")
         self.end = shipment.end or self.end

@@ -17,8 +17,11 @@ from glasshouse.events import is_upkeep
 
 BARS = "▁▂▃▄▅▆▇█"
 KEPT_LOSSES = 4000
-_STYLES = {"succeeded": "green", "failed": "red"}
-_STYLES |= dict.fromkeys(("pausing", "paused", "cancelling", "cancelled"), "yellow")
+_STYLES = {
+    "succeeded": "green",
+    "failed": "red",
+    **dict.fromkeys(("pausing", "paused", "cancelling", "cancelled"), "yellow"),
+}
 
 
 @dataclass

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from engine.snapshot import take
 from tests.unit.engine.conftest import digits  # noqa: F401 - a fixture
 from tests.unit.engine.making import captured, losses, run, spec
 
@@ -90,3 +91,60 @@ def test_the_governor_measures_with_the_devices_clock(digits: Path, tmp_path: Pa
     told = [item for item in records if item["type"] == "overhead"][-1]
     assert told["probes"]["0"] > 0
     assert losses(plain) == losses(records)
+
+
+def test_the_rest_of_a_run_is_bit_for_bit_what_it_would_have_been(
+    digits: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: Any,
+):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    adam = {"type": "AdamW", "args": {"lr": 0.01}}
+    try:
+        job = spec(optimizer=adam, checkpoint={"every_steps": 1})
+        whole = losses(run(tmp_path / "whole", job, digits, **CUDA))
+        for step in (3, 5):
+            there = {"dir": str(tmp_path / "whole" / "checkpoints" / f"step-{step}"), "step": step}
+            out = tmp_path / str(step)
+            assert losses(run(out, job, digits, resume=there, **CUDA)) == whole[step:]
+            for name, tensor in last_weights(tmp_path / "whole").items():
+                assert torch.equal(tensor, last_weights(out)[name]), name
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_a_copy_is_of_the_moment_at_which_it_was_asked_for():
+    """The copy is queued behind a slow kernel, and the change behind the copy."""
+
+    class Part:
+        def __init__(self) -> None:
+            self.value = torch.zeros(2**20, device="cuda")
+
+        def state(self) -> dict[str, Any]:
+            return {"value": self.value}
+
+        def restore(self, state: dict[str, Any]) -> None:
+            raise NotImplementedError
+
+    part = Part()
+    torch.cuda._sleep(200_000_000)
+    part.value.fill_(1.0)
+    snapshot = take({"part": part}, {})
+    part.value.fill_(2.0)
+    assert snapshot.device == "cuda"
+    snapshot.wait()
+    assert (snapshot.tensors["part"]["value"] == 1.0).all()
+
+
+def test_what_was_saved_on_the_device_goes_on_without_it(
+    digits: Path,  # noqa: F811
+    tmp_path: Path,
+    capfd: Any,
+):
+    job = spec(checkpoint={"every_steps": 5})
+    on_cuda = losses(run(tmp_path / "cuda", job, digits, **CUDA))
+    there = {"dir": str(tmp_path / "cuda" / "checkpoints" / "step-5"), "step": 5}
+    on_cpu = losses(run(tmp_path / "cpu", job, digits, resume=there))
+    assert len(on_cpu) == len(on_cuda) - 5
+    assert "resumed with device cpu" in capfd.readouterr().err

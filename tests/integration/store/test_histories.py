@@ -31,12 +31,14 @@ from models import attempts, events, jobs, metrics, pausing
 from models.attempts import Claim
 from models.checkpoints import Start
 from models.database import Database
+from models.endings import Backoff, ExitKind
 from models.tables import Attempt, Device, Job
 
 from .making import LEASE_MS, losses, make_job, make_worker
 
 NUM_CORES = 2
-MAX_FAILURES = 3
+MAX_RESTARTS, MAX_CRASHES = 3, 3
+AT_ONCE = Backoff(0.0, 0.0)
 NUM_HISTORIES = int(os.environ.get("HISTORIES", "0"))
 JOB = st.sampled_from([0, 0, 0, 1, 1, 2, 3])
 WHO = st.sampled_from([0, 0, 0, 1, 2])
@@ -52,6 +54,8 @@ class Told:
     resumes: bool = False
     """As soon as it is paused."""
     failures: int = 0
+    crashes: int = 0
+    """One after the other, until now."""
     moves: list[tuple[str | None, str]] = field(default_factory=lambda: [(None, "queued")])
     log: list[Any] = field(default_factory=lambda: ["state"])
     """The types of its events; of metrics, the step."""
@@ -84,9 +88,11 @@ class Told:
     def has_ended(self) -> bool:
         return self.state in ("succeeded", "failed", "cancelled")
 
-    def give_up(self, *, counted: bool) -> None:
+    def give_up(self, kind: ExitKind) -> None:
         """Nobody works on it any more: it is cancelled if that was asked, else tried again."""
+        counted = kind != "interrupted"
         self.failures += counted
+        self.crashes = self.crashes + 1 if kind == "crash" else 0
         if self.cancelled:
             self.end("cancelled")
         elif self.state == "pausing":
@@ -94,7 +100,7 @@ class Told:
             self.let_go()
             if self.resumes:
                 self.resume()
-        elif counted and self.failures >= MAX_FAILURES:
+        elif counted and (self.failures > MAX_RESTARTS or self.crashes >= MAX_CRASHES):
             self.end("failed")
         else:
             self.move("queued")
@@ -311,13 +317,13 @@ class Histories(RuleBasedStateMachine):
         if is_holder and state not in may[told.state]:
             return
         with self.database.write() as tx:
-            done = attempts.finish(tx, claim, state, exit_kind="test")
+            done = attempts.finish(tx, claim, state, exit_kind="internal")
         assert done == is_holder
         if done:
             told.end(state)
 
-    @rule(number=JOB, which=WHO, counted=st.booleans())
-    def give_up(self, number: int, which: int, *, counted: bool) -> None:
+    @rule(number=JOB, which=WHO, kind=st.sampled_from(["lease_lost", "crash", "interrupted"]))
+    def give_up(self, number: int, which: int, kind: ExitKind) -> None:
         if (found := self._claim(number, which)) is None:
             return
         told, claim, is_holder = found
@@ -325,14 +331,14 @@ class Histories(RuleBasedStateMachine):
             done = attempts.give_up(
                 tx,
                 claim,
-                exit_kind="test",
+                exit_kind=kind,
                 reason="a test",
-                max_failures=MAX_FAILURES,
-                counted=counted,
+                backoff=AT_ONCE,
+                counted=kind != "interrupted",
             )
         assert done == is_holder
         if done:
-            told.give_up(counted=counted)
+            told.give_up(kind)
 
     # --- what time does ---------------------------------------------------------------------
 
@@ -357,9 +363,9 @@ class Histories(RuleBasedStateMachine):
             with self.database.write() as tx:
                 assert attempts.still_expired(tx, claim)
                 assert attempts.give_up(
-                    tx, claim, exit_kind="lease", reason="silent", max_failures=MAX_FAILURES
+                    tx, claim, exit_kind="lease_lost", reason="silent", backoff=AT_ONCE
                 )
-            self.told[claim.job].give_up(counted=True)
+            self.told[claim.job].give_up("lease_lost")
 
     # --- what must hold ---------------------------------------------------------------------
 

@@ -73,7 +73,7 @@ def test_the_files_of_a_job_that_was_deleted_go(database: Database, tmp_path: Pa
     claim = running(database, job)
     kept = file(store, f"jobs/{job.id}/1/captures/{new_id('cap')}.safetensors", 0)
     with database.write() as tx:
-        assert attempts.finish(tx, claim, "failed", exit_kind="x")
+        assert attempts.finish(tx, claim, "failed", exit_kind="internal")
     look = Leftovers(station_of(database, store))
     look()
     assert kept.exists()

@@ -60,3 +60,11 @@ def shop(broker: Broker, tmp_path: Path) -> Generator[Shop]:
     opened = Shop(f"sqlite:///{tmp_path / 'test.db'}", broker.url, tmp_path)
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def any_shop(database_url: str, broker: Broker, tmp_path: Path) -> Generator[Shop]:
+    """As ``shop``, on SQLite and on PostgreSQL."""
+    opened = Shop(database_url, broker.url, tmp_path)
+    yield opened
+    opened.close()

@@ -211,7 +211,8 @@ class Shop:
         def reached() -> Job | None:
             job = self.job(job_id)
             assert job.state not in ENDED, (job.error, self.logs())
-            return job if job.progress and job.progress["step"] >= step else None
+            trains = job.state not in ("queued", "starting")  # else it is what a lost attempt did
+            return job if trains and job.progress and job.progress["step"] >= step else None
 
         return until(reached)
 

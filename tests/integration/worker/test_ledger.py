@@ -3,24 +3,11 @@
 import sqlite3
 import threading
 import time
-from collections.abc import Generator
-from pathlib import Path
-
-import pytest
 
 from models import attempts, jobs, workers
 from models.workers import FoundDevice
-from tests.integration.worker.conftest import Broker
 from tests.integration.worker.shop import Shop, endless, train_spec
 from worker.dispatch import Choice, dispatch
-
-
-@pytest.fixture
-def any_shop(database_url: str, broker: Broker, tmp_path: Path) -> Generator[Shop]:
-    """As ``shop``, on SQLite and on PostgreSQL."""
-    opened = Shop(database_url, broker.url, tmp_path)
-    yield opened
-    opened.close()
 
 
 def register(shop: Shop, *names: str, cores: int = 4) -> None:

@@ -7,6 +7,8 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +20,7 @@ import pytest
 from engine import checkpoint
 from engine.data import shuffled
 from engine.spool import read_frames
-from tests.unit.engine.making import of_type, planned, run, spec, write_job, write_table
+from tests.unit.engine.making import losses, of_type, planned, run, spec, write_job, write_table
 from tests.unit.engine.test_nurseries import Client, _until
 
 KILLS = int(os.environ.get("GLASSHOUSE_KILLS", "12"))
@@ -160,3 +162,29 @@ def test_each_row_is_used_once_in_an_epoch_however_often_the_rank_is_killed(nurs
     assert sorted(rows[num:]) == [*range(num)]
     assert rows[:num] != rows[num:]
     assert rows[:num] == shuffled(num, 3, 0).tolist()
+
+
+POINTS = {"write": 2, "sync": 7, "written": 2, "rename": 2, "renamed": 2, "durable": 2}
+"""What is come by once in a save, but ``sync`` with each of its five files."""
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_rank_killed_at_a_point_of_the_second_save_loses_that_one_at_most(
+    digits, tmp_path, point
+):
+    job = spec(checkpoint={"every_steps": 3})
+    expected = losses(run(tmp_path / "plain", job, digits))
+    directory = write_job(tmp_path / "killed", planned(job)["spec"], digits)
+    rule = {"FAILPOINTS": f"checkpoint.{point}=kill@{POINTS[point]}", "PYTHONPATH": os.getcwd()}
+    code = "import sys; from engine.rank import main; from pathlib import Path; "
+    command = [sys.executable, "-c", code + "main(Path(sys.argv[1]))", str(directory)]
+    done = subprocess.run(command, env=os.environ | rule, capture_output=True, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert read_frames(directory / "spool", 0)[0][-1]["type"] != "end"
+    checkpoint.clear_leftovers(directory / "checkpoints")
+    there = {path.name for path in (directory / "checkpoints").iterdir()}
+    assert there == {"step-3"} | ({"step-6"} if point in ("renamed", "durable") else set())
+    for name in there:
+        saved = checkpoint.read(directory / "checkpoints" / name)
+        resume = {"dir": str(directory / "checkpoints" / name), "step": saved.step}
+        assert losses(run(tmp_path / name, job, digits, resume=resume)) == expected[saved.step :]

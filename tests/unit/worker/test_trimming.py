@@ -1,0 +1,42 @@
+from pathlib import Path
+
+import pytest
+
+from engine.spool import SpoolWriter, read_frames
+from worker.trimming import Trim, punch
+
+
+def taken(path: Path) -> int:
+    """Bytes that a file takes on the disk."""
+    return path.stat().st_blocks * 512
+
+
+def test_what_is_stored_of_a_spool_is_given_back_and_the_rest_can_be_read(tmp_path: Path):
+    spool = tmp_path / "spool"
+    writer = SpoolWriter(spool)
+    text = "x" * 1000
+    for number in range(2000):
+        writer.append({"type": "metrics", "number": number, "text": text})
+    writer.flush()
+    whole = spool.read_bytes()
+    if not punch(tmp_path / "spool", 1):  # part of a block: it becomes zeros
+        pytest.skip("this file system cannot do it")
+    (tmp_path / "spool").write_bytes(whole)
+    trim = Trim(spool, every_bytes=256 * 1024)
+    offset, seen = 0, []
+    while True:
+        records, offset = read_frames(spool, offset, 100)
+        if not records:
+            break
+        seen += [record["number"] for record in records]
+        trim.upto(offset)
+    assert seen == list(range(2000))
+    assert spool.stat().st_size == offset
+    assert taken(spool) < 600_000
+    writer.append({"type": "end", "number": 2000})
+    writer.close()
+    assert read_frames(spool, offset)[0] == [{"type": "end", "number": 2000}]
+
+
+def test_a_file_that_is_not_there_is_no_error(tmp_path: Path):
+    Trim(tmp_path / "none", every_bytes=1).upto(10)
