@@ -3,7 +3,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
 
-.PHONY: help setup demo up test test-slow test-gpu fuzz audit check format bench clean
+.PHONY: help setup demo up test test-slow chaos test-gpu fuzz audit check format bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -31,6 +31,9 @@ test: setup ## all tests but the slow ones
 
 test-slow: setup ## the long ones: real data, full optimizers
 	$(PYTEST) tests -m slow
+
+chaos: setup ## kill everything at random for a good while, on both databases
+	CHAOS_KILLS=200 CHAOS_JOBS=300 $(PYTEST) tests/chaos -m slow -s
 
 test-gpu: setup ## what needs a CUDA device
 	$(PYTEST) tests/gpu -m gpu

@@ -1,0 +1,1 @@
+"""Faults at random, and a verifier that reads the public API only."""

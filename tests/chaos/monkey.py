@@ -1,0 +1,102 @@
+"""Kills one process of a service after another, by SIGKILL, and starts what must be there."""
+
+import contextlib
+import random
+import threading
+from collections import Counter
+
+import psutil
+
+from tests.acceptance.houses import Cluster
+
+TARGETS = ("api", "worker", "nursery", "rank", "broker")
+
+
+class Monkey:
+    """A thread that kills; ``killed`` counts what it really hit."""
+
+    def __init__(
+        self, cluster: Cluster, *, seed: int, num_kills: int, pause_s: tuple[float, float]
+    ) -> None:
+        self._cluster = cluster
+        self._random = random.Random(seed)  # noqa: S311 (which process dies)
+        self._num_kills = num_kills
+        self._pause_s = pause_s
+        self._stopping = threading.Event()
+        self._error: BaseException | None = None
+        self.killed: Counter[str] = Counter()
+        self._thread = threading.Thread(target=self._run, name="monkey", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has killed as many as it was to."""
+        return not self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Let it end, and raise what went wrong with it."""
+        self._stopping.set()
+        self._thread.join(120)
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            while self.killed.total() < self._num_kills and not self._stopping.is_set():
+                self._stopping.wait(self._random.uniform(*self._pause_s))
+                target = self._random.choice(TARGETS)
+                if getattr(self, f"_kill_{target}")():
+                    self.killed[target] += 1
+        except BaseException as error:  # raised in the test's own thread
+            self._error = error
+
+    def _kill_api(self) -> bool:
+        name = self._random.choice(list(self._cluster.apis))
+        self._cluster.kill_api(name)
+        self._cluster.start_api(name)
+        return True
+
+    def _kill_worker(self) -> bool:
+        name = self._random.choice(list(self._cluster.workers))
+        self._cluster.kill_worker(name)
+        self._cluster.start_worker(name)
+        return True
+
+    def _kill_broker(self) -> bool:
+        self._cluster.broker.kill()
+        self._stopping.wait(self._random.uniform(0, 1))
+        self._cluster.broker.start()
+        return True
+
+    def _kill_nursery(self) -> bool:
+        return self._kill_one(nurseries(self._cluster))
+
+    def _kill_rank(self) -> bool:
+        return self._kill_one(ranks(self._cluster))
+
+    def _kill_one(self, found: list[psutil.Process]) -> bool:
+        if not found:
+            return False
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._random.choice(found).kill()
+            return True
+        return False
+
+
+def nurseries(cluster: Cluster) -> list[psutil.Process]:
+    """The nursery of each worker that has one now."""
+    found: list[psutil.Process] = []
+    for worker in list(cluster.workers.values()):
+        with contextlib.suppress(psutil.Error):
+            children = psutil.Process(worker.pid).children()
+            found += [item for item in children if "engine.nursery" in " ".join(item.cmdline())]
+    return found
+
+
+def ranks(cluster: Cluster) -> list[psutil.Process]:
+    """The ranks that train now."""
+    found: list[psutil.Process] = []
+    for nursery in nurseries(cluster):
+        with contextlib.suppress(psutil.Error):
+            found += nursery.children()
+    return found

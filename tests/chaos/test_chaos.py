@@ -1,0 +1,181 @@
+"""Everything dies at random, and every job ends as if nothing had happened.
+
+``make chaos`` runs it at full length: ``CHAOS_KILLS`` SIGKILLs over API, workers, nurseries, ranks
+and broker while ``CHAOS_JOBS`` short jobs and a fifteenth as many longer ones run, on SQLite and
+on PostgreSQL. ``CHAOS_SEED`` repeats a choice of victims, as far as time lets it.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import glasshouse as gh
+from tests.acceptance.houses import Cluster, until
+from tests.acceptance.specs import lasting, small
+from tests.chaos.monkey import Monkey, ranks
+from tests.chaos.verifier import Record, record_of
+
+NUM_KILLS = int(os.environ.get("CHAOS_KILLS", "20"))
+NUM_SHORT = int(os.environ.get("CHAOS_JOBS", "20"))
+NUM_LONG = max(2, NUM_SHORT // 15)
+SEED = int(os.environ.get("CHAOS_SEED", "0"))
+PATIENCE_S = 120 + 15.0 * NUM_KILLS
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(PATIENCE_S * 3)]
+
+
+@pytest.fixture
+def town(database_url: str) -> Generator[Cluster]:
+    """Two APIs and two workers with a broker, on either database."""
+    started = Cluster(database_url)
+    try:
+        started.start()
+        yield started
+    finally:
+        started.stop()
+
+
+def specs(dataset: str) -> dict[str, dict[str, Any]]:
+    often = {"every_steps": 5, "keep_last": 2}
+    calm = {"max_restarts": 1000}
+    watched = {"layers": ["fc"], "kinds": ["output", "param_grad"], "every": 10}
+    return {
+        "short": small(dataset, stop={"steps": 20}, checkpoint=often, retry=calm),
+        "long": lasting(
+            dataset,
+            300,
+            checkpoint={"every_steps": 20, "keep_last": 2},
+            retry=calm,
+            probes=[watched | {"max_overhead": None}],
+        ),
+    }
+
+
+class Town:
+    """Asks whichever API lives, until one answers."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._turn = 0
+
+    def ask(self, act: Any) -> Any:
+        """What ``act`` makes of a client; errors of the way are the monkey's, and tried again."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            self._turn += 1
+            name = ("one", "two")[self._turn % 2]
+            try:
+                with self._cluster.door(name).client() as client:
+                    return act(client)
+            except (gh.APIConnectionError, gh.ServiceUnavailableError):
+                assert time.monotonic() < deadline, "no API has answered for too long"
+                time.sleep(0.1)
+
+
+def follow(cluster: Cluster, job: str, seen: list[int]) -> threading.Thread:
+    """Read a job's stream to its end, over every reconnect."""
+
+    def run() -> None:
+        town = Town(cluster)
+
+        def read(client: gh.Client) -> None:
+            events = client.jobs.events(job, after=seen[-1] if seen else 0)
+            seen.extend(event.seq for event in events)
+
+        town.ask(read)
+
+    thread = threading.Thread(target=run, name=f"follow-{job}", daemon=True)
+    thread.start()
+    return thread
+
+
+def test_whatever_dies_every_job_ends_as_if_nothing_had(town: Cluster):
+    with town.door("one").client() as client:
+        dataset = client.datasets.create(builtin="digits").id
+    golden = {kind: undisturbed(town, spec) for kind, spec in specs(dataset).items()}
+    before = leftovers(town)
+    monkey = Monkey(town, seed=SEED, num_kills=NUM_KILLS, pause_s=(0.2, 2.0))
+    asking = Town(town)
+    made: dict[str, str] = {}
+    streams: dict[str, tuple[list[int], threading.Thread]] = {}
+    kinds = ["long"] * NUM_LONG + ["short"] * NUM_SHORT
+    wanted = specs(dataset)
+    try:
+        for kind in kinds:
+            job = asking.ask(lambda client, kind=kind: client.jobs.create(wanted[kind]).id)
+            made[job] = kind
+            if kind == "long":
+                seen: list[int] = []
+                streams[job] = (seen, follow(town, job, seen))
+        until(lambda: monkey.is_done, PATIENCE_S, "the last kill")
+    finally:
+        monkey.stop()
+    states = until(lambda: all_ended(asking, made), PATIENCE_S, "the end of all jobs")
+    assert set(states.values()) == {"succeeded"}, failures(asking, states)
+    with town.door("one").http() as http:
+        for job, kind in made.items():
+            found = record_of(http, job)
+            assert found.metrics == golden[kind].metrics, job
+            assert found.log == golden[kind].log, job
+            assert found.weights == golden[kind].weights, job
+    for seen, thread in streams.values():
+        thread.join(60)
+        assert not thread.is_alive(), "a stream has not ended with its job"
+        assert seen == sorted(set(seen)), "a stream gave an event twice or out of order"
+    town.await_workers()
+    until(lambda: not ranks(town), 60, "the end of the last rank")
+    assert leftovers(town) <= before
+    told = {"killed": dict(monkey.killed), "jobs": len(made), "attempts": attempts(asking, made)}
+    sys.stdout.write(json.dumps({"chaos": told}) + "\n")
+    assert told["attempts"] > len(made), "nothing that ran was hit: the run proves nothing"
+
+
+def undisturbed(town: Cluster, spec: dict[str, Any]) -> Record:
+    with town.door("one").client() as client:
+        job = client.jobs.create(spec).wait(timeout=PATIENCE_S)
+        job.raise_if_unsuccessful()
+    with town.door("one").http() as http:
+        return record_of(http, job.id)
+
+
+def all_ended(asking: Town, made: dict[str, str]) -> dict[str, str] | None:
+    def look(client: gh.Client) -> dict[str, str]:
+        return {job.id: job.state for job in client.jobs.list() if job.id in made}
+
+    states = asking.ask(look)
+    over = all(state in ("succeeded", "failed", "cancelled") for state in states.values())
+    if not over or len(states) < len(made):
+        time.sleep(0.5)
+        return None
+    return states
+
+
+def failures(asking: Town, states: dict[str, str]) -> list[Any]:
+    bad = [job for job, state in states.items() if state != "succeeded"]
+    return [asking.ask(lambda client, job=job: client.jobs.get(job).data) for job in bad[:3]]
+
+
+def attempts(asking: Town, made: dict[str, str]) -> int:
+    return sum(
+        asking.ask(lambda client, job=job: client.jobs.get(job).data["attempt"]) for job in made
+    )
+
+
+def leftovers(town: Cluster) -> set[str]:
+    """Processes of ours that nobody holds any more, shared memory, directories of attempts."""
+    orphans = {
+        f"process {process.pid}"
+        for process in psutil.process_iter(["cmdline", "ppid"])
+        if process.info["ppid"] == 1 and "engine.nursery" in " ".join(process.info["cmdline"] or ())
+    }
+    shared = {str(path) for path in Path("/dev/shm").glob("torch_*")}  # noqa: S108
+    work = {str(path) for path in town.directory.glob("*/work/job_*")}
+    return orphans | shared | work
