@@ -43,7 +43,7 @@ def write(directory: Path, snapshot: Snapshot) -> dict[str, dict[str, Any]]:
     partial = _beside(directory, "partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        partial.mkdir(parents=True)
+        partial.mkdir(mode=0o700, parents=True)
         failpoint("checkpoint.write")
         files = _write_files(partial, snapshot)
         failpoint("checkpoint.written")

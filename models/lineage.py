@@ -8,7 +8,7 @@ run. A job that was never begun again has no cuts, and its queries no condition 
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import ColumnElement, and_, func, not_, or_, select
+from sqlalchemy import ColumnElement, and_, case, func, not_, or_, select
 from sqlalchemy.orm import Session
 
 from glasshouse import jsonio
@@ -103,6 +103,7 @@ def summary_before(tx: Session, job: str, step: int) -> dict[str, dict[str, Any]
             func.min(Metric.value).label("low"),
             func.max(Metric.value).label("high"),
             func.max(Metric.step).label("last"),
+            func.min(case((Metric.nonfinite.is_not(None), Metric.step))).label("bad"),
         )
         .where(*mine)
         .group_by(Metric.name)
@@ -116,14 +117,16 @@ def summary_before(tx: Session, job: str, step: int) -> dict[str, dict[str, Any]
         return {row[0]: row[1] for row in tx.execute(query.group_by(Metric.name))}
 
     lows, highs = first_where(totals.c.low), first_where(totals.c.high)
-    newest = select(Metric.name, Metric.value, Metric.nonfinite, totals.c.low, totals.c.high).where(
-        *mine, Metric.name == totals.c.name, Metric.step == totals.c.last
-    )
+    newest = select(
+        Metric.name, Metric.value, Metric.nonfinite, totals.c.low, totals.c.high, totals.c.bad
+    ).where(*mine, Metric.name == totals.c.name, Metric.step == totals.c.last)
     found: dict[str, dict[str, Any]] = {}
-    for name, value, nonfinite, low, high in tx.execute(newest.order_by(Metric.name)):
+    for name, value, nonfinite, low, high, bad in tx.execute(newest.order_by(Metric.name)):
         last = jsonio.NONFINITE[nonfinite or "NaN"] if value is None else value
         found[name] = {"last": last}
         if low is not None:
             found[name] |= {"min": low, "min_step": lows[name]}
             found[name] |= {"max": high, "max_step": highs[name]}
+        if bad is not None:
+            found[name]["first_nonfinite_step"] = bad
     return found

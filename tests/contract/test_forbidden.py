@@ -43,7 +43,7 @@ SHOWS = {
     "tests/contract/test_forbidden.py",
     "tests/acceptance/test_bad_input.py",
 }
-SHOWS |= {"tests/security/test_unpickling.py"}
+SHOWS |= {"tests/security/test_unpickling.py", "tests/unit/engine/test_checkpoints.py"}
 """The one that takes pickle away, and tests that do what is forbidden, to see it noticed."""
 
 

@@ -97,19 +97,14 @@ def _timeless(value: Any) -> Any:
 @contextlib.contextmanager
 def another_home(settings: Settings, api: Api) -> Generator[Api]:
     """An API on what was restored."""
-    environment = {
-        "GLASSHOUSE_HOME": str(settings.home),
-        "GLASSHOUSE_DATABASE_URL": settings.database_url,
-    }
-    database = Database(settings.database)
-    other = Api(settings.home, settings, database, environment)
+    other = Api(settings.home, settings.database_url)
     other.admin = api.admin
     other.start()
     try:
         yield other
     finally:
         other.stop()
-        database.close()
+        other.database.close()
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])

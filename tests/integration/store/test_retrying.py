@@ -41,7 +41,7 @@ def save(database: Database, claim: Claim, step: int) -> None:
 
 def asked_for(database: Database) -> list[str]:
     with database.read() as tx:
-        return [job for job, _, _ in workers.asked_for(tx)]
+        return [job for job, *_ in workers.asked_for(tx)]
 
 
 @pytest.mark.parametrize("allowed", [0, 1, 3])

@@ -1,5 +1,6 @@
 """Probes that are attached to a job whose worker is lost."""
 
+from glasshouse import jsonio
 from models import jobs, probes
 from models.probes import Checked
 
@@ -8,7 +9,7 @@ from .shop import Shop, endless, until
 BODY = {"layers": ["fc1"], "kinds": ["output"], "every": 1, "want": ["stats"]}
 
 
-def test_a_job_that_lost_its_worker_is_watched_as_before_from_its_first_step(shop: Shop):
+def test_a_job_that_lost_its_worker_is_watched_as_before_from_its_new_first_step(shop: Shop):
     worker = shop.start_worker(LEASE_S="5")
     job_id = shop.submit(endless(shop.dataset()))
     shop.wait_step(job_id)
@@ -35,7 +36,8 @@ def test_a_job_that_lost_its_worker_is_watched_as_before_from_its_first_step(sho
             None,
         )
     )
-    assert '"step":0' in first.payload.replace(" ", "")
+    begun = shop.payloads(job_id, "attempt")[-1]
+    assert jsonio.loads(first.payload)["step"] == begun["resumed_from_step"]
     assert len(shop.payloads(job_id, "probe")) == 1
     shop.cancel(job_id, force=True)
     shop.wait(job_id)
