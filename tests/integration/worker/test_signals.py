@@ -20,12 +20,9 @@ SIGNALS = {
     "KILL": [signal.SIGKILL],
 }
 IN_SHORT = (
-    ("TERM", "idle"),
     ("TERM", "checkpointing"),
     ("QUIT", "training"),
-    ("2xINT", "starting"),
     ("HUP", "training"),
-    ("KILL", "cancelling"),
 )
 ALL = tuple(case for case in product(SIGNALS, STATES) if case not in IN_SHORT)
 PLACES = {"starting": "start", "training": "2", "checkpointing": "save", "cancelling": "2"}
