@@ -87,13 +87,13 @@ class Line:
         self._connection.close()
 
 
-def polled(door: Door, job: str) -> list[dict[str, Any]]:
+def polled(door: Door, job: str, **query: str) -> list[dict[str, Any]]:
     """The whole log of a job as polling gives it, a few at a time."""
     found: list[dict[str, Any]] = []
     with door.http() as http:
         after: str | None = None
         while True:
-            params = {"limit": "37"} | ({"after": after} if after else {})
+            params = {"limit": "37"} | query | ({"after": after} if after else {})
             page = http.get(f"/jobs/{job}/events", params=params).raise_for_status().json()
             found += page["data"]
             if not page["has_more"]:

@@ -47,7 +47,8 @@ def test_nothing_of_the_document_breaks_the_service(own_world: World, tmp_path: 
     command += ["--header", f"Authorization:Bearer {api.key('eve', 'submit')}"]
     command += ["--checks", ",".join(CHECKS), "--max-examples", EXAMPLES, "--mode", "all"]
     command += ["--phases", "examples,coverage,fuzzing,stateful", "--seed", "1"]
-    command += ["--exclude-path-regex", "stream$", "--request-timeout", "90"]
+    # streams have no end, and /readyz is 503 where no worker is: both have tests of their own
+    command += ["--exclude-path-regex", "stream$|^/readyz$", "--request-timeout", "90"]
     command += ["--suppress-health-check", "all", "--warnings", "off", "--no-color"]
     done = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=3500

@@ -114,6 +114,9 @@ class World:
             made = ada.post(f"/api/v1/jobs/{job}/probes", json=PROBE)
             assert made.status_code == 201, made.text
             self.ids["probes"] = made.json()["id"]
+            hook = ada.post("/api/v1/webhooks", json={"url": "https://example.com/ada"})
+            assert hook.status_code == 201, hook.text
+            self.ids["webhooks"] = hook.json()["id"]
             queued = ada.post("/api/v1/jobs", json=spec)
             assert queued.status_code == 201, queued.text
         with api.client() as admin:
