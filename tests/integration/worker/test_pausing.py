@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -47,6 +48,19 @@ def losses(shop: Shop, job_id: str) -> dict[int, float]:
     """By step; of a step that was done again, the later one."""
     told = shop.payloads(job_id, "metrics")
     return {one["step"]: one["values"]["loss"] for one in told if "loss" in one["values"]}
+
+
+def undisturbed(shop: Shop, spec: dict[str, Any], wanted: Sequence[Command]) -> str:
+    """A job with the commands of another at their steps; a worker sees it with all of them."""
+    with shop.database.write() as tx:
+        job = jobs.add(tx, owner="ada", spec=spec, resolved=spec, plan={})
+        for command in wanted:
+            made = commands.add(tx, job, command.body, by="ada")
+            values = {"state": "applied", "step": command.step}
+            values |= {"old": command.old, "new": command.new}
+            commands.note(tx, job.id, [commands.CommandChange(made.id, values)])
+    shop.ring()
+    return job.id
 
 
 def slow(shop: Shop, steps: int = 400, **changes: Any) -> dict[str, Any]:
@@ -190,7 +204,7 @@ def test_a_setting_changes_at_one_step(shop: Shop, at_once: bool):
 def test_a_setting_survives_the_death_of_its_rank(any_shop: Shop):
     shop = any_shop
     shop.start_worker(CPU_CORES="4")
-    spec = slow(shop, checkpoint={"every_steps": 20})
+    spec = slow(shop, steps=600, checkpoint={"every_steps": 20})
     job_id = shop.submit(spec)
     shop.wait_step(job_id, 30)
     first = answered(shop, ask(shop, job_id, set={"optimizer.lr": 0.05}))
@@ -202,15 +216,7 @@ def test_a_setting_survives_the_death_of_its_rank(any_shop: Shop):
     for command in (first, second):
         again = answered(shop, command)
         assert (again.state, again.step, again.old) == ("applied", command.step, command.old)
-    # an undisturbed job with the same commands at the same steps
-    twin = shop.submit(spec, ring=False)
-    for command in (first, second):
-        made = ask(shop, twin, **command.body)
-        with shop.database.write() as tx:
-            values = {"state": "applied", "step": command.step}
-            values |= {"old": command.old, "new": command.new}
-            commands.note(tx, twin, [commands.CommandChange(made.id, values)])
-    shop.ring()
+    twin = undisturbed(shop, spec, (first, second))
     assert shop.wait(twin).state == "succeeded", shop.logs()
     assert losses(shop, job_id) == losses(shop, twin)
 
