@@ -75,6 +75,14 @@ def connect(url: str) -> socket.socket:
     return socket.create_connection((parts.hostname or "", parts.port or 80), timeout=120)
 
 
+def one_status(connection: socket.socket) -> int:
+    """The status of the next answer, which is read to its end, in however many pieces it comes."""
+    answer = http.client.HTTPResponse(connection)
+    answer.begin()
+    answer.read()
+    return answer.status
+
+
 def read_all(connection: socket.socket) -> bytes:
     """Everything until the other side closes."""
     parts: list[bytes] = []

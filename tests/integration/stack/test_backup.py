@@ -107,7 +107,7 @@ def another_home(settings: Settings, api: Api) -> Generator[Api]:
         other.database.close()
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("kind", [pytest.param("sqlite", marks=pytest.mark.slow), "postgresql"])
 def test_what_is_restored_in_a_new_home_is_what_was_backed_up_while_the_service_ran(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ):

@@ -34,6 +34,7 @@ def test_there_are_many_points():
     assert len({*EARLY, *LATE, *OF_THE_RANK}) >= 30
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_cancel_at_every_point_of_the_worker_ends_the_job(shop: Shop):
     shop.start_worker(odd=True)

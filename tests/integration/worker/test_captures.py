@@ -116,7 +116,7 @@ def test_a_disk_that_takes_no_tensor_stops_neither_training_nor_the_end(shop: Sh
 def test_a_killed_worker_leaves_every_tensor_once(shop: Shop, tmp_path: Path):
     """Killed between a file and its row, or anywhere: the next attempt stores each step once."""
     worker = shop.start_worker()
-    job_id = shop.submit(train_spec(shop.dataset(), probes=[EVERYTHING], stop={"seconds": 3.0}))
+    job_id = shop.submit(train_spec(shop.dataset(), probes=[EVERYTHING], stop={"seconds": 2.0}))
     until(lambda: len(rows(shop, job_id)) > 3 * NUM_TENSORS)
     worker.send_signal(signal.SIGKILL)
     worker.wait()
@@ -151,6 +151,7 @@ def test_a_killed_rank_has_stored_what_it_had_said(shop: Shop):
     assert set(by_step.values()) == {NUM_TENSORS}
 
 
+@pytest.mark.slow
 def test_a_ledger_that_is_away_loses_and_doubles_no_tensor(shop: Shop):
     """Nothing of the ring is written over before its rows are stored; what finds no room counts."""
     shop.start_worker(CAPTURE_BUFFER_BYTES="65536")

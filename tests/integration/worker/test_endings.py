@@ -34,7 +34,11 @@ def members(shop: Shop, job_id: str) -> Callable[[], list[processes.Identity]]:
 
 @pytest.mark.parametrize(
     ("way", "kind", "word"),
-    [("crash", "crash", "SIGSEGV"), ("abort", "crash", "SIGABRT"), ("exit", "crash", "status 3")],
+    [
+        ("crash", "crash", "SIGSEGV"),
+        pytest.param("abort", "crash", "SIGABRT", marks=pytest.mark.slow),
+        pytest.param("exit", "crash", "status 3", marks=pytest.mark.slow),
+    ],
 )
 def test_a_job_that_crashes_on_every_start_is_given_up_after_three_and_others_go_on(
     way: str, kind: str, word: str, shop: Shop
@@ -188,7 +192,11 @@ def test_a_job_that_goes_on_after_a_stall_ends_well(shop: Shop):
 
 
 @pytest.mark.parametrize(
-    ("on_stall", "ends"), [("restart", ["stalled", "succeeded"]), ("fail", ["stalled"])]
+    ("on_stall", "ends"),
+    [
+        ("restart", ["stalled", "succeeded"]),
+        pytest.param("fail", ["stalled"], marks=pytest.mark.slow),
+    ],
 )
 def test_a_spec_may_want_more_than_a_word_about_a_stall(on_stall: str, ends: list[str], shop: Shop):
     shop.start_worker(odd=True, GRACE_S="0.5", KILL_S="0.5")

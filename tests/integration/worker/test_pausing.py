@@ -92,6 +92,9 @@ def test_a_paused_job_has_its_checkpoint_and_no_device_and_goes_on(shop: Shop):
     assert shop.job(job_id).paused_ms > 0
 
 
+@pytest.mark.parametrize(
+    "database_url", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)], indirect=True
+)
 def test_losses_and_weights_after_a_pause_are_those_of_the_undisturbed_job(any_shop: Shop):
     shop = any_shop
     shop.start_worker(CPU_CORES="4")
@@ -201,6 +204,9 @@ def test_a_setting_changes_at_one_step(shop: Shop, at_once: bool):
     assert [one["lr"] for one in rates] == [0.01] * found.step + [0.5] * (400 - found.step)
 
 
+@pytest.mark.parametrize(
+    "database_url", [pytest.param("sqlite", marks=pytest.mark.slow), "postgresql"], indirect=True
+)
 def test_a_setting_survives_the_death_of_its_rank(any_shop: Shop):
     shop = any_shop
     shop.start_worker(CPU_CORES="4")

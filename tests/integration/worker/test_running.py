@@ -138,6 +138,7 @@ def test_a_job_whose_dataset_is_gone_fails_with_a_reason(shop: Shop):
     assert job.error["code"] == "storage_failed"
 
 
+@pytest.mark.slow
 def test_a_killed_worker_leaves_no_rank_and_its_job_runs_elsewhere(shop: Shop):
     first = shop.start_worker("w1", LEASE_S="5")
     job_id = shop.submit(endless(shop.dataset()))
@@ -156,6 +157,7 @@ def test_a_killed_worker_leaves_no_rank_and_its_job_runs_elsewhere(shop: Shop):
     ]
 
 
+@pytest.mark.slow
 def test_a_worker_that_starts_again_runs_the_jobs_of_its_last_life(shop: Shop):
     first = shop.start_worker(LEASE_S="60")
     job_id = shop.submit(endless(shop.dataset()))
@@ -168,6 +170,7 @@ def test_a_worker_that_starts_again_runs_the_jobs_of_its_last_life(shop: Shop):
     assert [one.exit_kind for one in shop.attempts(job_id)] == ["worker_lost", "cancelled"]
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_gives_its_jobs_back_unblamed(shop: Shop):
     shop.start_workers("w1", "w2")
     job_id = shop.submit(endless(shop.dataset()))
@@ -345,6 +348,7 @@ def test_a_second_worker_of_the_same_name_does_not_start(shop: Shop):
     assert first.poll() is None
 
 
+@pytest.mark.slow
 def test_a_cancel_at_any_moment_ends_the_job(shop: Shop):
     shop.start_worker()
     dataset = shop.dataset()

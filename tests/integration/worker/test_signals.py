@@ -19,11 +19,7 @@ SIGNALS = {
     "HUP": [signal.SIGHUP],
     "KILL": [signal.SIGKILL],
 }
-IN_SHORT = (
-    ("TERM", "checkpointing"),
-    ("QUIT", "training"),
-    ("HUP", "training"),
-)
+IN_SHORT = (("TERM", "checkpointing"),)
 ALL = tuple(case for case in product(SIGNALS, STATES) if case not in IN_SHORT)
 PLACES = {"starting": "start", "training": "2", "checkpointing": "save", "cancelling": "2"}
 
