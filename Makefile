@@ -3,7 +3,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
 
-.PHONY: help setup demo up test test-slow chaos test-gpu fuzz audit check format bench clean
+.PHONY: help setup demo up test test-slow chaos failpoints test-gpu fuzz audit check format bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -34,6 +34,9 @@ test-slow: setup ## the long ones: real data, full optimizers
 
 chaos: setup ## kill everything at random for a good while, on both databases
 	CHAOS_KILLS=200 CHAOS_JOBS=300 $(PYTEST) tests/chaos -m slow -s
+
+failpoints: setup ## kill, fail and halt at every failpoint of worker and rank, one at a time
+	$(PYTEST) tests/integration/worker/test_failpoints.py -n 3 -m "slow or not slow"
 
 test-gpu: setup ## what needs a CUDA device
 	$(PYTEST) tests/gpu -m gpu

@@ -26,6 +26,7 @@ ExitKind = Literal[
     "stalled",
     "timeout",
     "unkillable",
+    "supervisor_failed",
     "internal",
 ]
 Fate = Literal["ends", "waits", "returns", "retries"]
@@ -44,7 +45,7 @@ FATES: dict[ExitKind, Fate] = {
     "oom_device": "ends",
     "oom_host": "ends",
     "device": "retries",
-    "storage": "ends",
+    "storage": "retries",
     "disk_full": "retries",
     "crash": "retries",
     "killed_from_outside": "retries",
@@ -55,6 +56,7 @@ FATES: dict[ExitKind, Fate] = {
     "stalled": "retries",
     "timeout": "ends",
     "unkillable": "ends",
+    "supervisor_failed": "retries",
     "internal": "ends",
 }
 

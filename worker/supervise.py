@@ -93,7 +93,7 @@ class Supervisor:
             _log.exception("supervisor_failed")
             self._launch.end()
             failure = EngineFailed("The worker failed in a way it did not expect.")
-            self._close(Ended("failed", "internal", failure.as_dict()))
+            self._close(Again("supervisor_failed", failure.detail, failure.as_dict()))
         finally:
             self._launch.end()
             self._store.drain.close()

@@ -12,6 +12,7 @@ from glasshouse import jsonio
 from glasshouse.errors import (
     CheckpointMissing,
     CheckpointNotFound,
+    DataFailed,
     DatasetNotFound,
     DeviceFailed,
     DiskFull,
@@ -36,7 +37,7 @@ def describe(
     """What ``job.json`` says, and what the rank's environment adds.
 
     Raises:
-        StorageFailed: bytes that the job reads are gone.
+        DataFailed: something that the job reads is gone.
         DeviceFailed: its devices are gone.
     """
     spec = job.resolved
@@ -65,7 +66,7 @@ def describe(
             "trained_by": saved and jobs.get(tx, saved.job, None).resolved,
         }, {"CUDA_VISIBLE_DEVICES": _visible(held)}
     except (FileNotFoundError, DatasetNotFound, JobNotFound) as error:
-        raise StorageFailed(f"Something that the job reads is gone: {error}") from error
+        raise DataFailed(f"Something that the job reads is gone: {error}") from error
 
 
 def prepare(directory: Path, description: dict[str, Any]) -> None:
@@ -116,7 +117,7 @@ def _checkpoint(tx: Transaction, spec: dict[str, Any]) -> Checkpoint | None:
             return checkpoints.get(tx, spec["checkpoint"], None)
         return checkpoints.newest(tx, jobs.get(tx, spec["job"], None))
     except (CheckpointNotFound, CheckpointMissing, JobNotFound) as error:
-        raise StorageFailed(str(error)) from error
+        raise DataFailed(str(error)) from error
 
 
 def _start(tx: Transaction, artifacts: Artifacts, spec: dict[str, Any]) -> dict[str, Any] | None:
@@ -127,7 +128,7 @@ def _start(tx: Transaction, artifacts: Artifacts, spec: dict[str, Any]) -> dict[
     try:
         saved = checkpoints.get(tx, init["checkpoint"], None)
     except CheckpointNotFound as error:
-        raise StorageFailed(f"Something that the job reads is gone: {error}") from error
+        raise DataFailed(f"Something that the job reads is gone: {error}") from error
     return {"dir": str(artifacts.local(saved.key)), "load": init["load"]}
 
 

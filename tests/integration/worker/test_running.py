@@ -135,7 +135,7 @@ def test_a_job_whose_dataset_is_gone_fails_with_a_reason(shop: Shop):
     job = shop.wait(shop.submit(train_spec(dataset)))
     assert job.state == "failed"
     assert job.error is not None
-    assert job.error["code"] == "storage_failed"
+    assert job.error["code"] == "data_failed"
 
 
 @pytest.mark.slow

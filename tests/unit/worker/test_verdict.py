@@ -151,7 +151,7 @@ def test_what_comes_from_outside_is_not_the_jobs_fault(exit_: Exit, kind: ExitKi
         (errors.OutOfMemory(memory={"where": "device"}), "oom_device", False),
         (errors.OutOfMemory(memory={"where": "host"}), "oom_host", False),
         (errors.DeviceFailed(), "device", True),
-        (errors.StorageFailed(), "storage", False),
+        (errors.StorageFailed(), "storage", True),
         (errors.DiskFull(), "disk_full", True),
         (errors.EngineFailed(), "internal", False),
     ],

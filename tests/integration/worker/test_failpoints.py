@@ -1,0 +1,81 @@
+"""Every failpoint of worker and rank with every action: the job ends as one that nobody touched.
+
+``make failpoints`` runs all, ``make test`` a few. The result is in ``docs/concepts/restarts.md``.
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.integration.worker.shop import Shop, until
+from tests.integration.worker.story import Story, check_attempts, spec_of, survive
+
+ROOT = Path(__file__).parents[3]
+LEASE_S, PAUSE_S = 2, 6
+"""Who stands still does so for three times as long as it may be silent."""
+ELSEWHERE = {
+    "submit": "the API's: tests/chaos kills it",
+    "artifact.received": "uploads: tests/integration/api",
+    "artifact.replaced": "uploads: tests/integration/api",
+    "return": "a worker that is stopped: test_signals.py",
+    "sweep": "another worker's loss: test_dying.py",
+}
+OFTEN = ("spool.write", "ship", "capture", "artifact.rename", "artifact.stored", "checkpoint")
+"""Points that an attempt comes by again and again: the second time is the more telling one."""
+IN_SHORT = {
+    ("ship.commit", "raise"),
+    ("ship.commit", "pause"),
+    ("checkpoint.renamed", "kill"),
+    ("end.commit", "raise"),
+}
+COUNTED = {"checkpoint": "checkpoint", "capture": "capture"}
+"""What cannot be written is counted, and training goes on: an error there costs that one thing. So
+does a disk that hangs for longer than ``GLASSHOUSE_GRACE_S`` after the end, which is 5 s here."""
+
+
+def found() -> list[str]:
+    """The points that stand in the code."""
+    files = [
+        path for name in ("models", "worker", "engine") for path in ROOT.glob(f"{name}/**/*.py")
+    ]
+    names = {
+        name for path in files for name in re.findall(r'failpoint\("([\w.]+)"\)', path.read_text())
+    }
+    return sorted(n for n in names if n not in ELSEWHERE and n.split(".")[0] not in ELSEWHERE)
+
+
+def cases() -> list[object]:
+    """Each point with each action; the most of them marked slow."""
+    both = [(point, action) for point in found() for action in ("kill", "raise", "pause")]
+    return [
+        pytest.param(*case, id="-".join(case), marks=() if case in IN_SHORT else pytest.mark.slow)
+        for case in both
+    ]
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(("point", "action"), cases())
+def test_whatever_happens_at_a_point_the_job_ends_as_if_it_had_not(
+    point: str,
+    action: str,
+    shop: Shop,
+    points: Callable[[str], Path],
+    undisturbed: Story,
+):
+    kind = point.split(".", maxsplit=1)[0]
+    what = f"pause:{PAUSE_S}" if action == "pause" else action
+    once = points(f"{point}={what}@{2 if point.startswith(OFTEN) else 1}")
+    shop.variables |= {"RETRY_MAX_S": "0.3", "LEASE_S": str(LEASE_S), "HEARTBEAT_S": "0.3"}
+    shop.start_worker(wait=False)
+    job_id = shop.submit(spec_of(shop.dataset()), ring=False)
+    survive(shop, job_id)
+    until(lambda: list(once.iterdir()), 20)  # what is done after the end too
+    story = Story.of(shop, job_id)
+    if action != "kill" and kind in COUNTED and "dropped" in story.log:
+        story.check_but_counted(undisturbed, COUNTED[kind])
+    else:
+        story.check(undisturbed)
+    check_attempts(shop, job_id)
+    assert [event.type for event in shop.events(job_id)].count("end") == 1
