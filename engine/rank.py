@@ -276,7 +276,8 @@ def calm_collector() -> None:
     """Have the garbage collector look less often, and not through what the imports made.
 
     A watched step makes thousands of small objects that live until its end, and none of them in a
-    cycle: at Python's own pace the collector took a third of the time of looking.
+    cycle. At Python's own pace the collector goes through them, and through all that the imports
+    made, again and again within a step: of 1,000 watched layers it took as long as the looking.
     """
     gc.freeze()
     gc.set_threshold(*_COLLECT_AFTER)

@@ -86,12 +86,12 @@ def test_a_planner_that_dies_is_replaced(own_service: Api):
     with own_service.client() as client:
         dataset = digits(client)
         assert client.post("/api/v1/plan", json=small_job(dataset)).status_code == 200
-        for _ in range(2):
-            psutil.Process(own_service.process.pid).children()[0].kill()
-            changed = small_job(dataset, seed=int(time.time_ns() % 2**40))
-            assert client.post("/api/v1/plan", json=changed).status_code == 200
+        psutil.Process(own_service.process.pid).children()[0].kill()
+        changed = small_job(dataset, seed=int(time.time_ns() % 2**40))
+        assert client.post("/api/v1/plan", json=changed).status_code == 200
 
 
+@pytest.mark.slow
 def test_a_planner_that_hangs_is_killed_and_the_spec_refused(own_service: Api):
     with own_service.client() as client:
         dataset = digits(client)

@@ -144,6 +144,7 @@ def test_a_client_that_goes_leaves_nothing_behind(
     assert process.memory_info().rss - rss_before < 20 * 1024**2
 
 
+@pytest.mark.slow
 def test_a_second_api_process_sees_what_is_written_through_the_first_bell(
     sqlite: Database, writer: Writer, serve: Callable[..., Api]
 ) -> None:

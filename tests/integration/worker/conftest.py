@@ -2,6 +2,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -44,8 +45,7 @@ class Broker:
                 return False
 
 
-@pytest.fixture
-def broker() -> Generator[Broker]:
+def open_broker() -> Generator[Broker]:
     directory = Path(tempfile.mkdtemp(prefix="gh", dir="/tmp"))
     started = Broker(directory)
     started.start()
@@ -56,11 +56,48 @@ def broker() -> Generator[Broker]:
 
 
 @pytest.fixture
-def shop(broker: Broker, tmp_path: Path) -> Generator[Shop]:
-    """A service without its API, on SQLite: ledger, artifacts, broker, workers."""
-    opened = Shop(f"sqlite:///{tmp_path / 'test.db'}", broker.url, tmp_path)
+def broker() -> Generator[Broker]:
+    yield from open_broker()
+
+
+def open_shop(broker: Broker, home: Path) -> Generator[Shop]:
+    opened = Shop(f"sqlite:///{home / 'test.db'}", broker.url, home)
     yield opened
     opened.close()
+
+
+def staffed(home: Path, *, odd: bool) -> Generator[Shop]:
+    """A shop whose worker runs already."""
+    with contextmanager(open_broker)() as broker, contextmanager(open_shop)(broker, home) as shop:
+        shop.start_worker(odd=odd)
+        yield shop
+
+
+@pytest.fixture(scope="session")
+def staffed_shop(tmp_path_factory: pytest.TempPathFactory) -> Generator[Shop]:
+    yield from staffed(tmp_path_factory.mktemp("staffed"), odd=False)
+
+
+@pytest.fixture(scope="session")
+def oddly_staffed_shop(tmp_path_factory: pytest.TempPathFactory) -> Generator[Shop]:
+    yield from staffed(tmp_path_factory.mktemp("odd"), odd=True)
+
+
+@pytest.fixture
+def shop(request: pytest.FixtureRequest) -> Generator[Shop]:
+    """A service without its API, on SQLite: ledger, artifacts, broker, workers.
+
+    Marked ``staffed`` or ``staffed("odd")`` a test gets one whose worker ``w1`` runs since an
+    earlier test and is to run on. To start a worker costs five seconds of a processor.
+    """
+    mark = request.node.get_closest_marker("staffed")
+    if mark is None:
+        broker = request.getfixturevalue("broker")
+        yield from open_shop(broker, request.getfixturevalue("tmp_path"))
+        return
+    opened: Shop = request.getfixturevalue("oddly_staffed_shop" if mark.args else "staffed_shop")
+    yield opened
+    opened.settle()
 
 
 @pytest.fixture

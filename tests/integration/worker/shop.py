@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from sqlalchemy import select
 
 from glasshouse import jsonio
 from glasshouse.ids import new_id
@@ -255,6 +256,17 @@ class Shop:
             return next((line["pid"] for line in lines[::-1] if line["job"] == job_id), None)
 
         return until(started)
+
+    def settle(self) -> None:
+        """See to it that the next test finds nothing of this one, and a worker that runs."""
+        with self.database.read() as tx:
+            left = list(tx.scalars(select(Job).where(Job.state.not_in(ENDED))))
+        for job in left:
+            self.cancel(job.id, force=True)
+        for job in left:
+            self.wait(job.id)
+        until(lambda: all(device.job is None for device in self.devices()))
+        assert all(worker.poll() is None for worker in self.workers.values()), self.logs()
 
     def close(self) -> None:
         for process in self.workers.values():

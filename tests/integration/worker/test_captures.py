@@ -38,8 +38,8 @@ def values(shop: Shop, row: Capture) -> np.ndarray[Any, Any]:
     return tensors.open_tensor(shop.artifacts.local(row.key), row.tensor)
 
 
+@pytest.mark.staffed
 def test_a_step_is_one_file_and_its_tensors_are_those_of_the_statistics(shop: Shop):
-    shop.start_worker()
     job_id = shop.submit(train_spec(shop.dataset(), probes=[EVERYTHING]))
     job = shop.wait(job_id)
     assert job.state == "succeeded", (job.error, shop.logs())
@@ -95,9 +95,9 @@ def test_a_cancelled_job_does_not_wait_for_room(shop: Shop):
     assert shop.wait(job_id, timeout_s=10).state == "cancelled"
 
 
+@pytest.mark.staffed
 def test_a_disk_that_takes_no_tensor_stops_neither_training_nor_the_end(shop: Shop):
     """The directory of the captures is a file: every write of one fails."""
-    shop.start_worker()
     job_id = shop.submit(endless(shop.dataset(), probes=[EVERYTHING | {"start": 200}]))
     where = shop.settings.artifacts / "jobs" / job_id / "1"
     where.mkdir(parents=True)
@@ -116,7 +116,8 @@ def test_a_disk_that_takes_no_tensor_stops_neither_training_nor_the_end(shop: Sh
 def test_a_killed_worker_leaves_every_tensor_once(shop: Shop, tmp_path: Path):
     """Killed between a file and its row, or anywhere: the next attempt stores each step once."""
     worker = shop.start_worker()
-    job_id = shop.submit(train_spec(shop.dataset(), probes=[EVERYTHING], stop={"seconds": 2.0}))
+    probe = EVERYTHING | {"every": 4}
+    job_id = shop.submit(train_spec(shop.dataset(), probes=[probe], stop={"seconds": 2.0}))
     until(lambda: len(rows(shop, job_id)) > 3 * NUM_TENSORS)
     worker.send_signal(signal.SIGKILL)
     worker.wait()
@@ -132,14 +133,14 @@ def test_a_killed_worker_leaves_every_tensor_once(shop: Shop, tmp_path: Path):
     steps = job.progress["step"] if job.progress else 0
     assert (
         len(kept) + sum(event["count"] for event in shop.payloads(job_id, "dropped"))
-        >= steps * NUM_TENSORS
+        >= steps // 4 * NUM_TENSORS
     )
     for row in kept[:: max(1, len(kept) // 50)]:
         assert values(shop, row).nbytes == row.size_bytes
 
 
+@pytest.mark.staffed
 def test_a_killed_rank_has_stored_what_it_had_said(shop: Shop):
-    shop.start_worker()
     probe = EVERYTHING | {"every": 5}
     job_id = shop.submit(endless(shop.dataset(), probes=[probe], retry={"max_restarts": 0}))
     until(lambda: len(rows(shop, job_id)) > 2 * NUM_TENSORS)

@@ -13,7 +13,7 @@ from tests.integration.worker.odd_worker import EARLY, LATE
 from tests.integration.worker.shop import Shop, endless, train_spec, until
 from worker import processes
 
-IN_SHORT = ("ship.commit",)
+IN_SHORT = ("rank.forked",)
 ALL = tuple(name for name in (*EARLY, *LATE) if name not in IN_SHORT)
 SAVING = {"every_steps": 2, "keep_last": 1}
 

@@ -40,10 +40,10 @@ def members(shop: Shop, job_id: str) -> Callable[[], list[processes.Identity]]:
         pytest.param("exit", "crash", "status 3", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.staffed("odd")
 def test_a_job_that_crashes_on_every_start_is_given_up_after_three_and_others_go_on(
     way: str, kind: str, word: str, shop: Shop
 ):
-    shop.start_worker(odd=True)
     dataset = shop.dataset()
     other = shop.submit(endless(dataset))
     shop.wait_step(other)
@@ -80,8 +80,8 @@ def test_a_crash_that_passes_is_tried_again_after_a_while_that_doubles(shop: Sho
     assert shop.job(job_id).not_before_ms is None
 
 
+@pytest.mark.staffed("odd")
 def test_a_spec_may_forbid_restarts(shop: Shop):
-    shop.start_worker(odd=True)
     labels = misbehaving("crash", 2)
     job = shop.wait(shop.submit(endless(shop.dataset(), labels=labels, retry={"max_restarts": 0})))
     assert job.state == "failed"
@@ -91,8 +91,8 @@ def test_a_spec_may_forbid_restarts(shop: Shop):
     assert "SIGSEGV" in job.error["message"]
 
 
+@pytest.mark.staffed("odd")
 def test_memory_that_runs_out_is_told_with_what_was_asked_for_and_what_was_planned(shop: Shop):
-    shop.start_worker(odd=True)
     spec = endless(shop.dataset(), labels=misbehaving("ask-for-memory", 2))
     job_id = shop.submit(spec, plan={"memory": {"activations_bytes": 2, "parameters_bytes": 1}})
     job = shop.wait(job_id)
@@ -117,10 +117,10 @@ def test_memory_that_runs_out_is_told_with_what_was_asked_for_and_what_was_plann
         ("kill", "killed_from_outside", "worker_lost"),
     ],
 )
+@pytest.mark.staffed("odd")
 def test_failures_of_the_house_are_tried_again_and_keep_their_names(
     way: str, kind: str, code: str, shop: Shop
 ):
-    shop.start_worker(odd=True)
     spec = endless(shop.dataset(), labels=misbehaving(way, 2), retry={"max_restarts": 1})
     job_id = shop.submit(spec)
     job = shop.wait(job_id)
@@ -131,8 +131,8 @@ def test_failures_of_the_house_are_tried_again_and_keep_their_names(
     assert "2" in job.error["message"]
 
 
+@pytest.mark.staffed
 def test_an_index_out_of_range_names_the_layer_and_is_not_tried_again(shop: Shop):
-    shop.start_worker()
     spec = train_spec(shop.dataset())
     spec["data"]["fields"]["y"]["dim"] = 3
     table = {"name": "table", "type": "Embedding", "inputs": ["y"]}
@@ -149,8 +149,8 @@ def test_an_index_out_of_range_names_the_layer_and_is_not_tried_again(shop: Shop
     assert kinds(shop, job_id) == ["user_error"]
 
 
+@pytest.mark.staffed
 def test_a_failure_by_numbers_that_are_not_finite_names_the_first_bad_layer(shop: Shop):
-    shop.start_worker()
     spec = train_spec(shop.dataset())
     spec["loss"] = {"type": "BCELoss", "args": {}, "inputs": ["root", "target"]}
     spec["network"]["layers"] += [
@@ -211,8 +211,8 @@ def test_a_spec_may_want_more_than_a_word_about_a_stall(on_stall: str, ends: lis
         assert (job.error["code"], job.error["category"]) == ("stalled", "timeout")
 
 
+@pytest.mark.staffed
 def test_a_job_that_takes_too_long_is_stopped_saved_and_has_failed(shop: Shop):
-    shop.start_worker()
     job_id = shop.submit(endless(shop.dataset(), timeout_s=1.0))
     job = shop.wait(job_id)
     assert job.state == "failed"
@@ -234,8 +234,8 @@ def test_a_job_that_takes_too_long_and_does_not_listen_is_killed(shop: Shop):
     assert kinds(shop, job_id) == ["timeout"]
 
 
+@pytest.mark.staffed("odd")
 def test_the_time_of_all_attempts_counts(shop: Shop):
-    shop.start_worker(odd=True)
     labels = misbehaving("doze", "start", attempts=1)
     job_id = shop.submit(endless(shop.dataset(), timeout_s=4.0, labels=labels))
     shop.wait_step(job_id)
@@ -253,8 +253,8 @@ def test_the_time_of_all_attempts_counts(shop: Shop):
 
 
 @pytest.mark.parametrize("force", [False, True])
+@pytest.mark.staffed("odd")
 def test_nothing_of_a_cancelled_job_is_left(force: bool, shop: Shop):
-    shop.start_worker(odd=True)
     before = set(SHARED.iterdir())
     job_id = shop.submit(endless(shop.dataset(), labels=misbehaving("leave-children", 1)))
     shop.wait_step(job_id, 3)

@@ -25,9 +25,7 @@ ELSEWHERE = {
 OFTEN = ("spool.write", "ship", "capture", "artifact.rename", "artifact.stored", "checkpoint")
 """Points that an attempt comes by again and again: the second time is the more telling one."""
 IN_SHORT = {
-    ("ship.commit", "raise"),
     ("ship.commit", "pause"),
-    ("checkpoint.renamed", "kill"),
     ("end.commit", "raise"),
 }
 COUNTED = {"checkpoint": "checkpoint", "capture": "capture"}

@@ -73,8 +73,8 @@ def slow(shop: Shop, steps: int = 400, **changes: Any) -> dict[str, Any]:
     return spec
 
 
+@pytest.mark.staffed
 def test_a_paused_job_has_its_checkpoint_and_no_device_and_goes_on(shop: Shop):
-    shop.start_worker()
     job_id = shop.submit(slow(shop))
     shop.wait_step(job_id, 5)
     pause(shop, job_id)
@@ -129,8 +129,8 @@ def test_a_rank_that_reaches_no_step_is_ended_and_its_job_paused_at_its_last_che
     shop.wait_runs_again(job_id)
 
 
+@pytest.mark.staffed
 def test_a_job_that_is_paused_while_it_starts_is_paused(shop: Shop):
-    shop.start_worker()
     job_id = shop.submit(endless(shop.dataset()))
     until(lambda: shop.job(job_id).state == "starting")
     pause(shop, job_id)
@@ -141,8 +141,8 @@ def test_a_job_that_is_paused_while_it_starts_is_paused(shop: Shop):
     assert shop.wait(job_id).state == "cancelled"
 
 
+@pytest.mark.staffed
 def test_cancelling_a_job_that_pauses_cancels_it(shop: Shop):
-    shop.start_worker()
     job_id = shop.submit(endless(shop.dataset()))
     shop.wait_step(job_id)
     os.kill(shop.rank_pid(job_id), signal.SIGSTOP)
@@ -172,6 +172,7 @@ def test_a_worker_that_is_stopped_saves_what_it_runs(shop: Shop):
     assert second.resumed_from_step == newest.step
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_stopped_in_vain_ends_in_time(shop: Shop):
     worker = shop.start_worker(GRACE_S="2", KILL_S="1")
     job_id = shop.submit(endless(shop.dataset()))
@@ -227,8 +228,8 @@ def test_a_setting_survives_the_death_of_its_rank(any_shop: Shop):
     assert losses(shop, job_id) == losses(shop, twin)
 
 
+@pytest.mark.staffed
 def test_a_checkpoint_and_an_evaluation_are_made_when_asked_for(shop: Shop):
-    shop.start_worker()
     dataset = shop.dataset()
     data = train_spec(dataset)["data"] | {"validation": {"dataset": dataset, "split": "train"}}
     never = {"every_steps": 1_000_000}

@@ -21,8 +21,8 @@ def group_gone(pid: int) -> bool:
     return processes.identify(pid) is None
 
 
+@pytest.mark.staffed
 def test_a_job_runs_to_its_end(shop: Shop):
-    shop.start_worker()
     saving = {"every_steps": 5, "keep_last": 2}
     probe = {"layers": ["fc*"], "kinds": ["output"], "every": 10, "want": ["stats", "full"]}
     probe["max_overhead"] = None
@@ -63,8 +63,8 @@ def test_a_job_runs_to_its_end(shop: Shop):
     until(lambda: not list((shop.home / "work" / "w1").glob("job_*")))  # after the ledger's word
 
 
+@pytest.mark.staffed
 def test_a_trained_network_can_be_run_on_inline_rows(shop: Shop):
-    shop.start_worker()
     trained = shop.submit(train_spec(shop.dataset()))
     assert shop.wait(trained).state == "succeeded", shop.logs()
     with shop.database.read() as tx:
@@ -82,8 +82,8 @@ def test_a_trained_network_can_be_run_on_inline_rows(shop: Shop):
     assert job.result is not None
 
 
+@pytest.mark.staffed
 def test_a_cancelled_job_stops_at_a_step_boundary_and_frees_its_device(shop: Shop):
-    shop.start_worker()
     job_id = shop.submit(endless(shop.dataset()))
     shop.wait_step(job_id)
     shop.cancel(job_id)
@@ -93,8 +93,8 @@ def test_a_cancelled_job_stops_at_a_step_boundary_and_frees_its_device(shop: Sho
     assert all(device.job is None for device in shop.devices())
 
 
+@pytest.mark.staffed
 def test_force_ends_a_rank_that_does_not_listen(shop: Shop):
-    shop.start_worker()
     job_id = shop.submit(endless(shop.dataset()))
     shop.wait_step(job_id)
     pid = shop.rank_pid(job_id)
@@ -106,8 +106,8 @@ def test_force_ends_a_rank_that_does_not_listen(shop: Shop):
     until(lambda: group_gone(pid))
 
 
+@pytest.mark.staffed
 def test_a_rank_killed_from_outside_runs_again(shop: Shop):
-    shop.start_worker()
     job_id = shop.submit(train_spec(shop.dataset(), stop={"seconds": 4.0}))
     shop.wait_step(job_id)
     os.kill(shop.rank_pid(job_id), signal.SIGKILL)
@@ -117,8 +117,8 @@ def test_a_rank_killed_from_outside_runs_again(shop: Shop):
     assert job.infra_failures == 1
 
 
+@pytest.mark.staffed
 def test_a_failed_job_says_where_and_shows_the_log(shop: Shop):
-    shop.start_worker()
     spec = train_spec(shop.dataset())
     spec["data"]["fields"]["y"]["dim"] = 1  # a label of 1 is out of range
     job = shop.wait(shop.submit(spec))
@@ -128,8 +128,8 @@ def test_a_failed_job_says_where_and_shows_the_log(shop: Shop):
     assert job.error["log_tail"]
 
 
+@pytest.mark.staffed
 def test_a_job_whose_dataset_is_gone_fails_with_a_reason(shop: Shop):
-    shop.start_worker()
     dataset = shop.dataset()
     shop.artifacts.delete(f"datasets/{dataset}")
     job = shop.wait(shop.submit(train_spec(dataset)))
@@ -269,8 +269,9 @@ def test_a_job_submitted_while_the_broker_is_away_runs(shop: Shop, broker: Broke
     assert shop.wait(shop.submit(train_spec(shop.dataset()))).state == "succeeded"
 
 
+@pytest.mark.staffed
 def test_a_message_that_is_not_json_is_refused_and_the_worker_stays(shop: Shop):
-    worker = shop.start_worker()
+    worker = shop.workers["w1"]
     import redis
 
     body = (
@@ -285,8 +286,8 @@ def test_a_message_that_is_not_json_is_refused_and_the_worker_stays(shop: Shop):
     assert worker.poll() is None
 
 
+@pytest.mark.staffed
 def test_a_fenced_out_supervisor_stops_its_rank_and_writes_nothing_more(shop: Shop):
-    shop.start_worker()
     job_id = shop.submit(endless(shop.dataset()))
     shop.wait_step(job_id)
     pid = shop.rank_pid(job_id)

@@ -2,13 +2,15 @@
 
 from itertools import pairwise
 
+import pytest
+
 from glasshouse import jsonio
 from models import metrics
 from tests.integration.worker.shop import Shop, endless, until
 
 
+@pytest.mark.staffed
 def test_a_job_says_each_second_what_it_uses_until_it_ends(shop: Shop):
-    shop.start_worker()
     job_id = shop.submit(endless(shop.dataset()))
     used = until(lambda: _used(shop, job_id, at_least=3), 40)
     shop.cancel(job_id)
