@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
+import pytest
 
 from api.wakeups import POLL_S
 from models import keys
