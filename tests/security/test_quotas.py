@@ -237,8 +237,6 @@ def test_jobs_beyond_what_may_run_wait_and_let_others_pass(
     database: Database, tmp_path: Any, quota: str
 ):
     settings = Settings(home=tmp_path, **{f"quota_{quota}": 2})
-    make_worker(database, "w1", cores=8)
-    make_worker(database, "w2", cores=8)
     with database.write() as tx:
         for _ in range(1200):  # more than a dispatcher looks at
             jobs.add(
@@ -255,6 +253,8 @@ def test_jobs_beyond_what_may_run_wait_and_let_others_pass(
             resolved={"devices": {"type": "cpu", "threads": 1}},
             plan={},
         )
+    make_worker(database, "w1", cores=8)  # only now: its lease is short, and the jobs are many
+    make_worker(database, "w2", cores=8)
     dispatch(database, settings)
     dispatch(database, settings)
     assert states(database, "ada").count("starting") == 2

@@ -69,7 +69,7 @@ def open_shop(broker: Broker, home: Path) -> Generator[Shop]:
 def staffed(home: Path, *, odd: bool) -> Generator[Shop]:
     """A shop whose worker runs already."""
     with contextmanager(open_broker)() as broker, contextmanager(open_shop)(broker, home) as shop:
-        shop.start_worker(odd=odd)
+        shop.start_worker(odd=odd, INVENTORY_S="5")  # a device that was withheld is soon back
         yield shop
 
 

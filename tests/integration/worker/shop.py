@@ -206,7 +206,10 @@ class Shop:
             assert reached or job.state not in ENDED, (job.state, job.error, self.logs())
             return job if reached else None
 
-        return until(arrived, timeout_s)
+        try:
+            return until(arrived, timeout_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {self.job(job_id).state}\n{self.logs()}") from None
 
     def wait_step(self, job_id: str, step: int = 1) -> Job:
         def reached() -> Job | None:
@@ -265,7 +268,7 @@ class Shop:
             self.cancel(job.id, force=True)
         for job in left:
             self.wait(job.id)
-        until(lambda: all(device.job is None for device in self.devices()))
+        until(lambda: all(device.job is None and device.healthy for device in self.devices()))
         assert all(worker.poll() is None for worker in self.workers.values()), self.logs()
 
     def close(self) -> None:
