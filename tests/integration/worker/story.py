@@ -90,8 +90,7 @@ class Story:
         lost = [one for one in theirs if one not in mine]
         assert [one for one in mine if one not in theirs] == []
         assert sum(one["count"] for one in self.log.pop("dropped")) == len(lost)
-        tensors = {name: self.tensors[name] for name in self.tensors}
-        assert tensors.items() <= other.tensors.items()
+        assert self.tensors.items() <= other.tensors.items()
         whole = {**self.log, kind: theirs}
         Story(whole, self.series, other.tensors, self.weights, other.summary).check(other)
 
