@@ -194,7 +194,7 @@ class Worker:
 
     def _take_inventory(self, *, first: bool = False) -> None:
         try:
-            self._devices, self._info = inventory.ask(measure=first)
+            self._devices, self._info = inventory.ask(self._settings, measure=first)
         except (OSError, ValueError, inventory.subprocess.SubprocessError) as error:
             _log.exception("inventory_failed")
             known = self._devices or inventory.cpu_devices(inventory.num_cores(self._settings))

@@ -1,20 +1,13 @@
 """How many float32 operations a second a device can do at most: what a job's rate is held against.
 
-A CPU core is measured, once, when its worker starts and nothing runs yet. CUDA devices are known
-by their names; of one that is not, and of a MIG instance, nothing is said.
+A CPU core is measured, once, when its worker starts and nothing runs yet (`worker.hardware`). CUDA
+devices are known by their names; of one that is not, and of a MIG instance, nothing is said.
 """
 
-import os
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from models.tables import Device
-
-_MEASURE_S = 0.15
-_WIDTH = 512
-SINGLE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-"""Environment of the process that measures: one core is measured, not all of them."""
 
 _TERA = {
     "NVIDIA H200": 66.9,
@@ -41,19 +34,6 @@ _TERA = {
 """By the maker's data sheets, float32 without tensor cores."""
 
 
-def core_flops() -> float:
-    """Measure this core: the best of short matrix products, so that a busy moment is no matter."""
-    import numpy as np  # noqa: PLC0415 (only in the process that measures)
-
-    with_itself = np.ones((_WIDTH, _WIDTH), np.float32)
-    product = np.empty_like(with_itself)
-    best_s, end = float("inf"), time.perf_counter() + _MEASURE_S
-    while (began := time.perf_counter()) < end:
-        np.matmul(with_itself, with_itself, out=product)
-        best_s = min(best_s, time.perf_counter() - began)
-    return 2 * _WIDTH**3 / best_s
-
-
 def peak_flops(held: Sequence[Device], info: dict[str, Any]) -> float | None:
     """What a job's devices can do together; None where it is not known of one of them."""
     each = [
@@ -66,8 +46,3 @@ def peak_flops(held: Sequence[Device], info: dict[str, Any]) -> float | None:
 def _cuda(name: str) -> float | None:
     tera = _TERA.get(name)
     return None if tera is None else tera * 1e12
-
-
-def single_threaded() -> dict[str, str]:
-    """The environment of the process that measures."""
-    return {**os.environ, **SINGLE_THREAD}

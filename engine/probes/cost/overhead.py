@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from engine.probes.cost.governor import Change, Governor
@@ -30,9 +31,14 @@ class Overhead:
         self._once = {watch: cost for watch, cost in self._once.items() if watch in watches}
 
     def take(self, measured: Measured, watches: Sequence[Watch], step: int) -> None:
-        """Take in a watched step; an interval that it changes is told, from ``step`` on."""
+        """Take in a watched step; an interval that it changes is told, from ``step`` on.
+
+        The step may be from before the probes were changed: one that is not among ``watches``
+        any more counts for nothing, and above all changes nothing.
+        """
         self._step, self._is_told = measured.step, False
-        for change in self._governor.take(measured):
+        costs = {watch: cost for watch, cost in measured.costs.items() if watch in watches}
+        for change in self._governor.take(replace(measured, costs=costs)):
             self._emit(_adjusted(change, step))
         if time.monotonic() - self._told_at >= TELL_S:
             self.tell(watches)

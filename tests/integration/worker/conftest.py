@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -69,7 +70,8 @@ def open_shop(broker: Broker, home: Path) -> Generator[Shop]:
 def staffed(home: Path, *, odd: bool) -> Generator[Shop]:
     """A shop whose worker runs already."""
     with contextmanager(open_broker)() as broker, contextmanager(open_shop)(broker, home) as shop:
-        shop.start_worker(odd=odd, INVENTORY_S="5")  # a device that was withheld is soon back
+        more = {"OUTBOUND_ALLOW": "127.0.0.1/32", "WEBHOOK_RETRY_S": "0.2"}
+        shop.start_worker(odd=odd, INVENTORY_S="5", **more)  # a withheld device is soon back
         yield shop
 
 
@@ -98,6 +100,15 @@ def shop(request: pytest.FixtureRequest) -> Generator[Shop]:
     opened: Shop = request.getfixturevalue("oddly_staffed_shop" if mark.args else "staffed_shop")
     yield opened
     opened.settle()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Function) -> Generator[None, Any]:
+    """Show beside a failure what became of the jobs, and what the workers logged."""
+    report: pytest.TestReport = (yield).get_result()
+    for shop in (one for one in item.funcargs.values() if isinstance(one, Shop)):
+        if report.failed:
+            report.sections.append(("the shop", f"{shop.ledger()}\n{shop.logs()}"))
 
 
 @pytest.fixture

@@ -206,10 +206,7 @@ class Shop:
             assert reached or job.state not in ENDED, (job.state, job.error, self.logs())
             return job if reached else None
 
-        try:
-            return until(arrived, timeout_s)
-        except AssertionError as error:
-            raise AssertionError(f"{error}: {self.job(job_id).state}\n{self.logs()}") from None
+        return until(arrived, timeout_s)
 
     def wait_step(self, job_id: str, step: int = 1) -> Job:
         def reached() -> Job | None:
@@ -229,6 +226,14 @@ class Shop:
 
     def logs(self) -> str:
         return "\n".join(self.log(name)[-5000:] for name in self.workers)
+
+    def ledger(self) -> str:
+        """The newest jobs and all devices, as a person who looks for a mistake reads them."""
+        with self.database.read() as tx:
+            newest = tx.scalars(select(Job).order_by(Job.created_at.desc()).limit(5))
+            jobs_ = [f"{job.id} {job.state} {job.attempt} {job.progress}" for job in newest]
+        devices = [f"{one.id} {one.job} {one.reason or 'healthy'}" for one in self.devices()]
+        return "\n".join(jobs_ + devices)
 
     def cancel(self, job_id: str, *, force: bool = False) -> None:
         with self.database.write() as tx:
@@ -270,6 +275,9 @@ class Shop:
             self.wait(job.id)
         until(lambda: all(device.job is None and device.healthy for device in self.devices()))
         assert all(worker.poll() is None for worker in self.workers.values()), self.logs()
+        with self.database.read() as tx:
+            states = [state for _, state in workers.all_devices(tx, lease_ms=60_000)]
+        assert set(states) == {"active"}, f"a shared worker was told to take no jobs: {states}"
 
     def close(self) -> None:
         for process in self.workers.values():

@@ -50,8 +50,8 @@ def test_a_cancel_at_every_point_of_the_worker_ends_the_job(shop: Shop):
     until(lambda: not list((shop.home / "work" / "w1" / "ranks").iterdir()))
 
 
+@pytest.mark.staffed("odd")
 def test_a_cancel_at_every_place_of_the_rank_ends_the_job(shop: Shop):
-    shop.start_worker(odd=True)
     dataset = shop.dataset()
     reached = shop.home / "there"
     for place in OF_THE_RANK:

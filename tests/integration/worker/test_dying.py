@@ -65,7 +65,9 @@ def test_a_worker_that_dies_at_any_point_loses_no_job(name: str, shop: Shop):
     dies_at(shop, name)
 
 
-@pytest.mark.parametrize("way", ["hold-the-gil", "leave-children"])
+@pytest.mark.parametrize(
+    "way", [pytest.param("hold-the-gil", marks=pytest.mark.slow), "leave-children"]
+)
 def test_what_a_killed_worker_leaves_is_gone_soon(way: str, shop: Shop):
     """Also where every thread of the rank is stuck, and no lifeline can be heard."""
     worker = shop.start_worker(odd=True)
@@ -105,8 +107,9 @@ def test_leftovers_are_killed_before_the_first_claim_of_the_next_life(shop: Shop
     assert shop.wait(job_id).state == "cancelled"
 
 
+@pytest.mark.staffed
 def test_the_supervisor_and_its_worker_know_neither_torch_nor_numpy(shop: Shop):
-    worker = shop.start_worker()
+    worker = shop.workers["w1"]
     probe: dict[str, Any] = {"layers": ["fc*"], "kinds": ["output"], "every": 5, "want": ["stats"]}
     job_id = shop.submit(train_spec(shop.dataset(), probes=[probe]))
     assert shop.wait(job_id).state == "succeeded"

@@ -20,6 +20,7 @@ NOT_PASSED = ("artifact.received", "artifact.replaced", "return", "sweep")
 OFTEN = ("spool.write", "ship", "capture", "artifact.rename", "artifact.stored", "checkpoint")
 """Points that an attempt comes by again and again: the second time is the more telling one."""
 IN_SHORT = {
+    ("ship.moved", "kill"),
     ("ship.commit", "pause"),
     ("end.commit", "raise"),
 }

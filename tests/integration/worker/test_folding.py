@@ -32,8 +32,8 @@ def left(database: Database, job: str) -> bool:
         return stats_left.is_left(tx, job)
 
 
+@pytest.mark.staffed
 def test_a_job_that_has_ended_is_folded_and_says_what_its_events_said(shop: Shop):
-    shop.start_worker()
     job_id = shop.submit(train_spec(shop.dataset(), probes=[PROBE], stop={"steps": 30}))
     shop.wait(job_id, "succeeded")
     until(lambda: not left(shop.database, job_id))

@@ -4,6 +4,8 @@ import sqlite3
 import threading
 import time
 
+import pytest
+
 from models import attempts, jobs, workers
 from models.workers import FoundDevice
 from tests.integration.worker.shop import Shop, endless, train_spec
@@ -79,7 +81,8 @@ def test_an_assigned_job_needs_no_bell_any_more(any_shop: Shop):
         assert jobs.bells(tx) == []
 
 
-def test_a_job_runs_on_either_database(any_shop: Shop):
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_job_runs_on_postgresql_too(any_shop: Shop):
     any_shop.start_worker()
     probe = {"layers": ["fc*"], "kinds": ["output"], "every": 10, "want": ["stats", "full"]}
     probe["max_overhead"] = None

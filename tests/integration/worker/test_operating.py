@@ -13,11 +13,12 @@ from typing import Any, cast
 
 import pytest
 from redis import Redis
+from sqlalchemy import delete
 
 from glasshouse import jsonio
 from glasshouse.webhooks import verify
 from models import vitals, webhooks, workers
-from models.tables import Worker
+from models.tables import Webhook, Worker
 from models.vitals import Sign
 from tests.integration.worker.conftest import Broker
 from tests.integration.worker.shop import Shop, endless, train_spec, until
@@ -141,10 +142,12 @@ class Receiver:
 
 
 @pytest.fixture
-def receiver() -> Generator[Receiver]:
+def receiver(shop: Shop) -> Generator[Receiver]:
     opened = Receiver()
     yield opened
     opened.close()
+    with shop.database.write() as tx:
+        tx.execute(delete(Webhook))
 
 
 def hook(shop: Shop, url: str, **options: Any) -> tuple[str, str]:
@@ -159,12 +162,12 @@ def deliveries(shop: Shop, webhook: str) -> list[Any]:
         return webhooks.deliveries(tx, webhook, after=None, limit=100)
 
 
+@pytest.mark.staffed
 def test_moves_are_told_signed_and_again_until_they_are_taken(shop: Shop, receiver: Receiver):
     receiver.answers = [500, 302, 503]
     good, secret = hook(shop, f"http://127.0.0.1:{receiver.port}/hook")
     few, _ = hook(shop, f"http://127.0.0.1:{receiver.port}/few", events=["job.failed"])
     private, _ = hook(shop, f"http://127.0.0.2:{receiver.port}/hook")
-    shop.start_worker(OUTBOUND_ALLOW="127.0.0.1/32", WEBHOOK_RETRY_S="0.2")
     job = shop.submit(train_spec(shop.dataset()))
     assert shop.wait(job).state == "succeeded"
 
@@ -192,10 +195,10 @@ def test_moves_are_told_signed_and_again_until_they_are_taken(shop: Shop, receiv
     assert secret.removeprefix("whsec_") not in shop.log("w1")
 
 
+@pytest.mark.staffed
 def test_a_receiver_that_wants_no_more_is_left_alone(shop: Shop, receiver: Receiver):
     receiver.answers = [410]
     gone, _ = hook(shop, f"http://127.0.0.1:{receiver.port}/hook", events=["job.queued"])
-    shop.start_worker(OUTBOUND_ALLOW="127.0.0.1/32")
     shop.submit(train_spec(shop.dataset()))
 
     def switched_off() -> str | None:

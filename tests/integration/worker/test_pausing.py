@@ -186,14 +186,16 @@ def test_a_worker_that_is_stopped_in_vain_ends_in_time(shop: Shop):
 
 
 @pytest.mark.parametrize("at_once", [False, True], ids=["running", "queued"])
+@pytest.mark.staffed
 def test_a_setting_changes_at_one_step(shop: Shop, at_once: bool):
-    job_id = shop.submit(slow(shop), ring=False)
-    if at_once:
-        command = ask(shop, job_id, set={"optimizer.lr": 0.5})
-    shop.start_worker()
-    if not at_once:
-        shop.wait_step(job_id, 5)
-        command = ask(shop, job_id, set={"optimizer.lr": 0.5})
+    spec, change = slow(shop), {"optimizer.lr": 0.5}
+    with shop.database.write() as tx:
+        job = jobs.add(tx, owner="ada", spec=spec, resolved=spec, plan={})
+        early = commands.add(tx, job, {"set": change}, by="ada") if at_once else None
+    shop.ring()
+    job_id = job.id
+    shop.wait_step(job_id, 5)
+    command = early or ask(shop, job_id, set=change)
     found = answered(shop, command)
     assert found.state == "applied", found.problem
     assert (found.old, found.new) == ({"optimizer.lr": 0.01}, {"optimizer.lr": 0.5})

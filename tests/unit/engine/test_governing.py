@@ -18,6 +18,7 @@ from engine.probes.cost.governor import (
     factors,
 )
 from engine.probes.cost.meter import Measured, Meter
+from engine.probes.cost.overhead import Overhead
 from engine.probes.watched.watch import Watch
 from glasshouse.spec import Probe
 from tests.unit.engine.making import losses, of_type, run, spec
@@ -296,6 +297,20 @@ def test_a_job_whose_watching_costs_much_settles_and_says_so(digits, tmp_path):
     late = [step for step in seen if step >= told[-1]["step"]]
     assert all(step % told[-1]["to"] == 0 for step in late)
     assert losses(records) == losses(run(tmp_path / "plain", job, digits))
+
+
+def test_what_was_measured_before_a_probe_changed_moves_nothing_after_it():
+    before, after = watch("p", every=64), watch("p", every=64, max_overhead=None)
+    told: list = []
+    overhead = Overhead(told.append)
+    overhead.keep([before])
+    overhead.keep([after])  # and the steps below were on their way
+    for step in range(0, 64 * MIN_FIRST, 64):
+        overhead.take(Measured(step, 1e-3, {before: 1.0}), [after], step)
+    overhead.take(Measured(700, 1e-3, {after: 0.5e-3}), [after], 700)
+    overhead.tell([after])
+    assert [record["type"] for record in told] == ["overhead"]
+    assert told[0]["fraction"] == pytest.approx(0.5 / 64, rel=0.01)
 
 
 def test_what_is_lossless_is_never_widened():

@@ -3,10 +3,9 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
-
 from models.settings import Settings
-from worker import inventory
+from models.workers import FoundDevice
+from worker import hardware, inventory
 from worker.app import configuration, make_app
 
 settings = Settings(redis_url="unix:///tmp/v.sock", worker_name="w1")
@@ -49,11 +48,19 @@ def test_a_worker_imports_neither_torch_nor_numpy_nor_fastapi():
     assert done.stdout.strip() == b"[]"
 
 
-def test_the_inventory_lists_a_device_per_core(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("GLASSHOUSE_CPU_CORES", "3")
-    devices, info = inventory.ask()
+def test_the_inventory_lists_a_device_per_core():
+    devices, info = inventory.ask(settings.model_copy(update={"cpu_cores": 3}))
     assert [device.id for device in devices if device.kind == "cpu"] == ["cpu:0", "cpu:1", "cpu:2"]
     assert info["memory_bytes"] > 0
+
+
+def test_what_looks_at_the_hardware_every_minute_imports_nothing_of_the_service():
+    program = (
+        "import sys, worker.hardware\n"
+        "print([m for m in ('sqlalchemy', 'pydantic', 'numpy', 'models') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert done.stdout.strip() == b"[]"
 
 
 def test_an_inventory_that_fails_makes_cuda_devices_unhealthy():
@@ -70,7 +77,7 @@ def test_an_inventory_that_fails_makes_cuda_devices_unhealthy():
 def test_torchs_version_is_read_without_importing_it():
     import torch
 
-    assert inventory.torch_version() == (torch.__version__, torch.version.cuda is not None)
+    assert hardware.torch_version() == (torch.__version__, torch.version.cuda is not None)
 
 
 class NVMLError(Exception):
@@ -105,7 +112,7 @@ NVML = SimpleNamespace(
 
 
 def test_mig_instances_are_devices_and_a_lost_one_is_listed_as_unhealthy():
-    found = inventory.listed(NVML)
+    found = [FoundDevice(**device) for device in hardware.listed(NVML)]
     assert [device.id for device in found] == ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]
     assert [device.uuid for device in found[:3]] == ["GPU-d0", "MIG-d1m0", "MIG-d1m1"]
     assert "lost" in (found[3].reason or "") or "not built" in (found[3].reason or "")
@@ -116,9 +123,7 @@ def test_a_torch_for_the_cpu_makes_cuda_devices_unhealthy():
     import torch
 
     if torch.version.cuda is None:
-        assert all(
-            "not built for CUDA" in (device.reason or "") for device in inventory.listed(NVML)
-        )
+        assert all("not built for CUDA" in device["reason"] for device in hardware.listed(NVML))
 
 
 def test_no_file_of_the_worker_holds_sql():

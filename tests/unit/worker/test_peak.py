@@ -1,3 +1,4 @@
+from models.settings import Settings
 from models.tables import Device
 from worker import inventory
 from worker.peak import peak_flops
@@ -20,7 +21,8 @@ def test_a_cuda_device_is_known_by_its_whole_name():
 
 
 def test_a_core_is_measured_only_when_asked_to():
-    _, info = inventory.ask()
+    settings = Settings(redis_url="unix:///tmp/v.sock", worker_name="w1")
+    _, info = inventory.ask(settings)
     assert "core_flops" not in info
-    _, info = inventory.ask(measure=True)
+    _, info = inventory.ask(settings, measure=True)
     assert 1e8 < info["core_flops"] < 1e13
