@@ -26,7 +26,7 @@ up: setup ## start the service and keep it until Ctrl-C
 test: setup ## all tests but the slow ones
 	$(PYTEST) tests/unit tests/contract -n 2 -m "not slow and not gpu"
 	$(PYTEST) tests/integration tests/security -n 4 --dist worksteal -m "not slow and not gpu"
-	$(PYTEST) tests/acceptance -n 4 -m "not slow and not gpu"
+	$(PYTEST) tests/acceptance -n 4 --dist loadfile -m "not slow and not gpu"
 
 test-slow: setup ## the long ones: real data, full optimizers
 	$(PYTEST) tests -m slow

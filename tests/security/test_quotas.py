@@ -14,7 +14,6 @@ from api import documents
 from glasshouse.errors import QuotaExceeded
 from models import jobs, quotas
 from models.database import Database
-from models.migrate import migrate
 from models.settings import Settings
 from tests.integration.store.making import make_job, make_worker, running
 from tests.running import Api, digits, eventually, running_api, small_job
@@ -211,14 +210,6 @@ def test_quotas_are_read_and_set_by_those_who_may(api: Api, tenants: Tenants, li
             answer = admin.put("/api/v1/quotas", json={"owner": "ada", **wrong})
             assert answer.status_code == 422
             assert answer.json()["errors"][0]["pointer"].strip("/") in wrong
-
-
-@pytest.fixture
-def database(database_url: str, tmp_path: Any) -> Generator[Database]:
-    opened = Database(database_url)
-    migrate(opened, lock_file=tmp_path / "lock")
-    yield opened
-    opened.close()
 
 
 def make_jobs(database: Database, owner: str, count: int) -> None:

@@ -41,15 +41,6 @@ def sqlite(home: Path) -> Generator[Database]:
 
 
 @pytest.fixture
-def both(database_url: str, tmp_path: Path) -> Generator[Database]:
-    """An empty, migrated database of each kind."""
-    opened = Database(database_url)
-    migrate(opened, lock_file=tmp_path / "migrate.lock")
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
 def serve(home: Path, broker: Broker) -> Generator[Callable[..., Api]]:
     """Starts API processes, and ends them after the test."""
     started: list[Api] = []

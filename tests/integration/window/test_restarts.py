@@ -86,12 +86,12 @@ def test_metrics_checkpoints_and_the_rest_are_those_of_one_run(
 
 
 def test_an_open_stream_sees_what_came_and_then_from_where_it_comes_again(  # noqa: C901
-    both: Database, redis: Redis, serve: Callable[..., Api]
+    database: Database, redis: Redis, serve: Callable[..., Api]
 ) -> None:
-    _, secret = scene.make_key(both, "ada")
-    writer = Writer(both, redis).begin()
+    _, secret = scene.make_key(database, "ada")
+    writer = Writer(database, redis).begin()
     live: dict[str, list[Message]] = {"": [], "?attempt=all": []}
-    url = serve(both).url
+    url = serve(database).url
 
     def follow(query: str) -> None:
         with scene.client(url, secret) as client:

@@ -1,7 +1,5 @@
 """Statistics are folded while a job runs and when it has ended, and nothing of them changes."""
 
-from collections.abc import Generator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +8,6 @@ from glasshouse.events import STATS_COLUMNS
 from models import stats, stats_folding, stats_left
 from models.attempts import Claim
 from models.database import Database
-from models.migrate import migrate
 from models.tables import Job
 from tests.integration.store.making import make_job, make_worker, running
 from worker import folding
@@ -55,14 +52,6 @@ def test_a_job_that_has_ended_is_folded_and_says_what_its_events_said(shop: Shop
     assert {key: (row.step, list(row.figures)) for key, row in newest.items()} == {
         key: (29, rows[29]) for key, rows in told.items()
     }
-
-
-@pytest.fixture
-def database(database_url: str, tmp_path: Path) -> Generator[Database]:
-    opened = Database(database_url)
-    migrate(opened, lock_file=tmp_path / "migrate.lock")
-    yield opened
-    opened.close()
 
 
 def watched(database: Database, num_steps: int) -> tuple[Job, Claim]:
