@@ -6,6 +6,7 @@ beginning and only grows; its place in the ring is its remainder. A tensor never
 does not fit before the end starts at the next lap. Pure Python: the consumer has no torch.
 """
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -106,10 +107,17 @@ class Ring:
         return memoryview(self._memory)[begin : begin + size]
 
     def close(self) -> None:
-        """Let other processes open it no more; the memory goes with the last that has it."""
+        """Have nothing to do with it any more; the memory goes with the last that has it.
+
+        It does not wait for the collector to find this object, which may hold much for long.
+        Somebody who still reads from it, as a thread on a disk that hangs, keeps it until then.
+        """
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
+        self._position = ctypes.c_uint64(self._position.value)  # of its own: a view keeps it open
+        with contextlib.suppress(BufferError):
+            self._memory.close()
 
 
 class Producer:

@@ -113,6 +113,22 @@ def test_another_process_sees_the_same_memory_and_its_position():
     assert bytes_of(other, 0, 3) == b"abc"
 
 
+def test_the_memory_of_a_closed_ring_is_free_although_somebody_still_has_the_ring():
+    def mappings() -> int:
+        return Path("/proc/self/maps").read_text().count("memfd:captures")
+
+    before, ring = mappings(), Ring.shared(PAGE)
+    assert mappings() == before + 1
+    ring.release(9)
+    reading = ring.read(0, 4)
+    ring.close()
+    assert mappings() == before + 1  # until nobody reads from it any more
+    reading.release()
+    ring.close()
+    assert mappings() == before
+    assert ring.released == 9
+
+
 def test_a_ring_is_no_larger_than_an_eighth_of_what_is_free(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(ring_module, "_available_bytes", lambda: 80 * 2**20)
     assert ring_module.default_num_bytes() == 10 * 2**20
