@@ -95,7 +95,7 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
     resources.loop = asyncio.get_running_loop()
     resources.background.add(asyncio.create_task(resources.wakeups.run()))
     resources.background.add(asyncio.create_task(resources.ingest.resume()))
-    resources.planner.warm()
+    resources.planner.open()
     try:
         yield
     finally:

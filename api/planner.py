@@ -50,6 +50,7 @@ class Planner:
 
     def __init__(self, settings: Settings) -> None:
         self._timeout_s = settings.planner_timeout_s
+        self._is_warmed = settings.warm_planner
         self._process: Process | None = None
         self._turn = asyncio.Lock()
         self._turns = Turns()
@@ -61,13 +62,20 @@ class Planner:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a planner is there to be asked."""
-        return self._process is not None and self._process.returncode is None
+        """Whether a planner is there to be asked, or will be once it is."""
+        if self._process is None:
+            return not self._is_warmed and time.monotonic() >= self._down_until
+        return self._process.returncode is None
 
     @property
     def pid(self) -> int | None:
         """The process's id, while there is one."""
         return self._process.pid if self._process is not None else None
+
+    def open(self) -> None:
+        """Start the process with the API, unless the settings leave that to the first question."""
+        if self._is_warmed:
+            self.warm()
 
     def warm(self) -> None:
         """Begin to start the process, and answer meanwhile."""

@@ -48,6 +48,9 @@ class Settings(BaseSettings):
     """CPU time of the process that reads an uploaded file."""
     planner_timeout_s: PositiveFloat = 20.0
     """A spec whose check takes longer is refused."""
+    warm_planner: bool = True
+    """Start the process that checks specs together with the API. Without it the first spec
+    or catalogue question does, and an API that is asked neither has one process with torch less."""
     stream_ping_s: float = Field(default=15.0, gt=0, le=15)
     """A silent event stream sends a comment this often."""
     stream_send_timeout_s: PositiveFloat = 60.0

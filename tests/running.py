@@ -76,6 +76,7 @@ class Api(ApiProcess):
 
     def __init__(self, home: Path, database_url: str, **settings: str) -> None:
         environment = {"GLASSHOUSE_HOME": str(home), "GLASSHOUSE_DATABASE_URL": database_url}
+        environment |= {"GLASSHOUSE_WARM_PLANNER": "false"}  # most tests ask it nothing
         environment |= {f"GLASSHOUSE_{name.upper()}": value for name, value in settings.items()}
         super().__init__(os.environ | environment, home / "api.log")
         self.home = home

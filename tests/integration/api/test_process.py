@@ -45,6 +45,25 @@ def test_an_idle_api_is_small(own_service: Api):
     assert rss < 150e6
 
 
+@pytest.mark.parametrize("warm", ["true", "false"])
+def test_the_planner_starts_with_the_api_or_with_the_first_question(warm: str):
+    with running_api(warm_planner=warm) as api, api.client() as client:
+
+        def planners() -> list[int]:
+            children = psutil.Process(api.process.pid).children()
+            return [one.pid for one in children if "engine.planner" in one.cmdline()]
+
+        if warm == "true":
+            (there,) = eventually(planners)
+        checks = client.get("/readyz").json()["checks"]
+        assert checks["planner"] == "ok"
+        if warm == "false":
+            assert planners() == []
+        assert client.get("/api/v1/catalog/metrics").status_code == 200
+        (asked,) = planners()
+        assert warm == "false" or asked == there
+
+
 def test_a_signal_ends_the_api_and_its_planner_in_good_order(own_service: Api):
     with own_service.client() as client:
         client.get("/api/v1/catalog/metrics")

@@ -110,6 +110,7 @@ class Api(ApiProcess):
             "GLASSHOUSE_HOME": str(home),
             "GLASSHOUSE_DATABASE_URL": database_url,
             "GLASSHOUSE_REDIS_URL": redis_url,
+            "GLASSHOUSE_WARM_PLANNER": "false",  # nobody asks it anything here
             "PYTHONWARNINGS": "ignore",
         }
         env |= {f"GLASSHOUSE_{name.upper()}": value for name, value in settings.items()}

@@ -42,10 +42,10 @@ def test_a_stream_begins_with_hello_and_ends_with_end(ada: httpx2.Client, writer
 
 
 def test_streaming_and_polling_give_the_same_bytes_while_events_are_written(
-    both: Database, redis: Redis, serve: Callable[..., Api]
+    database: Database, redis: Redis, serve: Callable[..., Api]
 ) -> None:
-    _, secret = scene.make_key(both, "ada")
-    writer = Writer(both, redis).begin()
+    _, secret = scene.make_key(database, "ada")
+    writer = Writer(database, redis).begin()
     generator = random.Random(1)  # noqa: S311
 
     def write() -> None:
@@ -53,7 +53,7 @@ def test_streaming_and_polling_give_the_same_bytes_while_events_are_written(
             writer.losses([generator.random() for _ in range(generator.randint(1, 20))])
         writer.finish()
 
-    with scene.client(serve(both).url, secret) as client:
+    with scene.client(serve(database).url, secret) as client:
         thread = threading.Thread(target=write)
         thread.start()
         path = f"/jobs/{writer.job.id}"
