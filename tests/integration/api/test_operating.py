@@ -1,5 +1,6 @@
 """What the service says of its own health, and what it does when the disk is nearly full."""
 
+import json
 import os
 import shutil
 import sqlite3
@@ -273,11 +274,15 @@ def test_each_line_of_the_log_says_which_request_and_which_job(own: Api):
         job = client.post("/api/v1/jobs", json=small_job(dataset)).json()["id"]
         asked = client.get(f"/api/v1/jobs/{job}", headers={"X-Request-Id": "mine-1"})
     assert asked.headers["x-request-id"] == "mine-1"
-    import json
 
-    lines = [json.loads(line) for line in own.log.splitlines() if line.startswith("{")]
-    (mine,) = [line for line in lines if line.get("request_id") == "mine-1"]
+    def lines() -> list[dict[str, Any]]:
+        return [json.loads(line) for line in own.log.splitlines() if line.startswith("{")]
+
+    def mine_of(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [line for line in lines if line.get("request_id") == "mine-1"]
+
+    (mine,) = eventually(lambda: mine_of(lines()))  # it is written after the answer was sent
     assert (mine["event"], mine["job"], mine["status"]) == ("request", job, 200)
-    away = [line for line in lines if line["event"] == "broker_away"]
+    away = [line for line in lines() if line["event"] == "broker_away"]
     assert away
     assert all(line.get("request_id") for line in away)

@@ -454,7 +454,7 @@ def test_no_history_breaks_a_promise(database: Database):
     run_state_machine_as_test(
         lambda: Histories(database),
         settings=settings(
-            max_examples=NUM_HISTORIES or (60 if database.is_sqlite else 15),
+            max_examples=NUM_HISTORIES or (30 if database.is_sqlite else 15),
             stateful_step_count=100 if NUM_HISTORIES else 40,
             deadline=None,
             phases=(Phase.generate,),

@@ -1,8 +1,10 @@
 """A job on a disk of 64 MiB that becomes full: run in a mount namespace of its own."""
 
+import itertools
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from glasshouse.errors import StorageFull
@@ -30,9 +32,11 @@ def scenario(shop: Shop, place: Path) -> None:
     shop.wait_step(job, 20)
     filler = place / "filler"
     fill(filler)
-    until(lambda: refuses_writes(shop))
+    numbers = itertools.count()
+    until(lambda: refuses_writes(shop, numbers))
     shop.job(job)  # reading works
-    until(lambda: "ledger_away" in shop.log("w1") or "disk is full" in shop.log("w1"))
+    # what a refused write had taken of the WAL is room for others: so again until they feel it too
+    until(lambda: refuses_writes(shop, numbers) and is_said(shop))
     fill(filler)
     filler.unlink()
     at = shop.steps(job)[-1]
@@ -56,15 +60,20 @@ def fill(filler: Path) -> None:
                 size //= 2
 
 
-def refuses_writes(shop: Shop) -> bool:
+def refuses_writes(shop: Shop, numbers: Iterator[int]) -> bool:
+    """Take what is left of the disk and of the database's own files."""
     fill(shop.home / "filler")
     try:
-        with shop.database.write() as tx:
-            for number in range(2000):
+        for number in itertools.islice(numbers, 2000):
+            with shop.database.write() as tx:
                 marks.note(tx, f"filling {number} " + "x" * 1000, "tests")
     except StorageFull:
         return True
     return False
+
+
+def is_said(shop: Shop) -> bool:
+    return "ledger_away" in shop.log("w1") or "disk is full" in shop.log("w1")
 
 
 if __name__ == "__main__":

@@ -81,6 +81,7 @@ def test_what_a_killed_worker_leaves_is_gone_soon(way: str, shop: Shop):
     until(lambda: processes.session_of(leader) == [])
 
 
+@pytest.mark.slow
 def test_a_killed_nursery_takes_ranks_along_that_are_stuck(shop: Shop):
     worker = shop.start_worker(odd=True)
     job_id, leader = misbehaving(shop, "hold-the-gil", attempts="1")

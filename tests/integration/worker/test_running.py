@@ -244,6 +244,7 @@ def test_a_rank_sees_nothing_of_the_services_environment(shop: Shop):
     shop.wait(job_id)
 
 
+@pytest.mark.slow
 def test_a_bell_that_rings_a_hundred_times_makes_one_attempt(shop: Shop):
     shop.start_workers("w1", "w2")
     job_id = shop.submit(train_spec(shop.dataset()), ring=False)

@@ -1,5 +1,7 @@
 """Probes that are attached to a job whose worker is lost."""
 
+import pytest
+
 from glasshouse import jsonio
 from models import jobs, probes
 from models.probes import Checked
@@ -9,6 +11,7 @@ from .shop import Shop, endless, until
 BODY = {"layers": ["fc1"], "kinds": ["output"], "every": 1, "want": ["stats"]}
 
 
+@pytest.mark.slow
 def test_a_job_that_lost_its_worker_is_watched_as_before_from_its_new_first_step(shop: Shop):
     worker = shop.start_worker(LEASE_S="5")
     job_id = shop.submit(endless(shop.dataset()))
