@@ -28,7 +28,7 @@ test: setup ## all tests but the slow ones
 	$(PYTEST) tests/integration tests/security -n 4 --dist worksteal -m "not slow and not gpu"
 	$(PYTEST) tests/acceptance -n 4 --dist loadfile -m "not slow and not gpu"
 
-test-slow: setup ## the long ones: real data, full optimizers
+test-slow: setup ## the long ones: real data, full optimizers, more deaths of workers
 	$(PYTEST) tests -m slow
 
 chaos: setup ## kill everything at random for a good while, on both databases

@@ -13,6 +13,7 @@ from hypothesis import settings
 
 from models.database import Database
 from models.migrate import migrate
+from tests.running import connected, database_of
 
 settings.register_profile("ours", deadline=None)  # a busy machine is late, not wrong
 settings.load_profile("ours")
@@ -42,20 +43,9 @@ def postgres() -> Generator[str]:
         server.cleanup()
 
 
-def connected(url: str) -> str:
-    """The URL of a database, as psycopg takes it."""
-    return url.replace("postgresql+psycopg://", "postgresql://")
-
-
-def database_of(server: str, name: str) -> str:
-    """The URL of one database of a server."""
-    head, _, query = server.partition("?")
-    return f"{head.rsplit('/', 1)[0]}/{name}?{query}"
-
-
 @pytest.fixture(scope="session")
 def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A migrated database without rows. To copy it takes a tenth of making it."""
+    """A migrated database without rows, to be copied: cheaper than to migrate one each time."""
     home = tmp_path_factory.mktemp("template")
     opened = Database(f"sqlite:///{home / 'empty.db'}")
     migrate(opened, lock_file=home / "migrate.lock")

@@ -122,6 +122,17 @@ def running_api(database_url: str = "", **settings: str) -> Generator[Api]:
             shutil.rmtree(home, ignore_errors=True)
 
 
+def connected(url: str) -> str:
+    """The URL of a database, as psycopg takes it."""
+    return url.replace("postgresql+psycopg://", "postgresql://")
+
+
+def database_of(server: str, name: str) -> str:
+    """The URL of one database of a PostgreSQL server."""
+    head, _, query = server.partition("?")
+    return f"{head.rsplit('/', 1)[0]}/{name}?{query}"
+
+
 def eventually(look: Callable[[], T | None], *, within_s: float = 60.0) -> T:
     """What a look finds, once it finds something."""
     end = time.monotonic() + within_s

@@ -27,8 +27,11 @@ def cuda_devices() -> list[dict[str, Any]]:
     """CUDA devices through NVML, by UUID; a MIG instance is a device. No driver: none."""
     try:
         nvml: Any = importlib.import_module("pynvml")
+    except ImportError:
+        return []
+    try:
         nvml.nvmlInit()
-    except Exception:  # noqa: BLE001, RUF100 (no driver, no library: a machine without CUDA)
+    except nvml.NVMLError:
         return []
     try:
         return listed(nvml)

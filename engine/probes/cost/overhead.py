@@ -20,6 +20,7 @@ class Overhead:
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
         self._governor = Governor()
+        self._kept: frozenset[Watch] = frozenset()
         self._once: dict[Watch, float] = {}
         self._step: int | None = None
         self._told_at = time.monotonic()
@@ -27,17 +28,18 @@ class Overhead:
 
     def keep(self, watches: Sequence[Watch]) -> None:
         """Forget all probes but these."""
+        self._kept = frozenset(watches)
         self._governor.keep(watches)
-        self._once = {watch: cost for watch, cost in self._once.items() if watch in watches}
+        self._once = {watch: cost for watch, cost in self._once.items() if watch in self._kept}
 
     def take(self, measured: Measured, watches: Sequence[Watch], step: int) -> None:
         """Take in a watched step; an interval that it changes is told, from ``step`` on.
 
-        The step may be from before the probes were changed: one that is not among ``watches``
-        any more counts for nothing, and above all changes nothing.
+        The step may be from before the probes were changed: one that is not kept any more
+        counts for nothing, and above all changes nothing.
         """
         self._step, self._is_told = measured.step, False
-        costs = {watch: cost for watch, cost in measured.costs.items() if watch in watches}
+        costs = {watch: cost for watch, cost in measured.costs.items() if watch in self._kept}
         for change in self._governor.take(replace(measured, costs=costs)):
             self._emit(_adjusted(change, step))
         if time.monotonic() - self._told_at >= TELL_S:

@@ -20,7 +20,7 @@ from api.fullness import fills
 from glasshouse.versions import SAFE_SQLITE
 from models import vitals, workers
 from models.workers import FoundDevice
-from tests.running import Api, digits, eventually, running_api, small_job
+from tests.running import Api, connected, database_of, digits, eventually, running_api, small_job
 
 GIB = 1024**3
 
@@ -108,11 +108,9 @@ def test_a_database_that_takes_no_writes_does_not_stop_reading(own: Api):
 
 def test_without_its_database_an_api_asks_for_no_requests_and_comes_back_by_itself(postgres: str):
     name = f"t{uuid.uuid4().hex}"
-    plain = postgres.replace("postgresql+psycopg://", "postgresql://")
-    head, _, query = postgres.partition("?")
-    with psycopg.connect(plain, autocommit=True) as server:
+    with psycopg.connect(connected(postgres), autocommit=True) as server:
         server.execute(f'CREATE DATABASE "{name}"')
-        with running_api(f"{head.rsplit('/', 1)[0]}/{name}?{query}") as api, api.client() as client:
+        with running_api(database_of(postgres, name)) as api, api.client() as client:
             assert client.get("/readyz").status_code == 200
             server.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
             server.execute(

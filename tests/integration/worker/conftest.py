@@ -90,7 +90,7 @@ def shop(request: pytest.FixtureRequest) -> Generator[Shop]:
     """A service without its API, on SQLite: ledger, artifacts, broker, workers.
 
     Marked ``staffed`` or ``staffed("odd")`` a test gets one whose worker ``w1`` runs since an
-    earlier test and is to run on. To start a worker costs five seconds of a processor.
+    earlier test and is to run on. To start a worker costs seconds of a processor.
     """
     mark = request.node.get_closest_marker("staffed")
     if mark is None:
