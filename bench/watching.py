@@ -187,11 +187,14 @@ class Bench:
     def job(self, probe: dict | None) -> Any:
         always = {"layers": ["*"], "max_overhead": None}  # the cost is what is measured
         probes = [] if probe is None else [{**always, **probe}]
-        spec = {**self.spec, "stop": {"steps": self.num_steps + 1}, "probes": probes}
+        spec = {**self.spec, "stop": {"steps": self.num_steps + 2}, "probes": probes}
         return parse_spec(plan(parse_spec(spec), {"d": self.meta})["spec"])
 
     def block(self, job: Any) -> tuple[float, ...]:
-        """Wall and processor time of a block but for its first step, which loads things."""
+        """Wall and processor time of a block but for its first step, which loads things.
+
+        A job is asked after each step but its last.
+        """
         clock = Clock()
         out = Outputs(self.directory, self.spool.append, self.spool.settle, self.spool.flush)
         out.ring = self.ring.name

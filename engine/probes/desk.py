@@ -12,7 +12,6 @@ from engine.data import Rows
 from engine.network import Network
 from engine.probes.figures.counted import Counted
 from engine.probes.tensors.captures import Captures
-from engine.probes.watched.points import Sight
 from engine.probes.watched.watch import Watch
 from engine.timing import Clock
 
@@ -56,10 +55,6 @@ class Desk(Protocol):
     @property
     def clock(self) -> Clock:
         """Where the time is told that looks take out of a pass."""
-        ...
-
-    def sight(self, due: Sequence[Watch]) -> Sight:
-        """What these probes look at."""
         ...
 
     def finish_step(

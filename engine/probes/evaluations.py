@@ -29,7 +29,6 @@ class Evaluations:
         self._desk = desk
         self.network = desk.network
         self.captures = desk.captures
-        self.sight = desk.sight
         self.failed = desk.failed
         self.training = Training()
         """An evaluation is no training: no loss and no optimizer is watched."""
@@ -56,7 +55,7 @@ class Evaluations:
         self._looking = due
         self._meter.begin(step)
         self._meter.watch(due)
-        return Look(self, step, due, self._meter)
+        return Look(self, due, self._meter).at(step)
 
     def finish_step(self, step: int, rows: list[Seen], counted: Sequence[Counted] = ()) -> None:
         """Send the tensors and the statistics of an evaluation on their way."""

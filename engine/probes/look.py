@@ -1,4 +1,4 @@
-"""The watching of one step: hooks that exist while it runs, and look without touching.
+"""The watching of steps: hooks that exist while they run, and look without touching.
 
 A forward hook sees what goes into and comes out of a layer, a tensor hook the gradient of that;
 parameters and their gradients are read after backward, and around the optimizer's step where a
@@ -26,7 +26,7 @@ from engine.probes.tensors.parts import kept
 from engine.probes.watched.calls import Calls
 from engine.probes.watched.gradients import watch_gradient
 from engine.probes.watched.losses import sample_losses
-from engine.probes.watched.points import Point, Seen, wanting
+from engine.probes.watched.points import Point, Seen, Sight, wanting
 from engine.probes.watched.select import LOSS, LOSS_ROWS, LOSS_SAMPLES
 from engine.probes.watched.updates import changes, copies, states
 from engine.probes.watched.watch import Watch, Watches
@@ -43,47 +43,66 @@ _KINDS = {
 
 
 class Look(AbstractContextManager["Look"]):
-    """The watching of one step."""
+    """The watching of steps by the same probes, one step at a time."""
 
-    def __init__(self, desk: Desk, step: int, due: list[Watch], meter: Meter) -> None:
+    def __init__(self, desk: Desk, due: list[Watch], meter: Meter) -> None:
         self._desk = desk
         self._meter = meter
-        self._step = step
+        self._step = 0
         self._due = due
-        self._sight = desk.sight(due)
+        self._sight = Sight(desk.network, due)
         self._clips = desk.training.clips
         self._recorders = [watch for watch in due if isinstance(watch, Recorder)]
         self._shows = True
         """Whether the recorders see each tensor by itself, not many at once."""
-        self._handles: list[Any] = []
+        self._is_open = self._comes_again = False
+        self._hooks: list[Any] = []
+        """On modules: there while steps that follow each other are looked at."""
+        self._taps: list[Any] = []
+        """On tensors of this step."""
+        self._calls: list[Calls] = []
         self._rows: list[tuple[str, str, Any]] = []
         self._counted: list[Counted] = []
         self._goes_on = self._sight.goes_on or (self._clips and self._sight.sees_clipped)
 
+    def at(self, step: int, *, comes_again: bool = False) -> Self:
+        """Be entered for a step. Where the next one is looked at too, hooks may stay until then."""
+        self._step, self._comes_again = step, comes_again
+        return self
+
     def __enter__(self) -> Self:
         started = self._meter.start()
+        self._rows, self._counted, self._is_open = [], [], True
         for recorder in self._recorders:
             recorder.begin()
-        self._hook()
-        self._watch_loss()
-        if self._recorders and (loss_fn := self._desk.training.loss_fn) is not None:
-            self._handles.append(loss_fn.register_forward_hook(self._on_loss))
+        for calls in self._calls:
+            calls.restart()
+        if not self._hooks:
+            self._hook()
+            self._watch_loss()
         self._meter.stop(started, None)
         return self
+
+    def release(self) -> None:
+        """Take the hooks away that have stayed."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, self._calls = [], []
 
     def _hook(self) -> None:
         for spot in self._sight.spots:
             calls = Calls(spot.layers, counted=spot.is_counted)
             if spot.is_counted:
-                self._handles.append(spot.module.register_forward_pre_hook(_beginning(calls)))
+                self._calls.append(calls)
+                self._hooks.append(spot.module.register_forward_pre_hook(_beginning(calls)))
             for point in spot.points:
                 if point.inputs:
                     hook = self._on_input(calls, point)
                     handle = point.module.register_forward_pre_hook(hook, with_kwargs=True)
-                    self._handles.append(handle)
+                    self._hooks.append(handle)
                 if point.outputs:
                     hook = self._on_output(calls, point)
-                    self._handles.append(point.module.register_forward_hook(hook))
+                    self._hooks.append(point.module.register_forward_hook(hook))
 
     def __exit__(
         self,
@@ -92,11 +111,15 @@ class Look(AbstractContextManager["Look"]):
         trace: TracebackType | None,
     ) -> None:
         started = self._meter.start()
+        self._is_open = False
         if error is None:
             for recorder in self._recorders:
                 recorder.see_loss(self._step, self._desk.loss, self._keeper(recorder))
-        for handle in self._handles:
-            handle.remove()
+        for tap in self._taps:
+            tap.remove()
+        self._taps.clear()
+        if error is not None or not self._comes_again:
+            self.release()
         if error is None:
             self._end_pass()
         self._meter.stop(started, None)
@@ -148,6 +171,8 @@ class Look(AbstractContextManager["Look"]):
 
     def _on_input(self, calls: Calls, point: Point) -> Callable[..., None]:
         def hook(_module: nn.Module, args: Any, keywords: Any) -> None:
+            if not self._is_open:  # an evaluation between two steps
+                return
             try:
                 name = calls.name(point.path, "input")
                 for number, (leaf, tensor) in enumerate(input_leaves(name, args, keywords)):
@@ -159,6 +184,8 @@ class Look(AbstractContextManager["Look"]):
 
     def _on_output(self, calls: Calls, point: Point) -> Callable[..., None]:
         def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            if not self._is_open:
+                return
             try:
                 name = calls.name(point.path, "output")
                 for number, (leaf, tensor) in enumerate(leaves(name, output)):
@@ -176,20 +203,24 @@ class Look(AbstractContextManager["Look"]):
         def see(gradient: Tensor) -> None:
             self._see("output_grad", leaf, gradient, graded)
 
-        self._handles += watch_gradient(tensor, see)
+        self._taps += watch_gradient(tensor, see)
 
     # --- the loss ---------------------------------------------------------------------------
 
     def _watch_loss(self) -> None:
-        wanted = self._sight.loss
-        if not any(wanted.values()):
-            return
         loss_fn, rows = self._desk.training.loss_fn, self._desk.training.rows
-        layers = self._sight.order
-        if loss_fn is None or LOSS in layers or (rows is not None and LOSS in rows.fields):
+        if loss_fn is None:
+            return
+        if self._recorders:
+            self._hooks.append(loss_fn.register_forward_hook(self._on_loss))
+        wanted = self._sight.loss
+        is_taken = LOSS in self._sight.order or (rows is not None and LOSS in rows.fields)
+        if is_taken or not any(wanted.values()):
             return
 
         def hook(_module: nn.Module, inputs: tuple[Any, ...], loss: Tensor) -> None:
+            if not self._is_open:
+                return
             self._see("output", LOSS, loss, wanted[LOSS])
             if watches := wanted[LOSS_SAMPLES]:
                 each = self._observe(watches, lambda: sample_losses(loss_fn, inputs))
@@ -198,10 +229,11 @@ class Look(AbstractContextManager["Look"]):
             if (watches := wanted[LOSS_ROWS]) and rows is not None:
                 self._see("output", LOSS_ROWS, rows.newest, watches)
 
-        self._handles.append(loss_fn.register_forward_hook(hook))
+        self._hooks.append(loss_fn.register_forward_hook(hook))
 
     def _on_loss(self, _module: nn.Module, _inputs: Any, loss: Tensor) -> None:
-        self._desk.loss = loss.detach()
+        if self._is_open:
+            self._desk.loss = loss.detach()
 
     # --- parameters and what belongs to them ------------------------------------------------
 

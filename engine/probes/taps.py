@@ -18,7 +18,6 @@ from engine.probes.look import Look
 from engine.probes.recorder import Recorder
 from engine.probes.telling import Seen, Teller
 from engine.probes.tensors.captures import Captures
-from engine.probes.watched.points import Sight
 from engine.probes.watched.wanted import Wanted
 from engine.probes.watched.watch import Watch, first_due_after
 from engine.readback import Readback
@@ -32,7 +31,7 @@ MAX_FAILURES = 3
 _SETTLE_STEPS = 4
 """Watched steps after which it is worth while to see what they have cost."""
 _IDLE = Unwatched()
-_KEPT_SIGHTS = 16
+_KEPT_LOOKS = 16
 
 
 class Probes:
@@ -54,7 +53,8 @@ class Probes:
         """``captures`` None: whole tensors become files of ``out_dir``."""
         self.network = network
         self.training = training or Training()
-        self._sights: dict[tuple[Watch, ...], Sight] = {}
+        self._looks: dict[tuple[Watch, ...], Look] = {}
+        self._newest: Look | None = None
         self.emit = emit
         self.readback = readback
         self.clock: Clock = HostClock()
@@ -93,7 +93,7 @@ class Probes:
             ]
         )
         self._next_due = 0
-        self._sights.clear()
+        self._forget_looks()
         if wanted.revision:
             changes = wanted.changes_since(before)
             record = {"type": "probe", "at": now(), "step": step, "revision": wanted.revision}
@@ -124,26 +124,40 @@ class Probes:
         self._meter.watch(due)
         if due:
             self._looking = due
-            return Look(self, step, due, self._meter)
+            again = all(watch.is_due(step + 1) for watch in due)
+            return self._look(due).at(step, comes_again=again)
+        if self._newest is not None:  # whose interval has become wider in the meantime
+            self._newest.release()
         self._next_due = first_due_after(self._training, step)
         return _IDLE
+
+    def _look(self, due: list[Watch]) -> Look:
+        """The look of these probes; its hooks are the only ones."""
+        key = tuple(due)
+        if key not in self._looks:
+            if len(self._looks) >= _KEPT_LOOKS:
+                self._forget_looks()
+            self._looks[key] = Look(self, due, self._meter)
+        look, before = self._looks[key], self._newest
+        self._newest = look
+        if before is not None and before is not look:
+            before.release()
+        return look
+
+    def _forget_looks(self) -> None:
+        if self._newest is not None:
+            self._newest.release()
+        self._newest = None
+        self._looks.clear()
 
     def _settle(self) -> None:
         """Take in what watching has cost, as far as it can be read."""
         for measured in self._meter.take():
             self._overhead.take(measured, self._all, self._step)
 
-    def sight(self, due: Sequence[Watch]) -> Sight:
-        """What these probes look at; found once."""
-        key = tuple(due)
-        if key not in self._sights:
-            if len(self._sights) >= _KEPT_SIGHTS:
-                self._sights.clear()
-            self._sights[key] = Sight(self.network, due)
-        return self._sights[key]
-
     def close(self) -> None:
         """Send every kept tensor on its way, and say what watching has cost."""
+        self._forget_looks()
         self._meter.end()
         self._settle()
         self.evaluations.settle()

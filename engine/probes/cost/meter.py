@@ -7,7 +7,7 @@ event is read once the device has passed it; nothing ever waits for one.
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -80,14 +80,12 @@ class Measured:
     """Seconds that it took to look, by the probe that wanted it."""
 
 
-@dataclass
-class _Span:
-    start: Any
-    end: Any
-    shares: Mapping[Watch, float] | None
-    """Who wanted it, by weight; None: all that look at this step, as their other spans are."""
-    nested: int
-    """The number of the first span inside this one; its own number where there is none."""
+Shares = Mapping[Watch, float] | Sequence[Watch] | None
+"""Who wanted a look: by weight, or equally; None: all that look at this step, as their other spans
+are."""
+_Span = tuple[Any, Any, Shares, int]
+"""Its start and end, who wanted it, and the number of the first span inside it, which is its own
+number where there is none. A tuple, because one is made for every tensor."""
 
 
 @dataclass
@@ -96,7 +94,7 @@ class _Step:
     start: Any
     due: Sequence[Watch] = ()
     end: Any = None
-    spans: list[_Span] = field(default_factory=list["_Span"])
+    spans: list[_Span] = field(default_factory=list[_Span])
 
 
 class Meter:
@@ -135,19 +133,13 @@ class Meter:
         """Begin to look."""
         return self._clock.mark(), len(self._open.spans) if self._open else 0
 
-    def stop(
-        self, started: tuple[Any, int], shares: Mapping[Watch, float] | Iterable[Watch] | None
-    ) -> None:
+    def stop(self, started: tuple[Any, int], shares: Shares) -> None:
         """The look that began there is over, and was for these; spans inside it count on their own.
 
         Without shares it was for everybody who looks at the step.
         """
-        if self._open is None:
-            return
-        if shares is not None and not isinstance(shares, Mapping):
-            shares = dict.fromkeys(shares, 1.0)
-        mark, nested = started
-        self._open.spans.append(_Span(mark, self._clock.mark(), shares, nested))
+        if self._open is not None:
+            self._open.spans.append((started[0], self._clock.mark(), shares, started[1]))
 
     def take(self) -> Iterator[Measured]:
         """The steps that are over and can be read, each once."""
@@ -155,24 +147,30 @@ class Meter:
             yield self._read(self._closed.popleft())
 
     def _read(self, step: _Step) -> Measured:
-        whole = [self._clock.seconds(span.start, span.end) for span in step.spans]
+        seconds = self._clock.seconds
         own: list[float] = []
-        for number, span in enumerate(step.spans):  # one inside another comes before it
-            own.append(max(0.0, whole[number] - sum(own[span.nested :])))
         costs: dict[Watch, float] = dict.fromkeys(step.due, 0.0)
-        for span, seconds in zip(step.spans, own, strict=True):
-            if span.shares is not None:
-                _share(costs, span.shares, seconds)
-        rest = sum(
-            seconds for span, seconds in zip(step.spans, own, strict=True) if span.shares is None
-        )
+        rest = 0.0
+        for start, end, shares, nested in step.spans:  # one inside another comes before it
+            spent = max(0.0, seconds(start, end) - sum(own[nested:]))
+            own.append(spent)
+            if shares is None:
+                rest += spent
+            else:
+                _share(costs, shares, spent)
         some = any(costs.values())
-        _share(costs, dict(costs) if some else dict.fromkeys(step.due, 1.0), rest)
-        total = self._clock.seconds(step.start, step.end)
+        _share(costs, dict(costs) if some else step.due, rest)
+        total = seconds(step.start, step.end)
         return Measured(step.number, max(0.0, total - sum(own)), costs)
 
 
-def _share(costs: dict[Watch, float], shares: Mapping[Watch, float], seconds: float) -> None:
+def _share(
+    costs: dict[Watch, float], shares: Mapping[Watch, float] | Sequence[Watch], seconds: float
+) -> None:
+    if not isinstance(shares, Mapping):
+        for watch in shares:
+            costs[watch] = costs.get(watch, 0.0) + seconds / len(shares)
+        return
     weight = sum(shares.values())
     for watch, part in shares.items():
         share = part / weight if weight else 1 / len(shares)

@@ -21,12 +21,18 @@
 #include <cstring>
 #include <limits>
 
+#if (defined(__x86_64__) || defined(_M_X64)) && defined(__GNUC__)
+#define KERNEL_X86 1
+#include <immintrin.h>
+#endif
+
 namespace {
 
 enum Type : int32_t { F32, F64, BF16, F16, I8, I16, I32, I64, U8, BOOL, NUM_TYPES };
 
 constexpr int64_t BLOCK = 2048;
 constexpr int64_t CHUNK = 8 * BLOCK;  // what a thread takes at a time
+constexpr int64_t AHEAD = 1024;       // values before they are read: a layer's output is in no near cache
 constexpr int NUM_FIGURES = 9;
 constexpr int NUM_BINS = 4096;
 constexpr int NUM_TABLES = 4;
@@ -112,10 +118,6 @@ struct Isa {  // the parts of the work that are compiled for each instruction se
 };
 
 }  // namespace
-
-#if (defined(__x86_64__) || defined(_M_X64)) && defined(__GNUC__)
-#define KERNEL_X86 1
-#endif
 
 #define KERNEL_ISA baseline
 #define KERNEL_BYTES 16
@@ -390,19 +392,49 @@ static inline doubles load_doubles(const T* x) {
     return __builtin_convertvector(*reinterpret_cast<const typename Narrow<T>::at*>(x), doubles);
 }
 
-template <class V>
-static inline double total(const V& v) {
-    double sum = 0;
-    for (unsigned i = 0; i < sizeof(V) / sizeof(v[0]); i++) sum += double(v[i]);
-    return sum;
+// Where a compiler would widen half a register at a time, or count by way of another register.
+#if KERNEL_BYTES == 64
+static inline doubles load_doubles(const float* x) {
+    return (doubles)_mm512_cvtps_pd(_mm256_loadu_ps(x));
+}
+static inline void count_zeros(ints& num, floats v) {
+    const __mmask16 found = _mm512_cmp_ps_mask((__m512)v, _mm512_setzero_ps(), _CMP_EQ_OQ);
+    const __m512i before = (__m512i)num;
+    num = (ints)_mm512_mask_add_epi32(before, found, before, _mm512_set1_epi32(1));
+}
+#else
+#if KERNEL_BYTES == 32
+static inline doubles load_doubles(const float* x) {
+    return (doubles)_mm256_cvtps_pd(_mm_loadu_ps(x));
+}
+#endif
+static inline void count_zeros(ints& num, floats v) { num -= (ints)(v == 0.0f); }
+#endif
+
+// What is left of a register when its halves are joined until one number remains.
+template <class T, class V, class Join>
+static inline T folded(const V& v, Join join) {
+    T parts[sizeof(V) / sizeof(T)];
+    std::memcpy(parts, &v, sizeof(V));
+    for (unsigned half = sizeof(V) / sizeof(T) / 2; half; half /= 2)
+        for (unsigned i = 0; i < half; i++) parts[i] = join(parts[i], parts[i + half]);
+    return parts[0];
 }
 
-template <class V>
+static inline double total(const doubles& v) {
+    return folded<double>(v, [](double a, double b) { return a + b; });
+}
+static inline int64_t total(const ints& v) {
+    return folded<int32_t>(v, [](int32_t a, int32_t b) { return a + b; });
+}
+static inline int64_t total(const longs& v) {
+    return folded<int64_t>(v, [](int64_t a, int64_t b) { return a + b; });
+}
+
+template <class T, class V>
 static inline void extremes(const V& low, const V& high, Sums& s) {
-    for (unsigned i = 0; i < sizeof(V) / sizeof(low[0]); i++) {
-        s.low = low[i] < s.low ? double(low[i]) : s.low;
-        s.high = high[i] > s.high ? double(high[i]) : s.high;
-    }
+    s.low = folded<T>(low, [](T a, T b) { return a < b ? a : b; });
+    s.high = folded<T>(high, [](T a, T b) { return a > b ? a : b; });
 }
 
 static inline void sweep_tail(double v, Sums& s) {
@@ -425,7 +457,8 @@ static void sweep(const float* x, int64_t n, Sums& s) {
         const doubles b = load_doubles(x + i + D);
         low = v < low ? v : low;
         high = v > high ? v : high;
-        zeros -= (ints)(v == 0.0f);
+        __builtin_prefetch(x + i + AHEAD);
+        count_zeros(zeros, v);
         sum0 += a;
         sum1 += b;
         squares0 += a * a;
@@ -434,8 +467,8 @@ static void sweep(const float* x, int64_t n, Sums& s) {
     s.num = n;
     s.sum = total(sum0 + sum1);
     s.squares = total(squares0 + squares1);
-    s.num_zeros = int64_t(total(zeros));
-    extremes(low, high, s);
+    s.num_zeros = total(zeros);
+    extremes<float>(low, high, s);
     for (; i < n; i++) sweep_tail(x[i], s);
 }
 
@@ -455,8 +488,8 @@ static void sweep(const double* x, int64_t n, Sums& s) {
     s.num = n;
     s.sum = total(sum);
     s.squares = total(squares);
-    s.num_zeros = int64_t(total(zeros));
-    extremes(low, high, s);
+    s.num_zeros = total(zeros);
+    extremes<double>(low, high, s);
     for (; i < n; i++) sweep_tail(x[i], s);
 }
 

@@ -9,12 +9,18 @@ from collections.abc import Sequence
 
 
 class Calls:
-    """The calls of one layer's module, and of the modules inside it, within one forward pass."""
+    """The calls of one layer's module, and of the modules inside it, within a forward pass."""
 
     def __init__(self, layers: Sequence[str], *, counted: bool = True) -> None:
         self._layers = layers
-        self._number = -1 if counted else 0
+        self._first = -1 if counted else 0
+        self._number = self._first
         self._seen: Counter[tuple[str, str]] = Counter()
+
+    def restart(self) -> None:
+        """Another forward pass begins."""
+        self._number = self._first
+        self._seen.clear()
 
     def begin(self) -> None:
         """The layer's module is called; may be left out where it is called once and is all."""
