@@ -15,6 +15,7 @@ import zlib
 from binascii import a2b_base64, b2a_base64
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,13 @@ class SpoolDamaged(Exception):
 
 def now() -> str:
     """This moment as records carry it: RFC 3339, UTC, milliseconds."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    second, nanoseconds = divmod(time.time_ns(), 10**9)
+    return f"{_second(second)}.{nanoseconds // 10**6:03d}Z"
+
+
+@lru_cache(maxsize=2)
+def _second(second: int) -> str:
+    return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 class SpoolWriter:

@@ -10,13 +10,15 @@ from typing import Any
 
 NONFINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
+_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+
 
 def dumps(value: Any) -> str:
     """Encode compactly; non-finite floats become their strings, keys keep their order."""
     try:
-        return json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+        return _ENCODER.encode(value)
     except ValueError:  # a non-finite float somewhere: rare, so only then is the value walked
-        return json.dumps(named(value), allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+        return _ENCODER.encode(named(value))
 
 
 def named(value: Any) -> Any:
