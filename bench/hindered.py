@@ -114,13 +114,13 @@ def disk(name: str, rounds: int) -> dict[str, Any]:
     }[name]
     num_steps = (2 * rounds + 1) * (FILLING + TIMED)
     with tempfile.TemporaryDirectory() as directory:
-        bench = Bench(Path(directory) / "data", cnn, num_steps - 1, RING_BYTES)
+        bench = Bench(Path(directory) / "data", cnn, num_steps, RING_BYTES)
         bench.spec = {**bench.spec, "checkpoint": {"every_steps": 10**9}}
         kept = Kept(bench.spool.append)
         out = Outputs(bench.directory, kept, bench.spool.settle, bench.spool.flush)
         out.ring = bench.ring.name
         control = Blocks(bench, kept, hinder, free)
-        job = bench.job({"kinds": ALL, "every": EVERY, "want": ["full"]})
+        job = bench.job({"kinds": ALL, "every": EVERY, "want": ["full"]}, num_steps)
         try:
             train(job, bench.rows, None, control=control, out=out)
         finally:

@@ -184,17 +184,16 @@ class Bench:
         spent = psutil.Process(self.consumer.pid).cpu_times()
         return spent.user + spent.system
 
-    def job(self, probe: dict | None) -> Any:
+    def job(self, probe: dict | None, num_steps: int | None = None) -> Any:
+        """A block of it: one step more before, and one after, at whose end nobody asks."""
         always = {"layers": ["*"], "max_overhead": None}  # the cost is what is measured
         probes = [] if probe is None else [{**always, **probe}]
-        spec = {**self.spec, "stop": {"steps": self.num_steps + 2}, "probes": probes}
+        stop = {"steps": num_steps or self.num_steps + 2}
+        spec = {**self.spec, "stop": stop, "probes": probes}
         return parse_spec(plan(parse_spec(spec), {"d": self.meta})["spec"])
 
     def block(self, job: Any) -> tuple[float, ...]:
-        """Wall and processor time of a block but for its first step, which loads things.
-
-        A job is asked after each step but its last.
-        """
+        """Wall and processor time of a block but for its first step, which loads things."""
         clock = Clock()
         out = Outputs(self.directory, self.spool.append, self.spool.settle, self.spool.flush)
         out.ring = self.ring.name
