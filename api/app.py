@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
 from fastapi import APIRouter, FastAPI
+from fastapi.telemetry import TelemetryConfig
 from starlette.middleware import Middleware
 from starlette.types import Scope
 
@@ -31,6 +32,7 @@ from api.meters import Meters
 from api.readiness import Readiness
 from api.resources import Resources, make_resources
 from models.settings import Settings
+from models.tracing import Tracing
 
 ROUTERS: tuple[APIRouter, ...] = (
     catalog.router,
@@ -48,6 +50,9 @@ ROUTERS: tuple[APIRouter, ...] = (
 )
 """Every router, each with its whole prefix (``APIRouter(prefix="/api/v1")``): add new ones here."""
 
+UNTRACED = frozenset({"/livez", "/readyz", "/metrics"})
+"""Asked all the time by machines."""
+
 
 def create_app(settings: Settings) -> FastAPI:
     """Make the API of one process."""
@@ -55,7 +60,9 @@ def create_app(settings: Settings) -> FastAPI:
     keyring = Keyring(resources.database, settings)
     meters = Meters()
     meters.watch(resources)
+    tracing = Tracing("glasshouse-api")
     app = FastAPI(
+        telemetry=_telemetry(tracing),
         title="Glasshouse",
         version=VERSION,
         openapi_url=None,
@@ -80,6 +87,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.resources = resources
     app.state.keyring = keyring
     app.state.meters = meters
+    app.state.tracing = tracing
     app.state.readiness = Readiness(resources)
     app.state.routers = ROUTERS
     problems.install(app)
@@ -109,6 +117,20 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
         app.state.readiness.close()
         resources.bell.close()
         resources.database.close()
+        await asyncio.to_thread(app.state.tracing.close)
+
+
+def _telemetry(tracing: Tracing) -> TelemetryConfig:
+    """Spans of requests, where they are wanted; figures and logs are our own."""
+    return {
+        "tracer_provider": tracing.provider,
+        "tracing": tracing.provider is not None,
+        "metrics": False,
+        "logs": False,
+        "operation_spans": False,
+        "auto_configure": False,
+        "exclude": lambda scope: scope.get("path") in UNTRACED,
+    }
 
 
 def _limits(settings: Settings) -> Callable[[Scope], int]:

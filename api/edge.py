@@ -24,6 +24,7 @@ from glasshouse.errors import (
     RouteNotFound,
     ServiceError,
 )
+from models import tracing
 
 log: Any = structlog.get_logger("glasshouse.api")
 
@@ -73,7 +74,8 @@ class Edge:
             await send(message)
 
         try:
-            with structlog.contextvars.bound_contextvars(request_id=request_id):
+            fields = tracing.log_fields()
+            with structlog.contextvars.bound_contextvars(request_id=request_id, **fields):
                 await self._app(scope, receive, send_with_headers)
         except Exception:
             log.exception("request_failed", request_id=request_id)
@@ -93,6 +95,7 @@ class Edge:
             status=status,
             ms=round(seconds * 1000, 1),
             request_id=request_id,
+            **tracing.log_fields(),
             **_about(scope),
         )
 

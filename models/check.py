@@ -16,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 import migrations
 from glasshouse import jsonio
 from glasshouse.errors import ServiceError
-from models import doomed, vitals
+from models import doomed, tracing, vitals
 from models.database import Database, Transaction
 from models.settings import Settings
 from models.space import Space, remote_kind
@@ -31,13 +31,23 @@ def findings() -> list[Finding]:
         settings = Settings()
     except ValidationError as error:
         return [_wrong_setting(error)]
-    return [*_disks(settings), *_database(settings)]
+    return [*_disks(settings), *_database(settings), *_traces()]
 
 
 def _wrong_setting(error: ValidationError) -> Finding:
     first = error.errors(include_url=False, include_input=False)[0]
     name = f"GLASSHOUSE_{'_'.join(str(part) for part in first['loc']).upper()}"
     return _found("settings", "fail", f"{name}: {first['msg']}", f"Correct or unset {name}.")
+
+
+def _traces() -> Generator[Finding]:
+    if not tracing.is_wanted():
+        yield _found("tracing", "ok", f"is off; {tracing.ENDPOINTS[1]} turns it on", None)
+    elif missing := tracing.lacks():
+        detail = f"is asked for, but {' and '.join(missing)} are not installed"
+        yield _found("tracing", "fail", detail, tracing.EXTRA)
+    else:
+        yield _found("tracing", "ok", "traces are sent by OTLP", None)
 
 
 def _disks(settings: Settings) -> Generator[Finding]:

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from glasshouse.errors import CheckpointInUse, JobEnded, JobNotEnded, JobNotFound
 from glasshouse.ids import new_id
-from models import commands, doomed, events, pausing, probes
+from models import commands, doomed, events, pausing, probes, tracing
 from models.events import NewEvent
 from models.state import ENDED, STATES
 from models.tables import Checkpoint, Command, Job, JobUse, Outbox, Time, now
@@ -50,6 +50,7 @@ def add(  # noqa: PLR0913 (a job is made of these, and of nothing less)
         num_commands=0,
         infra_failures=0,
         version=1,
+        traceparent=tracing.traceparent(),
     )
     tx.add(job)
     tx.flush()

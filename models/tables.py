@@ -143,6 +143,8 @@ class Job(Table):
     """The oldest event that is still kept; grows by retention only."""
     version: Mapped[int] = mapped_column(default=1)
     """Grows with each change a client can see; the ETag."""
+    traceparent: Mapped[str | None]
+    """The trace of the request that submitted it, where requests are traced."""
 
     __table_args__ = (
         Index(None, "state", "priority", "id"),

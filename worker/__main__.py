@@ -166,6 +166,7 @@ class Worker:
         station.nursery.close()
         station.bells.close()
         station.database.close()
+        station.tracing.close()
         self._lock.close()
         _log.info("worker_stopped")
 

@@ -15,6 +15,7 @@ from models.database import Database
 from models.endings import Backoff
 from models.settings import Settings
 from models.space import Space
+from models.tracing import Tracing
 from worker import dispatch as dispatching
 from worker.bells import Bells
 from worker.nursery import Nursery
@@ -51,6 +52,7 @@ class Station:
         """Whether ranks are signalled at once when they are to stop."""
         self.tally = Tally()
         self.space = Space(settings)
+        self.tracing = Tracing("glasshouse-worker")
         self._dispatching = threading.Lock()
         self._dispatch_wanted = threading.Event()
         self._running: set[str] = set()

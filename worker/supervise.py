@@ -16,6 +16,7 @@ from glasshouse.failpoints import failpoint
 from models import attempts, workers
 from models.attempts import Claim
 from models.tables import Job
+from models.tracing import Span, log_fields
 from worker import explaining, memory, resuming, verdict, workplace
 from worker.asked import Asked
 from worker.draining import BadRecord
@@ -48,9 +49,20 @@ def supervise(station: Station, job_id: str) -> None:
         with station.database.read() as tx:
             return attempts.spent_s(tx, claimed[0])
 
-    with structlog.contextvars.bound_contextvars(attempt=claimed[0].attempt):
+    claim, job = claimed
+    with (
+        station.tracing.span(
+            f"attempt {job.kind}",
+            parent=job.traceparent or "",
+            job=claim.job,
+            attempt=claim.attempt,
+            worker=station.name,
+            devices=len(job.devices),
+        ) as span,
+        structlog.contextvars.bound_contextvars(attempt=claim.attempt, **log_fields()),
+    ):
         supervisor = Supervisor(station, *claimed, spent_s=station.insist(spent_s))
-        supervisor.run()
+        supervisor.run(span)
         station.bells.changed(job_id)
         if supervisor.has_ended_job:
             station.dispatch()  # its devices are free, and the rest can wait
@@ -74,18 +86,21 @@ class Supervisor:
         self._folding = Folding(station.database, claim)
         self._patience = Patience(job.resolved, station.settings, spent_s=spent_s)
         self._is_overdue = False
+        self._span = Span(None)
         self.has_ended_job = False
         self._unreadable: str | None = None
         """What is wrong with the checkpoint that this attempt was to go on from."""
 
-    def run(self) -> None:
-        """Run it to its end, whatever happens."""
+    def run(self, span: Span | None = None) -> None:
+        """Run it to its end, whatever happens; ``span`` is told how it ended."""
+        self._span = span or self._span
         try:
             end = self._work()
             self._launch.end()
             self._close(end)
         except Fenced:
             _log.warning("fenced_out")
+            self._span.failed("fenced_out")
             self._launch.end(gently=True)
         except AWAY:
             _log.exception("ledger_away_at_the_end")  # the lease runs out, another worker takes it
@@ -105,8 +120,12 @@ class Supervisor:
 
     def _work(self) -> Ended | Again:
         oom_kills = memory.oom_kills()
+        tracing = self._station.tracing
         try:
-            exit_ = self._watch(*self._start())
+            with tracing.span("launch"):
+                rank, stop = self._start()
+            with tracing.span("run"):
+                exit_ = self._watch(rank, stop)
         except NurseryLost as error:
             return Again("interrupted" if self._stopping else "nursery_lost", str(error))
         except RunFailure as failure:
@@ -193,7 +212,11 @@ class Supervisor:
     def _close(self, end: Ended | Again) -> None:
         """Write the end into the ledger."""
         failpoint("end.begin")
-        stored = self._station.insist(lambda: self._write_end(end))
+        with self._station.tracing.span("store the end"):
+            stored = self._station.insist(lambda: self._write_end(end))
+        self._span.tell(exit_kind=end.exit_kind)
+        if isinstance(end, Again) or end.state == "failed":
+            self._span.failed(end.exit_kind)
         failpoint("end.committed")
         self.has_ended_job = stored and isinstance(end, Ended)
         _log.info("attempt_ended", exit_kind=end.exit_kind, stored=stored)
