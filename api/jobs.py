@@ -112,7 +112,8 @@ def store(
 
     def make(tx: Transaction) -> Answer:
         nonlocal job_id
-        quotas.admit_job(tx, caller.owner, house.settings)
+        threads = prepared.resolved["devices"].get("threads")
+        quotas.admit_job(tx, caller.owner, house.settings, threads=threads)
         job = _add(tx, caller, prepared, parent)
         failpoint("submit.commit")
         job_id = job.id

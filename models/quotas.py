@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import delete, func, select, text
 from sqlalchemy.orm import Session
 
-from glasshouse.errors import QuotaExceeded
+from glasshouse.errors import FieldProblem, InvalidSpec, QuotaExceeded
 from models.settings import Settings
 from models.state import LIVE
 from models.tables import Capture, Checkpoint, Dataset, Device, Job, JobArtifact, Quota, now
@@ -76,16 +76,32 @@ def usage(tx: Session, owner: str) -> dict[str, int]:
     }
 
 
-def admit_job(tx: Session, owner: str, settings: Settings) -> None:
+def admit_job(tx: Session, owner: str, settings: Settings, *, threads: int | None = None) -> None:
     """Make sure that one more job may wait. In the transaction that stores it.
 
+    ``threads`` is what it asks for by number.
+
     Raises:
+        InvalidSpec: it asks for more devices than the owner may ever have.
         QuotaExceeded: too many wait already, or the owner's storage is full.
     """
     _lock(tx, owner)
     limits = of(tx, owner, settings)
+    _refuse_endless_wait(threads, limits.devices)
     refuse_over("queued_jobs", _count_queued(tx, owner) + 1, limits.queued_jobs)
     _admit_bytes(tx, owner, limits, 1)
+
+
+def _refuse_endless_wait(threads: int | None, limit: int | None) -> None:
+    if threads is None or limit is None or threads <= limit:
+        return
+    detail = (
+        f"asks for {threads:,} devices, and the quota of devices is {limit:,}: the job would wait "
+        f"for ever; ask for {limit:,} at most, leave it out, or ask an admin for more"
+    )
+    raise InvalidSpec(
+        f"/devices/threads: {detail}", problems=[FieldProblem("/devices/threads", detail, "quota")]
+    )
 
 
 def admit_upload(tx: Session, owner: str, settings: Settings, *, size_bytes: int) -> None:

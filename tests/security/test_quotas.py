@@ -82,6 +82,25 @@ def test_queued_jobs_are_limited_however_many_ask_at_once(api: Api, tenants: Ten
     assert ada.post("/api/v1/jobs", json=spec).status_code == 201, "room was made"
 
 
+def test_a_job_that_could_never_have_its_devices_is_refused_by_its_field(
+    tenants: Tenants, limit: Any
+):
+    ada, bob, _ = tenants
+    limit(devices=4)
+
+    def asks(client: httpx2.Client, threads: int) -> httpx2.Response:
+        devices = {"type": "cpu", "threads": threads}
+        return client.post("/api/v1/jobs", json=small_job(digits(client), devices=devices))
+
+    answer = asks(ada, 5)
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_spec")
+    (problem,) = answer.json()["errors"]
+    assert problem["pointer"] == "/devices/threads"
+    assert "quota of devices is 4" in problem["detail"]
+    assert asks(ada, 4).status_code == 201
+    assert asks(bob, 5).status_code == 201
+
+
 def test_what_one_uses_up_is_not_anothers(api: Api, tenants: Tenants, limit: Any):
     ada, bob, spec = tenants
     limit(queued_jobs=0, uploads=0, streams=0, storage_bytes=0)
