@@ -18,6 +18,7 @@ from engine.rank import Assignment
 from engine.rank import run as run_assignment
 from engine.readback import Readback
 from engine.report import Outputs
+from glasshouse.events import STATS_COLUMNS
 from glasshouse.spec import Graph, Probe
 from tests.unit.engine.making import captured, cnn, losses, of_type, planned, run, spec, write_job
 
@@ -189,6 +190,35 @@ def test_hooks_exist_on_due_steps_only_and_none_remain(tmp_path):
         with probes.at(step):
             assert bool(_num_hooks(network)) == (step in {1, 4})
         assert _num_hooks(network) == 0
+
+
+def test_hooks_stay_between_steps_that_follow_and_see_nothing_there(tmp_path):
+    seen: list = []
+    every = {"layers": ["*"], "kinds": KINDS, "every": 1, "stop": 3, "max_overhead": None}
+    network, probes = _small([every], tmp_path, seen.append)
+    for step in range(3):
+        _step(network, probes, step)
+        assert bool(_num_hooks(network)) == (step < 2)
+        network({"x": torch.full((5, 2, 4), math.nan)})  # an evaluation, say
+    stats = [record for record in seen if record["type"] == "stats"]
+    assert [record["step"] for record in stats] == [0, 1, 2]
+    names = [[(row[0], row[1]) for row in record["rows"]] for record in stats]
+    assert names[0] == names[1] == names[2]
+    assert all(row[STATS_COLUMNS.index("nan")] == 0 for rec in stats for row in rec["rows"])
+
+
+def test_hooks_go_when_another_probe_looks_and_when_the_job_ends(tmp_path):
+    one = {"layers": ["fc"], "kinds": ["output"], "every": 1, "max_overhead": None}
+    two = {"layers": ["lstm"], "kinds": ["output"], "every": 2, "max_overhead": None}
+    network, probes = _small([one, two], tmp_path, print)
+    counts = []
+    for step in range(4):
+        with probes.at(step):
+            counts.append(_num_hooks(network))
+            network({"x": torch.ones(5, 2, 4)})["fc"].sum().backward()
+    assert counts == [2, 1, 2, 1]
+    probes.close()
+    assert _num_hooks(network) == 0
 
 
 def test_hooks_go_when_the_step_fails(tmp_path):
