@@ -1,8 +1,9 @@
 """Everything dies at random, and every job ends as if nothing had happened.
 
 ``make chaos`` runs it at full length: ``CHAOS_KILLS`` SIGKILLs over API, workers, nurseries, ranks
-and broker while ``CHAOS_JOBS`` short jobs and a fifteenth as many longer ones run, on SQLite and
-on PostgreSQL. ``CHAOS_SEED`` repeats a choice of victims, as far as time lets it.
+and broker while ``CHAOS_JOBS`` short jobs and a fifteenth as many longer ones run, and as many more
+short ones as it takes to have some in hand until the last kill, on SQLite and on PostgreSQL.
+``CHAOS_SEED`` repeats a choice of victims, as far as time lets it.
 """
 
 import json
@@ -27,6 +28,9 @@ NUM_KILLS = int(os.environ.get("CHAOS_KILLS", "20"))
 NUM_SHORT = int(os.environ.get("CHAOS_JOBS", "20"))
 NUM_LONG = max(2, NUM_SHORT // 15)
 SEED = int(os.environ.get("CHAOS_SEED", "0"))
+OVER = ("succeeded", "failed", "cancelled")
+NUM_IN_HAND = 4
+"""Two for each worker, one to run and one to wait: a kill of an idle service proves little."""
 PATIENCE_S = 120 + 15.0 * NUM_KILLS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(PATIENCE_S * 3)]
@@ -115,7 +119,7 @@ def test_whatever_dies_every_job_ends_as_if_nothing_had(town: Cluster):
             if kind == "long":
                 seen: list[int] = []
                 streams[job] = (seen, follow(town, job, seen))
-        until(lambda: monkey.is_done, PATIENCE_S, "the last kill")
+        made |= dict.fromkeys(keep_busy(asking, monkey, wanted["short"]), "short")
     finally:
         monkey.stop()
     states = until(lambda: all_ended(asking, made), PATIENCE_S, "the end of all jobs")
@@ -146,12 +150,31 @@ def undisturbed(town: Cluster, spec: dict[str, Any]) -> Record:
         return record_of(http, job.id)
 
 
+def keep_busy(asking: Town, monkey: Monkey, spec: dict[str, Any]) -> list[str]:
+    """Submit until the last kill, whenever few jobs are left; the jobs submitted."""
+    added: list[str] = []
+    deadline = time.monotonic() + PATIENCE_S
+    while not monkey.is_done:
+        assert time.monotonic() < deadline, "the last kill has not come"
+        if num_in_hand(asking) < NUM_IN_HAND:
+            added.append(asking.ask(lambda client: client.jobs.create(spec).id))
+        else:
+            time.sleep(0.1)
+    return added
+
+
+def num_in_hand(asking: Town) -> int:
+    """How many jobs have not ended."""
+    states = asking.ask(lambda client: [job.state for job in client.jobs.list()])
+    return sum(state not in OVER for state in states)
+
+
 def all_ended(asking: Town, made: dict[str, str]) -> dict[str, str] | None:
     def look(client: gh.Client) -> dict[str, str]:
         return {job.id: job.state for job in client.jobs.list() if job.id in made}
 
     states = asking.ask(look)
-    over = all(state in ("succeeded", "failed", "cancelled") for state in states.values())
+    over = all(state in OVER for state in states.values())
     if not over or len(states) < len(made):
         time.sleep(0.5)
         return None
