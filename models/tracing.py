@@ -22,7 +22,6 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 EXTRA = "pip install 'glasshouse[tracing]'"
 _NEEDED = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
-_QUERY = "url.query"
 _LEAVE_S = 2.0
 """A process that is told to end does not wait longer for a receiver that is away."""
 _log: Any = structlog.get_logger()
@@ -91,9 +90,18 @@ class Tracing:
         context = None if parent is None else _propagator.extract({"traceparent": parent})
         kind = SpanKind.INTERNAL if parent is None else SpanKind.CONSUMER
         with self._tracer.start_as_current_span(
-            name, context, kind, _prefixed(attributes), record_exception=False
+            name,
+            context,
+            kind,
+            _prefixed(attributes),
+            record_exception=False,
+            set_status_on_exception=False,  # it would send the text of the error
         ) as span:
-            yield Span(span)
+            try:
+                yield Span(span)
+            except BaseException as error:
+                Span(span).failed(type(error).__name__)
+                raise
 
     def close(self) -> None:
         """Send what waits, as far as its receiver takes it at once."""
@@ -120,25 +128,6 @@ def _provider(service: str) -> Any:
     if missing := lacks():
         _log.error("tracing_not_installed", missing=missing, mend=EXTRA)
         return None
-    # Only here: whoever traces nothing does not load it.
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415
-        OTLPSpanExporter,
-    )
-    from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
-    from opentelemetry.sdk.trace import SpanProcessor, TracerProvider  # noqa: PLC0415
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
+    from models.otlp import make_provider  # noqa: PLC0415 - an extra, and memory, that few want
 
-    class Discreet(SpanProcessor):
-        """Queries may hold what is nobody's business: a ticket to a session, for one."""
-
-        def on_start(self, span: Any, parent_context: Any = None) -> None:
-            if _QUERY in (span.attributes or {}):
-                span.set_attribute(_QUERY, "REDACTED")
-
-    name = os.environ.get("OTEL_SERVICE_NAME") or service
-    provider = TracerProvider(
-        resource=Resource.create({"service.name": name}), shutdown_on_exit=False
-    )
-    provider.add_span_processor(Discreet())
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    return provider
+    return make_provider(os.environ.get("OTEL_SERVICE_NAME") or service)

@@ -50,19 +50,19 @@ def supervise(station: Station, job_id: str) -> None:
             return attempts.spent_s(tx, claimed[0])
 
     claim, job = claimed
-    with (
-        station.tracing.span(
-            f"attempt {job.kind}",
-            parent=job.traceparent or "",
-            job=claim.job,
-            attempt=claim.attempt,
-            worker=station.name,
-            devices=len(job.devices),
-        ) as span,
-        structlog.contextvars.bound_contextvars(attempt=claim.attempt, **log_fields()),
-    ):
-        supervisor = Supervisor(station, *claimed, spent_s=station.insist(spent_s))
-        supervisor.run(span)
+    with structlog.contextvars.bound_contextvars(attempt=claim.attempt):
+        supervisor = Supervisor(station, claim, job, spent_s=station.insist(spent_s))
+        about = {"job": claim.job, "attempt": claim.attempt, "worker": station.name}
+        with (
+            station.tracing.span(
+                f"attempt {job.kind}",
+                parent=job.traceparent or "",
+                devices=len(job.devices),
+                **about,
+            ) as span,
+            structlog.contextvars.bound_contextvars(**log_fields()),
+        ):
+            supervisor.run(span)
         station.bells.changed(job_id)
         if supervisor.has_ended_job:
             station.dispatch()  # its devices are free, and the rest can wait
@@ -215,7 +215,7 @@ class Supervisor:
         with self._station.tracing.span("store the end"):
             stored = self._station.insist(lambda: self._write_end(end))
         self._span.tell(exit_kind=end.exit_kind)
-        if isinstance(end, Again) or end.state == "failed":
+        if end.counted if isinstance(end, Again) else end.state == "failed":
             self._span.failed(end.exit_kind)
         failpoint("end.committed")
         self.has_ended_job = stored and isinstance(end, Ended)

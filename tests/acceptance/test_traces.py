@@ -149,6 +149,34 @@ def test_a_failure_is_told_without_what_the_user_wrote(traced):
     assert "secret-project" not in json.dumps(receiver.spans)
 
 
+def test_a_pause_is_no_failure_and_what_goes_on_is_in_the_same_trace(traced):
+    house, receiver = traced
+
+    def attempts() -> list[dict[str, Any]]:
+        found = receiver.named("attempt train", TRACE)
+        mine = [span for span in found if span["attributes"]["glasshouse.job"] == job.id]
+        return sorted(mine, key=lambda span: span["attributes"]["glasshouse.attempt"])
+
+    with house.client() as client:
+        dataset = client.datasets.create(builtin="digits").id
+        with house.http(headers={"traceparent": f"00-{TRACE}-{SPAN}-01"}) as http:
+            made = http.post("/jobs", json=small(dataset, stop={"steps": 10**6})).json()
+        job = client.jobs.get(made["id"])
+        until(lambda: client.jobs.get(job.id).state == "running", what="its start")
+        job.pause()
+        until(lambda: client.jobs.get(job.id).state == "paused", what="the pause")
+        (paused,) = until(attempts, what="the span of the paused attempt")
+        job.resume()
+        until(lambda: client.jobs.get(job.id).state == "running", what="its going on")
+        job.cancel()
+        until(lambda: len(attempts()) == 2, what="the span of the second attempt")
+    cancelled = attempts()[1]
+    assert paused["attributes"]["glasshouse.exit_kind"] == "paused"
+    assert cancelled["attributes"]["glasshouse.exit_kind"] == "cancelled"
+    assert ERROR not in {paused["status"], cancelled["status"]}
+    assert paused["parent"] == cancelled["parent"]
+
+
 def test_queries_stay_here_and_the_machines_questions_are_no_spans(traced):
     house, receiver = traced
     with house.http() as http:

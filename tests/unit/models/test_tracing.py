@@ -54,9 +54,14 @@ for parent in json.loads(sys.argv[1]):
         found.append([tracing.traceparent(), tracing.log_fields()])
     assert tracing.traceparent() is None
     assert not trace.get_current_span().get_span_context().is_valid
+try:
+    with traced.span("a", job="j") as span:
+        raise ValueError("a text of the user's")
+except ValueError:
+    failed = [span._span.status.description, span._span.to_json()]
 began = time.monotonic()
 traced.close()
-print(json.dumps([found, time.monotonic() - began]))
+print(json.dumps([found, failed, time.monotonic() - began]))
 """
 
 
@@ -70,9 +75,12 @@ def test_spans_are_in_the_trace_they_are_given_or_begin_one_and_an_end_waits_for
         text=True,
         check=True,
     )
-    found, waited_s = json.loads(done.stdout)
+    found, (why, told), waited_s = json.loads(done.stdout)
     traces = [traceparent.split("-")[1] for traceparent, _ in found]
     assert traces[0] == PARENT.split("-")[1]
     assert len(set(traces)) == len(parents)
     assert [fields for _, fields in found] == [{"trace_id": trace} for trace in traces]
+    assert why == "ValueError"
+    assert "glasshouse.job" in told
+    assert "of the user" not in told
     assert waited_s < 4
