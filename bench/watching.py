@@ -185,7 +185,7 @@ class Bench:
         return spent.user + spent.system
 
     def job(self, probe: dict | None, num_steps: int | None = None) -> Any:
-        """Left out, ``num_steps`` is a block, a step before it, and a last one that nobody times."""
+        """Left out, ``num_steps`` is a block, a step before it, and a last that nobody times."""
         always = {"layers": ["*"], "max_overhead": None}  # the cost is what is measured
         probes = [] if probe is None else [{**always, **probe}]
         stop = {"steps": num_steps or self.num_steps + 2}
