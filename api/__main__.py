@@ -2,12 +2,10 @@
 
 import argparse
 import asyncio
-import os
 import resource
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Sequence
 from types import FrameType
 
@@ -19,6 +17,7 @@ from api.connections import connection_of
 from api.edge import is_loopback
 from api.resources import Resources
 from glasshouse import jsonio
+from glasshouse.lifeline import follow_lifeline
 from glasshouse.unpickling import refuse_unpickling
 from models import keys
 from models.database import Database
@@ -28,6 +27,8 @@ STALLED_MS = 60_000
 _OTHER_FILES = 1000
 STOP_S = 5
 """Connections still open this long after the first signal are cut."""
+_END_S = STOP_S + 15
+"""An API whose lifeline is cut is gone after this, whatever holds it up."""
 
 
 class Server(uvicorn.Server):
@@ -85,7 +86,7 @@ def main(arguments: Sequence[str]) -> int:
         lifespan="on",
     )
     server = Server(config, app.state.resources)
-    _watch_lifeline(server)
+    follow_lifeline(lambda: server.handle_exit(signal.SIGTERM, None), within_s=_END_S)
     server.run(sockets=[listener])
     return 0
 
@@ -130,20 +131,6 @@ def _allow_files(max_connections: int) -> None:
 def _url(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _watch_lifeline(server: Server) -> None:
-    """End when the process that holds the other end of the lifeline is gone."""
-    number = os.environ.get("GLASSHOUSE_LIFELINE_FD")
-    if number is None:
-        return
-
-    def wait() -> None:
-        while os.read(int(number), 4096):
-            pass
-        server.handle_exit(signal.SIGTERM, None)
-
-    threading.Thread(target=wait, name="lifeline", daemon=True).start()
 
 
 if __name__ == "__main__":

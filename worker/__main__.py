@@ -12,7 +12,6 @@ import re
 import signal
 import sys
 import threading
-import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
@@ -20,6 +19,7 @@ from typing import IO, Any
 import structlog
 from celery import signals  # pyright: ignore[reportMissingTypeStubs]
 
+from glasshouse.lifeline import end_within, follow_lifeline
 from glasshouse.unpickling import refuse_unpickling
 from models import attempts, vitals, workers
 from models.artifacts import LocalArtifacts
@@ -35,13 +35,12 @@ from worker.leftovers import Leftovers
 from worker.nursery import Nursery, wait_for
 from worker.purging import Purging
 from worker.register import Register
-from worker.signals import ENDING, listen
+from worker.signals import Ending
 from worker.station import Station
 from worker.sweep import Every, Sweep, return_attempts
 
 _log: Any = structlog.get_logger()
 
-LIFELINE_VARIABLE = "GLASSHOUSE_LIFELINE_FD"
 _NURSERY_START_S = 120.0
 _LATE_S = 5.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -50,8 +49,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 class Worker:
     """Starts everything in order, and ends it in order."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, ending: Ending) -> None:
         self._settings = settings
+        self._ending = ending
         work = settings.work / settings.worker_name
         work.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = lock(work / "lock")
@@ -88,6 +88,7 @@ class Worker:
             _log.error("nursery_does_not_start", log=str(station.work / "nursery.log"))
             return False
         self._enter()
+        threading.Thread(target=self._drain, name="drain", daemon=True).start()
         settings = self._settings
         self._threads = [
             Every(settings.heartbeat_s, self._beat, "heartbeat"),
@@ -104,9 +105,8 @@ class Worker:
         """Take no more jobs and ask those that run to stop. Returns at once."""
         if self.station.stopping.is_set():
             return
+        end_within(_longest_end_s(self._settings))
         self.station.stopping.set()
-        threading.Thread(target=self._force_end, name="deadline", daemon=True).start()
-        threading.Thread(target=self._drain, name="drain", daemon=True).start()
 
     def hurry(self) -> None:
         """Stop, and signal the ranks at once instead of asking them first."""
@@ -152,7 +152,7 @@ class Worker:
         celery.start()
 
     def _listen(self, *_: Any) -> None:
-        listen(self.stop, self.hurry)
+        self._ending.listen(self.stop, self.hurry)
 
     def _leave(self) -> None:
         """End in good order: what ran is queued again, and the worker is no longer there."""
@@ -178,7 +178,9 @@ class Worker:
         return_attempts(station, left, exit_kind="interrupted", reason="its worker was stopped")
 
     def _drain(self) -> None:
-        _log.info("worker_stopping")  # not in a signal's handler, which may interrupt another line
+        """Say so once it stops: not in a signal's handler, which may interrupt who holds a lock."""
+        self.station.stopping.wait()
+        _log.info("worker_stopping")
         tasks.heard("drain", self._say_draining)
 
     def _say_draining(self) -> None:
@@ -206,12 +208,6 @@ class Worker:
             with self.station.database.write() as tx:
                 workers.refresh_devices(tx, self.station.name, self._devices)
 
-    def _force_end(self) -> None:
-        """A worker that cannot end in order ends all the same; its lifelines end its ranks."""
-        time.sleep(self._settings.grace_s + self._settings.kill_s + _LATE_S)
-        _log.error("worker_did_not_stop_in_time")
-        os._exit(1)
-
 
 def lock(path: Path) -> IO[str]:
     """Hold a file, so that of two workers with one name on a host the second does not start."""
@@ -223,24 +219,9 @@ def lock(path: Path) -> IO[str]:
     return handle
 
 
-def follow_lifeline() -> None:
-    """End like on SIGTERM when the process that started this one is gone."""
-    handle = os.environ.pop(LIFELINE_VARIABLE, None)
-    if handle is None:
-        return
-
-    def watch() -> None:
-        while os.read(int(handle), 4096):
-            pass
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    os.set_inheritable(int(handle), False)
-    threading.Thread(target=watch, name="lifeline", daemon=True).start()
-
-
-def end_at_once(number: int, frame: Any) -> None:
-    """Leave the start-up by way of its ``finally``."""
-    raise SystemExit(0)
+def _longest_end_s(settings: Settings) -> float:
+    """A worker that cannot end in order ends all the same; its lifelines end its ranks."""
+    return settings.grace_s + settings.kill_s + _LATE_S
 
 
 def package_version() -> str:
@@ -261,10 +242,9 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("a worker's name has letters, digits, dots, dashes and underlines")
     journal.configure()
     refuse_unpickling()
-    for number in ENDING:
-        signal.signal(number, end_at_once)  # until there is something to end in order
-    follow_lifeline()
-    worker = Worker(settings)
+    ending = Ending()
+    follow_lifeline(lambda: os.kill(os.getpid(), signal.SIGTERM), within_s=_longest_end_s(settings))
+    worker = Worker(settings, ending)
 
     def keep_logging(**_: Any) -> None:
         """Being connected keeps Celery from configuring its own logging."""

@@ -19,7 +19,10 @@ def test_a_killed_service_frees_all_and_comes_back_with_its_key(home: Path):
         house.process.send_signal(signal.SIGKILL)
         house.process.wait()
         # the lifeline: API and worker notice by themselves
-        wait_until(lambda: not children["api"].lives() and not children["worker"].lives())
+        for name in ("api", "worker"):
+            wait_until(lambda name=name: not children[name].lives())
+            log = (home / "logs" / f"{name}.log").read_text()
+            assert "Timeout (" not in log, log  # in good order, not by `end_within`
         again = command(home, "up", "--port", "0", "--detach", "--json")
         assert again.returncode == 0, again.stderr
         assert are_gone(children)

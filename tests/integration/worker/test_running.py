@@ -191,6 +191,15 @@ def test_a_stopped_worker_gives_its_jobs_back_unblamed(shop: Shop):
     assert states[name] == "lost"
 
 
+def test_a_worker_that_is_only_just_known_ends_at_a_signal(shop: Shop):
+    """Between its entry in the ledger and Celery's main loop."""
+    process = shop.start_worker(wait=False)
+    until(lambda: any(device.worker == "w1" for device in shop.devices()))
+    process.terminate()
+    assert process.wait(60) == 0, shop.logs()
+    assert shop.logged("w1", "worker_stopped")
+
+
 def test_a_worker_ends_with_its_lifeline(shop: Shop):
     read_end, write_end = os.pipe()
     os.set_inheritable(read_end, True)
