@@ -30,7 +30,7 @@ from engine.plan import parse_spec, plan
 from engine.problems import SpecProblems
 from engine.rank import Assignment
 from engine.report import Outputs
-from engine.spool import SpoolWriter, now
+from engine.spool import SpoolWriter
 from glasshouse import jsonio
 from glasshouse.errors import RunFailure
 from glasshouse.events import is_upkeep
@@ -233,15 +233,16 @@ def _run_assignment(out_dir: Path, job: Path) -> int:
     console = Console(spool, out_dir, Keeping(_saving(job)))
     out = Outputs(out_dir, console.emit, spool.settle, spool.flush)
     control = Interrupt()
-    state, failure = rank.attempt(lambda: rank.run(Assignment.read(job), control=control, out=out))
-    error = None if failure is None else failure.as_dict()
-    spool.append({"type": "end", "at": now(), "state": state, "error": error})
+    end, failure = rank.attempt(lambda: rank.run(Assignment.read(job), control=control, out=out))
+    spool.append(rank.end_record(end, failure))
     spool.close()
+    if end.reason is not None:
+        say(end.reason)
     if failure is not None:
         say(f"failed: {failure.detail}" + (f" (layer {failure.layer})" if failure.layer else ""))
-    summary = {"state": state, "metrics": console.final, "out": str(out_dir)}
+    summary = {"state": end.state, "metrics": console.final, "out": str(out_dir)}
     sys.stdout.write(jsonio.dumps(summary) + "\n")
-    return {"succeeded": 0, "cancelled": 7}.get(state, 3)
+    return {"succeeded": 0, "cancelled": 7}.get(end.state, 3)
 
 
 def _saving(job: Path) -> Checkpoint:

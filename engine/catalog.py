@@ -8,6 +8,7 @@ from torch import nn
 
 from engine import arguments
 from engine.functions import FUNCTIONS, num_inputs
+from engine.learning_rate import scheduler_classes, scheduler_parameters
 from engine.network import layer_classes, layer_parameters
 from engine.optim import loss_classes, optimizer_classes
 from engine.shapes import INFERRED
@@ -42,6 +43,7 @@ def section(name: str) -> list[dict[str, Any]]:
         "layers": _layers,
         "losses": _losses,
         "optimizers": _optimizers,
+        "schedulers": _schedulers,
         "metrics": _metrics,
         "datasets": _datasets,
     }
@@ -81,6 +83,15 @@ def _optimizers() -> list[dict[str, Any]]:
         _entry(name, _in_words(name, known), known, None)
         for name, cls in optimizer_classes().items()
         for known in [arguments.parameters(cls)]
+    ]
+
+
+def _schedulers() -> list[dict[str, Any]]:
+    return [
+        _entry(name, _in_words(name, known, owner), known, None)
+        for name in scheduler_classes()
+        for owner in ["our" if name == "InverseTimeLR" else "torch's"]
+        for known in [scheduler_parameters(name)]
     ]
 
 
@@ -124,12 +135,12 @@ def _datasets() -> list[dict[str, Any]]:
     ]
 
 
-def _in_words(name: str, known: dict[str, arguments.Parameter]) -> str:
+def _in_words(name: str, known: dict[str, arguments.Parameter], owner: str = "torch's") -> str:
     words = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", name)
     given = ", ".join(
         item.name if item.required else f"{item.name}={item.default!r}" for item in known.values()
     )
-    return f"{words}: torch's {name}({given})"
+    return f"{words}: {owner} {name}({given})"
 
 
 def _entry(

@@ -79,12 +79,16 @@ class Commands:
         self._job = changed
         names = [place(path)[-1] for path in changes if is_of_optimizer(path)]
         values = optimizer_values(changed.optimizer, names)
+        if self._learner.rate is not None and "lr" in values:
+            self._learner.rate.rebase(values.pop("lr"))
         for group in self._learner.optimizer.param_groups:
             group.update(values)
         if self._learner.clip is not None and changed.grad_clip is not None:
             self._learner.clip.max = changed.grad_clip.max
 
     def _value(self, path: str) -> Any:
+        if path == "optimizer.lr" and self._learner.rate is not None:
+            return self._learner.rate.base
         if is_of_optimizer(path):
             return self._learner.optimizer.param_groups[0][place(path)[-1]]
         return value_of(self._job.model_dump(mode="json"), path)

@@ -127,9 +127,14 @@ class Derived:
         self._values: dict[str, Tensor] = {}
         self._late: _Seeing | None = None
 
-    def at(self, step: int, batch: Mapping[str, Tensor]) -> AbstractContextManager[None]:
-        """See what is needed of one forward and backward pass, if a figure is due."""
-        if step < self._next_due:
+    def at(
+        self, step: int, batch: Mapping[str, Tensor], *, is_last: bool = True
+    ) -> AbstractContextManager[None]:
+        """See what is needed of one forward and backward pass, if a figure is due.
+
+        Of several batches of a step the last is seen, when gradients are complete.
+        """
+        if step < self._next_due or not is_last:
             return _IDLE
         every = [series.metric.every for series in self._series]
         self._next_due = min(((step // n + 1) * n for n in every), default=NEVER)

@@ -74,14 +74,22 @@ def build_loss(loss: Loss) -> nn.Module:
     return made
 
 
-def loss_of(loss_fn: nn.Module, values: Mapping[str, Tensor], inputs: Sequence[str]) -> Tensor:
+def loss_of(
+    loss_fn: nn.Module,
+    values: Mapping[str, Tensor],
+    inputs: Sequence[str],
+    share: float | None = None,
+) -> Tensor:
     """Compute the loss of a batch from the network's outputs and the fields.
+
+    ``share``: that part of it, where several batches make a step.
 
     Raises:
         LayerFailed: it cannot be computed; the layer is then called ``loss``.
     """
     try:
-        return loss_fn(*[values[name] for name in inputs])
+        loss = loss_fn(*[values[name] for name in inputs])
+        return loss if share is None else loss * share
     except Exception as cause:
         raise LayerFailed("loss", cause) from cause
 

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from engine import derived, infer, optim, samples
+from engine.averaging import num_copies
 from engine.checkpoint import check_shapes
 from engine.clipping import check_clipping
 from engine.data import BadField, field_shape, inline_rows
+from engine.learning_rate import check_scheduler
 from engine.metrics import metric_names, reported
 from engine.network import Network, needed_layers, root
 from engine.optim import (
@@ -24,6 +26,7 @@ from engine.optim import (
     try_loss,
     try_optimizer,
 )
+from engine.pace import Pace
 from engine.probes.tensors.parts import planned
 from engine.probes.watched.phases import check_phase
 from engine.probes.watched.select import GradientPoints, check_loss_name, select
@@ -72,7 +75,8 @@ def _plan_training(spec: TrainJob, datasets: Metas, trained_by: TrainJob | None)
     network._modules.update(traced.modules())  # pyright: ignore[reportPrivateUsage]
     states = try_optimizer(spec.optimizer, network)
     check_clipping(spec.grad_clip, sparse_parameters(network), findings)
-    resolved = _resolved(spec, traced, shapes)
+    pace = Pace.of(spec, _num_rows(data.train, datasets))
+    resolved = _scheduled(_resolved(spec, traced, shapes), pace, findings)
     _check_start(resolved, trained_by, findings)
     _check_reads(resolved, findings)
     _check_counts(spec, _num_rows(data.train, datasets), findings)
@@ -86,15 +90,20 @@ def _plan_training(spec: TrainJob, datasets: Metas, trained_by: TrainJob | None)
     )
     samples.check(resolved, traced.values, batch_size, findings)
     _check_keep_best(spec, findings)
+    _check_judged(spec, findings)
     findings.stop()
     return {
         "spec": resolved.model_dump(mode="json"),
         **_table(traced, states),
         "memory": _memory(
-            traced, network, num_state_bytes(states), data_bytes=_data_bytes(spec, datasets)
+            traced,
+            network,
+            num_state_bytes(states),
+            data_bytes=_data_bytes(spec, datasets),
+            num_averages=num_copies(spec.average),
         ),
         "probes": probes,
-        "num_steps": _num_steps(spec, datasets),
+        "num_steps": pace.num_steps(spec.stop),
         "warnings": [item.as_dict() for item in findings.warnings],
     }
 
@@ -279,11 +288,27 @@ def _check_keep_best(spec: TrainJob, findings: Findings) -> None:
         )
 
 
-def _num_steps(spec: TrainJob, datasets: Metas) -> int | None:
-    if spec.stop.epochs is None:
-        return spec.stop.steps
-    rows, size = _num_rows(spec.data.train, datasets), spec.data.batch_size
-    return spec.stop.epochs * (rows // size if spec.data.drop_last else -(-rows // size))
+def _check_judged(spec: TrainJob, findings: Findings) -> None:
+    """What looks at evaluations must look at something that they give."""
+    early, scheduler = spec.stop.early, spec.scheduler
+    judges = {
+        "/stop/early/metric": None if early is None else early.metric,
+        "/scheduler/metric": None if scheduler is None else scheduler.metric,
+    }
+    known = [name for name in reported(spec) if name.startswith("validation/")]
+    for pointer, metric in judges.items():
+        if metric is not None and metric not in known:
+            detail = f"evaluations give no {metric!r}; they give: {', '.join(known)}"
+            findings.problem(pointer, detail, "unknown_metric")
+
+
+def _scheduled(spec: TrainJob, pace: Pace, findings: Findings) -> TrainJob:
+    """The job with its scheduler whole, which was tried."""
+    if spec.scheduler is None:
+        return spec
+    length = pace.length(spec.stop, spec.scheduler.unit)
+    whole = check_scheduler(spec.scheduler, spec.optimizer, length, findings)
+    return spec.model_copy(update={"scheduler": whole})
 
 
 # --- probes ----------------------------------------------------------------------------------
@@ -341,7 +366,13 @@ def _num_bytes(item: Tensor) -> int:
 
 
 def _memory(
-    traced: Trace, network: nn.Module, state_bytes: int, *, data_bytes: int, training: bool = True
+    traced: Trace,
+    network: nn.Module,
+    state_bytes: int,
+    *,
+    data_bytes: int,
+    num_averages: int = 0,
+    training: bool = True,
 ) -> dict[str, int]:
     """Bytes by head. Activations: what the layers put out for one batch, views not counted."""
     learned = [item for item in network.parameters() if item.requires_grad]
@@ -354,6 +385,7 @@ def _memory(
         "parameters_bytes": parameters,
         "gradients_bytes": sum(_num_bytes(item) for item in learned) if training else 0,
         "optimizer_state_bytes": state_bytes,
+        "averages_bytes": num_averages * parameters,
         "activations_bytes": sum(storages.values()),
         "data_bytes": data_bytes,
     }

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -175,8 +175,17 @@ class Assignment:
         return Table(self.tables[dataset])
 
 
-def run(job: Assignment, *, control: Control, out: Outputs) -> str:
-    """Run an assignment to its end; returns ``succeeded``, or what it was asked to end as."""
+class End(NamedTuple):
+    """How an assignment ended."""
+
+    state: str
+    """``succeeded``, ``failed``, or what it was asked to end as."""
+    reason: str | None = None
+    """Why a training ended before its time, where that was by its own spec."""
+
+
+def run(job: Assignment, *, control: Control, out: Outputs) -> End:
+    """Run an assignment to its end."""
     if job.num_threads is not None:
         torch.set_num_threads(job.num_threads)
     # One path, watched or not: torch's shortcut for attention is taken only where nobody hooks in.
@@ -184,7 +193,7 @@ def run(job: Assignment, *, control: Control, out: Outputs) -> str:
     if isinstance(job.spec, InferJob):
         inputs = _infer_inputs(job, job.spec)
         state = infer.run(job.spec, job.trained_by, inputs, control=control, out=out)
-        return control.ends_as if state == "cancelled" else state
+        return End(control.ends_as if state == "cancelled" else state)
     spec = job.spec
     out.ring = job.ring
     if job.orders:
@@ -211,7 +220,7 @@ def run(job: Assignment, *, control: Control, out: Outputs) -> str:
         work=work,
         start=start,
     )
-    return ending.state
+    return End(ending.state, ending.reason)
 
 
 def _start(job: Assignment, spec: TrainJob) -> Start | None:
@@ -262,14 +271,20 @@ def main(job_dir: Path, control_fd: int | None = None) -> int:
     spool = SpoolWriter(job_dir / "spool")
     control = Lifeline(control_fd, job_dir)
     out = Outputs(job_dir, spool.append, spool.settle, spool.flush)
-    state, failure = attempt(
+    end, failure = attempt(
         lambda: run(Assignment.read(job_dir / "job.json"), control=control, out=out)
     )
-    error = None if failure is None else failure.as_dict()
-    spool.append({"type": "end", "at": now(), "state": state, "error": error})
+    spool.append(end_record(end, failure))
     spool.close()
     failpoint("rank.end")
     return 0
+
+
+def end_record(end: End, failure: RunFailure | None) -> dict[str, Any]:
+    """A rank's last word."""
+    error = None if failure is None else failure.as_dict()
+    record = {"type": "end", "at": now(), "state": end.state, "error": error}
+    return record if end.reason is None else record | {"reason": end.reason}
 
 
 def calm_collector() -> None:
@@ -283,10 +298,10 @@ def calm_collector() -> None:
     gc.set_threshold(*_COLLECT_AFTER)
 
 
-def attempt(work: Callable[[], str]) -> tuple[str, RunFailure | None]:
+def attempt(work: Callable[[], End]) -> tuple[End, RunFailure | None]:
     """Run a job; whatever it raises becomes a named failure, its traceback on standard error."""
     try:
         return work(), None
     except (Exception, SpecProblems) as error:
         traceback.print_exc()
-        return "failed", classify(error)
+        return End("failed"), classify(error)

@@ -8,16 +8,18 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from engine.averaging import Averages
 from engine.clipping import Clip
 from engine.data import Rows
 from engine.derived import Derived
+from engine.learning_rate import LearningRate
 from engine.metrics import Accuracies
 from engine.network import Network
 from engine.optim import loss_of
@@ -27,7 +29,7 @@ from engine.samples import Samples
 from engine.saving import Saver
 from engine.snapshot import State
 from engine.spool import now
-from engine.timing import REPORT, Timing
+from engine.timing import REPORT, Clock, Timing
 from glasshouse import jsonio
 from glasshouse.spec import TrainJob
 
@@ -80,6 +82,29 @@ class Learner(NamedTuple):
     loss_fn: nn.Module
     optimizer: torch.optim.Optimizer
     clip: Clip | None = None
+    rate: LearningRate | None = None
+    averages: Averages | None = None
+
+    def follow(self, step: int, num_rows: int, *, ends_epoch: bool, clock: Clock) -> None:
+        """After an update with so many rows: what goes on with the steps."""
+        if self.averages is not None:
+            self.averages.update(step)
+        if self.rate is not None:
+            self.rate.count(num_rows, ends_epoch=ends_epoch)
+        clock.mark("optimizer")
+
+    def judged(self) -> contextlib.AbstractContextManager[None]:
+        """The network in here is the one that evaluations judge."""
+        return contextlib.nullcontext() if self.averages is None else self.averages.applied()
+
+
+@dataclass
+class Taken:
+    """What the batches of a step gave so far; scalars on the device."""
+
+    num_rows: int = 0
+    losses: list[Tensor] = field(default_factory=list[Tensor])
+    correct: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
 
 
 class Reporter:
@@ -108,6 +133,8 @@ class Reporter:
         self._clock = timing.clock
         self._num_steps = num_steps
         self._accuracies = Accuracies(job.metrics)
+        self._taken = Taken()
+        self._evaluated: int | None = None
         self._num_samples = 0
         self._started = time.monotonic()
         self._before_s = 0.0
@@ -134,27 +161,35 @@ class Reporter:
         self.latest = {name: jsonio.number(value) for name, value in state["latest"].items()}
         self._told = (time.monotonic(), self._num_samples)
 
+    def take(self, step: int, loss: Tensor, values: dict[str, Tensor]) -> None:
+        """Take in what a batch of a step gave; ``loss`` is its share of the step's."""
+        taken = self._taken
+        taken.num_rows += values[next(iter(values))].shape[0]
+        taken.losses.append(loss.detach())
+        for name, correct in self._accuracies.correct(values, step).items():
+            before = taken.correct.get(name)
+            taken.correct[name] = correct if before is None else before + correct
+
     def step(
         self,
         step: int,
         epoch: int,
-        loss: Tensor,
-        values: dict[str, Tensor],
         grad_norm: Tensor | None = None,
-    ) -> None:
-        """Say what a finished step gave: its loss before the update, and the batch's metrics.
+    ) -> int:
+        """Say what a finished step gave: its loss before the update, and its batches' metrics.
 
-        ``grad_norm`` is that of all gradients before they were clipped by it.
+        ``grad_norm`` is that of all gradients before they were clipped by it. Returns its rows.
         """
-        num_rows = values[next(iter(values))].shape[0]
+        taken, self._taken = self._taken, Taken()
+        num_rows, correct = taken.num_rows, taken.correct
+        loss = sum(taken.losses[1:], taken.losses[0])
         self._num_samples += num_rows
         self._clock.end_step(num_rows)
         at = now()
         lr = float(self._learner.optimizer.param_groups[0]["lr"])
-        correct = self._accuracies.correct(values, step)
         others = self.derived.take() | ({} if grad_norm is None else {"grad_norm": grad_norm})
         waited = self._probes.figures()
-        numbers = [loss.detach(), *correct.values(), *others.values()]
+        numbers = [loss, *correct.values(), *others.values()]
 
         def then(arrived: list[float]) -> None:
             figures = {"loss": arrived[0], "lr": lr, **waited}
@@ -169,6 +204,7 @@ class Reporter:
             self._times(step, epoch)
         self._out.settle()
         self._clock.mark(REPORT)
+        return num_rows
 
     def progress(self, step: int, epoch: int) -> None:
         """Say how far training has come: ``step`` is the number of updates done."""
@@ -189,22 +225,23 @@ class Reporter:
             }
         )
 
-    def evaluate(self, step: int, epoch: int) -> None:
-        """Run the validation rows, if there are any, and say what they gave."""
-        if self._validation is not None:
-            self._out.flush()
-            learner = self._learner
+    def evaluate(self, step: int, epoch: int) -> dict[str, float]:
+        """Run the validation rows, if there are any; say what they gave, and return it."""
+        self._evaluated = step
+        if self._validation is None:
+            return {}
+        self._out.flush()
+        learner = self._learner
+        look = self._probes.evaluations.look(step)
+        with learner.judged():
             figures = evaluate(
-                self._job,
-                learner.network,
-                learner.loss_fn,
-                self._validation,
-                look=self._probes.evaluations.look(step),
+                self._job, learner.network, learner.loss_fn, self._validation, look=look
             )
             self._readback.drain()
             self._metrics(step, epoch, figures, now())
             self._samples.keep(step, learner.network, self._out.emit)
-            self._clock.mark("evaluate")
+        self._clock.mark("evaluate")
+        return figures
 
     def save(self, position: dict[str, int], *, final: bool = False, wait: bool = False) -> None:
         """Save everything; ``position`` counts updates done and epochs begun.
@@ -230,7 +267,7 @@ class Reporter:
         ``paused`` or ``interrupted`` goes on later.
         """
         self._readback.drain()
-        if state == "succeeded":
+        if state == "succeeded" and self._evaluated != step:
             self.evaluate(step, epoch)
         self.progress(step, epoch)
         self._save_last(position, state)

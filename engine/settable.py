@@ -12,6 +12,7 @@ import pydantic
 import torch
 from torch import nn
 
+from engine.learning_rate import cycled
 from engine.optim import build_optimizer
 from engine.problems import SpecProblems, one
 from glasshouse.spec import Optimizer, TrainJob
@@ -30,11 +31,14 @@ _SAVING = ("every_epochs", "every_steps")
 def settable(job: TrainJob) -> list[str]:
     """The paths of the settings that can be changed, in the spec's order."""
     spec = job.model_dump(mode="json")
-    names = optimizer_settings(job.optimizer)
+    taken = cycled(job.scheduler)
+    names = [name for name in optimizer_settings(job.optimizer) if name not in taken]
     found = [_OPTIMIZER + name for name in names]
     found += ["grad_clip.max"] if job.grad_clip is not None else []
     for part, fields in _ONE_OF:
         found += [f"{part}.{name}" for name in fields if (spec[part] or {}).get(name) is not None]
+    early = job.stop.early
+    found += [] if early is None else ["stop.early.patience", "stop.early.min_delta"]
     saving = spec["checkpoint"]
     used = [name for name in _SAVING if saving[name] is not None]
     found += [f"checkpoint.{name}" for name in used or _SAVING]

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.checkpoint import Saved
-from engine.snapshot import Parts
+from engine.pace import Pace
+from engine.snapshot import Parts, State
 from engine.stateful import Weights
 
-_OF_THE_RUN = ("position", "model", "optimizer", "report", "generators")
-"""What another job takes over; what watches begins anew."""
+_OF_THE_RUN = ("position", "model", "optimizer", "report", "generators", "newest", "averages")
+"""What another job takes over where both have it; what watches begins anew."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,31 @@ class Start:
         if self.how == "model" and self.missing != "fail" and isinstance(weights, Weights):
             weights.fill(self.saved.parts["model"], self.missing)
             return
-        names = _OF_THE_RUN if self.how == "all" else ("model",)
-        kept = {name: dict(self.saved.parts[name]) for name in names if name in self.saved.parts}
-        if "optimizer" in kept:
-            del kept["optimizer"]["param_groups"]  # the arguments are those of the job's own spec
-        Saved(self.saved.about, kept).restore({name: parts[name] for name in names})
+        kept = (
+            self._of_the_run(parts) if self.how == "all" else {"model": self.saved.parts["model"]}
+        )
+        Saved(self.saved.about, kept).restore({name: parts[name] for name in kept})
+
+    def _of_the_run(self, parts: Parts) -> dict[str, State]:
+        """What the job goes on with, under the arguments of its own spec."""
+        saved = self.saved.parts
+        kept = {name: dict(saved[name]) for name in _OF_THE_RUN if name in saved and name in parts}
+        del kept["optimizer"]["param_groups"]
+        if "averages" in kept and kept["averages"]["type"] != parts["averages"].state()["type"]:
+            del kept["averages"]  # begun anew, from the newest weights
+        newest = saved.get("newest", saved["model"])
+        if "averages" not in kept:
+            kept["model"] = dict(newest)
+        if "newest" in parts:
+            kept["newest"] = dict(newest)
+        if "scheduler" in parts:
+            kept["scheduler"] = {"counts": _counts(saved["position"], saved["report"])}
+        return kept
+
+
+def _counts(position: State, report: State) -> dict[str, int]:
+    """How far a run has come, in each unit that a scheduler may count in."""
+    names = ("num_rows", "batch_size", "drop_last", "accumulate")
+    pace = Pace(**{name: position[name] for name in names})
+    epochs = int(position["epoch"]) + (position["batch"] == pace.batches)
+    return {"steps": int(position["step"]), "epochs": epochs, "samples": int(report["samples"])}

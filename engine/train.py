@@ -4,21 +4,25 @@ Steps are 0-based and count optimizer updates.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from engine.averaging import AveragedWeights, averages
 from engine.clipping import clipping
 from engine.commands import Commands, Follow
 from engine.data import Rows
+from engine.early import EarlyStop
 from engine.failures import StepFailed
+from engine.learning_rate import LearningRate, learning_rate
 from engine.network import Network
 from engine.nonfinite import blame
 from engine.optim import build_loss, build_optimizer, loss_of
-from engine.probes.desk import Training
+from engine.pace import Pace
+from engine.probes.desk import Training, Unwatched
 from engine.probes.taps import Probes
 from engine.probes.tensors.captures import Captures
 from engine.probes.watched.wanted import Wanted
@@ -33,6 +37,12 @@ from engine.timing import Timing, Work, clock_of
 from glasshouse.errors import CheckpointMismatch, DataFailed
 from glasshouse.spec import TrainJob
 
+Batch = dict[str, Tensor]
+Batches = Iterator[tuple[Batch, float | None, bool]]
+"""Of a step: each with its share of the step's loss, None for all of it, and whether it is the
+last, which is the one that probes look at."""
+UNWATCHED = Unwatched()
+
 
 @dataclass
 class Ending:
@@ -42,6 +52,8 @@ class Ending:
     num_steps: int
     state: str
     """``succeeded``, or what it was asked to end as."""
+    reason: str | None = None
+    """Why it ended before its time, where that was by its own spec."""
 
 
 def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens; the loop)
@@ -64,45 +76,51 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
         CheckpointMismatch: the checkpoint is of another job.
     """
     torch.manual_seed(job.seed)
-    network, loss_fn, optimizer, clip = learner = _learner(job, rows.device)
+    learner = _learner(job, rows.device)
+    network, loss_fn, optimizer, clip = learner[:4]
     schedule = Schedule(job, rows)
     probes = _probes(job, learner, rows, Readback(rows.device), out, _captures(out, control))
     probes.watch(watched, 0 if start is None else start.step)
     clock = probes.clock = clock_of(rows.device)
     report = _report(job, learner, validation, probes, out, Timing(clock, work), schedule)
     if start is not None and _has_ended(start, report, schedule):
-        return Ending(network, start.step, "succeeded")
+        return Ending(network, start.step, "succeeded", schedule.reason)
 
     first = schedule.position["step"]
     follow = _follow(schedule, report)
     commands = Commands(job, learner, control.orders, first=first, follow=follow, emit=out.emit)
     step, epoch, batch = *schedule.newest, None
-    state = "succeeded"
+    state, look = "succeeded", UNWATCHED
     commands.at(first)
     try:
-        for step, epoch, batch in schedule.steps():
-            clock.mark("data")
-            if (wish := control.wanted) is not None and wish is not probes.wanted:
-                probes.watch(wish, step)
-            with probes.at(step) as look, report.derived.at(step, batch):
+        for step, epoch, batches in schedule.steps():
+            probes.watch(control.wanted, step)
+            for batch, share, is_last in batches:
+                clock.mark("data")
+                seen = probes.at(step) if is_last else UNWATCHED
+                with seen as look, report.derived.at(step, batch, is_last=is_last):
+                    clock.mark("probes")
+                    values = network(batch)
+                    loss = loss_of(loss_fn, values, job.loss.inputs, share)
+                    clock.mark("forward")
+                    loss.backward()
+                    clock.mark("backward")
                 clock.mark("probes")
-                values = network(batch)
-                loss = loss_of(loss_fn, values, job.loss.inputs)
-                clock.mark("forward")
-                loss.backward()
-                clock.mark("backward")
-            clock.mark("probes")
+                report.take(step, loss, values)
             grad_norm = None if clip is None else clip()
             look.step(optimizer, clock.mark)
             optimizer.zero_grad(set_to_none=True)
             clock.mark("optimizer")
 
-            report.step(step, epoch, loss, values, grad_norm)
+            num_rows = report.step(step, epoch, grad_norm)
+            learner.follow(step, num_rows, ends_epoch=schedule.ends_epoch, clock=clock)
             asked = commands.at(step + 1) if control.orders else ()
             if schedule.is_over(step, report.elapsed_s):
                 break
             if schedule.evaluates_after(step) or "evaluate" in asked:
-                report.evaluate(step, epoch)
+                schedule.judge(report.evaluate(step, epoch), step, learner.rate)
+            if schedule.has_stopped:
+                break
             if control.cancel_requested:  # after the evaluation, which would not come again
                 state = control.ends_as
                 break
@@ -114,7 +132,7 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
         probes.close()
         report.abandon()
         raise StepFailed(step, blame(error, network, batch)) from error
-    return Ending(network, step + 1, state)
+    return Ending(network, step + 1, state, schedule.reason if state == "succeeded" else None)
 
 
 def _report(  # noqa: PLR0913, PLR0917 (all that a report is made of)
@@ -140,6 +158,13 @@ def _report(  # noqa: PLR0913, PLR0917 (all that a report is made of)
         "probes": probes,
         "generators": Generators(),
     }
+    if (averages := learner.averages) is not None:  # what is saved for use is not what is trained
+        saver.parts["model"] = AveragedWeights(learner.network, averages)
+        saver.parts |= {"newest": Weights(learner.network), "averages": averages}
+    if learner.rate is not None:
+        saver.parts["scheduler"] = learner.rate
+    if schedule.early is not None:
+        saver.parts["early"] = schedule.early
     return report
 
 
@@ -153,7 +178,9 @@ def _learner(job: TrainJob, device: torch.device) -> Learner:
     network = Network(job.network, wanted(job)).to(device)
     loss_fn = build_loss(job.loss).to(device)
     optimizer = build_optimizer(job.optimizer, network.parameters())
-    return Learner(network, loss_fn, optimizer, clipping(job.grad_clip, network.parameters()))
+    clip = clipping(job.grad_clip, network.parameters())
+    rate = learning_rate(job.scheduler, optimizer)
+    return Learner(network, loss_fn, optimizer, clip, rate, averages(job.average, network))
 
 
 def _follow(schedule: "Schedule", report: Reporter) -> Follow:
@@ -210,15 +237,14 @@ class Schedule:
     def __init__(self, job: TrainJob, rows: Rows) -> None:
         self._job = job
         self._rows = rows
-        size, drop_last = job.data.batch_size, job.data.drop_last
-        self._per_epoch = rows.num_batches(size, drop_last=drop_last)
-        if not self._per_epoch:
-            detail = (
-                f"drop_last leaves no batch: the rows are {rows.num_rows}, a batch takes {size}"
-            )
-            raise DataFailed(detail)
+        self._pace = pace = Pace.of(job, rows.num_rows)
+        if not pace.batches:
+            detail = f"drop_last leaves no batch: the rows are {rows.num_rows}, a batch takes"
+            raise DataFailed(f"{detail} {pace.batch_size}")
         self._shuffles = job.data.shuffle.enabled is not False
-        self.num_steps = self._count(job)
+        self._is_mean = getattr(build_loss(job.loss), "reduction", "mean") != "sum"
+        self.early = None if job.stop.early is None else EarlyStop(job.stop.early)
+        self.num_steps = pace.num_steps(job.stop)
         """Updates that the job will make; None when time decides."""
         self.position = {"step": 0, "epoch": 0, "batch": 0}
         """Updates done, the epoch that training is in, and the batches taken of it."""
@@ -243,7 +269,8 @@ class Schedule:
                 detail = f"{name} is {state[name]} in the checkpoint and {mine} in the job: its"
                 raise CheckpointMismatch(f"{detail} rows would not be those that are still due.")
         self.position = {name: int(state[name]) for name in self.position}
-        if self.position["epoch"] * self._per_epoch + self.position["batch"] != state["step"]:
+        steps = -(-self.position["batch"] // self._pace.accumulate)
+        if self.position["epoch"] * self._pace.steps + steps != state["step"]:
             raise CheckpointMismatch(f"The position {self.position} is none of the job.")
 
     def _order(self) -> dict[str, Any]:
@@ -253,23 +280,42 @@ class Schedule:
             "num_rows": self._rows.num_rows,
             "batch_size": data.batch_size,
             "drop_last": data.drop_last,
+            "accumulate": self._job.accumulate,
             "shuffle": self._shuffles,
         }
 
-    def steps(self) -> Iterator[tuple[int, int, dict[str, Tensor]]]:
-        """Step, epoch and batch from the position on, for ever; none when all are done."""
-        size, drop_last = self._job.data.batch_size, self._job.data.drop_last
-        step, first = self.position["step"], self.position["batch"]
+    def steps(self) -> Iterator[tuple[int, int, Batches]]:
+        """Step, epoch and batches from the position on, for ever; none when all are done."""
+        pace, step, first = self._pace, self.position["step"], self.position["batch"]
         if self.num_steps is not None and step >= self.num_steps:
             return
         for epoch in itertools.count(self.position["epoch"]):
             order = (self._job.seed, epoch) if self._shuffles else None
-            batches = self._rows.epoch(size, drop_last=drop_last, order=order, first=first)
-            for number, batch in enumerate(batches, start=first + 1):
-                self.position = {"step": step + 1, "epoch": epoch, "batch": number}
-                yield step, epoch, batch
-                step += 1
+            batches = self._rows.epoch(
+                pace.batch_size, drop_last=pace.drop_last, order=order, first=first
+            )
+            while first < pace.batches:
+                last = min(first + pace.accumulate, pace.batches)
+                self.position = {"step": step + 1, "epoch": epoch, "batch": last}
+                yield step, epoch, self._of_step(batches, first, last)
+                step, first = step + 1, last
             first = 0
+
+    def _of_step(self, batches: Iterator[Batch], first: int, last: int) -> Batches:
+        """The batches of a step, with their shares of its loss."""
+        if last - first == 1:
+            yield next(batches), None, True
+            return
+        before = self._pace.rows_before
+        rows = before(last) - before(first)
+        for number in range(first, last):
+            share = (before(number + 1) - before(number)) / rows if self._is_mean else None
+            yield next(batches), share, number + 1 == last
+
+    @property
+    def ends_epoch(self) -> bool:
+        """Whether the newest step is the last of its epoch."""
+        return self.position["batch"] == self._pace.batches
 
     def follow(self, job: TrainJob, step: int, elapsed_s: float) -> None:
         """Take a job whose settings changed, after so many updates and seconds.
@@ -277,7 +323,7 @@ class Schedule:
         Raises:
             SpecProblems: it would have ended already.
         """
-        num_steps, seconds = self._count(job), job.stop.seconds
+        num_steps, seconds = self._pace.num_steps(job.stop), job.stop.seconds
         if num_steps is not None and num_steps < step:
             part = "epochs" if job.stop.epochs else "steps"
             detail = f"the job has made {step} steps already, and would end after {num_steps}"
@@ -286,12 +332,32 @@ class Schedule:
             detail = f"the job has trained for {elapsed_s:.1f} s already"
             raise one("/set/stop.seconds", detail, "too_small")
         self._job, self.num_steps = job, num_steps
+        if self.early is not None and job.stop.early is not None:
+            self.early.spec = job.stop.early
 
-    def _count(self, job: TrainJob) -> int | None:
-        return job.stop.epochs * self._per_epoch if job.stop.epochs else job.stop.steps
+    def judge(self, figures: Mapping[str, float], step: int, rate: LearningRate | None) -> None:
+        """Take the figures of an evaluation after a step; one that was not due changes nothing."""
+        if not self.evaluates_after(step):
+            return
+        if rate is not None:
+            rate.judge(figures)
+        if self.early is not None:
+            self.early.judge(figures[self.early.spec.metric], step)
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether training ends before its time."""
+        return self.early is not None and self.early.is_over
+
+    @property
+    def reason(self) -> str | None:
+        """Why it does, if it does."""
+        return self.early.reason if self.early is not None and self.early.is_over else None
 
     def is_over(self, step: int, elapsed_s: float) -> bool:
         """Whether training ends after this step."""
+        if self.has_stopped:
+            return True
         seconds = self._job.stop.seconds
         return elapsed_s >= seconds if seconds is not None else step + 1 >= (self.num_steps or 0)
 
@@ -309,4 +375,4 @@ class Schedule:
     def _falls(self, step: int, every_epochs: int | None, every_steps: int | None) -> bool:
         if every_steps is not None:
             return (step + 1) % every_steps == 0
-        return every_epochs is not None and (step + 1) % (every_epochs * self._per_epoch) == 0
+        return every_epochs is not None and (step + 1) % (every_epochs * self._pace.steps) == 0

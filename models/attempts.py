@@ -285,8 +285,12 @@ def finish(
     *,
     exit_kind: ExitKind,
     error: dict[str, Any] | None = None,
+    reason: str | None = None,
 ) -> bool:
-    """End the job: its last events, its devices free. False: this attempt has lost its job."""
+    """End the job: its last events, its devices free. False: this attempt has lost its job.
+
+    ``reason``: why it ended; left out, the code of its error, or why it was asked to end.
+    """
     if state not in ENDED:
         raise ValueError(f"{state} is not an end")
     row = tx.execute(
@@ -300,7 +304,8 @@ def finish(
     if before not in sources(state):
         raise ValueError(f"a {before} job cannot become {state}")
     time = now()
-    reason = asked if error is None else str(error["code"])
+    if reason is None:
+        reason = asked if error is None else str(error["code"])
     moved: dict[str, Any] = {"from": before, "to": state, "reason": reason}
     events.append(
         tx,

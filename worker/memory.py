@@ -12,9 +12,10 @@ _CGROUP = Path("/sys/fs/cgroup")
 _NO_LIMIT = 1 << 60
 """The first version of control groups says a number like this where there is no limit."""
 _HEADS = {
-    "activations_bytes": "activations, which grow with data.batch_size: lower it",
+    "activations_bytes": "activations, which grow with data.batch_size: lower it, raise accumulate",
     "optimizer_state_bytes": "the optimizer's state: choose an optimizer that keeps less, like SGD",
     "parameters_bytes": "the parameters: make the network smaller",
+    "averages_bytes": "the averaged weights: leave out average, or take ema instead of window",
     "gradients_bytes": "the gradients: make the network smaller, or train fewer layers",
     "data_bytes": "the dataset itself: train on fewer of its rows",
 }

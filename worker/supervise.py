@@ -240,4 +240,11 @@ class Supervisor:
                     counted=end.counted,
                 )
             attempts.applied(tx, self._claim, self._asked.stops, self._store.step)
-            return attempts.finish(tx, self._claim, end.state, exit_kind=end.exit_kind, error=error)
+            return attempts.finish(
+                tx,
+                self._claim,
+                end.state,
+                exit_kind=end.exit_kind,
+                error=error,
+                reason=end.reason,
+            )

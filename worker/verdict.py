@@ -34,6 +34,8 @@ class Ended:
     state: str
     exit_kind: ExitKind
     error: dict[str, Any] | None = None
+    reason: str | None = None
+    """Why it ended before its time, where that was by its own spec."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,7 @@ def unkillable(*, cancelled: bool) -> Ended:
 
 def _by_its_word(end: dict[str, Any], pressed: Pressed) -> Ended | Again:
     if end["state"] == "succeeded":
-        return Ended("succeeded", "succeeded")
+        return Ended("succeeded", "succeeded", reason=end.get("reason"))
     if end["state"] == "failed":
         return failed(end["error"])
     if end["state"] == "paused" and not pressed.cancelled:

@@ -76,11 +76,11 @@ class Probes:
         """The list in force; None: that of the spec, which has no ids."""
 
     def watch(self, wanted: Wanted | None, step: int) -> None:
-        """Watch this list from a step on; None: what is watched already.
+        """Watch this list from a step on; None, or the same: what is watched already.
 
         A probe that stays as it is keeps its failures.
         """
-        if wanted is None:
+        if wanted is None or wanted is self.wanted:
             return
         before, self.wanted = self.wanted, wanted
         same = frozenset[str]() if before is None else wanted.same_as(before)

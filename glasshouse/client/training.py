@@ -37,11 +37,19 @@ class TrainOptions(JobOptions, total=False):
     """``"CrossEntropyLoss"``, or as in the spec. Left out: it for classes, else ``MSELoss``."""
     optimizer: Any
     """``"Adam"``, or ``{"type", "args"}``. Left out: ``Adam``."""
+    scheduler: Any
+    """``{"type", "args", "unit"}``, or the name of one that needs no arguments."""
     grad_clip: Any
     """``{"type": "value" | "norm" | "global_norm", "max"}``."""
+    accumulate: int
+    """Batches of one update. Left out: 1."""
+    average: Any
+    """``"ema"``, ``"swa"``, or as in the spec."""
     epochs: int
     steps: int
     seconds: float
+    early: Any
+    """``{"metric", "mode", "patience", "min_delta"}``: end sooner."""
     batch_size: int
     """Left out: 32."""
     drop_last: bool
@@ -62,8 +70,10 @@ class TrainOptions(JobOptions, total=False):
 
 _AS_THEY_ARE = (
     *("name", "labels", "priority", "devices", "probes", "checkpoint", "seed"),
-    *("grad_clip", "retry", "timeout_s", "stall_timeout_s", "on_stall"),
+    *("grad_clip", "accumulate", "retry", "timeout_s", "stall_timeout_s", "on_stall"),
 )
+_LIMITS = ("epochs", "steps", "seconds")
+_TYPED = ("scheduler", "average")
 _BATCHES = ("batch_size", "drop_last", "shuffle")
 
 
@@ -95,7 +105,7 @@ def check_options(options: TrainOptions) -> None:
     if unknown:
         known = ", ".join(sorted(TrainOptions.__annotations__))
         raise TypeError(f"train() does not know {', '.join(unknown)}; it knows {known}")
-    if len(_stop(options)) != 1:
+    if len(_given(options, _LIMITS)) != 1:
         raise TypeError("say when to stop: exactly one of epochs, steps and seconds")
 
 
@@ -120,6 +130,7 @@ def train_spec(network: Network, data: Document, options: TrainOptions) -> Docum
     elif "validation" in data:
         spec["evaluate"] = {"every_epochs": 1}
     spec.update(_given(options, _AS_THEY_ARE))
+    spec.update({name: _typed(given) for name, given in _given(options, _TYPED).items()})
     return as_document(spec)
 
 
@@ -187,7 +198,7 @@ def _loss(
 
 
 def _stop(options: TrainOptions) -> Document:
-    return _given(options, ("epochs", "steps", "seconds"))
+    return _given(options, (*_LIMITS, "early"))
 
 
 def _given(options: TrainOptions, keys: Sequence[str]) -> Document:

@@ -19,22 +19,27 @@ from glasshouse.spec.network import Graph, Layer
 from glasshouse.spec.probes import Form, Probe, TensorKind
 from glasshouse.spec.strict import Args, Spec
 from glasshouse.spec.training import (
+    Average,
     Checkpoint,
+    Early,
     Evaluate,
     GradClip,
     Init,
     KeepBest,
     Loss,
     Optimizer,
+    Scheduler,
     Stop,
 )
 
 __all__ = [
     "Args",
+    "Average",
     "Checkpoint",
     "Data",
     "DenseField",
     "Devices",
+    "Early",
     "Evaluate",
     "Field",
     "Flatten",
@@ -53,6 +58,7 @@ __all__ = [
     "Optimizer",
     "Probe",
     "Retry",
+    "Scheduler",
     "Shuffle",
     "Source",
     "Spec",

@@ -10,7 +10,17 @@ from glasshouse.spec.metrics import Metric
 from glasshouse.spec.network import Graph, Input
 from glasshouse.spec.probes import Probe
 from glasshouse.spec.strict import JsonData, Name, Spec
-from glasshouse.spec.training import Checkpoint, Evaluate, GradClip, Init, Loss, Optimizer, Stop
+from glasshouse.spec.training import (
+    Average,
+    Checkpoint,
+    Evaluate,
+    GradClip,
+    Init,
+    Loss,
+    Optimizer,
+    Scheduler,
+    Stop,
+)
 
 SPEC_VERSION = 1
 
@@ -84,6 +94,13 @@ class TrainJob(_Job):
     """Left out, the weights are drawn from the seed."""
     loss: Loss
     optimizer: Optimizer
+    scheduler: Scheduler | None = None
+    """Left out, the learning rate stays what it is."""
+    accumulate: int = Constraint(default=1, ge=1, le=100_000)
+    """Batches whose gradients make one update together, as one batch of all their rows would: a
+    step is then so many batches. At the end of an epoch the last step may have fewer."""
+    average: Average | None = None
+    """Left out, evaluations and checkpoints take the newest weights."""
     grad_clip: GradClip | None = None
     """Left out, gradients stay what they are."""
     data: Data
@@ -98,6 +115,11 @@ class TrainJob(_Job):
     def _check_across(self) -> Self:
         if self.evaluate is not None and self.data.validation is None:
             raise ValueError("evaluate needs data.validation: name the rows to evaluate on")
+        if self.evaluate is None:
+            if self.stop.early is not None:
+                raise ValueError("stop.early needs evaluate: say when its metric is computed")
+            if self.scheduler is not None and self.scheduler.metric is not None:
+                raise ValueError("scheduler.metric needs evaluate: say when it is computed")
         names = {layer.name for layer in self.network.layers}
         for field in self.data.fields:
             if field in names:

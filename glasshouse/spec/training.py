@@ -1,12 +1,21 @@
 """How a network is trained: loss, optimizer, when to stop, evaluate and save."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field as Constraint
-from pydantic import PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from glasshouse.spec.network import Input
 from glasshouse.spec.strict import Args, Spec, TorchName
+
+Judged = Annotated[str, Constraint(pattern=r"^validation/.{1,190}$")]
+"""A metric of the evaluations: ``validation/loss``, ``validation/accuracy``."""
 
 
 class Init(Spec):
@@ -46,6 +55,29 @@ class Optimizer(Spec):
     args: Args = {}
 
 
+class Scheduler(Spec):
+    """A torch.optim.lr_scheduler, by torch's name and arguments: it moves the learning rate."""
+
+    type: TorchName
+    args: Args = {}
+    """By torch's names. ``T_max`` of CosineAnnealingLR and ``total_steps`` of OneCycleLR may be
+    left out: the length of the training. ``schedulers`` of SequentialLR and of ChainedScheduler is
+    a list of ``{"type", "args"}``."""
+    unit: Literal["steps", "epochs", "samples"] = "steps"
+    """What the scheduler counts: it goes on by one after each update, after each epoch, or for each
+    row that was trained on."""
+    metric: Judged | None = None
+    """Of ReduceLROnPlateau, which goes on at each evaluation: what it looks at."""
+
+    @model_validator(mode="after")
+    def _check_metric(self) -> Self:
+        if (self.metric is not None) != (self.type == "ReduceLROnPlateau"):
+            raise ValueError("ReduceLROnPlateau needs a metric, and no other scheduler takes one")
+        if self.metric is not None and self.unit != "steps":
+            raise ValueError("ReduceLROnPlateau goes on at each evaluation: leave out unit")
+        return self
+
+
 class GradClip(Spec):
     """Gradients are made smaller between the backward pass and the update."""
 
@@ -56,13 +88,62 @@ class GradClip(Spec):
     max: PositiveFloat
 
 
+class Average(Spec):
+    """Weights averaged over the steps; evaluations and checkpoints take them instead of the newest.
+
+    Buffers in floating point, such as those of batch normalisation, are averaged like weights.
+    """
+
+    type: Literal["ema", "swa", "window"]
+    """``ema``: exponential moving average. ``swa``: the mean of all since ``start_step``.
+    ``window``: the mean of about the last ones, as PaddlePaddle's ModelAverage takes it."""
+    start_step: NonNegativeInt = 0
+    """The first step whose weights are averaged; until then the newest count."""
+    every_steps: PositiveInt = 1
+    """Then those of every n-th step."""
+    decay: float | None = Constraint(default=None, gt=0, lt=1)
+    """Of ``ema``: how much of the average stays at each step; left out, 0.999."""
+    average_window_rate: float | None = Constraint(default=None, gt=0, le=1)
+    """Of ``window``: the window's length as a part of the steps so far; left out, 0.15."""
+    min_average_window: PositiveInt | None = None
+    """Of ``window``: it is at least so many steps long; left out, 10,000."""
+    max_average_window: PositiveInt | None = None
+    """Of ``window``: and at most so many; left out, 10,000."""
+
+    @model_validator(mode="after")
+    def _check_type(self) -> Self:
+        of_window = ("average_window_rate", "min_average_window", "max_average_window")
+        if self.type != "ema" and self.decay is not None:
+            raise ValueError("decay is of ema only")
+        if self.type != "window" and any(getattr(self, name) is not None for name in of_window):
+            raise ValueError(f"{', '.join(of_window)} are of window only")
+        least, most = self.min_average_window or 10_000, self.max_average_window or 10_000
+        if least > most:
+            raise ValueError("min_average_window must not be above max_average_window")
+        return self
+
+
+class Early(Spec):
+    """Training ends before its time once a metric has stopped getting better."""
+
+    metric: Judged
+    mode: Literal["min", "max"]
+    """Whether less of it is better, or more."""
+    patience: PositiveInt
+    """So many evaluations in a row without a better value are the end."""
+    min_delta: NonNegativeFloat = 0.0
+    """A value is better only if it is by more than this."""
+
+
 class Stop(Spec):
-    """When training ends. Exactly one of the three."""
+    """When training ends. Exactly one of epochs, steps and seconds."""
 
     epochs: int | None = Constraint(default=None, ge=1, le=1_000_000)
     steps: int | None = Constraint(default=None, ge=1, le=1_000_000_000)
     seconds: PositiveFloat | None = None
     """Training stops at the first step boundary after this many seconds of training."""
+    early: Early | None = None
+    """Or before that. Needs ``evaluate``."""
 
     @model_validator(mode="after")
     def _check_one(self) -> Self:

@@ -191,6 +191,28 @@ def test_a_stopped_worker_gives_its_jobs_back_unblamed(shop: Shop):
     assert states[name] == "lost"
 
 
+def test_a_training_that_stops_early_says_why(shop: Shop):
+    shop.start_worker()
+    dataset = shop.dataset()
+    whole = endless(dataset)
+    early = {"metric": "validation/loss", "mode": "min", "patience": 2}
+    job_id = shop.submit(
+        whole
+        | {
+            "optimizer": {"type": "SGD", "args": {"lr": 0.0}},
+            "scheduler": {"type": "StepLR", "args": {"step_size": 5}},
+            "data": whole["data"] | {"validation": {"dataset": dataset}},
+            "evaluate": {"every_steps": 3},
+            "stop": whole["stop"] | {"early": early},
+        }
+    )
+    job = shop.wait(job_id)
+    assert job.state == "succeeded", shop.logs()
+    assert "validation/loss was not better for 2 evaluations" in str(job.state_reason)
+    ends = [event.payload for event in shop.events(job_id) if event.type == "state"]
+    assert ends[-1]["reason"] == job.state_reason
+
+
 def test_a_worker_that_is_only_just_known_ends_at_a_signal(shop: Shop):
     """Between its entry in the ledger and Celery's main loop."""
     process = shop.start_worker(wait=False)

@@ -53,8 +53,8 @@ def train(
     path = write_job(directory, resolved, table, commands=orders or [])
     control = Asking(at or {}, ends or {})
     out = Outputs(directory, control.seen.append)
-    state = run_assignment(Assignment.read(path / "job.json"), control=control, out=out)
-    return state, control.seen
+    end = run_assignment(Assignment.read(path / "job.json"), control=control, out=out)
+    return end.state, control.seen
 
 
 def weights(directory: Path, records: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
@@ -200,7 +200,7 @@ def test_a_fork_is_what_a_continuation_by_hand_is(digits, tmp_path, load: str):
     control = Asking({}, {})
     out = Outputs(tmp_path / "b", control.seen.append)
     assignment = Assignment.read(path / "job.json")
-    assert run_assignment(assignment, control=control, out=out) == "succeeded"
+    assert run_assignment(assignment, control=control, out=out).state == "succeeded"
     steps = [r["step"] for r in of_type(control.seen, "metrics") if "loss" in r["values"]]
     expected, by_torch = by_hand(digits, lambda p: Scheduled(p, {4: 0.01}))
     if load == "all":

@@ -36,6 +36,16 @@ JUDGED = {
     "evaluate": {"every_steps": 2, "samples": 3},
     "metrics": [{"type": "accuracy", "inputs": ["fc", "label"]}],
 }
+WARM_UP = {
+    "type": "SequentialLR",
+    "args": {
+        "schedulers": [
+            {"type": "LinearLR", "args": {"total_iters": 4}},
+            {"type": "MultiStepLR", "args": {"milestones": [1, 3]}},
+        ],
+        "milestones": [4],
+    },
+}
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {
         "network": {"layers": PLAIN},
@@ -49,10 +59,31 @@ KINDS: dict[str, dict[str, Any]] = {
     "batch norm": {"network": {"layers": NORMED}},
     "evaluations": JUDGED,
     "probes": {**JUDGED, "probes": EVERYTHING},
+    "OneCycleLR": {"scheduler": {"type": "OneCycleLR", "args": {"max_lr": 0.2}}},
+    "schedulers in sequence": {"scheduler": WARM_UP},
+    "schedule of samples": {
+        "scheduler": {"type": "CosineAnnealingLR", "unit": "samples", "args": {"T_max": 500}}
+    },
+    "plateau": {
+        **JUDGED,
+        "scheduler": {
+            "type": "ReduceLROnPlateau",
+            "metric": "validation/loss",
+            "args": {"patience": 0, "threshold": 0.2},
+        },
+        "stop": {
+            "epochs": 2,
+            "early": {"metric": "validation/accuracy", "mode": "max", "patience": 9},
+        },
+    },
+    "accumulate": {"data": {"batch_size": 16}, "accumulate": 4},
+    "ema": {**JUDGED, "average": {"type": "ema", "decay": 0.8}},
+    "swa": {"network": {"layers": NORMED}, "average": {"type": "swa", "start_step": 2}},
+    "window": {"average": {"type": "window", "min_average_window": 2, "max_average_window": 3}},
     "derived": {"metrics": [{"type": "l2", "inputs": ["fc.weight/update"], "every": 3}]},
 }
 PLACES = {"mid-epoch": 0.6, "epoch end": 1.0}
-PARTS = ("model", "optimizer", "generators")
+PARTS = ("model", "newest", "averages", "optimizer", "generators")
 SEEN = ("metrics", "stats", "captures", "checkpoint", "artifact")
 SIZES = ("files", "size_bytes")
 """Of a checkpoint; the seconds in it have more digits or fewer."""
@@ -207,7 +238,7 @@ def test_a_run_that_was_stopped_goes_on(digits, tmp_path, whole, ends_as):
     )
     control = StopAfter(7, ends_as)
     outputs = Outputs(tmp_path / "a", control.seen.append)
-    assert run_assignment(assignment, control=control, out=outputs) == ends_as
+    assert run_assignment(assignment, control=control, out=outputs).state == ends_as
     resumed = _resume(tmp_path / "b", job, digits, 7, tmp_path / "a")
     assert losses(control.seen) + losses(resumed) == losses(records)
     assert of_type(control.seen, "checkpoint")[-1]["final"] == (ends_as == "cancelled")

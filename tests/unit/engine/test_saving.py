@@ -210,7 +210,7 @@ def emit(record):
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
 
 out = Outputs(directory, emit, spool.settle, spool.flush)
-state = run(Assignment.read(directory / "job.json"), control=Control(), out=out)
+state = run(Assignment.read(directory / "job.json"), control=Control(), out=out).state
 spool.append({"type": "end", "state": state})
 spool.close()
 """

@@ -178,7 +178,7 @@ def test_cancelling_ends_at_the_step_boundary_with_a_checkpoint(digits, tmp_path
     job = Assignment.read(write_job(tmp_path, resolved, digits) / "job.json")
     control = CancelAfter(3)
     out = Outputs(tmp_path, control.seen.append)
-    assert run_assignment(job, control=control, out=out) == "cancelled"
+    assert run_assignment(job, control=control, out=out).state == "cancelled"
     assert len(losses(control.seen)) == 3
     assert of_type(control.seen, "checkpoint")[-1]["step"] == 3
 

@@ -335,7 +335,7 @@ def asked(directory: Path, table: Path, *lists: tuple[int, Wanted], first: Wante
     control = Asking(*lists)
     (directory / "captures").mkdir()
     out = Outputs(directory, control.seen.append)
-    assert run_assignment(job, control=control, out=out) == "succeeded"
+    assert run_assignment(job, control=control, out=out).state == "succeeded"
     return control.seen
 
 

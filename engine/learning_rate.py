@@ -1,0 +1,353 @@
+"""Learning-rate schedulers by torch's names and arguments, and one at work.
+
+torch's own objects do the counting. A scheduler goes on by one unit at a time: after an update,
+after an epoch, or once for each row that was trained on (about 2 µs each).
+"""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import lr_scheduler, swa_utils
+
+from engine import arguments
+from engine.optim import build_optimizer
+from engine.problems import Findings, one
+from engine.snapshot import State
+from glasshouse import jsonio
+from glasshouse.errors import CheckpointMismatch
+from glasshouse.spec import Optimizer, Scheduler
+
+_REFUSED = dict.fromkeys(
+    ("LambdaLR", "MultiplicativeLR"),
+    "it takes functions, which JSON has not; SequentialLR of others gives most of what they do",
+)
+_OF_OTHERS = ("SequentialLR", "ChainedScheduler")
+PLATEAU = "ReduceLROnPlateau"
+_OWN_RATE = ("OneCycleLR", "CyclicLR")
+"""These make the learning rate of their own arguments alone."""
+_CYCLED = ("lr", "momentum", "betas")
+"""What they set in the optimizer."""
+_LENGTH = {"CosineAnnealingLR": "T_max", "OneCycleLR": "total_steps"}
+"""The argument that is the length of the training where it is left out."""
+_LONGEST = 20
+"""Schedulers within one."""
+
+
+class InverseTimeLR(lr_scheduler.LRScheduler):
+    """The rate over (1 + gamma · n)^power after n units: PaddlePaddle's ``poly``."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gamma: float,
+        power: float = 1.0,
+        last_epoch: int = -1,
+    ) -> None:
+        if gamma < 0:
+            raise ValueError(f"gamma must not be negative, and is {gamma}")
+        self.gamma = gamma
+        self.power = power
+        super().__init__(optimizer, last_epoch)
+
+    def get_lr(self) -> list[float | torch.Tensor]:
+        """The rate of each group of parameters."""
+        factor = (1 + self.gamma * self.last_epoch) ** -self.power
+        return [base * factor for base in self.base_lrs]
+
+
+Torch = Any  # an LRScheduler, or ReduceLROnPlateau, which is one with another step()
+
+
+@cache
+def scheduler_classes() -> dict[str, type[Any]]:
+    """Every scheduler of torch that JSON can describe, by name."""
+    found = {name: item for name, item in vars(lr_scheduler).items() if _is_scheduler(item)}
+    found |= {"SWALR": swa_utils.SWALR, "InverseTimeLR": InverseTimeLR}
+    return {name: found[name] for name in sorted(found) if name not in _REFUSED}
+
+
+def _is_scheduler(item: Any) -> bool:
+    if not (isinstance(item, type) and issubclass(item, lr_scheduler.LRScheduler)):
+        return False
+    return item is not lr_scheduler.LRScheduler and not item.__name__.startswith("_")
+
+
+def scheduler_parameters(name: str) -> dict[str, arguments.Parameter]:
+    """What a spec may say of a scheduler; those of others take a list of specs."""
+    known = arguments.parameters(scheduler_classes()[name])
+    left_out = {"optimizer", "last_epoch", *(("epochs", "steps_per_epoch") * (name in _LENGTH))}
+    found = {key: item for key, item in known.items() if key not in left_out}
+    if "schedulers" in found:
+        found["schedulers"] = replace(found["schedulers"], kinds=frozenset({"array"}))
+    return found
+
+
+# --- made from a spec ------------------------------------------------------------------------
+
+
+def resolved(spec: Scheduler, length: int | None) -> Scheduler:
+    """The spec with the lengths that follow from the training's, of so many units; None: unknown.
+
+    Raises:
+        SpecProblems: it is no scheduler of torch, or a length is left out that is not known.
+    """
+    args = _filled(spec.type, dict(spec.args), length, "/scheduler")
+    return spec.model_copy(update={"args": args})
+
+
+def _filled(name: str, args: dict[str, Any], length: int | None, pointer: str) -> dict[str, Any]:
+    _class_of(name, f"{pointer}/type")
+    wanted = _LENGTH.get(name)
+    if wanted is not None and args.get(wanted) is None:
+        if length is None or length < 1:
+            detail = f"{name} needs {wanted}: the length of this training is not known beforehand"
+            raise one(f"{pointer}/args/{wanted}", detail, "missing")
+        return args | {wanted: length}
+    if name in _OF_OTHERS:
+        members = _members(args, pointer)
+        lengths = _lengths(name, args, len(members), length)
+        filled = [
+            {"type": kind, "args": _filled(kind, inner, part, f"{pointer}/args/schedulers/{n}")}
+            for n, ((kind, inner), part) in enumerate(zip(members, lengths, strict=True))
+        ]
+        return args | {"schedulers": filled}
+    return args
+
+
+def _lengths(
+    name: str, args: Mapping[str, Any], count: int, length: int | None
+) -> list[int | None]:
+    """How long each of several schedulers is at work."""
+    milestones: Any = args.get("milestones")
+    if name != "SequentialLR" or not _are_milestones(milestones, count):
+        return [length] * count
+    ends: list[int | None] = [*milestones, length]
+    starts: list[int] = [0, *milestones]
+    return [None if end is None else end - start for start, end in zip(starts, ends, strict=True)]
+
+
+def _are_milestones(value: Any, count: int) -> bool:
+    if not isinstance(value, list) or len(value) != count - 1:  # pyright: ignore[reportUnknownArgumentType]
+        return False
+    return all(isinstance(item, int) and not isinstance(item, bool) for item in value)  # pyright: ignore[reportUnknownVariableType]
+
+
+def _members(args: Mapping[str, Any], pointer: str) -> list[tuple[str, dict[str, Any]]]:
+    """The schedulers within one: their types and arguments."""
+    where, given = f"{pointer}/args/schedulers", args.get("schedulers")
+    if not isinstance(given, list) or not 1 <= len(given) <= _LONGEST:  # pyright: ignore[reportUnknownArgumentType]
+        detail = f'schedulers must be a list of 1 to {_LONGEST} {{"type", "args"}}'
+        raise one(where, detail, "type")
+    return [_member(item, f"{where}/{number}") for number, item in enumerate(given)]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+
+
+def _member(item: Any, pointer: str) -> tuple[str, dict[str, Any]]:
+    known = isinstance(item, dict) and isinstance(item.get("type"), str)  # pyright: ignore[reportUnknownMemberType]
+    if not known or not isinstance(item.get("args", {}), dict) or item.keys() - {"type", "args"}:
+        raise one(pointer, 'a scheduler is {"type": torch\'s name, "args": {…}}', "type")
+    if item["type"] in (PLATEAU, *_OWN_RATE):
+        raise one(f"{pointer}/type", f"{item['type']} cannot be one of several", "unsupported")
+    return str(item["type"]), dict(item.get("args", {}))  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
+
+
+def _class_of(name: str, pointer: str) -> type[Any]:
+    if name in _REFUSED:
+        raise one(pointer, f"{name} cannot be used: {_REFUSED[name]}", "unsupported")
+    found = scheduler_classes().get(name)
+    if found is None:
+        listed = ", ".join(scheduler_classes())
+        detail = f"torch has no scheduler {name!r}; it has: {listed}"
+        raise one(pointer, detail, "unknown")
+    return found
+
+
+def build_scheduler(
+    name: str,
+    args: Mapping[str, Any],
+    optimizer: torch.optim.Optimizer,
+    pointer: str = "/scheduler",
+) -> Torch:
+    """Make a scheduler of resolved arguments; it sets the optimizer's first learning rate.
+
+    Raises:
+        SpecProblems: torch has no such scheduler, or it refuses its arguments or the optimizer.
+    """
+    cls = _class_of(name, f"{pointer}/type")
+    known = scheduler_parameters(name)
+    given = {key: value for key, value in args.items() if key != "schedulers"}
+    converted = arguments.check(known, given, f"{pointer}/args", name)
+    for missing in arguments.missing(known, dict(args)):
+        raise one(f"{pointer}/args/{missing}", f"{name} needs the argument {missing!r}", "missing")
+    converted = {key: _listed(value) for key, value in converted.items()}
+
+    def make(**some: Any) -> Torch:
+        if name not in _OF_OTHERS:
+            return cls(optimizer, **some)
+        inner = [
+            build_scheduler(kind, each, optimizer, f"{pointer}/args/schedulers/{number}")
+            for number, (kind, each) in enumerate(_members(args, pointer))
+        ]
+        return cls(optimizer, inner, **some) if name == "SequentialLR" else cls(inner, **some)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch, of how its own classes call each other
+        try:
+            return make(**converted)
+        except (TypeError, ValueError, ZeroDivisionError, IndexError, KeyError) as cause:
+            where = arguments.blame(make, converted, f"{pointer}/args") if converted else pointer
+            raise one(where, f"{name} refuses: {cause}"[:500], "args") from cause
+
+
+def _listed(value: Any) -> Any:
+    """Schedulers of torch look for lists where its other classes look for tuples."""
+    return list(value) if isinstance(value, tuple) else value  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+
+
+def check_scheduler(
+    spec: Scheduler, optimizer: Optimizer, length: int | None, findings: Findings
+) -> Scheduler:
+    """The scheduler of a training of so many units, tried on a tiny optimizer.
+
+    Raises:
+        SpecProblems: it cannot be made.
+    """
+    whole = resolved(spec, length)
+    tiny = build_optimizer(optimizer, [nn.Parameter(torch.ones(2))])
+    if "lr" not in tiny.param_groups[0]:  # pragma: no cover - torch has none such
+        raise one("/scheduler", f"{optimizer.type} has no learning rate", "unsupported")
+    made = build_scheduler(whole.type, whole.args, tiny)
+    _try_steps(made, whole)
+    total = whole.args.get("total_steps")
+    if isinstance(total, int) and length is not None and length > total:
+        detail = f"the scheduler ends after {total} {spec.unit}, and training takes {length}: leave"
+        findings.problem("/scheduler/args/total_steps", f"{detail} it out", "too_small")
+    return whole
+
+
+def _try_steps(made: Torch, spec: Scheduler) -> None:
+    """Go on a little: some arguments are looked at only then."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            for _ in range(2):
+                made.step(*([1.0] if spec.metric is not None else []))
+        except Exception as cause:
+            detail = f"{spec.type} cannot go on with these arguments: {cause}"
+            raise one("/scheduler/args", detail[:500], "args") from cause
+
+
+# --- at work ---------------------------------------------------------------------------------
+
+
+class LearningRate:
+    """The learning rate of an optimizer, as a scheduler moves it."""
+
+    def __init__(self, spec: Scheduler, optimizer: torch.optim.Optimizer) -> None:
+        self._spec = spec
+        self._optimizer = optimizer
+        self._scheduler = build_scheduler(spec.type, spec.args, optimizer)
+        self._counts: dict[str, int] = dict.fromkeys(("steps", "epochs", "samples"), 0)
+        total = spec.args.get("total_steps") if spec.type == "OneCycleLR" else None
+        self._last = total - 1 if isinstance(total, int) else None
+        # torch's own classes call each other in ways that it warns of, and warns of schedules that
+        # go on before the optimizer does, as after a restore
+        warnings.filterwarnings("ignore", category=UserWarning, module=lr_scheduler.__name__)
+        vars(optimizer)["_opt_called"] = True
+
+    @property
+    def base(self) -> float:
+        """The learning rate that the schedule began with."""
+        group = self._optimizer.param_groups[0]
+        return float(group.get("initial_lr", group["lr"]))
+
+    def count(self, num_rows: int, *, ends_epoch: bool) -> None:
+        """An update was made, with so many rows."""
+        past = {"steps": 1, "epochs": int(ends_epoch), "samples": num_rows}
+        for unit, units in past.items():
+            self._counts[unit] += units
+        if self._spec.metric is None:
+            self._go_on(past[self._spec.unit])
+
+    def judge(self, figures: Mapping[str, float]) -> None:
+        """An evaluation was made."""
+        if self._spec.metric is not None:
+            self._scheduler.step(figures[self._spec.metric])
+
+    def rebase(self, lr: float) -> None:
+        """Go on as though the schedule had begun with another rate: all of it is scaled."""
+        factor = lr / self.base
+        for scheduler in _all_of(self._scheduler):
+            if hasattr(scheduler, "base_lrs"):
+                scheduler.base_lrs = [factor * item for item in scheduler.base_lrs]
+        for group in self._optimizer.param_groups:
+            group["lr"] = factor * group["lr"]
+            if "initial_lr" in group:
+                group["initial_lr"] = factor * group["initial_lr"]
+
+    def _go_on(self, units: int) -> None:
+        done = self._counts[self._spec.unit]
+        if self._last is not None:  # what training made longer while it runs keeps the last rate
+            units = min(units, max(0, self._last - (done - units)))
+        for _ in range(units):
+            self._scheduler.step()
+
+    def state(self) -> State:
+        """How far it has come; what is a function of the spec alone is left out."""
+        inner = [_numbers(vars(item)) for item in _all_of(self._scheduler)]
+        return {"type": self._spec.type, "counts": dict(self._counts), "schedulers": inner}
+
+    def restore(self, state: State) -> None:
+        """Go on from there; with ``counts`` alone as though this had been the schedule so far.
+
+        Raises:
+            CheckpointMismatch: it was another scheduler.
+        """
+        counts = {unit: int(state["counts"][unit]) for unit in self._counts}
+        self._counts = counts
+        if "schedulers" not in state:
+            if self._spec.metric is None:
+                self._go_on(counts[self._spec.unit])
+            return
+        if state["type"] != self._spec.type:
+            detail = f"The checkpoint was made with the scheduler {state['type']}, the job's is"
+            raise CheckpointMismatch(f"{detail} {self._spec.type}.")
+        for scheduler, saved in zip(_all_of(self._scheduler), state["schedulers"], strict=True):
+            vars(scheduler).update({name: _read(value) for name, value in saved.items()})
+
+
+def cycled(spec: Scheduler | None) -> tuple[str, ...]:
+    """The arguments of the optimizer that a schedule sets by itself, whatever they were."""
+    return _CYCLED if spec is not None and spec.type in _OWN_RATE else ()
+
+
+def learning_rate(spec: Scheduler | None, optimizer: torch.optim.Optimizer) -> LearningRate | None:
+    """What moves an optimizer's learning rate; None where nothing does."""
+    return None if spec is None else LearningRate(spec, optimizer)
+
+
+def _all_of(scheduler: Torch) -> list[Torch]:
+    """A scheduler and those within it, in a fixed order."""
+    inner: Sequence[Torch] = getattr(scheduler, "_schedulers", ())
+    return [scheduler, *(found for item in inner for found in _all_of(item))]
+
+
+def _numbers(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """What a scheduler counts in: its numbers, and its lists of numbers."""
+    found = {name: value for name, value in attributes.items() if _is_counted_in(value)}
+    return {name: [*item] if isinstance(item, list) else item for name, item in found.items()}
+
+
+def _is_counted_in(value: Any) -> bool:
+    parts = value if isinstance(value, list) else [value]  # pyright: ignore[reportUnknownVariableType]
+    return all(isinstance(part, (int, float)) for part in parts)  # pyright: ignore[reportUnknownVariableType]
+
+
+def _read(saved: Any) -> Any:
+    if isinstance(saved, list):
+        return [jsonio.number(item) for item in saved]  # pyright: ignore[reportUnknownVariableType]
+    return jsonio.number(saved)

@@ -1,0 +1,58 @@
+"""How rows become batches, and batches become steps. Pure arithmetic."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from glasshouse.spec import Stop, TrainJob
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The counts of one epoch, every one of which is alike."""
+
+    num_rows: int
+    batch_size: int
+    drop_last: bool = False
+    accumulate: int = 1
+    """Batches of one step; the last step of an epoch may have fewer."""
+
+    @staticmethod
+    def of(job: TrainJob, num_rows: int) -> "Pace":
+        """That of a job over so many rows."""
+        return Pace(num_rows, job.data.batch_size, job.data.drop_last, job.accumulate)
+
+    @property
+    def batches(self) -> int:
+        """Batches of an epoch."""
+        whole, rest = divmod(self.num_rows, self.batch_size)
+        return whole if self.drop_last else whole + (rest > 0)
+
+    @property
+    def rows(self) -> int:
+        """Rows of an epoch that are trained on."""
+        return min(self.num_rows, self.batches * self.batch_size)
+
+    @property
+    def steps(self) -> int:
+        """Updates of an epoch."""
+        return -(-self.batches // self.accumulate)
+
+    def rows_before(self, batch: int) -> int:
+        """Rows of an epoch in the batches before one."""
+        return min(batch * self.batch_size, self.rows)
+
+    def num_steps(self, stop: Stop) -> int | None:
+        """Updates of a whole training; None when time decides."""
+        return stop.epochs * self.steps if stop.epochs else stop.steps
+
+    def length(self, stop: Stop, unit: Literal["steps", "epochs", "samples"]) -> int | None:
+        """A whole training in steps, epochs begun or rows; None when time decides."""
+        num_steps = self.num_steps(stop)
+        if num_steps is None or not self.steps:
+            return None
+        epochs, steps = divmod(num_steps, self.steps)
+        return {
+            "steps": num_steps,
+            "epochs": epochs + (steps > 0),
+            "samples": epochs * self.rows + self.rows_before(steps * self.accumulate),
+        }[unit]
