@@ -201,7 +201,7 @@ def test_a_training_that_stops_early_says_why(shop: Shop):
         | {
             "optimizer": {"type": "SGD", "args": {"lr": 0.0}},
             "scheduler": {"type": "StepLR", "args": {"step_size": 5}},
-            "data": whole["data"] | {"validation": {"dataset": dataset}},
+            "data": whole["data"] | {"validation": {"dataset": dataset, "split": "train"}},
             "evaluate": {"every_steps": 3},
             "stop": whole["stop"] | {"early": early},
         }
@@ -209,8 +209,7 @@ def test_a_training_that_stops_early_says_why(shop: Shop):
     job = shop.wait(job_id)
     assert job.state == "succeeded", shop.logs()
     assert "validation/loss was not better for 2 evaluations" in str(job.state_reason)
-    ends = [event.payload for event in shop.events(job_id) if event.type == "state"]
-    assert ends[-1]["reason"] == job.state_reason
+    assert shop.payloads(job_id, "state")[-1]["reason"] == job.state_reason
 
 
 def test_a_worker_that_is_only_just_known_ends_at_a_signal(shop: Shop):
