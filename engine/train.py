@@ -15,6 +15,7 @@ from engine.clipping import clipping
 from engine.commands import Commands, Follow
 from engine.data import Rows
 from engine.failures import StepFailed
+from engine.guards.guard import Guard
 from engine.network import Network
 from engine.nonfinite import blame
 from engine.optim import build_loss, build_optimizer, loss_of
@@ -70,6 +71,9 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
     probes.watch(watched, 0 if start is None else start.step)
     clock = probes.clock = clock_of(rows.device)
     report = _report(job, learner, validation, probes, out, Timing(clock, work), schedule)
+    readback = probes.readback
+    guard = Guard(job, learner, rows, readback=readback, clock=clock, emit=out.emit)
+    report.saver.parts["guard"] = guard
     if start is not None and _has_ended(start, report, schedule):
         return Ending(network, start.step, "succeeded")
 
@@ -84,6 +88,7 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
             clock.mark("data")
             if (wish := control.wanted) is not None and wish is not probes.wanted:
                 probes.watch(wish, step)
+            guard.begin()
             with probes.at(step) as look, report.derived.at(step, batch):
                 clock.mark("probes")
                 values = network(batch)
@@ -91,6 +96,7 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
                 clock.mark("forward")
                 loss.backward()
                 clock.mark("backward")
+            guard.look(step, epoch, loss)
             clock.mark("probes")
             grad_norm = None if clip is None else clip()
             look.step(optimizer, clock.mark)

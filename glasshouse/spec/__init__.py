@@ -4,6 +4,7 @@ Knows pydantic and nothing else: no torch, no SQL, no HTTP.
 """
 
 from glasshouse.spec.data import Data, DenseField, Field, IntegerField, Shuffle, Source
+from glasshouse.spec.guards import Guards, NonfiniteGuard
 from glasshouse.spec.jobs import (
     Devices,
     Flatten,
@@ -41,6 +42,7 @@ __all__ = [
     "Form",
     "GradClip",
     "Graph",
+    "Guards",
     "InferData",
     "InferJob",
     "Init",
@@ -50,6 +52,7 @@ __all__ = [
     "Layer",
     "Loss",
     "Metric",
+    "NonfiniteGuard",
     "Optimizer",
     "Probe",
     "Retry",
