@@ -91,6 +91,8 @@ class Console:
             say(f"step {record['step']:>6}  checkpoint {record['dir']}")
         elif kind == "artifact":
             say(f"wrote {record['file']} ({record['size_bytes']} bytes)")
+        elif kind == "finding":
+            say(f"step {record['step']:>6}  {record['severity']}: {record['message']}")
         elif kind == "dropped":
             say(f"dropped {record['count']}: {record['what']}")
 

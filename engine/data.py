@@ -30,6 +30,9 @@ _EPOCH_STRIDE = 1_000_003
 _INTEGERS = {"uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "bool"}
 _RANGE_CHUNK = 1 << 22
 
+Taken = Tensor | slice
+"""Which rows a batch has, by their places in memory."""
+
 
 class BadField(Exception):
     """A field cannot read the dataset; ``key`` is the part of the field to change, if one is."""
@@ -226,7 +229,7 @@ class Rows:
         self.fields = fields
         self.num_rows = num_rows
         self.device = device
-        self._taken: Tensor | slice = slice(0, 0)
+        self._taken: Taken = slice(0, 0)
         self._home = next(iter(fields.values())).values.device if fields else device
         self._numbers = None if numbers is None else numbers.to(self._home)
         """Of each row, its number in the split; None: they are all of its rows."""
@@ -234,7 +237,15 @@ class Rows:
     @property
     def newest(self) -> Tensor:
         """The numbers, in the split, of the rows of the batch that was made last."""
-        taken = self._taken
+        return self.numbers(self._taken)
+
+    @property
+    def taken(self) -> Taken:
+        """The rows of the batch that was made last: `again` makes the same one."""
+        return self._taken
+
+    def numbers(self, taken: Taken) -> Tensor:
+        """The numbers, in the split, of the rows of a batch."""
         if self._numbers is not None:
             return self._numbers[taken]
         return torch.arange(taken.start, taken.stop) if isinstance(taken, slice) else taken
@@ -252,6 +263,13 @@ class Rows:
         """One batch: each field's tensor, by name."""
         self._taken = rows_B
         return {name: item.batch(rows_B, self.device) for name, item in self.fields.items()}
+
+    def again(self, taken: Taken) -> dict[str, Tensor]:
+        """A batch once more; the one that was made last stays what it was."""
+        before = self._taken
+        batch = self.batch(taken)
+        self._taken = before
+        return batch
 
     def spaced(self, num_rows: int) -> tuple[Tensor, dict[str, Tensor]]:
         """Evenly spaced rows, at most so many: their numbers, and their batch."""

@@ -16,6 +16,7 @@ from engine.averaging import num_copies
 from engine.checkpoint import check_shapes
 from engine.clipping import check_clipping
 from engine.data import BadField, field_shape, inline_rows
+from engine.guards.check import check_guards
 from engine.learning_rate import check_scheduler
 from engine.metrics import metric_names, reported
 from engine.network import Network, needed_layers, root
@@ -91,6 +92,12 @@ def _plan_training(spec: TrainJob, datasets: Metas, trained_by: TrainJob | None)
     samples.check(resolved, traced.values, batch_size, findings)
     _check_keep_best(spec, findings)
     _check_judged(spec, findings)
+    names = [
+        *shapes,
+        *(item.layer.name for item in traced.layers),
+        *dict(network.named_parameters()),
+    ]
+    check_guards(spec, names, findings)
     findings.stop()
     return {
         "spec": resolved.model_dump(mode="json"),

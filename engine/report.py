@@ -106,6 +106,11 @@ class Taken:
     losses: list[Tensor] = field(default_factory=list[Tensor])
     correct: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
 
+    @property
+    def loss(self) -> Tensor:
+        """The sum of the batches' shares."""
+        return sum(self.losses[1:], self.losses[0])
+
 
 class Reporter:
     """Turns steps into records, evaluations and checkpoints."""
@@ -161,6 +166,11 @@ class Reporter:
         self.latest = {name: jsonio.number(value) for name, value in state["latest"].items()}
         self._told = (time.monotonic(), self._num_samples)
 
+    @property
+    def loss(self) -> Tensor:
+        """The loss of the step that is under way, of the batches that were taken in."""
+        return self._taken.loss
+
     def take(self, step: int, loss: Tensor, values: dict[str, Tensor]) -> None:
         """Take in what a batch of a step gave; ``loss`` is its share of the step's."""
         taken = self._taken
@@ -182,14 +192,13 @@ class Reporter:
         """
         taken, self._taken = self._taken, Taken()
         num_rows, correct = taken.num_rows, taken.correct
-        loss = sum(taken.losses[1:], taken.losses[0])
         self._num_samples += num_rows
         self._clock.end_step(num_rows)
         at = now()
         lr = float(self._learner.optimizer.param_groups[0]["lr"])
         others = self.derived.take() | ({} if grad_norm is None else {"grad_norm": grad_norm})
         waited = self._probes.figures()
-        numbers = [loss, *correct.values(), *others.values()]
+        numbers = [taken.loss, *correct.values(), *others.values()]
 
         def then(arrived: list[float]) -> None:
             figures = {"loss": arrived[0], "lr": lr, **waited}

@@ -17,6 +17,7 @@ from engine.commands import Commands, Follow
 from engine.data import Rows
 from engine.early import EarlyStop
 from engine.failures import StepFailed
+from engine.guards.guard import Guard
 from engine.learning_rate import LearningRate, learning_rate
 from engine.network import Network
 from engine.nonfinite import blame
@@ -83,6 +84,9 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
     probes.watch(watched, 0 if start is None else start.step)
     clock = probes.clock = clock_of(rows.device)
     report = _report(job, learner, validation, probes, out, Timing(clock, work), schedule)
+    readback = probes.readback
+    guard = Guard(job, learner, rows, readback=readback, clock=clock, emit=out.emit)
+    report.saver.parts["guard"] = guard
     if start is not None and _has_ended(start, report, schedule):
         return Ending(network, start.step, "succeeded", schedule.reason)
 
@@ -97,6 +101,7 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
             probes.watch(control.wanted, step)
             for batch, share, is_last in batches:
                 clock.mark("data")
+                guard.begin()
                 seen = probes.at(step) if is_last else UNWATCHED
                 with seen as look, report.derived.at(step, batch, is_last=is_last):
                     clock.mark("probes")
@@ -107,6 +112,8 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
                     clock.mark("backward")
                 clock.mark("probes")
                 report.take(step, loss, values)
+            guard.look(step, epoch, report.loss)
+            clock.mark("probes")
             grad_norm = None if clip is None else clip()
             look.step(optimizer, clock.mark)
             optimizer.zero_grad(set_to_none=True)

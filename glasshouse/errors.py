@@ -27,9 +27,9 @@ GlasshouseError
 │   ├── InternalError       500
 │   └── Unavailable         503  PlannerUnavailable, DatabaseUnavailable, StorageFull
 ├── RunFailure                   ends a job; stored on it as its ``error``
-│   └── SpecFailed, DataFailed, NonFinite, OutOfMemory, DeviceFailed, Unkillable,
-│       WorkerLost, RankDied, CrashLoop, Stalled, Timeout, CheckpointMismatch, EngineFailed,
-│       StorageFailed ── DiskFull, CheckpointDamaged
+│   └── SpecFailed, DataFailed, NonFinite ── TooManySkipped, OutOfMemory, DeviceFailed,
+│       Unkillable, WorkerLost, RankDied, CrashLoop, Stalled, Timeout, CheckpointMismatch,
+│       EngineFailed, StorageFailed ── DiskFull, CheckpointDamaged
 ├── APIError                     raised by the client for an error answer, one class per status
 │   ├── APIConnectionError ── APITimeoutError
 │   └── APIStatusError ── BadRequestError … ServiceUnavailableError
@@ -448,6 +448,34 @@ class NonFinite(RunFailure):
     hint = (
         "Lower the learning rate or set grad_clip. A probe with on: nonfinite shows the last steps "
         "before the first bad one."
+    )
+
+    def __init__(
+        self,
+        detail: str | None = None,
+        /,
+        *,
+        layer: str | None = None,
+        step: int | None = None,
+        found: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(detail, layer=layer, step=step)
+        self.found = None if found is None else dict(found)
+        """Where they first were not: ``step``, ``metric``, ``layer``, ``kind``, ``phase``, and the
+        rows of the batch; None: nobody looked."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The job's ``error``, with where it was if that is known."""
+        told = super().as_dict()
+        return told if self.found is None else {**told, "nonfinite": self.found}
+
+
+class TooManySkipped(NonFinite):
+    """Too many steps in a row had numbers that are not finite, and were skipped."""
+
+    hint = (
+        "The parameters are those of the last step that was not skipped, so it will go on like "
+        "this: lower the learning rate, look at the data, or see the event finding for the layer."
     )
 
 

@@ -139,6 +139,40 @@ class DroppedEvent(_Event):
     count: int
 
 
+class FindingEvent(_Event):
+    """Something about the training that its owner should know."""
+
+    type: Literal["finding"]
+    rule: Literal["nonfinite"]
+    severity: Literal["warning", "error"]
+    step: int
+    """The step whose numbers, or whose update, went bad."""
+    layer: str | None
+    """The first layer, or the data field, or ``loss``; null: nothing was found."""
+    tensor: str | None
+    """The leaf of its output, or the parameter."""
+    kind: Literal["input", "output", "output_grad", "param", "param_grad"] | None
+    phase: Literal["forward", "backward", "update"] | None
+    message: str
+    action: Literal["none", "skipped", "failed"]
+    """What was done about it."""
+    checks: list[str]
+    """Which checks of the guard it was that found it."""
+    split: str
+    samples: list[int]
+    """The rows of the batch, by their numbers in the split; the first thousand."""
+    num_samples: int
+    bad_samples: list[int]
+    """Those of them in which the tensor was bad; empty where it has no rows."""
+    causes: list[str]
+    """What may have led there, the likeliest first."""
+    steps: dict[str, Any]
+    """``columns`` and ``rows``: loss, norm of the gradients and learning rate of the last 20 steps,
+    this one included."""
+    tensors: dict[str, Any]
+    """``columns`` and ``rows``: statistics of the last tensors up to the bad one."""
+
+
 class ProbeEvent(_Event):
     """A probe was attached, changed or removed while the job ran, or looking failed too often."""
 
@@ -215,6 +249,7 @@ Event = Annotated[
     | CheckpointEvent
     | LogEvent
     | DroppedEvent
+    | FindingEvent
     | ProbeEvent
     | CommandEvent
     | AdjustedEvent
@@ -232,6 +267,7 @@ EVENT_TYPES = (
     "checkpoint",
     "log",
     "dropped",
+    "finding",
     "probe",
     "command",
     "adjusted",

@@ -11,7 +11,7 @@ _FORWARD = ("input", "output")
 
 
 class Nonfinite:
-    """Listens to the metrics and the statistics of one attempt."""
+    """Listens to the metrics, the statistics and the findings of one attempt."""
 
     def __init__(self) -> None:
         self._metric: tuple[int, str] | None = None
@@ -40,6 +40,14 @@ class Nonfinite:
             phase = "forward" if kind in _FORWARD else "backward"
             self._tensor = {"step": step, "layer": layer, "kind": kind, "phase": phase}
 
+    def hear_finding(self, record: dict[str, Any]) -> None:
+        """Hear what a guard has found out about a step."""
+        step = int(record["step"])
+        if record["layer"] is None or (self._tensor is not None and self._tensor["step"] <= step):
+            return
+        where = {"layer": record["tensor"], "kind": record["kind"], "phase": record["phase"]}
+        self._tensor = {"step": step, **where}
+
     def first(self) -> dict[str, Any]:
         """The first that was not finite: step, and metric, or layer, kind and phase if watched.
 
@@ -55,7 +63,8 @@ class Nonfinite:
         first = self.first()
         if first["layer"] is None:
             return f"{first['metric']} was not finite from step {first['step']} on."
-        where = f"{first['kind']} of {first['layer']}, in the {first['phase']} pass"
+        where = f"{first['kind']} of {first['layer']}, in the {first['phase']}"
+        where += "" if first["phase"] == "update" else " pass"
         return f"The first numbers that were not finite: the {where} of step {first['step']}."
 
 

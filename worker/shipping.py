@@ -87,6 +87,7 @@ class Sorter:
             "artifact": self._artifact,
             "result": self._result,
             "dropped": self._dropped,
+            "finding": self._finding,
             "probe": self._probe,
             "overhead": self._overhead,
             "adjusted": self._adjusted,
@@ -142,6 +143,10 @@ class Sorter:
     def _dropped(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
         newest = None if self._newest is None else self._newest[0]
         to.batch.events.append(NewEvent("dropped", at, record, record.get("step", newest)))
+
+    def _finding(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
+        to.batch.events.append(NewEvent("finding", at, record, int(record["step"])))
+        self.nonfinite.hear_finding(record)
 
     def _probe(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
         step, self._revision = int(record["step"]), int(record["revision"])

@@ -30,6 +30,8 @@ SPEC_MODELS: tuple[type[BaseModel], ...] = (
     spec.Devices,
     spec.Retry,
     spec.Probe,
+    spec.Guards,
+    spec.NonfiniteGuard,
     spec.Checkpoint,
     spec.KeepBest,
     spec.InferJob,

@@ -86,14 +86,8 @@ class JobView:
                 self._see_attempt(event)
             elif event["type"] == "end":
                 self.state = event["state"]
-            elif event["type"] == "checkpoint":
-                self.notes.append(f"checkpoint at step {event['step']}")
-            elif event["type"] == "dropped":
-                self.notes.append(f"dropped {event['count']} {event['what']}")
-            elif event["type"] == "adjusted":
-                self.notes.append(f"{event['what']} went from {event['from']} to {event['to']}")
-            elif event["type"] == "command":
-                self.notes.append(_told_of(event))
+            elif (note := _note_of(event)) is not None:
+                self.notes.append(note)
 
     def _see_attempt(self, event: dict[str, Any]) -> None:
         """Forget what the new attempt runs again."""
@@ -206,6 +200,23 @@ class JobView:
             marked = Text(str(bad), style="bold red") if bad else Text("")
             table.add_row(Text(name), *(Text(_figure(value)) for value in figures), marked)
         return table
+
+
+def _note_of(event: dict[str, Any]) -> str | None:
+    """What a line under the bars says of an event; None: nothing."""
+    match event["type"]:
+        case "checkpoint":
+            return f"checkpoint at step {event['step']}"
+        case "dropped":
+            return f"dropped {event['count']} {event['what']}"
+        case "finding":
+            return str(event["message"])
+        case "adjusted":
+            return f"{event['what']} went from {event['from']} to {event['to']}"
+        case "command":
+            return _told_of(event)
+        case _:
+            return None
 
 
 def _told_of(event: dict[str, Any]) -> str:

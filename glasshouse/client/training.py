@@ -65,11 +65,13 @@ class TrainOptions(JobOptions, total=False):
     """Left out: after every epoch, where there is validation data."""
     probes: Sequence[Any]
     checkpoint: Any
+    guards: Any
+    """``{"nonfinite": {"check", "action": "fail" | "skip_step" | "warn"}}``."""
     seed: int
 
 
 _AS_THEY_ARE = (
-    *("name", "labels", "priority", "devices", "probes", "checkpoint", "seed"),
+    *("name", "labels", "priority", "devices", "probes", "checkpoint", "guards", "seed"),
     *("grad_clip", "accumulate", "retry", "timeout_s", "stall_timeout_s", "on_stall"),
 )
 _LIMITS = ("epochs", "steps", "seconds")

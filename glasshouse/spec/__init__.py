@@ -4,6 +4,7 @@ Knows pydantic and nothing else: no torch, no SQL, no HTTP.
 """
 
 from glasshouse.spec.data import Data, DenseField, Field, IntegerField, Shuffle, Source
+from glasshouse.spec.guards import Guards, NonfiniteGuard
 from glasshouse.spec.jobs import (
     Devices,
     Flatten,
@@ -46,6 +47,7 @@ __all__ = [
     "Form",
     "GradClip",
     "Graph",
+    "Guards",
     "InferData",
     "InferJob",
     "Init",
@@ -55,6 +57,7 @@ __all__ = [
     "Layer",
     "Loss",
     "Metric",
+    "NonfiniteGuard",
     "Optimizer",
     "Probe",
     "Retry",

@@ -6,6 +6,7 @@ from pydantic import Field as Constraint
 from pydantic import NonNegativeInt, PositiveFloat, TypeAdapter, model_validator
 
 from glasshouse.spec.data import Data, Field
+from glasshouse.spec.guards import Guards
 from glasshouse.spec.metrics import Metric
 from glasshouse.spec.network import Graph, Input
 from glasshouse.spec.probes import Probe
@@ -110,6 +111,8 @@ class TrainJob(_Job):
     metrics: tuple[Metric, ...] = Constraint(default=(), max_length=20)
     probes: tuple[Probe, ...] = Constraint(default=(), max_length=1000)
     checkpoint: Checkpoint = Checkpoint()
+    guards: Guards = Guards()
+    """What watches over the numbers of training."""
 
     @model_validator(mode="after")
     def _check_across(self) -> Self:

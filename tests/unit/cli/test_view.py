@@ -111,6 +111,12 @@ def test_what_was_asked_of_a_job_is_told():
     ]
 
 
+def test_what_was_found_out_is_told():
+    view = JobView(job())
+    view.see({"type": "finding", "message": "Step 7: the loss not finite."})
+    assert "the loss not finite" in shown(view)
+
+
 def test_the_view_forgets_what_a_later_attempt_runs_again():
     view = JobView(job())
     for step in range(10):

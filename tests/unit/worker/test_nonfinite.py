@@ -68,3 +68,19 @@ def test_a_failure_by_bad_numbers_says_where_they_came_from():
     assert told["nonfinite"]["phase"] == "forward"
     assert "between 0 and 1" in told["message"]
     assert not told["retryable"]
+
+
+def test_what_a_guard_has_found_is_known_without_statistics():
+    heard = Nonfinite()
+    found = {"layer": "fc", "tensor": "fc.weight", "kind": "param", "phase": "update"}
+    heard.hear_finding({"step": 3, **found})
+    heard.hear_finding({"step": 2, "layer": None, "tensor": None, "kind": None, "phase": None})
+    heard.hear_metric(4, "loss", math.nan)
+    assert heard.first() == {
+        "step": 3,
+        "layer": "fc.weight",
+        "kind": "param",
+        "phase": "update",
+        "metric": "loss",
+    }
+    assert heard.told().endswith("the param of fc.weight, in the update of step 3.")

@@ -1,0 +1,1 @@
+"""Guards over the numbers of training."""

@@ -1,0 +1,33 @@
+"""The guards of a spec, checked before anything runs."""
+
+from collections.abc import Collection
+from fnmatch import fnmatchcase
+
+from engine.network import root
+from engine.optim import optimizer_classes
+from engine.problems import Findings
+from glasshouse.spec import TrainJob
+
+
+def check_guards(spec: TrainJob, names: Collection[str], findings: Findings) -> None:
+    """Note what of the guards names nothing; ``names``: fields, layers and parameters."""
+    guard = spec.guards.nonfinite
+    known = {*names, *map(root, names)}
+    for number, glob in enumerate(guard.skip):
+        if not any(fnmatchcase(name, glob) for name in known):
+            listed = ", ".join(dict.fromkeys(map(root, names)))
+            detail = f"{glob!r} matches no field, layer or parameter; there are: {listed}"
+            findings.problem(f"/guards/nonfinite/skip/{number}", detail[:2000], "no_match")
+    if guard.action == "skip_step" and spec.devices.type == "cuda":
+        _check_waiting(spec, findings)
+
+
+def _check_waiting(spec: TrainJob, findings: Findings) -> None:
+    """On CUDA only a fused optimizer can be told by the device to do nothing."""
+    made = optimizer_classes().get(spec.optimizer.type)
+    if made is None or spec.optimizer.args.get("fused") is True:
+        return
+    detail = "each step waits for the device, so that it can be skipped"
+    if spec.optimizer.type in ("Adam", "AdamW", "SGD", "Adagrad"):
+        detail += ": with the optimizer's argument fused: true none does"
+    findings.warn("/guards/nonfinite/action", detail, "waits")

@@ -1,0 +1,90 @@
+"""Withholding an update: by the host where it knows in time, else by the device itself."""
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+
+class Gate:
+    """Decides step by step whether the optimizer's step does anything.
+
+    On the CPU the numbers are there in time. On CUDA an optimizer that takes torch's ``found_inf``
+    (Adam, AdamW, SGD and Adagrad with ``fused: true``) is given a flag that the device computes: it
+    changes nothing where that is 1. For ``fail`` the flag stays 1, so that the parameters wait, as
+    they were, for the host to learn of it. An optimizer that takes none is waited for with
+    ``skip_step``, as torch's own GradScaler does, and not with ``fail``.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+        action: Literal["fail", "skip_step", "warn"],
+        *,
+        is_late: bool | None = None,
+    ) -> None:
+        """``is_late``: whether numbers come home after the update; left out, by the device."""
+        self._buffers = [*network.buffers()] if action == "skip_step" else []
+        self._before: list[Tensor] = []
+        self._optimizer: Any = optimizer
+        self._action = action
+        self._is_late = device.type != "cpu" if is_late is None else is_late
+        self._takes_flag = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+        self._flag: Tensor | None = None
+        self._has_updated = False
+        self.is_shut = False
+        """Whether the host withholds the update of the step that is under way."""
+        if action == "skip_step" or (action == "fail" and self._is_late):
+            optimizer.register_step_pre_hook(self._before_update)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the parameters are those of a bad step when it is looked into."""
+        if not self._is_late:
+            return True
+        return self._action == "fail" and self._takes_flag
+
+    def begin(self) -> None:
+        """A step begins: its passes may change buffers, such as those of batch normalisation."""
+        self._before = [item.clone() for item in self._buffers]
+
+    def shut(self) -> None:
+        """Withhold what this step changes, where it is not made yet."""
+        if not self._is_late:
+            self._withhold()
+
+    def _withhold(self) -> None:
+        self.is_shut = True
+        for buffer, before in zip(self._buffers, self._before, strict=True):
+            buffer.copy_(before)
+
+    @torch.no_grad()
+    def take(self, numbers: Iterable[Tensor]) -> None:
+        """A step's numbers are computed: it is to be updated only if all are finite."""
+        self.is_shut = False
+        if not self._is_late or self._action == "warn":
+            return
+        joined = torch.stack([item.reshape(()).to(torch.float32) for item in numbers])
+        bad = ~torch.isfinite(joined).all()
+        if not self._takes_flag:
+            if self._action == "skip_step" and bool(bad):
+                self._withhold()
+        elif not self._has_updated:
+            # At its first update a fused optimizer would keep what the flag has it not compute.
+            self._has_updated = not bool(bad)
+            if not self._has_updated:
+                self._withhold()
+        else:
+            flag = bad.to(torch.float32).reshape(())
+            if self._action == "fail" and self._flag is not None:
+                flag = torch.maximum(flag, self._flag)
+            self._optimizer.found_inf = self._flag = flag
+            for buffer, before in zip(self._buffers, self._before, strict=True):
+                buffer.copy_(torch.where(bad, before, buffer))
+
+    def _before_update(self, optimizer: torch.optim.Optimizer, _args: Any, _keywords: Any) -> None:
+        if self.is_shut:
+            optimizer.zero_grad(set_to_none=True)  # what has no gradient is not updated

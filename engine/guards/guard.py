@@ -1,0 +1,380 @@
+"""The guard over a training's numbers: what is looked at in each step, and what follows.
+
+A step's loss and the norm of its gradients come home as the loss does for the metrics: on the CPU
+at once, before the update; on CUDA some steps later, and nobody waits for them. There the update is
+withheld on the device itself, by the flag that torch's fused optimizers take (``found_inf``). Only
+a step that is bad is run once more, to find the layer (``replay.py``).
+"""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.data import Rows
+from engine.guards.gate import Gate
+from engine.guards.randomness import Randomness
+from engine.guards.replay import Found, Pass, Replay, Skipped, described
+from engine.network import Network, leaves
+from engine.readback import Readback
+from engine.report import Learner
+from engine.snapshot import State
+from engine.spool import now
+from engine.timing import Clock, taken_out
+from glasshouse import jsonio
+from glasshouse.errors import NonFinite, TooManySkipped
+from glasshouse.events import STATS_COLUMNS
+from glasshouse.spec import TrainJob
+from glasshouse.spec.guards import MAX_SKIPPED
+
+NUM_STEPS = 20
+"""Steps whose figures are kept and come with the first bad one."""
+MAX_FINDINGS = 20
+"""More than so many first bad steps of a job are only counted."""
+MAX_SAMPLES = 1000
+"""Numbers of rows that a finding lists."""
+SHARE = 0.005
+"""Of step time that looking at gradients may take where it may be left out. Half of what is
+promised: the rest of the guard takes something too."""
+_MAX_EVERY = 64
+_LARGE = 1e4
+_STEP_COLUMNS = ("step", "loss", "grad_norm", "lr")
+
+Emit = Callable[[dict[str, Any]], None]
+
+
+@dataclass
+class Seen:
+    """A step that was looked at, until its numbers have come home."""
+
+    step: int
+    epoch: int
+    lr: float
+    names: list[str]
+    """Of the numbers: ``loss``, ``gradients``, ``outputs`` or ``parameters``."""
+    passes: list[Pass]
+
+
+class Guard:
+    """Watches one training; a part of its checkpoints."""
+
+    def __init__(
+        self,
+        job: TrainJob,
+        learner: Learner,
+        rows: Rows,
+        *,
+        readback: Readback,
+        clock: Clock,
+        emit: Emit,
+    ) -> None:
+        self._job = job
+        self._rows = rows
+        self._readback = readback
+        self._clock = clock
+        self._emit = emit
+        self._optimizer = learner.optimizer
+        spec = job.guards.nonfinite
+        self._action, self._checks = spec.action, frozenset(spec.check)
+        self._limit = spec.max_skipped or MAX_SKIPPED
+        skipped = Skipped(spec.skip)
+        inputs = job.loss.inputs
+        self._replay = Replay(learner.network, learner.loss_fn, inputs, rows, skipped)
+        self._graded = [
+            parameter
+            for name, parameter in learner.network.named_parameters()
+            if parameter.requires_grad and name not in skipped
+        ]
+        self._norms: list[Tensor] = []
+        """Of the outputs of the pass that is under way."""
+        self._gate = Gate(learner.network, learner.optimizer, readback.device, self._action)
+        self._pace = Ration(leaves_out=self._action == "warn")
+        self._passes: list[Pass] = []
+        self._kept: deque[list[Any]] = deque(maxlen=NUM_STEPS)
+        self._is_armed = True
+        self._num_findings = self._in_a_row = self.num_skipped = 0
+        self._newest = (0, 0, 0.0)
+        if "outputs" in self._checks:
+            self._watch_outputs(learner.network, skipped)
+        if "parameters" in self._checks:
+            learner.optimizer.register_step_post_hook(self._after_update)
+
+    # --- in the loop ------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """A forward pass begins, of the batch that the rows have made last."""
+        if self._checks:
+            if not self._passes:
+                self._gate.begin()
+            randomness = Randomness.now(self._readback.device)
+            self._passes.append(Pass(self._rows.taken, randomness))
+
+    def look(self, step: int, epoch: int, loss: Tensor) -> None:
+        """Look at a step between its backward pass and clipping; it may lose its update.
+
+        Raises:
+            NonFinite: a number was not finite, in this step or in one before, and the job is to
+                fail by it; or too many steps in a row were skipped.
+        """
+        if not self._checks:
+            return
+        passes, self._passes = self._passes, []
+        self._newest = step, epoch, float(self._optimizer.param_groups[0]["lr"])
+        numbers: dict[str, Tensor] = {"loss": loss.detach()} if "loss" in self._checks else {}
+        if "gradients" in self._checks and self._pace.is_due():
+            with self._pace:
+                numbers["gradients"] = norm_of([item.grad for item in self._graded], loss)
+        if "outputs" in self._checks:
+            numbers["outputs"] = norm_of(self._norms, loss, math.inf)
+            self._norms = []
+        if numbers:
+            self._gate.take(numbers.values())
+        self._put(Seen(*self._newest, [*numbers], passes), numbers)
+
+    def state(self) -> State:
+        """What it has counted, and what it keeps of the last steps."""
+        return {
+            "skipped": self.num_skipped,
+            "in_a_row": self._in_a_row,
+            "findings": self._num_findings,
+            "armed": self._is_armed,
+            "kept": [*self._kept],
+        }
+
+    def restore(self, state: State) -> None:
+        """Count on from there."""
+        self.num_skipped = int(state["skipped"])
+        self._in_a_row = int(state["in_a_row"])
+        self._num_findings = int(state["findings"])
+        self._is_armed = bool(state["armed"])
+        self._kept.clear()
+        self._kept.extend([jsonio.number(item) for item in row] for row in state["kept"])
+
+    # --- looking ----------------------------------------------------------------------------
+
+    def _watch_outputs(self, network: Network, skipped: Skipped) -> None:
+        seen = {module: name for name, module in network.layers.items() if name not in skipped}
+        for module, name in seen.items():  # one that layers share is hooked once
+            module.register_forward_hook(self._on_output(name, skipped))
+
+    def _on_output(self, name: str, skipped: Skipped) -> Callable[..., None]:
+        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            if not self._passes:  # an evaluation between two steps, or a replay
+                return
+            found = [item.detach() for leaf, item in leaves(name, output) if leaf not in skipped]
+            floating = [item for item in found if item.is_floating_point()]
+            if floating:
+                self._norms.append(norm_of(floating, floating[0], math.inf))
+
+        return hook
+
+    def _after_update(self, _optimizer: object, _args: object, _keywords: object) -> None:
+        parameters = [item.detach() for item in self._graded]
+        numbers: dict[str, Tensor] = {}
+        if parameters:
+            numbers["parameters"] = norm_of(parameters, parameters[0], math.inf)
+        self._put(Seen(*self._newest, [*numbers], []), numbers)
+
+    def _put(self, seen: Seen, numbers: Mapping[str, Tensor]) -> None:
+        if numbers:
+            self._readback.put([*numbers.values()], lambda arrived: self._arrived(seen, arrived))
+
+    # --- what follows -----------------------------------------------------------------------
+
+    def _arrived(self, seen: Seen, arrived: Sequence[float]) -> None:
+        """Judge a step by its numbers, which are there now."""
+        values = dict(zip(seen.names, arrived, strict=True))
+        bad = [name for name, value in values.items() if not math.isfinite(value)]
+        if "parameters" not in values:
+            figures = values.get("loss"), values.get("gradients"), seen.lr
+            self._kept.append([seen.step, *figures])
+        if not bad:
+            if "parameters" not in values or len(self._checks) == 1:
+                self._is_armed, self._in_a_row = True, 0
+            return
+        if self._action == "skip_step":
+            self._count(seen)
+        is_first, self._is_armed = self._is_armed, False
+        is_over = self._action == "fail" or self._in_a_row > self._limit
+        if (is_first and self._num_findings < MAX_FINDINGS) or is_over:
+            self._num_findings += 1
+            self._tell(seen, bad, values, is_over=is_over)
+
+    def _count(self, seen: Seen) -> None:
+        self._gate.shut()
+        self.num_skipped += 1
+        self._in_a_row += 1
+        self._metrics(seen, {"skipped_steps": self.num_skipped})
+
+    def _tell(
+        self, seen: Seen, bad: Sequence[str], values: Mapping[str, float], *, is_over: bool
+    ) -> None:
+        """Find the layer, say so, and end the job if that is what is to happen.
+
+        Raises:
+            NonFinite: the job is over.
+        """
+        with taken_out(self._clock, "probes"):
+            found = self._found(seen)
+        step = seen.step - 1 if found.phase == "update" and "parameters" not in bad else seen.step
+        text = self._described(seen, found, bad)
+        record = self._finding(seen, found, bad, text, is_over=is_over) | {"step": max(step, 0)}
+        self._emit(record)
+        if not is_over:
+            return
+        if self._readback.device.type == "cpu" and "loss" in values:
+            self._metrics(
+                seen, {"loss": values["loss"], "lr": seen.lr}
+            )  # of a step that never ends
+        kind = NonFinite if self._action == "fail" else TooManySkipped
+        if kind is TooManySkipped:
+            text = f"{self._in_a_row} steps in a row were skipped, and {self._limit} may be. {text}"
+        keys = ("step", "layer", "kind", "phase", "samples", "num_samples", "bad_samples")
+        raise kind(
+            text,
+            layer=found.layer,
+            step=seen.step,
+            found={key: record[key] for key in keys} | {"metric": bad[0]},
+        )
+
+    def _metrics(self, seen: Seen, values: dict[str, float]) -> None:
+        record = {"type": "metrics", "at": now(), "step": seen.step, "epoch": seen.epoch}
+        self._emit(record | {"values": values})
+
+    def _found(self, seen: Seen) -> Found:
+        if "parameters" in seen.names:
+            return self._replay.in_parameters()
+        try:
+            return self._replay.find(seen.passes)
+        except Exception:  # it only adds to what is known
+            return Found()
+
+    def _described(self, seen: Seen, found: Found, bad: Sequence[str]) -> str:
+        what = {"gradients": "the norm of the gradients", "loss": "the loss"}
+        hit = " and ".join(what.get(name, name) for name in bad)
+        text = f"Step {seen.step}: {hit} not finite. {described(found, self._readers())}"
+        if found.phase == "update" and "parameters" not in bad:
+            text += " The update of an earlier step has made it so."
+            text += " With action fail that step would be looked into." * (self._action == "warn")
+        elif not self._gate.keeps:
+            text += " That is with the parameters of some steps later."
+        return text
+
+    def _readers(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for layer in self._job.network.layers:
+            for source in layer.inputs or ():
+                found.setdefault(source.partition(".")[0], []).append(layer.name)
+        return found
+
+    def _finding(
+        self, seen: Seen, found: Found, bad: Sequence[str], text: str, *, is_over: bool
+    ) -> dict[str, Any]:
+        one = seen.passes[found.num_pass] if seen.passes else None
+        numbers = None if one is None else self._rows.numbers(one.taken)
+        samples: list[int] = [] if numbers is None else numbers[:MAX_SAMPLES].tolist()
+        bad_samples: list[int] = []
+        if numbers is not None and found.bad_rows is not None:
+            bad_samples = numbers[found.bad_rows.to(numbers.device)][:MAX_SAMPLES].tolist()
+        done = {"warn": "none", "skip_step": "skipped", "fail": "failed"}[self._action]
+        return {
+            "type": "finding",
+            "at": now(),
+            "rule": "nonfinite",
+            "severity": "error" if is_over else "warning",
+            "layer": found.layer,
+            "tensor": found.tensor,
+            "kind": found.kind,
+            "phase": found.phase,
+            "message": text,
+            "action": "failed" if is_over else done,
+            "checks": [*bad],
+            "split": self._job.data.train.split,
+            "samples": samples,
+            "num_samples": 0 if numbers is None else len(numbers),
+            "bad_samples": bad_samples,
+            "causes": causes(found, [*self._kept]),
+            "steps": {"columns": [*_STEP_COLUMNS], "rows": [*self._kept]},
+            "tensors": {"columns": [*STATS_COLUMNS], "rows": found.rows},
+        }
+
+
+class Ration:
+    """How often gradients are looked at, where that may be left out: so that it takes its share.
+
+    The times are those of the host.
+    """
+
+    def __init__(self, *, leaves_out: bool, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._leaves_out = leaves_out
+        self._clock = clock
+        self.every = 1
+        """They are looked at in one of so many steps."""
+        self._left = 0
+        self._costs: deque[float] = deque(maxlen=8)
+        self._steps: deque[float] = deque(maxlen=32)
+        self._last = self._began = self._clock()
+
+    def is_due(self) -> bool:
+        """Whether this step is looked at; called once a step."""
+        if not self._leaves_out:
+            return True
+        here = self._clock()
+        self._steps.append(here - self._last)
+        self._last = here
+        self._left -= 1
+        return self._left < 0
+
+    def __enter__(self) -> None:
+        self._began = self._clock()
+
+    def __exit__(self, *_: object) -> None:
+        if not self._leaves_out:
+            return
+        self._costs.append(self._clock() - self._began)
+        if len(self._costs) == self._costs.maxlen:
+            step_s, cost_s = (
+                sorted(times)[len(times) // 2] for times in (self._steps, self._costs)
+            )
+            self.every = min(max(1, math.ceil(cost_s / (SHARE * max(step_s, 1e-9)))), _MAX_EVERY)
+        self._left = self.every - 1
+
+
+def norm_of(tensors: Sequence[Tensor | None], like: Tensor, order: float = 2) -> Tensor:
+    """The norm of all values together: not finite where one of them is not. Waits for nothing.
+
+    Of order 2 it is not finite either where values are beyond 1e19: their squares are not.
+    """
+    there = [item.detach() for item in tensors if item is not None]
+    dense = [item if item.layout is torch.strided else item._values() for item in there]  # pyright: ignore[reportPrivateUsage]
+    filled = [item for item in dense if item.numel()]
+    if not filled:
+        return torch.zeros((), device=like.device)
+    norms: list[Tensor] = torch._foreach_norm(filled, order)  # pyright: ignore
+    return torch.linalg.vector_norm(torch.stack([item.to(torch.float32) for item in norms]), order)
+
+
+def causes(found: Found, steps: Sequence[Sequence[Any]]) -> list[str]:
+    """What may have led there, the likeliest first."""
+    told: list[str] = []
+    if found.kind == "input":
+        told.append("The data has values that are not finite: look at the rows in bad_samples.")
+    absmax = STATS_COLUMNS.index("absmax")
+    told += [
+        f"The field {row[0]!r} reaches {row[absmax]:.3g}: scale or normalise it."
+        for row in found.rows
+        if row[1] == "input" and _LARGE <= row[absmax] < math.inf
+    ]
+    norms = [row[2] for row in steps[:-1] if row[2] is not None and math.isfinite(row[2])]
+    if len(norms) >= 2 and norms[-1] > 10 * sorted(norms)[len(norms) // 2]:
+        told.append(
+            "The gradients grew over the last steps: lower the learning rate, or clip them."
+        )
+    if found.kind in ("output", "output_grad") and not told:
+        told.append("A logarithm, root or division at zero, or a learning rate that is too high.")
+    return told

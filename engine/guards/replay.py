@@ -1,0 +1,248 @@
+"""One pass once more, to see where its numbers first are not finite; training is not touched by it.
+
+The batch, the random numbers and the parameters are those of the pass. Gradients, buffers and
+generators are put back after it, bit for bit.
+"""
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.data import Rows, Taken
+from engine.guards.randomness import Randomness
+from engine.network import LayerFailed, Network, leaves, root
+from engine.optim import loss_of
+from engine.probes.figures.summarize import summarize
+from engine.probes.watched.gradients import watch_gradient
+from glasshouse.events import STATS_COLUMNS
+
+NUM_TENSORS = 20
+"""Tensors whose figures are kept before the first bad one, that one included."""
+_NAN, _INF = (STATS_COLUMNS.index(name) - 2 for name in ("nan", "inf"))
+
+Row = list[Any]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What a forward and backward pass was made of, beside the parameters."""
+
+    taken: Taken
+    randomness: Randomness
+
+
+@dataclass
+class Found:
+    """Where the numbers of a step first were not finite."""
+
+    layer: str | None = None
+    """The layer, or the data field, or ``loss``; None: nothing was found."""
+    tensor: str | None = None
+    """The leaf or the parameter, as a probe would call it."""
+    kind: str | None = None
+    phase: str | None = None
+    """``forward``, ``backward``, or ``update`` where the parameters were bad before the step."""
+    num_pass: int = 0
+    """In which of the step's passes."""
+    bad_rows: Tensor | None = None
+    """Which rows of its batch; None: the tensor has none."""
+    counts: tuple[int, int, int] = (0, 0, 0)
+    """NaN, infinities, values in all."""
+    rows: list[Row] = field(default_factory=list[Row])
+    """The figures of the tensors up to it, in the order in which they were made."""
+
+
+class Skipped:
+    """The layers and parameters that nobody wants to be looked at."""
+
+    def __init__(self, globs: Sequence[str]) -> None:
+        self._globs = globs
+
+    def __contains__(self, name: str) -> bool:
+        """Whether a layer, a leaf or a parameter is one of them; what is of a layer goes by it."""
+        return any(
+            fnmatchcase(one, glob)
+            for glob in self._globs
+            for one in dict.fromkeys((name, root(name)))
+        )
+
+
+class Replay:
+    """Looks for the first bad tensor of passes that were made."""
+
+    def __init__(
+        self,
+        network: Network,
+        loss_fn: nn.Module,
+        loss_inputs: Sequence[str],
+        rows: Rows,
+        skipped: Skipped,
+    ) -> None:
+        self._network = network
+        self._loss_fn = loss_fn
+        self._loss_inputs = loss_inputs
+        self._rows = rows
+        self._skipped = skipped
+
+    def find(self, passes: Sequence[Pass]) -> Found:
+        """Look in the parameters, then in each pass: data, forward, loss, backward."""
+        found = self.in_parameters()
+        if found.layer is not None:
+            return found
+        for number, one in enumerate(passes):
+            with _untouched(self._network, one.randomness.device):
+                one.randomness.restore()
+                search = _Search(self._skipped)
+                self._run(self._rows.again(one.taken), search)
+            found = search.found
+            found.num_pass = number
+            if found.layer is not None:
+                return found
+        return found
+
+    @torch.no_grad()
+    def in_parameters(self) -> Found:
+        """The first parameter that is not finite."""
+        for name, parameter in self._network.named_parameters():
+            if name not in self._skipped and not is_finite(parameter):
+                search = _Search(self._skipped)
+                search.see(name.rpartition(".")[0] or name, name, "param", "update", parameter)
+                return search.found
+        return Found()
+
+    def _run(self, batch: dict[str, Tensor], search: "_Search") -> None:
+        search.num_rows = next(iter(batch.values())).shape[0]
+        for name, tensor in batch.items():
+            search.see(name, name, "input", "forward", tensor)
+        handles = self._hook(search)
+        try:
+            # A step that fails in a layer is looked at as far as it comes.
+            with contextlib.suppress(LayerFailed, RuntimeError), torch.enable_grad():
+                loss = loss_of(self._loss_fn, self._network(batch), self._loss_inputs)
+                search.see("loss", "loss", "output", "forward", loss)
+                if search.found.layer is None:
+                    loss.backward()
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _hook(self, search: "_Search") -> list[Any]:
+        names: dict[nn.Module, list[str]] = {}
+        for name, module in self._network.layers.items():
+            names.setdefault(module, []).append(name)
+        handles: list[Any] = [
+            module.register_forward_hook(_on_output(search, iter(called)))
+            for module, called in names.items()
+        ]
+        for name, parameter in self._network.named_parameters():
+            if parameter.requires_grad:
+                handle = parameter.register_post_accumulate_grad_hook(_on_grad(search, name))
+                handles.append(handle)
+        return handles
+
+
+class _Search:
+    """Sees tensors in the order in which a pass makes them, up to the first bad one."""
+
+    def __init__(self, skipped: Skipped) -> None:
+        self._skipped = skipped
+        self._rows: deque[Row] = deque(maxlen=NUM_TENSORS)
+        self.num_rows = 0
+        self.found = Found()
+
+    def see(self, layer: str, name: str, kind: str, phase: str, tensor: Tensor) -> None:
+        """Look at a tensor that is still what it was."""
+        if self.found.layer is not None or not tensor.is_floating_point():
+            return
+        figures = summarize(tensor.detach())
+        row: Row = [*(figures.tolist() if isinstance(figures, Tensor) else figures)]
+        self._rows.append([name, kind, *row])
+        if name in self._skipped or not (row[_NAN] or row[_INF]):
+            return
+        counts = int(row[_NAN]), int(row[_INF]), tensor.numel()
+        bad_rows = self._bad_rows(tensor.detach())
+        self.found = Found(layer, name, kind, phase, 0, bad_rows, counts, [*self._rows])
+
+    def _bad_rows(self, tensor: Tensor) -> Tensor | None:
+        if tensor.layout is not torch.strided or not tensor.dim():
+            return None
+        if tensor.shape[0] != self.num_rows or not tensor.numel():
+            return None
+        return (~torch.isfinite(tensor.reshape(self.num_rows, -1)).all(dim=1)).nonzero().reshape(-1)
+
+
+def _on_output(search: _Search, names: Iterator[str]) -> Callable[..., None]:
+    def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        layer = next(names)
+        for leaf, tensor in leaves(layer, output):
+            search.see(layer, leaf, "output", "forward", tensor)
+            if tensor.requires_grad:
+                watch_gradient(tensor, _on_gradient(search, layer, leaf))
+
+    return hook
+
+
+def _on_gradient(search: _Search, layer: str, leaf: str) -> Callable[[Tensor], None]:
+    return lambda gradient: search.see(layer, leaf, "output_grad", "backward", gradient)
+
+
+def _on_grad(search: _Search, name: str) -> Callable[[Tensor], None]:
+    def hook(parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            layer = name.rpartition(".")[0] or name
+            search.see(layer, name, "param_grad", "backward", parameter.grad)
+
+    return hook
+
+
+@contextlib.contextmanager
+def _untouched(network: Network, device: torch.device) -> Generator[None]:
+    """Whatever a pass does in here to gradients, buffers and generators is taken back."""
+    randomness = Randomness.now(device)
+    gradients = [(item, item.grad) for item in network.parameters()]
+    buffers = [(item, item.detach().clone()) for item in network.buffers()]
+    for parameter, _ in gradients:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        randomness.restore()
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether all values are; waits for the device."""
+    return not tensor.is_floating_point() or bool(torch.isfinite(tensor.detach()).all())
+
+
+def described(found: Found, readers: Mapping[str, Sequence[str]]) -> str:
+    """Where it was, in words; ``readers``: the layers that read a layer."""
+    if found.tensor is None:
+        return "Run again, the step's tensors all are finite: a norm or a sum of them is not."
+    nan, infinities, count = found.counts
+    what = f"{nan} NaN and {infinities} infinities among {count:,} values"
+    match found.kind:
+        case "input":
+            return f"The data's {found.tensor!r} was not finite: {what}."
+        case "param":
+            return f"The parameter {found.tensor!r} was not finite: {what}."
+        case "output":
+            thing = "the loss" if found.layer == "loss" else f"the output of {found.tensor!r}"
+            return f"In the forward pass {thing} was not finite: {what}."
+        case "output_grad":
+            back = " and ".join(repr(name) for name in readers.get(found.layer or "", ())) or "loss"
+            thing = f"the gradient by the output of {found.tensor!r}, which {back} gives back,"
+            return f"In the backward pass {thing} was not finite: {what}."
+        case _:
+            thing = f"the gradient of {found.tensor!r}"
+            return f"In the backward pass {thing} was not finite: {what}."
