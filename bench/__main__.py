@@ -16,6 +16,7 @@ from pathlib import Path
 BENCHES = (
     "step",
     "watching",
+    "guarding",
     "hindered",
     "nursery",
     "submit_to_step",

@@ -316,7 +316,7 @@ class Ration:
         self.every = 1
         """They are looked at in one of so many steps."""
         self._left = 0
-        self._costs: deque[float] = deque(maxlen=8)
+        self._costs: deque[float] = deque(maxlen=4)
         self._steps: deque[float] = deque(maxlen=32)
         self._last = self._began = self._clock()
 

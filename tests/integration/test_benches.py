@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CNN = "mnist cnn, batch 100"
+SHORT = ("--rounds", "1", "--steps", "3")
 
 
 def run(*command: str) -> list[dict]:
@@ -25,6 +26,7 @@ def run(*command: str) -> list[dict]:
     [
         (["bench.step", "--rounds", "1", "--steps", "3"], 1),
         (["bench.watching", "--threads", "1", "--rounds", "1", "--network", CNN, "--case", "c"], 1),
+        (["bench.guarding", *SHORT, "--network", CNN, "--guard", "default"], 1),
     ],
 )
 def test_a_bench_measures_a_ratio(command, num_lines):

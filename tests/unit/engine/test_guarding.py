@@ -439,7 +439,8 @@ def test_gradients_are_looked_at_less_often_where_looking_is_dear():
     assert steps(cheap, 0.9 * SHARE, 100) == [*range(100)]
     dear = Ration(leaves_out=True, clock=lambda: now[0])
     due = steps(dear, 10 * SHARE, 400)
-    assert due[:8] == [*range(8)]
+    assert due[:4] == [*range(4)]
+    assert due[4] > 5
     assert len(due) * 10 * SHARE / 400 < 2 * SHARE
     assert steps(Ration(leaves_out=False, clock=lambda: now[0]), 1.0, 50) == [*range(50)]
 
