@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
-from sqlalchemy import case, delete, insert, literal, select, update
+from sqlalchemy import case, delete, insert, select, update
 from sqlalchemy.orm import Session
 
 from glasshouse.errors import CrashLoop, WorkerLost
@@ -397,11 +397,15 @@ def expired(tx: Session) -> list[Claim]:
 
 
 def still_expired(tx: Session, claim: Claim) -> bool:
-    """Whether the lease is still run out, now that this transaction may write."""
-    query = select(literal(1)).where(
+    """Whether the lease is still run out, now that this transaction may write.
+
+    Locks the job's row. Where another holds it somebody is just writing, its supervisor perhaps:
+    nothing has run out then, and nobody waits for a writer that stands still.
+    """
+    query = select(Job.id).where(
         Job.id == claim.job, Job.fence == claim.fence, Job.lease_expires_ms < now_ms()
     )
-    return tx.scalar(query) is not None
+    return tx.scalar(query.with_for_update(skip_locked=True)) is not None
 
 
 def waiting(tx: Session, worker: str) -> list[str]:

@@ -26,6 +26,10 @@ SQLITE_PRAGMAS = {
     "busy_timeout": 10_000,
     "mmap_size": 0,  # the WAL-reset bug of SQLite < 3.51.3 was seen with mmap
 }
+IDLE_IN_TRANSACTION_S = 20
+"""PostgreSQL ends a transaction whose client says nothing for so long, and frees what it has
+locked. Else a process that stands still in one, or a machine that is gone, keeps its job from
+being taken by another. No transaction of ours waits for anything but the database."""
 
 
 Transaction = Session
@@ -108,6 +112,8 @@ class Database:
                 connection.exec_driver_sql(begin)
 
             event.listen(engine, "begin", begin_explicitly)
+        else:
+            event.listen(engine, "connect", _configure_postgresql)
         return engine
 
 
@@ -125,6 +131,11 @@ def translated() -> Generator[None]:
         if isinstance(error, OperationalError) or error.connection_invalidated:
             raise DatabaseUnavailable from error
         raise
+
+
+def _configure_postgresql(connection: Any, _record: Any) -> None:
+    connection.execute(f"SET idle_in_transaction_session_timeout = '{IDLE_IN_TRANSACTION_S}s'")
+    connection.commit()
 
 
 def _configure_sqlite(connection: Any, _record: Any) -> None:

@@ -1,6 +1,7 @@
 """A real worker, but its ranks may misbehave, and it pauses or dies where a test says.
 
-``point`` in its home is a file with ``<failpoint> <pause|kill>``: where, and what. It becomes
+``point`` in its home is a file with ``<failpoint> <pause|kill|stop>``: where, and what; ``stop`` is
+SIGSTOP. It becomes
 ``reached`` when the worker comes there. Other than by ``FAILPOINTS`` a test can so choose a point
 while the worker runs.
 """
@@ -25,6 +26,7 @@ LATE = (
     "workplace.remove",
 )
 PAUSE_S = 0.3
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
 def arrive(name: str) -> None:
@@ -39,8 +41,8 @@ def arrive(name: str) -> None:
         path.rename(path.with_name("reached"))
     except FileNotFoundError:
         return  # another thread was faster
-    if action == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
+    if action in SIGNALS:
+        os.kill(os.getpid(), SIGNALS[action])
     time.sleep(PAUSE_S)
 
 

@@ -1,8 +1,10 @@
 """Every failpoint of worker and rank with every action: the job ends as one that nobody touched.
 
 ``make failpoints`` runs all, ``make test`` a few. The result is in ``docs/concepts/restarts.md``.
+``FAILPOINTS_DATABASE`` says on which database: ``sqlite`` or ``postgresql``.
 """
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +15,7 @@ from tests.integration.worker.shop import Shop, until
 from tests.integration.worker.story import Story, check_attempts, spec_of, survive
 
 ROOT = Path(__file__).parents[3]
+DATABASE = os.environ.get("FAILPOINTS_DATABASE", "sqlite")
 LEASE_S, PAUSE_S = 2, 6
 """Who stands still does so for three times as long as it may be silent."""
 NOT_PASSED = ("artifact.received", "artifact.replaced", "return", "sweep")
@@ -51,13 +54,15 @@ def cases() -> list[object]:
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(("point", "action"), cases())
+@pytest.mark.parametrize("database_url", [DATABASE], indirect=True)
 def test_whatever_happens_at_a_point_the_job_ends_as_if_it_had_not(
     point: str,
     action: str,
-    shop: Shop,
+    any_shop: Shop,
     points: Callable[[str], Path],
     undisturbed: Story,
 ):
+    shop = any_shop
     kind = point.split(".", maxsplit=1)[0]
     what = f"pause:{PAUSE_S}" if action == "pause" else action
     once = points(f"{point}={what}@{2 if point.startswith(OFTEN) else 1}")
