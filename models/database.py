@@ -6,9 +6,10 @@ with SQLAlchemy's default deferred transactions concurrent updates are lost with
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, Connection, Engine, create_engine, event, text
+from sqlalchemy import BigInteger, Connection, Engine, create_engine, event, select, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.compiler import compiles
@@ -51,6 +52,11 @@ def _now_sqlite(*_: Any, **__: Any) -> str:  # pyright: ignore[reportUnusedFunct
 @compiles(now_ms, "postgresql")
 def _now_postgresql(*_: Any, **__: Any) -> str:  # pyright: ignore[reportUnusedFunction]
     return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)"
+
+
+def database_time(tx: Session) -> datetime:
+    """The database's own time: for times of several hosts that are compared with each other."""
+    return datetime.fromtimestamp(tx.scalars(select(now_ms())).one() / 1000, UTC)
 
 
 class Database:
