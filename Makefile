@@ -34,8 +34,9 @@ test-slow: setup ## the long ones: real data, full optimizers, more deaths of wo
 chaos: setup ## kill everything at random for a good while, on both databases
 	CHAOS_KILLS=200 CHAOS_JOBS=300 $(PYTEST) tests/chaos -m slow -s
 
-failpoints: setup ## kill, fail and halt at every failpoint of worker and rank, one at a time
-	$(PYTEST) tests/integration/worker/test_failpoints.py -n 3 -m "slow or not slow"
+failpoints: setup ## kill, fail and halt at every failpoint; FAILPOINTS_DATABASE=postgresql
+	$(PYTEST) tests/integration/worker/test_failpoints.py tests/integration/api/test_failpoints.py \
+	  -n 3 -m "slow or not slow"
 
 test-gpu: setup ## what needs a CUDA device
 	$(PYTEST) tests/gpu -m gpu

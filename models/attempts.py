@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
-from sqlalchemy import case, delete, insert, literal, select, update
+from sqlalchemy import case, delete, insert, select, update
 from sqlalchemy.orm import Session
 
 from glasshouse.errors import CrashLoop, WorkerLost
 from models import captures, checkpoints, commands, endings, events, metrics, pausing, probes
 from models.checkpoints import SCRATCH, Refused, Start
 from models.commands import CommandChange
-from models.database import now_ms
+from models.database import database_time, now_ms
 from models.endings import CRASH_LOOP, Backoff, ExitKind
 from models.events import NewEvent
 from models.probes import ProbeChange
@@ -145,7 +145,7 @@ def claim(
         )
         .values(
             state="claimed",
-            claimed_at=time,
+            claimed_at=database_time(tx),
             resumed_from_step=first_step,
             checkpoint=start.checkpoint,
         )
@@ -176,7 +176,8 @@ def ship(
 
     One fenced statement renews the lease, takes gapless numbers for the events and brings back
     what was asked of the job; the spool's offset moves in the same transaction, so a record
-    that is read again after a crash is not stored again.
+    that is read again after a crash is not stored again. Every shipment is counted, also one
+    that has nothing of the spool.
     """
     beat = _fenced(tx, claim, len(batch.events), lease_ms, batch.job)
     if beat is None:
@@ -188,7 +189,7 @@ def ship(
             Attempt.n == claim.attempt,
             Attempt.spool_offset == offsets[0],
         )
-        .values(spool_offset=offsets[1])
+        .values(spool_offset=offsets[1], num_shipments=Attempt.num_shipments + 1)
         .returning(Attempt.n)
     )
     if moved is None:
@@ -374,12 +375,10 @@ def give_up(  # noqa: PLR0913 (how an attempt ended, and what then)
     new = [NewEvent("state", time, {"from": before, "to": target, "reason": reason})]
     changes |= {"state": target, "state_reason": reason, "lease_expires_ms": None, "error": error}
     if target == "paused":
-        changes |= {"fence": claim.fence + 1, "devices": [], "worker": None, "paused_at": time}
+        changes |= _released(claim) | {"paused_at": database_time(tx)}
     elif target == "queued":
-        # the fence moves now: the lost attempt must not write even before the next one begins
-        changes |= {"fence": claim.fence + 1, "devices": [], "worker": None, "queued_at": time}
         # what it says of its steps stays until the next attempt says from which it goes on
-        changes |= {"rung_at": None, "probe_overhead": None}
+        changes |= _released(claim) | {"queued_at": time, "rung_at": None, "probe_overhead": None}
     else:
         new.append(NewEvent("end", time, {"state": target}))
         changes |= {"ended_at": time}
@@ -389,6 +388,11 @@ def give_up(  # noqa: PLR0913 (how an attempt ended, and what then)
     if target == "paused":
         pausing.settle(tx, claim.job)
     return True
+
+
+def _released(claim: Claim) -> dict[str, Any]:
+    """A job without its attempt, which must not write even before the next one begins."""
+    return {"fence": claim.fence + 1, "devices": [], "worker": None}
 
 
 def expired(tx: Session) -> list[Claim]:
@@ -401,12 +405,16 @@ def expired(tx: Session) -> list[Claim]:
     return [Claim(*row) for row in rows]
 
 
-def still_expired(tx: Session, claim: Claim) -> bool:
-    """Whether the lease is still run out, now that this transaction may write."""
-    query = select(literal(1)).where(
+def still_expired(tx: Session, claim: Claim) -> int | None:
+    """The database's time if the lease is still run out, now that this transaction may write.
+
+    Locks the job's row. Where another holds it somebody is just writing, its supervisor perhaps:
+    nothing has run out then, and nobody waits for a writer that stands still.
+    """
+    query = select(now_ms()).where(
         Job.id == claim.job, Job.fence == claim.fence, Job.lease_expires_ms < now_ms()
     )
-    return tx.scalar(query) is not None
+    return tx.scalar(query.with_for_update(skip_locked=True))
 
 
 def waiting(tx: Session, worker: str) -> list[str]:
@@ -425,14 +433,17 @@ def assigned(tx: Session, worker: str) -> list[Claim]:
     return _claims(tx, worker, "assigned")
 
 
-def shipped_up_to(tx: Session, claim: Claim) -> int:
-    """The spool's offset in force: tells whether a commit whose answer was lost took place."""
-    query = select(Attempt.spool_offset).where(Attempt.job == claim.job, Attempt.n == claim.attempt)
-    return tx.scalars(query).one()
+def num_shipments(tx: Session, claim: Claim) -> int:
+    """How many shipments were stored: tells whether a commit whose answer was lost took place."""
+    mine = (Attempt.job == claim.job, Attempt.n == claim.attempt)
+    return tx.scalars(select(Attempt.num_shipments).where(*mine)).one()
 
 
 def spent_s(tx: Session, claim: Claim) -> float:
-    """Seconds that the earlier attempts of the job took, from being claimed to their ends."""
+    """Seconds that the earlier attempts of the job took, from being claimed to their ends.
+
+    Other workers may have claimed and ended them: both times are the database's.
+    """
     query = select(Attempt.claimed_at, Attempt.ended_at).where(
         Attempt.job == claim.job, Attempt.n < claim.attempt
     )
@@ -501,7 +512,7 @@ def _close(tx: Session, job_id: str, fence: int, state: str, exit_kind: ExitKind
     tx.execute(
         update(Attempt)
         .where(Attempt.job == job_id, Attempt.fence == fence)
-        .values(state=state, exit_kind=exit_kind, ended_at=now())
+        .values(state=state, exit_kind=exit_kind, ended_at=database_time(tx))
     )
     tx.execute(
         update(Device)

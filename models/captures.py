@@ -27,11 +27,6 @@ def _row(job: str, attempt: int, row: dict[str, Any]) -> dict[str, Any]:
     return {"job": job, "attempt": attempt, **whole, **row}
 
 
-def is_there(tx: Session, capture: str) -> bool:
-    """Whether a capture was stored."""
-    return tx.get(Capture, capture) is not None
-
-
 def find(  # noqa: PLR0913 (each is a filter)
     tx: Session,
     job: str,

@@ -6,9 +6,10 @@ with SQLAlchemy's default deferred transactions concurrent updates are lost with
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, Connection, Engine, create_engine, event, text
+from sqlalchemy import BigInteger, Connection, Engine, create_engine, event, select, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.compiler import compiles
@@ -26,6 +27,10 @@ SQLITE_PRAGMAS = {
     "busy_timeout": 10_000,
     "mmap_size": 0,  # the WAL-reset bug of SQLite < 3.51.3 was seen with mmap
 }
+IDLE_IN_TRANSACTION_S = 20
+"""PostgreSQL ends a transaction whose client says nothing for so long, and frees what it has
+locked. Else a process that stands still in one, or a machine that is gone, keeps its job from
+being taken by another. No transaction of ours waits for anything but the database."""
 
 
 Transaction = Session
@@ -47,6 +52,11 @@ def _now_sqlite(*_: Any, **__: Any) -> str:  # pyright: ignore[reportUnusedFunct
 @compiles(now_ms, "postgresql")
 def _now_postgresql(*_: Any, **__: Any) -> str:  # pyright: ignore[reportUnusedFunction]
     return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)"
+
+
+def database_time(tx: Session) -> datetime:
+    """The database's own time: for times of several hosts that are compared with each other."""
+    return datetime.fromtimestamp(tx.scalars(select(now_ms())).one() / 1000, UTC)
 
 
 class Database:
@@ -108,6 +118,8 @@ class Database:
                 connection.exec_driver_sql(begin)
 
             event.listen(engine, "begin", begin_explicitly)
+        else:
+            event.listen(engine, "connect", _configure_postgresql)
         return engine
 
 
@@ -125,6 +137,11 @@ def translated() -> Generator[None]:
         if isinstance(error, OperationalError) or error.connection_invalidated:
             raise DatabaseUnavailable from error
         raise
+
+
+def _configure_postgresql(connection: Any, _record: Any) -> None:
+    connection.execute(f"SET idle_in_transaction_session_timeout = '{IDLE_IN_TRANSACTION_S}s'")
+    connection.commit()
 
 
 def _configure_sqlite(connection: Any, _record: Any) -> None:

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from glasshouse.errors import CannotPause, JobEnded, JobNotPaused
 from models import events
+from models.database import database_time
 from models.events import NewEvent
 from models.state import ENDED
 from models.tables import Job, Outbox, now
@@ -28,13 +29,12 @@ def request_pause(tx: Session, job: Job) -> Job:
         CannotPause: it is being cancelled, or it is of a kind that keeps no checkpoint.
     """
     before = locked(tx, job)
-    time = now()
     if before in ENDED:
         raise JobEnded(f"The job has ended: it {before}.")
     if before == "cancelling":
         raise CannotPause("The job is being cancelled.")
     if before == "queued":
-        _move(tx, job.id, before, "paused", PAUSED, paused_at=time)
+        _move(tx, job.id, before, "paused", PAUSED, paused_at=database_time(tx))
     elif before in ("starting", "running"):
         if job.kind != "train":
             detail = f"This job is {before} and of the kind {job.kind}, which keeps no checkpoint"
@@ -99,7 +99,7 @@ def of_job(tx: Session, job_id: str) -> Paused:
 
 def _queue(tx: Session, job_id: str) -> None:
     time = now()
-    changes = of_job(tx, job_id).ended(time)
+    changes = of_job(tx, job_id).ended(database_time(tx))
     changes |= {"queued_at": time, "rung_at": None, "resume_requested": False}
     _move(tx, job_id, "paused", "queued", RESUMED, **changes)
     tx.add(Outbox(job=job_id, created_at=time))

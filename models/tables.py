@@ -178,6 +178,8 @@ class Attempt(Table):
     """The one that it resumes from."""
     spool_offset: Mapped[int] = mapped_column(BigInteger, default=0)
     """Everything in the spool before this byte is in the events."""
+    num_shipments: Mapped[int] = mapped_column(default=0, server_default="0")
+    """How many were stored: tells whether a commit whose answer was lost took place."""
     created_at: Mapped[datetime]
     claimed_at: Mapped[datetime | None]
     ended_at: Mapped[datetime | None]

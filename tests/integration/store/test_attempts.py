@@ -5,8 +5,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from sqlalchemy import text
 
 from glasshouse import jsonio
+from glasshouse.errors import DatabaseUnavailable
 from models import attempts, events, jobs, metrics, stats, workers
 from models.database import Database
 from models.state import ENDED, LIVE, MOVES, STATES
@@ -164,6 +166,37 @@ def test_an_attempt_whose_lease_ran_out_is_found_and_its_job_queued_again(databa
     assert free_devices(database) == ["cpu:0", "cpu:1"]
     with database.read() as tx:
         assert attempts.expired(tx) == []
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_lease_has_not_run_out_while_its_holder_is_just_writing(database: Database):
+    """The sweep neither waits for who writes, nor ends an attempt whose lease that renews."""
+    make_worker(database)
+    claim = running(database, make_job(database), lease_ms=-1)
+    with database.write() as writing:
+        assert attempts.beat(writing, claim, lease_ms=LEASE_MS)
+        with database.write() as tx:
+            assert attempts.expired(tx) == [claim]
+            assert not attempts.still_expired(tx, claim)
+    with database.write() as tx:
+        assert not attempts.still_expired(tx, claim)
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_transaction_that_stands_still_is_ended_by_the_database(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("models.database.IDLE_IN_TRANSACTION_S", 1)
+    other = Database(database.url)
+    job = make_job(database)
+    with pytest.raises(DatabaseUnavailable), other.write() as tx:
+        jobs.request_cancel(tx, jobs.get(tx, job.id, None), by="ada", force=False)
+        with database.write() as mine:  # waits until the lock is free
+            jobs.request_cancel(mine, jobs.get(mine, job.id, None), by="bob", force=False)
+        jobs.get(tx, job.id, None)
+        tx.execute(text("SELECT 1"))
+    other.close()
+    assert state(database, job.id) == "cancelled"
 
 
 def test_a_job_that_loses_its_worker_too_often_fails_and_says_so(database: Database):

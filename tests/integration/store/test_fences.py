@@ -21,7 +21,7 @@ from models.tables import Table
 
 from .making import LEASE_MS, losses, make_job, make_worker, running, saved, ship
 
-READERS = {"still_expired", "shipped_up_to", "start_of", "spent_s"}
+READERS = {"still_expired", "num_shipments", "start_of", "spent_s"}
 """They take a claim and only look."""
 
 

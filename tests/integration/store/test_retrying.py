@@ -116,13 +116,13 @@ def test_a_job_that_waits_is_given_to_nobody_and_rung_for_only_when_it_is_due(da
     assert found.not_before_ms is not None
     assert asked_for(database) == []
     with database.read() as tx:
-        assert workers.waiting_since(tx, before=now()) == []
+        assert workers.waiting_for(tx, seconds=0) == []
     deadline = time.monotonic() + 60
     while not asked_for(database):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     with database.read() as tx:
-        assert workers.waiting_since(tx, before=now()) == [job.id]
+        assert workers.waiting_for(tx, seconds=0) == [job.id]
     start(database, job)
     with database.read() as tx:
         assert jobs.get(tx, job.id, None).not_before_ms is None

@@ -144,7 +144,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Story:
 def points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
     """Sets failpoints for the processes that start from now on; each is followed once."""
     once = tmp_path / "once"
-    once.mkdir()
+    once.mkdir(exist_ok=True)
 
     def set_points(rules: str) -> Path:
         monkeypatch.setenv("FAILPOINTS", rules)

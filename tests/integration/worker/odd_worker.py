@@ -1,6 +1,7 @@
 """A real worker, but its ranks may misbehave, and it pauses or dies where a test says.
 
-``point`` in its home is a file with ``<failpoint> <pause|kill>``: where, and what. It becomes
+``point`` in its home is a file with ``<failpoint> <pause|kill|stop>``: where, and what; ``stop`` is
+SIGSTOP. It becomes
 ``reached`` when the worker comes there. Other than by ``FAILPOINTS`` a test can so choose a point
 while the worker runs.
 """
@@ -25,6 +26,7 @@ LATE = (
     "workplace.remove",
 )
 PAUSE_S = 0.3
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
 def arrive(name: str) -> None:
@@ -39,17 +41,18 @@ def arrive(name: str) -> None:
         path.rename(path.with_name("reached"))
     except FileNotFoundError:
         return  # another thread was faster
-    if action == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
+    if action in SIGNALS:
+        os.kill(os.getpid(), SIGNALS[action])
     time.sleep(PAUSE_S)
 
 
 if __name__ == "__main__":
     failpoints.failpoint = arrive  # before anybody takes it
     from worker import __main__ as entry
-    from worker import processes
+    from worker import nursery, processes
     from worker.nursery import Nursery
 
+    nursery.PASSED = (*nursery.PASSED, "LD_PRELOAD", "CLOCK_SHIFT")  # ranks have the same clock
     real = processes.signal_group
 
     def signal_group(process: processes.Identity, number: signal.Signals) -> bool:

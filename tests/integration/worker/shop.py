@@ -217,6 +217,11 @@ class Shop:
 
         return until(reached)
 
+    def wait_more(self, job_id: str, steps: int = 20) -> None:
+        """Wait until a job that trains has made so many steps more."""
+        progress = self.wait_step(job_id).progress or {}
+        self.wait_step(job_id, progress["step"] + steps)
+
     def wait_runs_again(self, job_id: str, attempt: int = 2) -> None:
         """Wait until a later attempt trains, then cancel it."""
         until(lambda: self.job(job_id).attempt == attempt)

@@ -106,12 +106,12 @@ def _timeless(event: dict[str, Any]) -> dict[str, Any] | None:
     return {name: value for name, value in event.items() if name not in OURS}
 
 
-def survive(shop: Shop, job_id: str) -> None:
+def survive(shop: Shop, job_id: str, worker: str = "w1") -> None:
     """Start the worker again whenever it dies, until the job has ended."""
 
     def ended() -> bool:
-        if shop.workers["w1"].poll() is not None:
-            shop.start_worker(wait=False)
+        if shop.workers[worker].poll() is not None:
+            shop.start_worker(worker, wait=False)
         return shop.job(job_id).state in ENDED
 
     until(ended, 300)

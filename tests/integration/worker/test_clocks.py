@@ -1,0 +1,137 @@
+"""Clocks that are wrong: a worker an hour ahead, one an hour behind, one that is set while it runs.
+
+The whole processes, ranks and SQLite with them, read a shifted clock (``shifted_clock.cpp``).
+"""
+
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from engine.probes.figures.compiling import find_compiler
+from models import jobs, workers
+from tests.conftest import absent
+from tests.integration.worker.shop import Shop, endless, train_spec, until
+from tests.integration.worker.story import SAVED_EVERY, Story, spec_of
+
+HOUR_S = 3600
+LEASE_S = "5"
+
+
+@pytest.fixture(scope="session")
+def shifted_clock(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library that shifts a clock."""
+    compiler = find_compiler()
+    if compiler is None:
+        absent("a C++ compiler")
+        raise AssertionError
+    library = tmp_path_factory.mktemp("clock") / "shifted_clock.so"
+    source = Path(__file__).with_name("shifted_clock.cpp")
+    command = [compiler, "-O2", "-shared", "-fPIC", str(source), "-o", str(library), "-ldl"]
+    subprocess.run(command, check=True)
+    return library
+
+
+class Clocks:
+    """Wall clocks of the processes that a test starts."""
+
+    def __init__(self, library: Path, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._directory = directory
+        self._environment = monkeypatch
+        monkeypatch.setenv("LD_PRELOAD", str(library))
+
+    def choose(self, name: str, seconds: int) -> None:
+        """Processes that start from now on have this clock; wrong by so much."""
+        self.set(name, seconds)
+        self._environment.setenv("CLOCK_SHIFT", str(self._directory / f"{name}.shift"))
+
+    def set(self, name: str, seconds: int) -> None:
+        """Set a clock, whoever reads it."""
+        path = self._directory / f"{name}.shift"
+        path.touch()
+        with path.open("r+b") as file:
+            file.write(struct.pack("=q", seconds))
+
+
+@pytest.fixture
+def clocks(shifted_clock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clocks:
+    return Clocks(shifted_clock, tmp_path, monkeypatch)
+
+
+def start(shop: Shop, clocks: Clocks, **shifts: int) -> None:
+    """Start workers with clocks of their own."""
+    for name, seconds in shifts.items():
+        clocks.choose(name, seconds)
+        shop.start_worker(name, odd=True, LEASE_S=LEASE_S, RETRY_MAX_S="0.3")
+
+
+@pytest.mark.parametrize(
+    ("first", "then"), [(HOUR_S, -HOUR_S), pytest.param(-HOUR_S, HOUR_S, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_job_that_moves_between_wrong_clocks_ends_as_if_they_were_right(
+    any_shop: Shop, clocks: Clocks, undisturbed: Story, first: int, then: int
+):
+    """Nor does it seem to have taken the two hours that lie between the clocks."""
+    shop = any_shop
+    start(shop, clocks, w1=first)
+    labels = {"misbehave": "sleep", "at": "40", "attempts": "1"}
+    job_id = shop.submit(spec_of(shop.dataset()) | {"timeout_s": 600.0, "labels": labels})
+    until(lambda: len(shop.payloads(job_id, "checkpoint")) >= 40 // SAVED_EVERY)
+    lost = shop.workers.pop("w1")
+    lost.kill()
+    lost.wait()
+    start(shop, clocks, w2=then)
+    assert shop.wait(job_id, timeout_s=180).state == "succeeded", shop.logs()
+    *lost, last = [(one.worker, one.exit_kind) for one in shop.attempts(job_id)]
+    assert {kind for _, kind in lost} == {"lease_lost"}
+    assert last == ("w2", "succeeded")
+    Story.of(shop, job_id).check(undisturbed)
+    seqs = [event.seq for event in shop.events(job_id)]
+    assert seqs == list(range(1, len(seqs) + 1))
+
+
+@pytest.mark.parametrize("shift", [HOUR_S, -HOUR_S])
+def test_a_clock_that_is_set_while_jobs_run_costs_none_of_them(
+    any_shop: Shop, clocks: Clocks, shift: int
+):
+    """On SQLite it is the clock of the leases too: two workers of one host, and their database."""
+    shop = any_shop
+    clocks.choose("host", 0)
+    for name in ("w1", "w2"):
+        shop.start_worker(name, odd=True, LEASE_S=LEASE_S)
+    dataset, asleep = shop.dataset(), shop.home / "asleep"
+    silent = {"misbehave": "sleep", "at": "20", "reached": str(asleep)}
+    trains, sleeps = (shop.submit(endless(dataset, labels=labels)) for labels in ({}, silent))
+    shop.wait_step(trains, 10)
+    until(asleep.exists)  # of this one only beats are heard, once a second
+    for seconds in (shift, 0):
+        noticed = {name: len(shop.logged(name, "clock_set")) for name in shop.workers}
+        clocks.set("host", seconds)
+        shop.wait_more(trains, 400)
+        if shop.database.is_sqlite:
+            for name, before in noticed.items():
+                until(lambda name=name, before=before: len(shop.logged(name, "clock_set")) > before)
+    for job_id in (trains, sleeps):
+        shop.cancel(job_id, force=True)
+    for job_id in (trains, sleeps):
+        assert shop.wait(job_id).state == "cancelled"
+        tried = [(one.worker, one.exit_kind) for one in shop.attempts(job_id)]
+        assert len(tried) == 1, tried
+        steps = shop.steps(job_id)
+        assert steps == list(range(len(steps)))
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_lost_bell_is_rung_again_by_a_worker_whose_clock_is_behind(
+    any_shop: Shop, clocks: Clocks
+):
+    shop = any_shop
+    start(shop, clocks, w1=-HOUR_S)
+    spec = train_spec(shop.dataset())
+    with shop.database.write() as tx:  # it was rung, and nobody has heard it
+        job_id = jobs.add(tx, owner="ada", spec=spec, resolved=spec, plan={}).id
+        jobs.rung(tx, job=job_id)
+        workers.rung(tx, [job_id])
+    assert shop.wait(job_id).state == "succeeded"

@@ -1,0 +1,130 @@
+"""What one attempt says is stored exactly once, also when the answer of a commit gets lost."""
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from engine.spool import SpoolWriter
+from glasshouse import jsonio
+from glasshouse.errors import DatabaseUnavailable
+from models import events
+from models.artifacts import LocalArtifacts
+from models.database import Database, Transaction
+from models.events import NewEvent
+from models.settings import Settings
+from models.tables import Job, now
+from tests.integration.store.making import make_job, make_worker, running
+from worker.app import make_app
+from worker.asked import Asked
+from worker.bells import Bells
+from worker.draining import Lot
+from worker.nursery import Nursery, log_path
+from worker.orders import Orders
+from worker.station import Station
+from worker.storing import Store
+from worker.watching import Watching
+
+Say = Callable[[Store, Path], None]
+
+
+class Forgetful(Database):
+    """Loses the answers of commits, as often as it is told to."""
+
+    num_to_lose = 0
+
+    @contextmanager
+    def write(self) -> Generator[Transaction]:
+        with super().write() as tx:
+            yield tx
+        if self.num_to_lose:
+            self.num_to_lose -= 1
+            raise DatabaseUnavailable
+
+
+@pytest.fixture
+def forgetful(database_url: str) -> Generator[Forgetful]:
+    opened = Forgetful(database_url)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def store(forgetful: Forgetful, tmp_path: Path) -> Generator[Store]:
+    """The store of an attempt, whose rank is this test."""
+    nobody = f"unix://{tmp_path}/nobody"
+    settings = Settings(home=tmp_path, redis_url=nobody, worker_name="w1", lease_s=30)
+    app = make_app(settings)
+    bells = Bells(settings, app)
+    nursery = Nursery(log_path=tmp_path / "nursery.log")
+    station = Station(settings, forgetful, LocalArtifacts(settings.artifacts), bells, nursery)
+    make_worker(forgetful)
+    job = make_job(forgetful)
+    claim = running(forgetful, job)
+    directory = tmp_path / "attempt"
+    log_path(directory, "stdout").parent.mkdir(parents=True)
+    asked = Asked(station, job.id, Watching(directory), Orders(directory))
+    made = Store(station, claim, job, directory, asked)
+    yield made
+    made.drain.close()
+    bells.close()
+    app.close()
+
+
+def told(database: Database) -> list[dict[str, Any]]:
+    """All that the only job has told."""
+    with database.read() as tx:
+        job = tx.scalars(select(Job.id)).one()
+        return [jsonio.loads(event.as_json()) for event in events.after(tx, job, 0)]
+
+
+def print_a_line(store: Store, directory: Path) -> None:
+    log_path(directory, "stdout").write_text("hello\n")
+
+
+def note_a_stall(store: Store, directory: Path) -> None:
+    store.note(NewEvent("stalled", now(), {"step": 1, "seconds": 9.0, "action": "warn"}))
+
+
+def drop_a_tensor(store: Store, directory: Path) -> None:
+    lost = NewEvent("dropped", now(), {"what": "captures: no room", "count": 1}, 1)
+    store.drain._finished.append(Lot(0, events=[lost]))
+
+
+def report_a_loss(store: Store, directory: Path) -> None:
+    record = {"type": "metrics", "at": "2026-01-01T00:00:00Z", "step": 0, "epoch": 0}
+    spool = SpoolWriter(directory / "spool")
+    spool.append(record | {"values": {"loss": 1.0}})
+    spool.close()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize(
+    ("say", "kind"),
+    [
+        (print_a_line, "log"),
+        (note_a_stall, "stalled"),
+        (drop_a_tensor, "dropped"),
+        (report_a_loss, "metrics"),
+    ],
+)
+def test_what_is_stored_and_not_confirmed_is_not_stored_again(
+    say: Say, kind: str, times: int, forgetful: Forgetful, store: Store, tmp_path: Path
+):
+    say(store, tmp_path / "attempt")
+    forgetful.num_to_lose = times
+    for _ in range(times):
+        store.look(final=True)
+        assert not store.idle, "it was to think that nothing is stored"
+        store._retry_at = 0.0
+    store.look(final=True)
+    assert store.idle
+    assert [event["type"] for event in told(forgetful)].count(kind) == 1
+    note_a_stall(store, tmp_path)  # what comes then is something else
+    store.look(final=True)
+    log = told(forgetful)
+    assert log[-1]["type"] == "stalled"
+    assert [event["seq"] for event in log] == list(range(1, len(log) + 1))
