@@ -7,6 +7,7 @@ import pytest
 
 from glasshouse import errors
 from models.settings import Settings
+from tests.security.figures import sizes
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -67,3 +68,9 @@ def test_every_field_of_a_spec_says_what_it_means_unless_its_name_does():
         if line.startswith("| `"):
             name, meaning = line.split("`")[1], line.split("|")[-2].strip()
             assert meaning or name in silent, f"{name} has no description"
+
+
+def test_the_security_page_says_how_much_the_suites_try():
+    text = (DOCS / "concepts" / "security.md").read_text()
+    for name, count in sizes().items():
+        assert f"| {name} | {count} |" in text, f"there are {count} {name} now"
