@@ -3,7 +3,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
 
-.PHONY: help setup demo up test test-slow chaos failpoints test-gpu fuzz audit check format bench clean
+.PHONY: help setup demo up test test-slow chaos soak failpoints test-gpu fuzz audit check format bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -24,7 +24,7 @@ up: setup ## start the service and keep it until Ctrl-C
 	@.venv/bin/glasshouse up
 
 test: setup ## all tests but the slow ones
-	$(PYTEST) tests/unit tests/contract -n 2 -m "not slow and not gpu"
+	$(PYTEST) tests/unit tests/contract tests/soak -n 2 -m "not slow and not gpu"
 	$(PYTEST) tests/integration tests/security -n 4 --dist worksteal -m "not slow and not gpu"
 	$(PYTEST) tests/acceptance -n 4 --dist loadfile -m "not slow and not gpu"
 
@@ -33,6 +33,9 @@ test-slow: setup ## the long ones: real data, full optimizers, more deaths of wo
 
 chaos: setup ## kill everything at random for a good while, on both databases
 	CHAOS_KILLS=200 CHAOS_JOBS=300 $(PYTEST) tests/chaos -m slow -s
+
+soak: setup ## an hour of use with 100 streaming clients and faults all the time; MINUTES=60
+	$(PY) -m tests.soak --minutes $(or $(MINUTES),60) --save soak
 
 failpoints: setup ## kill, fail and halt at every failpoint; FAILPOINTS_DATABASE=postgresql
 	$(PYTEST) tests/integration/worker/test_failpoints.py tests/integration/api/test_failpoints.py \

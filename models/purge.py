@@ -1,7 +1,8 @@
 """Delete what is kept no longer: ``python -m models.purge [--dry-run] [--json]``.
 
-Each transaction is small, and after each the purge rests longer than it took, so that everybody
-else gets most of the database. It can be ended at any moment and goes on the next time.
+Each transaction is small, and after each the purge rests longer than it took, up to a bound, so
+that everybody else gets most of the database. It can be ended at any moment and goes on the next
+time.
 """
 
 import argparse
@@ -24,8 +25,11 @@ from models.settings import Settings
 from models.tables import now
 
 REST = 3.0
-"""It rests so many times as long as a transaction took."""
+"""It rests so many times as long as a transaction held the database."""
 LEAST_REST_S = 0.01
+MOST_REST_S = 0.5
+"""Whoever waits for the database has had it by then. On a machine with too much to do, where each
+transaction takes a second, longer rests would let the purge fall behind what comes in, for ever."""
 ORPHAN_AFTER_S = 86400.0
 """A file that no row names is somebody's who has not written the row yet, until it is so old."""
 _JOBS_AT_ONCE = 100
@@ -68,12 +72,14 @@ class Purge:
         *,
         stop: threading.Event | None = None,
         stays_mine: Callable[[Transaction], bool] = lambda _: True,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
         self._database = database
         self._artifacts = artifacts
         self._stop = stop or threading.Event()
         self._stays_mine = stays_mine
+        self._clock = clock
         self._lost = False
         self._done = Purged()
 
@@ -159,17 +165,18 @@ class Purge:
     def _once(self, name: str, act: Callable[[Transaction], Done]) -> Done:
         if self._over:
             return Done()
-        began = time.monotonic()
         with self._database.write() as tx:
             if not self._stays_mine(tx):
                 self._lost = True
                 return Done()
+            tx.connection()  # begins: what was waited for until here is nobody's to be given back
+            began = self._clock()
             done = act(tx)
-        took_s = time.monotonic() - began
+        held_s = self._clock() - began
         self._done.add(name, done.rows)
         if done.files:
             self._delete_files()
-        self._stop.wait(max(LEAST_REST_S, REST * took_s))
+        self._stop.wait(min(MOST_REST_S, max(LEAST_REST_S, REST * held_s)))
         return done
 
     def _delete_files(self) -> None:

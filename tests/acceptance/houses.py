@@ -134,6 +134,12 @@ class Broker:
         self.url = f"redis://:{self.PASSWORD}@127.0.0.1:{self._port}/0"
         self._process: subprocess.Popen[bytes] | None = None
 
+    @property
+    def pid(self) -> int | None:
+        """Of the process that runs now, if one does."""
+        process = self._process
+        return None if process is None else process.pid
+
     def start(self) -> None:
         """Start it, with nothing in it, and wait until it answers."""
         options = {"port": self._port, "bind": "127.0.0.1", "requirepass": self.PASSWORD}
@@ -161,9 +167,13 @@ class Broker:
 
 @dataclass
 class Cluster:
-    """APIs and workers on PostgreSQL and a Valkey; they share nothing else but the artifacts."""
+    """APIs and workers on a database and a Valkey; they share nothing else but the artifacts."""
 
     database_url: str
+    api_names: tuple[str, ...] = ("one", "two")
+    worker_names: tuple[str, ...] = ("north", "south")
+    settings: dict[str, str] = field(default_factory=dict)
+    """Beside those that every cluster of the tests has; names in capitals, without the prefix."""
     directory: Path = field(init=False)
     broker: Broker = field(init=False)
     key: str = field(init=False)
@@ -172,7 +182,7 @@ class Cluster:
     urls: dict[str, str] = field(default_factory=dict)
 
     def start(self) -> None:
-        """Start everything and wait until both workers take jobs."""
+        """Start everything and wait until all workers take jobs."""
         self.directory = Path(tempfile.mkdtemp(prefix="gh", dir="/tmp"))
         self.broker = Broker(self.directory)
         self.broker.start()
@@ -181,9 +191,9 @@ class Cluster:
         command = ["-m", "models.keys", "create", "--name", "ada", "--owner", "ada"]
         command += ["--scopes", "read,submit,admin"]
         self.key = json.loads(run_python(*command, environment=environment))["key"]
-        for name in ("north", "south"):
+        for name in self.worker_names:
             self.start_worker(name)
-        for name in ("one", "two"):
+        for name in self.api_names:
             self.start_api(name)
         self.await_workers()
 
@@ -216,14 +226,14 @@ class Cluster:
     def await_workers(self) -> None:
         """Wait until every worker takes jobs and holds none."""
 
-        def both_are_free() -> bool:
-            with self.door("one").http() as http:
+        def all_are_free() -> bool:
+            with self.door(self.api_names[0]).http() as http:
                 states = {row["id"]: row["state"] for row in http.get("/workers").json()["data"]}
                 devices = http.get("/devices").json()["data"]
             busy = [row for row in devices if row.get("job")]
-            return not busy and [states.get(name) for name in self.workers] == ["active"] * 2
+            return not busy and {states.get(name) for name in self.workers} == {"active"}
 
-        until(both_are_free, START_S, "the readiness of both workers")
+        until(all_are_free, START_S, "the readiness of all workers")
 
     def log(self, name: str) -> str:
         """The end of what a process has logged."""
@@ -267,6 +277,7 @@ class Cluster:
             ARTIFACTS_DIR=str(self.directory / "artifacts"),
             CPU_CORES="1",
             **SHORT,
+            **self.settings,
         )
 
 

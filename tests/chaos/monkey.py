@@ -4,6 +4,8 @@ import contextlib
 import random
 import threading
 from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
 
 import psutil
 
@@ -13,15 +15,26 @@ TARGETS = ("api", "worker", "nursery", "rank", "broker")
 
 
 class Monkey:
-    """A thread that kills; ``killed`` counts what it really hit."""
+    """A thread that kills; ``killed`` counts what it really hit.
+
+    Named APIs and workers are spared, the workers' nurseries with them; their ranks are not.
+    """
 
     def __init__(
-        self, cluster: Cluster, *, seed: int, num_kills: int, pause_s: tuple[float, float]
+        self,
+        cluster: Cluster,
+        *,
+        seed: int,
+        num_kills: float,
+        pause_s: tuple[float, float],
+        spared: frozenset[str] = frozenset(),
     ) -> None:
         self._cluster = cluster
         self._random = random.Random(seed)  # noqa: S311 (which process dies)
         self._num_kills = num_kills
         self._pause_s = pause_s
+        self._apis = sorted(cluster.apis.keys() - spared)
+        self._workers = sorted(cluster.workers.keys() - spared)
         self._stopping = threading.Event()
         self._error: BaseException | None = None
         self.killed: Counter[str] = Counter()
@@ -42,8 +55,9 @@ class Monkey:
 
     def _run(self) -> None:
         try:
-            while self.killed.total() < self._num_kills and not self._stopping.is_set():
-                self._stopping.wait(self._random.uniform(*self._pause_s))
+            while self.killed.total() < self._num_kills:
+                if self._stopping.wait(self._random.uniform(*self._pause_s)):
+                    return
                 target = self._random.choice(TARGETS)
                 if getattr(self, f"_kill_{target}")():
                     self.killed[target] += 1
@@ -51,13 +65,13 @@ class Monkey:
             self._error = error
 
     def _kill_api(self) -> bool:
-        name = self._random.choice(list(self._cluster.apis))
+        name = self._random.choice(self._apis)
         self._cluster.kill_api(name)
         self._cluster.start_api(name)
         return True
 
     def _kill_worker(self) -> bool:
-        name = self._random.choice(list(self._cluster.workers))
+        name = self._random.choice(self._workers)
         self._cluster.kill_worker(name)
         self._cluster.start_worker(name)
         return True
@@ -69,7 +83,7 @@ class Monkey:
         return True
 
     def _kill_nursery(self) -> bool:
-        return self._kill_one(nurseries(self._cluster))
+        return self._kill_one(nurseries(self._cluster, self._workers))
 
     def _kill_rank(self) -> bool:
         return self._kill_one(ranks(self._cluster))
@@ -83,12 +97,12 @@ class Monkey:
         return False
 
 
-def nurseries(cluster: Cluster) -> list[psutil.Process]:
-    """The nursery of each worker that has one now."""
+def nurseries(cluster: Cluster, workers: Iterable[str]) -> list[psutil.Process]:
+    """The nursery of each of these workers that has one now."""
     found: list[psutil.Process] = []
-    for worker in list(cluster.workers.values()):
+    for name in workers:
         with contextlib.suppress(psutil.Error):
-            children = psutil.Process(worker.pid).children()
+            children = psutil.Process(cluster.workers[name].pid).children()
             found += [item for item in children if "engine.nursery" in " ".join(item.cmdline())]
     return found
 
@@ -96,7 +110,19 @@ def nurseries(cluster: Cluster) -> list[psutil.Process]:
 def ranks(cluster: Cluster) -> list[psutil.Process]:
     """The ranks that train now."""
     found: list[psutil.Process] = []
-    for nursery in nurseries(cluster):
+    for nursery in nurseries(cluster, list(cluster.workers)):
         with contextlib.suppress(psutil.Error):
             found += nursery.children()
     return found
+
+
+def leftovers(cluster: Cluster) -> set[str]:
+    """Processes of ours that nobody holds any more, shared memory, directories of attempts."""
+    orphans = {
+        f"process {process.pid}"
+        for process in psutil.process_iter(["cmdline", "ppid"])
+        if process.info["ppid"] == 1 and "engine.nursery" in " ".join(process.info["cmdline"] or ())
+    }
+    shared = {str(path) for path in Path("/dev/shm").glob("torch_*")}  # noqa: S108
+    work = {str(path) for path in cluster.directory.glob("*/work/*/job_*")}
+    return orphans | shared | work

@@ -1,12 +1,15 @@
 """Promises about the documentation: what exists has a page, and pages name what exists."""
 
 import importlib.util
+import json
 from pathlib import Path
 
 import pytest
 
 from glasshouse import errors
 from models.settings import Settings
+from tests.security.figures import sizes
+from tests.soak.__main__ import page as page_of_soak
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -67,3 +70,15 @@ def test_every_field_of_a_spec_says_what_it_means_unless_its_name_does():
         if line.startswith("| `"):
             name, meaning = line.split("`")[1], line.split("|")[-2].strip()
             assert meaning or name in silent, f"{name} has no description"
+
+
+def test_the_security_page_says_how_much_the_suites_try():
+    text = (DOCS / "concepts" / "security.md").read_text()
+    for name, count in sizes().items():
+        assert f"| {name} | {count} |" in text, f"there are {count} {name} now"
+
+
+def test_the_figures_of_the_soak_are_those_that_were_kept():
+    kept = (ROOT / "bench" / "results" / "soak.jsonl").read_text().splitlines()
+    table = page_of_soak([json.loads(line) for line in kept])
+    assert table in (DOCS / "concepts" / "restarts.md").read_text(), f"paste this:\n{table}"

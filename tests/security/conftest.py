@@ -3,11 +3,13 @@
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
 
 from tests.running import running_api
+from tests.security import figures
 from tests.security.world import World, make_app, routes_of
 
 
@@ -19,6 +21,26 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             routes = routes_of(app)
             app.state.resources.database.close()
         metafunc.parametrize("route", routes, ids=str)
+
+
+@pytest.fixture(autouse=True)
+def counting(request: pytest.FixtureRequest) -> Generator[None]:
+    """Count what the test asks, for the figures at the end of the run."""
+    found: dict[str, Any] = {}
+    with figures.counted(found):
+        yield
+    request.node.user_properties.append((figures.PROPERTY, found))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how much was tried."""
+    stats = terminalreporter.stats
+    reports = [one for kind in ("", "error") for one in stats.get(kind, ())]
+    lines = figures.table(one for one in reports if getattr(one, "when", "") == "teardown")
+    if lines:
+        terminalreporter.section("security figures")
+    for line in lines:
+        terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session")

@@ -3,9 +3,13 @@
 import http.client
 import socket
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
+
+ANSWERS: Counter[str] = Counter()
+"""What came of what was asked here, for the figures; a bare connection counts as ``raw``."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,7 @@ class Raw:
         connection.endheaders(body or None)
         answer = connection.getresponse()
         found = answer.read()
+        ANSWERS[f"{answer.status // 100}xx"] += 1
         return Answer(answer.status, {k.lower(): v for k, v in answer.getheaders()}, found)
 
     def __enter__(self) -> "Raw":
@@ -72,6 +77,7 @@ class Raw:
 def connect(url: str) -> socket.socket:
     """A bare connection to a service."""
     parts = urlsplit(url)
+    ANSWERS["raw"] += 1
     return socket.create_connection((parts.hostname or "", parts.port or 80), timeout=120)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.running import running_api
+from tests.security.figures import FUZZED
 from tests.security.world import World
 
 EXAMPLES = os.environ.get("FUZZ_EXAMPLES", "2")
@@ -41,7 +42,9 @@ def own_world() -> Generator[World]:
 
 
 @pytest.mark.timeout(3600)
-def test_nothing_of_the_document_breaks_the_service(own_world: World, tmp_path: Path):
+def test_nothing_of_the_document_breaks_the_service(
+    own_world: World, tmp_path: Path, request: pytest.FixtureRequest
+):
     api = own_world.api
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{api.url}/openapi.json"]
     command += ["--header", f"Authorization:Bearer {api.key('eve', 'submit')}"]
@@ -54,6 +57,7 @@ def test_nothing_of_the_document_breaks_the_service(own_world: World, tmp_path: 
         command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=3500
     )
     assert done.returncode == 0, done.stdout[-15_000:] + done.stderr[-3000:]
+    request.node.user_properties += [(FUZZED, line) for line in summary(done.stdout)]
     with api.client(own_world.ada) as ada:
         for path in (
             f"/api/v1/jobs/{own_world.ids['jobs']}",
@@ -63,3 +67,9 @@ def test_nothing_of_the_document_breaks_the_service(own_world: World, tmp_path: 
             assert ada.get(path).status_code == 200, "another tenant's request reached it"
     assert "request_failed" not in api.log
     assert "Traceback" not in api.log
+
+
+def summary(printed: str) -> list[str]:
+    """The lines of its summary that have a number: operations, cases, seconds."""
+    _, _, end = printed.partition(" SUMMARY ")
+    return [line.strip() for line in end.splitlines()[1:] if any(map(str.isdigit, line))]

@@ -14,7 +14,7 @@ from models import attempts, checkpoints, doomed, events, idempotency, jobs, key
 from models.artifacts import LocalArtifacts
 from models.database import Database
 from models.idempotency import Token
-from models.purge import ORPHAN_AFTER_S, Purge, orphans
+from models.purge import LEAST_REST_S, ORPHAN_AFTER_S, Purge, orphans
 from models.settings import Settings
 from models.tables import (
     Capture,
@@ -280,6 +280,49 @@ def test_no_transaction_deletes_more_than_a_chunk(store: Store):
     assert left == 0
     assert max(sizes) <= 6
     assert sum(size > 0 for size in sizes) == -(-STEPS // 6)
+
+
+class Rests(threading.Event):
+    """Nobody stops it; it notes how long it was to be waited for, and does not wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: list[float | None] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.seconds.append(timeout)
+        return False
+
+
+@pytest.mark.parametrize(("held_s", "rest_s"), [(0.001, LEAST_REST_S), (0.1, 0.3), (5.0, 0.5)])
+def test_a_purge_rests_for_what_it_held_the_database_and_not_for_what_it_waited(
+    store: Store, held_s: float, rest_s: float
+):
+    store.job()
+    passed_s = 0.0
+    rests = Rests()
+
+    def clock() -> float:
+        nonlocal passed_s
+        passed_s += held_s
+        return passed_s
+
+    def waits(_: Any) -> bool:
+        nonlocal passed_s
+        passed_s += 1000.0
+        return True
+
+    purge = Purge(
+        Settings(home=store.home, keep_jobs_days=1),
+        store.database,
+        store.artifacts,
+        stop=rests,
+        stays_mine=waits,
+        clock=clock,
+    )
+    assert purge.run().rows["jobs"] == 1
+    assert rests.seconds == [pytest.approx(rest_s)] * len(rests.seconds)
+    assert len(rests.seconds) > 5
 
 
 def test_a_purge_that_is_told_to_stop_stops_between_two_chunks(store: Store):
