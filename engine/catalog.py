@@ -11,6 +11,7 @@ from engine.functions import FUNCTIONS, num_inputs
 from engine.network import layer_classes, layer_parameters
 from engine.optim import loss_classes, optimizer_classes
 from engine.shapes import INFERRED
+from engine.stepwise import OURS
 from glasshouse.spec.metrics import ALONE
 
 SECTIONS = (
@@ -57,7 +58,8 @@ def _layers() -> list[dict[str, Any]]:
             summary = (FUNCTIONS[name].__doc__ or "").splitlines()[0]
             inputs = {"min": least, "max": most}
         else:
-            summary = _in_words(name, known)
+            own = OURS.get(name)
+            summary = _in_words(name, known) if own is None else (own.__doc__ or "").splitlines()[0]
             inputs = _module_inputs(layer_classes()[name])
         found.append(_entry(name, summary, known, inputs))
     return found

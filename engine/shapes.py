@@ -25,6 +25,7 @@ from engine.network import (
     inputs_of,
     layer_parameters,
     leaves,
+    lengths_of,
     parameter_counts,
     root,
 )
@@ -45,10 +46,18 @@ class FieldShape:
     dtype: torch.dtype
     dim: int | None = None
     """Of an integer field: its values are below this."""
+    is_sequence: bool = False
+    """The first axis of a row is its steps, at most so many; rows differ in them."""
+    padding_value: int = 0
+    """What stands behind the end of a row of integers."""
 
-    def tensor(self, num_rows: int) -> Tensor:
-        """A batch that has the shape and no data."""
-        return torch.empty((num_rows, *self.shape), dtype=self.dtype, device="meta")
+    def tensors(self, name: str, num_rows: int) -> dict[str, Tensor]:
+        """A batch that has the shape and no data: the field, and the lengths of a sequence."""
+        made = torch.empty((num_rows, *self.shape), dtype=self.dtype, device="meta")
+        if not self.is_sequence:
+            return {name: made}
+        lengths = torch.empty((num_rows,), dtype=torch.int64, device="meta")
+        return {name: made, lengths_of(name): lengths}
 
 
 @dataclass
@@ -137,7 +146,9 @@ def trace(
     Raises:
         SpecProblems: a layer does not exist, has wrong arguments or does not fit its input.
     """
-    result = Trace(values={name: item.tensor(batch_size) for name, item in fields.items()})
+    result = Trace()
+    for name, item in fields.items():
+        result.values.update(item.tensors(name, batch_size))
     positions = {layer.name: position for position, layer in enumerate(graph.layers)}
     _check_references(graph, fields, positions, findings)
     findings.stop()
@@ -172,8 +183,10 @@ def _check_references(
     findings: Findings,
 ) -> None:
     for position, layer in enumerate(graph.layers):
-        for number, name in enumerate(layer.inputs or ()):
+        for number, name in enumerate(layer.reads):
             pointer = f"/network/layers/{position}/inputs/{number}"
+            if number >= len(layer.inputs or ()):
+                pointer = f"/network/layers/{position}/lengths"
             source = root(name)
             if source in fields:
                 continue

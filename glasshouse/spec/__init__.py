@@ -3,7 +3,18 @@
 Knows pydantic and nothing else: no torch, no SQL, no HTTP.
 """
 
-from glasshouse.spec.data import Data, DenseField, Field, IntegerField, Shuffle, Source
+from glasshouse.spec.data import (
+    Data,
+    DenseField,
+    DenseSequenceField,
+    Field,
+    IntegerField,
+    IntegerSequenceField,
+    SequenceField,
+    Sequences,
+    Shuffle,
+    Source,
+)
 from glasshouse.spec.jobs import (
     Devices,
     Flatten,
@@ -34,6 +45,7 @@ __all__ = [
     "Checkpoint",
     "Data",
     "DenseField",
+    "DenseSequenceField",
     "Devices",
     "Evaluate",
     "Field",
@@ -45,6 +57,7 @@ __all__ = [
     "InferJob",
     "Init",
     "IntegerField",
+    "IntegerSequenceField",
     "JobSpec",
     "KeepBest",
     "Layer",
@@ -53,6 +66,8 @@ __all__ = [
     "Optimizer",
     "Probe",
     "Retry",
+    "SequenceField",
+    "Sequences",
     "Shuffle",
     "Source",
     "Spec",

@@ -71,7 +71,51 @@ class IntegerField(_Columns):
     """How many different values there are; a value outside [0, dim) fails the job by row."""
 
 
-Field = Annotated[DenseField | IntegerField, Constraint(discriminator="type")]
+class IntegerSequenceField(_Columns):
+    """A list of integers in [0, dim) per row, each with its own length: words, say.
+
+    A layer gets them as int64 of shape [rows, longest], padded behind; ``<field>.lengths`` has the
+    lengths, int64 of shape [rows].
+    """
+
+    type: Literal["integer_sequence"]
+    dim: PositiveInt
+    """How many different values there are; a value outside [0, dim) fails the job by row."""
+    padding_value: int = Constraint(default=0, ge=-(2**31), le=2**31)
+    """What stands behind the end of a row. Layers that know the lengths never see it; a loss may be
+    told to pass over it (``ignore_index``)."""
+
+
+class DenseSequenceField(_Columns):
+    """A list of vectors per row, each list with its own length.
+
+    A layer gets them as float32 of shape [rows, longest, dim], padded behind with zeros;
+    ``<field>.lengths`` has the lengths, int64 of shape [rows].
+    """
+
+    type: Literal["dense_sequence"]
+    dim: PositiveInt
+    """The width of a vector."""
+    scale: float | None = None
+    """Multiplies every value. Left out: 1/255 for a uint8 column, else 1."""
+
+
+SequenceField = IntegerSequenceField | DenseSequenceField
+Field = Annotated[
+    DenseField | IntegerField | IntegerSequenceField | DenseSequenceField,
+    Constraint(discriminator="type"),
+]
+
+
+class Sequences(Spec):
+    """What happens to long rows of sequence fields."""
+
+    max_length: PositiveInt | None = None
+    """The most steps of a row; left out, any number."""
+    overflow: Literal["truncate", "drop", "error"] = "truncate"
+    """What happens to a longer row. ``truncate``: the steps behind ``max_length`` are cut off.
+    ``drop``: the row is left out. ``error``: the job fails and names it. What was cut or left out
+    is counted in an event ``dropped``."""
 
 
 class Shuffle(Spec):
@@ -94,3 +138,5 @@ class Data(Spec):
     drop_last: bool = False
     """Leave out the last batch of an epoch when it is smaller than the others."""
     shuffle: Shuffle = Shuffle()
+    sequence: Sequences = Sequences()
+    """How long the rows of sequence fields may be."""
