@@ -21,8 +21,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.network import host_lengths_of, lengths_of
-from engine.ragged import LoadedSequence, RaggedColumn, from_lists, limited, load_sequence
+from engine.network import host_lengths_of, lengths_of, values_of
+from engine.ragged import (
+    LoadedSequence,
+    RaggedColumn,
+    from_lists,
+    limited,
+    load_sequence,
+    load_sparse,
+    split_pairs,
+)
 from engine.shapes import FieldShape
 from glasshouse import jsonio
 from glasshouse.errors import DataFailed
@@ -31,14 +39,19 @@ from glasshouse.spec import (
     Field,
     IntegerField,
     IntegerSequenceField,
+    RaggedField,
     SequenceField,
     Sequences,
     Source,
+    SparseField,
+    SparseFloatField,
 )
 
 _EPOCH_STRIDE = 1_000_003
 _INTEGERS = {"uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "bool"}
 _RANGE_CHUNK = 1 << 22
+_EXACT_PLACES = 1 << 24
+"""Whole numbers that float32 tells apart."""
 
 
 class BadField(Exception):
@@ -60,6 +73,8 @@ def field_shape(
         BadField: a column is missing, or is not of a kind or shape that the field can take.
     """
     columns = [_column(name, field, wanted, meta) for wanted in field_columns(name, field)]
+    if isinstance(field, SparseField):
+        return _sparse_shape(name, field, columns[0], split)
     if isinstance(field, SequenceField):
         return _sequence_shape(name, field, columns[0], split)
     if isinstance(field, IntegerField):
@@ -99,6 +114,31 @@ def _sequence_shape(
     return FieldShape((longest, field.dim), torch.float32, is_sequence=True)
 
 
+def _sparse_shape(
+    name: str, field: SparseField, column: dict[str, Any], split: str | None
+) -> FieldShape:
+    shape = column["shape"]
+    has_values = isinstance(field, SparseFloatField)
+    width = 2 if has_values else 1
+    if (
+        not shape
+        or math.prod(shape[1:]) != width
+        or (not has_values and column["dtype"] not in _INTEGERS)
+    ):
+        wanted = "lists of pairs [place, value]" if has_values else "lists of integers"
+        detail = f"field {name!r} needs {wanted}, and column {column['name']!r} is"
+        detail += f" {column['dtype']} of shape {jsonio.dumps(shape)}"
+        raise BadField(detail, "column" if field.column is not None else "")
+    return FieldShape(
+        (_longest(column, split),),
+        torch.int64,
+        field.dim,
+        is_sequence=True,
+        has_values=has_values,
+        is_sparse=True,
+    )
+
+
 def _longest(column: dict[str, Any], split: str | None) -> int:
     """The steps of the longest row; at least one, since a batch has one."""
     if column["shape"][0] is not None:
@@ -129,7 +169,7 @@ def _column(name: str, field: Field, wanted: str, meta: dict[str, Any]) -> dict[
             if column["dtype"] == "string":
                 detail = f"field {name!r} needs numbers, and column {wanted!r} holds text"
                 raise BadField(detail, key)
-            if None in column["shape"] and not isinstance(field, SequenceField):
+            if None in column["shape"] and not isinstance(field, RaggedField):
                 ends = [item[end] for item in column["lengths"].values() for end in ("min", "max")]
                 detail = f"field {name!r} needs rows of one shape, and those of column {wanted!r}"
                 detail += f" have {min(ends)} to {max(ends)} steps; use the type integer_sequence"
@@ -362,6 +402,10 @@ class Rows:
                 continue
             made[name], lengths_B = item.batch(host_B, self.device)
             made[lengths_of(name)] = lengths_B.to(self.device, non_blocking=True)
+            if item.weights is not None:
+                weighted = replace(item, values=item.weights, weights=None, is_integer=False)
+                x_BT1, _ = weighted.batch(host_B, self.device)
+                made[values_of(name)] = x_BT1.squeeze(-1)
             if self.device.type != "cpu":
                 made[host_lengths_of(lengths_of(name))] = lengths_B
         return made
@@ -414,9 +458,10 @@ def load(
     sequences = {
         name: _ragged(name, field, table, source.split)
         for name, field in fields.items()
-        if isinstance(field, SequenceField)
+        if isinstance(field, RaggedField)
     }
-    kept = limited(sequences, source_rows(num_rows, source.fraction, seed), limit)
+    limits = {n: item for n, item in sequences.items() if isinstance(fields[n], SequenceField)}
+    kept = limited(limits, source_rows(num_rows, source.fraction, seed), limit)
     rows = kept.rows
     num_taken = num_rows if rows is None else len(rows)
     if num_taken == 0:
@@ -427,7 +472,9 @@ def load(
         )
     loaded: dict[str, Loaded] = {}
     for name, field in fields.items():
-        if isinstance(field, SequenceField):
+        if isinstance(field, SparseField):
+            loaded[name] = load_sparse(name, field, sequences[name], rows)
+        elif isinstance(field, SequenceField):
             loaded[name] = load_sequence(name, field, sequences[name], rows, limit)
         else:
             loaded[name] = load_field(name, field, table, (source.split, rows))
@@ -436,7 +483,7 @@ def load(
     return made
 
 
-def _ragged(name: str, field: SequenceField, table: Table, split: str) -> RaggedColumn:
+def _ragged(name: str, field: RaggedField, table: Table, split: str) -> RaggedColumn:
     _checked_shape(name, field, table)
     return table.ragged(split, field_columns(name, field)[0])
 
@@ -483,7 +530,7 @@ def inline_rows(
     for name, shape in shapes.items():
         if shape.is_sequence:
             sequence = _inline_sequence(name, inputs[name], shape)
-            loaded[name] = sequence if most is None else sequence.cut(most)
+            loaded[name] = sequence if most is None or shape.is_sparse else sequence.cut(most)
             heights[name] = len(sequence.lengths)
             continue
         values = _inline_tensor(name, inputs[name], shape)
@@ -515,6 +562,8 @@ def _inline_tensor(name: str, given: Any, shape: FieldShape) -> Tensor:
 
 def _inline_sequence(name: str, given: Any, shape: FieldShape) -> LoadedSequence:
     """A list per row, each with its own length."""
+    if shape.has_values:
+        return _inline_sparse(name, given, shape)
     width = list(shape.shape[1:])
     if not isinstance(given, list) or not given or not all(isinstance(row, list) for row in given):
         detail = f"input {name!r} is not a list of rows that are lists"
@@ -530,6 +579,19 @@ def _inline_sequence(name: str, given: Any, shape: FieldShape) -> LoadedSequence
             raise BadField(f"row {number}: {cause}", name) from None
         rows.append(steps.numpy())
     return from_lists(rows, is_integer=shape.dim is not None, padding_value=shape.padding_value)
+
+
+def _inline_sparse(name: str, given: Any, shape: FieldShape) -> LoadedSequence:
+    """A list of pairs [place, value] per row."""
+    if (shape.dim or 0) > _EXACT_PLACES:
+        detail = f"input {name!r} has more than {_EXACT_PLACES:,} places; read it from a dataset"
+        raise BadField(detail, name)
+    both = replace(shape, shape=(0, 2), dtype=torch.float32, dim=None, has_values=False)
+    pairs = _inline_sequence(name, given, both)
+    try:
+        return split_pairs(pairs, name, int(shape.dim or 0))
+    except DataFailed as cause:
+        raise BadField(cause.detail, name) from None
 
 
 def jsonio_numbers(value: Any) -> Any:

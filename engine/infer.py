@@ -31,6 +31,8 @@ from glasshouse.spec import (
     IntegerSequenceField,
     Sequences,
     Source,
+    SparseField,
+    SparseFloatField,
     TrainJob,
 )
 
@@ -155,6 +157,16 @@ def inline_shapes(fields: Mapping[str, Field]) -> dict[str, FieldShape]:
     for name, field in fields.items():
         if isinstance(field, IntegerField):
             shapes[name] = FieldShape((), torch.int64, field.dim)
+        elif isinstance(field, SparseField):
+            has_values = isinstance(field, SparseFloatField)
+            shapes[name] = FieldShape(
+                (1,),
+                torch.int64,
+                field.dim,
+                is_sequence=True,
+                has_values=has_values,
+                is_sparse=True,
+            )
         elif isinstance(field, IntegerSequenceField):
             padding = field.padding_value
             shapes[name] = FieldShape((1,), torch.int64, field.dim, True, padding)

@@ -127,6 +127,11 @@ def lengths_of(field: str) -> str:
     return f"{field}.lengths"
 
 
+def values_of(field: str) -> str:
+    """The name of the values beside the places of a sparse field."""
+    return f"{field}.values"
+
+
 def host_lengths_of(lengths: str) -> str:
     """The name under which a batch has lengths in host memory too, if they are elsewhere."""
     return f"{lengths}:host"

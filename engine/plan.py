@@ -41,6 +41,7 @@ from glasshouse.spec import (
     IntegerSequenceField,
     Layer,
     Source,
+    SparseField,
     TrainJob,
     parse_job,
 )
@@ -180,7 +181,9 @@ def _limited(
     limit = spec.data.sequence
     limited = dict(shapes)
     for name, shape in shapes.items():
-        if not shape.is_sequence or limit.max_length is None or shape.shape[0] <= limit.max_length:
+        if not shape.is_sequence or shape.is_sparse:
+            continue
+        if limit.max_length is None or shape.shape[0] <= limit.max_length:
             continue
         limited[name] = replace(shape, shape=(limit.max_length, *shape.shape[1:]))
         detail = f"the longest row of field {name!r} has {shape.shape[0]} steps"
@@ -297,7 +300,7 @@ def _check_embedding(
 ) -> None:
     field = fields.get((layer.inputs or ("",))[0])
     size = layer.args.get("num_embeddings")
-    has_ids = isinstance(field, IntegerField | IntegerSequenceField)
+    has_ids = isinstance(field, IntegerField | IntegerSequenceField | SparseField)
     if has_ids and isinstance(size, int) and field.dim > size:
         detail = f"layer {layer.name!r} has {size} entries and field {(layer.inputs or ('',))[0]!r}"
         detail += f" has values up to {field.dim - 1}"
@@ -424,6 +427,8 @@ def _source_bytes(fields: Mapping[str, Field], source: Any, datasets: Metas) -> 
 
 def _step_bytes(shape: FieldShape, dtype: str) -> int:
     """What a step takes in memory; beside it a row has a start and a length."""
+    if shape.has_values:
+        return 8
     if shape.dim is not None:
         return 4 if shape.dim <= 2**31 else 8
     return torch.Size(shape.shape[1:]).numel() * (1 if dtype == "uint8" else 4)

@@ -18,7 +18,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from glasshouse.errors import DataFailed
-from glasshouse.spec import IntegerSequenceField, SequenceField, Sequences
+from glasshouse.spec import (
+    DenseSequenceField,
+    IntegerSequenceField,
+    SequenceField,
+    Sequences,
+    SparseBinaryField,
+    SparseField,
+)
 
 _CHUNK_STEPS = 1 << 22
 
@@ -64,11 +71,14 @@ def check_range(name: str, field: IntegerSequenceField, column: RaggedColumn) ->
     values = column.values.reshape(-1)
     for start in range(0, len(values), _CHUNK_STEPS):
         part = values[start : start + _CHUNK_STEPS]
-        wrong = np.flatnonzero((part < 0) | (part >= field.dim))
+        outside = (part < 0) | (part >= field.dim)
+        if part.dtype.kind == "f":
+            outside |= part != np.floor(part)  # NaN too
+        wrong = np.flatnonzero(outside)
         if wrong.size:
             at = start + int(wrong[0])
             row, step = column.place(at)
-            detail = f"row {row} of split {column.split!r} has {int(values[at])} as value {step} of"
+            detail = f"row {row} of split {column.split!r} has {values[at]:.17g} as value {step} of"
             detail += f" column {column.name!r};"
             raise DataFailed(
                 f"{detail} field {name!r} takes integers in [0, {field.dim})",
@@ -137,10 +147,13 @@ class LoadedSequence:
     scale: float | None = None
     is_integer: bool = False
     padding_value: int = 0
+    weights: Tensor | None = None
+    """Of places of a sparse vector their values, [S, 1]."""
 
     def to(self, device: torch.device) -> "LoadedSequence":
         """The same with its values on a device."""
-        return replace(self, values=self.values.to(device))
+        weights = None if self.weights is None else self.weights.to(device)
+        return replace(self, values=self.values.to(device), weights=weights)
 
     def cut(self, most: int) -> "LoadedSequence":
         """The same rows without the steps behind the first so many."""
@@ -149,7 +162,7 @@ class LoadedSequence:
     @property
     def nbytes(self) -> int:
         """What moves to a device."""
-        return self.values.nbytes
+        return self.values.nbytes + (0 if self.weights is None else self.weights.nbytes)
 
     def batch(self, rows_B: Tensor | slice, device: torch.device) -> tuple[Tensor, Tensor]:
         """Some rows, padded to the longest of them; and their lengths, in host memory.
@@ -217,6 +230,43 @@ def load_sequence(
         scale,
         isinstance(field, IntegerSequenceField),
         getattr(field, "padding_value", 0),
+    )
+
+
+def load_sparse(
+    name: str, field: SparseField, column: RaggedColumn, rows: Tensor | None
+) -> LoadedSequence:
+    """Read the places, and the values, of the rows that are taken.
+
+    Raises:
+        DataFailed: a place lies outside [0, dim), or is no whole number.
+    """
+    if isinstance(field, SparseBinaryField):
+        plain = IntegerSequenceField(type="integer_sequence", dim=field.dim)
+        return load_sequence(name, plain, column, rows, Sequences())
+    places = replace(column, values=column.values.reshape(-1, 2)[:, 0])
+    plain = IntegerSequenceField(type="integer_sequence", dim=field.dim)
+    check_range(name, plain, places)
+    found = load_sequence(name, plain, places, rows, Sequences())
+    pair = DenseSequenceField(type="dense_sequence", dim=2, scale=1.0)
+    weights = load_sequence(name, pair, column, rows, Sequences()).values[:, 1:]
+    return replace(found, weights=weights.to(torch.float32).contiguous())
+
+
+def split_pairs(pairs: LoadedSequence, name: str, dim: int) -> LoadedSequence:
+    """Lists of pairs [place, value] as places and their values.
+
+    Raises:
+        DataFailed: a place lies outside [0, dim), or is no whole number.
+    """
+    places = pairs.values[:, 0]
+    if bool(((places != places.floor()) | (places < 0) | (places >= dim)).any()):
+        raise DataFailed(f"input {name!r} takes places in [0, {dim})")
+    return replace(
+        pairs,
+        values=places.to(torch.int64),
+        weights=pairs.values[:, 1:].to(torch.float32).contiguous(),
+        is_integer=True,
     )
 
 

@@ -28,6 +28,7 @@ from engine.network import (
     lengths_of,
     parameter_counts,
     root,
+    values_of,
 )
 from engine.probes.watched.traced import Record, Seen, meta_sum, recording
 from engine.problems import Findings, SpecProblems
@@ -50,6 +51,10 @@ class FieldShape:
     """The first axis of a row is its steps, at most so many; rows differ in them."""
     padding_value: int = 0
     """What stands behind the end of a row of integers."""
+    has_values: bool = False
+    """Places of a sparse vector, which have values beside them."""
+    is_sparse: bool = False
+    """Places of a sparse vector, for which only an EmbeddingBag has a use."""
 
     def tensors(self, name: str, num_rows: int) -> dict[str, Tensor]:
         """A batch that has the shape and no data: the field, and the lengths of a sequence."""
@@ -57,7 +62,10 @@ class FieldShape:
         if not self.is_sequence:
             return {name: made}
         lengths = torch.empty((num_rows,), dtype=torch.int64, device="meta")
-        return {name: made, lengths_of(name): lengths}
+        known = {name: made, lengths_of(name): lengths}
+        if self.has_values:
+            known[values_of(name)] = torch.empty(made.shape, dtype=torch.float32, device="meta")
+        return known
 
 
 @dataclass
@@ -217,6 +225,10 @@ class _LayerTrace:
         self.layer = graph.layers[position]
         self.pointer = f"/network/layers/{position}"
         self.names = inputs_of(graph, position, field_names)
+        if self.layer.type == "EmbeddingBag" and len(self.names) == 1:
+            field = fields.get(self.names[0])
+            if field is not None and field.has_values:
+                self.names = (self.names[0], values_of(self.names[0]))
         self.fields = fields
         self.values = result.values
         owner = self.layer.shared_with
@@ -248,6 +260,12 @@ class _LayerTrace:
             if name not in self.values:
                 pointer = f"{self.pointer}/inputs/{number}"
                 self._fail(pointer, f"there is no {name!r}{_near(name, self.values)}", "no_leaf")
+        for number, name in enumerate(self.names):
+            field = self.fields.get(name)
+            if field is not None and field.is_sparse and self.layer.type != "EmbeddingBag":
+                detail = f"{name!r} is sparse, and the vector of {field.dim} values is never made:"
+                detail += " read it with EmbeddingBag (mode sum is a linear layer over it)"
+                self._fail(f"{self.pointer}/inputs/{number}", detail, "sparse")
         if self.layer.type in FUNCTIONS:
             least, most = num_inputs(self.layer.type)
             if len(self.names) < least or (most is not None and len(self.names) > most):

@@ -25,6 +25,8 @@ SPEC_MODELS: tuple[type[BaseModel], ...] = (
     spec.IntegerField,
     spec.IntegerSequenceField,
     spec.DenseSequenceField,
+    spec.SparseBinaryField,
+    spec.SparseFloatField,
     spec.Sequences,
     spec.Shuffle,
     spec.Stop,

@@ -100,9 +100,42 @@ class DenseSequenceField(_Columns):
     """Multiplies every value. Left out: 1/255 for a uint8 column, else 1."""
 
 
+class SparseBinaryField(_Columns):
+    """A vector of ``dim`` values per row that are 0 or 1, given as the places of the ones.
+
+    For ``EmbeddingBag``, which with ``mode`` ``sum`` is a linear layer over it. A layer gets the
+    places as int64 of shape [rows, most], padded with 0, and ``<field>.lengths``: the vector itself
+    is never made.
+    """
+
+    type: Literal["sparse_binary"]
+    dim: PositiveInt
+    """The width of the vector; a place outside [0, dim) fails the job by row."""
+
+
+class SparseFloatField(_Columns):
+    """A vector of ``dim`` values per row of which few are not zero, given as places and values.
+
+    The column has lists of pairs ``[place, value]``. For ``EmbeddingBag`` with ``mode`` ``sum``,
+    which gets the places as for ``sparse_binary``, and ``<field>.values``: float32 of shape [rows,
+    most], padded with zeros.
+    """
+
+    type: Literal["sparse_float"]
+    dim: PositiveInt
+    """The width of the vector; a place outside [0, dim) fails the job by row."""
+
+
 SequenceField = IntegerSequenceField | DenseSequenceField
+SparseField = SparseBinaryField | SparseFloatField
+RaggedField = SequenceField | SparseField
 Field = Annotated[
-    DenseField | IntegerField | IntegerSequenceField | DenseSequenceField,
+    DenseField
+    | IntegerField
+    | IntegerSequenceField
+    | DenseSequenceField
+    | SparseBinaryField
+    | SparseFloatField,
     Constraint(discriminator="type"),
 ]
 
