@@ -16,7 +16,18 @@ from glasshouse.spec import TensorKind
 
 router = APIRouter(prefix=BASE, tags=["service"])
 VERSION = "0.1.0"
-FORMATS = ("csv", "tsv", "npz", "npy", "idx", "idx.gz", "idx.zip", "mnist.json.gz")
+FORMATS = (
+    "csv",
+    "tsv",
+    "jsonl",
+    "parquet",
+    "npz",
+    "npy",
+    "idx",
+    "idx.gz",
+    "idx.zip",
+    "mnist.json.gz",
+)
 BUILTINS = ("digits",)
 
 

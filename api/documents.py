@@ -167,7 +167,8 @@ class Column(BaseModel):
     model_config = ConfigDict(extra="allow")
     name: str
     dtype: str
-    shape: list[int]
+    shape: list[int | None]
+    """Of one row; ``null`` first where each row is a list with its own length."""
 
 
 class Dataset(Document):

@@ -40,6 +40,8 @@ from glasshouse.unpickling import seal_pickle
 _FORMATS = {
     ".csv": "csv",
     ".tsv": "tsv",
+    ".jsonl": "jsonl",
+    ".parquet": "parquet",
     ".npz": "npz",
     ".npy": "npy",
     ".idx": "idx",

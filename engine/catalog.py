@@ -12,6 +12,7 @@ from engine.learning_rate import scheduler_classes, scheduler_parameters
 from engine.network import layer_classes, layer_parameters
 from engine.optim import loss_classes, optimizer_classes
 from engine.shapes import INFERRED
+from engine.stepwise import OURS
 from glasshouse.spec.metrics import ALONE
 
 SECTIONS = (
@@ -59,7 +60,8 @@ def _layers() -> list[dict[str, Any]]:
             summary = (FUNCTIONS[name].__doc__ or "").splitlines()[0]
             inputs = {"min": least, "max": most}
         else:
-            summary = _in_words(name, known)
+            own = OURS.get(name)
+            summary = _in_words(name, known) if own is None else (own.__doc__ or "").splitlines()[0]
             inputs = _module_inputs(layer_classes()[name])
         found.append(_entry(name, summary, known, inputs))
     return found

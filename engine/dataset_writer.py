@@ -38,8 +38,9 @@ class _NpyFile:
         with self._path.open("ab") as file:
             file.write(values.data)
 
-    def finish(self, length: int) -> None:
-        shape = (length, *self._shape)
+    def finish(self, length: int, row: tuple[int, ...] | None = None) -> None:
+        """Complete the header: so many rows, of the shape ``row`` if it is another by now."""
+        shape = (length, *(self._shape if row is None else row))
         header = {"descr": self._dtype.str, "fortran_order": False, "shape": shape}
         text = repr(header).ljust(_HEADER_BYTES - 11) + "\n"
         with self._path.open("r+b") as file:
@@ -79,6 +80,58 @@ class NumberColumn:
     def finish(self) -> None:
         """Complete the file and force it to disk."""
         self._file.finish(self.rows)
+
+
+class RaggedColumn:
+    """One column of one split: a list per row, each with its own length, of values of one shape."""
+
+    def __init__(
+        self, writer: "DatasetWriter", path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]
+    ) -> None:
+        self._writer = writer
+        self._values = _NpyFile(path, dtype, shape)
+        self._offsets_path = path.with_suffix(".offsets.npy")
+        self._offsets = _NpyFile(self._offsets_path, np.dtype(np.int64), ())
+        self._offsets.append(np.zeros(1, np.int64))
+        self.dtype = dtype
+        self.shape = shape
+        self._end = 0
+        self.rows = 0
+        self._shortest, self._longest = np.iinfo(np.int64).max, 0
+        self.stats = NumberStats(writer.count_budget, scalar=False, listed=False)
+
+    def append(self, values: NDArray[Any], lengths: NDArray[np.int64]) -> None:
+        """Add rows: the values of all of them one after the other, and how many each row has."""
+        if lengths.size == 0:
+            return
+        flat = np.ascontiguousarray(values, dtype=self.dtype).reshape(-1)
+        ends = np.cumsum(lengths, dtype=np.int64) + self._end
+        self._writer.account(flat.nbytes + ends.nbytes)
+        self._offsets.append(ends)
+        if flat.size:
+            self._values.append(flat)
+            self.stats.update(flat)
+        self._end = int(ends[-1])
+        self.rows += lengths.size
+        self._shortest = min(self._shortest, int(lengths.min()))
+        self._longest = max(self._longest, int(lengths.max()))
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """The shortest and the longest row, and the steps of all rows together."""
+        return {"min": self._shortest, "max": self._longest, "total": self._end}
+
+    def finish(self, length: int | None = None) -> None:
+        """Complete the files and force them to disk; with ``length`` as a plain column.
+
+        Rows that all have the same length need no offsets: they are tensors of one shape.
+        """
+        if length is None:
+            self._values.finish(self._end)
+            self._offsets.finish(self.rows + 1)
+            return
+        self._values.finish(self.rows, (length, *self.shape))
+        self._offsets_path.unlink()
 
 
 class TextColumn:
@@ -121,7 +174,7 @@ class DatasetWriter:
         self._max_bytes = max_bytes
         self._num_bytes = 0
         self._declared: dict[str, dict[str, Any]] = {}
-        self._splits: dict[str, dict[str, NumberColumn | TextColumn]] = {}
+        self._splits: dict[str, dict[str, NumberColumn | RaggedColumn | TextColumn]] = {}
         self.count_budget = CountBudget()
 
     def numbers(
@@ -131,6 +184,19 @@ class DatasetWriter:
         native = dtype.newbyteorder("=")
         path = self._place(split, name, {"dtype": native.name, "shape": list(shape)})
         column = NumberColumn(self, path, native, shape)
+        self._splits[split][name] = column
+        return column
+
+    def ragged(
+        self, split: str, name: str, dtype: np.dtype[Any], shape: tuple[int, ...] = ()
+    ) -> RaggedColumn:
+        """Begin a column of lists; ``shape`` is that of one of their values.
+
+        If in the end all rows of all splits have one length, it is a column of numbers.
+        """
+        native = dtype.newbyteorder("=")
+        path = self._place(split, name, {"dtype": native.name, "shape": [None, *shape]})
+        column = RaggedColumn(self, path, native, shape)
         self._splits[split][name] = column
         return column
 
@@ -197,23 +263,42 @@ class DatasetWriter:
         rows = {split: self._rows_of(split) for split in SPLITS if split in self._splits}
         if not rows:
             raise InvalidDataset("the file holds no data")
-        for columns in self._splits.values():
-            for column in columns.values():
-                column.finish()
-        columns = [
-            {**declared, "missing": sum(self._splits[split][name].stats.missing for split in rows)}
-            for name, declared in self._declared.items()
-        ]
-        meta = {"columns": columns, "splits": rows}
+        meta = {"columns": [self._complete(name, rows) for name in self._declared], "splits": rows}
         stats = {
-            split: {name: self._splits[split][name].stats.as_dict() for name in self._declared}
-            for split in rows
+            split: {name: self._figures(split, name) for name in self._declared} for split in rows
         }
         _write_synced(self._directory / "stats.json", jsonio.dumps(stats))
         _write_synced(self._directory / "meta.json", jsonio.dumps(meta))
         for folder in (*(self._directory / split for split in rows), self._directory):
             sync_directory(folder)
         return meta
+
+    def _complete(self, name: str, rows: dict[str, int]) -> dict[str, Any]:
+        """Complete a column's files in all splits; its entry in meta.json."""
+        described = dict(self._declared[name])
+        columns = {split: self._splits[split][name] for split in rows}
+        described["missing"] = sum(column.stats.missing for column in columns.values())
+        ragged = {s: column for s, column in columns.items() if isinstance(column, RaggedColumn)}
+        if not ragged:
+            for column in columns.values():
+                column.finish()
+            return described
+        lengths = {split: column.lengths for split, column in ragged.items()}
+        ends = {item[end] for item in lengths.values() for end in ("min", "max")}
+        same = ends.pop() if len(ends) == 1 and 0 not in ends else None
+        for column in ragged.values():
+            column.finish(same)
+        if same is None:
+            return {**described, "lengths": lengths}
+        return {**described, "shape": [same, *described["shape"][1:]]}
+
+    def _figures(self, split: str, name: str) -> dict[str, Any]:
+        column = self._splits[split][name]
+        if not isinstance(column, RaggedColumn):
+            return column.stats.as_dict()
+        lengths = column.lengths
+        mean = lengths["total"] / column.rows
+        return {**column.stats.as_dict(), "lengths": {**lengths, "mean": mean}}
 
     def _rows_of(self, split: str) -> int:
         columns = self._splits[split]

@@ -3,29 +3,44 @@
 Shape suffixes: B = rows of a batch, N = all rows, C = the last axis, taken as classes.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from engine.checkpoint import load_model
-from engine.data import BadField, Rows, Table, inline_rows, load
-from engine.network import Network, dtype_name, needed_layers, root
+from engine.data import BadField, Rows, Table, inline_rows, load, longest_of
+from engine.network import Network, dtype_name, lengths_of, needed_layers, root
+from engine.problems import Findings
 from engine.report import Control, Outputs
-from engine.shapes import FieldShape
+from engine.sequences import stepwise
+from engine.shapes import FieldShape, trace
 from engine.spool import now
 from glasshouse import jsonio
 from glasshouse.errors import DataFailed, SpecFailed
-from glasshouse.spec import Field, Graph, InferJob, IntegerField, Source, TrainJob
+from glasshouse.spec import (
+    DenseSequenceField,
+    Field,
+    Graph,
+    InferJob,
+    IntegerField,
+    IntegerSequenceField,
+    Sequences,
+    Source,
+    SparseField,
+    SparseFloatField,
+    TrainJob,
+)
 
 RESULT_BYTES = 64 * 1024
 """Results up to this size are also given as JSON …"""
 RESULT_JSON_BYTES = 256_000
 """… unless that is longer than this."""
+_TRACED_ROWS = 4
 
 
 @dataclass(frozen=True)
@@ -46,7 +61,7 @@ def fields_needed(job: InferJob, trained_by: TrainJob) -> dict[str, Field]:
     """The data fields that the wanted outputs depend on; the others need not exist."""
     graph = trained_by.network
     layers = needed_layers(graph, outputs_of(job, graph))
-    read = {root(name) for layer in layers for name in layer.inputs or ()}
+    read = {root(name) for layer in layers for name in layer.reads}
     given = (job.data.fields if job.data is not None else None) or {}
     return {
         name: given.get(name, field)
@@ -85,25 +100,55 @@ def run(
     load_model(inputs.checkpoint, network, partial=True)
     network.to(inputs.device).eval()
     rows = _rows(job, trained_by, inputs)
+    steps = _stepwise(trained_by, wanted, rows)
     types = {layer.name: layer.type for layer in trained_by.network.layers}
     batch_size = job.data.batch_size if job.data is not None else 256
-    pieces = _forward(job, network, rows, (wanted, types, batch_size), control=control, out=out)
+    plan = _Plan(wanted, types, batch_size, steps)
+    pieces = _forward(job, network, rows, plan, control=control, out=out)
     if pieces is None:
         return "cancelled"
-    tensors = join(job, wanted, {name: torch.cat(parts) for name, parts in pieces.items()})
-    _write(tensors, out)
+    _write(join(job, wanted, pieces.joined(job.sequence_layout)), out)
     return "succeeded"
 
 
+class _Plan(NamedTuple):
+    """What is computed, and how much of it at once."""
+
+    wanted: tuple[str, ...]
+    types: dict[str, str]
+    batch_size: int
+    steps: dict[str, str]
+    """The sequence field of each wanted output that has a value per step."""
+
+
 def _rows(job: InferJob, trained_by: TrainJob, inputs: Inputs) -> Rows:
+    """The rows, cut where the training job's were; no row is left out."""
     fields = fields_needed(job, trained_by)
+    limit = trained_by.data.sequence
+    most = limit.max_length if limit.overflow == "truncate" else None
     if job.data is not None and inputs.table is not None:
         source = Source(dataset=job.data.dataset, split=job.data.split)
-        return load(source, fields, inputs.table, seed=0, device=inputs.device)
+        cut = Sequences(max_length=most)
+        return load(source, fields, inputs.table, seed=0, device=inputs.device, limit=cut)
     try:
-        return inline_rows(job.inputs or {}, inline_shapes(fields), inputs.device)
+        return inline_rows(job.inputs or {}, inline_shapes(fields), inputs.device, most)
     except (BadField, KeyError) as cause:
         raise DataFailed(f"The inputs do not fit the network: {cause}") from cause
+
+
+def _stepwise(trained_by: TrainJob, wanted: Sequence[str], rows: Rows) -> dict[str, str]:
+    """The sequence field of each wanted output that has a value per step."""
+    shapes = inline_shapes({name: trained_by.data.fields[name] for name in rows.fields})
+    longest = longest_of(rows)
+    if not longest:
+        return {}
+    for name, length in longest.items():
+        shapes[name] = replace(shapes[name], shape=(length, *shapes[name].shape[1:]))
+    layers = tuple(needed_layers(trained_by.network, wanted))
+    pruned = trained_by.network.model_copy(update={"layers": layers, "outputs": None})
+    traced = trace(pruned, shapes, _TRACED_ROWS, Findings())
+    found = stepwise(traced, shapes, _TRACED_ROWS)
+    return {name: found[name] for name in wanted if name in found}
 
 
 def inline_shapes(fields: Mapping[str, Field]) -> dict[str, FieldShape]:
@@ -112,6 +157,21 @@ def inline_shapes(fields: Mapping[str, Field]) -> dict[str, FieldShape]:
     for name, field in fields.items():
         if isinstance(field, IntegerField):
             shapes[name] = FieldShape((), torch.int64, field.dim)
+        elif isinstance(field, SparseField):
+            has_values = isinstance(field, SparseFloatField)
+            shapes[name] = FieldShape(
+                (1,),
+                torch.int64,
+                field.dim,
+                is_sequence=True,
+                has_values=has_values,
+                is_sparse=True,
+            )
+        elif isinstance(field, IntegerSequenceField):
+            padding = field.padding_value
+            shapes[name] = FieldShape((1,), torch.int64, field.dim, True, padding)
+        elif isinstance(field, DenseSequenceField):
+            shapes[name] = FieldShape((1, field.dim), torch.float32, is_sequence=True)
         else:
             shapes[name] = FieldShape(field.shape or (), torch.float32)
     return shapes
@@ -122,27 +182,79 @@ def _forward(
     job: InferJob,
     network: nn.Module,
     rows: Rows,
-    plan: tuple[tuple[str, ...], dict[str, str], int],
+    plan: _Plan,
     *,
     control: Control,
     out: Outputs,
-) -> dict[str, list[Tensor]] | None:
+) -> "_Pieces | None":
     """All batches; the pieces of each ``layer/field``, or None when cancelled."""
-    wanted, types, batch_size = plan
-    pieces: dict[str, list[Tensor]] = {}
+    batch_size = plan.batch_size
+    pieces = _Pieces(plan.steps)
     num_batches = rows.num_batches(batch_size)
     for number, batch in enumerate(rows.in_order(batch_size)):
         if control.cancel_requested:
             return None
         values = network(batch)
-        for name in wanted:
+        pieces.note(batch)
+        for name in plan.wanted:
             for field in job.fields:
-                piece = read_field(field, types[root(name)], values[name])
-                pieces.setdefault(f"{name}/{field}", []).append(piece.cpu())
+                piece = read_field(field, plan.types[root(name)], values[name])
+                pieces.add(name, field, piece.cpu())
         done = min((number + 1) * batch_size, rows.num_rows)
         out.emit(_progress(number + 1, num_batches, done))
         out.settle()
     return pieces
+
+
+class _Pieces:
+    """Outputs batch by batch; those with a value per step know the lengths of their rows."""
+
+    def __init__(self, steps: Mapping[str, str]) -> None:
+        self._steps = steps
+        self._pieces: dict[str, list[Tensor]] = {}
+        self._lengths: dict[str, list[Tensor]] = {field: [] for field in steps.values()}
+
+    def note(self, batch: Mapping[str, Tensor]) -> None:
+        """Keep a batch's lengths."""
+        for field, parts in self._lengths.items():
+            parts.append(batch[lengths_of(field)].cpu())
+
+    def add(self, name: str, field: str, piece: Tensor) -> None:
+        """Keep one batch of an output."""
+        self._pieces.setdefault(f"{name}/{field}", []).append(piece)
+
+    def joined(self, layout: str) -> dict[str, Tensor]:
+        """All rows of every output, and the lengths beside those with a value per step."""
+        tensors: dict[str, Tensor] = {}
+        for key, parts in self._pieces.items():
+            name = key.rpartition("/")[0]
+            if name not in self._steps:
+                tensors[key] = torch.cat(parts)
+                continue
+            lengths = self._lengths[self._steps[name]]
+            join_steps = _packed if layout == "packed" else _padded
+            tensors[key] = join_steps(parts, lengths)
+            tensors[f"{name}/lengths"] = torch.cat(lengths)
+        return tensors
+
+
+def _packed(parts: Sequence[Tensor], lengths: Sequence[Tensor]) -> Tensor:
+    """The steps that count, the rows one after the other."""
+    both = zip(parts, lengths, strict=True)
+    return torch.cat([part[torch.arange(part.shape[1]) < own[:, None]] for part, own in both])
+
+
+def _padded(parts: Sequence[Tensor], lengths: Sequence[Tensor]) -> Tensor:
+    """All rows as wide as the widest, zeros behind the end of each."""
+    widest = max(part.shape[1] for part in parts)
+    num_rows = sum(len(part) for part in parts)
+    joined = parts[0].new_zeros((num_rows, widest, *parts[0].shape[2:]))
+    first = 0
+    for part, own in zip(parts, lengths, strict=True):
+        is_step = torch.arange(part.shape[1]) < own[:, None]
+        joined[first : first + len(part), : part.shape[1]][is_step] = part[is_step]
+        first += len(part)
+    return joined
 
 
 def _progress(step: int, num_steps: int, samples: int) -> dict[str, Any]:
@@ -167,7 +279,7 @@ def join(job: InferJob, wanted: tuple[str, ...], tensors: dict[str, Tensor]) -> 
         parts = [tensors[f"{name}/{field}"] for name in wanted]
         flat = [part.reshape(part.shape[0], -1) for part in parts]
         joined[field] = torch.cat(flat, dim=job.flatten.axis)
-    return joined
+    return joined | {name: item for name, item in tensors.items() if name.endswith("/lengths")}
 
 
 def _write(tensors: dict[str, Tensor], out: Outputs) -> None:

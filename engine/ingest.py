@@ -13,8 +13,9 @@ import shutil
 import signal
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,13 +24,25 @@ from engine.dataset_writer import DatasetWriter, sync_directory
 from engine.readers.delimited import read_delimited
 from engine.readers.digits import write_digits
 from engine.readers.idx import read_idx, read_idx_gz, read_idx_zip
+from engine.readers.jsonl import read_jsonl
 from engine.readers.mnist_json import read_mnist_json
 from engine.readers.npz import read_npy, read_npz
 from glasshouse import jsonio
 from glasshouse.errors import InvalidDataset, ServiceError, StorageFull
 from glasshouse.unpickling import refuse_unpickling
 
-FORMATS = ("csv", "tsv", "npz", "npy", "idx", "idx.gz", "idx.zip", "mnist.json.gz")
+FORMATS = (
+    "csv",
+    "tsv",
+    "jsonl",
+    "parquet",
+    "npz",
+    "npy",
+    "idx",
+    "idx.gz",
+    "idx.zip",
+    "mnist.json.gz",
+)
 BUILTINS = ("digits",)
 MAX_MEMORY_BYTES = 2 << 30
 MAX_CPU_S = 600
@@ -82,27 +95,37 @@ def _write_builtin(name: str, writer: DatasetWriter) -> None:
 
 
 def _read(source: Path, name: str, writer: DatasetWriter, max_bytes: int) -> None:
-    match name:
-        case "csv":
-            read_delimited(source, writer, delimiter=",")
-        case "tsv":
-            read_delimited(source, writer, delimiter="\t")
-        case "npy":
-            read_npy(source, writer)
-        case "npz":
-            read_npz(source, writer, max_bytes=max_bytes)
-        case "idx":
-            read_idx(source, writer)
-        case "idx.gz":
-            read_idx_gz(source, writer)
-        case "idx.zip":
-            read_idx_zip(source, writer, max_bytes=max_bytes)
-        case "mnist.json.gz":
-            read_mnist_json(source, writer, max_bytes=max_bytes)
-        case _:
-            raise InvalidDataset(
-                f"{name!r} is not a format that can be read; the formats are {', '.join(FORMATS)}"
-            )
+    if name in _READERS:
+        _READERS[name](source, writer)
+    elif name in _ARCHIVES:
+        _ARCHIVES[name](source, writer, max_bytes=max_bytes)
+    else:
+        raise InvalidDataset(
+            f"{name!r} is not a format that can be read; the formats are {', '.join(FORMATS)}"
+        )
+
+
+def _read_parquet(source: Path, writer: DatasetWriter) -> None:
+    from engine.readers.parquet import read_parquet  # noqa: PLC0415 (a large library)
+
+    read_parquet(source, writer)
+
+
+_READERS: dict[str, Callable[[Path, DatasetWriter], None]] = {
+    "csv": partial(read_delimited, delimiter=","),
+    "tsv": partial(read_delimited, delimiter="\t"),
+    "jsonl": read_jsonl,
+    "parquet": _read_parquet,
+    "npy": read_npy,
+    "idx": read_idx,
+    "idx.gz": read_idx_gz,
+}
+_ARCHIVES: dict[str, Callable[..., None]] = {
+    "npz": read_npz,
+    "idx.zip": read_idx_zip,
+    "mnist.json.gz": read_mnist_json,
+}
+"""These unpack, and are told how much that may become."""
 
 
 def _check_regular(source: Path) -> None:

@@ -6,7 +6,7 @@ Knows torch and the words of a graph; knows nothing of data, training or jobs.
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from engine import arguments
 from engine.arguments import Parameter
 from engine.functions import FUNCTIONS, Function
 from engine.problems import one
+from engine.stepwise import AWARE, OURS, Lengths, TakesLengths
 from glasshouse.spec import Graph, Layer
 
 _NOT_LAYERS = (nn.DataParallel, nn.SyncBatchNorm, nn.RNNBase, nn.modules.rnn.RNNCellBase)
@@ -34,12 +35,13 @@ class LayerFailed(Exception):
 
 @cache
 def layer_classes() -> dict[str, type[nn.Module]]:
-    """Every torch.nn class that a graph may use, by name."""
-    return {
+    """Every torch.nn class that a graph may use, and our own, by name."""
+    found = {
         name: cls
-        for name, cls in sorted(vars(nn).items())
+        for name, cls in vars(nn).items()
         if isinstance(cls, type) and issubclass(cls, nn.Module) and _is_layer(name, cls)
     }
+    return dict(sorted((found | OURS).items()))
 
 
 def _is_layer(name: str, cls: type[nn.Module]) -> bool:
@@ -79,7 +81,12 @@ def build_layer(layer_type: str, args: Mapping[str, Any]) -> nn.Module:
     """Make one layer from arguments that have been checked and converted."""
     if layer_type in FUNCTIONS:
         return Function(layer_type, dict(args))
-    return layer_classes()[layer_type](**args)
+    return (AWARE.get(layer_type) or layer_classes()[layer_type])(**args)
+
+
+def takes_lengths(layer_type: str) -> bool:
+    """Whether a layer of this type can tell the steps of a row from what it is padded with."""
+    return layer_type in AWARE
 
 
 def leaves(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
@@ -115,6 +122,21 @@ def root(name: str) -> str:
     return name.partition(".")[0]
 
 
+def lengths_of(field: str) -> str:
+    """The name of the lengths of a sequence field's rows."""
+    return f"{field}.lengths"
+
+
+def values_of(field: str) -> str:
+    """The name of the values beside the places of a sparse field."""
+    return f"{field}.values"
+
+
+def host_lengths_of(lengths: str) -> str:
+    """The name under which a batch has lengths in host memory too, if they are elsewhere."""
+    return f"{lengths}:host"
+
+
 def inputs_of(graph: Graph, position: int, fields: Sequence[str]) -> tuple[str, ...]:
     """What a layer reads: its own inputs, or the layer before, or the first field."""
     layer = graph.layers[position]
@@ -130,7 +152,7 @@ def needed_layers(graph: Graph, wanted: Sequence[str]) -> list[Layer]:
     for layer in reversed(graph.layers):
         if layer.name in needed:
             kept.append(layer)
-            needed.update(root(name) for name in layer.inputs or ())
+            needed.update(root(name) for name in layer.reads)
     return kept[::-1]
 
 
@@ -147,7 +169,7 @@ class Network(nn.Module):
         super().__init__()
         layers = needed_layers(graph, wanted) if prune else list(graph.layers)
         finished = _last_reads(layers, wanted)
-        self._steps: list[tuple[str, nn.Module, tuple[str, ...], tuple[str, ...]]] = []
+        self._steps: list[_Step] = []
         for position, layer in enumerate(layers):
             owner = layer.shared_with or layer.name
             # Past add_module, which refuses names such as "forward" that a user may well choose.
@@ -156,12 +178,13 @@ class Network(nn.Module):
                 module = _construct(layer, f"/network/layers/{position}")
             self._modules[owner] = module
             inputs = tuple(layer.inputs or ())
-            self._steps.append((layer.name, module, inputs, finished.get(position, ())))
+            step = _Step(layer.name, module, inputs, layer.lengths, finished.get(position, ()))
+            self._steps.append(step)
 
     @property
     def layers(self) -> dict[str, nn.Module]:
         """The layers by name, in order; layers that are shared have one module."""
-        return {name: module for name, module, _, _ in self._steps}
+        return {step.name: step.module for step in self._steps}
 
     def train(self, mode: bool = True) -> "Network":
         """Switch between training and evaluation; a layer may be named ``training``."""
@@ -175,9 +198,10 @@ class Network(nn.Module):
         """Compute every layer in order; what no later layer reads is let go at once."""
         values = dict(batch)
         tuples: dict[str, dict[str, Tensor]] = {}
-        for name, module, inputs, finished in self._steps:
+        for step in self._steps:
+            name, finished = step.name, step.finished
             try:
-                output = call(module, [values[source] for source in inputs])
+                output = step.run(values)
             except Exception as cause:
                 raise LayerFailed(name, cause) from cause
             if type(output) is Tensor:
@@ -193,6 +217,29 @@ class Network(nn.Module):
         return values
 
 
+class _Step(NamedTuple):
+    """One layer of a network, in its place."""
+
+    name: str
+    module: nn.Module
+    inputs: tuple[str, ...]
+    lengths: str | None
+    finished: tuple[str, ...]
+    """The layers whose output nobody reads after it."""
+
+    def run(self, values: Mapping[str, Tensor]) -> Any:
+        """Call the layer on what it reads."""
+        given = [values[source] for source in self.inputs]
+        if self.lengths is None or not isinstance(self.module, TakesLengths):
+            return call(self.module, given)
+        known = values[self.lengths]
+        self.module.lengths = Lengths(known, values.get(host_lengths_of(self.lengths)))
+        try:
+            return call(self.module, given)
+        finally:
+            self.module.lengths = None
+
+
 def _construct(layer: Layer, pointer: str) -> nn.Module:
     known = layer_parameters(layer.type, pointer)
     args = arguments.check(known, dict(layer.args), f"{pointer}/args", layer.type)
@@ -206,7 +253,7 @@ def _last_reads(layers: Sequence[Layer], wanted: Sequence[str]) -> dict[int, tup
     """For each position the layers whose output nobody reads after it."""
     last = {layer.name: position for position, layer in enumerate(layers)}
     for position, layer in enumerate(layers):
-        for source in layer.inputs or ():
+        for source in layer.reads:
             if root(source) in last:
                 last[root(source)] = position
     kept = {root(source) for source in wanted}

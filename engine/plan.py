@@ -5,6 +5,7 @@ Knows the words of a job and torch's meta device; allocates and computes nothing
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -15,7 +16,7 @@ from engine import derived, infer, optim, samples
 from engine.averaging import num_copies
 from engine.checkpoint import check_shapes
 from engine.clipping import check_clipping
-from engine.data import BadField, field_shape, inline_rows
+from engine.data import BadField, field_shape, inline_rows, longest_of, num_steps
 from engine.guards.check import check_guards
 from engine.learning_rate import check_scheduler
 from engine.metrics import metric_names, reported
@@ -33,9 +34,21 @@ from engine.probes.watched.phases import check_phase
 from engine.probes.watched.select import GradientPoints, check_loss_name, select
 from engine.probes.watched.watchable import everything
 from engine.problems import Findings, SpecProblems, one
+from engine.sequences import assign_lengths, stepwise
 from engine.shapes import FieldShape, Trace, trace
 from glasshouse.errors import SpecFailed
-from glasshouse.spec import Field, InferJob, IntegerField, Layer, Source, TrainJob, parse_job
+from glasshouse.spec import (
+    DenseField,
+    Field,
+    InferJob,
+    IntegerField,
+    IntegerSequenceField,
+    Layer,
+    Source,
+    SparseField,
+    TrainJob,
+    parse_job,
+)
 from glasshouse.spec.probes import MAX_FULL_BYTES
 
 Metas = Mapping[str, Mapping[str, Any]]
@@ -63,12 +76,15 @@ def _plan_training(spec: TrainJob, datasets: Metas, trained_by: TrainJob | None)
     findings = Findings()
     data = spec.data
     shapes = _field_shapes(
-        data.fields, _meta(data.train, datasets, "/data/train", findings), findings
+        data.fields, _meta(data.train, datasets, "/data/train", findings), findings, data.train
     )
     _check_validation(spec, datasets, findings)
     findings.stop()
+    shapes = _limited(spec, shapes, findings)
     batch_size = min(data.batch_size, _num_rows(data.train, datasets))
     traced = trace(spec.network, shapes, batch_size, findings)
+    traced = assign_lengths(traced, shapes, batch_size, findings)
+    findings.stop()
     loss = _check_loss(spec, shapes, traced, findings)
     _check_metrics(spec, shapes, traced, findings)
     findings.stop()
@@ -156,18 +172,45 @@ def _num_rows(source: Source, datasets: Metas) -> int:
 
 
 def _field_shapes(
-    fields: Mapping[str, Field], meta: Mapping[str, Any], findings: Findings, base: str = "/data"
+    fields: Mapping[str, Field],
+    meta: Mapping[str, Any],
+    findings: Findings,
+    source: Source | Any | None = None,
 ) -> dict[str, FieldShape]:
+    split = None if source is None else source.split
     shapes: dict[str, FieldShape] = {}
     for name, field in fields.items():
         try:
-            shapes[name] = field_shape(name, field, dict(meta))
+            shapes[name] = field_shape(name, field, dict(meta), split)
         except BadField as cause:
-            pointer = f"{base}/fields/{name}"
+            pointer = f"/data/fields/{name}"
             findings.problem(
                 f"{pointer}/{cause.key}" if cause.key else pointer, str(cause), "field"
             )
     return shapes
+
+
+def _limited(
+    spec: TrainJob, shapes: Mapping[str, FieldShape], findings: Findings
+) -> dict[str, FieldShape]:
+    """The shapes with no row longer than the job takes; notes what that leaves out."""
+    limit = spec.data.sequence
+    limited = dict(shapes)
+    for name, shape in shapes.items():
+        if not shape.is_sequence or shape.is_sparse:
+            continue
+        if limit.max_length is None or shape.shape[0] <= limit.max_length:
+            continue
+        limited[name] = replace(shape, shape=(limit.max_length, *shape.shape[1:]))
+        detail = f"the longest row of field {name!r} has {shape.shape[0]} steps"
+        if limit.overflow == "error" and spec.data.train.fraction is None:
+            detail += "; raise max_length, or set overflow to truncate or drop"
+            findings.problem("/data/sequence/max_length", detail, "too_long")
+        elif limit.overflow == "drop":
+            detail += ": longer ones are left out, and there will be fewer steps than planned"
+            findings.warn("/data/sequence/overflow", detail, "dropped_rows")
+    findings.stop()
+    return limited
 
 
 def _check_validation(spec: TrainJob, datasets: Metas, findings: Findings) -> None:
@@ -179,10 +222,14 @@ def _check_validation(spec: TrainJob, datasets: Metas, findings: Findings) -> No
         shapes = _field_shapes(spec.data.fields, meta, findings)
         train = _field_shapes(spec.data.fields, datasets[spec.data.train.dataset], Findings())
         for name, shape in shapes.items():
-            if name in train and shape != train[name]:
+            if name in train and _of_any_length(shape) != _of_any_length(train[name]):
                 detail = f"field {name!r} has rows of shape {list(shape.shape)} for validation and"
                 detail += f" {list(train[name].shape)} for training"
                 findings.problem(f"/data/fields/{name}", detail, "shape")
+
+
+def _of_any_length(shape: FieldShape) -> FieldShape:
+    return replace(shape, shape=(0, *shape.shape[1:])) if shape.is_sequence else shape
 
 
 def _operands(
@@ -242,7 +289,7 @@ def _resolved(spec: TrainJob, traced: Trace, shapes: Mapping[str, FieldShape]) -
 
 
 def _with_shape(field: Field, shape: FieldShape) -> Field:
-    if isinstance(field, IntegerField):
+    if not isinstance(field, DenseField):
         return field
     return field.model_copy(update={"shape": shape.shape})
 
@@ -252,7 +299,7 @@ def _check_reads(spec: TrainJob, findings: Findings) -> None:
     ends = [*spec.loss.inputs, *(name for item in spec.metrics for name in item.sources)]
     layers = needed_layers(spec.network, [*ends, *(spec.network.outputs or ())])
     needed = {layer.name for layer in layers}
-    read = {root(name) for layer in spec.network.layers for name in layer.inputs or ()}
+    read = {root(name) for layer in spec.network.layers for name in layer.reads}
     for name in spec.data.fields:
         if name not in read | set(ends):
             detail = f"field {name!r} is read by no layer, loss or metric"
@@ -269,7 +316,8 @@ def _check_embedding(
 ) -> None:
     field = fields.get((layer.inputs or ("",))[0])
     size = layer.args.get("num_embeddings")
-    if isinstance(field, IntegerField) and isinstance(size, int) and field.dim > size:
+    has_ids = isinstance(field, IntegerField | IntegerSequenceField | SparseField)
+    if has_ids and isinstance(size, int) and field.dim > size:
         detail = f"layer {layer.name!r} has {size} entries and field {(layer.inputs or ('',))[0]!r}"
         detail += f" has values up to {field.dim - 1}"
         findings.problem(f"/network/layers/{position}/args/num_embeddings", detail, "classes")
@@ -403,12 +451,26 @@ def _source_bytes(fields: Mapping[str, Field], source: Any, datasets: Metas) -> 
     meta = datasets[source.dataset]
     shapes = _field_shapes(fields, meta, Findings())
     by_name = {column["name"]: column for column in meta["columns"]}
-    size = 0
+    num_rows, size = _rows_of(source, meta), 0
     for name, shape in shapes.items():
         first = by_name[(fields[name].source_columns or (name,))[0]]
+        if shape.is_sequence:
+            steps = num_steps(first, source.split, meta["splits"][source.split])
+            share = num_rows / meta["splits"][source.split]
+            size += int(steps * share) * _step_bytes(shape, first["dtype"]) + num_rows * 16
+            continue
         width = 1 if first["dtype"] == "uint8" and shape.dim is None else shape.dtype.itemsize
-        size += width * torch.Size(shape.shape).numel()
-    return size * _rows_of(source, meta)
+        size += width * torch.Size(shape.shape).numel() * num_rows
+    return size
+
+
+def _step_bytes(shape: FieldShape, dtype: str) -> int:
+    """What a step takes in memory; beside it a row has a start and a length."""
+    if shape.has_values:
+        return 8
+    if shape.dim is not None:
+        return 4 if shape.dim <= 2**31 else 8
+    return torch.Size(shape.shape[1:]).numel() * (1 if dtype == "uint8" else 4)
 
 
 def _data_bytes(spec: TrainJob, datasets: Metas) -> int:
@@ -426,7 +488,7 @@ def _plan_inference(spec: InferJob, datasets: Metas, trained_by: TrainJob) -> di
     num_rows, data_bytes = 0, 0
     if spec.data is not None:
         meta = _meta(spec.data, datasets, "/data", findings)
-        shapes = _field_shapes(fields, meta, findings)
+        shapes = _field_shapes(fields, meta, findings, spec.data)
         findings.stop()
         num_rows, data_bytes = _rows_of(spec.data, meta), _source_bytes(fields, spec.data, datasets)
     else:
@@ -440,7 +502,8 @@ def _plan_inference(spec: InferJob, datasets: Metas, trained_by: TrainJob) -> di
         raise one("/outputs", "none of these is a layer of the network", "unknown_layer")
     pruned = graph.model_copy(update={"layers": layers, "outputs": None})
     traced = trace(pruned, shapes, batch_size, findings)
-    _check_infer_outputs(spec, wanted, traced, batch_size, findings)
+    steps = stepwise(traced, shapes, batch_size)
+    _check_infer_outputs(spec, wanted, traced, (batch_size, steps), findings)
     findings.stop()
     network = nn.ModuleDict()
     network._modules.update(traced.modules())  # pyright: ignore[reportPrivateUsage]
@@ -481,18 +544,30 @@ def _infer_fields(spec: InferJob, trained_by: TrainJob, findings: Findings) -> d
 
 
 def _check_inline(spec: InferJob, shapes: dict[str, FieldShape]) -> int:
+    """Check inline values; gives how many rows they are, and puts the longest into the shapes."""
     try:
         rows = inline_rows(dict(spec.inputs or {}), shapes, torch.device("cpu"))
     except BadField as cause:
         pointer = f"/inputs/{cause.key}" if cause.key else "/inputs"
         raise one(pointer, str(cause), "shape") from cause
+    for name, longest in longest_of(rows).items():
+        shapes[name] = replace(shapes[name], shape=(longest, *shapes[name].shape[1:]))
     return rows.num_rows
 
 
 def _check_infer_outputs(
-    spec: InferJob, wanted: Sequence[str], traced: Trace, batch_size: int, findings: Findings
+    spec: InferJob,
+    wanted: Sequence[str],
+    traced: Trace,
+    known: tuple[int, Mapping[str, str]],
+    findings: Findings,
 ) -> None:
+    batch_size, steps = known
     widths: dict[str, int] = {}
+    is_packed = spec.sequence_layout == "packed"
+    if spec.flatten is not False and is_packed and len({steps.get(name) for name in wanted}) > 1:
+        detail = "packed, the outputs differ in rows: some have one per step, of one field, and"
+        findings.problem("/flatten", f"{detail} others have not; set flatten to false", "shape")
     for number, name in enumerate(wanted):
         if name not in traced.values:
             listed = ", ".join(leaf for leaf in traced.values if root(leaf) == root(name))
@@ -501,11 +576,12 @@ def _check_infer_outputs(
             )
             continue
         shape = traced.values[name].shape
-        widths[name] = shape[1:].numel() if len(shape) else 0
+        axes = 2 if name in steps else 1
+        widths[name] = shape[axes if is_packed else 1 :].numel() if len(shape) else 0
         if not len(shape) or shape[0] != batch_size:
             detail = f"the first axis of {name!r}, of shape {list(shape)}, is not the rows"
             findings.problem(f"/outputs/{number}", detail, "no_rows_axis")
-        if len(shape) < 2:
+        if len(shape) <= axes:
             for position, field in enumerate(spec.fields):
                 if field != "value":
                     detail = (

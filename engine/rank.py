@@ -18,6 +18,7 @@ from engine import checkpoint, infer
 from engine.checkpoint import Saved
 from engine.data import Rows, Table, load
 from engine.failures import classify
+from engine.network import root
 from engine.probes.watched.wanted import Wanted
 from engine.problems import SpecProblems
 from engine.report import Control, Outputs
@@ -203,7 +204,11 @@ def run(job: Assignment, *, control: Control, out: Outputs) -> End:
     def rows(source: Source) -> Rows:
         fields: dict[str, Field] = {name: spec.data.fields[name] for name in _fields_read(spec)}
         table = job.table(source.dataset)
-        return load(source, fields, table, seed=spec.seed, device=job.device)
+        limit = spec.data.sequence
+        found = load(source, fields, table, seed=spec.seed, device=job.device, limit=limit)
+        for what, count in found.left_out.items():
+            out.emit({"type": "dropped", "at": now(), "what": what, "count": count})
+        return found
 
     training = rows(spec.data.train)
     judged = rows(spec.data.validation) if spec.data.validation and spec.evaluate else None
@@ -249,8 +254,9 @@ def _tell_differences(saved: Saved, device: torch.device) -> None:
 
 def _fields_read(spec: TrainJob) -> list[str]:
     """The fields that a layer, the loss or a metric reads."""
-    read = {name for layer in spec.network.layers for name in layer.inputs or ()}
-    read |= {*spec.loss.inputs} | {name for metric in spec.metrics for name in metric.sources}
+    read = {root(name) for layer in spec.network.layers for name in layer.reads}
+    read |= {root(name) for name in spec.loss.inputs}
+    read |= {root(name) for metric in spec.metrics for name in metric.sources}
     return [name for name in spec.data.fields if name in read]
 
 

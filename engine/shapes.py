@@ -25,8 +25,10 @@ from engine.network import (
     inputs_of,
     layer_parameters,
     leaves,
+    lengths_of,
     parameter_counts,
     root,
+    values_of,
 )
 from engine.probes.watched.traced import Record, Seen, meta_sum, recording
 from engine.problems import Findings, SpecProblems
@@ -45,10 +47,25 @@ class FieldShape:
     dtype: torch.dtype
     dim: int | None = None
     """Of an integer field: its values are below this."""
+    is_sequence: bool = False
+    """The first axis of a row is its steps, at most so many; rows differ in them."""
+    padding_value: int = 0
+    """What stands behind the end of a row of integers."""
+    has_values: bool = False
+    """Places of a sparse vector, which have values beside them."""
+    is_sparse: bool = False
+    """Places of a sparse vector, for which only an EmbeddingBag has a use."""
 
-    def tensor(self, num_rows: int) -> Tensor:
-        """A batch that has the shape and no data."""
-        return torch.empty((num_rows, *self.shape), dtype=self.dtype, device="meta")
+    def tensors(self, name: str, num_rows: int) -> dict[str, Tensor]:
+        """A batch that has the shape and no data: the field, and the lengths of a sequence."""
+        made = torch.empty((num_rows, *self.shape), dtype=self.dtype, device="meta")
+        if not self.is_sequence:
+            return {name: made}
+        lengths = torch.empty((num_rows,), dtype=torch.int64, device="meta")
+        known = {name: made, lengths_of(name): lengths}
+        if self.has_values:
+            known[values_of(name)] = torch.empty(made.shape, dtype=torch.float32, device="meta")
+        return known
 
 
 @dataclass
@@ -137,7 +154,9 @@ def trace(
     Raises:
         SpecProblems: a layer does not exist, has wrong arguments or does not fit its input.
     """
-    result = Trace(values={name: item.tensor(batch_size) for name, item in fields.items()})
+    result = Trace()
+    for name, item in fields.items():
+        result.values.update(item.tensors(name, batch_size))
     positions = {layer.name: position for position, layer in enumerate(graph.layers)}
     _check_references(graph, fields, positions, findings)
     findings.stop()
@@ -172,8 +191,10 @@ def _check_references(
     findings: Findings,
 ) -> None:
     for position, layer in enumerate(graph.layers):
-        for number, name in enumerate(layer.inputs or ()):
+        for number, name in enumerate(layer.reads):
             pointer = f"/network/layers/{position}/inputs/{number}"
+            if number >= len(layer.inputs or ()):
+                pointer = f"/network/layers/{position}/lengths"
             source = root(name)
             if source in fields:
                 continue
@@ -204,6 +225,10 @@ class _LayerTrace:
         self.layer = graph.layers[position]
         self.pointer = f"/network/layers/{position}"
         self.names = inputs_of(graph, position, field_names)
+        if self.layer.type == "EmbeddingBag" and len(self.names) == 1:
+            field = fields.get(self.names[0])
+            if field is not None and field.has_values:
+                self.names = (self.names[0], values_of(self.names[0]))
         self.fields = fields
         self.values = result.values
         owner = self.layer.shared_with
@@ -235,6 +260,12 @@ class _LayerTrace:
             if name not in self.values:
                 pointer = f"{self.pointer}/inputs/{number}"
                 self._fail(pointer, f"there is no {name!r}{_near(name, self.values)}", "no_leaf")
+        for number, name in enumerate(self.names):
+            field = self.fields.get(name)
+            if field is not None and field.is_sparse and self.layer.type != "EmbeddingBag":
+                detail = f"{name!r} is sparse, and the vector of {field.dim} values is never made:"
+                detail += " read it with EmbeddingBag (mode sum is a linear layer over it)"
+                self._fail(f"{self.pointer}/inputs/{number}", detail, "sparse")
         if self.layer.type in FUNCTIONS:
             least, most = num_inputs(self.layer.type)
             if len(self.names) < least or (most is not None and len(self.names) > most):

@@ -41,12 +41,32 @@ class Columns:
 
         Raises:
             KeyError: the dataset has no such split or column.
-            TypeError: the column holds texts; see ``texts``.
+            TypeError: the column holds texts or lists; see ``texts`` and ``lists``.
         """
         described = self._described(split, column)
         if described["dtype"] == "string":
             raise TypeError(f"column {column!r} holds texts, not numbers")
+        if _is_ragged(described):
+            raise TypeError(f"column {column!r} holds lists of different lengths")
         return _map(self._directory / split / described["file"])
+
+    def lists(
+        self, split: str, column: str, start: int = 0, stop: int | None = None
+    ) -> list[NDArray[Any]]:
+        """The rows ``start`` to ``stop`` (excluded) of a ragged column, mapped and not read.
+
+        Raises:
+            KeyError: the dataset has no such split or column.
+            TypeError: the column is not ragged; see ``array`` and ``texts``.
+        """
+        described = self._described(split, column)
+        if not _is_ragged(described):
+            raise TypeError(f"column {column!r} holds no lists of different lengths")
+        path = self._directory / split / described["file"]
+        begin, end, _ = slice(start, stop).indices(self.meta["splits"][split])
+        offsets = _map(path.with_suffix(".offsets.npy"))[begin : max(begin, end) + 1].tolist()
+        values = _map(path)
+        return [values[first:last] for first, last in pairwise(offsets)]
 
     def texts(self, split: str, column: str, start: int = 0, stop: int | None = None) -> list[str]:
         """The texts of the rows ``start`` to ``stop`` (excluded) of a string column.
@@ -68,9 +88,10 @@ class Columns:
     def rows(self, split: str, offset: int, limit: int) -> list[dict[str, Any]]:
         """Rows as JSON-ready values, nested as their shapes; NaN and infinities stay floats.
 
-        A row shows at most ``MAX_ROW_VALUES`` values. The column in which they run out becomes
-        ``{"truncated": true, "shape": [...], "values": [first values, flat]}``, columns after it
-        are left out, and ``note`` says so. A text longer than ``MAX_TEXT_LENGTH`` becomes
+        A row shows at most ``MAX_ROW_VALUES`` values, those of a ragged column counted by its
+        longest row. The column in which they run out becomes ``{"truncated": true,
+        "shape": [...], "values": [first values, flat]}``, columns after it are left out, and
+        ``note`` says so. A text longer than ``MAX_TEXT_LENGTH`` becomes
         ``{"truncated": true, "length": n, "value": its beginning}``.
 
         Raises:
@@ -87,16 +108,17 @@ class Columns:
             values = self._preview(split, column, (start, stop), left)
             for row, value in zip(shown, values, strict=True):
                 row[column["name"]] = value
-            left -= prod(column["shape"])
+            left -= _most_values(column)
         return shown
 
     @property
     def note(self) -> str | None:
         """What the rows leave out, for whoever looks at them."""
-        values = sum(prod(column["shape"]) for column in self.meta["columns"])
+        values = sum(_most_values(column) for column in self.meta["columns"])
         if values <= MAX_ROW_VALUES:
             return None
-        return f"A row has {values:,} values; the first {MAX_ROW_VALUES:,} are shown."
+        has = "may have" if any(map(_is_ragged, self.meta["columns"])) else "has"
+        return f"A row {has} {values:,} values; the first {MAX_ROW_VALUES:,} are shown."
 
     def _preview(
         self, split: str, column: dict[str, Any], rows: tuple[int, int], left: int
@@ -104,6 +126,8 @@ class Columns:
         name, shape = column["name"], column["shape"]
         if column["dtype"] == "string":
             return [_shorten(text) for text in self.texts(split, name, *rows)]
+        if _is_ragged(column):
+            return [_head(values, left) for values in self.lists(split, name, *rows)]
         block = self.array(split, name)[slice(*rows)]
         if prod(shape) <= left:
             return block.tolist()
@@ -114,6 +138,25 @@ class Columns:
         if split not in self.meta["splits"]:
             raise KeyError(split)
         return self._by_name[column]
+
+
+def _is_ragged(column: dict[str, Any]) -> bool:
+    return None in column["shape"]
+
+
+def _most_values(column: dict[str, Any]) -> int:
+    """The values of the longest row."""
+    if not _is_ragged(column):
+        return prod(column["shape"])
+    longest = max(lengths["max"] for lengths in column["lengths"].values())
+    return longest * prod(column["shape"][1:])
+
+
+def _head(values: NDArray[Any], left: int) -> Any:
+    if values.size <= left:
+        return values.tolist()
+    head: list[Any] = values[:left].reshape(-1)[:left].tolist()
+    return {"truncated": True, "shape": list(values.shape), "values": head}
 
 
 def _map(path: Path) -> NDArray[Any]:

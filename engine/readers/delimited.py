@@ -18,7 +18,7 @@ from engine.dataset_writer import MAX_COLUMNS, DatasetWriter, NumberColumn
 from glasshouse.errors import InvalidDataset
 
 MAX_CELL_BYTES = 1 << 20
-_MAX_ROW_BYTES = 8 << 20
+MAX_ROW_BYTES = 8 << 20
 _CHUNK_BYTES = 2 << 20
 _CHUNK_CELLS = 50_000
 _BOM = b"\xef\xbb\xbf"
@@ -192,7 +192,7 @@ def _chunks(file: BinaryIO, delimiter: str, *, skip: int = 0) -> Iterator[_Chunk
 def _records(file: BinaryIO, delimiter: str) -> Iterator[tuple[int, list[str], int]]:
     """Line, cells and size of every row that is not blank; all rows are equally wide."""
     file.seek(0)
-    lines = _Lines(file)
+    lines = Lines(file)
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     width = 0
     line = 1
@@ -233,7 +233,7 @@ def _explain(error: csv.Error, line: int) -> str:
     return f"line {line}: {text}; put quotes around the whole cell and double those inside"
 
 
-class _Lines:
+class Lines:
     """The lines of a text file, each decoded and checked on its own."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -241,20 +241,20 @@ class _Lines:
         self.number = 0
         self.row_bytes = 0
 
-    def __iter__(self) -> "_Lines":
+    def __iter__(self) -> "Lines":
         return self
 
     def __next__(self) -> str:
-        data = self._file.readline(_MAX_ROW_BYTES + 1)
+        data = self._file.readline(MAX_ROW_BYTES + 1)
         if not data:
             raise StopIteration
         self.number += 1
         self.row_bytes += len(data)
         if self.number == 1:
             data = self._without_mark(data)
-        if self.row_bytes > _MAX_ROW_BYTES:
+        if self.row_bytes > MAX_ROW_BYTES:
             raise InvalidDataset(
-                f"line {self.number}: the row is larger than {_MAX_ROW_BYTES:,} bytes; check "
+                f"line {self.number}: the row is larger than {MAX_ROW_BYTES:,} bytes; check "
                 "whether a quote is never closed, or make the row shorter"
             )
         if b"\0" in data:

@@ -96,4 +96,5 @@ def _rows(dataset: Dataset) -> str:
 
 
 def _column(column: dict[str, Any]) -> list[Any]:
-    return [column["name"], column["dtype"], "x".join(map(str, column["shape"])) or "one"]
+    axes = ("*" if length is None else str(length) for length in column["shape"])
+    return [column["name"], column["dtype"], "x".join(axes) or "one"]

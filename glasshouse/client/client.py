@@ -1,6 +1,7 @@
 """The client: one object for one service."""
 
 from collections.abc import Sequence
+from math import prod
 from types import TracebackType
 from typing import Any, Self, Unpack, cast
 
@@ -30,6 +31,7 @@ from glasshouse.client.training import (
     as_document,
     check_options,
     read_inputs,
+    read_sequences,
     result_names,
     train_spec,
 )
@@ -132,7 +134,8 @@ class Client:
 
         Args:
             source: a training job (its newest checkpoint) or a checkpoint, or the id of one.
-            inputs: an array for the network's input, or a dict of them by field.
+            inputs: an array for the network's input, or a dict of them by field; for a sequence
+                a list of rows, each with its own length.
             data: instead of inputs: a dataset, its id, or ``{"dataset", "split"}``.
             outputs: the layers to return; left out, the network's own outputs.
             fields: ``value``, ``id`` (of the largest) and ``prob`` (its probability).
@@ -162,6 +165,9 @@ class Client:
     def _add_inputs(self, spec: Document, source: Job | Checkpoint | str, inputs: Any) -> Any:
         """Put inputs into a spec, or into a dataset when they are many or need its dtypes."""
         trained = self._trained_by(source)
+        if (sequences := read_sequences(inputs, trained)) is not None:
+            spec["inputs"] = sequences
+            return None
         arrays = read_inputs(inputs, trained)
         is_small = sum(array.size for array in arrays.values()) <= INLINE_VALUES
         # a uint8 column is scaled to [0, 1] as in training; plain numbers in JSON would not be
@@ -252,9 +258,13 @@ def _declared(dataset: Dataset) -> Document:
         name, dtype, shape = column["name"], column["dtype"], column["shape"]
         if dtype == "string":
             continue
-        if dtype.lstrip("u").startswith("int") and not shape:
+        is_whole = dtype.lstrip("u").startswith("int")
+        if is_whole and shape in ([], [None]):
             highest = highest or _highest(dataset)
-            fields[name] = {"type": "integer", "dim": highest[name] + 1}
+            kind = "integer_sequence" if shape else "integer"
+            fields[name] = {"type": kind, "dim": highest[name] + 1}
+        elif None in shape:
+            fields[name] = {"type": "dense_sequence", "dim": prod(shape[1:])}
         else:
             fields[name] = {"type": "dense", "shape": shape or [1]}
     return fields

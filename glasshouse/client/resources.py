@@ -17,6 +17,8 @@ CHUNK_BYTES = 1 << 18
 _FORMATS = {
     ".csv": "csv",
     ".tsv": "tsv",
+    ".jsonl": "jsonl",
+    ".parquet": "parquet",
     ".npz": "npz",
     ".npy": "npy",
     ".json.gz": "mnist.json.gz",

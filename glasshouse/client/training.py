@@ -160,13 +160,30 @@ def read_inputs(inputs: Any, spec: Document) -> dict[str, Array]:
     Raises:
         ValueError: the network reads several fields and the inputs do not say which.
     """
+    return {name: as_array(name, value) for name, value in _by_field(inputs, spec).items()}
+
+
+def read_sequences(inputs: Any, spec: Document) -> dict[str, list[Any]] | None:
+    """Read inputs among which there are rows of different lengths, as lists; None: there are none.
+
+    Raises:
+        ValueError: the network reads several fields and the inputs do not say which.
+    """
+    declared: Document = spec["data"]["fields"]
+    given = _by_field(inputs, spec)
+    kinds = [declared[name]["type"] for name in given if name in declared]
+    if not any(kind.endswith("_sequence") for kind in kinds):
+        return None
+    return {name: [as_array(name, row).tolist() for row in rows] for name, rows in given.items()}
+
+
+def _by_field(inputs: Any, spec: Document) -> dict[str, Any]:
     if isinstance(inputs, Mapping):
-        items = cast("Mapping[str, Any]", inputs).items()
-        return {name: as_array(name, value) for name, value in items}
+        return dict(cast("Mapping[str, Any]", inputs))
     names = input_fields(spec["network"], spec["data"]["fields"])
     if len(names) != 1:
         raise ValueError(f"the network reads {', '.join(names)}; give inputs as a dict of these")
-    return {names[0]: as_array(names[0], inputs)}
+    return {names[0]: inputs}
 
 
 def _typed(value: Any) -> Document:

@@ -3,7 +3,22 @@
 Knows pydantic and nothing else: no torch, no SQL, no HTTP.
 """
 
-from glasshouse.spec.data import Data, DenseField, Field, IntegerField, Shuffle, Source
+from glasshouse.spec.data import (
+    Data,
+    DenseField,
+    DenseSequenceField,
+    Field,
+    IntegerField,
+    IntegerSequenceField,
+    RaggedField,
+    SequenceField,
+    Sequences,
+    Shuffle,
+    Source,
+    SparseBinaryField,
+    SparseField,
+    SparseFloatField,
+)
 from glasshouse.spec.guards import Guards, NonfiniteGuard
 from glasshouse.spec.jobs import (
     Devices,
@@ -39,6 +54,7 @@ __all__ = [
     "Checkpoint",
     "Data",
     "DenseField",
+    "DenseSequenceField",
     "Devices",
     "Early",
     "Evaluate",
@@ -52,6 +68,7 @@ __all__ = [
     "InferJob",
     "Init",
     "IntegerField",
+    "IntegerSequenceField",
     "JobSpec",
     "KeepBest",
     "Layer",
@@ -60,10 +77,16 @@ __all__ = [
     "NonfiniteGuard",
     "Optimizer",
     "Probe",
+    "RaggedField",
     "Retry",
     "Scheduler",
+    "SequenceField",
+    "Sequences",
     "Shuffle",
     "Source",
+    "SparseBinaryField",
+    "SparseField",
+    "SparseFloatField",
     "Spec",
     "Stop",
     "TensorKind",

@@ -71,7 +71,84 @@ class IntegerField(_Columns):
     """How many different values there are; a value outside [0, dim) fails the job by row."""
 
 
-Field = Annotated[DenseField | IntegerField, Constraint(discriminator="type")]
+class IntegerSequenceField(_Columns):
+    """A list of integers in [0, dim) per row, each with its own length: words, say.
+
+    A layer gets them as int64 of shape [rows, longest], padded behind; ``<field>.lengths`` has the
+    lengths, int64 of shape [rows].
+    """
+
+    type: Literal["integer_sequence"]
+    dim: PositiveInt
+    """How many different values there are; a value outside [0, dim) fails the job by row."""
+    padding_value: int = Constraint(default=0, ge=-(2**31), le=2**31)
+    """What stands behind the end of a row. Layers that know the lengths never see it; a loss may be
+    told to pass over it (``ignore_index``)."""
+
+
+class DenseSequenceField(_Columns):
+    """A list of vectors per row, each list with its own length.
+
+    A layer gets them as float32 of shape [rows, longest, dim], padded behind with zeros;
+    ``<field>.lengths`` has the lengths, int64 of shape [rows].
+    """
+
+    type: Literal["dense_sequence"]
+    dim: PositiveInt
+    """The width of a vector."""
+    scale: float | None = None
+    """Multiplies every value. Left out: 1/255 for a uint8 column, else 1."""
+
+
+class SparseBinaryField(_Columns):
+    """A vector of ``dim`` values per row that are 0 or 1, given as the places of the ones.
+
+    For ``EmbeddingBag``, which with ``mode`` ``sum`` is a linear layer over it. A layer gets the
+    places as int64 of shape [rows, most], padded with 0, and ``<field>.lengths``: the vector itself
+    is never made.
+    """
+
+    type: Literal["sparse_binary"]
+    dim: PositiveInt
+    """The width of the vector; a place outside [0, dim) fails the job by row."""
+
+
+class SparseFloatField(_Columns):
+    """A vector of ``dim`` values per row of which few are not zero, given as places and values.
+
+    The column has lists of pairs ``[place, value]``. For ``EmbeddingBag`` with ``mode`` ``sum``,
+    which gets the places as for ``sparse_binary``, and ``<field>.values``: float32 of shape [rows,
+    most], padded with zeros.
+    """
+
+    type: Literal["sparse_float"]
+    dim: PositiveInt
+    """The width of the vector; a place outside [0, dim) fails the job by row."""
+
+
+SequenceField = IntegerSequenceField | DenseSequenceField
+SparseField = SparseBinaryField | SparseFloatField
+RaggedField = SequenceField | SparseField
+Field = Annotated[
+    DenseField
+    | IntegerField
+    | IntegerSequenceField
+    | DenseSequenceField
+    | SparseBinaryField
+    | SparseFloatField,
+    Constraint(discriminator="type"),
+]
+
+
+class Sequences(Spec):
+    """What happens to long rows of sequence fields."""
+
+    max_length: PositiveInt | None = None
+    """The most steps of a row; left out, any number."""
+    overflow: Literal["truncate", "drop", "error"] = "truncate"
+    """What happens to a longer row. ``truncate``: the steps behind ``max_length`` are cut off.
+    ``drop``: the row is left out. ``error``: the job fails and names it. What was cut or left out
+    is counted in an event ``dropped``."""
 
 
 class Shuffle(Spec):
@@ -94,3 +171,5 @@ class Data(Spec):
     drop_last: bool = False
     """Leave out the last batch of an epoch when it is smaller than the others."""
     shuffle: Shuffle = Shuffle()
+    sequence: Sequences = Sequences()
+    """How long the rows of sequence fields may be."""

@@ -167,6 +167,10 @@ class InferJob(_Job):
     ``prob``: the softmax probability of that entry."""
     flatten: Literal[False] | Flatten = False
     """``false``: one tensor per layer and field. Else joined, one tensor per field."""
+    sequence_layout: Literal["padded", "packed"] = "padded"
+    """Of outputs with a value per step. ``padded``: ``[rows, longest, …]``, zeros behind the end of
+    a row. ``packed``: ``[all steps, …]``, the rows one after the other. Either way
+    ``<layer>/lengths`` says how many steps each row has."""
 
     @model_validator(mode="after")
     def _check_one(self) -> Self:

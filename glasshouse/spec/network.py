@@ -14,8 +14,11 @@ from pydantic_core import PydanticCustomError
 
 from glasshouse.spec.strict import Args, Name, Spec, TorchName
 
-Input = Annotated[str, Constraint(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}(\.[0-9]{1,3})*$")]
-"""A layer or a data field; ``lstm.1.0`` is a leaf of a layer that returns a tuple."""
+Input = Annotated[
+    str, Constraint(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}((\.[0-9]{1,3})*|\.(lengths|values))$")
+]
+"""A layer or a data field; ``lstm.1.0`` is a leaf of a layer that returns a tuple, ``text.lengths``
+the lengths of the rows of a sequence field, ``words.values`` the values of a sparse one."""
 
 
 class Layer(Spec):
@@ -32,6 +35,15 @@ class Layer(Spec):
     """Arguments by torch's names. A size that follows from the input may be left out."""
     inputs: tuple[Input, ...] | None = Constraint(default=None, min_length=1, max_length=64)
     """Layers or data fields it reads; left out, the layer before, or the first field."""
+    lengths: Input | None = None
+    """For RNN, LSTM, GRU, SequencePool and EmbeddingBag: how many steps of each row count, as
+    ``text.lengths`` or as a layer that gives an integer per row. Left out, the lengths of the
+    sequence field whose steps its input has."""
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """All that it needs: its inputs, and the lengths."""
+        return (*(self.inputs or ()), *(() if self.lengths is None else (self.lengths,)))
 
     @field_validator("type", mode="wrap")
     @classmethod

@@ -287,6 +287,8 @@ def test_a_dataset_that_cannot_be_read_says_why(connect: Connect):
     ("name", "expected"),
     [
         ("a.csv", "csv"),
+        ("a.jsonl", "jsonl"),
+        ("a.parquet", "parquet"),
         ("b.NPZ", "npz"),
         ("train-images-idx3-ubyte", "idx"),
         ("train-images-idx3-ubyte.gz", "idx.gz"),

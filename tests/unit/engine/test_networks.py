@@ -192,7 +192,7 @@ def test_every_layer_without_required_arguments_runs_on_some_field():
             except SpecProblems:
                 continue
             module = Network(found.graph(), ("a",))
-            made = {k: v.tensor(4) for k, v in FIELDS.items()}
+            made = {k: v.tensors(k, 4)[k] for k, v in FIELDS.items()}
             batch = {k: torch.ones(v.shape, dtype=v.dtype) for k, v in made.items()}
             assert module(batch)["a"].shape == found.values["a"].shape, cls
             tried += 1

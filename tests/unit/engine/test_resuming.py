@@ -378,6 +378,6 @@ def test_skipped_batches_are_not_made(monkeypatch):
     rows = _rows(70)
     made: list[Any] = []
     plain = rows.batch
-    monkeypatch.setattr(rows, "batch", lambda rows_B: made.append(rows_B) or plain(rows_B))
+    monkeypatch.setattr(rows, "batch", lambda *rows_B: made.append(rows_B) or plain(*rows_B))
     assert len(list(rows.epoch(7, drop_last=False, order=(1, 1), first=8))) == 2
     assert len(made) == 2

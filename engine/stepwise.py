@@ -1,0 +1,177 @@
+"""Layers that go over the steps of a row, and know where each row ends.
+
+A batch of sequences is padded to its longest row. These layers are told the lengths, and give what
+each row would give alone. Knows torch; knows nothing of graphs or data.
+
+Shape suffixes: B = rows of a batch, T = steps of the longest row, D = width, S = the steps of all
+rows together.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+PoolMode = Literal["sum", "average", "max", "sqrt_n", "first", "last"]
+
+
+class Lengths(NamedTuple):
+    """How many steps of each row count."""
+
+    of_rows: Tensor
+    """int64 of shape [B], where the layer computes."""
+    known: Tensor | None = None
+    """The same in host memory, where the others are not."""
+
+    @property
+    def on_host(self) -> Tensor:
+        """The lengths in host memory; waits for the device only where nobody has them there."""
+        return self.of_rows.cpu() if self.known is None else self.known
+
+
+class TakesLengths:
+    """A layer that can be told the lengths before it is called; None: all steps count."""
+
+    lengths: Lengths | None = None
+
+
+class _Recurrent(TakesLengths):
+    """Packs what a recurrent layer takes, and pads what it puts out with zeros."""
+
+    batch_first: bool
+
+    def forward(self, input: Tensor, hx: Any = None) -> Any:  # noqa: A002 (torch's name)
+        """Run torch's layer; a row's steps behind its end are never seen."""
+        run = super().forward  # pyright: ignore[reportAttributeAccessIssue]
+        if self.lengths is None or isinstance(input, PackedSequence):
+            return run(input, hx)
+        host_B = self.lengths.on_host
+        num_steps = input.shape[1 if self.batch_first else 0]
+        packed = pack_padded_sequence(
+            input, host_B.clamp(min=1), batch_first=self.batch_first, enforce_sorted=False
+        )
+        output, state = run(packed, hx)
+        output, _ = pad_packed_sequence(
+            output, batch_first=self.batch_first, total_length=num_steps
+        )
+        if not bool((host_B == 0).any()):
+            return output, state
+        return self._without_empty(output, state, hx, self.lengths.of_rows == 0)
+
+    def _without_empty(self, output: Tensor, state: Any, before: Any, empty_B: Tensor) -> Any:
+        """A row without a step puts out zeros, and its state stays as it was."""
+        rows = empty_B[:, None, None] if self.batch_first else empty_B[None, :, None]
+        output = output.masked_fill(rows, 0.0)
+        states = state if isinstance(state, tuple) else (state,)
+        befores = before if isinstance(before, tuple) else (before,) * len(states)
+        kept = tuple(
+            torch.where(empty_B[None, :, None], torch.zeros_like(new) if old is None else old, new)
+            for new, old in zip(states, befores, strict=True)
+        )
+        return output, kept if isinstance(state, tuple) else kept[0]
+
+
+class _RNN(_Recurrent, nn.RNN):  # pyright: ignore[reportIncompatibleMethodOverride]
+    pass
+
+
+class _LSTM(_Recurrent, nn.LSTM):  # pyright: ignore[reportIncompatibleMethodOverride]
+    pass
+
+
+class _GRU(_Recurrent, nn.GRU):  # pyright: ignore[reportIncompatibleMethodOverride]
+    pass
+
+
+class _EmbeddingBag(TakesLengths, nn.EmbeddingBag):
+    """An EmbeddingBag whose bags are the rows of a padded batch, without what they are padded with.
+
+    Takes the ids, and their weights as a second input.
+    """
+
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        input: Tensor,  # noqa: A002 (torch's name)
+        offsets: Tensor | None = None,
+        per_sample_weights: Tensor | None = None,
+    ) -> Tensor:
+        """Put each row's embeddings into one, as torch does; ``input`` is [B, T] or torch's own."""
+        if input.dim() == 2 and per_sample_weights is None:
+            offsets, per_sample_weights = None, offsets
+        if self.lengths is None:
+            return super().forward(input, offsets, per_sample_weights)
+        index_S, offsets_B = self._places(input.shape[1], self.lengths)
+        ids_S = input.reshape(-1)[index_S]
+        if per_sample_weights is not None:
+            per_sample_weights = per_sample_weights.reshape(-1)[index_S]
+        if self.include_last_offset:
+            offsets_B = torch.cat([offsets_B, offsets_B.new_tensor([len(index_S)])])
+        return super().forward(ids_S, offsets_B, per_sample_weights)
+
+    @staticmethod
+    def _places(num_steps: int, lengths: Lengths) -> tuple[Tensor, Tensor]:
+        """Where, in the flat batch, the steps that count are; and where each row begins in that."""
+        lengths_B = lengths.of_rows
+        total = int(lengths.on_host.sum())
+        rows_B = torch.arange(len(lengths_B), device=lengths_B.device) * num_steps
+        offsets_B = lengths_B.cumsum(0) - lengths_B
+        shift_S = torch.repeat_interleave(rows_B - offsets_B, lengths_B, output_size=total)
+        return shift_S + torch.arange(total, device=lengths_B.device), offsets_B
+
+
+class SequencePool(TakesLengths, nn.Module):
+    """Steps to one value per row: sum, average, max, sum over root of number, first or last.
+
+    A row without a step gives zeros.
+    """
+
+    def __init__(self, mode: PoolMode) -> None:
+        super().__init__()
+        self.mode = mode
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Pool over axis 1."""
+        if x_BTD.dim() < 2 or not x_BTD.is_floating_point():
+            raise ValueError("SequencePool takes floating-point numbers of shape [rows, steps, …]")
+        num_rows, num_steps = x_BTD.shape[:2]
+        wide = (num_rows, *(1,) * (x_BTD.dim() - 2))
+        if self.lengths is None:
+            lengths_B = torch.full((num_rows,), num_steps, device=x_BTD.device)
+        else:
+            lengths_B = self.lengths.of_rows
+        is_empty = (lengths_B == 0).reshape(wide)
+        if self.mode == "first":
+            return x_BTD[:, 0].masked_fill(is_empty, 0.0)
+        if self.mode == "last":
+            index_B = (lengths_B - 1).clamp(min=0)
+            rows_B = torch.arange(num_rows, device=x_BTD.device)
+            return x_BTD[rows_B, index_B].masked_fill(is_empty, 0.0)
+        steps_T = torch.arange(num_steps, device=x_BTD.device)
+        is_padding_BT = steps_T >= lengths_B[:, None]
+        is_padding = is_padding_BT.reshape(num_rows, num_steps, *wide[1:])
+        if self.mode == "max":
+            highest = x_BTD.masked_fill(is_padding, -torch.inf).amax(dim=1)
+            return highest.masked_fill(is_empty, 0.0)
+        total = x_BTD.masked_fill(is_padding, 0.0).sum(dim=1)
+        count = lengths_B.clamp(min=1).reshape(wide).to(x_BTD.dtype)
+        if self.mode == "average":
+            return total / count
+        return total / count.sqrt() if self.mode == "sqrt_n" else total
+
+    def extra_repr(self) -> str:
+        """The mode, for error messages."""
+        return self.mode
+
+
+OURS: dict[str, type[nn.Module]] = {"SequencePool": SequencePool}
+"""Layers that torch does not have."""
+
+AWARE: dict[str, type[nn.Module]] = {
+    "RNN": _RNN,
+    "LSTM": _LSTM,
+    "GRU": _GRU,
+    "EmbeddingBag": _EmbeddingBag,
+    **OURS,
+}
+"""What is built in place of torch's own class, with the same arguments and parameters."""
