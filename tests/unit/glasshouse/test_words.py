@@ -59,7 +59,7 @@ def test_a_minimal_spec_is_read_and_written_back_the_same():
         ("network.layers", [{"name": "a", "type": "ReLU"}] * 2, "network"),
         ("data.batch_size", 0, "data.batch_size"),
         ("data.batch_size", "4", "data.batch_size"),
-        ("data.fields.x", {"type": "sparse_binary", "dim": 3}, "data.fields.x"),
+        ("data.fields.x", {"type": "sparse", "dim": 3}, "data.fields.x"),
         ("data.fields.y", {"type": "integer"}, "data.fields.y.integer.dim"),
         ("data.train.fraction", [0.5, 0.2], "data.train"),
         ("stop", {}, "stop"),
