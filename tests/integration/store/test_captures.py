@@ -50,5 +50,3 @@ def test_of_a_tensor_and_a_part_of_it_the_whole_one_is_found(database: Database)
     with database.read() as tx:
         assert captures.get(tx, job.id, "fc", "output", 3).id == "cap_1"
         assert captures.get(tx, job.id, "fc", "output", None).id == "cap_3"
-        assert captures.is_there(tx, "cap_2")
-        assert not captures.is_there(tx, "cap_9")
