@@ -13,22 +13,10 @@ from api.views import BASE
 from api.waiting import MAX_WAIT_S
 from glasshouse.events import EVENT_TYPES
 from glasshouse.spec import TensorKind
+from glasshouse.spec.data import BUILTINS, FORMATS
 
 router = APIRouter(prefix=BASE, tags=["service"])
 VERSION = "0.1.0"
-FORMATS = (
-    "csv",
-    "tsv",
-    "jsonl",
-    "parquet",
-    "npz",
-    "npy",
-    "idx",
-    "idx.gz",
-    "idx.zip",
-    "mnist.json.gz",
-)
-BUILTINS = ("digits",)
 
 
 @router.get("", include_in_schema=False)

@@ -387,9 +387,9 @@ class Rows:
             return self._numbers[taken]
         return torch.arange(taken.start, taken.stop) if isinstance(taken, slice) else taken
 
-    def num_batches(self, batch_size: int, *, drop_last: bool = False) -> int:
-        """Batches of one epoch."""
-        return self.num_rows // batch_size if drop_last else -(-self.num_rows // batch_size)
+    def num_batches(self, batch_size: int) -> int:
+        """Batches of all rows."""
+        return -(-self.num_rows // batch_size)
 
     def in_order(self, batch_size: int) -> Iterator[dict[str, Tensor]]:
         """All rows once, as stored."""

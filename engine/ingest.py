@@ -29,21 +29,9 @@ from engine.readers.mnist_json import read_mnist_json
 from engine.readers.npz import read_npy, read_npz
 from glasshouse import jsonio
 from glasshouse.errors import InvalidDataset, ServiceError, StorageFull
+from glasshouse.spec.data import BUILTINS, FORMATS
 from glasshouse.unpickling import refuse_unpickling
 
-FORMATS = (
-    "csv",
-    "tsv",
-    "jsonl",
-    "parquet",
-    "npz",
-    "npy",
-    "idx",
-    "idx.gz",
-    "idx.zip",
-    "mnist.json.gz",
-)
-BUILTINS = ("digits",)
 MAX_MEMORY_BYTES = 2 << 30
 MAX_CPU_S = 600
 MAX_OUT_BYTES = 16 << 30

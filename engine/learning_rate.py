@@ -4,13 +4,17 @@ torch's own objects do the counting. A scheduler goes on by one unit at a time: 
 after an epoch, or once for each row that was trained on (about 2 µs each).
 """
 
+import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Annotated, Any, cast
 
+import pydantic
 import torch
+from pydantic import Field as Constraint
+from pydantic import TypeAdapter
 from torch import nn
 from torch.optim import lr_scheduler, swa_utils
 
@@ -20,7 +24,8 @@ from engine.problems import Findings, one
 from engine.snapshot import State
 from glasshouse import jsonio
 from glasshouse.errors import CheckpointMismatch
-from glasshouse.spec import Optimizer, Scheduler
+from glasshouse.spec import Args, Optimizer, Scheduler, Spec
+from glasshouse.spec.strict import TorchName
 
 _REFUSED = dict.fromkeys(
     ("LambdaLR", "MultiplicativeLR"),
@@ -34,8 +39,16 @@ _CYCLED = ("lr", "momentum", "betas")
 """What they set in the optimizer."""
 _LENGTH = {"CosineAnnealingLR": "T_max", "OneCycleLR": "total_steps"}
 """The argument that is the length of the training where it is left out."""
-_LONGEST = 20
-"""Schedulers within one."""
+
+
+class Member(Spec):
+    """A scheduler within one."""
+
+    type: TorchName
+    args: Args = Constraint(default={})
+
+
+_MEMBERS = TypeAdapter(Annotated[list[Member], Constraint(min_length=1, max_length=20)])
 
 
 class InverseTimeLR(lr_scheduler.LRScheduler):
@@ -80,7 +93,7 @@ def _is_scheduler(item: Any) -> bool:
 def scheduler_parameters(name: str) -> dict[str, arguments.Parameter]:
     """What a spec may say of a scheduler; those of others take a list of specs."""
     known = arguments.parameters(scheduler_classes()[name])
-    left_out = {"optimizer", "last_epoch", *(("epochs", "steps_per_epoch") * (name in _LENGTH))}
+    left_out = {"optimizer", "last_epoch", "epochs", "steps_per_epoch"}
     found = {key: item for key, item in known.items() if key not in left_out}
     if "schedulers" in found:
         found["schedulers"] = replace(found["schedulers"], kinds=frozenset({"array"}))
@@ -112,47 +125,46 @@ def _filled(name: str, args: dict[str, Any], length: int | None, pointer: str) -
         members = _members(args, pointer)
         lengths = _lengths(name, args, len(members), length)
         filled = [
-            {"type": kind, "args": _filled(kind, inner, part, f"{pointer}/args/schedulers/{n}")}
-            for n, ((kind, inner), part) in enumerate(zip(members, lengths, strict=True))
+            _filled(member.type, member.args, part, f"{pointer}/args/schedulers/{number}")
+            for number, (member, part) in enumerate(zip(members, lengths, strict=True))
         ]
-        return args | {"schedulers": filled}
+        specs = [
+            {"type": member.type, "args": inner}
+            for member, inner in zip(members, filled, strict=True)
+        ]
+        return args | {"schedulers": specs}
     return args
 
 
-def _lengths(
-    name: str, args: Mapping[str, Any], count: int, length: int | None
-) -> list[int | None]:
+def _lengths(name: str, args: Args, count: int, length: int | None) -> list[int | None]:
     """How long each of several schedulers is at work."""
-    milestones: Any = args.get("milestones")
-    if name != "SequentialLR" or not _are_milestones(milestones, count):
+    milestones: Any = args.get("milestones") or ()
+    inner = [item for item in milestones if isinstance(item, int)]
+    if name != "SequentialLR" or len(inner) != count - 1:  # the latter torch refuses itself
         return [length] * count
-    ends: list[int | None] = [*milestones, length]
-    starts: list[int] = [0, *milestones]
-    return [None if end is None else end - start for start, end in zip(starts, ends, strict=True)]
+    parts = zip([0, *inner], [*inner, length], strict=True)
+    return [None if end is None else end - start for start, end in parts]
 
 
-def _are_milestones(value: Any, count: int) -> bool:
-    if not isinstance(value, list) or len(value) != count - 1:  # pyright: ignore[reportUnknownArgumentType]
-        return False
-    return all(isinstance(item, int) and not isinstance(item, bool) for item in value)  # pyright: ignore[reportUnknownVariableType]
+def _members(args: Mapping[str, Any], pointer: str) -> list[Member]:
+    """The schedulers within one.
 
-
-def _members(args: Mapping[str, Any], pointer: str) -> list[tuple[str, dict[str, Any]]]:
-    """The schedulers within one: their types and arguments."""
-    where, given = f"{pointer}/args/schedulers", args.get("schedulers")
-    if not isinstance(given, list) or not 1 <= len(given) <= _LONGEST:  # pyright: ignore[reportUnknownArgumentType]
-        detail = f'schedulers must be a list of 1 to {_LONGEST} {{"type", "args"}}'
-        raise one(where, detail, "type")
-    return [_member(item, f"{where}/{number}") for number, item in enumerate(given)]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-
-
-def _member(item: Any, pointer: str) -> tuple[str, dict[str, Any]]:
-    known = isinstance(item, dict) and isinstance(item.get("type"), str)  # pyright: ignore[reportUnknownMemberType]
-    if not known or not isinstance(item.get("args", {}), dict) or item.keys() - {"type", "args"}:
-        raise one(pointer, 'a scheduler is {"type": torch\'s name, "args": {…}}', "type")
-    if item["type"] in (PLATEAU, *_OWN_RATE):
-        raise one(f"{pointer}/type", f"{item['type']} cannot be one of several", "unsupported")
-    return str(item["type"]), dict(item.get("args", {}))  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
+    Raises:
+        SpecProblems: they are not such a list, or one of them can only be alone.
+    """
+    where = f"{pointer}/args/schedulers"
+    try:
+        members = _MEMBERS.validate_json(json.dumps(args.get("schedulers")))
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = "".join(f"/{part}" for part in first["loc"])
+        detail = f'a list of 1 to 20 {{"type", "args"}}: {first["msg"]}'
+        raise one(where + place, detail, first["type"]) from None
+    for number, member in enumerate(members):
+        if member.type in (PLATEAU, *_OWN_RATE):
+            detail = f"{member.type} cannot be one of several"
+            raise one(f"{where}/{number}/type", detail, "unsupported")
+    return members
 
 
 def _class_of(name: str, pointer: str) -> type[Any]:
@@ -189,8 +201,10 @@ def build_scheduler(
         if name not in _OF_OTHERS:
             return cls(optimizer, **some)
         inner = [
-            build_scheduler(kind, each, optimizer, f"{pointer}/args/schedulers/{number}")
-            for number, (kind, each) in enumerate(_members(args, pointer))
+            build_scheduler(
+                member.type, member.args, optimizer, f"{pointer}/args/schedulers/{number}"
+            )
+            for number, member in enumerate(_members(args, pointer))
         ]
         return cls(optimizer, inner, **some) if name == "SequentialLR" else cls(inner, **some)
 
@@ -205,7 +219,7 @@ def build_scheduler(
 
 def _listed(value: Any) -> Any:
     """Schedulers of torch look for lists where its other classes look for tuples."""
-    return list(value) if isinstance(value, tuple) else value  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    return [*cast("tuple[Any, ...]", value)] if isinstance(value, tuple) else value
 
 
 def check_scheduler(
@@ -343,11 +357,11 @@ def _numbers(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_counted_in(value: Any) -> bool:
-    parts = value if isinstance(value, list) else [value]  # pyright: ignore[reportUnknownVariableType]
-    return all(isinstance(part, (int, float)) for part in parts)  # pyright: ignore[reportUnknownVariableType]
+    parts = cast("list[Any]", value) if isinstance(value, list) else [value]
+    return all(isinstance(part, (int, float)) for part in parts)
 
 
 def _read(saved: Any) -> Any:
     if isinstance(saved, list):
-        return [jsonio.number(item) for item in saved]  # pyright: ignore[reportUnknownVariableType]
+        return [jsonio.number(item) for item in cast("list[Any]", saved)]
     return jsonio.number(saved)

@@ -74,6 +74,11 @@ def build_loss(loss: Loss) -> nn.Module:
     return made
 
 
+def is_sum(loss_fn: nn.Module) -> bool:
+    """Whether a loss is the sum over its rows; else it is their mean."""
+    return getattr(loss_fn, "reduction", "mean") == "sum"
+
+
 def loss_of(
     loss_fn: nn.Module,
     values: Mapping[str, Tensor],

@@ -80,8 +80,9 @@ def _plan_training(spec: TrainJob, datasets: Metas, trained_by: TrainJob | None)
     )
     _check_validation(spec, datasets, findings)
     findings.stop()
+    num_rows = _num_rows(data.train, datasets)
     shapes = _limited(spec, shapes, findings)
-    batch_size = min(data.batch_size, _num_rows(data.train, datasets))
+    batch_size = min(data.batch_size, num_rows)
     traced = trace(spec.network, shapes, batch_size, findings)
     traced = assign_lengths(traced, shapes, batch_size, findings)
     findings.stop()
@@ -92,11 +93,11 @@ def _plan_training(spec: TrainJob, datasets: Metas, trained_by: TrainJob | None)
     network._modules.update(traced.modules())  # pyright: ignore[reportPrivateUsage]
     states = try_optimizer(spec.optimizer, network)
     check_clipping(spec.grad_clip, sparse_parameters(network), findings)
-    pace = Pace.of(spec, _num_rows(data.train, datasets))
+    pace = Pace.of(spec, num_rows)
     resolved = _scheduled(_resolved(spec, traced, shapes), pace, findings)
     _check_start(resolved, trained_by, findings)
     _check_reads(resolved, findings)
-    _check_counts(spec, _num_rows(data.train, datasets), findings)
+    _check_counts(spec, num_rows, findings)
     probes = _check_probes(spec, traced, network, loss, states, findings)
     derived.check(
         spec.metrics,
@@ -108,12 +109,8 @@ def _plan_training(spec: TrainJob, datasets: Metas, trained_by: TrainJob | None)
     samples.check(resolved, traced.values, batch_size, findings)
     _check_keep_best(spec, findings)
     _check_judged(spec, findings)
-    names = [
-        *shapes,
-        *(item.layer.name for item in traced.layers),
-        *dict(network.named_parameters()),
-    ]
-    check_guards(spec, names, findings)
+    layers = [item.layer.name for item in traced.layers]
+    check_guards(spec, [*shapes, *layers, *dict(network.named_parameters())], findings)
     findings.stop()
     return {
         "spec": resolved.model_dump(mode="json"),
@@ -196,6 +193,11 @@ def _limited(
     """The shapes with no row longer than the job takes; notes what that leaves out."""
     limit = spec.data.sequence
     limited = dict(shapes)
+    if limit.max_length is not None and not any(
+        shape.is_sequence and not shape.is_sparse for shape in shapes.values()
+    ):
+        detail = "no field is a sequence, whose rows it could limit: leave it out"
+        findings.problem("/data/sequence/max_length", detail, "no_sequence")
     for name, shape in shapes.items():
         if not shape.is_sequence or shape.is_sparse:
             continue
@@ -565,6 +567,9 @@ def _check_infer_outputs(
     batch_size, steps = known
     widths: dict[str, int] = {}
     is_packed = spec.sequence_layout == "packed"
+    if is_packed and not steps.keys() & {*wanted}:
+        detail = "none of the outputs has the steps of a sequence: packed changes nothing"
+        findings.warn("/sequence_layout", detail, "no_sequence")
     if spec.flatten is not False and is_packed and len({steps.get(name) for name in wanted}) > 1:
         detail = "packed, the outputs differ in rows: some have one per step, of one field, and"
         findings.problem("/flatten", f"{detail} others have not; set flatten to false", "shape")

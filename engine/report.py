@@ -22,7 +22,7 @@ from engine.derived import Derived
 from engine.learning_rate import LearningRate
 from engine.metrics import Accuracies
 from engine.network import Network
-from engine.optim import loss_of
+from engine.optim import is_sum, loss_of
 from engine.probes.taps import Probes
 from engine.probes.watched.wanted import Wanted
 from engine.samples import Samples
@@ -332,7 +332,7 @@ def evaluate(
     was_training = network.training
     network.eval()
     accuracies = Accuracies(job.metrics)
-    is_sum = getattr(loss_fn, "reduction", "mean") == "sum"
+    sums = is_sum(loss_fn)
     totals = torch.zeros(1 + len(accuracies.names), dtype=torch.float64, device=rows.device)
     for batch in rows.in_order(job.data.batch_size):
         with look or contextlib.nullcontext():
@@ -340,11 +340,11 @@ def evaluate(
         look = None
         num_rows = next(iter(batch.values())).shape[0]
         loss = loss_of(loss_fn, values, job.loss.inputs)
-        totals[0] += loss.to(torch.float64) * (1 if is_sum else num_rows)
+        totals[0] += loss.to(torch.float64) * (1 if sums else num_rows)
         for number, correct in enumerate(accuracies.correct(values).values(), start=1):
             totals[number] += correct
     network.train(was_training)
     loss, *correct = totals.tolist()
     names = ["loss", *accuracies.names]
-    figures = [loss if is_sum else loss / rows.num_rows, *(n / rows.num_rows for n in correct)]
+    figures = [loss if sums else loss / rows.num_rows, *(n / rows.num_rows for n in correct)]
     return {f"validation/{name}": value for name, value in zip(names, figures, strict=True)}

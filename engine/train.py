@@ -21,7 +21,7 @@ from engine.guards.guard import Guard
 from engine.learning_rate import LearningRate, learning_rate
 from engine.network import Network
 from engine.nonfinite import blame
-from engine.optim import build_loss, build_optimizer, loss_of
+from engine.optim import build_loss, build_optimizer, is_sum, loss_of
 from engine.pace import Pace
 from engine.probes.desk import Training, Unwatched
 from engine.probes.taps import Probes
@@ -79,14 +79,12 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
     torch.manual_seed(job.seed)
     learner = _learner(job, rows.device)
     network, loss_fn, optimizer, clip = learner[:4]
-    schedule = Schedule(job, rows)
+    schedule = Schedule(job, rows, sums=is_sum(loss_fn))
     probes = _probes(job, learner, rows, Readback(rows.device), out, _captures(out, control))
     probes.watch(watched, 0 if start is None else start.step)
     clock = probes.clock = clock_of(rows.device)
-    report = _report(job, learner, validation, probes, out, Timing(clock, work), schedule)
-    readback = probes.readback
-    guard = Guard(job, learner, rows, readback=readback, clock=clock, emit=out.emit)
-    report.saver.parts["guard"] = guard
+    guard = Guard(job, learner, rows, readback=probes.readback, clock=clock, emit=out.emit)
+    report = _report(job, learner, validation, probes, out, Timing(clock, work), schedule, guard)
     if start is not None and _has_ended(start, report, schedule):
         return Ending(network, start.step, "succeeded", schedule.reason)
 
@@ -150,6 +148,7 @@ def _report(  # noqa: PLR0913, PLR0917 (all that a report is made of)
     out: Outputs,
     timing: Timing,
     schedule: "Schedule",
+    guard: Guard,
 ) -> Reporter:
     saver = Saver(job, out.directory, out.emit, out.flush)
     report = Reporter(
@@ -163,6 +162,7 @@ def _report(  # noqa: PLR0913, PLR0917 (all that a report is made of)
         "report": report,
         "derived": report.derived,
         "probes": probes,
+        "guard": guard,
         "generators": Generators(),
     }
     if (averages := learner.averages) is not None:  # what is saved for use is not what is trained
@@ -241,7 +241,8 @@ def wanted(job: TrainJob) -> tuple[str, ...]:
 class Schedule:
     """When things happen: the order of batches, evaluations, checkpoints and the end."""
 
-    def __init__(self, job: TrainJob, rows: Rows) -> None:
+    def __init__(self, job: TrainJob, rows: Rows, *, sums: bool = False) -> None:
+        """``sums``: the loss of a step is the sum over its rows, not the mean."""
         self._job = job
         self._rows = rows
         self._pace = pace = Pace.of(job, rows.num_rows)
@@ -249,7 +250,7 @@ class Schedule:
             detail = f"drop_last leaves no batch: the rows are {rows.num_rows}, a batch takes"
             raise DataFailed(f"{detail} {pace.batch_size}")
         self._shuffles = job.data.shuffle.enabled is not False
-        self._is_mean = getattr(build_loss(job.loss), "reduction", "mean") != "sum"
+        self._sums = sums
         self.early = None if job.stop.early is None else EarlyStop(job.stop.early)
         self.num_steps = pace.num_steps(job.stop)
         """Updates that the job will make; None when time decides."""
@@ -316,8 +317,8 @@ class Schedule:
         before = self._pace.rows_before
         rows = before(last) - before(first)
         for number in range(first, last):
-            share = (before(number + 1) - before(number)) / rows if self._is_mean else None
-            yield next(batches), share, number + 1 == last
+            share = (before(number + 1) - before(number)) / rows
+            yield next(batches), None if self._sums else share, number + 1 == last
 
     @property
     def ends_epoch(self) -> bool:

@@ -7,6 +7,14 @@ from pydantic import PositiveInt, model_validator
 
 from glasshouse.spec.strict import Name, Spec
 
+FORMATS = (
+    *("csv", "tsv", "jsonl", "parquet", "npz", "npy"),
+    *("idx", "idx.gz", "idx.zip", "mnist.json.gz"),
+)
+"""What a dataset's file may be."""
+BUILTINS = ("digits",)
+"""Datasets that come with the service."""
+
 Column = Annotated[str, Constraint(min_length=1, max_length=200)]
 
 
@@ -149,6 +157,12 @@ class Sequences(Spec):
     """What happens to a longer row. ``truncate``: the steps behind ``max_length`` are cut off.
     ``drop``: the row is left out. ``error``: the job fails and names it. What was cut or left out
     is counted in an event ``dropped``."""
+
+    @model_validator(mode="after")
+    def _check_overflow(self) -> Self:
+        if self.max_length is None and self.overflow != "truncate":
+            raise ValueError("overflow needs max_length: say how long a row may be")
+        return self
 
 
 class Shuffle(Spec):

@@ -86,7 +86,7 @@ class Story:
 
     def check_but_counted(self, other: "Story", kind: str) -> None:
         """As `check`, but some events of a kind are missing, and events ``dropped`` count them."""
-        mine, theirs = self.log[kind], other.log[kind]
+        mine, theirs = self.log.get(kind, []), other.log[kind]
         lost = [one for one in theirs if one not in mine]
         assert [one for one in mine if one not in theirs] == []
         assert sum(one["count"] for one in self.log.pop("dropped")) == len(lost)

@@ -1,12 +1,16 @@
 """Several batches to a step: the update that one batch of all their rows would make."""
 
+import json
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
+from engine import rank
+from engine.spool import read_frames
 from tests.unit.engine.making import (
     CNN,
     captured,
@@ -16,6 +20,8 @@ from tests.unit.engine.making import (
     planned,
     run,
     spec,
+    write_job,
+    write_table,
 )
 
 PLAIN = [layer for layer in CNN if layer["type"] != "Dropout"]
@@ -105,6 +111,33 @@ def test_probes_see_the_gradients_of_the_whole_step_and_the_outputs_of_its_last_
         assert len(seen) == 16
         torch.testing.assert_close(seen, rows[48:], rtol=1e-4, atol=1e-5)
     assert losses(many) == losses(run(tmp_path / "c", job(stop={"steps": 2}), digits))
+
+
+@pytest.mark.parametrize("action", ["fail", "skip_step"])
+def test_a_guard_finds_the_bad_row_in_whichever_batch_of_the_step_it_is(action, tmp_path):
+    """Row 21 of 64 is NaN: of the second of four batches, whose loss is not the last one's."""
+    x = np.random.default_rng(0).normal(size=(64, 5)).astype(np.float32)
+    x[21, 3] = np.nan
+    columns = {"x": x, "label": (x[:, 0] > 0).astype(np.int64)}
+    table = write_table(tmp_path / "table", columns, {"train": slice(0, 64)})
+    fields = {"x": {"type": "dense"}, "label": {"type": "integer", "dim": 10}}
+    job = spec(
+        network={"layers": [{"name": "fc", "type": "Linear", "args": {"out_features": 10}}]},
+        data={"fields": fields, "batch_size": 16, "shuffle": {"enabled": False}},
+        accumulate=4,
+        guards={"nonfinite": {"action": action}},
+        stop={"steps": 1},
+    )
+    resolved = planned(job, json.loads((table / "meta.json").read_text()))["spec"]
+    assert rank.main(write_job(tmp_path, resolved, table)) == 0
+    records, _ = read_frames(tmp_path / "spool", 0, 10**6)
+    [finding] = of_type(records, "finding")
+    assert (finding["layer"], finding["kind"], finding["bad_samples"]) == ("x", "input", [21])
+    assert finding["samples"] == [*range(16, 32)]
+    assert records[-1]["state"] == ("failed" if action == "fail" else "succeeded")
+    if action == "skip_step":
+        weights = load_file(tmp_path / "checkpoints/step-1/model.safetensors")
+        assert all(bool(item.isfinite().all()) for item in weights.values())
 
 
 def test_the_plan_counts_steps_and_not_batches():

@@ -350,6 +350,11 @@ def test_the_catalogue_describes_what_can_be_used():
         assert answer({"id": 1, "do": "catalog", "section": section})["entries"] == []
 
 
+def test_a_limit_on_sequences_needs_one():
+    found = errors(spec(data={"sequence": {"max_length": 6}}))
+    assert "no field is a sequence" in found["/data/sequence/max_length"]
+
+
 def test_a_good_plan_builds_the_network_that_torch_builds():
     from engine.network import Network
 

@@ -200,6 +200,16 @@ def test_a_length_that_is_left_out_is_that_of_the_training(digits):
         ),
         ({"type": "ChainedScheduler"}, "/scheduler/args/schedulers", "list"),
         (
+            {"type": "ChainedScheduler", "args": {"schedulers": []}},
+            "/scheduler/args/schedulers",
+            "at least 1",
+        ),
+        (
+            {"type": "ChainedScheduler", "args": {"schedulers": [{"type": "StepLR", "x": 1}]}},
+            "/scheduler/args/schedulers/0/x",
+            "not permitted",
+        ),
+        (
             {"type": "ChainedScheduler", "args": {"schedulers": [{"type": "Nothing"}]}},
             "/scheduler/args/schedulers/0/type",
             "no scheduler",

@@ -375,6 +375,9 @@ def test_the_longest_row_is_that_of_the_split_and_of_the_limit(table):
     assert shapes["emb"] == [6, 4]
     spec = job(data={"sequence": {"max_length": 6, "overflow": "error"}})
     assert "has 8 steps" in errors(spec, meta_of(table))["/data/sequence/max_length"]
+    assert "needs max_length" in " ".join(
+        errors(job(data={"sequence": {"overflow": "drop"}}), meta_of(table)).values()
+    )
     spec = job(data={"sequence": {"max_length": 6, "overflow": "drop"}})
     warned = planned(spec, meta_of(table))["warnings"]
     assert "/data/sequence/overflow" in [item["pointer"] for item in warned]
