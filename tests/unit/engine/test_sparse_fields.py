@@ -39,7 +39,7 @@ def spec(kind, optimizer=None, *, only_bag=False, sparse=False, **changes):
     args = {"embedding_dim": 2 if only_bag else 3, "mode": "sum", "sparse": sparse}
     bag = {**BAG, "args": args, "name": "fc" if only_bag else "bag"}
     fields = {"x": FIELDS[kind], "label": {"type": "integer", "dim": 2}}
-    data = {"fields": fields, "batch_size": 4, "sequence": {"max_length": 1}}
+    data = {"fields": fields, "batch_size": 4}
     changes = {"optimizer": optimizer or {"type": "SGD", "args": {"lr": 0.3}}, **changes}
     return job([bag] if only_bag else [bag, FC], data=data, **changes)
 
@@ -78,7 +78,6 @@ def test_a_bag_trains_as_a_linear_layer_over_the_whole_vector(
     table, tmp_path, kind, sparse, name, args
 ):
     records = run(tmp_path, spec(kind, {"type": name, "args": args}, sparse=sparse), table)
-    assert not of_type(records, "dropped")  # max_length is of sequences
     expected = by_hand(kind, lambda parameters: getattr(torch.optim, name)(parameters, **args))
     assert losses(records) == pytest.approx(expected, rel=1e-4)
 
