@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import tempfile
 import uuid
 from collections.abc import Generator
@@ -17,6 +18,8 @@ from tests.running import Postgres, connected, database_of
 settings.register_profile("ours", deadline=None)  # a busy machine is late, not wrong
 settings.load_profile("ours")
 IN_CI = os.environ.get("CI") == "true"
+# A shell has what it starts in the background ignore Ctrl-C, and what that starts ignores it too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def absent(what: str) -> None:
