@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from engine.data import Table, load
+from engine.data.loading import load
+from engine.data.table import Table
 from engine.plan import parse_spec, plan
 from engine.report import Outputs
 from engine.spool import SpoolWriter

@@ -22,7 +22,8 @@ import torch
 
 from bench import step as mnist
 from bench.step import Clock
-from engine.data import Table, load
+from engine.data.loading import load
+from engine.data.table import Table
 from engine.plan import parse_spec, plan
 from engine.probes.figures import kernel
 from engine.probes.tensors.ring import Ring, default_num_bytes

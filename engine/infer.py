@@ -13,7 +13,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from engine.checkpoint import load_model
-from engine.data import BadField, Rows, Table, inline_rows, load, longest_of
+from engine.data.fields import BadField
+from engine.data.inline import inline_rows
+from engine.data.loading import load
+from engine.data.rows import Rows, longest_of
+from engine.data.table import Table
 from engine.network import Network, dtype_name, lengths_of, needed_layers, root
 from engine.problems import Findings
 from engine.report import Control, Outputs

@@ -16,7 +16,9 @@ from engine import derived, infer, optim, samples
 from engine.averaging import num_copies
 from engine.checkpoint import check_shapes
 from engine.clipping import check_clipping
-from engine.data import BadField, field_shape, inline_rows, longest_of, num_steps
+from engine.data.fields import BadField, field_shape, num_steps
+from engine.data.inline import inline_rows
+from engine.data.rows import longest_of
 from engine.guards.check import check_guards
 from engine.learning_rate import check_scheduler
 from engine.metrics import metric_names, reported

@@ -16,7 +16,9 @@ import torch
 
 from engine import checkpoint, infer
 from engine.checkpoint import Saved
-from engine.data import Rows, Table, load
+from engine.data.loading import load
+from engine.data.rows import Rows
+from engine.data.table import Table
 from engine.failures import classify
 from engine.network import root
 from engine.probes.watched.wanted import Wanted

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from engine.averaging import Averages
 from engine.clipping import Clip
-from engine.data import Rows
+from engine.data.rows import Rows
 from engine.derived import Derived
 from engine.learning_rate import LearningRate
 from engine.metrics import Accuracies

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engine.data import Rows
+from engine.data.rows import Rows
 from engine.network import Network
 from engine.problems import Findings
 from engine.spool import now

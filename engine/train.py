@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.averaging import AveragedWeights, averages
 from engine.clipping import clipping
 from engine.commands import Commands, Follow
-from engine.data import Rows
+from engine.data.rows import Rows
 from engine.early import EarlyStop
 from engine.failures import StepFailed
 from engine.guards.guard import Guard

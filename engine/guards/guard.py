@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.data import Rows
+from engine.data.rows import Rows
 from engine.guards.gate import Gate
 from engine.guards.randomness import Randomness
 from engine.guards.replay import Found, Pass, Replay, Skipped, described

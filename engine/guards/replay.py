@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.data import Rows, Taken
+from engine.data.rows import Rows, Taken
 from engine.guards.randomness import Randomness
 from engine.network import LayerFailed, Network, leaves, root
 from engine.optim import loss_of

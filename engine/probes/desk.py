@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from engine.data import Rows
+from engine.data.rows import Rows
 from engine.network import Network
 from engine.probes.figures.counted import Counted
 from engine.probes.tensors.captures import Captures

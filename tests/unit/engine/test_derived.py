@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from engine import data
+from engine.data.rows import shuffled
 from engine.derived import Derived
 from engine.network import Network
 from glasshouse.spec import TrainJob, parse_job
@@ -34,7 +34,7 @@ def batches(table, seed: int = 3, epochs: int = 2):
     images = torch.from_numpy(np.load(table / "train" / "0.npy"))
     labels = torch.from_numpy(np.load(table / "train" / "1.npy"))
     for epoch in range(epochs):
-        order = data.shuffled(len(images), seed, epoch)
+        order = shuffled(len(images), seed, epoch)
         for start in range(0, len(images), 64):
             rows = order[start : start + 64]
             yield images[rows].to(torch.float32) / 255, labels[rows]

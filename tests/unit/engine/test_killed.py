@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from engine import checkpoint
-from engine.data import shuffled
+from engine.data.rows import shuffled
 from engine.spool import read_frames
 from tests.unit.engine.making import losses, of_type, planned, run, spec, write_job, write_table
 from tests.unit.engine.test_nurseries import Client, _until

@@ -2,7 +2,10 @@ import numpy as np
 import pytest
 import torch
 
-from engine.data import BadField, Table, field_shape, inline_rows, load
+from engine.data.fields import BadField, field_shape
+from engine.data.inline import inline_rows
+from engine.data.loading import load
+from engine.data.table import Table
 from engine.shapes import FieldShape
 from glasshouse.errors import DataFailed
 from glasshouse.spec import DenseField, IntegerField, Source

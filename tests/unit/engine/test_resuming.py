@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine import checkpoint, data, rank, train
-from engine.data import Rows
+from engine import checkpoint, rank, train
+from engine.data.rows import LoadedField, Rows
 from engine.rank import Assignment
 from engine.rank import run as run_assignment
 from engine.report import Outputs
@@ -352,7 +352,7 @@ def test_other_threads_are_allowed_and_told(digits, tmp_path, whole, capfd):
 
 
 def _rows(num: int) -> Rows:
-    field = data.LoadedField(torch.arange(num), is_integer=True)
+    field = LoadedField(torch.arange(num), is_integer=True)
     return Rows({"id": field}, num, torch.device("cpu"))
 
 

@@ -9,10 +9,12 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
-from engine.data import Table, load, shuffled
+from engine.data.loading import load
+from engine.data.ragged import RaggedColumn
+from engine.data.rows import shuffled
+from engine.data.table import Table
 from engine.network import Network
 from engine.planner import answer
-from engine.ragged import RaggedColumn
 from engine.stepwise import AWARE, Lengths
 from glasshouse.errors import DataFailed
 from glasshouse.spec import (

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 from engine.__main__ import main
-from engine.data import shuffled
+from engine.data.rows import shuffled
 from engine.network import Network
 from engine.plan import parse_spec
 from engine.spool import read_frames

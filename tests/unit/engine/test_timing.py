@@ -176,7 +176,7 @@ def test_the_rate_of_operations_is_three_times_that_of_the_forward_pass(digits, 
 
 
 def test_the_time_of_the_data_is_put_down_to_the_data(digits, tmp_path, monkeypatch):
-    from engine.data import Rows
+    from engine.data.rows import Rows
 
     batch = Rows.batch
     monkeypatch.setattr(Rows, "batch", lambda *args: (_spin(0.02), batch(*args))[1])

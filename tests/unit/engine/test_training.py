@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from engine import data
+from engine.data.loading import source_rows
+from engine.data.rows import shuffled
 from engine.optim import optimizer_classes
 from engine.rank import Assignment
 from engine.rank import run as run_assignment
@@ -230,13 +231,13 @@ def test_too_large_a_layer_fails_as_out_of_memory(digits, tmp_path, capfd):
 
 
 def test_fractions_of_a_split_share_no_row_and_miss_none():
-    rows = [data.source_rows(101, part, 5) for part in ((0, 0.3), (0.3, 0.8), (0.8, 1))]
+    rows = [source_rows(101, part, 5) for part in ((0, 0.3), (0.3, 0.8), (0.8, 1))]
     joined = torch.cat([item for item in rows if item is not None])
     assert sorted(joined.tolist()) == list(range(101))
     assert all(torch.equal(item, item.sort().values) for item in rows if item is not None)
 
 
 def test_the_order_of_an_epoch_depends_on_seed_and_epoch_alone():
-    assert torch.equal(data.shuffled(50, 1, 2), data.shuffled(50, 1, 2))
-    assert not torch.equal(data.shuffled(50, 1, 2), data.shuffled(50, 1, 3))
-    assert sorted(data.shuffled(50, 2**53, 10**6).tolist()) == list(range(50))
+    assert torch.equal(shuffled(50, 1, 2), shuffled(50, 1, 2))
+    assert not torch.equal(shuffled(50, 1, 2), shuffled(50, 1, 3))
+    assert sorted(shuffled(50, 2**53, 10**6).tolist()) == list(range(50))

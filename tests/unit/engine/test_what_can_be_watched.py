@@ -6,7 +6,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from engine.data import Rows, source_rows
+from engine.data.loading import source_rows
+from engine.data.rows import Rows
 from engine.probes.figures.summarize import summarize
 from engine.probes.watched.losses import sample_losses
 from engine.probes.watched.select import may_match

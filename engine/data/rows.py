@@ -1,0 +1,185 @@
+"""Rows in memory, and the order in which they become batches.
+
+Row order is a function of (seed, epoch) alone. Knows torch; knows nothing of files or networks.
+Shape suffixes: B = rows of a batch, N = rows of the split.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from engine.data.ragged import LoadedSequence
+from engine.network import host_lengths_of, lengths_of, values_of
+
+_EPOCH_STRIDE = 1_000_003
+
+Taken = Tensor | slice
+"""Which rows a batch has, by their places in memory."""
+
+
+@dataclass(frozen=True)
+class LoadedField:
+    """A field's values in memory, as they are stored, and how a batch of them is made."""
+
+    values: Tensor
+    divide_by: float | None = None
+    scale: float | None = None
+    is_integer: bool = False
+
+    def to(self, device: torch.device) -> "LoadedField":
+        """The same with its values on a device."""
+        return replace(self, values=self.values.to(device))
+
+    @property
+    def nbytes(self) -> int:
+        """What moves to a device."""
+        return self.values.nbytes
+
+    def batch(self, rows_B: Tensor | slice, device: torch.device) -> Tensor:
+        """The rows as the network takes them; always memory of its own."""
+        if isinstance(rows_B, slice):
+            stored = self.values[rows_B].clone()
+        else:
+            stored = self.values.index_select(0, rows_B)
+        stored = stored.to(device, non_blocking=True)
+        if self.is_integer:
+            return stored
+        x = stored.to(torch.float32)
+        if self.divide_by is not None:
+            return x.div_(self.divide_by)
+        return x if self.scale is None else x.mul_(self.scale)
+
+
+Loaded = LoadedField | LoadedSequence
+
+
+class Rows:
+    """The rows of one source with all their fields, in memory."""
+
+    def __init__(
+        self,
+        fields: Mapping[str, Loaded],
+        num_rows: int,
+        device: torch.device,
+        numbers: Tensor | None = None,
+    ) -> None:
+        self.left_out: dict[str, int] = {}
+        """What was cut off or left out while reading, in words, and how much of it."""
+        self.fields = fields
+        self.num_rows = num_rows
+        self.device = device
+        self._taken: Taken = slice(0, 0)
+        self._home = next(iter(fields.values())).values.device if fields else device
+        self._numbers = None if numbers is None else numbers.to(self._home)
+        """Of each row, its number in the split; None: they are all of its rows."""
+
+    @property
+    def newest(self) -> Tensor:
+        """The numbers, in the split, of the rows of the batch that was made last."""
+        return self.numbers(self._taken)
+
+    @property
+    def taken(self) -> Taken:
+        """The rows of the batch that was made last: `again` makes the same one."""
+        return self._taken
+
+    def numbers(self, taken: Taken) -> Tensor:
+        """The numbers, in the split, of the rows of a batch."""
+        if self._numbers is not None:
+            return self._numbers[taken]
+        return torch.arange(taken.start, taken.stop) if isinstance(taken, slice) else taken
+
+    def num_batches(self, batch_size: int) -> int:
+        """Batches of all rows."""
+        return -(-self.num_rows // batch_size)
+
+    def in_order(self, batch_size: int) -> Iterator[dict[str, Tensor]]:
+        """All rows once, as stored."""
+        for start in range(0, self.num_rows, batch_size):
+            yield self.batch(slice(start, min(start + batch_size, self.num_rows)))
+
+    def batch(
+        self, rows_B: Tensor | slice, host_B: Tensor | slice | None = None
+    ) -> dict[str, Tensor]:
+        """One batch: each field's tensor by name, and the lengths of sequences.
+
+        ``host_B``: the same rows in host memory, where they are known there.
+        """
+        self._taken = rows_B
+        if host_B is None:
+            host_B = rows_B.cpu() if isinstance(rows_B, Tensor) else rows_B
+        made: dict[str, Tensor] = {}
+        for name, item in self.fields.items():
+            if isinstance(item, LoadedField):
+                made[name] = item.batch(rows_B, self.device)
+                continue
+            made[name], lengths_B = item.batch(host_B, self.device)
+            made[lengths_of(name)] = lengths_B.to(self.device, non_blocking=True)
+            if item.weights is not None:
+                weighted = replace(item, values=item.weights, weights=None, is_integer=False)
+                x_BT1, _ = weighted.batch(host_B, self.device)
+                made[values_of(name)] = x_BT1.squeeze(-1)
+            if self.device.type != "cpu":
+                made[host_lengths_of(lengths_of(name))] = lengths_B
+        return made
+
+    def again(self, taken: Taken) -> dict[str, Tensor]:
+        """A batch once more; the one that was made last stays what it was."""
+        before = self._taken
+        batch = self.batch(taken)
+        self._taken = before
+        return batch
+
+    def spaced(self, num_rows: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """Evenly spaced rows, at most so many: their numbers, and their batch."""
+        count = min(num_rows, self.num_rows)
+        rows_B = torch.arange(count) * self.num_rows // count
+        return rows_B, self.batch(rows_B.to(self._home), rows_B)
+
+    def epoch(
+        self, batch_size: int, *, drop_last: bool, order: tuple[int, int] | None, first: int = 0
+    ) -> Iterator[dict[str, Tensor]]:
+        """The batches of one epoch; ``order`` is (seed, epoch), None for the stored order.
+
+        ``first``: batches that were taken before; they are not made again.
+        """
+        last = self.num_rows // batch_size * batch_size if drop_last else self.num_rows
+        host_N = None if order is None else shuffled(self.num_rows, *order)
+        order_N = None if host_N is None else host_N.to(self._home)
+        for start in range(first * batch_size, last, batch_size):
+            rows_B = slice(start, min(start + batch_size, last))
+            if order_N is None or host_N is None:
+                yield self.batch(rows_B)
+            else:
+                yield self.batch(order_N[rows_B], host_N[rows_B])
+
+
+def shuffled(num_rows: int, seed: int, epoch: int) -> Tensor:
+    """The order of the rows in one epoch: a pure function of (seed, epoch)."""
+    generator = torch.Generator().manual_seed((seed * _EPOCH_STRIDE + epoch) % 2**63)
+    return torch.randperm(num_rows, generator=generator)
+
+
+def place(
+    loaded: Mapping[str, Loaded],
+    num_rows: int,
+    device: torch.device,
+    numbers: Tensor | None = None,
+) -> Rows:
+    """Move fields onto the device when they take at most a quarter of its free memory."""
+    if device.type == "cuda":
+        size = sum(item.nbytes for item in loaded.values())
+        if size <= torch.cuda.mem_get_info(device)[0] // 4:
+            loaded = {name: item.to(device) for name, item in loaded.items()}
+    return Rows(loaded, num_rows, device, numbers)
+
+
+def longest_of(rows: Rows) -> dict[str, int]:
+    """The steps of the longest row of each sequence field, at least one."""
+    return {
+        name: max(1, int(item.lengths.max()))
+        for name, item in rows.fields.items()
+        if isinstance(item, LoadedSequence)
+    }
