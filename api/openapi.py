@@ -89,10 +89,20 @@ def _operations(made: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _add_bodies(schemas: dict[str, Any]) -> None:
+    """Add what requests are made of; a spec's ``Layer`` is ``LayerSpec``: answers have one, too."""
     wanted = sorted({*BODIES, Problem}, key=lambda model: model.__name__)
-    _, found = models_json_schema([(model, "validation") for model in wanted], ref_template=_REF)
-    for name, schema in found["$defs"].items():
-        schemas.setdefault(name, schema)
+    _, made = models_json_schema([(model, "validation") for model in wanted], ref_template=_REF)
+    text = json.dumps(made["$defs"])
+    found: dict[str, Any] = made["$defs"]
+    names = {name: name for name in found}
+    for name, schema in found.items():
+        if schemas.get(name, schema) != schema:
+            names[name] = f"{name}Spec"
+            text = text.replace(
+                f'"{_REF.format(model=name)}"', f'"{_REF.format(model=names[name])}"'
+            )
+    for name, schema in json.loads(text).items():
+        schemas.setdefault(names[name], schema)
 
 
 def _drop_fastapi_errors(operation: dict[str, Any]) -> None:

@@ -60,7 +60,7 @@ def measure(directory: Path, rounds: int, width: int) -> dict[str, float | str |
     saver = Saver(job, directory, lambda _record: None, lambda: None)
     saver.parts |= {
         "model": Weights(network),
-        "optimizer": OptimizerState(optimizer),
+        "optimizer": OptimizerState(optimizer, network),
         "generators": Generators(),
     }
     paused: dict[bool, list[float]] = {True: [], False: []}

@@ -21,6 +21,7 @@ from glasshouse.jsonio import NONFINITE
 
 # Never offered: where things live and in what type is the job's to say, and what torch deprecates.
 WITHHELD = {
+    "generator",
     "device",
     "dtype",
     "size_average",

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from engine.layer_options import set_arguments
 from engine.problems import SpecProblems
 from engine.report import Emit, Learner
 from engine.settable import changed_job, optimizer_values
@@ -81,8 +82,7 @@ class Commands:
         values = optimizer_values(changed.optimizer, names)
         if self._learner.rate is not None and "lr" in values:
             self._learner.rate.rebase(values.pop("lr"))
-        for group in self._learner.optimizer.param_groups:
-            group.update(values)
+        set_arguments(self._learner.optimizer, values)
         if self._learner.clip is not None and changed.grad_clip is not None:
             self._learner.clip.max = changed.grad_clip.max
 

@@ -19,6 +19,7 @@ from torch import nn
 from torch.optim import lr_scheduler, swa_utils
 
 from engine import arguments
+from engine.layer_options import scales
 from engine.optim import build_optimizer
 from engine.problems import Findings, one
 from engine.snapshot import State
@@ -37,6 +38,8 @@ _OWN_RATE = ("OneCycleLR", "CyclicLR")
 """These make the learning rate of their own arguments alone."""
 _CYCLED = ("lr", "momentum", "betas")
 """What they set in the optimizer."""
+_RATES = ("max_lr", "base_lr", "swa_lr")
+"""Arguments that are learning rates, and may be one for each group of parameters."""
 _LENGTH = {"CosineAnnealingLR": "T_max", "OneCycleLR": "total_steps"}
 """The argument that is the length of the training where it is left out."""
 
@@ -196,6 +199,7 @@ def build_scheduler(
     for missing in arguments.missing(known, dict(args)):
         raise one(f"{pointer}/args/{missing}", f"{name} needs the argument {missing!r}", "missing")
     converted = {key: _listed(value) for key, value in converted.items()}
+    converted |= _of_groups(converted, scales(optimizer))
 
     def make(**some: Any) -> Torch:
         if name not in _OF_OTHERS:
@@ -215,6 +219,14 @@ def build_scheduler(
         except (TypeError, ValueError, ZeroDivisionError, IndexError, KeyError) as cause:
             where = arguments.blame(make, converted, f"{pointer}/args") if converted else pointer
             raise one(where, f"{name} refuses: {cause}"[:500], "args") from cause
+
+
+def _of_groups(args: Mapping[str, Any], scales: Sequence[float]) -> dict[str, list[float]]:
+    """Learning rates among a scheduler's arguments: those of each group, where groups differ."""
+    if len(scales) == 1:
+        return {}
+    found = {name: args[name] for name in _RATES if isinstance(args.get(name), (int, float))}
+    return {name: [rate * scale for scale in scales] for name, rate in found.items()}
 
 
 def _listed(value: Any) -> Any:

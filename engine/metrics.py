@@ -42,6 +42,9 @@ def reported(job: TrainJob) -> list[str]:
     found = ["loss", *names]
     if job.grad_clip is not None and job.grad_clip.type == "global_norm":
         found.append("grad_norm")
+    found += ["clipped_steps"] if job.clips else []
+    clipped = [layer for layer in job.network.layers if layer.output_grad_clip is not None]
+    found += [f"output_grad_clip/{layer.name}" for layer in clipped]
     if job.evaluate is not None:
         judged = [
             name for name, item in zip(names, job.metrics, strict=True) if item.type == "accuracy"

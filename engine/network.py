@@ -16,6 +16,7 @@ from torch.nn.modules.loss import _Loss  # pyright: ignore[reportPrivateUsage]
 from engine import arguments
 from engine.arguments import Parameter
 from engine.functions import FUNCTIONS, Function
+from engine.output_clips import OutputClips
 from engine.problems import one
 from engine.stepwise import AWARE, OURS, Lengths, TakesLengths
 from glasshouse.spec import Graph, Layer
@@ -77,11 +78,12 @@ def _unknown(layer_type: str) -> str:
     return f"torch.nn has no layer {layer_type!r}, nor is it a listed function{hint}"
 
 
-def build_layer(layer_type: str, args: Mapping[str, Any]) -> nn.Module:
+def build_layer(layer_type: str, args: Mapping[str, Any], *, trainable: bool = True) -> nn.Module:
     """Make one layer from arguments that have been checked and converted."""
     if layer_type in FUNCTIONS:
         return Function(layer_type, dict(args))
-    return (AWARE.get(layer_type) or layer_classes()[layer_type])(**args)
+    module = (AWARE.get(layer_type) or layer_classes()[layer_type])(**args)
+    return module if trainable else module.requires_grad_(False)
 
 
 def takes_lengths(layer_type: str) -> bool:
@@ -115,6 +117,17 @@ def call(module: nn.Module, inputs: Sequence[Tensor]) -> Any:
     if len(inputs) == 3 and isinstance(module, _STATE_PAIRS):
         return module(inputs[0], (inputs[1], inputs[2]))
     return module(*inputs)
+
+
+def cut(output: Any) -> Any:
+    """The same tensors as constants for the backward pass."""
+    if isinstance(output, Tensor):
+        return output.detach()
+    if isinstance(output, Mapping):
+        return {key: cut(item) for key, item in output.items()}  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(output, (tuple, list)):
+        return tuple(cut(item) for item in output)  # pyright: ignore[reportUnknownVariableType]
+    return output
 
 
 def root(name: str) -> str:
@@ -169,6 +182,7 @@ class Network(nn.Module):
         super().__init__()
         layers = needed_layers(graph, wanted) if prune else list(graph.layers)
         finished = _last_reads(layers, wanted)
+        self.output_clips = OutputClips(graph)
         self._steps: list[_Step] = []
         for position, layer in enumerate(layers):
             owner = layer.shared_with or layer.name
@@ -178,7 +192,16 @@ class Network(nn.Module):
                 module = _construct(layer, f"/network/layers/{position}")
             self._modules[owner] = module
             inputs = tuple(layer.inputs or ())
-            step = _Step(layer.name, module, inputs, layer.lengths, finished.get(position, ()))
+            clips = self.output_clips if layer.name in self.output_clips else None
+            step = _Step(
+                layer.name,
+                module,
+                inputs,
+                layer.lengths,
+                finished.get(position, ()),
+                layer.stop_gradient,
+                clips,
+            )
             self._steps.append(step)
 
     @property
@@ -226,9 +249,18 @@ class _Step(NamedTuple):
     lengths: str | None
     finished: tuple[str, ...]
     """The layers whose output nobody reads after it."""
+    cuts: bool
+    clips: OutputClips | None
 
     def run(self, values: Mapping[str, Tensor]) -> Any:
         """Call the layer on what it reads."""
+        output = self._call(values)
+        if self.clips is not None:
+            for _, tensor in leaves(self.name, output):
+                self.clips.watch(self.name, tensor)
+        return cut(output) if self.cuts else output
+
+    def _call(self, values: Mapping[str, Tensor]) -> Any:
         given = [values[source] for source in self.inputs]
         if self.lengths is None or not isinstance(self.module, TakesLengths):
             return call(self.module, given)
@@ -244,7 +276,7 @@ def _construct(layer: Layer, pointer: str) -> nn.Module:
     known = layer_parameters(layer.type, pointer)
     args = arguments.check(known, dict(layer.args), f"{pointer}/args", layer.type)
     try:
-        return build_layer(layer.type, args)
+        return build_layer(layer.type, args, trainable=layer.trainable)
     except Exception as cause:
         raise LayerFailed(layer.name, cause) from cause
 

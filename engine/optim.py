@@ -175,8 +175,8 @@ def _check_classes(
         raise one("/loss/args/weight", detail, "shape")
 
 
-def build_optimizer(optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> Any:
-    """Make the optimizer of a spec.
+def build_optimizer(optimizer: Optimizer, parameters: Iterable[Any]) -> Any:
+    """Make the optimizer of a spec, of parameters or of groups of them.
 
     Raises:
         SpecProblems: torch has no such optimizer, or it refuses its arguments or the parameters.
@@ -215,6 +215,7 @@ def sparse_parameters(network: nn.Module) -> set[str]:
     }
 
 
+_NO_DECAYS: Mapping[str, float] = {}
 _PRIMES = (3, 5, 7, 11, 13, 17)
 
 
@@ -230,25 +231,41 @@ States = dict[str, dict[str, Kept]]
 """What an optimizer keeps of each parameter, by name."""
 
 
-def try_optimizer(optimizer: Optimizer, network: nn.Module) -> States:
+def try_optimizer(
+    optimizer: Optimizer, network: nn.Module, decays: Mapping[str, float] = _NO_DECAYS
+) -> States:
     """Make one step with parameters like the network's; returns what it keeps of them.
+
+    ``decays``: the weight decay of parameters that have one of their own.
 
     Raises:
         SpecProblems: the optimizer cannot step with these parameters and arguments.
     """
-    sparse = sparse_parameters(network)
     learned = {name: item for name, item in network.named_parameters() if item.requires_grad}
+    sparse = {
+        name: _decayed(optimizer, decays.get(name))
+        for name in sparse_parameters(network)
+        if name in learned
+    }
     build_optimizer(optimizer, learned.values())
     num_dense = sum(name not in sparse for name in learned)
     if sparse or optimizer.type == "SparseAdam":
-        _try_tiny(optimizer, num_sparse=len(sparse), num_dense=num_dense)
+        for one_of in {item.model_dump_json(): item for item in sparse.values()}.values():
+            _try_tiny(one_of, num_sparse=1, num_dense=0)
+        _try_tiny(optimizer, num_sparse=0, num_dense=num_dense)
     args = json.dumps(optimizer.args, sort_keys=True)
     return {
-        name: _state_like_tiny(optimizer, item.shape, 1)
+        name: _state_like_tiny(sparse[name], item.shape, 1)
         if name in sparse
         else dict(_state_of(optimizer.type, args, item.shape, item.dtype))
         for name, item in learned.items()
     }
+
+
+def _decayed(optimizer: Optimizer, weight_decay: float | None) -> Optimizer:
+    if weight_decay is None:
+        return optimizer
+    return optimizer.model_copy(update={"args": {**optimizer.args, "weight_decay": weight_decay}})
 
 
 def num_state_bytes(states: States) -> int:
@@ -307,6 +324,8 @@ def _try_tiny(
     for _ in range(min(num_dense, 1)):
         tiny_ones.append(nn.Parameter(torch.ones(tuple(shape))))
         tiny_ones[-1].grad = torch.ones(tuple(shape))
+    if not tiny_ones:
+        return {}
     made = build_optimizer(optimizer, tiny_ones)
     try:
         made.step()

@@ -15,18 +15,17 @@ from torch import Tensor, nn
 from engine import derived, infer, optim, samples
 from engine.averaging import num_copies
 from engine.checkpoint import check_shapes
-from engine.clipping import check_clipping
 from engine.data.fields import BadField, field_shape, num_steps
 from engine.data.inline import inline_rows
 from engine.data.rows import longest_of
 from engine.guards.check import check_guards
+from engine.layer_options import check_options, own_decays
 from engine.learning_rate import check_scheduler
 from engine.metrics import metric_names, reported
 from engine.network import Network, needed_layers, root
 from engine.optim import (
     States,
     num_state_bytes,
-    sparse_parameters,
     try_loss,
     try_optimizer,
 )
@@ -34,7 +33,7 @@ from engine.pace import Pace
 from engine.probes.tensors.parts import planned
 from engine.probes.watched.phases import check_phase
 from engine.probes.watched.select import GradientPoints, check_loss_name, select
-from engine.probes.watched.watchable import everything
+from engine.probes.watched.watchable import check_cuts, everything
 from engine.problems import Findings, SpecProblems, one
 from engine.sequences import assign_lengths, stepwise
 from engine.shapes import FieldShape, Trace, trace
@@ -93,8 +92,10 @@ def _plan_training(spec: TrainJob, datasets: Metas, trained_by: TrainJob | None)
     findings.stop()
     network = nn.ModuleDict()
     network._modules.update(traced.modules())  # pyright: ignore[reportPrivateUsage]
-    states = try_optimizer(spec.optimizer, network)
-    check_clipping(spec.grad_clip, sparse_parameters(network), findings)
+    check_options(traced.graph(), network, spec.optimizer, findings)
+    check_cuts(traced, loss, findings)
+    findings.stop()
+    states = try_optimizer(spec.optimizer, network, own_decays(spec.network, network))
     pace = Pace.of(spec, num_rows)
     resolved = _scheduled(_resolved(spec, traced, shapes), pace, findings)
     _check_start(resolved, trained_by, findings)

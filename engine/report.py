@@ -7,7 +7,7 @@ import contextlib
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -180,15 +180,10 @@ class Reporter:
             before = taken.correct.get(name)
             taken.correct[name] = correct if before is None else before + correct
 
-    def step(
-        self,
-        step: int,
-        epoch: int,
-        grad_norm: Tensor | None = None,
-    ) -> int:
+    def step(self, step: int, epoch: int, clipped: Mapping[str, Tensor]) -> int:
         """Say what a finished step gave: its loss before the update, and its batches' metrics.
 
-        ``grad_norm`` is that of all gradients before they were clipped by it. Returns its rows.
+        ``clipped``: what clipping says of itself. Returns its rows.
         """
         taken, self._taken = self._taken, Taken()
         num_rows, correct = taken.num_rows, taken.correct
@@ -196,7 +191,7 @@ class Reporter:
         self._clock.end_step(num_rows)
         at = now()
         lr = float(self._learner.optimizer.param_groups[0]["lr"])
-        others = self.derived.take() | ({} if grad_norm is None else {"grad_norm": grad_norm})
+        others = {**self.derived.take(), **clipped, **self._learner.network.output_clips.take()}
         waited = self._probes.figures()
         numbers = [taken.loss, *correct.values(), *others.values()]
 

@@ -21,6 +21,7 @@ from engine.functions import FUNCTIONS, num_inputs
 from engine.network import (
     build_layer,
     call,
+    cut,
     dtype_name,
     inputs_of,
     layer_parameters,
@@ -246,6 +247,7 @@ class _LayerTrace:
             module = self.first.module if self.first else self._build(converted)
             with recording(self.layer.name, module) as record:
                 output = self._call(module, inputs, converted, record)
+        output = cut(output) if self.layer.stop_gradient else output
         outputs = dict(leaves(self.layer.name, output))
         if not outputs:
             self._fail(self.pointer, "its output holds no tensor", "no_output")
@@ -294,7 +296,7 @@ class _LayerTrace:
     def _build(self, converted: dict[str, Any]) -> nn.Module:
         try:
             with torch.device("meta"):
-                return build_layer(self.layer.type, converted)
+                return build_layer(self.layer.type, converted, trainable=self.layer.trainable)
         except MemoryError:
             raise
         except Exception as cause:

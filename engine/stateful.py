@@ -50,14 +50,19 @@ class Weights:
 
 
 class OptimizerState:
-    """What the optimizer keeps, as ``<number of the parameter>.<key>``, and its arguments."""
+    """What the optimizer keeps, as ``<number of the parameter>.<key>``, and its arguments.
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    Parameters have their numbers among the network's that are trained, whatever their groups.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, network: nn.Module) -> None:
         self._optimizer = optimizer
+        trained = [item for item in network.parameters() if item.requires_grad]
+        self._numbers = {id(item): number for number, item in enumerate(trained)}
 
     def state(self) -> State:
         """Tensors by name; ``numbers``: what is none; ``param_groups``: the arguments in force."""
-        whole = self._optimizer.state_dict()
+        whole = self._whole()
         numbers: dict[str, dict[str, Any]] = {}
         found: State = {"type": type(self._optimizer).__name__, "numbers": numbers}
         for index, entries in whole["state"].items():
@@ -78,14 +83,33 @@ class OptimizerState:
         if state["type"] != mine:
             detail = f"The checkpoint was made with the optimizer {state['type']}, the job's is"
             raise CheckpointMismatch(f"{detail} {mine}.")
-        fresh: list[dict[str, Any]] = self._optimizer.state_dict()["param_groups"]
+        fresh: list[dict[str, Any]] = self._whole()["param_groups"]
         saved: list[dict[str, Any]] = state.get("param_groups", fresh)
         if [group["params"] for group in saved] != [group["params"] for group in fresh]:
             detail = "The checkpoint's optimizer was of other parameters"
             counts = [sum(len(group["params"]) for group in groups) for groups in (saved, fresh)]
+            if counts[0] == counts[1]:
+                raise CheckpointMismatch(f"{detail} in its groups: layers had other options.")
             raise CheckpointMismatch(f"{detail}: {counts[0]}, and the job has {counts[1]}.")
         groups = [_group(*both) for both in zip(saved, fresh, strict=True)]
         self._optimizer.load_state_dict({"state": _entries(state), "param_groups": groups})
+
+    def _whole(self) -> dict[str, Any]:
+        """What torch keeps, with our numbers of the parameters."""
+        whole = self._optimizer.state_dict()
+        ours = [
+            [self._numbers[id(item)] for item in group["params"]]
+            for group in self._optimizer.param_groups
+        ]
+        theirs = [number for group in whole["param_groups"] for number in group["params"]]
+        known = dict(zip(theirs, [number for group in ours for number in group], strict=True))
+        return {
+            "state": {known[number]: kept for number, kept in whole["state"].items()},
+            "param_groups": [
+                {**group, "params": numbers}
+                for group, numbers in zip(whole["param_groups"], ours, strict=True)
+            ],
+        }
 
 
 def _entries(state: State) -> dict[int, dict[str, Any]]:

@@ -18,10 +18,11 @@ from engine.data.rows import Rows
 from engine.early import EarlyStop
 from engine.failures import StepFailed
 from engine.guards.guard import Guard
+from engine.layer_options import fill, make_optimizer
 from engine.learning_rate import LearningRate, learning_rate
 from engine.network import Network
 from engine.nonfinite import blame
-from engine.optim import build_loss, build_optimizer, is_sum, loss_of
+from engine.optim import build_loss, is_sum, loss_of
 from engine.pace import Pace
 from engine.probes.desk import Training, Unwatched
 from engine.probes.taps import Probes
@@ -112,12 +113,12 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
                 report.take(step, loss, values)
             guard.look(step, epoch, report.loss)
             clock.mark("probes")
-            grad_norm = None if clip is None else clip()
+            clipped = {} if clip is None else clip()
             look.step(optimizer, clock.mark)
             optimizer.zero_grad(set_to_none=True)
             clock.mark("optimizer")
 
-            num_rows = report.step(step, epoch, grad_norm)
+            num_rows = report.step(step, epoch, clipped)
             learner.follow(step, num_rows, ends_epoch=schedule.ends_epoch, clock=clock)
             asked = commands.at(step + 1) if control.orders else ()
             if schedule.is_over(step, report.elapsed_s):
@@ -158,7 +159,7 @@ def _report(  # noqa: PLR0913, PLR0917 (all that a report is made of)
     saver.parts |= {
         "position": schedule,
         "model": Weights(learner.network),
-        "optimizer": OptimizerState(learner.optimizer),
+        "optimizer": OptimizerState(learner.optimizer, learner.network),
         "report": report,
         "derived": report.derived,
         "probes": probes,
@@ -168,6 +169,8 @@ def _report(  # noqa: PLR0913, PLR0917 (all that a report is made of)
     if (averages := learner.averages) is not None:  # what is saved for use is not what is trained
         saver.parts["model"] = AveragedWeights(learner.network, averages)
         saver.parts |= {"newest": Weights(learner.network), "averages": averages}
+    if learner.clip is not None:
+        saver.parts["clip"] = learner.clip
     if learner.rate is not None:
         saver.parts["scheduler"] = learner.rate
     if schedule.early is not None:
@@ -184,8 +187,9 @@ def _has_ended(start: Start, report: Reporter, schedule: "Schedule") -> bool:
 def _learner(job: TrainJob, device: torch.device) -> Learner:
     network = Network(job.network, wanted(job)).to(device)
     loss_fn = build_loss(job.loss).to(device)
-    optimizer = build_optimizer(job.optimizer, network.parameters())
-    clip = clipping(job.grad_clip, network.parameters())
+    fill(job.network, network)
+    optimizer = make_optimizer(job.optimizer, job.network, network)
+    clip = clipping(job.grad_clip, job.network, network)
     rate = learning_rate(job.scheduler, optimizer)
     return Learner(network, loss_fn, optimizer, clip, rate, averages(job.average, network))
 

@@ -210,7 +210,8 @@ def _untouched(network: Network, device: torch.device) -> Generator[None]:
     for parameter, _ in gradients:
         parameter.grad = None
     try:
-        yield
+        with network.output_clips.uncounted():
+            yield
     finally:
         for parameter, gradient in gradients:
             parameter.grad = gradient

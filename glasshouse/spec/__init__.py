@@ -3,6 +3,7 @@
 Knows pydantic and nothing else: no torch, no SQL, no HTTP.
 """
 
+from glasshouse.spec.clipping import GradClip, OutputGradClip
 from glasshouse.spec.data import (
     Data,
     DenseField,
@@ -31,7 +32,7 @@ from glasshouse.spec.jobs import (
     parse_job,
 )
 from glasshouse.spec.metrics import Metric
-from glasshouse.spec.network import Graph, Layer
+from glasshouse.spec.network import Graph, Layer, ParameterInit, PerParameter
 from glasshouse.spec.probes import Form, Probe, TensorKind
 from glasshouse.spec.strict import Args, Spec
 from glasshouse.spec.training import (
@@ -39,7 +40,6 @@ from glasshouse.spec.training import (
     Checkpoint,
     Early,
     Evaluate,
-    GradClip,
     Init,
     KeepBest,
     Loss,
@@ -76,6 +76,9 @@ __all__ = [
     "Metric",
     "NonfiniteGuard",
     "Optimizer",
+    "OutputGradClip",
+    "ParameterInit",
+    "PerParameter",
     "Probe",
     "RaggedField",
     "Retry",

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field as Constraint
 from pydantic import NonNegativeInt, PositiveFloat, TypeAdapter, model_validator
 
+from glasshouse.spec.clipping import GradClip
 from glasshouse.spec.data import Data, Field
 from glasshouse.spec.guards import Guards
 from glasshouse.spec.metrics import Metric
@@ -15,7 +16,6 @@ from glasshouse.spec.training import (
     Average,
     Checkpoint,
     Evaluate,
-    GradClip,
     Init,
     Loss,
     Optimizer,
@@ -128,6 +128,11 @@ class TrainJob(_Job):
             if field in names:
                 raise ValueError(f"{field!r} names a layer and a data field; rename one")
         return self
+
+    @property
+    def clips(self) -> bool:
+        """Whether gradients of parameters are clipped, all or those of some layers."""
+        return self.grad_clip is not None or any(x.grad_clip for x in self.network.layers)
 
 
 class InferData(Spec):

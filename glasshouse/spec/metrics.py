@@ -31,8 +31,8 @@ MetricType = Literal[
 ]
 ALONE = ("mean", "l2")
 """Types of one tensor; the others take two."""
-RESERVED = ("loss", "lr", "grad_norm")
-RESERVED_PREFIXES = ("validation/", "time/", "throughput/", "system/")
+RESERVED = ("loss", "lr", "grad_norm", "clipped_steps", "skipped_steps")
+RESERVED_PREFIXES = ("validation/", "time/", "throughput/", "system/", "output_grad_clip/")
 
 
 class Metric(Spec):

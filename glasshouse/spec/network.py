@@ -5,13 +5,18 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field as Constraint
 from pydantic import (
+    NonNegativeFloat,
+    PositiveFloat,
+    SerializerFunctionWrapHandler,
     ValidationInfo,
     ValidatorFunctionWrapHandler,
     field_validator,
+    model_serializer,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
+from glasshouse.spec.clipping import GradClip, OutputGradClip
 from glasshouse.spec.strict import Args, Name, Spec, TorchName
 
 Input = Annotated[
@@ -19,6 +24,23 @@ Input = Annotated[
 ]
 """A layer or a data field; ``lstm.1.0`` is a leaf of a layer that returns a tuple, ``text.lengths``
 the lengths of the rows of a sequence field, ``words.values`` the values of a sparse one."""
+
+
+Parameters = Annotated[str, Constraint(pattern=r"^[A-Za-z0-9_.*?]{1,100}$")]
+"""A parameter of a layer by torch's name, or several by a glob: ``weight``, ``bias*``."""
+PerParameter = float | dict[Parameters, float]
+"""A number for all parameters of a layer, or one each: the first that fits a name counts."""
+_Few = Constraint(min_length=1, max_length=100)
+Scale = PositiveFloat | Annotated[dict[Parameters, PositiveFloat], _Few]
+Rate = NonNegativeFloat | Annotated[dict[Parameters, NonNegativeFloat], _Few]
+
+
+class ParameterInit(Spec):
+    """What a parameter is filled with before training: a function of torch.nn.init."""
+
+    type: TorchName
+    """By torch's name: ``kaiming_normal_``, ``constant_`` …"""
+    args: Args = {}
 
 
 class Layer(Spec):
@@ -39,6 +61,35 @@ class Layer(Spec):
     """For RNN, LSTM, GRU, SequencePool and EmbeddingBag: how many steps of each row count, as
     ``text.lengths`` or as a layer that gives an integer per row. Left out, the lengths of the
     sequence field whose steps its input has."""
+    trainable: bool = True
+    """False: its parameters stay what they are, and the optimizer does not know them. Layers before
+    it are trained all the same; the statistics of a batch normalisation go on."""
+    stop_gradient: bool = False
+    """Its output is a constant for the backward pass: neither it nor what is before it is trained
+    by what comes after it here."""
+    init: Annotated[dict[Parameters, ParameterInit], _Few] | None = None
+    """What its parameters begin with; left out, what torch fills such a layer with."""
+    lr_scale: Scale | None = None
+    """Times the learning rate, for all its parameters or for those named."""
+    weight_decay: Rate | None = None
+    """Instead of the optimizer's own ``weight_decay``."""
+    l1: Rate | None = None
+    """Instead of the optimizer's own ``l1``."""
+    grad_clip: GradClip | Literal[False] | None = None
+    """How its parameters' gradients are clipped instead of the job's ``grad_clip``, which then
+    leaves them out of its norm, too; ``global_norm``: all of this layer together. False: not."""
+    output_grad_clip: PositiveFloat | OutputGradClip | None = None
+    """The gradient by its output is clipped element by element in the backward pass, to [-x, x] or
+    [min, max], before the layer and what is before it take it."""
+
+    @model_serializer(mode="wrap")
+    def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Options that are not used are not written: a graph may have 10,000 layers."""
+        return {
+            name: value
+            for name, value in handler(self).items()
+            if name not in _OPTIONS or value != _OPTIONS[name]
+        }
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -55,6 +106,13 @@ class Layer(Spec):
         if value == "":
             raise PydanticCustomError("missing", "Field required")
         return handler(value)
+
+
+_OF_PARAMETERS = ("trainable", "init", "lr_scale", "weight_decay", "l1", "grad_clip")
+_OPTIONS = {
+    name: Layer.model_fields[name].default
+    for name in (*_OF_PARAMETERS, "stop_gradient", "output_grad_clip")
+}
 
 
 class Graph(Spec):
@@ -90,4 +148,9 @@ class Graph(Spec):
             if layer.type not in ("", first.type) or layer.args not in ({}, first.args):
                 detail = f"{layer.name!r} is {first.name!r} called once more: leave out type and"
                 raise ValueError(f"{detail} args, or give that layer's")
-            yield layer.model_copy(update={"type": first.type, "args": first.args})
+            for option in _OF_PARAMETERS:
+                if getattr(layer, option) not in (_OPTIONS[option], getattr(first, option)):
+                    detail = f"{layer.name!r} has the parameters of {first.name!r}: give {option}"
+                    raise ValueError(f"{detail} there")
+            options = {option: _OPTIONS[option] for option in _OF_PARAMETERS}
+            yield layer.model_copy(update={"type": first.type, "args": first.args, **options})

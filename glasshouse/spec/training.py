@@ -53,6 +53,9 @@ class Optimizer(Spec):
 
     type: TorchName
     args: Args = {}
+    l1: NonNegativeFloat = 0.0
+    """So many times the sign of each parameter is added to its gradient, after clipping: the
+    penalty ``l1 · |w|``, which the loss does not show. A layer may have its own."""
 
 
 class Scheduler(Spec):
@@ -76,16 +79,6 @@ class Scheduler(Spec):
         if self.metric is not None and self.unit != "steps":
             raise ValueError("ReduceLROnPlateau goes on at each evaluation: leave out unit")
         return self
-
-
-class GradClip(Spec):
-    """Gradients are made smaller between the backward pass and the update."""
-
-    type: Literal["value", "norm", "global_norm"]
-    """``value``: each element to [-max, max]. ``norm``: each parameter's gradient to an l2 norm of
-    at most max. ``global_norm``: all gradients together; the norm before is the metric
-    ``grad_norm``."""
-    max: PositiveFloat
 
 
 class Average(Spec):

@@ -2,11 +2,14 @@
 
 import importlib.util
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from glasshouse import errors
+from glasshouse.spec import InferJob, TrainJob
 from models.settings import Settings
 from tests.security.figures import sizes
 from tests.soak.__main__ import page as page_of_soak
@@ -82,3 +85,33 @@ def test_the_figures_of_the_soak_are_those_that_were_kept():
     kept = (ROOT / "bench" / "results" / "soak.jsonl").read_text().splitlines()
     table = page_of_soak([json.loads(line) for line in kept])
     assert table in (DOCS / "concepts" / "restarts.md").read_text(), f"paste this:\n{table}"
+
+
+def test_the_document_describes_what_a_spec_is_made_of_and_not_its_namesakes():
+    """Answers have a Layer, too: it must not stand where a request's is meant."""
+    schemas = json.loads((ROOT / "docs/reference/openapi.json").read_text())["components"][
+        "schemas"
+    ]
+    for model in (TrainJob, InferJob):
+        pending, seen = [schemas[model.__name__]], set[str]()
+        described = model.model_json_schema()
+        while pending:
+            for name in re.findall(_REF + r"(\w+)", json.dumps(pending.pop())):
+                if name not in seen:
+                    seen.add(name)
+                    pending.append(schemas[name])
+                    wanted = described["$defs"][name.removesuffix("Spec")]
+                    assert schemas[name].get("properties") == _renamed(wanted, schemas), name
+
+
+def _renamed(schema: dict[str, Any], schemas: dict[str, Any]) -> Any:
+    text = json.dumps(schema.get("properties"))
+
+    def name(found: re.Match[str]) -> str:
+        own = found[1]
+        return f"{_REF}{own}Spec" if f"{own}Spec" in schemas else _REF + own
+
+    return json.loads(re.sub(r"#/\$defs/(\w+)", name, text))
+
+
+_REF = "#/components/schemas/"

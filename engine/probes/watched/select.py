@@ -183,7 +183,7 @@ class GradientPoints:
     """Sees to it that a parameter's gradient is taken at one point: it is stored under one name."""
 
     def __init__(self, spec: TrainJob) -> None:
-        self._clips = spec.grad_clip is not None
+        self._clips = spec.clips
         self._taken: dict[str, tuple[str, int]] = {}
 
     def check(self, probe: Probe, number: int, seen: Iterable[str], findings: Findings) -> None:

@@ -18,6 +18,7 @@ from engine.probes.watched.select import (
     Watchable,
 )
 from engine.probes.watched.traced import Reach, Seen
+from engine.problems import Findings
 from engine.shapes import Trace, Traced, tiny
 from glasshouse.spec import TrainJob
 
@@ -49,6 +50,21 @@ def everything(
         {} if things["optim_state"] else {"optim_state": _NO_STATE.format(spec.optimizer.type)}
     )
     return Watchable(things, _silent(traced), _closed(traced), without)
+
+
+def check_cuts(traced: Trace, loss: Tensor, findings: Findings) -> None:
+    """Note what layers are asked of gradients that never come."""
+    reach = Reach(loss)
+    for position, item in enumerate(traced.layers):
+        layer, pointer = item.layer, f"/network/layers/{position}"
+        seen = [found for found in item.record.outputs.values() if not found.path]
+        if layer.output_grad_clip is not None and all(reach.lacks(found) for found in seen):
+            detail = f"no gradient reaches the output of layer {layer.name!r}: leave it out"
+            findings.problem(f"{pointer}/output_grad_clip", detail, "no_gradient")
+        learned = [x for x in item.module.parameters() if x.requires_grad]
+        if layer.shared_with is None and learned and not any(map(reach.reaches, learned)):
+            detail = f"no gradient reaches the parameters of layer {layer.name!r}: they are not"
+            findings.warn(pointer, f"{detail} trained", "no_gradient")
 
 
 def layout_of(item: Tensor) -> Layout:

@@ -27,7 +27,7 @@ def _trained():
 
 
 def _parts(network, optimizer):
-    parts = {"model": Weights(network), "optimizer": OptimizerState(optimizer)}
+    parts = {"model": Weights(network), "optimizer": OptimizerState(optimizer, network)}
     return {**parts, "generators": Generators()}
 
 

@@ -56,6 +56,27 @@ KINDS: dict[str, dict[str, Any]] = {
     "short last batch left out": {"data": {"drop_last": True}},
     "AdamW": {"optimizer": {"type": "AdamW", "args": {"lr": 0.01}}},
     "grad_clip": {"grad_clip": {"type": "global_norm", "max": 0.5}},
+    "layer options": {
+        "network": {
+            "layers": [
+                {**CNN[0], "lr_scale": 0.5, "grad_clip": {"type": "value", "max": 0.001}},
+                *CNN[1:-1],
+                {
+                    **CNN[-1],
+                    "weight_decay": {"bias": 0.0},
+                    "l1": 0.001,
+                    "output_grad_clip": 0.003,
+                    "init": {"weight": {"type": "xavier_normal_"}},
+                },
+            ]
+        },
+        "optimizer": {"type": "AdamW", "args": {"lr": 0.01}, "l1": 0.0001},
+        "scheduler": {"type": "OneCycleLR", "args": {"max_lr": 0.02}},
+    },
+    "frozen layer": {
+        "network": {"layers": [{**CNN[0], "trainable": False}, *CNN[1:]]},
+        "optimizer": {"type": "Adam", "args": {"lr": 0.01}},
+    },
     "batch norm": {"network": {"layers": NORMED}},
     "evaluations": JUDGED,
     "probes": {**JUDGED, "probes": EVERYTHING},

@@ -36,7 +36,7 @@ class Bench:
         optimizer = torch.optim.SGD(self.network.parameters(), lr=0.1)
         self.saver.parts |= {
             "model": Weights(self.network),
-            "optimizer": OptimizerState(optimizer),
+            "optimizer": OptimizerState(optimizer, self.network),
         }
 
     def fill(self, value: float) -> None:

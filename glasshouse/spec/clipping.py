@@ -1,0 +1,31 @@
+"""Gradients made smaller, of parameters and of layers' outputs."""
+
+from typing import Literal, Self
+
+from pydantic import Field as Constraint
+from pydantic import PositiveFloat, model_validator
+
+from glasshouse.spec.strict import Spec
+
+
+class GradClip(Spec):
+    """Gradients are made smaller between the backward pass and the update."""
+
+    type: Literal["value", "norm", "global_norm"]
+    """``value``: each element to [-max, max]. ``norm``: each parameter's gradient to an l2 norm of
+    at most max. ``global_norm``: all gradients together; the norm before is the metric
+    ``grad_norm``, where the job says so and not a layer."""
+    max: PositiveFloat
+
+
+class OutputGradClip(Spec):
+    """Each element of the gradient by a layer's output is made to lie in [min, max]."""
+
+    min: float = Constraint(le=0)
+    max: float = Constraint(ge=0)
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        if self.min == self.max:
+            raise ValueError("min and max are both 0: to cut the gradient set stop_gradient")
+        return self
