@@ -1,6 +1,5 @@
 """Every failure as an RFC 9457 problem document. The only place where errors become HTTP."""
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,10 +11,8 @@ from starlette.responses import Response
 from api.answers import Json
 from glasshouse import errors
 from glasshouse.errors import FieldProblem, ServiceError
+from glasshouse.spec.places import place_of, pointer
 
-# The union members that pydantic names in the place of an error, but that no request contains.
-_UNION_TAGS = {"train", "infer", "dense", "integer"}
-_TYPE_NAME = re.compile(r"[\[\]]|^constrained-|^literal|^json-")
 _BY_STATUS: dict[int, type[ServiceError]] = {
     400: errors.BadRequest,
     401: errors.KeyMissing,
@@ -71,61 +68,16 @@ def answer(error: ServiceError, request_id: str) -> Response:
     )
 
 
-def pointer(place: Sequence[int | str]) -> str:
-    """A JSON Pointer (RFC 6901)."""
-    return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in place)
-
-
-def field_problems(found: Sequence[Any], body: Any = None) -> list[FieldProblem]:
+def field_problems(found: Sequence[Any], body: Any) -> list[FieldProblem]:
     """What pydantic says, by JSON Pointer into the body."""
     return [
         FieldProblem(
-            pointer(in_body(_place(entry), body)),
+            pointer(place_of(entry, body)),
             _detail(entry),
             str(entry["type"]),
         )
         for entry in found
     ]
-
-
-def _place(entry: Any) -> list[int | str]:
-    place = list(entry["loc"])
-    if str(entry["type"]).startswith("union_tag"):  # the fault is in the field that decides
-        place.append(str(entry["ctx"]["discriminator"]).strip("'"))
-    return place
-
-
-def in_body(place: Sequence[int | str], body: Any) -> list[int | str]:
-    """Leave out of pydantic's place what is not in the body: the tags of its unions.
-
-    A part stays when the body has it there; one that the body lacks stays too when it is a
-    missing field and not a known tag.
-    """
-    kept: list[int | str] = []
-    here: Any = body
-    for part in place:
-        if _has(here, part):
-            here = here[part]
-        elif part in _UNION_TAGS or part == "[key]" or _is_type_name(part):
-            continue
-        else:
-            here = None
-        kept.append(part)
-    return kept
-
-
-def _has(value: Any, part: int | str) -> bool:
-    if isinstance(value, list):
-        return isinstance(part, int) and part < len(value)  # pyright: ignore[reportUnknownArgumentType]
-    return isinstance(value, dict) and part in value
-
-
-def _is_type_name(part: int | str) -> bool:
-    """Whether pydantic wrote a union's member here (``function-after[…]``, ``constrained-str``)."""
-    return (
-        isinstance(part, str)
-        and re.search(r"[\[\]]|^constrained-|^literal|^json-", part) is not None
-    )
 
 
 def _detail(entry: Any) -> str:
@@ -146,7 +98,7 @@ async def _service_error(request: Request, error: Exception) -> Response:
 async def _parameters(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)  # noqa: S101
     found = [
-        FieldProblem(pointer(entry["loc"]), _detail(entry), str(entry["type"]))
+        FieldProblem(pointer([*entry["loc"]]), _detail(entry), str(entry["type"]))
         for entry in error.errors()
     ]
     names = ", ".join(problem.pointer for problem in found)

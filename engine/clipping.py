@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from engine.layer_options import owned
 from engine.snapshot import State
 from glasshouse.spec import GradClip, Graph
 
@@ -118,10 +119,7 @@ def clipping(spec: GradClip | None, graph: Graph, network: nn.Module) -> Clip | 
     """What clips the gradients of a network's parameters; None where nothing does."""
     rest: Parameters = []
     own: list[tuple[GradClip, Parameters]] = []
-    for layer in graph.layers:
-        if layer.shared_with is not None:
-            continue
-        module = network.get_submodule(layer.name)
+    for _, layer, module in owned(graph, network):
         parameters = [item for item in module.parameters() if item.requires_grad]
         if layer.grad_clip is None:
             rest += parameters

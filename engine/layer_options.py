@@ -38,9 +38,10 @@ class Owned(NamedTuple):
 
 def owned(graph: Graph, network: nn.Module) -> Iterator[Owned]:
     """The layers of a graph with modules of their own."""
+    modules = dict(network.named_children())  # get_submodule trips over a layer named "half"
     for position, layer in enumerate(graph.layers):
         if layer.shared_with is None:
-            yield Owned(position, layer, network.get_submodule(layer.name))
+            yield Owned(position, layer, modules[layer.name])
 
 
 def number_for(spec: PerParameter | None, name: str) -> float | None:

@@ -39,7 +39,8 @@ def _may_grow(metric: Metric) -> bool:
 def reported(job: TrainJob) -> list[str]:
     """The names of all metrics of a job that say how good it is."""
     names = metric_names(job.metrics)
-    found = ["loss", *names]
+    losses = ["loss", *(f"loss/{name}" for name in job.loss_names)]
+    found = [*losses, *names]
     if job.grad_clip is not None and job.grad_clip.type == "global_norm":
         found.append("grad_norm")
     found += ["clipped_steps"] if job.clips else []
@@ -49,7 +50,7 @@ def reported(job: TrainJob) -> list[str]:
         judged = [
             name for name, item in zip(names, job.metrics, strict=True) if item.type == "accuracy"
         ]
-        found += [f"validation/{name}" for name in ("loss", *judged)]
+        found += [f"validation/{name}" for name in (*losses, *judged)]
     return found
 
 

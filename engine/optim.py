@@ -1,42 +1,26 @@
-"""Losses and optimizers by torch's names and arguments, checked before anything runs.
+"""Optimizers by torch's names and arguments, checked before anything runs.
 
 Knows torch; knows nothing of data or jobs.
 """
 
-import contextlib
 import json
 import math
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.loss import _Loss  # pyright: ignore[reportPrivateUsage]
+from torch import nn
 
 from engine import arguments
-from engine.network import LayerFailed, dtype_name
 from engine.probes.watched.updates import as_tensor
 from engine.problems import one
-from engine.shapes import FieldShape, tiny
-from glasshouse.spec import Loss, Optimizer
+from glasshouse.spec import Optimizer
 
-_CLASS_TARGETS = (nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss)
 _REFUSED = {
     "LBFGS": "it evaluates the loss several times per step through a closure, and a step here is "
     "one forward and one backward pass; choose another, for example SGD with momentum",
 }
-
-
-@cache
-def loss_classes() -> dict[str, type[nn.Module]]:
-    """Every torch.nn loss, by name."""
-    return {
-        name: cls
-        for name, cls in sorted(vars(nn).items())
-        if isinstance(cls, type) and issubclass(cls, _Loss) and name != "NLLLoss2d"
-    }
 
 
 @cache
@@ -50,129 +34,6 @@ def optimizer_classes() -> dict[str, type[torch.optim.Optimizer]]:
         and cls is not torch.optim.Optimizer
         and name not in _REFUSED
     }
-
-
-def build_loss(loss: Loss) -> nn.Module:
-    """Make the loss of a spec.
-
-    Raises:
-        SpecProblems: torch has no such loss, or it refuses its arguments.
-    """
-    cls = loss_classes().get(loss.type)
-    if cls is None:
-        listed = ", ".join(loss_classes())
-        raise one("/loss/type", f"torch.nn has no loss {loss.type!r}; it has: {listed}", "unknown")
-    args = arguments.check(arguments.parameters(cls), dict(loss.args), "/loss/args", loss.type)
-    try:
-        made = cls(**args)
-    except Exception as cause:
-        pointer = arguments.blame(cls, args, "/loss/args")
-        raise one(pointer, f"{loss.type} refuses its arguments: {cause}", "args") from cause
-    if any(item.requires_grad for item in made.parameters()):
-        detail = f"{loss.type} has parameters of its own, which no optimizer would train"
-        raise one("/loss/type", detail, "unsupported")
-    return made
-
-
-def is_sum(loss_fn: nn.Module) -> bool:
-    """Whether a loss is the sum over its rows; else it is their mean."""
-    return getattr(loss_fn, "reduction", "mean") == "sum"
-
-
-def loss_of(
-    loss_fn: nn.Module,
-    values: Mapping[str, Tensor],
-    inputs: Sequence[str],
-    share: float | None = None,
-) -> Tensor:
-    """Compute the loss of a batch from the network's outputs and the fields.
-
-    ``share``: that part of it, where several batches make a step.
-
-    Raises:
-        LayerFailed: it cannot be computed; the layer is then called ``loss``.
-    """
-    try:
-        loss = loss_fn(*[values[name] for name in inputs])
-        return loss if share is None else loss * share
-    except Exception as cause:
-        raise LayerFailed("loss", cause) from cause
-
-
-def try_loss(loss: Loss, inputs: Sequence[Tensor], fields: Sequence[FieldShape | None]) -> Tensor:
-    """Run a loss on meta tensors.
-
-    Raises:
-        SpecProblems: it does not fit its inputs, or does not give one number to minimise.
-    """
-    criterion = build_loss(loss)
-    reduction = getattr(criterion, "reduction", "mean")
-    if reduction not in {"mean", "sum"} and not (
-        reduction == "batchmean" and isinstance(criterion, nn.KLDivLoss)
-    ):
-        detail = f"reduction {reduction!r} does not give one number to minimise; use mean or sum"
-        raise one("/loss/args/reduction", detail, "reduction")
-    _check_classes(loss, criterion, inputs, fields)
-    shapes = " and ".join(
-        f"{list(item.shape)} ({dtype_name(item.dtype)}) from {name!r}"
-        for name, item in zip(loss.inputs, inputs, strict=True)
-    )
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # torch only warns when shapes differ but broadcast
-            result = _run_loss(criterion, inputs)
-    except MemoryError:
-        raise
-    except Exception as cause:
-        reason = (str(cause).strip() or type(cause).__name__).splitlines()[0][:300]
-        detail = f"{loss.type} does not fit its inputs of shape {shapes} (torch: {reason})"
-        raise one(_blamed(loss, inputs), detail, "shape") from cause
-    if result.dim() != 0:
-        raise one("/loss", f"{loss.type} gives {list(result.shape)}, not one number", "shape")
-    return result
-
-
-def _blamed(loss: Loss, inputs: Sequence[Tensor]) -> str:
-    """The argument of a loss that its failure is due to, or its inputs."""
-
-    def attempt(**some: Any) -> Tensor:
-        return _run_loss(build_loss(Loss(type=loss.type, args=some, inputs=loss.inputs)), inputs)
-
-    pointer = arguments.blame(attempt, dict(loss.args), "/loss/args") if loss.args else ""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return pointer if len(pointer) > len("/loss/args") and _works(attempt) else "/loss/inputs"
-
-
-def _works(attempt: Callable[..., Any]) -> bool:
-    with contextlib.suppress(Exception):
-        attempt()
-        return True
-    return False
-
-
-def _run_loss(criterion: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
-    try:
-        return criterion.to("meta")(*inputs)
-    except NotImplementedError:  # no meta kernel: one tiny batch of real numbers
-        return criterion.to_empty(device="cpu")(*[tiny(item) for item in inputs])
-
-
-def _check_classes(
-    loss: Loss, criterion: nn.Module, inputs: Sequence[Tensor], fields: Sequence[FieldShape | None]
-) -> None:
-    if not isinstance(criterion, _CLASS_TARGETS) or len(inputs) != 2 or inputs[0].dim() < 2:
-        return
-    scores, target = inputs
-    num_classes, field = scores.shape[1], fields[1]
-    if target.dtype == torch.int64 and field is not None and (field.dim or 0) > num_classes:
-        detail = f"field {loss.inputs[1]!r} has {field.dim} classes, but {loss.inputs[0]!r} of "
-        detail += f"shape {list(scores.shape)} has scores for {num_classes}"
-        raise one("/loss/inputs/1", detail, "classes")
-    weight = getattr(criterion, "weight", None)
-    if isinstance(weight, Tensor) and list(weight.shape) != [num_classes]:
-        detail = f"weight has shape {list(weight.shape)}; there are {num_classes} classes"
-        raise one("/loss/args/weight", detail, "shape")
 
 
 def build_optimizer(optimizer: Optimizer, parameters: Iterable[Any]) -> Any:

@@ -21,12 +21,12 @@ from engine.data.rows import longest_of
 from engine.guards.check import check_guards
 from engine.layer_options import check_options, own_decays
 from engine.learning_rate import check_scheduler
+from engine.losses import pointer_of, try_loss
 from engine.metrics import metric_names, reported
 from engine.network import Network, needed_layers, root
 from engine.optim import (
     States,
     num_state_bytes,
-    try_loss,
     try_optimizer,
 )
 from engine.pace import Pace
@@ -252,12 +252,16 @@ def _operands(
 def _check_loss(
     spec: TrainJob, shapes: Mapping[str, FieldShape], traced: Trace, findings: Findings
 ) -> Tensor:
-    inputs = _operands(spec.loss.inputs, "/loss/inputs", traced, findings)
-    loss = try_loss(spec.loss, inputs, [shapes.get(name) for name in spec.loss.inputs])
-    if not loss.requires_grad:
-        detail = "the loss depends on no parameter of the network: there is nothing to train"
-        raise one("/loss/inputs", detail, "no_gradient")
-    return loss
+    terms: list[Tensor] = []
+    for number, item in enumerate(spec.losses):
+        pointer = pointer_of(number if isinstance(spec.loss, tuple) else None)
+        inputs = _operands(item.inputs, f"{pointer}/inputs", traced, findings)
+        fields = [shapes.get(name) for name in item.inputs]
+        terms.append(try_loss(item, inputs, fields, pointer))
+        if not terms[-1].requires_grad:
+            detail = "the loss depends on no parameter of the network: there is nothing to train"
+            raise one(f"{pointer}/inputs", detail, "no_gradient")
+    return sum(terms[1:], terms[0])
 
 
 def _check_metrics(
@@ -301,7 +305,7 @@ def _with_shape(field: Field, shape: FieldShape) -> Field:
 
 def _check_reads(spec: TrainJob, findings: Findings) -> None:
     """Warn of fields that nothing reads and layers that lead nowhere."""
-    ends = [*spec.loss.inputs, *(name for item in spec.metrics for name in item.sources)]
+    ends = [*spec.loss_inputs, *(name for item in spec.metrics for name in item.sources)]
     layers = needed_layers(spec.network, [*ends, *(spec.network.outputs or ())])
     needed = {layer.name for layer in layers}
     read = {root(name) for layer in spec.network.layers for name in layer.reads}

@@ -25,6 +25,7 @@ from engine.problems import SpecProblems, one
 from engine.settable import changed_job, settable
 from glasshouse import jsonio
 from glasshouse.spec import TrainJob
+from glasshouse.spec.places import place_of, pointer
 from glasshouse.unpickling import refuse_unpickling
 
 MAX_MEMORY_BYTES = 4 * 2**30
@@ -54,7 +55,7 @@ def answer(request: Any, max_seconds: float = MAX_SECONDS) -> dict[str, Any]:
     except catalog.UnknownSection as error:
         errors = [{"pointer": "/section", "detail": f"no section {error}", "code": "unknown"}]
     except pydantic.ValidationError as error:
-        errors = [_entry(item) for item in error.errors(include_url=False)]
+        errors = [_entry(item, request.get("spec")) for item in error.errors(include_url=False)]
     except (Overtime, MemoryError) as error:
         limit = f"within {max_seconds:g} s" if isinstance(error, Overtime) else "in memory"
         detail = f"the network is too large to be checked {limit}"
@@ -120,19 +121,10 @@ def _refused(number: Any, errors: list[dict[str, Any]]) -> dict[str, Any]:
     return {"id": number, "ok": False, "errors": errors}
 
 
-_TAGS = {"train", "infer", "dense", "integer"}
-
-
-def _entry(error: Any) -> dict[str, str]:
+def _entry(error: Any, spec: Any) -> dict[str, str]:
     """One entry of pydantic's, its pointer without the names of the union's members."""
-    parts = [str(part).replace("~", "~0").replace("/", "~1") for part in error["loc"]]
-    kept = [
-        part
-        for position, part in enumerate(parts)
-        if not (part in _TAGS and (position == 0 or parts[position - 2] == "fields"))
-    ]
     return {
-        "pointer": "".join(f"/{part}" for part in kept),
+        "pointer": pointer(place_of(error, spec)),
         "detail": error["msg"],
         "code": error["type"],
     }

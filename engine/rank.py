@@ -257,7 +257,7 @@ def _tell_differences(saved: Saved, device: torch.device) -> None:
 def _fields_read(spec: TrainJob) -> list[str]:
     """The fields that a layer, the loss or a metric reads."""
     read = {root(name) for layer in spec.network.layers for name in layer.reads}
-    read |= {root(name) for name in spec.loss.inputs}
+    read |= {root(name) for name in spec.loss_inputs}
     read |= {root(name) for metric in spec.metrics for name in metric.sources}
     return [name for name in spec.data.fields if name in read]
 

@@ -20,9 +20,9 @@ from engine.clipping import Clip
 from engine.data.rows import Rows
 from engine.derived import Derived
 from engine.learning_rate import LearningRate
+from engine.losses import Losses
 from engine.metrics import Accuracies
 from engine.network import Network
-from engine.optim import is_sum, loss_of
 from engine.probes.taps import Probes
 from engine.probes.watched.wanted import Wanted
 from engine.samples import Samples
@@ -79,7 +79,7 @@ class Learner(NamedTuple):
     """What is being trained, and with what."""
 
     network: Network
-    loss_fn: nn.Module
+    loss_fn: Losses
     optimizer: torch.optim.Optimizer
     clip: Clip | None = None
     rate: LearningRate | None = None
@@ -104,6 +104,8 @@ class Taken:
 
     num_rows: int = 0
     losses: list[Tensor] = field(default_factory=list[Tensor])
+    parts: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """Of a loss of several parts, each by itself."""
     correct: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
 
     @property
@@ -176,6 +178,9 @@ class Reporter:
         taken = self._taken
         taken.num_rows += values[next(iter(values))].shape[0]
         taken.losses.append(loss.detach())
+        for name, part in self._learner.loss_fn.told.items():
+            before = taken.parts.get(name)
+            taken.parts[name] = part if before is None else before + part
         for name, correct in self._accuracies.correct(values, step).items():
             before = taken.correct.get(name)
             taken.correct[name] = correct if before is None else before + correct
@@ -191,7 +196,12 @@ class Reporter:
         self._clock.end_step(num_rows)
         at = now()
         lr = float(self._learner.optimizer.param_groups[0]["lr"])
-        others = {**self.derived.take(), **clipped, **self._learner.network.output_clips.take()}
+        others = {
+            **taken.parts,
+            **self.derived.take(),
+            **clipped,
+            **self._learner.network.output_clips.take(),
+        }
         waited = self._probes.figures()
         numbers = [taken.loss, *correct.values(), *others.values()]
 
@@ -314,7 +324,7 @@ class Reporter:
 def evaluate(
     job: TrainJob,
     network: nn.Module,
-    loss_fn: nn.Module,
+    loss_fn: Losses,
     rows: Rows,
     *,
     look: contextlib.AbstractContextManager[object] | None = None,
@@ -327,19 +337,18 @@ def evaluate(
     was_training = network.training
     network.eval()
     accuracies = Accuracies(job.metrics)
-    sums = is_sum(loss_fn)
-    totals = torch.zeros(1 + len(accuracies.names), dtype=torch.float64, device=rows.device)
+    parts = torch.zeros(len(loss_fn.weights), dtype=torch.float64, device=rows.device)
+    totals = torch.zeros(len(accuracies.names), dtype=torch.float64, device=rows.device)
     for batch in rows.in_order(job.data.batch_size):
         with look or contextlib.nullcontext():
             values = network(batch)
         look = None
         num_rows = next(iter(batch.values())).shape[0]
-        loss = loss_of(loss_fn, values, job.loss.inputs)
-        totals[0] += loss.to(torch.float64) * (1 if sums else num_rows)
-        for number, correct in enumerate(accuracies.correct(values).values(), start=1):
+        parts += loss_fn.summed([values[name] for name in job.loss_inputs], num_rows)
+        for number, correct in enumerate(accuracies.correct(values).values()):
             totals[number] += correct
     network.train(was_training)
-    loss, *correct = totals.tolist()
-    names = ["loss", *accuracies.names]
-    figures = [loss if sums else loss / rows.num_rows, *(n / rows.num_rows for n in correct)]
-    return {f"validation/{name}": value for name, value in zip(names, figures, strict=True)}
+    figures = loss_fn.figures(parts, rows.num_rows)
+    shares = (totals / rows.num_rows).tolist()
+    figures |= dict(zip(accuracies.names, shares, strict=True))
+    return {f"validation/{name}": value for name, value in figures.items()}

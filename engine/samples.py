@@ -24,7 +24,7 @@ ROW = "row"
 
 def sampled(job: TrainJob) -> tuple[str, ...]:
     """What is kept of each row: what the loss compares, and what the network returns."""
-    return tuple(dict.fromkeys([*job.loss.inputs, *(job.network.outputs or ())]))
+    return tuple(dict.fromkeys([*job.loss_inputs, *(job.network.outputs or ())]))
 
 
 class Samples:

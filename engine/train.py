@@ -20,9 +20,9 @@ from engine.failures import StepFailed
 from engine.guards.guard import Guard
 from engine.layer_options import fill, make_optimizer
 from engine.learning_rate import LearningRate, learning_rate
+from engine.losses import Losses, loss_of
 from engine.network import Network
 from engine.nonfinite import blame
-from engine.optim import build_loss, is_sum, loss_of
 from engine.pace import Pace
 from engine.probes.desk import Training, Unwatched
 from engine.probes.taps import Probes
@@ -80,7 +80,8 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
     torch.manual_seed(job.seed)
     learner = _learner(job, rows.device)
     network, loss_fn, optimizer, clip = learner[:4]
-    schedule = Schedule(job, rows, sums=is_sum(loss_fn))
+    loss_inputs = job.loss_inputs
+    schedule = Schedule(job, rows)
     probes = _probes(job, learner, rows, Readback(rows.device), out, _captures(out, control))
     probes.watch(watched, 0 if start is None else start.step)
     clock = probes.clock = clock_of(rows.device)
@@ -105,7 +106,7 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
                 with seen as look, report.derived.at(step, batch, is_last=is_last):
                     clock.mark("probes")
                     values = network(batch)
-                    loss = loss_of(loss_fn, values, job.loss.inputs, share)
+                    loss = loss_of(loss_fn, values, loss_inputs, share)
                     clock.mark("forward")
                     loss.backward()
                     clock.mark("backward")
@@ -186,7 +187,7 @@ def _has_ended(start: Start, report: Reporter, schedule: "Schedule") -> bool:
 
 def _learner(job: TrainJob, device: torch.device) -> Learner:
     network = Network(job.network, wanted(job)).to(device)
-    loss_fn = build_loss(job.loss).to(device)
+    loss_fn = Losses.of(job).to(device)
     fill(job.network, network)
     optimizer = make_optimizer(job.optimizer, job.network, network)
     clip = clipping(job.grad_clip, job.network, network)
@@ -238,15 +239,14 @@ def _captures(out: Outputs, control: Control) -> Captures:
 def wanted(job: TrainJob) -> tuple[str, ...]:
     """The layer outputs that outlive the forward pass."""
     judged = [metric for metric in job.metrics if metric.type == "accuracy"]
-    names = [*job.loss.inputs, *(name for metric in judged for name in metric.inputs)]
+    names = [*job.loss_inputs, *(name for metric in judged for name in metric.inputs)]
     return tuple(dict.fromkeys([*names, *(job.network.outputs or ())]))
 
 
 class Schedule:
     """When things happen: the order of batches, evaluations, checkpoints and the end."""
 
-    def __init__(self, job: TrainJob, rows: Rows, *, sums: bool = False) -> None:
-        """``sums``: the loss of a step is the sum over its rows, not the mean."""
+    def __init__(self, job: TrainJob, rows: Rows) -> None:
         self._job = job
         self._rows = rows
         self._pace = pace = Pace.of(job, rows.num_rows)
@@ -254,7 +254,6 @@ class Schedule:
             detail = f"drop_last leaves no batch: the rows are {rows.num_rows}, a batch takes"
             raise DataFailed(f"{detail} {pace.batch_size}")
         self._shuffles = job.data.shuffle.enabled is not False
-        self._sums = sums
         self.early = None if job.stop.early is None else EarlyStop(job.stop.early)
         self.num_steps = pace.num_steps(job.stop)
         """Updates that the job will make; None when time decides."""
@@ -322,7 +321,7 @@ class Schedule:
         rows = before(last) - before(first)
         for number in range(first, last):
             share = (before(number + 1) - before(number)) / rows
-            yield next(batches), None if self._sums else share, number + 1 == last
+            yield next(batches), share, number + 1 == last
 
     @property
     def ends_epoch(self) -> bool:

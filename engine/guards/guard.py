@@ -83,7 +83,7 @@ class Guard:
         self._action, self._checks = spec.action, frozenset(spec.check)
         self._limit = spec.max_skipped or MAX_SKIPPED
         skipped = Skipped(spec.skip)
-        inputs = job.loss.inputs
+        inputs = job.loss_inputs
         self._replay = Replay(learner.network, learner.loss_fn, inputs, rows, skipped)
         self._graded = [
             parameter

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from engine.data.rows import Rows, Taken
 from engine.guards.randomness import Randomness
+from engine.losses import Losses, loss_of
 from engine.network import LayerFailed, Network, leaves, root
-from engine.optim import loss_of
 from engine.probes.figures.summarize import summarize
 from engine.probes.watched.gradients import watch_gradient
 from glasshouse.events import STATS_COLUMNS
@@ -79,7 +79,7 @@ class Replay:
     def __init__(
         self,
         network: Network,
-        loss_fn: nn.Module,
+        loss_fn: Losses,
         loss_inputs: Sequence[str],
         rows: Rows,
         skipped: Skipped,

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from engine.data.rows import Rows
+from engine.losses import Losses
 from engine.network import Network
 from engine.probes.figures.counted import Counted
 from engine.probes.tensors.captures import Captures
@@ -22,7 +23,7 @@ Mark = Callable[[str], None]
 class Training:
     """What a network is trained with, as far as it is watched."""
 
-    loss_fn: nn.Module | None = None
+    loss_fn: Losses | None = None
     rows: Rows | None = None
     clips: bool = False
     """Whether gradients are clipped before the update."""

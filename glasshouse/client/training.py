@@ -124,8 +124,11 @@ def train_spec(network: Network, data: Document, options: TrainOptions) -> Docum
         "stop": _stop(options),
     }
     metrics = options.get("metrics")
-    if metrics is None and spec["loss"]["type"] == "CrossEntropyLoss":
-        metrics = [{"type": "accuracy", "inputs": spec["loss"]["inputs"]}]
+    if metrics is None:
+        found: Any = spec["loss"]
+        losses = cast("list[Document]", found if isinstance(found, list) else [found])
+        judged = [item["inputs"] for item in losses if item["type"] == "CrossEntropyLoss"]
+        metrics = [{"type": "accuracy", "inputs": inputs} for inputs in judged]
     spec["metrics"] = metrics or []
     if "evaluate" in options:
         spec["evaluate"] = options["evaluate"]
@@ -198,9 +201,9 @@ def _target(graph: Document, fields: Mapping[str, Any]) -> str | None:
     return others[0] if len(others) == 1 else None
 
 
-def _loss(
-    loss: Any, graph: Document, target: str | None, fields: Mapping[str, Any]
-) -> dict[str, Any]:
+def _loss(loss: Any, graph: Document, target: str | None, fields: Mapping[str, Any]) -> Any:
+    if isinstance(loss, (list, tuple)):
+        return [_loss(item, graph, target, fields) for item in cast("list[Any]", loss)]
     if loss is None:
         is_class = target is not None and fields[target]["type"] == "integer"
         loss = "CrossEntropyLoss" if is_class else "MSELoss"

@@ -1,5 +1,6 @@
 """The kinds of job, and what they share."""
 
+from collections import Counter
 from typing import Annotated, Literal, Self
 
 from pydantic import Field as Constraint
@@ -18,6 +19,7 @@ from glasshouse.spec.training import (
     Evaluate,
     Init,
     Loss,
+    Losses,
     Optimizer,
     Scheduler,
     Stop,
@@ -93,7 +95,7 @@ class TrainJob(_Job):
     network: Graph
     init: Init | None = None
     """Left out, the weights are drawn from the seed."""
-    loss: Loss
+    loss: Losses
     optimizer: Optimizer
     scheduler: Scheduler | None = None
     """Left out, the learning rate stays what it is."""
@@ -123,11 +125,31 @@ class TrainJob(_Job):
                 raise ValueError("stop.early needs evaluate: say when its metric is computed")
             if self.scheduler is not None and self.scheduler.metric is not None:
                 raise ValueError("scheduler.metric needs evaluate: say when it is computed")
+        twice = [name for name, count in Counter(self.loss_names).items() if count > 1]
+        if twice:
+            raise ValueError(f"two losses are called {twice[0]!r}: give one a name")
         names = {layer.name for layer in self.network.layers}
         for field in self.data.fields:
             if field in names:
                 raise ValueError(f"{field!r} names a layer and a data field; rename one")
         return self
+
+    @property
+    def losses(self) -> tuple[Loss, ...]:
+        """What is made small, each part of it."""
+        return self.loss if isinstance(self.loss, tuple) else (self.loss,)
+
+    @property
+    def loss_inputs(self) -> tuple[str, ...]:
+        """What the losses compare, one after the other."""
+        return tuple(name for loss in self.losses for name in loss.inputs)
+
+    @property
+    def loss_names(self) -> tuple[str, ...]:
+        """The names of losses that are told by themselves; empty where the loss says it all."""
+        if len(self.losses) == 1 and self.losses[0].name is None and self.losses[0].weight == 1:
+            return ()
+        return tuple(loss.name or loss.type for loss in self.losses)
 
     @property
     def clips(self) -> bool:

@@ -32,7 +32,7 @@ MetricType = Literal[
 ALONE = ("mean", "l2")
 """Types of one tensor; the others take two."""
 RESERVED = ("loss", "lr", "grad_norm", "clipped_steps", "skipped_steps")
-RESERVED_PREFIXES = ("validation/", "time/", "throughput/", "system/", "output_grad_clip/")
+RESERVED_PREFIXES = ("loss/", "validation/", "time/", "throughput/", "system/", "output_grad_clip/")
 
 
 class Metric(Spec):

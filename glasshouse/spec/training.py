@@ -1,18 +1,20 @@
 """How a network is trained: loss, optimizer, when to stop, evaluate and save."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field as Constraint
 from pydantic import (
+    Discriminator,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    Tag,
     model_validator,
 )
+from pydantic import Field as Constraint
 
 from glasshouse.spec.network import Input
-from glasshouse.spec.strict import Args, Spec, TorchName
+from glasshouse.spec.strict import Args, Name, Spec, TorchName
 
 Judged = Annotated[str, Constraint(pattern=r"^validation/.{1,190}$")]
 """A metric of the evaluations: ``validation/loss``, ``validation/accuracy``."""
@@ -46,6 +48,22 @@ class Loss(Spec):
     args: Args = {}
     inputs: tuple[Input, ...] = Constraint(min_length=1, max_length=8)
     """What it compares, in the order of the loss's own arguments: layers or data fields."""
+    weight: PositiveFloat = 1.0
+    """It counts so many times."""
+    name: Name | None = None
+    """Its value is the metric ``loss/<name>``; left out, one of several is called by its type."""
+
+
+def _number(value: Any) -> str:
+    return "several" if isinstance(value, (list, tuple)) else "one"
+
+
+Losses = Annotated[
+    Annotated[Loss, Tag("one")]
+    | Annotated[tuple[Loss, ...], Constraint(min_length=1, max_length=20), Tag("several")],
+    Discriminator(_number),
+]
+"""A loss, or several whose weighted sum is what training makes small."""
 
 
 class Optimizer(Spec):

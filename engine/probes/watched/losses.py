@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from engine.losses import Losses
 from engine.probes.watched.select import LOSS, LOSS_ROWS, LOSS_SAMPLES
 
 LOSS_NAMES = (LOSS, LOSS_SAMPLES, LOSS_ROWS)
@@ -29,11 +30,24 @@ def unreduced(loss_fn: nn.Module) -> nn.Module | None:
 
 
 @torch.no_grad()
-def sample_losses(loss_fn: nn.Module, inputs: Sequence[Any]) -> Tensor:
-    """Each row's loss; a loss of several figures per row gives their mean.
+def sample_losses(loss_fn: Losses, inputs: Sequence[Any]) -> Tensor:
+    """Each row's loss; one of several figures per row gives their mean.
 
     Raises:
-        ValueError: the loss does not say what each row contributes.
+        ValueError: a loss does not say what each row contributes, or not of the same rows.
+    """
+    each = [of_one(criterion, given) for criterion, given in loss_fn.split(inputs)]
+    if len({item.shape for item in each}) > 1:
+        raise ValueError("the losses are of different numbers of rows")
+    return loss_fn.weighted(each)
+
+
+@torch.no_grad()
+def of_one(loss_fn: nn.Module, inputs: Sequence[Any]) -> Tensor:
+    """Each row's loss by one of torch's.
+
+    Raises:
+        ValueError: it does not say what each row contributes.
     """
     twin = unreduced(loss_fn)
     if twin is None:

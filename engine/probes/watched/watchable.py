@@ -6,7 +6,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from engine.optim import States, build_loss
+from engine.losses import Losses
+from engine.optim import States
 from engine.probes.watched.losses import sample_losses
 from engine.probes.watched.select import (
     LOSS,
@@ -117,7 +118,7 @@ def _of_loss(spec: TrainJob, traced: Trace) -> dict[str, Thing]:
     taken = ""
     if LOSS in spec.data.fields:
         taken = "a data field is named loss, and so {} means nothing here; rename the field"
-    inputs = [traced.values[name] for name in spec.loss.inputs]
+    inputs = [traced.values[name] for name in spec.loss_inputs]
     num_rows = next((item.shape[0] for item in inputs if item.dim()), 0)
 
     def thing(layout: Layout, lacks: str = "") -> Thing:
@@ -133,7 +134,7 @@ def _of_loss(spec: TrainJob, traced: Trace) -> dict[str, Thing]:
 
 
 def _why_no_samples(spec: TrainJob, inputs: list[Tensor]) -> str:
-    criterion = build_loss(spec.loss)
+    criterion = Losses.of(spec)
     try:
         try:
             sample_losses(criterion.to("meta"), inputs)

@@ -73,6 +73,13 @@ KINDS: dict[str, dict[str, Any]] = {
         "optimizer": {"type": "AdamW", "args": {"lr": 0.01}, "l1": 0.0001},
         "scheduler": {"type": "OneCycleLR", "args": {"max_lr": 0.02}},
     },
+    "two losses": {
+        **JUDGED,
+        "loss": [
+            {"type": "CrossEntropyLoss", "inputs": ["fc", "label"]},
+            {"type": "MultiMarginLoss", "inputs": ["fc", "label"], "weight": 0.3},
+        ],
+    },
     "frozen layer": {
         "network": {"layers": [{**CNN[0], "trainable": False}, *CNN[1:]]},
         "optimizer": {"type": "Adam", "args": {"lr": 0.01}},

@@ -1,0 +1,37 @@
+"""Where in a request it is that pydantic found something wrong."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Place = list[int | str]
+
+
+def place_of(entry: Mapping[str, Any], body: Any) -> Place:
+    """The place of one of pydantic's errors in the JSON body that it read.
+
+    Pydantic's own has the names of a union's members in it (``dense``, ``float``, ``[key]``); what
+    the body lacks is none of its places, but for a field that is missing.
+    """
+    kept: Place = []
+    here = body
+    parts = [*entry["loc"]]
+    for number, part in enumerate(parts):
+        if _has(here, part):
+            here = here[part]
+            kept.append(part)
+        elif entry["type"] == "missing" and number + 1 == len(parts):
+            kept.append(part)
+    if str(entry["type"]).startswith("union_tag"):  # the fault is in the field that decides
+        kept.append(str(entry["ctx"]["discriminator"]).strip("'"))
+    return kept
+
+
+def pointer(place: Sequence[int | str]) -> str:
+    """A JSON Pointer (RFC 6901)."""
+    return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in place)
+
+
+def _has(value: Any, part: int | str) -> bool:
+    if isinstance(value, list):
+        return isinstance(part, int) and part < len(value)  # pyright: ignore[reportUnknownArgumentType]
+    return isinstance(value, dict) and part in value
