@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from engine.metrics import metric_names, num_correct
 from engine.network import Network, leaves, root
+from engine.precision import in_float32
 from engine.probes.watched.gradients import watch_gradient
 from engine.problems import Findings
 from engine.snapshot import State
@@ -292,7 +293,7 @@ def _copy(tensor: Tensor) -> Tensor:
 
 def _dense(tensor: Tensor) -> Tensor:
     source = tensor.detach()
-    return source if source.layout is torch.strided else source.to_dense()
+    return in_float32(source if source.layout is torch.strided else source.to_dense())
 
 
 # --- before anything runs --------------------------------------------------------------------

@@ -16,6 +16,7 @@ from torch.nn.modules.loss import _Loss  # pyright: ignore[reportPrivateUsage]
 
 from engine import arguments
 from engine.network import LayerFailed, dtype_name
+from engine.precision import in_float32
 from engine.problems import one
 from engine.shapes import FieldShape, tiny
 from glasshouse.spec import Loss, TrainJob
@@ -98,7 +99,7 @@ class Losses(nn.Module):
     def summed(self, inputs: Sequence[Tensor], num_rows: int) -> Tensor:
         """Each loss of a batch as the sum over its rows, float64 of shape [losses]."""
         try:
-            terms = self.each(inputs)
+            terms = self.each([in_float32(item) for item in inputs])
         except Exception as cause:
             raise LayerFailed("loss", cause) from cause
         factors = [1 if is_sum else num_rows for is_sum in self.are_sums]
@@ -164,7 +165,7 @@ def loss_of(
         LayerFailed: it cannot be computed; the layer is then called ``loss``.
     """
     try:
-        loss: Tensor = loss_fn(*[values[name] for name in inputs], share=share)
+        loss: Tensor = loss_fn(*[in_float32(values[name]) for name in inputs], share=share)
         return loss
     except Exception as cause:
         raise LayerFailed("loss", cause) from cause

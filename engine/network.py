@@ -17,11 +17,14 @@ from engine import arguments
 from engine.arguments import Parameter
 from engine.functions import FUNCTIONS, Function
 from engine.output_clips import OutputClips
+from engine.precision import in_float32
 from engine.problems import one
 from engine.stepwise import AWARE, OURS, Lengths, TakesLengths
 from glasshouse.spec import Graph, Layer
 
 _NOT_LAYERS = (nn.DataParallel, nn.SyncBatchNorm, nn.RNNBase, nn.modules.rnn.RNNCellBase)
+_OF_ONE_TYPE = (nn.Bilinear, nn.EmbeddingBag)
+"""What they take must be of their parameters' type, and torch.autocast does not see to it."""
 _STATE_PAIRS = (nn.LSTM, nn.LSTMCell)
 
 
@@ -183,6 +186,8 @@ class Network(nn.Module):
         layers = needed_layers(graph, wanted) if prune else list(graph.layers)
         finished = _last_reads(layers, wanted)
         self.output_clips = OutputClips(graph)
+        self.low_precision: torch.dtype | None = None
+        """In which type products are computed that may be; None: all in float32."""
         self._steps: list[_Step] = []
         for position, layer in enumerate(layers):
             owner = layer.shared_with or layer.name
@@ -219,6 +224,13 @@ class Network(nn.Module):
 
     def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Compute every layer in order; what no later layer reads is let go at once."""
+        if self.low_precision is None:
+            return self._run(batch)
+        device = next(iter(batch.values())).device.type
+        with torch.autocast(device, dtype=self.low_precision):
+            return self._run(batch)
+
+    def _run(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         values = dict(batch)
         tuples: dict[str, dict[str, Tensor]] = {}
         for step in self._steps:
@@ -262,6 +274,8 @@ class _Step(NamedTuple):
 
     def _call(self, values: Mapping[str, Tensor]) -> Any:
         given = [values[source] for source in self.inputs]
+        if isinstance(self.module, _OF_ONE_TYPE):
+            given = [in_float32(item) for item in given]
         if self.lengths is None or not isinstance(self.module, TakesLengths):
             return call(self.module, given)
         known = values[self.lengths]

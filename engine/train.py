@@ -24,6 +24,7 @@ from engine.losses import Losses, loss_of
 from engine.network import Network
 from engine.nonfinite import blame
 from engine.pace import Pace
+from engine.precision import chosen, tell
 from engine.probes.desk import Training, Unwatched
 from engine.probes.taps import Probes
 from engine.probes.tensors.captures import Captures
@@ -91,6 +92,7 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
         return Ending(network, start.step, "succeeded", schedule.reason)
 
     first = schedule.position["step"]
+    tell(job.precision, network.low_precision, first, out.emit)
     follow = _follow(schedule, report)
     commands = Commands(job, learner, control.orders, first=first, follow=follow, emit=out.emit)
     step, epoch, batch = *schedule.newest, None
@@ -188,6 +190,7 @@ def _has_ended(start: Start, report: Reporter, schedule: "Schedule") -> bool:
 def _learner(job: TrainJob, device: torch.device) -> Learner:
     network = Network(job.network, wanted(job)).to(device)
     loss_fn = Losses.of(job).to(device)
+    network.low_precision = chosen(job.precision, device)
     fill(job.network, network)
     optimizer = make_optimizer(job.optimizer, job.network, network)
     clip = clipping(job.grad_clip, job.network, network)

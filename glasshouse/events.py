@@ -201,15 +201,19 @@ class CommandEvent(_Event):
 
 
 class AdjustedEvent(_Event):
-    """The engine changed an interval by itself, so that watching takes no more than it may."""
+    """The engine decided something by itself that the spec leaves open.
+
+    How often a probe looks, so that watching takes no more than it may; what ``auto`` is here.
+    """
 
     type: Literal["adjusted"]
     what: str
-    """``probe prb_….every``."""
-    probe: str
-    from_: int = Constraint(alias="from")
-    to: int
-    by: Literal["max_overhead"]
+    """``probe prb_….every``, ``precision``."""
+    probe: str | None = None
+    from_: int | str = Constraint(alias="from")
+    to: int | str
+    by: str
+    """``max_overhead``; ``device``: by what the device is."""
     step: int
     """The first step for which it holds."""
 

@@ -167,7 +167,8 @@ class Sorter:
 
     def _adjusted(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
         to.batch.events.append(NewEvent("adjusted", at, record, record.get("step")))
-        self._note(to, record["probe"], {"every_now": int(record["to"])})
+        if record.get("probe") is not None:
+            self._note(to, record["probe"], {"every_now": int(record["to"])})
 
     def _command(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
         values = {name: record.get(name) for name in ("state", "step", "old", "new", "problem")}

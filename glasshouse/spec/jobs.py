@@ -99,6 +99,9 @@ class TrainJob(_Job):
     optimizer: Optimizer
     scheduler: Scheduler | None = None
     """Left out, the learning rate stays what it is."""
+    precision: Literal["float32", "bfloat16", "auto"] = "float32"
+    """``bfloat16``: products are computed in it where torch.autocast says so; parameters, losses
+    and updates stay float32. ``auto``: where the device multiplies it in hardware."""
     accumulate: int = Constraint(default=1, ge=1, le=100_000)
     """Batches whose gradients make one update together, as one batch of all their rows would: a
     step is then so many batches. At the end of an epoch the last step may have fewer."""

@@ -73,6 +73,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "optimizer": {"type": "AdamW", "args": {"lr": 0.01}, "l1": 0.0001},
         "scheduler": {"type": "OneCycleLR", "args": {"max_lr": 0.02}},
     },
+    "bfloat16": {**JUDGED, "precision": "bfloat16"},
     "two losses": {
         **JUDGED,
         "loss": [

@@ -1,0 +1,45 @@
+"""Mixed precision: which products are computed with fewer bits. Parameters stay float32.
+
+torch.autocast decides by its own lists what is computed in bfloat16; losses are computed in
+float32. bfloat16 has the range of float32, so that gradients need no scaling.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.spool import now
+
+Choice = str
+"""``float32``, ``bfloat16`` or ``auto``, as in a spec."""
+
+
+def chosen(precision: Choice, device: torch.device) -> torch.dtype | None:
+    """In which type a device computes what may be computed with fewer bits; None: in float32."""
+    is_low = precision == "bfloat16" or (precision == "auto" and multiplies_bfloat16(device))
+    return torch.bfloat16 if is_low else None
+
+
+def tell(
+    precision: Choice, low: torch.dtype | None, step: int, emit: Callable[[dict[str, Any]], None]
+) -> None:
+    """Say what ``auto`` has become."""
+    if precision == "auto":
+        to = "float32" if low is None else "bfloat16"
+        record = {"type": "adjusted", "at": now(), "what": "precision", "from": "auto", "to": to}
+        emit(record | {"by": "device", "step": step})
+
+
+def multiplies_bfloat16(device: torch.device) -> bool:
+    """Whether a device has instructions that multiply matrices of bfloat16; else it is slower."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    has_amx: bool = torch.cpu._is_amx_tile_supported()  # pyright: ignore[reportPrivateUsage]
+    return has_amx or torch.cpu._is_avx512_bf16_supported()  # pyright: ignore[reportPrivateUsage]
+
+
+def in_float32(tensor: Tensor) -> Tensor:
+    """The same numbers with all the bits that a sum over many of them needs."""
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
