@@ -4,6 +4,7 @@ Knows torch and the words of a graph; knows nothing of data, training or jobs.
 """
 
 import inspect
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -188,7 +189,8 @@ class Network(nn.Module):
         self.output_clips = OutputClips(graph)
         self.low_precision: torch.dtype | None = None
         """In which type products are computed that may be; None: all in float32."""
-        self._steps: list[_Step] = []
+        self.memory_format = torch.contiguous_format
+        self._steps: list[Step] = []
         for position, layer in enumerate(layers):
             owner = layer.shared_with or layer.name
             # Past add_module, which refuses names such as "forward" that a user may well choose.
@@ -198,7 +200,7 @@ class Network(nn.Module):
             self._modules[owner] = module
             inputs = tuple(layer.inputs or ())
             clips = self.output_clips if layer.name in self.output_clips else None
-            step = _Step(
+            step = Step(
                 layer.name,
                 module,
                 inputs,
@@ -208,6 +210,13 @@ class Network(nn.Module):
                 clips,
             )
             self._steps.append(step)
+
+        self._plan = in_pairs(self._steps, wanted)
+
+    def lay_out(self, memory_format: torch.memory_format) -> None:
+        """Have images and the weights of convolutions lie in memory so from now on."""
+        self.memory_format = memory_format
+        self.to(memory_format=memory_format)  # pyright: ignore[reportCallIssue]
 
     @property
     def layers(self) -> dict[str, nn.Module]:
@@ -224,19 +233,27 @@ class Network(nn.Module):
 
     def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Compute every layer in order; what no later layer reads is let go at once."""
+        if self.memory_format is not torch.contiguous_format:
+            batch = {name: self._laid_out(item) for name, item in batch.items()}
         if self.low_precision is None:
             return self._run(batch)
         device = next(iter(batch.values())).device.type
         with torch.autocast(device, dtype=self.low_precision):
             return self._run(batch)
 
+    def _laid_out(self, item: Tensor) -> Tensor:
+        is_image = item.dim() == 4 and item.is_floating_point()
+        return item.contiguous(memory_format=self.memory_format) if is_image else item
+
     def _run(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         values = dict(batch)
         tuples: dict[str, dict[str, Tensor]] = {}
-        for step in self._steps:
+        for step in self._plan:
             name, finished = step.name, step.finished
             try:
                 output = step.run(values)
+            except LayerFailed:
+                raise
             except Exception as cause:
                 raise LayerFailed(name, cause) from cause
             if type(output) is Tensor:
@@ -252,7 +269,7 @@ class Network(nn.Module):
         return values
 
 
-class _Step(NamedTuple):
+class Step(NamedTuple):
     """One layer of a network, in its place."""
 
     name: str
@@ -263,6 +280,11 @@ class _Step(NamedTuple):
     """The layers whose output nobody reads after it."""
     cuts: bool
     clips: OutputClips | None
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """All that it needs."""
+        return (*self.inputs, *(() if self.lengths is None else (self.lengths,)))
 
     def run(self, values: Mapping[str, Tensor]) -> Any:
         """Call the layer on what it reads."""
@@ -284,6 +306,84 @@ class _Step(NamedTuple):
             return call(self.module, given)
         finally:
             self.module.lengths = None
+
+
+class Pair(NamedTuple):
+    """A ReLU and the max pooling that alone reads it: the same numbers from the pooling first.
+
+    The largest of positive parts is the positive part of the largest, and so are the gradients: bit
+    for bit, with a quarter of the elements for a ReLU after a pooling of 2 by 2. While somebody
+    looks at one of the two they run as they stand.
+    """
+
+    relu: Step
+    pool: Step
+
+    @property
+    def name(self) -> str:
+        """What is left behind is the pooling's."""
+        return self.pool.name
+
+    @property
+    def finished(self) -> tuple[str, ...]:
+        """The layers whose output nobody reads after it."""
+        return (*self.relu.finished, *self.pool.finished)
+
+    def run(self, values: dict[str, Tensor]) -> Any:
+        """Call both on what the first reads."""
+        relu, pool = self.relu, self.pool
+        if _is_hooked(relu.module) or _is_hooked(pool.module):
+            try:
+                values[relu.name] = relu.run(values)
+            except Exception as cause:
+                raise LayerFailed(relu.name, cause) from cause
+            return pool.run(values)
+        return relu.module(pool.module(values[relu.inputs[0]]))
+
+
+def _is_hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)  # pyright: ignore[reportPrivateUsage]
+
+
+def in_pairs(steps: Sequence[Step], wanted: Sequence[str]) -> list[Step | Pair]:
+    """The steps with each ReLU in front of a max pooling put together with it."""
+    readers = Counter(root(source) for step in steps for source in step.reads)
+    kept = {root(source) for source in wanted}
+    found: list[Step | Pair] = []
+    for step in steps:
+        before = found[-1] if found else None
+        if (
+            isinstance(before, Step)
+            and _belong(before, step, readers)
+            and before.name not in kept
+            and not _is_overwritten(step, steps)
+        ):
+            found[-1] = Pair(before, step)
+        else:
+            found.append(step)
+    return found
+
+
+def _belong(relu: Step, pool: Step, readers: Mapping[str, int]) -> bool:
+    if type(relu.module) is not nn.ReLU or type(pool.module) is not nn.MaxPool2d:
+        return False
+    if relu.cuts or pool.cuts or relu.clips or pool.clips or pool.module.return_indices:
+        return False
+    alone = pool.inputs == (relu.name,) and readers[relu.name] == 1
+    overwrites = relu.module.inplace and readers[root(relu.inputs[0])] > 1
+    return alone and not overwrites
+
+
+def _is_overwritten(pool: Step, steps: Sequence[Step]) -> bool:
+    """Whether what it puts out may be changed in place: a ReLU needs it as it was."""
+    same_memory = {pool.name}
+    for step in steps:
+        if same_memory & {root(source) for source in step.inputs}:
+            if getattr(step.module, "inplace", False):
+                return True
+            if next(step.module.parameters(), None) is None:
+                same_memory.add(step.name)
+    return False
 
 
 def _construct(layer: Layer, pointer: str) -> nn.Module:

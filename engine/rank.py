@@ -198,6 +198,7 @@ def run(job: Assignment, *, control: Control, out: Outputs) -> End:
         state = infer.run(job.spec, job.trained_by, inputs, control=control, out=out)
         return End(control.ends_as if state == "cancelled" else state)
     spec = job.spec
+    be_deterministic(spec.deterministic)
     out.ring = job.ring
     if job.orders:
         control.orders.extendleft(reversed(job.orders))
@@ -228,6 +229,16 @@ def run(job: Assignment, *, control: Control, out: Outputs) -> End:
         start=start,
     )
     return End(ending.state, ending.reason)
+
+
+def be_deterministic(wanted: bool) -> None:
+    """Have torch take operations that give the same bits each time, and refuse others.
+
+    cuBLAS reads its setting when CUDA is first used, which is after this.
+    """
+    if wanted:
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    torch.use_deterministic_algorithms(wanted)
 
 
 def _start(job: Assignment, spec: TrainJob) -> Start | None:

@@ -30,6 +30,7 @@ from engine.saving import Saver
 from engine.snapshot import State
 from engine.spool import now
 from engine.timing import REPORT, Clock, Timing
+from engine.tuning import Tuned
 from glasshouse import jsonio
 from glasshouse.spec import TrainJob
 
@@ -84,6 +85,7 @@ class Learner(NamedTuple):
     clip: Clip | None = None
     rate: LearningRate | None = None
     averages: Averages | None = None
+    tuned: Tuned | None = None
 
     def follow(self, step: int, num_rows: int, *, ends_epoch: bool, clock: Clock) -> None:
         """After an update with so many rows: what goes on with the steps."""

@@ -37,6 +37,7 @@ from engine.snapshot import State
 from engine.starting import Start
 from engine.stateful import Generators, OptimizerState, Weights
 from engine.timing import Timing, Work, clock_of
+from engine.tuning import Tuned
 from glasshouse.errors import CheckpointMismatch, DataFailed
 from glasshouse.spec import TrainJob
 
@@ -82,6 +83,7 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
     learner = _learner(job, rows.device)
     network, loss_fn, optimizer, clip = learner[:4]
     loss_inputs = job.loss_inputs
+    _settle(job, learner, rows, start, out)
     schedule = Schedule(job, rows)
     probes = _probes(job, learner, rows, Readback(rows.device), out, _captures(out, control))
     probes.watch(watched, 0 if start is None else start.step)
@@ -176,6 +178,8 @@ def _report(  # noqa: PLR0913, PLR0917 (all that a report is made of)
         saver.parts["clip"] = learner.clip
     if learner.rate is not None:
         saver.parts["scheduler"] = learner.rate
+    if learner.tuned is not None:
+        saver.parts["tuned"] = learner.tuned
     if schedule.early is not None:
         saver.parts["early"] = schedule.early
     return report
@@ -195,7 +199,22 @@ def _learner(job: TrainJob, device: torch.device) -> Learner:
     optimizer = make_optimizer(job.optimizer, job.network, network)
     clip = clipping(job.grad_clip, job.network, network)
     rate = learning_rate(job.scheduler, optimizer)
-    return Learner(network, loss_fn, optimizer, clip, rate, averages(job.average, network))
+    tuned = Tuned(job.memory_format, network)
+    return Learner(
+        network,
+        loss_fn,
+        optimizer,
+        clip,
+        rate,
+        averages(job.average, network),
+        tuned if job.tune else None,
+    )
+
+
+def _settle(job: TrainJob, learner: Learner, rows: Rows, start: Start | None, out: Outputs) -> None:
+    """Choose what the spec leaves to a trial, where the job has not chosen before."""
+    if learner.tuned is not None and (start is None or start.how != "resume"):
+        learner.tuned.choose(job, learner.loss_fn, rows, out.emit)
 
 
 def _follow(schedule: "Schedule", report: Reporter) -> Follow:

@@ -96,7 +96,7 @@ class Replay:
         if found.layer is not None:
             return found
         for number, one in enumerate(passes):
-            with _untouched(self._network, one.randomness.device):
+            with untouched(self._network, one.randomness.device):
                 one.randomness.restore()
                 search = _Search(self._skipped)
                 self._run(self._rows.again(one.taken), search)
@@ -202,7 +202,7 @@ def _on_grad(search: _Search, name: str) -> Callable[[Tensor], None]:
 
 
 @contextlib.contextmanager
-def _untouched(network: Network, device: torch.device) -> Generator[None]:
+def untouched(network: Network, device: torch.device) -> Generator[None]:
     """Whatever a pass does in here to gradients, buffers and generators is taken back."""
     randomness = Randomness.now(device)
     gradients = [(item, item.grad) for item in network.parameters()]

@@ -102,6 +102,15 @@ class TrainJob(_Job):
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
     """``bfloat16``: products are computed in it where torch.autocast says so; parameters, losses
     and updates stay float32. ``auto``: where the device multiplies it in hardware."""
+    memory_format: Literal["contiguous_format", "channels_last"] = "contiguous_format"
+    """How images and the weights of convolutions lie in memory, by torch's names. It changes how
+    fast they are, and the order of sums: the numbers are the same up to rounding."""
+    tune: bool = False
+    """Whether a short trial before the first step chooses ``memory_format``; the event ``adjusted``
+    says what it has become, and the job keeps to it."""
+    deterministic: bool = False
+    """``torch.use_deterministic_algorithms``: an operation that has none fails the job. On a CPU
+    all are so with the same number of threads."""
     accumulate: int = Constraint(default=1, ge=1, le=100_000)
     """Batches whose gradients make one update together, as one batch of all their rows would: a
     step is then so many batches. At the end of an epoch the last step may have fewer."""
@@ -128,6 +137,8 @@ class TrainJob(_Job):
                 raise ValueError("stop.early needs evaluate: say when its metric is computed")
             if self.scheduler is not None and self.scheduler.metric is not None:
                 raise ValueError("scheduler.metric needs evaluate: say when it is computed")
+        if self.tune and self.memory_format != "contiguous_format":
+            raise ValueError("tune chooses the memory_format: leave one of the two out")
         twice = [name for name, count in Counter(self.loss_names).items() if count > 1]
         if twice:
             raise ValueError(f"two losses are called {twice[0]!r}: give one a name")
