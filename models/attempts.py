@@ -224,6 +224,12 @@ def beat(tx: Session, claim: Claim, *, lease_ms: int) -> Beat | None:
     return _fenced(tx, claim, 0, lease_ms, {})
 
 
+def renew(tx: Session, claim: Claim, *, lease_ms: int) -> None:
+    """Let the lease begin anew in a transaction that has renewed it and taken long since."""
+    fenced = update(Job).where(Job.id == claim.job, Job.fence == claim.fence)
+    tx.execute(fenced.values(lease_expires_ms=now_ms() + lease_ms))
+
+
 def run(tx: Session, claim: Claim, *, lease_ms: int) -> Beat | None:
     """Say that the rank has begun. None: this attempt has lost its job."""
     time = now()

@@ -9,7 +9,16 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, Connection, Engine, create_engine, event, select, text
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Engine,
+    create_engine,
+    event,
+    make_url,
+    select,
+    text,
+)
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.compiler import compiles
@@ -32,6 +41,16 @@ IDLE_IN_TRANSACTION_S = 20
 locked. Else a process that stands still in one, or a machine that is gone, keeps its job from
 being taken by another. No transaction of ours waits for anything but the database."""
 
+
+_LIVELINESS = {
+    "connect_timeout": 10,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}
+"""libpq's words, in seconds and milliseconds: a server that is gone without a word is noticed in
+about a minute, while the system's own defaults take hours. What the URL says comes first."""
 
 Transaction = Session
 """What the functions of this room take first. The rooms above pass it on and never look inside."""
@@ -109,7 +128,7 @@ class Database:
             max_overflow=0,
             pool_timeout=30,
             pool_pre_ping=not self.is_sqlite,
-            connect_args={"check_same_thread": False} if self.is_sqlite else {},
+            connect_args={"check_same_thread": False} if self.is_sqlite else _lively(self.url),
         )
         if self.is_sqlite:
             event.listen(engine, "connect", _configure_sqlite)
@@ -137,6 +156,10 @@ def translated() -> Generator[None]:
         if isinstance(error, OperationalError) or error.connection_invalidated:
             raise DatabaseUnavailable from error
         raise
+
+
+def _lively(url: str) -> dict[str, Any]:
+    return {name: value for name, value in _LIVELINESS.items() if name not in make_url(url).query}
 
 
 def _configure_postgresql(connection: Any, _record: Any) -> None:

@@ -34,6 +34,7 @@ _log: Any = structlog.get_logger()
 SHIP_EVERY_S = 0.05
 BEAT_EVERY_S = 1.0
 MAX_RECORDS = 1000
+_MIN_RECORDS = 20
 _FRESH_S = 0.005  # the first step is what people wait for
 _BUSY_S = 0.01
 _IDLE_S = 0.04
@@ -43,6 +44,25 @@ _RETRY_S = 0.5
 
 class Fenced(Exception):
     """This attempt has lost its job."""
+
+
+class Portion:
+    """How many records are stored at once: fewer while that takes a good part of a lease."""
+
+    def __init__(self, lease_s: float) -> None:
+        self._long_s = lease_s / 5
+        self.most = MAX_RECORDS
+
+    def is_long(self, took_s: float) -> bool:
+        """Whether a transaction has taken so long that it renews the lease once more at its end."""
+        return took_s > self._long_s
+
+    def took(self, took_s: float) -> None:
+        """Learn from a transaction that is over."""
+        if self.is_long(took_s):
+            self.most = max(_MIN_RECORDS, self.most // 2)
+        elif took_s < self._long_s / 4:
+            self.most = min(MAX_RECORDS, 2 * self.most)
 
 
 class Store:
@@ -73,6 +93,7 @@ class Store:
         self._pending: Shipment | None = None
         self._tried = self._behind = False
         self._num_shipped = 0
+        self._portion = Portion(station.settings.lease_s)
         self._wrote_at = self._shipped_at = self._retry_at = 0.0
         self._keeping = Keeping.of(job.resolved)
 
@@ -147,7 +168,7 @@ class Store:
         return self._behind or time.monotonic() - self._shipped_at >= SHIP_EVERY_S
 
     def _read(self, *, final: bool) -> Shipment | None:
-        records, offset = read_frames(self._dir / "spool", self.offset, MAX_RECORDS)
+        records, offset = read_frames(self._dir / "spool", self.offset, self._portion.most)
         printed = [event for log in self._logs for event in log.read(final=final)]
         used = self.usage.figures() if self.usage is not None and not final else {}
         lots = self.drain.finished()
@@ -161,7 +182,7 @@ class Store:
         for record in shipment.tensors:
             self.drain.take(record)
         self._tried = False
-        self._behind = len(records) == MAX_RECORDS
+        self._behind = len(records) == self._portion.most
         return shipment
 
     def _ship(self, shipment: Shipment) -> bool:
@@ -211,6 +232,7 @@ class Store:
         claim, lease_ms = self._claim, self._station.lease_ms
         gone: list[str] = []
         attempts.prepare(shipment.batch)
+        began = time.monotonic()
         with self._station.database.write() as tx:
             before, after = shipment.offsets
             if before != after and not self._began:
@@ -224,7 +246,10 @@ class Store:
             if beat is not None and shipment.batch.checkpoints:
                 gone = keeping.supersede(tx, claim.job, self._keeping)
                 failpoint("keep.commit")
+            if beat is not None and self._portion.is_long(time.monotonic() - began):
+                attempts.renew(tx, claim, lease_ms=lease_ms)
             failpoint("ship.commit")
+        self._portion.took(time.monotonic() - began)
         self._began = self._began or before != after
         self._heard(beat)
         for key in gone:

@@ -182,6 +182,21 @@ def test_a_lease_has_not_run_out_while_its_holder_is_just_writing(database: Data
         assert not attempts.still_expired(tx, claim)
 
 
+@pytest.mark.parametrize("renews", [False, True])
+def test_a_lease_that_a_long_transaction_renews_at_its_end_outlives_it(
+    renews: bool, database: Database
+):
+    make_worker(database)
+    claim = running(database, make_job(database))
+    with database.write() as tx:
+        assert attempts.beat(tx, claim, lease_ms=300)
+        time.sleep(0.5)
+        if renews:
+            attempts.renew(tx, claim, lease_ms=60_000)
+    with database.read() as tx:
+        assert (claim in attempts.expired(tx)) is not renews
+
+
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_a_transaction_that_stands_still_is_ended_by_the_database(
     database: Database, monkeypatch: pytest.MonkeyPatch
