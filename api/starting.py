@@ -12,13 +12,28 @@ _OF_THE_RUN = (
     "/data/batch_size",
     "/data/drop_last",
     "/data/shuffle",
+    "/data/normalize",
+    "/data/windows",
+    "/data/on_bad_row",
 )
 """What a run cannot go on without: its optimizer's state, generators and position are of these."""
 
 
 def what_differs(base: Mapping[str, Any], spec: Mapping[str, Any]) -> list[str]:
     """Pointers to what a job has other than the run that it would go on with."""
-    return [pointer for pointer in _OF_THE_RUN if _at(base, pointer) != _at(spec, pointer)]
+    said, mine = _said(base), _said(spec)
+    return [pointer for pointer in _OF_THE_RUN if _at(said, pointer) != _at(mine, pointer)]
+
+
+def _said(spec: Any) -> Any:
+    """A spec without what says nothing: a version that did not know a field left it out."""
+    if not isinstance(spec, Mapping):
+        return spec
+    kept = {name: _said(value) for name, value in spec.items()}  # pyright: ignore[reportUnknownVariableType]
+    kept = {name: value for name, value in kept.items() if value not in (None, {})}  # pyright: ignore[reportUnknownVariableType]
+    if kept.get("on_bad_row") == "fail":
+        del kept["on_bad_row"]
+    return kept  # pyright: ignore[reportUnknownVariableType]
 
 
 def merged(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:

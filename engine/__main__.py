@@ -48,6 +48,7 @@ _FORMATS = {
     ".idx.gz": "idx.gz",
     ".idx.zip": "idx.zip",
     ".json.gz": "mnist.json.gz",
+    ".txt": "text",
 }
 _TELL_S = 0.5
 

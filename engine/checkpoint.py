@@ -175,6 +175,19 @@ def read_state(directory: Path) -> dict[str, Any]:
     return _read_state(directory)
 
 
+def read_part(directory: Path, part: str) -> State:
+    """One part of a checkpoint, checked; empty where the checkpoint has none of the name.
+
+    Raises:
+        CheckpointDamaged: files are missing or altered.
+    """
+    name = f"{part}{_SUFFIX}"
+    has_tensors = (directory / name).exists()
+    _check_files(directory, only=(STATE, name) if has_tensors else (STATE,))
+    rest = _read_state(directory).get("parts", {}).get(part, {})
+    return rest | _tensors(directory, part)
+
+
 def load_model(directory: Path, network: nn.Module, *, partial: bool = False) -> dict[str, Any]:
     """Fill a network from a checkpoint; returns its state. ``partial``: only what it has.
 

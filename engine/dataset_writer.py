@@ -6,7 +6,7 @@ Columns are appended to block by block, so a dataset of any size takes a few meg
 
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.column_stats import CountBudget, NumberStats, TextStats
+from engine.token_counts import TextTokens, TokenBudget
 from glasshouse import jsonio
 from glasshouse.errors import InvalidDataset
 
@@ -145,6 +146,7 @@ class TextColumn:
         self._end = 0
         self.rows = 0
         self.stats = TextStats(writer.count_budget)
+        self.tokens = TextTokens(writer.token_budget)
 
     def append(self, texts: Sequence[bytes]) -> None:
         """Add one UTF-8 text per row."""
@@ -157,6 +159,7 @@ class TextColumn:
         if joined.size:
             self._bytes.append(joined)
         self.stats.update(texts)
+        self.tokens.update(texts)
         self._end = int(ends[-1])
         self.rows += len(texts)
 
@@ -164,6 +167,9 @@ class TextColumn:
         """Complete both files and force them to disk."""
         self._offsets.finish(self.rows + 1)
         self._bytes.finish(self._end)
+
+
+Column = NumberColumn | RaggedColumn | TextColumn
 
 
 class DatasetWriter:
@@ -174,8 +180,9 @@ class DatasetWriter:
         self._max_bytes = max_bytes
         self._num_bytes = 0
         self._declared: dict[str, dict[str, Any]] = {}
-        self._splits: dict[str, dict[str, NumberColumn | RaggedColumn | TextColumn]] = {}
+        self._splits: dict[str, dict[str, Column]] = {}
         self.count_budget = CountBudget()
+        self.token_budget = TokenBudget()
 
     def numbers(
         self, split: str, name: str, dtype: np.dtype[Any], shape: tuple[int, ...] = ()
@@ -282,7 +289,7 @@ class DatasetWriter:
         if not ragged:
             for column in columns.values():
                 column.finish()
-            return described
+            return described | _tokens(columns)
         lengths = {split: column.lengths for split, column in ragged.items()}
         ends = {item[end] for item in lengths.values() for end in ("min", "max")}
         same = ends.pop() if len(ends) == 1 and 0 not in ends else None
@@ -319,6 +326,18 @@ class DatasetWriter:
         if count == 0:
             raise InvalidDataset(f"split {split!r} has no rows")
         return count
+
+
+def _tokens(columns: Mapping[str, Column]) -> dict[str, Any]:
+    """Of a column of texts its tokens, by unit and split."""
+    found = {
+        split: column.tokens.as_dict()
+        for split, column in columns.items()
+        if isinstance(column, TextColumn)
+    }
+    units = next(iter(found.values()), {})
+    by_unit = {unit: {split: item[unit] for split, item in found.items()} for unit in units}
+    return {"tokens": by_unit} if by_unit else {}
 
 
 def _write_synced(path: Path, text: str) -> None:

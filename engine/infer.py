@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from engine.checkpoint import load_model
 from engine.data.fields import BadField
-from engine.data.inline import inline_rows
+from engine.data.inline import Meaning, inline_rows
 from engine.data.loading import load
+from engine.data.prepared import Prepared, Preparing
 from engine.data.rows import Rows, longest_of
 from engine.data.table import Table
 from engine.network import Network, dtype_name, lengths_of, needed_layers, root
@@ -68,10 +69,38 @@ def fields_needed(job: InferJob, trained_by: TrainJob) -> dict[str, Field]:
     read = {root(name) for layer in layers for name in layer.reads}
     given = (job.data.fields if job.data is not None else None) or {}
     return {
-        name: given.get(name, field)
+        name: like_trained(given[name], field) if name in given else field
         for name, field in trained_by.data.fields.items()
         if name in read
     }
+
+
+_LEARNED = ("dim", "classes", "tokens", "vocabulary", "fill")
+
+
+def like_trained(given: Field, trained: Field) -> Field:
+    """A field of an inference, with what it leaves out of what the network was trained with."""
+    if type(given) is not type(trained):
+        return given
+    left_out = [key for key in _LEARNED if getattr(given, key, trained) is None]
+    if getattr(given, "classes", None) is not None:
+        left_out = [key for key in left_out if key != "dim"]
+    return given.model_copy(update={key: getattr(trained, key) for key in left_out})
+
+
+def not_as_trained(given: Field, trained: Field | None) -> tuple[str, str] | None:
+    """What a field of an inference may not have: key and reason; None: it is good."""
+    if trained is None:
+        return None
+    fill, learned = getattr(given, "fill", None), getattr(trained, "fill", None)
+    if fill in ("mean", "median") and fill != learned:
+        detail = f"the training rows' {fill} is not known: the network was trained with fill"
+        return "fill", f"{detail} {jsonio.dumps(learned)}; give a number, or leave it out"
+    for key in ("classes", "tokens", "vocabulary"):
+        mine = getattr(given, key, None)
+        if mine is not None and key != "classes" and mine != getattr(trained, key, None):
+            return key, "the network was trained with another: leave it out"
+    return None
 
 
 def probabilities(layer_type: str, x_NC: Tensor) -> Tensor:
@@ -130,12 +159,18 @@ def _rows(job: InferJob, trained_by: TrainJob, inputs: Inputs) -> Rows:
     fields = fields_needed(job, trained_by)
     limit = trained_by.data.sequence
     most = limit.max_length if limit.overflow == "truncate" else None
+    known = Prepared.of(inputs.checkpoint)
+    preparing = replace(Preparing.of(trained_by.data, known), on_bad_row="fail")
+    device = inputs.device
     if job.data is not None and inputs.table is not None:
         source = Source(dataset=job.data.dataset, split=job.data.split)
         cut = Sequences(max_length=most)
-        return load(source, fields, inputs.table, seed=0, device=inputs.device, limit=cut)
+        return load(
+            source, fields, inputs.table, seed=0, device=device, limit=cut, preparing=preparing
+        )
+    meaning = Meaning(fields, preparing)
     try:
-        return inline_rows(job.inputs or {}, inline_shapes(fields), inputs.device, most)
+        return inline_rows(job.inputs or {}, inline_shapes(fields), device, most, meaning)
     except (BadField, KeyError) as cause:
         raise DataFailed(f"The inputs do not fit the network: {cause}") from cause
 

@@ -27,6 +27,7 @@ from engine.readers.idx import read_idx, read_idx_gz, read_idx_zip
 from engine.readers.jsonl import read_jsonl
 from engine.readers.mnist_json import read_mnist_json
 from engine.readers.npz import read_npy, read_npz
+from engine.readers.text import read_text
 from glasshouse import jsonio
 from glasshouse.errors import InvalidDataset, ServiceError, StorageFull
 from glasshouse.spec.data import BUILTINS, FORMATS
@@ -107,6 +108,7 @@ _READERS: dict[str, Callable[[Path, DatasetWriter], None]] = {
     "npy": read_npy,
     "idx": read_idx,
     "idx.gz": read_idx_gz,
+    "text": read_text,
 }
 _ARCHIVES: dict[str, Callable[..., None]] = {
     "npz": read_npz,

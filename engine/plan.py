@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine import derived, infer, optim, samples
+from engine import derived, infer, optim, plan_data, samples
 from engine.averaging import num_copies
 from engine.checkpoint import check_shapes
-from engine.data.fields import BadField, field_shape, num_steps
-from engine.data.inline import inline_rows
+from engine.data.fields import BadField
+from engine.data.inline import Meaning, inline_rows
+from engine.data.prepared import Preparing
 from engine.data.rows import longest_of
 from engine.guards.check import check_guards
 from engine.layer_options import check_options, own_decays
@@ -39,13 +40,11 @@ from engine.sequences import assign_lengths, stepwise
 from engine.shapes import FieldShape, Trace, trace
 from glasshouse.errors import SpecFailed
 from glasshouse.spec import (
-    DenseField,
     Field,
     InferJob,
     IntegerField,
     IntegerSequenceField,
     Layer,
-    Source,
     SparseField,
     TrainJob,
     parse_job,
@@ -75,14 +74,10 @@ def plan(
 
 def _plan_training(spec: TrainJob, datasets: Metas, trained_by: TrainJob | None) -> dict[str, Any]:
     findings = Findings()
+    spec, datasets, shapes = _sized(spec, datasets, trained_by, findings)
     data = spec.data
-    shapes = _field_shapes(
-        data.fields, _meta(data.train, datasets, "/data/train", findings), findings, data.train
-    )
-    _check_validation(spec, datasets, findings)
-    findings.stop()
-    num_rows = _num_rows(data.train, datasets)
-    shapes = _limited(spec, shapes, findings)
+    num_rows = plan_data.num_rows(data.train, datasets[data.train.dataset])
+    shapes = plan_data.limited(data, shapes, findings)
     batch_size = min(data.batch_size, num_rows)
     traced = trace(spec.network, shapes, batch_size, findings)
     traced = assign_lengths(traced, shapes, batch_size, findings)
@@ -97,7 +92,8 @@ def _plan_training(spec: TrainJob, datasets: Metas, trained_by: TrainJob | None)
     findings.stop()
     states = try_optimizer(spec.optimizer, network, own_decays(spec.network, network))
     pace = Pace.of(spec, num_rows)
-    resolved = _scheduled(_resolved(spec, traced, shapes), pace, findings)
+    whole = spec.model_copy(update={"network": traced.graph()})
+    resolved = _scheduled(whole, pace, findings)
     _check_start(resolved, trained_by, findings)
     _check_reads(resolved, findings)
     _check_counts(spec, num_rows, findings)
@@ -122,13 +118,34 @@ def _plan_training(spec: TrainJob, datasets: Metas, trained_by: TrainJob | None)
             traced,
             network,
             num_state_bytes(states),
-            data_bytes=_data_bytes(spec, datasets),
+            data_bytes=plan_data.data_bytes(data, datasets),
             num_averages=num_copies(spec.average),
         ),
         "probes": probes,
         "num_steps": pace.num_steps(spec.stop),
         "warnings": [item.as_dict() for item in findings.warnings],
     }
+
+
+def _sized(
+    spec: TrainJob, datasets: Metas, trained_by: TrainJob | None, findings: Findings
+) -> tuple[TrainJob, Metas, dict[str, FieldShape]]:
+    """The job with the sizes of its fields, the datasets as it sees them, and its fields' shapes.
+
+    A vocabulary that the checkpoint brings along has the size that it had there.
+    """
+    data = spec.data
+    known = plan_data.window_dim(trained_by) if data.windows is not None else None
+    datasets = plan_data.seen_as_windows(datasets, data.windows, data.train, known)
+    fields = plan_data.as_begun(data.fields, trained_by)
+    meta = plan_data.meta_of(data.train, datasets, "/data/train", findings)
+    shapes = plan_data.field_shapes(fields, meta, findings, data.train)
+    data = data.model_copy(update={"fields": plan_data.with_sizes(fields, shapes)})
+    findings.stop()
+    plan_data.check_preparing(data, meta, findings)
+    plan_data.check_validation(data, datasets, findings)
+    findings.stop()
+    return spec.model_copy(update={"data": data}), datasets, shapes
 
 
 def _check_start(spec: TrainJob, trained_by: TrainJob | None, findings: Findings) -> None:
@@ -143,98 +160,6 @@ def _check_start(spec: TrainJob, trained_by: TrainJob | None, findings: Findings
         check_shapes(mine, found, partial=spec.init.missing != "fail")
     except SpecFailed as error:
         findings.problem("/init/checkpoint", error.detail, "shape")
-
-
-def _meta(
-    source: Source | Any, datasets: Metas, pointer: str, findings: Findings
-) -> Mapping[str, Any]:
-    meta = datasets.get(source.dataset)
-    if meta is None:
-        detail = f"there is no dataset {source.dataset!r}"
-        raise one(f"{pointer}/dataset", detail, "unknown_dataset")
-    if source.split not in meta["splits"]:
-        listed = ", ".join(meta["splits"])
-        detail = f"dataset {source.dataset!r} has no split {source.split!r}; it has: {listed}"
-        findings.problem(f"{pointer}/split", detail, "unknown_split")
-    elif not _rows_of(source, meta):
-        findings.problem(pointer, "no rows are left to read", "no_rows")
-    return meta
-
-
-def _rows_of(source: Source | Any, meta: Mapping[str, Any]) -> int:
-    total = int(meta["splits"][source.split])
-    fraction = getattr(source, "fraction", None)
-    return total if fraction is None else int(fraction[1] * total) - int(fraction[0] * total)
-
-
-def _num_rows(source: Source, datasets: Metas) -> int:
-    return _rows_of(source, datasets[source.dataset])
-
-
-def _field_shapes(
-    fields: Mapping[str, Field],
-    meta: Mapping[str, Any],
-    findings: Findings,
-    source: Source | Any | None = None,
-) -> dict[str, FieldShape]:
-    split = None if source is None else source.split
-    shapes: dict[str, FieldShape] = {}
-    for name, field in fields.items():
-        try:
-            shapes[name] = field_shape(name, field, dict(meta), split)
-        except BadField as cause:
-            pointer = f"/data/fields/{name}"
-            findings.problem(
-                f"{pointer}/{cause.key}" if cause.key else pointer, str(cause), "field"
-            )
-    return shapes
-
-
-def _limited(
-    spec: TrainJob, shapes: Mapping[str, FieldShape], findings: Findings
-) -> dict[str, FieldShape]:
-    """The shapes with no row longer than the job takes; notes what that leaves out."""
-    limit = spec.data.sequence
-    limited = dict(shapes)
-    if limit.max_length is not None and not any(
-        shape.is_sequence and not shape.is_sparse for shape in shapes.values()
-    ):
-        detail = "no field is a sequence, whose rows it could limit: leave it out"
-        findings.problem("/data/sequence/max_length", detail, "no_sequence")
-    for name, shape in shapes.items():
-        if not shape.is_sequence or shape.is_sparse:
-            continue
-        if limit.max_length is None or shape.shape[0] <= limit.max_length:
-            continue
-        limited[name] = replace(shape, shape=(limit.max_length, *shape.shape[1:]))
-        detail = f"the longest row of field {name!r} has {shape.shape[0]} steps"
-        if limit.overflow == "error" and spec.data.train.fraction is None:
-            detail += "; raise max_length, or set overflow to truncate or drop"
-            findings.problem("/data/sequence/max_length", detail, "too_long")
-        elif limit.overflow == "drop":
-            detail += ": longer ones are left out, and there will be fewer steps than planned"
-            findings.warn("/data/sequence/overflow", detail, "dropped_rows")
-    findings.stop()
-    return limited
-
-
-def _check_validation(spec: TrainJob, datasets: Metas, findings: Findings) -> None:
-    source = spec.data.validation
-    if source is None:
-        return
-    meta = _meta(source, datasets, "/data/validation", findings)
-    if source.dataset != spec.data.train.dataset:
-        shapes = _field_shapes(spec.data.fields, meta, findings)
-        train = _field_shapes(spec.data.fields, datasets[spec.data.train.dataset], Findings())
-        for name, shape in shapes.items():
-            if name in train and _of_any_length(shape) != _of_any_length(train[name]):
-                detail = f"field {name!r} has rows of shape {list(shape.shape)} for validation and"
-                detail += f" {list(train[name].shape)} for training"
-                findings.problem(f"/data/fields/{name}", detail, "shape")
-
-
-def _of_any_length(shape: FieldShape) -> FieldShape:
-    return replace(shape, shape=(0, *shape.shape[1:])) if shape.is_sequence else shape
 
 
 def _operands(
@@ -291,18 +216,6 @@ def _dim(field: FieldShape | None) -> int:
     return 0 if field is None else field.dim or 0
 
 
-def _resolved(spec: TrainJob, traced: Trace, shapes: Mapping[str, FieldShape]) -> TrainJob:
-    fields = {name: _with_shape(field, shapes[name]) for name, field in spec.data.fields.items()}
-    data = spec.data.model_copy(update={"fields": fields})
-    return spec.model_copy(update={"network": traced.graph(), "data": data})
-
-
-def _with_shape(field: Field, shape: FieldShape) -> Field:
-    if not isinstance(field, DenseField):
-        return field
-    return field.model_copy(update={"shape": shape.shape})
-
-
 def _check_reads(spec: TrainJob, findings: Findings) -> None:
     """Warn of fields that nothing reads and layers that lead nowhere."""
     ends = [*spec.loss_inputs, *(name for item in spec.metrics for name in item.sources)]
@@ -326,9 +239,9 @@ def _check_embedding(
     field = fields.get((layer.inputs or ("",))[0])
     size = layer.args.get("num_embeddings")
     has_ids = isinstance(field, IntegerField | IntegerSequenceField | SparseField)
-    if has_ids and isinstance(size, int) and field.dim > size:
+    if has_ids and isinstance(size, int) and (dim := field.dim or 0) > size:
         detail = f"layer {layer.name!r} has {size} entries and field {(layer.inputs or ('',))[0]!r}"
-        detail += f" has values up to {field.dim - 1}"
+        detail += f" has values up to {dim - 1}"
         findings.problem(f"/network/layers/{position}/args/num_embeddings", detail, "classes")
 
 
@@ -456,37 +369,6 @@ def _memory(
     return {**heads, "total_bytes": sum(heads.values())}
 
 
-def _source_bytes(fields: Mapping[str, Field], source: Any, datasets: Metas) -> int:
-    meta = datasets[source.dataset]
-    shapes = _field_shapes(fields, meta, Findings())
-    by_name = {column["name"]: column for column in meta["columns"]}
-    num_rows, size = _rows_of(source, meta), 0
-    for name, shape in shapes.items():
-        first = by_name[(fields[name].source_columns or (name,))[0]]
-        if shape.is_sequence:
-            steps = num_steps(first, source.split, meta["splits"][source.split])
-            share = num_rows / meta["splits"][source.split]
-            size += int(steps * share) * _step_bytes(shape, first["dtype"]) + num_rows * 16
-            continue
-        width = 1 if first["dtype"] == "uint8" and shape.dim is None else shape.dtype.itemsize
-        size += width * torch.Size(shape.shape).numel() * num_rows
-    return size
-
-
-def _step_bytes(shape: FieldShape, dtype: str) -> int:
-    """What a step takes in memory; beside it a row has a start and a length."""
-    if shape.has_values:
-        return 8
-    if shape.dim is not None:
-        return 4 if shape.dim <= 2**31 else 8
-    return torch.Size(shape.shape[1:]).numel() * (1 if dtype == "uint8" else 4)
-
-
-def _data_bytes(spec: TrainJob, datasets: Metas) -> int:
-    sources = [spec.data.train, *([spec.data.validation] if spec.data.validation else [])]
-    return sum(_source_bytes(spec.data.fields, source, datasets) for source in sources)
-
-
 # --- inference -------------------------------------------------------------------------------
 
 
@@ -495,14 +377,18 @@ def _plan_inference(spec: InferJob, datasets: Metas, trained_by: TrainJob) -> di
     fields = _infer_fields(spec, trained_by, findings)
     findings.stop()
     num_rows, data_bytes = 0, 0
+    data = trained_by.data
     if spec.data is not None:
-        meta = _meta(spec.data, datasets, "/data", findings)
-        shapes = _field_shapes(fields, meta, findings, spec.data)
+        dim = plan_data.window_dim(trained_by)
+        datasets = plan_data.seen_as_windows(datasets, data.windows, None, dim)
+        meta = plan_data.meta_of(spec.data, datasets, "/data", findings)
+        shapes = plan_data.field_shapes(fields, meta, findings, spec.data)
         findings.stop()
-        num_rows, data_bytes = _rows_of(spec.data, meta), _source_bytes(fields, spec.data, datasets)
+        num_rows = plan_data.num_rows(spec.data, meta)
+        data_bytes = plan_data.source_bytes(fields, spec.data, datasets, data.normalize)
     else:
         shapes = infer.inline_shapes(fields)
-        num_rows = _check_inline(spec, shapes)
+        num_rows = _check_inline(spec, shapes, Meaning(fields, Preparing.of(data)))
     batch_size = min(spec.data.batch_size if spec.data else 256, num_rows)
     graph = trained_by.network
     wanted = infer.outputs_of(spec, graph)
@@ -537,6 +423,11 @@ def _infer_fields(spec: InferJob, trained_by: TrainJob, findings: Findings) -> d
     fields = infer.fields_needed(spec, trained_by)
     given = spec.data.fields if spec.data is not None else spec.inputs
     base = "/data/fields" if spec.data is not None else "/inputs"
+    own = (spec.data.fields if spec.data is not None else None) or {}
+    for name, field in own.items():
+        problem = infer.not_as_trained(field, trained_by.data.fields.get(name))
+        if problem is not None:
+            findings.problem(f"/data/fields/{name}/{problem[0]}", problem[1], "trained_otherwise")
     for name in given or ():
         if name not in trained_by.data.fields:
             detail = (
@@ -552,10 +443,11 @@ def _infer_fields(spec: InferJob, trained_by: TrainJob, findings: Findings) -> d
     return fields
 
 
-def _check_inline(spec: InferJob, shapes: dict[str, FieldShape]) -> int:
+def _check_inline(spec: InferJob, shapes: dict[str, FieldShape], meaning: Meaning) -> int:
     """Check inline values; gives how many rows they are, and puts the longest into the shapes."""
+    cpu = torch.device("cpu")
     try:
-        rows = inline_rows(dict(spec.inputs or {}), shapes, torch.device("cpu"))
+        rows = inline_rows(dict(spec.inputs or {}), shapes, cpu, meaning=meaning)
     except BadField as cause:
         pointer = f"/inputs/{cause.key}" if cause.key else "/inputs"
         raise one(pointer, str(cause), "shape") from cause
@@ -615,7 +507,7 @@ def _resolved_inference(
 ) -> InferJob:
     update: dict[str, Any] = {"outputs": tuple(wanted)}
     if spec.data is not None:
-        full = {name: _with_shape(field, shapes[name]) for name, field in fields.items()}
+        full = plan_data.with_sizes(fields, shapes)
         update["data"] = spec.data.model_copy(update={"fields": full})
     return spec.model_copy(update=update)
 

@@ -17,6 +17,7 @@ import torch
 from engine import checkpoint, infer
 from engine.checkpoint import Saved
 from engine.data.loading import load
+from engine.data.prepared import Prepared, Preparing
 from engine.data.rows import Rows
 from engine.data.table import Table
 from engine.failures import classify
@@ -204,20 +205,28 @@ def run(job: Assignment, *, control: Control, out: Outputs) -> End:
         control.orders.extendleft(reversed(job.orders))
     out.flush()
 
-    def rows(source: Source) -> Rows:
+    def rows(source: Source, known: Prepared | None) -> Rows:
         fields: dict[str, Field] = {name: spec.data.fields[name] for name in _fields_read(spec)}
-        table = job.table(source.dataset)
-        limit = spec.data.sequence
-        found = load(source, fields, table, seed=spec.seed, device=job.device, limit=limit)
+        found = load(
+            source,
+            fields,
+            job.table(source.dataset),
+            seed=spec.seed,
+            device=job.device,
+            limit=spec.data.sequence,
+            preparing=Preparing.of(spec.data, known),
+        )
         for what, count in found.left_out.items():
             out.emit({"type": "dropped", "at": now(), "what": what, "count": count})
         return found
 
-    training = rows(spec.data.train)
-    judged = rows(spec.data.validation) if spec.data.validation and spec.evaluate else None
+    start = _start(job, spec)
+    training = rows(spec.data.train, None if start is None else start.prepared(spec.data))
+    judged = None
+    if spec.data.validation and spec.evaluate:
+        judged = rows(spec.data.validation, training.prepared)
     planned = min(spec.data.batch_size, training.num_rows)
     work = Work(None if job.flops is None else job.flops / planned, job.peak_flops)
-    start = _start(job, spec)
     ending = train(
         spec,
         training,

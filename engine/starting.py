@@ -4,13 +4,16 @@
 ``model``: another job begins with the weights.
 """
 
+import json
 from dataclasses import dataclass
 from typing import Literal
 
 from engine.checkpoint import Saved
+from engine.data.prepared import PART, Prepared
 from engine.pace import Pace
 from engine.snapshot import Parts, State
 from engine.stateful import Weights
+from glasshouse.spec import Data, TrainJob, parse_job
 
 _OF_THE_RUN = ("position", "model", "optimizer", "report", "generators", "newest", "averages")
 """What another job takes over where both have it; what watches begins anew."""
@@ -34,6 +37,12 @@ class Start:
     def has_said_all(self) -> bool:
         """Whether it is the job's own last one, after which there is nothing more to say."""
         return self.how == "resume" and bool(self.saved.about["final"])
+
+    def prepared(self, data: Data) -> Prepared:
+        """What was learned of the data and is asked for alike by a job: it is not learned again."""
+        found = Prepared.read(self.saved.parts.get(PART, {}))
+        before = parse_job(json.dumps(self.saved.about["spec"]))
+        return found if not isinstance(before, TrainJob) else found.alike(before.data, data)
 
     def restore(self, parts: Parts) -> None:
         """Make the parts of a training run what they were.

@@ -14,6 +14,7 @@ from torch import Tensor
 from engine.averaging import AveragedWeights, averages
 from engine.clipping import clipping
 from engine.commands import Commands, Follow
+from engine.data.prepared import PART
 from engine.data.rows import Rows
 from engine.early import EarlyStop
 from engine.failures import StepFailed
@@ -89,7 +90,8 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
     probes.watch(watched, 0 if start is None else start.step)
     clock = probes.clock = clock_of(rows.device)
     guard = Guard(job, learner, rows, readback=probes.readback, clock=clock, emit=out.emit)
-    report = _report(job, learner, validation, probes, out, Timing(clock, work), schedule, guard)
+    timing = Timing(clock, work)
+    report = _report(job, learner, (rows, validation), probes, out, timing, schedule, guard)
     if start is not None and _has_ended(start, report, schedule):
         return Ending(network, start.step, "succeeded", schedule.reason)
 
@@ -149,13 +151,14 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
 def _report(  # noqa: PLR0913, PLR0917 (all that a report is made of)
     job: TrainJob,
     learner: Learner,
-    validation: Rows | None,
+    both: tuple[Rows, Rows | None],
     probes: Probes,
     out: Outputs,
     timing: Timing,
     schedule: "Schedule",
     guard: Guard,
 ) -> Reporter:
+    rows, validation = both
     saver = Saver(job, out.directory, out.emit, out.flush)
     report = Reporter(
         job, learner, validation, probes, out, timing, saver=saver, num_steps=schedule.num_steps
@@ -176,6 +179,8 @@ def _report(  # noqa: PLR0913, PLR0917 (all that a report is made of)
         saver.parts |= {"newest": Weights(learner.network), "averages": averages}
     if learner.clip is not None:
         saver.parts["clip"] = learner.clip
+    if rows.prepared is not None:
+        saver.parts[PART] = rows.prepared
     if learner.rate is not None:
         saver.parts["scheduler"] = learner.rate
     if learner.tuned is not None:

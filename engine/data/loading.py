@@ -1,42 +1,30 @@
 """Reading: the rows of a source, checked against their fields, into memory.
 
-Values reach the network as float32 or int64:
-
-- a uint8 column without ``scale`` is ``column.to(float32) / 255``, exactly that;
-- any other column without ``scale`` is ``column.to(float32)``;
-- with ``scale`` it is ``column.to(float32) * scale``.
-
 Shape suffixes: N = rows of the split.
 """
 
 import math
-from typing import Any
+from collections.abc import Iterator, Mapping
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from engine.data.fields import BadField, field_columns, field_shape
-from engine.data.ragged import RaggedColumn, limited, load_sequence, load_sparse
-from engine.data.rows import Loaded, LoadedField, Rows, place
+from engine.data.checks import Flaw, without
+from engine.data.dense import DenseReading
+from engine.data.integers import IntegerReading
+from engine.data.prepared import WINDOWS, Prepared, Preparing
+from engine.data.ragged import limited
+from engine.data.rows import Loaded, Rows, place
+from engine.data.sequences import SequenceReading
 from engine.data.table import Table
-from engine.shapes import FieldShape
+from engine.data.windows import WindowReading
 from glasshouse.errors import DataFailed
-from glasshouse.spec import (
-    DenseField,
-    Field,
-    IntegerField,
-    RaggedField,
-    SequenceField,
-    Sequences,
-    Source,
-    SparseField,
-)
+from glasshouse.spec import DenseField, Field, IntegerField, Sequences, Source
 
-_RANGE_CHUNK = 1 << 22
+Reading = DenseReading | IntegerReading | SequenceReading
 
 
-def load(
+def load(  # noqa: PLR0913 (a source, how it is read, and to where)
     source: Source,
     fields: dict[str, Field],
     table: Table,
@@ -44,44 +32,110 @@ def load(
     seed: int,
     device: torch.device,
     limit: Sequences = Sequences(),  # noqa: B008 (frozen)
+    preparing: Preparing = Preparing(),  # noqa: B008 (frozen)
 ) -> Rows:
     """Read the rows of a source; on the device where they fit well, else beside it.
+
+    What `preparing` does not know yet is learned from these rows; all of it is in ``prepared`` of
+    what is returned.
 
     Raises:
         DataFailed: the data does not fit its declaration, or no rows are left.
     """
-    num_rows = table.num_rows(source.split)
-    sequences = {
-        name: _ragged(name, field, table, source.split)
+    if preparing.windows is not None:
+        return _load_windows(source, fields, table, device=device, preparing=preparing)
+    readings = {
+        name: _reading(name, field, table, source.split, preparing)
         for name, field in fields.items()
-        if isinstance(field, RaggedField)
     }
-    limits = {n: item for n, item in sequences.items() if isinstance(fields[n], SequenceField)}
-    kept = limited(limits, source_rows(num_rows, source.fraction, seed), limit)
-    rows = kept.rows
+    num_rows = table.num_rows(source.split)
+    taken = source_rows(num_rows, source.fraction, seed)
+    good = without(_flaws(readings), taken, num_rows, preparing.on_bad_row)
+    limits = {
+        name: item.column
+        for name, item in readings.items()
+        if isinstance(item, SequenceReading) and item.is_limited
+    }
+    kept = limited(limits, good.rows, limit)
+    rows, left_out = kept.rows, good.left_out | kept.left_out
     num_taken = num_rows if rows is None else len(rows)
-    if num_taken == 0:
-        raise DataFailed(
-            f"split {source.split!r} has no rows"
-            + (" in this fraction" if source.fraction else "")
-            + (" that are short enough" if kept.left_out else "")
-        )
-    loaded: dict[str, Loaded] = {}
-    for name, field in fields.items():
-        if isinstance(field, SparseField):
-            loaded[name] = load_sparse(name, field, sequences[name], rows)
-        elif isinstance(field, SequenceField):
-            loaded[name] = load_sequence(name, field, sequences[name], rows, limit)
-        else:
-            loaded[name] = load_field(name, field, table, (source.split, rows))
+    _check_some(source, num_taken, limited=bool(kept.left_out), dropped=bool(good.left_out))
+    prepared = _prepared(readings, rows, limit, preparing)
+    loaded = {name: _loaded(item, name, rows, limit, prepared) for name, item in readings.items()}
     made = place(loaded, num_taken, device, rows)
-    made.left_out = kept.left_out
+    made.left_out = left_out
+    made.prepared = None if prepared.is_empty else prepared
     return made
 
 
-def _ragged(name: str, field: RaggedField, table: Table, split: str) -> RaggedColumn:
-    _checked_shape(name, field, table)
-    return table.ragged(split, field_columns(name, field)[0])
+def _load_windows(
+    source: Source,
+    fields: dict[str, Field],
+    table: Table,
+    *,
+    device: torch.device,
+    preparing: Preparing,
+) -> Rows:
+    assert preparing.windows is not None  # noqa: S101 (the caller looked)
+    reading = WindowReading(preparing.windows, table, source)
+    prepared = preparing.known
+    if prepared is None or WINDOWS not in prepared.tokens:
+        prepared = Prepared(tokens={WINDOWS: reading.build(fields)})
+    loaded = reading.load(fields, prepared.tokens[WINDOWS])
+    made = place(loaded, reading.num_rows, device)
+    made.prepared = prepared
+    return made
+
+
+def _reading(name: str, field: Field, table: Table, split: str, preparing: Preparing) -> Reading:
+    normalize = preparing.normalize.get(name)
+    if isinstance(field, IntegerField):
+        return IntegerReading(name, field, table, split)
+    if isinstance(field, DenseField):
+        return DenseReading(name, field, table, split, normalize)
+    return SequenceReading(name, field, table, split, normalize)
+
+
+def _flaws(readings: Mapping[str, Reading]) -> Iterator[Flaw]:
+    for reading in readings.values():
+        yield from reading.flaws()
+
+
+def _check_some(source: Source, num_rows: int, *, limited: bool, dropped: bool) -> None:
+    if num_rows:
+        return
+    detail = f"split {source.split!r} has no rows"
+    detail += " in this fraction" if source.fraction else ""
+    detail += " that are short enough" if limited else " that fit the fields" if dropped else ""
+    raise DataFailed(detail)
+
+
+def _prepared(
+    readings: Mapping[str, Reading], rows: Tensor | None, limit: Sequences, preparing: Preparing
+) -> Prepared:
+    """What is known already, and what these rows teach of the rest."""
+    known = preparing.known or Prepared()
+    found = Prepared()
+    for name, reading in readings.items():
+        if name in known.figures:
+            found.figures[name] = known.figures[name]
+        elif name in known.tokens:
+            found.tokens[name] = known.tokens[name]
+        elif isinstance(reading, SequenceReading):
+            reading.prepare(found, rows, limit)
+        elif isinstance(reading, DenseReading) and reading.needs_figures:
+            found.figures[name] = reading.find(rows)
+    return found
+
+
+def _loaded(
+    reading: Reading, name: str, rows: Tensor | None, limit: Sequences, prepared: Prepared
+) -> Loaded:
+    if isinstance(reading, IntegerReading):
+        return reading.load(rows)
+    if isinstance(reading, DenseReading):
+        return reading.load(rows, prepared.figures.get(name))
+    return reading.load(rows, limit, prepared)
 
 
 def source_rows(num_rows: int, fraction: tuple[float, float] | None, seed: int) -> Tensor | None:
@@ -94,70 +148,3 @@ def source_rows(num_rows: int, fraction: tuple[float, float] | None, seed: int) 
     order_N = torch.randperm(num_rows, generator=torch.Generator().manual_seed(seed))
     first, last = (math.floor(part * num_rows) for part in fraction)
     return order_N[first:last].sort().values
-
-
-def load_field(
-    name: str, field: DenseField | IntegerField, table: Table, source: tuple[str, Tensor | None]
-) -> LoadedField:
-    """Read a field's columns into memory.
-
-    Raises:
-        DataFailed: a column is missing or misshapen, or an integer lies outside [0, dim).
-    """
-    split, rows = source
-    shape = _checked_shape(name, field, table)
-    arrays = [table.column(split, column) for column in field_columns(name, field)]
-    if isinstance(field, IntegerField):
-        _check_range(name, field, arrays[0], split)
-        values = _tensor(arrays[0], rows).to(torch.int64).reshape(-1)
-        return LoadedField(values, is_integer=True)
-    tensors = [_tensor(array, rows) for array in arrays]
-    if len(tensors) > 1:
-        flat = [item.reshape(item.shape[0], -1) for item in tensors]
-        kinds = {item.dtype for item in flat}
-        values = torch.cat(
-            flat if len(kinds) == 1 else [_wide(item, field) for item in flat], dim=1
-        )
-    else:
-        values = tensors[0]
-    values = values.reshape(values.shape[0], *shape.shape)
-    divide_by = 255.0 if values.dtype == torch.uint8 and field.scale is None else None
-    if values.dtype not in {torch.uint8, torch.float32}:
-        values = values.to(torch.float32)
-    return LoadedField(values, divide_by, field.scale)
-
-
-def _checked_shape(name: str, field: Field, table: Table) -> FieldShape:
-    try:
-        return field_shape(name, field, table.meta)
-    except BadField as cause:
-        raise DataFailed(str(cause)) from cause
-
-
-def _wide(item: Tensor, field: DenseField) -> Tensor:
-    """A column beside columns of other types: scaled on its own when it is uint8."""
-    if item.dtype == torch.uint8 and field.scale is None:
-        return item.to(torch.float32) / 255.0
-    return item.to(torch.float32)
-
-
-def _tensor(array: np.ndarray[Any, Any], rows: Tensor | None) -> Tensor:
-    taken = array[rows.numpy()] if rows is not None else np.array(array)
-    if taken.dtype.kind == "u" and taken.dtype != np.uint8:
-        taken = taken.astype(np.int64)
-    return torch.from_numpy(np.ascontiguousarray(taken))
-
-
-def _check_range(name: str, field: IntegerField, array: np.ndarray[Any, Any], split: str) -> None:
-    values = array.reshape(-1)
-    for start in range(0, len(values), _RANGE_CHUNK):
-        part = values[start : start + _RANGE_CHUNK]
-        wrong = np.flatnonzero((part < 0) | (part >= field.dim))
-        if wrong.size:
-            row = start + int(wrong[0])
-            column = field_columns(name, field)[0]
-            detail = f"row {row} of split {split!r} has {int(values[row])} in column {column!r};"
-            raise DataFailed(
-                f"{detail} field {name!r} takes integers in [0, {field.dim})",
-                hint=f"Raise data.fields.{name}.dim, or correct the data.",
-            )

@@ -21,7 +21,6 @@ from glasshouse.errors import DataFailed
 from glasshouse.spec import (
     DenseSequenceField,
     IntegerSequenceField,
-    SequenceField,
     Sequences,
     SparseBinaryField,
     SparseField,
@@ -56,34 +55,9 @@ class RaggedColumn:
         """Of every row."""
         return np.diff(self.offsets)
 
-    def place(self, step: int) -> tuple[int, int]:
-        """The row of one of the values, and which of its steps it is."""
-        row = int(np.searchsorted(self.offsets, step, side="right")) - 1
-        return row, step - int(self.offsets[row])
-
-
-def check_range(name: str, field: IntegerSequenceField, column: RaggedColumn) -> None:
-    """Refuse integers outside [0, dim), naming row and step.
-
-    Raises:
-        DataFailed: there is one.
-    """
-    values = column.values.reshape(-1)
-    for start in range(0, len(values), _CHUNK_STEPS):
-        part = values[start : start + _CHUNK_STEPS]
-        outside = (part < 0) | (part >= field.dim)
-        if part.dtype.kind == "f":
-            outside |= part != np.floor(part)  # NaN too
-        wrong = np.flatnonzero(outside)
-        if wrong.size:
-            at = start + int(wrong[0])
-            row, step = column.place(at)
-            detail = f"row {row} of split {column.split!r} has {values[at]:.17g} as value {step} of"
-            detail += f" column {column.name!r};"
-            raise DataFailed(
-                f"{detail} field {name!r} takes integers in [0, {field.dim})",
-                hint=f"Raise data.fields.{name}.dim, or correct the data.",
-            )
+    def rows_of(self, steps: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The rows that some of the values, by their places, belong to; each once, ascending."""
+        return np.unique(np.searchsorted(self.offsets, steps, side="right") - 1)
 
 
 @dataclass(frozen=True)
@@ -149,6 +123,9 @@ class LoadedSequence:
     padding_value: int = 0
     weights: Tensor | None = None
     """Of places of a sparse vector their values, [S, 1]."""
+    around: Tensor | None = None
+    """Of windows, which may overlap: where their steps lie from their start. In host memory; None:
+    one after the other."""
 
     def to(self, device: torch.device) -> "LoadedSequence":
         """The same with its values on a device."""
@@ -174,7 +151,8 @@ class LoadedSequence:
         home = self.values.device
         steps_T = torch.arange(num_steps, device=home)
         is_padding_BT = steps_T >= lengths_B.to(home, non_blocking=True)[:, None]
-        index_BT = starts_B.to(home, non_blocking=True)[:, None] + steps_T
+        around_T = steps_T if self.around is None else self.around[:num_steps].to(home)
+        index_BT = starts_B.to(home, non_blocking=True)[:, None] + around_T
         index_BT.masked_fill_(is_padding_BT, 0)
         if not len(self.values):
             stored = self.values.new_zeros((index_BT.numel(), *self.values.shape[1:]))
@@ -193,63 +171,75 @@ class LoadedSequence:
         return x, lengths_B
 
 
-def load_sequence(
-    name: str,
-    field: SequenceField,
-    column: RaggedColumn,
-    rows: Tensor | None,
-    limit: Sequences,
-) -> LoadedSequence:
-    """Read the rows that are taken of a column into memory, no longer than they may be.
-
-    Raises:
-        DataFailed: an integer lies outside [0, dim).
-    """
+def steps_of(
+    column: RaggedColumn, rows: Tensor | None, limit: Sequences, dtype: Any
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """The steps of the rows that are taken, no longer than they may be; and their lengths."""
     starts, lengths = column.offsets[:-1], column.lengths
-    if isinstance(field, IntegerSequenceField):
-        check_range(name, field, column)
     if rows is not None:
         starts, lengths = starts[rows.numpy()], lengths[rows.numpy()]
     if limit.max_length is not None:
         lengths = np.minimum(lengths, limit.max_length)
-    wanted: Any = column.values.dtype
-    scale = None
-    if isinstance(field, IntegerSequenceField):
-        wanted = np.int32 if field.dim <= 2**31 else np.int64
-    else:
-        scale = field.scale
-        wanted = wanted if wanted in (np.uint8, np.float32) else np.float32
-    width = () if isinstance(field, IntegerSequenceField) else (field.dim,)
-    values = _taken(column.values.reshape(-1, *width), starts, lengths, wanted)
-    divides = wanted == np.uint8 and scale is None
-    return LoadedSequence(
-        torch.from_numpy(values),
-        torch.from_numpy(np.cumsum(lengths) - lengths),
-        torch.from_numpy(np.ascontiguousarray(lengths)),
-        255.0 if divides else None,
-        scale,
-        isinstance(field, IntegerSequenceField),
-        getattr(field, "padding_value", 0),
+    return _taken(column.values, starts, lengths, dtype), lengths
+
+
+def load_integers(
+    field: IntegerSequenceField, column: RaggedColumn, rows: Tensor | None, limit: Sequences
+) -> LoadedSequence:
+    """Read the rows that are taken of a column of integers into memory."""
+    dtype = np.int32 if (field.dim or 0) <= 2**31 else np.int64
+    flat = replace(column, values=column.values.reshape(-1))
+    values, lengths = steps_of(flat, rows, limit, dtype)
+    return in_memory(values, lengths, is_integer=True, padding_value=field.padding_value)
+
+
+def load_vectors(
+    field: DenseSequenceField, column: RaggedColumn, rows: Tensor | None, limit: Sequences
+) -> LoadedSequence:
+    """Read the rows that are taken of a column of vectors into memory."""
+    stays = column.values.dtype.name in ("uint8", "float32")
+    dtype = column.values.dtype if stays else np.dtype(np.float32)
+    wide = replace(column, values=column.values.reshape(-1, field.dim))
+    values, lengths = steps_of(wide, rows, limit, dtype)
+    divides = dtype.name == "uint8" and field.scale is None
+    return replace(
+        in_memory(values, lengths), divide_by=255.0 if divides else None, scale=field.scale
     )
 
 
-def load_sparse(
-    name: str, field: SparseField, column: RaggedColumn, rows: Tensor | None
+def in_memory(
+    values: NDArray[Any],
+    lengths: NDArray[np.int64],
+    *,
+    is_integer: bool = False,
+    padding_value: int = 0,
 ) -> LoadedSequence:
-    """Read the places, and the values, of the rows that are taken.
+    """Rows that lie one after the other."""
+    starts = torch.from_numpy(np.cumsum(lengths) - lengths)
+    return LoadedSequence(
+        torch.from_numpy(values),
+        starts,
+        torch.from_numpy(np.ascontiguousarray(lengths)),
+        is_integer=is_integer,
+        padding_value=padding_value,
+    )
 
-    Raises:
-        DataFailed: a place lies outside [0, dim), or is no whole number.
-    """
+
+def places_of(field: SparseField, column: RaggedColumn) -> RaggedColumn:
+    """A sparse field's places alone."""
     if isinstance(field, SparseBinaryField):
-        plain = IntegerSequenceField(type="integer_sequence", dim=field.dim)
-        return load_sequence(name, plain, column, rows, Sequences())
-    places = replace(column, values=column.values.reshape(-1, 2)[:, 0])
+        return column
+    return replace(column, values=column.values.reshape(-1, 2)[:, 0])
+
+
+def load_sparse(field: SparseField, column: RaggedColumn, rows: Tensor | None) -> LoadedSequence:
+    """Read the places, and the values, of the rows that are taken."""
     plain = IntegerSequenceField(type="integer_sequence", dim=field.dim)
-    check_range(name, plain, places)
-    found = load_sequence(name, plain, places, rows, Sequences())
+    found = load_integers(plain, places_of(field, column), rows, Sequences())
+    if isinstance(field, SparseBinaryField):
+        return found
     pair = DenseSequenceField(type="dense_sequence", dim=2, scale=1.0)
-    weights = load_sequence(name, pair, column, rows, Sequences()).values[:, 1:]
+    weights = load_vectors(pair, column, rows, Sequences()).values[:, 1:]
     return replace(found, weights=weights.to(torch.float32).contiguous())
 
 
@@ -299,9 +289,6 @@ def _parts(lengths: NDArray[np.int64]) -> Iterator[slice]:
 
 def from_lists(rows: list[NDArray[Any]], *, is_integer: bool, padding_value: int) -> LoadedSequence:
     """Rows that are in memory already, in the values that the network takes."""
-    lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
-    values = torch.from_numpy(np.concatenate(rows))
-    starts = lengths.cumsum(0) - lengths
-    return LoadedSequence(
-        values, starts, lengths, is_integer=is_integer, padding_value=padding_value
-    )
+    lengths = np.array([len(row) for row in rows], np.int64)
+    values = np.concatenate(rows)
+    return in_memory(values, lengths, is_integer=is_integer, padding_value=padding_value)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from engine.data.prepared import Prepared
 from engine.data.ragged import LoadedSequence
 from engine.network import host_lengths_of, lengths_of, values_of
 
@@ -27,10 +28,23 @@ class LoadedField:
     divide_by: float | None = None
     scale: float | None = None
     is_integer: bool = False
+    normal: tuple[Tensor, Tensor] | None = None
+    """What a batch is shifted and divided by, where that was not done beforehand."""
 
     def to(self, device: torch.device) -> "LoadedField":
         """The same with its values on a device."""
         return replace(self, values=self.values.to(device))
+
+    def ready(self, device: torch.device) -> "LoadedField":
+        """The same with all that a batch needs beside its values on a device."""
+        if self.normal is None:
+            return self
+        shift, divisor = self.normal
+        return replace(self, normal=(shift.to(device), divisor.to(device)))
+
+    def normalized(self, shift: Tensor, divisor: Tensor) -> "LoadedField":
+        """The same with batches that are normalised."""
+        return replace(self, normal=(shift, divisor))
 
     @property
     def nbytes(self) -> int:
@@ -48,8 +62,13 @@ class LoadedField:
             return stored
         x = stored.to(torch.float32)
         if self.divide_by is not None:
-            return x.div_(self.divide_by)
-        return x if self.scale is None else x.mul_(self.scale)
+            x.div_(self.divide_by)
+        elif self.scale is not None:
+            x.mul_(self.scale)
+        if self.normal is None:
+            return x
+        shift, divisor = self.normal
+        return x.sub_(shift).div_(divisor)
 
 
 Loaded = LoadedField | LoadedSequence
@@ -67,6 +86,8 @@ class Rows:
     ) -> None:
         self.left_out: dict[str, int] = {}
         """What was cut off or left out while reading, in words, and how much of it."""
+        self.prepared: Prepared | None = None
+        """What was learned from the training rows; None: there was nothing to learn."""
         self.fields = fields
         self.num_rows = num_rows
         self.device = device
@@ -173,6 +194,10 @@ def place(
         size = sum(item.nbytes for item in loaded.values())
         if size <= torch.cuda.mem_get_info(device)[0] // 4:
             loaded = {name: item.to(device) for name, item in loaded.items()}
+    loaded = {
+        name: item.ready(device) if isinstance(item, LoadedField) else item
+        for name, item in loaded.items()
+    }
     return Rows(loaded, num_rows, device, numbers)
 
 

@@ -27,6 +27,7 @@ _FORMATS = {
     ".idx.gz": "idx.gz",
     "-ubyte.gz": "idx.gz",
     ".zip": "idx.zip",
+    ".txt": "text",
 }
 
 

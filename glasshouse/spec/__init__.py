@@ -33,6 +33,14 @@ from glasshouse.spec.jobs import (
 )
 from glasshouse.spec.metrics import Metric
 from glasshouse.spec.network import Graph, Layer, ParameterInit, PerParameter
+from glasshouse.spec.preparing import (
+    CbowWindows,
+    Fill,
+    LanguageModelWindows,
+    Normalize,
+    Vocabulary,
+    Windows,
+)
 from glasshouse.spec.probes import Form, Probe, TensorKind
 from glasshouse.spec.strict import Args, Spec
 from glasshouse.spec.training import (
@@ -51,6 +59,7 @@ from glasshouse.spec.training import (
 __all__ = [
     "Args",
     "Average",
+    "CbowWindows",
     "Checkpoint",
     "Data",
     "DenseField",
@@ -59,6 +68,7 @@ __all__ = [
     "Early",
     "Evaluate",
     "Field",
+    "Fill",
     "Flatten",
     "Form",
     "GradClip",
@@ -71,10 +81,12 @@ __all__ = [
     "IntegerSequenceField",
     "JobSpec",
     "KeepBest",
+    "LanguageModelWindows",
     "Layer",
     "Loss",
     "Metric",
     "NonfiniteGuard",
+    "Normalize",
     "Optimizer",
     "OutputGradClip",
     "ParameterInit",
@@ -94,5 +106,7 @@ __all__ = [
     "Stop",
     "TensorKind",
     "TrainJob",
+    "Vocabulary",
+    "Windows",
     "parse_job",
 ]

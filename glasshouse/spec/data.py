@@ -5,17 +5,25 @@ from typing import Annotated, Literal, Self
 from pydantic import Field as Constraint
 from pydantic import PositiveInt, model_validator
 
+from glasshouse.spec.preparing import (
+    MAX_CLASSES,
+    Class,
+    Column,
+    Fill,
+    Normalize,
+    Unit,
+    Vocabulary,
+    Windows,
+)
 from glasshouse.spec.strict import Name, Spec
 
 FORMATS = (
     *("csv", "tsv", "jsonl", "parquet", "npz", "npy"),
-    *("idx", "idx.gz", "idx.zip", "mnist.json.gz"),
+    *("idx", "idx.gz", "idx.zip", "mnist.json.gz", "text"),
 )
 """What a dataset's file may be."""
 BUILTINS = ("digits",)
 """Datasets that come with the service."""
-
-Column = Annotated[str, Constraint(min_length=1, max_length=200)]
 
 
 class Source(Spec):
@@ -58,6 +66,10 @@ class DenseField(_Columns):
     """Several columns side by side as one vector, in this order."""
     scale: float | None = None
     """Multiplies every value. Left out: 1/255 for a uint8 column, else 1."""
+    fill: Fill | None = None
+    """Stands in for a missing value (NaN), in the column's own units: a number; the ``mean`` or the
+    ``median`` of the training rows' values that are there, of each feature; ``"NaN"``: it stays and
+    reaches the network. Left out: a row with a missing value is a bad row."""
 
     @property
     def source_columns(self) -> tuple[str, ...]:
@@ -75,8 +87,26 @@ class IntegerField(_Columns):
     """One integer in [0, dim) per row, as int64: a class or an id."""
 
     type: Literal["integer"]
-    dim: PositiveInt
-    """How many different values there are; a value outside [0, dim) fails the job by row."""
+    dim: PositiveInt | None = None
+    """How many different values there are; a row with a value outside [0, dim) is a bad row. May be
+    left out where it follows: from ``classes``, a column that has class names, or windows."""
+    classes: tuple[Class, ...] | None = Constraint(
+        default=None, min_length=1, max_length=MAX_CLASSES
+    )
+    """The column's values in the order of their classes: texts, or any integers. The first becomes
+    0, the next 1 …; a row with a value that is not listed is a bad row."""
+
+    @model_validator(mode="after")
+    def _check_classes(self) -> Self:
+        if self.classes is None:
+            return self
+        if len({type(item) for item in self.classes}) > 1:
+            raise ValueError("classes are all texts or all integers")
+        if len(set(self.classes)) < len(self.classes):
+            raise ValueError("classes has a value twice; remove one")
+        if self.dim is not None and self.dim != len(self.classes):
+            raise ValueError(f"dim is {self.dim}, and there are {len(self.classes)} classes")
+        return self
 
 
 class IntegerSequenceField(_Columns):
@@ -87,11 +117,24 @@ class IntegerSequenceField(_Columns):
     """
 
     type: Literal["integer_sequence"]
-    dim: PositiveInt
-    """How many different values there are; a value outside [0, dim) fails the job by row."""
+    dim: PositiveInt | None = None
+    """How many different values there are; a row with a value outside [0, dim) is a bad row. May be
+    left out for ``tokens`` and windows, where it is the size of the vocabulary with padding and
+    unknown tokens; given there, the vocabulary is no larger."""
+    tokens: Unit | None = None
+    """Of a column of texts: each is cut into ``characters``, or into ``words`` at white space, and
+    an integer is the place of a token in the vocabulary."""
+    vocabulary: Vocabulary | None = None
+    """Of ``tokens``: built from the training rows unless it is given. Left out: all tokens."""
     padding_value: int = Constraint(default=0, ge=-(2**31), le=2**31)
     """What stands behind the end of a row. Layers that know the lengths never see it; a loss may be
     told to pass over it (``ignore_index``)."""
+
+    @model_validator(mode="after")
+    def _check_tokens(self) -> Self:
+        if self.vocabulary is not None and self.tokens is None:
+            raise ValueError("vocabulary is of tokens: say whether they are characters or words")
+        return self
 
 
 class DenseSequenceField(_Columns):
@@ -106,6 +149,8 @@ class DenseSequenceField(_Columns):
     """The width of a vector."""
     scale: float | None = None
     """Multiplies every value. Left out: 1/255 for a uint8 column, else 1."""
+    fill: Fill | None = None
+    """Stands in for a missing value, as in a dense field."""
 
 
 class SparseBinaryField(_Columns):
@@ -187,3 +232,12 @@ class Data(Spec):
     shuffle: Shuffle = Shuffle()
     sequence: Sequences = Sequences()
     """How long the rows of sequence fields may be."""
+    normalize: dict[Name, Normalize] = Constraint(default={}, max_length=1000)
+    """Fields of the types dense and dense_sequence, by name, whose values are normalised."""
+    windows: Windows | None = None
+    """Rows are windows over the running text of a column. Left out: the dataset's own rows. A
+    source's ``fraction`` is then a part of the text as it runs, and nothing is drawn."""
+    on_bad_row: Literal["fail", "drop"] = "fail"
+    """What becomes of a row that does not fit the fields: an integer out of range, a value that is
+    missing or no class, a list of another length than ``shape``. ``fail``: the job fails and names
+    row and column. ``drop``: it is left out, and counted in an event ``dropped``."""

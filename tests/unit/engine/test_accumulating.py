@@ -120,7 +120,7 @@ def test_a_guard_finds_the_bad_row_in_whichever_batch_of_the_step_it_is(action, 
     x[21, 3] = np.nan
     columns = {"x": x, "label": (x[:, 0] > 0).astype(np.int64)}
     table = write_table(tmp_path / "table", columns, {"train": slice(0, 64)})
-    fields = {"x": {"type": "dense"}, "label": {"type": "integer", "dim": 10}}
+    fields = {"x": {"type": "dense", "fill": "NaN"}, "label": {"type": "integer", "dim": 10}}
     job = spec(
         network={"layers": [{"name": "fc", "type": "Linear", "args": {"out_features": 10}}]},
         data={"fields": fields, "batch_size": 16, "shuffle": {"enabled": False}},

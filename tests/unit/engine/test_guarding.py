@@ -74,7 +74,7 @@ def job(
         stop={"epochs": 1},
         **changes,
     )
-    fields = {name: {"type": "dense"} for name in ("x", "side", "target")}
+    fields = {name: {"type": "dense", "fill": "NaN"} for name in ("x", "side", "target")}
     whole["data"] |= {"fields": fields, "batch_size": BATCH, "shuffle": {"enabled": False}}
     if guard is not None:
         whole["guards"] = {"nonfinite": guard}

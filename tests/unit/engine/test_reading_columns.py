@@ -60,8 +60,8 @@ def test_rows_take_the_shape_of_the_field(table):
     assert _read(table, DenseField(type="dense", column="pair", shape=(2, 1))).shape == (3, 2, 1)
 
 
-def test_nan_in_a_column_reaches_the_network(table):
-    assert torch.isnan(_read(table, DenseField(type="dense", column="b")))[2]
+def test_nan_in_a_column_reaches_the_network_where_a_field_says_so(table):
+    assert torch.isnan(_read(table, DenseField(type="dense", column="b", fill="NaN")))[2]
 
 
 def test_a_batch_is_memory_of_its_own(table):

@@ -138,9 +138,9 @@ def test_offsets_that_do_not_fit_are_refused(table):
             loaded(table, ids=IDS)
 
 
-def test_the_place_of_a_step_is_found_behind_empty_rows():
+def test_the_rows_of_steps_are_found_behind_empty_rows():
     column = RaggedColumn("x", "all", np.arange(3), np.array([0, 0, 2, 2, 2, 3]))
-    assert [column.place(step) for step in range(3)] == [(1, 0), (1, 1), (4, 0)]
+    assert column.rows_of(np.arange(3)).tolist() == [1, 4]
 
 
 # --- rows that are too long ------------------------------------------------------------------

@@ -1,0 +1,126 @@
+"""Windows over a running text as rows: blocks for language models, contexts for word vectors.
+
+A text runs through all rows of its column, with a token for its line
+end behind each. The tokens are in
+memory once; a window is where it begins.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.data.fields import BadField, checked_shape, field_columns, num_tokens, token_bound
+from engine.data.ragged import LoadedSequence
+from engine.data.rows import Loaded, LoadedField
+from engine.data.sequences import check_tokens
+from engine.data.table import Table
+from engine.data.vocabulary import Tokenized, Tokens
+from glasshouse.errors import DataFailed
+from glasshouse.spec import DenseField, Field, IntegerField, LanguageModelWindows, Source, Windows
+
+
+def num_windows(windows: Windows, num_tokens: int) -> int:
+    """How many windows a text of so many tokens has."""
+    if isinstance(windows, LanguageModelWindows):
+        room, stride = num_tokens - 1 - windows.length, windows.stride or windows.length
+    else:
+        room, stride = num_tokens - 1 - 2 * windows.window, windows.stride
+    return room // stride + 1 if room >= 0 else 0
+
+
+def part_of(num_tokens: int, fraction: tuple[float, float] | None) -> tuple[int, int]:
+    """The first token of a part of a running text, and the one behind its last."""
+    first, last = fraction or (0.0, 1.0)
+    return math.floor(first * num_tokens), math.floor(last * num_tokens)
+
+
+def windowed(
+    meta: Mapping[str, Any], windows: Windows, split: str | None = None, dim: int | None = None
+) -> dict[str, Any]:
+    """A dataset as windows over one of its columns, described as a dataset is.
+
+    ``tokens`` has the length of the running text of each split. The vocabulary is that of
+    ``split``; of all splits if none is named. ``dim``: its size, where that is known already.
+
+    Raises:
+        BadField: the dataset has no such column of texts.
+    """
+    column = next((item for item in meta["columns"] if item["name"] == windows.column), None)
+    if column is None or column["dtype"] != "string":
+        what = "no column" if column is None else "no texts in its column"
+        raise BadField(f"the dataset has {what} {windows.column!r}", "column")
+    found = num_tokens(column, windows.tokens)
+    tokens = {split: found[split] + int(rows) for split, rows in meta["splits"].items()}
+    dim = dim or token_bound(column, windows.tokens, windows.vocabulary, split, line_ends=True)
+    shapes: dict[str, list[int]] = {"context": [0], "centre": []}
+    if isinstance(windows, LanguageModelWindows):
+        shapes = {"input": [windows.length], "target": [windows.length]}
+    else:
+        shapes["context"] = [2 * windows.window]
+    columns = [
+        {"name": name, "dtype": "int32", "shape": shape, "dim": dim}
+        for name, shape in shapes.items()
+    ]
+    splits = {split: num_windows(windows, count) for split, count in tokens.items()}
+    return {"columns": columns, "splits": splits, "tokens": tokens}
+
+
+class WindowReading:
+    """The running text of one source."""
+
+    def __init__(self, windows: Windows, table: Table, source: Source) -> None:
+        """Cut the text into tokens.
+
+        Raises:
+            DataFailed: there is no such text, or it is shorter than a window.
+        """
+        self._windows = windows
+        table.num_rows(source.split)
+        try:
+            self._meta = windowed(table.meta, windows)
+        except BadField as cause:
+            raise DataFailed(str(cause)) from cause
+        texts = table.texts(source.split, windows.column)
+        self._tokenized = Tokenized(texts, windows.tokens, line_ends=True)
+        first, last = part_of(len(self._tokenized.passing), source.fraction)
+        self._passing = self._tokenized.passing[first:last]
+        self.num_rows = num_windows(windows, len(self._passing))
+        if not self.num_rows:
+            detail = f"the text of split {source.split!r} has {len(self._passing)} tokens here, and"
+            raise DataFailed(f"{detail} a window takes more", hint="Make data.windows smaller.")
+
+    def build(self, fields: Mapping[str, Field]) -> Tokens:
+        """The vocabulary of the text, which is trained on."""
+        known = [field.dim for field in fields.values() if not isinstance(field, DenseField)]
+        dim = min((dim for dim in known if dim is not None), default=None)
+        return self._tokenized.build(self._windows.vocabulary, dim, self._passing)
+
+    def load(self, fields: Mapping[str, Field], tokens: Tokens) -> dict[str, Loaded]:
+        """The windows of all fields, over one text in memory.
+
+        Raises:
+            DataFailed: a field reads something else, or its ``dim`` is too small.
+        """
+        ids = torch.from_numpy(self._tokenized.ids(tokens, self._passing))
+        return {name: self._loaded(name, field, tokens, ids) for name, field in fields.items()}
+
+    def _loaded(self, name: str, field: Field, tokens: Tokens, ids: Tensor) -> Loaded:
+        dim = int(checked_shape(name, field, self._meta).dim or 0)
+        check_tokens(name, tokens, dim)
+        windows, (column,) = self._windows, field_columns(name, field)
+        rows_N = torch.arange(self.num_rows)
+        if isinstance(windows, LanguageModelWindows):
+            starts_N = rows_N * (windows.stride or windows.length) + int(column == "target")
+            around = torch.arange(windows.length)
+        else:
+            starts_N = rows_N * windows.stride + windows.window
+            sides = np.r_[-windows.window : 0, 1 : windows.window + 1]
+            around = torch.from_numpy(sides)
+        if isinstance(field, IntegerField):
+            return LoadedField(ids[starts_N].to(torch.int64), is_integer=True)
+        lengths_N = torch.full((self.num_rows,), len(around))
+        return LoadedSequence(ids, starts_N, lengths_N, is_integer=True, around=around)

@@ -1,0 +1,274 @@
+"""The data of a plan: what the fields give the network, how many rows there are, what they take.
+
+From the datasets' descriptions alone. Knows the words of a job; reads no row.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from engine.data.fields import BadField, column_view, field_shape, num_steps
+from engine.data.windows import num_windows, part_of, windowed
+from engine.problems import Findings, one
+from engine.shapes import FieldShape
+from glasshouse.spec import (
+    Data,
+    DenseField,
+    DenseSequenceField,
+    Field,
+    InferData,
+    IntegerField,
+    IntegerSequenceField,
+    Source,
+    TrainJob,
+    Windows,
+)
+
+Meta = Mapping[str, Any]
+Metas = Mapping[str, Meta]
+Rows = Source | InferData
+FIELDS = "/data/fields"
+
+
+def meta_of(source: Rows, datasets: Metas, pointer: str, findings: Findings) -> Meta:
+    """What is known of a source's dataset; notes what keeps it from being read."""
+    meta = datasets.get(source.dataset)
+    if meta is None:
+        detail = f"there is no dataset {source.dataset!r}"
+        raise one(f"{pointer}/dataset", detail, "unknown_dataset")
+    if source.split not in meta["splits"]:
+        listed = ", ".join(meta["splits"])
+        detail = f"dataset {source.dataset!r} has no split {source.split!r}; it has: {listed}"
+        findings.problem(f"{pointer}/split", detail, "unknown_split")
+    elif not num_rows(source, meta):
+        what = "the text is shorter than a window" if "windows" in meta else "no rows are left"
+        findings.problem(pointer, f"{what} to read", "no_rows")
+    return meta
+
+
+def seen_as_windows(
+    datasets: Metas, windows: Windows | None, train: Rows | None, dim: int | None = None
+) -> Metas:
+    """The datasets as the job sees them; ``train`` is what the vocabulary is built from.
+
+    Raises:
+        SpecProblems: one has no such text.
+    """
+    if windows is None:
+        return datasets
+    try:
+        if train is not None and train.dataset in datasets:
+            whole = windowed(datasets[train.dataset], windows, train.split, dim)
+            dim = whole["columns"][0]["dim"]
+        return {
+            name: {**windowed(meta, windows, None, dim), "windows": windows}
+            for name, meta in datasets.items()
+        }
+    except BadField as cause:
+        raise one(f"/data/windows/{cause.key}", str(cause), "field") from cause
+
+
+def num_rows(source: Rows, meta: Meta) -> int:
+    """The rows of a source, those that are left out later included."""
+    fraction = source.fraction if isinstance(source, Source) else None
+    if "windows" in meta:
+        first, last = part_of(meta["tokens"][source.split], fraction)
+        return num_windows(meta["windows"], last - first)
+    total = int(meta["splits"][source.split])
+    return total if fraction is None else int(fraction[1] * total) - int(fraction[0] * total)
+
+
+def field_shapes(
+    fields: Mapping[str, Field],
+    meta: Meta,
+    findings: Findings,
+    source: Rows | None = None,
+) -> dict[str, FieldShape]:
+    """What each field gives the network; notes those that do not fit their columns."""
+    split = None if source is None else source.split
+    shapes: dict[str, FieldShape] = {}
+    for name, field in fields.items():
+        try:
+            shapes[name] = field_shape(name, field, dict(meta), split)
+        except BadField as cause:
+            pointer = f"{FIELDS}/{name}"
+            pointer = f"{pointer}/{cause.key}" if cause.key else pointer
+            findings.problem(pointer, str(cause), "field")
+    return shapes
+
+
+def with_sizes(fields: Mapping[str, Field], shapes: Mapping[str, FieldShape]) -> dict[str, Field]:
+    """The fields with what follows from the data: the shape of a row, the number of values."""
+    made: dict[str, Field] = {}
+    for name, field in fields.items():
+        update: dict[str, Any] = {}
+        if isinstance(field, DenseField) and name in shapes:
+            update = {"shape": shapes[name].shape}
+        elif isinstance(field, IntegerField | IntegerSequenceField) and name in shapes:
+            update = {"dim": shapes[name].dim}
+        made[name] = field.model_copy(update=update)
+    return made
+
+
+def as_begun(fields: Mapping[str, Field], trained_by: TrainJob | None) -> dict[str, Field]:
+    """Fields with the sizes of the vocabularies that the checkpoint brings along."""
+    made = dict(fields)
+    for name, field in fields.items():
+        before = None if trained_by is None else trained_by.data.fields.get(name)
+        if not isinstance(field, IntegerSequenceField) or field.dim is not None:
+            continue
+        if isinstance(before, IntegerSequenceField) and before.tokens == field.tokens is not None:
+            made[name] = field.model_copy(update={"dim": before.dim})
+    return made
+
+
+def window_dim(trained_by: TrainJob | None) -> int | None:
+    """The size of the vocabulary that a checkpoint's windows have, if it has one."""
+    if trained_by is None or trained_by.data.windows is None:
+        return None
+    dims = [getattr(field, "dim", None) for field in trained_by.data.fields.values()]
+    return max((dim for dim in dims if dim is not None), default=None)
+
+
+def limited(
+    data: Data, shapes: Mapping[str, FieldShape], findings: Findings
+) -> dict[str, FieldShape]:
+    """The shapes with no row longer than the job takes; notes what that leaves out."""
+    limit = data.sequence
+    made = dict(shapes)
+    pointer = "/data/sequence/max_length"
+    if limit.max_length is not None and data.windows is not None:
+        findings.problem(pointer, "windows have their own length: leave it out", "no_sequence")
+    elif limit.max_length is not None and not any(
+        shape.is_sequence and not shape.is_sparse for shape in shapes.values()
+    ):
+        detail = "no field is a sequence, whose rows it could limit: leave it out"
+        findings.problem(pointer, detail, "no_sequence")
+    for name, shape in shapes.items():
+        if not shape.is_sequence or shape.is_sparse:
+            continue
+        if limit.max_length is None or shape.shape[0] <= limit.max_length:
+            continue
+        made[name] = replace(shape, shape=(limit.max_length, *shape.shape[1:]))
+        detail = f"the longest row of field {name!r} has {shape.shape[0]} steps"
+        if limit.overflow == "error" and data.train.fraction is None:
+            detail += "; raise max_length, or set overflow to truncate or drop"
+            findings.problem(pointer, detail, "too_long")
+        elif limit.overflow == "drop":
+            detail += ": longer ones are left out, and there will be fewer steps than planned"
+            findings.warn("/data/sequence/overflow", detail, "dropped_rows")
+    findings.stop()
+    return made
+
+
+def check_validation(data: Data, datasets: Metas, findings: Findings) -> None:
+    """Validation rows must be like those of training; ``data`` has its fields' sizes."""
+    source = data.validation
+    if source is None:
+        return
+    meta = meta_of(source, datasets, "/data/validation", findings)
+    if source.dataset == data.train.dataset:
+        return
+    shapes = field_shapes(data.fields, meta, findings)
+    train = field_shapes(data.fields, datasets[data.train.dataset], Findings())
+    for name, shape in shapes.items():
+        if name in train and _of_any_length(shape) != _of_any_length(train[name]):
+            detail = f"field {name!r} has rows of shape {list(shape.shape)} for validation and"
+            detail += f" {list(train[name].shape)} for training"
+            findings.problem(f"{FIELDS}/{name}", detail, "shape")
+
+
+def _of_any_length(shape: FieldShape) -> FieldShape:
+    return replace(shape, shape=(0, *shape.shape[1:])) if shape.is_sequence else shape
+
+
+# --- preparing -------------------------------------------------------------------------------
+
+
+def check_preparing(data: Data, meta: Meta, findings: Findings) -> None:
+    """What rows go through before training must be for fields that there are, and needed."""
+    for name in data.normalize:
+        field = data.fields.get(name)
+        if field is None:
+            detail = f"there is no field {name!r}; there are: {', '.join(data.fields)}"
+            findings.problem(f"/data/normalize/{name}", detail, "unknown_field")
+        elif not isinstance(field, DenseField | DenseSequenceField):
+            detail = f"field {name!r} is {field.type}: only dense and dense_sequence are normalised"
+            findings.problem(f"/data/normalize/{name}", detail, "field")
+    if data.windows is not None:
+        if data.on_bad_row != "fail":
+            detail = "windows over a text have no bad rows: leave it out"
+            findings.problem("/data/on_bad_row", detail, "no_rows")
+        return
+    for name, field in data.fields.items():
+        _check_gaps(name, field, data, meta, findings)
+
+
+def _check_gaps(name: str, field: Field, data: Data, meta: Meta, findings: Findings) -> None:
+    """Missing values, and lists of other lengths, that are known of before a row is read."""
+    if not isinstance(field, DenseField | IntegerField):
+        return
+    names = field.source_columns or (name,)
+    for column in (item for item in meta["columns"] if item["name"] in names):
+        if None in column["shape"]:
+            detail = f"the rows of column {column['name']!r} differ in length: set data.on_bad_row"
+            if data.on_bad_row == "fail":
+                findings.problem(f"{FIELDS}/{name}/shape", f"{detail} to drop", "bad_rows")
+            continue
+        missing = column.get("missing", 0) if column["dtype"].startswith("float") else 0
+        if not missing or getattr(field, "fill", None) is not None:
+            continue
+        detail = f"column {column['name']!r} has {missing:,} missing values"
+        is_dense = isinstance(field, DenseField)
+        pointer = f"{FIELDS}/{name}/fill" if is_dense else "/data/on_bad_row"
+        if data.on_bad_row == "drop":
+            detail += ": their rows are left out, and there will be fewer steps than planned"
+            findings.warn("/data/on_bad_row", detail, "dropped_rows")
+        elif len(meta["splits"]) == 1 and data.train.fraction is None:
+            detail += f": set {'fill, or ' if is_dense else ''}data.on_bad_row to drop"
+            findings.problem(pointer, detail, "bad_rows")
+        else:
+            findings.warn(pointer, f"{detail}: one in a row that is read fails the job", "bad_rows")
+
+
+# --- memory ----------------------------------------------------------------------------------
+
+
+def source_bytes(
+    fields: Mapping[str, Field], source: Rows, datasets: Metas, normalize: Mapping[str, Any]
+) -> int:
+    """What the rows of a source take in memory."""
+    meta = datasets[source.dataset]
+    shapes = field_shapes(fields, meta, Findings())
+    count, size = num_rows(source, meta), 0
+    for name, shape in shapes.items():
+        first = column_view(name, fields[name], meta)
+        if not shape.is_sequence:
+            is_bytes = first["dtype"] == "uint8" and shape.dim is None
+            width = 1 if is_bytes else shape.dtype.itemsize
+            size += width * torch.Size(shape.shape).numel() * count
+        elif "windows" in meta:
+            size += meta["tokens"][source.split] * 4 + count * 16
+        else:
+            steps = num_steps(first, source.split, meta["splits"][source.split])
+            share = count / meta["splits"][source.split]
+            step = _step_bytes(shape, "float32" if name in normalize else first["dtype"])
+            size += int(steps * share) * step + count * 16
+    return size
+
+
+def _step_bytes(shape: FieldShape, dtype: str) -> int:
+    """What a step takes in memory; beside it a row has a start and a length."""
+    if shape.has_values:
+        return 8
+    if shape.dim is not None:
+        return 4 if shape.dim <= 2**31 else 8
+    return torch.Size(shape.shape[1:]).numel() * (1 if dtype == "uint8" else 4)
+
+
+def data_bytes(data: Data, datasets: Metas) -> int:
+    """What all rows of a job take in memory."""
+    sources = [data.train, *([data.validation] if data.validation else [])]
+    return sum(source_bytes(data.fields, source, datasets, data.normalize) for source in sources)

@@ -1,0 +1,84 @@
+"""How many tokens the texts of a column have, counted while it is written. Knows nothing of numpy.
+
+What a plan needs of texts before anything reads them again: how long rows are, and how large a
+vocabulary can be.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+MAX_DISTINCT = 300_000
+"""Different tokens that all columns of a dataset together may remember."""
+MAX_MIN_COUNT = 20
+"""How many tokens occur once or more, twice or more … is told up to so many times."""
+
+
+class TokenBudget:
+    """How many different tokens all columns together may still remember."""
+
+    def __init__(self, num_tokens: int = MAX_DISTINCT) -> None:
+        self.left = num_tokens
+
+
+class TokenCounts:
+    """Lengths in tokens of one unit, and how often each token occurs, while there is room."""
+
+    def __init__(self, budget: TokenBudget, split: Callable[[str], Sequence[str]]) -> None:
+        self._budget = budget
+        self._split = split
+        self._counts: Counter[str] | None = Counter()
+        self._shortest: int | None = None
+        self._longest = self._total = 0
+
+    def update(self, texts: Iterable[str]) -> None:
+        """Take in some rows."""
+        before = 0 if self._counts is None else len(self._counts)
+        for text in texts:
+            tokens = self._split(text)
+            length = len(tokens)
+            self._total += length
+            self._longest = max(self._longest, length)
+            if self._shortest is None or length < self._shortest:
+                self._shortest = length
+            if self._counts is not None:
+                self._counts.update(tokens)
+        if self._counts is None:
+            return
+        self._budget.left -= len(self._counts) - before
+        if self._budget.left < 0:
+            self._budget.left += len(self._counts)
+            self._counts = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Shortest and longest row, tokens of all rows, and tokens by how often they occur."""
+        lengths = {"min": self._shortest or 0, "max": self._longest, "total": self._total}
+        if self._counts is None:
+            return {**lengths, "at_least": None}
+        times = Counter(min(count, MAX_MIN_COUNT) for count in self._counts.values())
+        most = max(times, default=1)
+        at_least = [
+            sum(number for count, number in times.items() if count >= least)
+            for least in range(1, most + 1)
+        ]
+        return {**lengths, "at_least": at_least}
+
+
+class TextTokens:
+    """A column's tokens of both units, of one split."""
+
+    def __init__(self, budget: TokenBudget) -> None:
+        self._units = {
+            "characters": TokenCounts(budget, lambda text: text),
+            "words": TokenCounts(budget, str.split),
+        }
+
+    def update(self, texts: Sequence[bytes]) -> None:
+        """Take in one block of UTF-8 texts."""
+        decoded = [text.decode() for text in texts]
+        for counts in self._units.values():
+            counts.update(decoded)
+
+    def as_dict(self) -> dict[str, dict[str, Any]]:
+        """By unit."""
+        return {unit: counts.as_dict() for unit, counts in self._units.items()}
