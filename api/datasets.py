@@ -22,6 +22,7 @@ from api.views import BASE, dataset_json
 from glasshouse import jsonio
 from glasshouse.errors import BadRequest, InvalidDataset, ServiceError
 from glasshouse.ids import new_id
+from glasshouse.spec.data import IMAGES, SIZE
 from models import datasets, quotas
 from models.columns import Columns
 from models.database import Transaction
@@ -59,7 +60,7 @@ _UPLOAD["requestBody"]["content"]["application/octet-stream"] = {
         201, documents.Dataset, 400, 401, 403, 408, 409, 413, 415, 422, 429, 503
     ),
 )
-async def create_dataset(
+async def create_dataset(  # noqa: PLR0913, PLR0917 (each a parameter of the request)
     request: Request,
     house: House,
     caller: Submit,
@@ -70,6 +71,10 @@ async def create_dataset(
     format: Annotated[  # noqa: A002 (the public name)
         str | None, Query(max_length=40, description=f"One of {', '.join(FORMATS)}.")
     ] = None,
+    resize: Annotated[
+        str | None,
+        Query(pattern=SIZE, description=f"Of {IMAGES}: height x width, as in 32x32."),
+    ] = None,
 ) -> Response:
     """The file's bytes, streamed; or JSON `{"builtin": "digits"}`. Ready when its state says so."""
     if bodies.media_type(request) == "application/json":
@@ -78,6 +83,8 @@ async def create_dataset(
     if format not in FORMATS:
         shown = "is missing" if format is None else f"may not be {format[:40]!r}"
         raise bad_parameter("format", f"it {shown}; the formats are {', '.join(FORMATS)}")
+    if resize is not None and format != IMAGES:
+        raise bad_parameter("resize", f"it is of the format {IMAGES} only; leave it out")
     await run_in_threadpool(_admit, house, caller, _declared_bytes(request))
     dataset_id = new_id("ds")
     source = source_key(dataset_id)
@@ -100,10 +107,12 @@ async def create_dataset(
             size_bytes=size_bytes,
             sha256=sha256,
             dataset_id=dataset_id,
+            resize=resize,
         )
         return row, _created(row)
 
-    fingerprint = hashlib.sha256(f"{sha256} {name} {format}".encode()).hexdigest()
+    said = f"{sha256} {name} {format}" + ("" if resize is None else f" {resize}")
+    fingerprint = hashlib.sha256(said.encode()).hexdigest()
     token = idempotent.token_of(caller, "POST /datasets", key, fingerprint)
     try:
         answer = await _store(house, token, make)

@@ -184,6 +184,8 @@ class Dataset(Document):
     sha256: str | None
     columns: list[Column]
     splits: dict[str, int]
+    resize: str | None
+    """Of images: the height x width that all of them were brought to, if one was asked for."""
     created_at: str
     links: dict[str, str]
 

@@ -104,6 +104,7 @@ class Ingest:
             except FileNotFoundError:
                 return _problem("The uploaded file is gone; upload it again.")
             what = ["--format", dataset.format, "--source", str(source)]
+            what += [] if dataset.resize is None else ["--resize", dataset.resize]
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",

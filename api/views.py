@@ -79,6 +79,7 @@ def dataset_json(dataset: Dataset) -> dict[str, Any]:
         "sha256": dataset.sha256,
         "columns": dataset.columns,
         "splits": dataset.splits,
+        "resize": dataset.resize,
         "created_at": time_text(dataset.created_at),
         "links": {"self": path, "rows": f"{path}/rows", "stats": f"{path}/stats"},
     }

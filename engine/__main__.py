@@ -49,6 +49,7 @@ _FORMATS = {
     ".idx.zip": "idx.zip",
     ".json.gz": "mnist.json.gz",
     ".txt": "text",
+    ".images.zip": "images.zip",
 }
 _TELL_S = 0.5
 

@@ -213,6 +213,10 @@ class DatasetWriter:
         self._splits[split][name] = column
         return column
 
+    def name_classes(self, name: str, classes: Sequence[str]) -> None:
+        """Say what the integers of a column that was begun stand for."""
+        self._declared[name]["classes"] = list(classes)
+
     def _place(self, split: str, name: str, kind: dict[str, Any]) -> Path:
         if not name or len(name) > MAX_NAME_LENGTH or not name.isprintable():
             raise InvalidDataset(

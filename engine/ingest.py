@@ -30,7 +30,7 @@ from engine.readers.npz import read_npy, read_npz
 from engine.readers.text import read_text
 from glasshouse import jsonio
 from glasshouse.errors import InvalidDataset, ServiceError, StorageFull
-from glasshouse.spec.data import BUILTINS, FORMATS
+from glasshouse.spec.data import BUILTINS, FORMATS, IMAGES, size_of
 from glasshouse.unpickling import refuse_unpickling
 
 MAX_MEMORY_BYTES = 2 << 30
@@ -44,11 +44,17 @@ class CpuTimeSpent(Exception):
 
 
 def ingest(
-    source: Path | None, name: str, out: Path, *, max_out_bytes: int = MAX_OUT_BYTES
+    source: Path | None,
+    name: str,
+    out: Path,
+    *,
+    max_out_bytes: int = MAX_OUT_BYTES,
+    resize: tuple[int, int] | None = None,
 ) -> dict[str, Any]:
     """Read a file of a format, or a built-in dataset, into a new directory; return its meta.
 
-    Nothing is left of a failed attempt. ``out`` appears whole or not at all.
+    ``resize``: of images, the height and width of all of them. Nothing is left of a failed attempt.
+    ``out`` appears whole or not at all.
 
     Raises:
         InvalidDataset: the file cannot be read as this format.
@@ -62,7 +68,7 @@ def ingest(
             _write_builtin(name, writer)
         else:
             _check_regular(source)
-            _read(source, name, writer, max_out_bytes)
+            _read(source, name, writer, max_out_bytes, resize)
         meta = writer.finish()
         temporary.rename(out)
         sync_directory(out.parent)
@@ -83,8 +89,20 @@ def _write_builtin(name: str, writer: DatasetWriter) -> None:
     write_digits(writer)
 
 
-def _read(source: Path, name: str, writer: DatasetWriter, max_bytes: int) -> None:
-    if name in _READERS:
+def _read(
+    source: Path,
+    name: str,
+    writer: DatasetWriter,
+    max_bytes: int,
+    resize: tuple[int, int] | None,
+) -> None:
+    if resize is not None and name != IMAGES:
+        raise InvalidDataset(f"resize is of {IMAGES} only, and the format is {name}: leave it out")
+    if name == IMAGES:
+        from engine.readers.images import read_images  # noqa: PLC0415 (a large library)
+
+        read_images(source, writer, max_bytes=max_bytes, resize=resize)
+    elif name in _READERS:
         _READERS[name](source, writer)
     elif name in _ARCHIVES:
         _ARCHIVES[name](source, writer, max_bytes=max_bytes)
@@ -164,6 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.builtin or options.format,
             options.out,
             max_out_bytes=options.max_out_bytes,
+            resize=options.resize,
         )
         answer: dict[str, Any] = {"ok": True, "meta": meta}
     except ServiceError as error:
@@ -195,6 +214,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     what.add_argument("--builtin", choices=BUILTINS)
     parser.add_argument("--source", type=Path, help="the uploaded file")
     parser.add_argument("--out", type=Path, required=True, help="the directory to make")
+    parser.add_argument(
+        "--resize", type=size_of, metavar="HxW", help="of images: height and width, as in 32x32"
+    )
     parser.add_argument("--max-memory-bytes", type=int, default=MAX_MEMORY_BYTES)
     parser.add_argument("--max-cpu-s", type=int, default=MAX_CPU_S)
     parser.add_argument("--max-out-bytes", type=int, default=MAX_OUT_BYTES)

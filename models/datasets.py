@@ -21,6 +21,7 @@ def add(  # noqa: PLR0913 (a dataset is made of these)
     size_bytes: int,
     sha256: str | None,
     dataset_id: str | None = None,
+    resize: str | None = None,
 ) -> Dataset:
     """Store a pending dataset. Its id may have been made before, to receive its file."""
     dataset_id = dataset_id or new_id("ds")
@@ -34,6 +35,7 @@ def add(  # noqa: PLR0913 (a dataset is made of these)
         sha256=sha256,
         columns=[],
         splits={},
+        resize=resize,
         key=f"datasets/{dataset_id}",
         created_at=now(),
         version=1,

@@ -359,6 +359,8 @@ class Dataset(Table):
     sha256: Mapped[str | None]
     columns: Mapped[list[Any]]
     splits: Mapped[dict[str, Any]]
+    resize: Mapped[str | None]
+    """Of images: height x width that all of them are brought to."""
     key: Mapped[str]
     created_at: Mapped[datetime]
     version: Mapped[int] = mapped_column(default=1)

@@ -38,16 +38,22 @@ class Member:
     header_offset: int
 
 
-def list_members(file: BinaryIO, *, max_bytes: int) -> list[Member]:
+def list_members(
+    file: BinaryIO,
+    *,
+    max_bytes: int,
+    max_members: int = MAX_MEMBERS,
+    max_directory_bytes: int = _MAX_DIRECTORY_BYTES,
+) -> list[Member]:
     """The regular files of an archive, by its own account.
 
     Raises:
         InvalidDataset: it is no zip archive, or one that is not safe to read.
     """
     count, size, offset = _find_directory(file)
-    if count > MAX_MEMBERS or size > _MAX_DIRECTORY_BYTES:
+    if count > max_members or size > max_directory_bytes:
         raise InvalidDataset(
-            f"the zip archive lists {count:,} files; {MAX_MEMBERS:,} is the limit, so put fewer "
+            f"the zip archive lists {count:,} files; {max_members:,} is the limit, so put fewer "
             "in it"
         )
     file.seek(offset)

@@ -8,6 +8,7 @@ import typer
 from glasshouse.cli import output
 from glasshouse.cli.output import Json
 from glasshouse.client import Client, Dataset
+from glasshouse.spec.data import size_of
 
 app = typer.Typer(help="List, upload, show and delete datasets.", no_args_is_help=True)
 
@@ -33,6 +34,9 @@ def upload(
     format: Annotated[  # noqa: A002 - the API's word
         str | None, typer.Option(help="Left out, told from the file's name.")
     ] = None,
+    resize: Annotated[
+        str | None, typer.Option(metavar="HxW", help="Of images: height x width, as in 32x32.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Upload a file, streamed, and wait until it is ready. Prints the dataset's id."""
@@ -40,7 +44,8 @@ def upload(
         if not file.exists() and str(file) in client.info()["capabilities"]["builtin_datasets"]:
             dataset = client.datasets.create(str(file))
         else:
-            dataset = client.datasets.upload(file, name=name, format=format)
+            size = None if resize is None else _size(resize)
+            dataset = client.datasets.upload(file, name=name, format=format, resize=size)
     if json:
         output.document(dataset.data)
     else:
@@ -93,6 +98,13 @@ def devices(json: Json = False) -> None:
 def _rows(dataset: Dataset) -> str:
     splits: dict[str, int] = dataset.data.get("splits") or {}
     return ", ".join(f"{name} {count}" for name, count in splits.items()) or "-"
+
+
+def _size(text: str) -> tuple[int, int]:
+    try:
+        return size_of(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--resize") from None
 
 
 def _column(column: dict[str, Any]) -> list[Any]:

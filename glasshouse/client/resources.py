@@ -27,6 +27,7 @@ _FORMATS = {
     ".idx.gz": "idx.gz",
     "-ubyte.gz": "idx.gz",
     ".zip": "idx.zip",
+    ".images.zip": "images.zip",
     ".txt": "text",
 }
 
@@ -115,6 +116,7 @@ class Datasets(Resource):
         *,
         name: str | None = None,
         format: str | None = None,  # noqa: A002 - the API's word
+        resize: tuple[int, int] | None = None,
         wait: bool = True,
     ) -> Dataset:
         """Upload a file (streamed), its bytes, or arrays, and wait until it is ready.
@@ -124,17 +126,19 @@ class Datasets(Resource):
                 or an ``(x, y)`` pair.
             name: left out, the file's name.
             format: left out, it is told from the file's name.
+            resize: of images, the height and width that all of them are brought to.
             wait: return only when it is ready to be used.
         """
         if isinstance(source, bytes):
             if format is None:
                 raise ValueError("say which format the bytes are in: format='csv', 'npz', …")
-            return self._made(self._send(source, name, format), wait=wait)
+            return self._made(self._send(source, name, format, resize), wait=wait)
         if not isinstance(source, (str, Path)):
             return self._upload_arrays(source, name, wait=wait)
         path = Path(source)
         with path.open("rb") as file:
-            data = self._send(file, name or path.name, format or format_of(path.name))
+            form = format or format_of(path.name)
+            data = self._send(file, name or path.name, form, resize)
         return self._made(data, wait=wait)
 
     def get(self, dataset_id: str) -> Dataset:
@@ -167,7 +171,13 @@ class Datasets(Resource):
             write_npz(read_splits(arrays), file)
             return self._made(self._send(file, name or "arrays", "npz"), wait=wait)
 
-    def _send(self, content: bytes | IO[bytes], name: str | None, format: str) -> dict[str, Any]:  # noqa: A002
+    def _send(
+        self,
+        content: bytes | IO[bytes],
+        name: str | None,
+        format: str,  # noqa: A002
+        resize: tuple[int, int] | None = None,
+    ) -> dict[str, Any]:
         def chunks() -> Generator[bytes]:
             if isinstance(content, bytes):
                 yield content
@@ -176,7 +186,8 @@ class Datasets(Resource):
             while chunk := content.read(CHUNK_BYTES):
                 yield chunk
 
-        params = {"name": name, "format": format}
+        size = None if resize is None else f"{resize[0]}x{resize[1]}"
+        params = {"name": name, "format": format, "resize": size}
         media_type = "application/octet-stream"
         request = Request.creating(f"{API}/datasets", chunks, media_type, params)
         return self._transport.decode(self._transport.send(request))

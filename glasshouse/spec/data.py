@@ -1,5 +1,6 @@
 """Where batches come from: datasets, splits, and the fields that read their columns."""
 
+import re
 from typing import Annotated, Literal, Self
 
 from pydantic import Field as Constraint
@@ -17,13 +18,28 @@ from glasshouse.spec.preparing import (
 )
 from glasshouse.spec.strict import Name, Spec
 
+IMAGES = "images.zip"
 FORMATS = (
     *("csv", "tsv", "jsonl", "parquet", "npz", "npy"),
-    *("idx", "idx.gz", "idx.zip", "mnist.json.gz", "text"),
+    *("idx", "idx.gz", "idx.zip", "mnist.json.gz", "text", IMAGES),
 )
 """What a dataset's file may be."""
 BUILTINS = ("digits",)
 """Datasets that come with the service."""
+SIZE = r"^[1-9][0-9]{0,3}x[1-9][0-9]{0,3}$"
+"""A height and a width in pixels, as in ``32x48``."""
+
+
+def size_of(text: str) -> tuple[int, int]:
+    """Read a height and a width.
+
+    Raises:
+        ValueError: the text is something else.
+    """
+    if re.fullmatch(SIZE, text) is None:
+        raise ValueError(f"{text[:40]!r} is no size: give height x width, as in 32x48")
+    height, width = text.split("x")
+    return int(height), int(width)
 
 
 class Source(Spec):

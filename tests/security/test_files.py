@@ -74,6 +74,12 @@ def lying_npy() -> bytes:
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header
 
 
+def wide_bmp() -> bytes:
+    """A head that declares 60,000 x 60,000 pixels, and no pixels."""
+    head = struct.pack("<I2i2H6I", 40, 60_000, 60_000, 1, 24, 0, 0, 0, 0, 0, 0)
+    return b"BM" + struct.pack("<IHHI", 54, 0, 0, 54) + head
+
+
 CORPUS: dict[str, tuple[str, Callable[[], bytes]]] = {
     "slip": ("idx.zip", lambda: zip_of((f"../../../..{SLIPPED}", b"x"))),
     "absolute": ("idx.zip", lambda: zip_of((SLIPPED, b"x"))),
@@ -93,6 +99,9 @@ CORPUS: dict[str, tuple[str, Callable[[], bytes]]] = {
     "open lists": ("mnist.json.gz", lambda: gzip.compress(b"[" * (50 * MIB), 1)),
     "lying npy": ("npy", lying_npy),
     "lying idx": ("idx", lambda: b"\0\0\x08\x03" + b"\x7f\xff\xff\xff" * 3),
+    "images slip": ("images.zip", lambda: zip_of((f"../../../..{SLIPPED}", b"x"))),
+    "image of gigabytes": ("images.zip", lambda: zip_of(("cat/a.bmp", wide_bmp()))),
+    "many images": ("images.zip", million_entries),
     "one line": ("csv", lambda: b"1," * (1 * MIB)),
     "one object": ("jsonl", lambda: b'{"x": ' + b"[" * (2 * MIB)),
     "one number": ("jsonl", lambda: b'{"x": 1' + b"0" * (2 * MIB) + b"}"),

@@ -1,12 +1,15 @@
 import gzip
 import io
 import signal
+import zipfile
 from typing import Any
 
 import httpx2
 import numpy as np
 import pytest
+from PIL import Image
 
+import glasshouse as gh
 from api import documents
 from models import datasets
 from tests.running import Api, eventually, running_api
@@ -51,6 +54,32 @@ def test_a_csv_file_becomes_columns(service: Api, api: httpx2.Client):
     assert api.delete(path).status_code == 204
     assert api.get(path).status_code == 404
     assert not list((service.settings.artifacts / "datasets" / row["id"]).glob("*"))
+
+
+def test_folders_of_images_are_brought_to_one_size(service: Api, api: httpx2.Client):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for number, size in enumerate([(5, 4), (8, 9), (3, 3)]):
+            image = io.BytesIO()
+            Image.new("RGB", size, (number, 7, 9)).save(image, "PNG")
+            archive.writestr(f"train/{'ab'[number % 2]}/{number}.png", image.getvalue())
+    made = api.post(
+        "/api/v1/datasets",
+        params={"format": "images.zip", "resize": "4x6"},
+        content=file.getvalue(),
+    )
+    row = api.get(made.headers["location"], headers={"Prefer": "wait=60"}).json()
+    assert (row["state"], row["resize"], row["splits"]) == ("ready", "4x6", {"train": 3})
+    columns = {column["name"]: column for column in row["columns"]}
+    assert columns["image"]["shape"] == [3, 4, 6]
+    assert columns["label"]["classes"] == ["a", "b"]
+    for wrong in ({"format": "images.zip", "resize": "4"}, {"format": "csv", "resize": "4x6"}):
+        answer = api.post("/api/v1/datasets", params=wrong, content=b"a\n1\n")
+        assert answer.status_code == 422, answer.text
+        assert "resize" in answer.text
+    with gh.Client(service.url, service.key("dora")) as client:
+        found = client.datasets.upload(file.getvalue(), format="images.zip", resize=(2, 3))
+        assert next(iter(found.columns))["shape"] == [3, 2, 3]
 
 
 def test_an_upload_is_read_in_chunks_without_a_length(api: httpx2.Client):
