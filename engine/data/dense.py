@@ -12,6 +12,7 @@ Shape suffixes: N = rows that are read.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -140,7 +141,7 @@ class DenseReading:
             DataFailed: a feature has no value to be filled by.
         """
         scale = self._field.scale
-        blocks = lambda: self._blocks(rows)  # noqa: E731 (read from the beginning each time)
+        blocks = partial(self._blocks, rows)
         return find_figures(self._name, blocks, scale, self._field.fill, self._normalize)
 
     def load(self, rows: Tensor | None, figures: Figures | None) -> LoadedField:

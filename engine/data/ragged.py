@@ -124,13 +124,14 @@ class LoadedSequence:
     weights: Tensor | None = None
     """Of places of a sparse vector their values, [S, 1]."""
     around: Tensor | None = None
-    """Of windows, which may overlap: where their steps lie from their start. In host memory; None:
-    one after the other."""
+    """Where the steps of a window lie from its start, where the values are; None: one after the
+    other."""
 
     def to(self, device: torch.device) -> "LoadedSequence":
         """The same with its values on a device."""
         weights = None if self.weights is None else self.weights.to(device)
-        return replace(self, values=self.values.to(device), weights=weights)
+        around = None if self.around is None else self.around.to(device)
+        return replace(self, values=self.values.to(device), weights=weights, around=around)
 
     def cut(self, most: int) -> "LoadedSequence":
         """The same rows without the steps behind the first so many."""
@@ -151,7 +152,7 @@ class LoadedSequence:
         home = self.values.device
         steps_T = torch.arange(num_steps, device=home)
         is_padding_BT = steps_T >= lengths_B.to(home, non_blocking=True)[:, None]
-        around_T = steps_T if self.around is None else self.around[:num_steps].to(home)
+        around_T = steps_T if self.around is None else self.around[:num_steps]
         index_BT = starts_B.to(home, non_blocking=True)[:, None] + around_T
         index_BT.masked_fill_(is_padding_BT, 0)
         if not len(self.values):

@@ -5,6 +5,7 @@ Shape suffixes: S = the steps of all rows together, D = the width of a vector.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -117,7 +118,7 @@ class SequenceReading:
             if self._normalize is None and field.fill not in ("mean", "median"):
                 return
             values_SD = self._vectors(field, rows, limit)[0]
-            blocks = lambda: self._blocks(field, values_SD)  # noqa: E731 (each time anew)
+            blocks = partial(self._blocks, field, values_SD)
             found.figures[self._name] = find_figures(
                 self._name, blocks, field.scale, field.fill, self._normalize
             )

@@ -115,12 +115,12 @@ class WindowReading:
         rows_N = torch.arange(self.num_rows)
         if isinstance(windows, LanguageModelWindows):
             starts_N = rows_N * (windows.stride or windows.length) + int(column == "target")
-            around = torch.arange(windows.length)
+            length, around = windows.length, None
         else:
             starts_N = rows_N * windows.stride + windows.window
             sides = np.r_[-windows.window : 0, 1 : windows.window + 1]
-            around = torch.from_numpy(sides)
+            length, around = len(sides), torch.from_numpy(sides)
         if isinstance(field, IntegerField):
             return LoadedField(ids[starts_N].to(torch.int64), is_integer=True)
-        lengths_N = torch.full((self.num_rows,), len(around))
+        lengths_N = torch.full((self.num_rows,), length)
         return LoadedSequence(ids, starts_N, lengths_N, is_integer=True, around=around)

@@ -34,6 +34,7 @@ from glasshouse.client.training import (
     read_sequences,
     result_names,
     train_spec,
+    window_fields,
 )
 from glasshouse.client.transport import Request, Transport
 from glasshouse.errors import ConflictError
@@ -135,7 +136,7 @@ class Client:
         Args:
             source: a training job (its newest checkpoint) or a checkpoint, or the id of one.
             inputs: an array for the network's input, or a dict of them by field; for a sequence
-                a list of rows, each with its own length.
+                a list of rows, each with its own length, or of texts where it is made of tokens.
             data: instead of inputs: a dataset, its id, or ``{"dataset", "split"}``.
             outputs: the layers to return; left out, the network's own outputs.
             fields: ``value``, ``id`` (of the largest) and ``prob`` (its probability).
@@ -206,7 +207,11 @@ class Client:
             fields = derive_fields(splits)
         elif isinstance(data, (str, Dataset)):
             dataset = (self.datasets.get(data) if isinstance(data, str) else data).wait()
-            fields = _declared(dataset) if "fields" not in options else {}
+            fields = {}
+            if options.get("windows") is not None:
+                fields = window_fields(options.get("windows"))
+            elif "fields" not in options:
+                fields = _declared(dataset)
         else:
             described = as_document(data)
             if "fields" in options:
@@ -262,7 +267,9 @@ def _declared(dataset: Dataset) -> Document:
         if is_whole and shape in ([], [None]):
             highest = highest or _highest(dataset)
             kind = "integer_sequence" if shape else "integer"
-            fields[name] = {"type": kind, "dim": highest[name] + 1}
+            classes: list[str] | None = column.get("classes")
+            dim = highest[name] + 1 if classes is None else len(classes)
+            fields[name] = {"type": kind, "dim": dim}
         elif None in shape:
             fields[name] = {"type": "dense_sequence", "dim": prod(shape[1:])}
         else:

@@ -54,6 +54,13 @@ class TrainOptions(JobOptions, total=False):
     """Left out: 32."""
     drop_last: bool
     shuffle: Any
+    sequence: Any
+    """``{"max_length", "overflow"}``."""
+    normalize: Mapping[str, Any]
+    """By field ``{"type", "per"}``, or ``"standard"``, ``"minmax"``, ``"mean_normalization"``."""
+    windows: Any
+    """``{"type": "language_model" | "cbow", "tokens", …}``: rows are windows over a text."""
+    on_bad_row: Literal["fail", "drop"]
     validation: Any
     """An ``(x, y)`` pair, a dict of arrays, a split's name, or the fraction to hold back."""
     split: str
@@ -76,7 +83,7 @@ _AS_THEY_ARE = (
 )
 _LIMITS = ("epochs", "steps", "seconds")
 _TYPED = ("scheduler", "average")
-_BATCHES = ("batch_size", "drop_last", "shuffle")
+_BATCHES = ("batch_size", "drop_last", "shuffle", "sequence", "windows", "on_bad_row")
 
 
 def as_document(value: Any) -> Any:
@@ -120,7 +127,7 @@ def train_spec(network: Network, data: Document, options: TrainOptions) -> Docum
         "network": graph,
         "loss": _loss(options.get("loss"), graph, target, data["fields"]),
         "optimizer": _typed(options.get("optimizer", "Adam")),
-        "data": {"batch_size": 32, **data, **_given(options, _BATCHES)},
+        "data": {"batch_size": 32, **data, **_given(options, _BATCHES), **_normalize(options)},
         "stop": _stop(options),
     }
     metrics = options.get("metrics")
@@ -177,7 +184,11 @@ def read_sequences(inputs: Any, spec: Document) -> dict[str, list[Any]] | None:
     kinds = [declared[name]["type"] for name in given if name in declared]
     if not any(kind.endswith("_sequence") for kind in kinds):
         return None
-    return {name: [as_array(name, row).tolist() for row in rows] for name, rows in given.items()}
+    return {name: [_row(name, row) for row in rows] for name, rows in given.items()}
+
+
+def _row(name: str, row: Any) -> Any:
+    return row if isinstance(row, str) else as_array(name, row).tolist()
 
 
 def _by_field(inputs: Any, spec: Document) -> dict[str, Any]:
@@ -187,6 +198,21 @@ def _by_field(inputs: Any, spec: Document) -> dict[str, Any]:
     if len(names) != 1:
         raise ValueError(f"the network reads {', '.join(names)}; give inputs as a dict of these")
     return {names[0]: inputs}
+
+
+def _normalize(options: TrainOptions) -> Document:
+    asked = options.get("normalize")
+    if asked is None:
+        return {}
+    return {"normalize": {name: _typed(value) for name, value in asked.items()}}
+
+
+def window_fields(windows: Any) -> Document:
+    """Fields for all columns that windows give."""
+    kind = as_document(windows).get("type")
+    if kind == "cbow":
+        return {"context": {"type": "integer_sequence"}, "centre": {"type": "integer"}}
+    return {name: {"type": "integer_sequence"} for name in ("input", "target")}
 
 
 def _typed(value: Any) -> Document:

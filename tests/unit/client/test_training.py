@@ -169,6 +169,38 @@ def test_a_stored_dataset_is_used_by_its_id(connect: Connect):
     assert (spec.data.train.split, spec.data.validation.split) == ("train", "test")  # pyright: ignore
 
 
+def test_how_rows_are_prepared_is_said_in_a_word(connect: Connect):
+    service = Recorder()
+    service.dataset["splits"] = {"all": 10}
+    windows = {"type": "cbow", "tokens": "words", "window": 3}
+    network = [
+        {"name": "bag", "type": "EmbeddingBag", "args": {"embedding_dim": 4, "mode": "sum"},
+         "inputs": ["context"]},
+        {"name": "fc", "type": "Linear", "args": {"out_features": 9}},
+    ]  # fmt: skip
+    connect(*service.routes).train(network, "ds_7", epochs=1, windows=windows)
+    spec = checked(service.specs[0])
+    assert service.specs[0]["data"]["windows"] == windows
+    assert {name: field.type for name, field in spec.data.fields.items()} == {
+        "context": "integer_sequence", "centre": "integer",
+    }  # fmt: skip
+    assert service.specs[0]["loss"]["inputs"] == ["fc", "centre"]
+    rows = {"x": RNG.normal(size=(9, 4)), "y": RNG.normal(size=9)}
+    prepared = {"normalize": {"x": "standard"}, "on_bad_row": "drop"}
+    connect(*service.routes).train(LAYERS, rows, epochs=1, **prepared)
+    spec = checked(service.specs[1])
+    assert spec.data.normalize["x"].type == "standard"
+    assert spec.data.on_bad_row == "drop"
+
+
+def test_texts_are_inputs_as_they_are(connect: Connect):
+    service = Recorder(fc=np.zeros((2, 3)))
+    text = {"type": "integer_sequence", "tokens": "words"}
+    service.trained = {"network": {"layers": LAYERS}, "data": {"fields": {"text": text}}}
+    connect(*service.routes).infer("job_1", ["a fine film", [4, 17]])
+    assert service.specs[0]["inputs"] == {"text": ["a fine film", [4, 17]]}
+
+
 def test_a_description_of_the_data_goes_through_as_it_is(connect: Connect):
     service = Recorder()
     fields = {"x": {"type": "dense", "shape": [4]}, "y": {"type": "integer", "dim": 3}}
@@ -294,6 +326,8 @@ def test_a_dataset_that_cannot_be_read_says_why(connect: Connect):
         ("train-images-idx3-ubyte.gz", "idx.gz"),
         ("mnist.json.gz", "mnist.json.gz"),
         ("mnist.zip", "idx.zip"),
+        ("clothes.images.zip", "images.zip"),
+        ("book.txt", "text"),
     ],
 )
 def test_a_format_is_told_from_the_name(connect: Connect, name: str, expected: str, tmp_path: Any):

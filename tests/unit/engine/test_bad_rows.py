@@ -197,6 +197,21 @@ def test_what_is_known_to_be_missing_is_refused_before_anything_runs(penguins):
     assert "fewer steps than planned" in json.dumps(warned)
 
 
+def test_lists_that_differ_in_length_are_refused_unless_bad_rows_are_dropped(tmp_path):
+    rows = [{"bill": [1.0, 2.0], "species": 0}, {"bill": [3.0], "species": 1}]
+    table = write_ragged(tmp_path, [*rows, *rows])
+    fields = {"bill": {"type": "dense", "shape": [2]}, "species": {"type": "integer", "dim": 2}}
+    layers = [{"name": "fc", "type": "Linear", "args": {"out_features": 3}, "inputs": ["bill"]}]
+    whole = job(fields=fields) | {"network": {"layers": layers}}
+    found = errors(whole, meta_of(table))
+    assert "differ in length: set data.on_bad_row to drop" in found["/data/fields/bill/shape"]
+    whole["data"] |= {"on_bad_row": "drop"}
+    records = run(tmp_path / "job", whole, table)
+    assert [record["count"] for record in of_type(records, "dropped")] == [2]
+    del fields["bill"]["shape"]
+    assert "or give it one shape" in errors(whole, meta_of(table))["/data/fields/bill"]
+
+
 @pytest.mark.parametrize(
     ("field", "pointer", "says"),
     [

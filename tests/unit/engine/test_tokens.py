@@ -322,6 +322,29 @@ def test_a_job_that_begins_with_a_checkpoint_keeps_its_vocabulary(reviews, lines
     assert found.tokens["text"].listed == Prepared.of(last).tokens["text"].listed
 
 
+def test_a_dataset_whose_tokens_nobody_counted_is_refused(reviews, lines):
+    for job, table, pointer in (
+        (classifier(), reviews, "/data/fields/text/column"),
+        (language_model(), lines, "/data/windows/column"),
+    ):
+        meta = meta_of(table)
+        for column in meta["columns"]:
+            column.pop("tokens", None)
+        assert "upload the dataset again" in errors(job, meta)[pointer]
+
+
+def test_more_tokens_than_were_counted_need_a_size(reviews):
+    meta = meta_of(reviews)
+    (column,) = [item for item in meta["columns"] if item["name"] == "text"]
+    column["tokens"]["words"]["all"]["at_least"] = None
+    found = errors(classifier(), meta)
+    assert "how many of them have an id" in found["/data/fields/text/vocabulary/max_size"]
+    text = {"type": "integer_sequence", "tokens": "words", "vocabulary": {"max_size": 5}}
+    fields = {"text": text, "label": {"type": "integer", "dim": 2}}
+    resolved = planned(classifier(fields=fields), meta)["spec"]
+    assert resolved["data"]["fields"]["text"]["dim"] == 7
+
+
 @pytest.mark.parametrize(
     ("make", "data", "pointer", "says"),
     [
