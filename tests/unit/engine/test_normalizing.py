@@ -13,7 +13,7 @@ from sklearn.preprocessing import MinMaxScaler, StandardScaler
 
 from engine import checkpoint
 from engine.data.figures import Moments, find_figures
-from engine.data.loading import load
+from engine.data.loading import load, source_rows
 from engine.data.prepared import Prepared, Preparing
 from engine.data.table import Table
 from glasshouse.errors import CheckpointMismatch, DataFailed
@@ -293,6 +293,24 @@ def test_inference_normalises_rows_of_a_dataset_and_of_a_request_alike(trained, 
     by_hand = np.concatenate([pixels, normal], axis=1) @ weights["fc.weight"].numpy().T
     by_hand += weights["fc.bias"].numpy()
     np.testing.assert_allclose(found[0], by_hand, rtol=1e-3, atol=1e-4)
+
+
+def test_validation_rows_are_judged_by_the_figures_of_training(trained, table):
+    records, directory = trained
+    last = directory / of_type(records, "checkpoint")[-1]["dir"]
+    figures, weights = load_file(last / "data.safetensors"), load_file(last / "model.safetensors")
+    numbers = source_rows(ROWS, (0.6, 1.0), 3).numpy()
+    x = np.stack([column(table, 0), column(table, 1)], axis=1)[numbers]
+    x = np.where(np.isnan(x), figures["x.fill"].numpy(), x)
+    x = (x - figures["x.shift"].numpy()) / figures["x.divisor"].numpy()
+    pixels = column(table, 3)[numbers].reshape(len(numbers), -1) / 255
+    pixels = (pixels - figures["image.shift"].item()) / figures["image.divisor"].item()
+    rows = torch.from_numpy(np.concatenate([pixels, x], axis=1)).to(torch.float32)
+    scores = rows @ weights["fc.weight"].T + weights["fc.bias"]
+    labels = torch.from_numpy(column(table, 4)[numbers])
+    by_hand = torch.nn.functional.cross_entropy(scores, labels).item()
+    judged = [r["values"] for r in of_type(records, "metrics") if "validation/loss" in r["values"]]
+    assert judged[-1]["validation/loss"] == pytest.approx(by_hand, rel=1e-5)
 
 
 def test_figures_of_another_run_are_refused(trained, table, tmp_path):

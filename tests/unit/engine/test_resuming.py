@@ -87,6 +87,10 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "batch norm": {"network": {"layers": NORMED}},
     "evaluations": JUDGED,
+    "normalized": {
+        **JUDGED,
+        "data": {**JUDGED["data"], "normalize": {"image": {"type": "standard"}}},
+    },
     "probes": {**JUDGED, "probes": EVERYTHING},
     "OneCycleLR": {"scheduler": {"type": "OneCycleLR", "args": {"max_lr": 0.2}}},
     "schedulers in sequence": {"scheduler": WARM_UP},
