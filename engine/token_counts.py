@@ -5,7 +5,8 @@ vocabulary can be.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 MAX_DISTINCT = 300_000
@@ -31,20 +32,18 @@ class TokenCounts:
         self._shortest: int | None = None
         self._longest = self._total = 0
 
-    def update(self, texts: Iterable[str]) -> None:
-        """Take in some rows."""
-        before = 0 if self._counts is None else len(self._counts)
-        for text in texts:
-            tokens = self._split(text)
-            length = len(tokens)
-            self._total += length
-            self._longest = max(self._longest, length)
-            if self._shortest is None or length < self._shortest:
-                self._shortest = length
-            if self._counts is not None:
-                self._counts.update(tokens)
+    def update(self, texts: Sequence[str]) -> None:
+        """Take in some rows, at least one."""
+        rows = [self._split(text) for text in texts]
+        lengths = [len(row) for row in rows]
+        self._total += sum(lengths)
+        self._longest = max(self._longest, *lengths)
+        least = min(lengths)
+        self._shortest = least if self._shortest is None else min(self._shortest, least)
         if self._counts is None:
             return
+        before = len(self._counts)
+        self._counts.update(chain.from_iterable(rows))
         self._budget.left -= len(self._counts) - before
         if self._budget.left < 0:
             self._budget.left += len(self._counts)
