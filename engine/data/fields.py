@@ -50,8 +50,10 @@ def field_shape(
         return _sequence_shape(name, field, columns[0], split)
     if isinstance(field, IntegerField):
         return FieldShape((), torch.int64, _num_classes(name, field, columns[0]))
-    if None in columns[0]["shape"]:
-        return FieldShape(_even_shape(name, field, columns[0]), torch.float32)
+    if any(None in column["shape"] for column in columns):
+        return FieldShape(_even_shape(name, field, columns), torch.float32)
+    if any("dim" in column for column in columns):
+        raise BadField(f"field {name!r} is dense, and windows give integers", "type")
     if field.columns is not None:
         own: tuple[int, ...] = (sum(math.prod(column["shape"]) for column in columns),)
     else:
@@ -87,13 +89,15 @@ def _num_classes(name: str, field: IntegerField, column: dict[str, Any]) -> int:
     return int(dim)
 
 
-def _even_shape(name: str, field: DenseField, column: dict[str, Any]) -> tuple[int, ...]:
+def _even_shape(name: str, field: DenseField, columns: list[dict[str, Any]]) -> tuple[int, ...]:
     """Of a column of lists of which only those of one length can be read."""
+    number, column = next(item for item in enumerate(columns) if None in item[1]["shape"])
     inner = math.prod(column["shape"][1:])
-    if field.shape is None or len(field.columns or ()) > 1 or math.prod(field.shape) % inner:
+    if field.shape is None or len(columns) > 1 or math.prod(field.shape) % inner:
         detail = f"field {name!r} needs rows of one shape, and those of column {column['name']!r}"
-        detail += f" {_steps(column)} or dense_sequence, or give it one shape"
-        raise BadField(detail, "" if field.column is None else "column")
+        detail += f" {_steps(column)} or dense_sequence, or a field of one such column with a shape"
+        key = "" if field.column is None else "column"
+        raise BadField(detail, key if field.columns is None else f"columns/{number}")
     return field.shape
 
 

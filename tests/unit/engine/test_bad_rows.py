@@ -209,7 +209,11 @@ def test_lists_that_differ_in_length_are_refused_unless_bad_rows_are_dropped(tmp
     records = run(tmp_path / "job", whole, table)
     assert [record["count"] for record in of_type(records, "dropped")] == [2]
     del fields["bill"]["shape"]
-    assert "or give it one shape" in errors(whole, meta_of(table))["/data/fields/bill"]
+    found = errors(whole, meta_of(table))["/data/fields/bill"]
+    assert "or a field of one such column with a shape" in found
+    fields["bill"] = {"type": "dense", "columns": ["species", "bill"], "shape": [3]}
+    found = errors(whole, meta_of(table))["/data/fields/bill/columns/1"]
+    assert "of column 'bill' have 1 to 2 steps" in found
 
 
 @pytest.mark.parametrize(
