@@ -11,6 +11,7 @@ from glasshouse.client.records import Checkpoint, Dataset, Record
 from glasshouse.client.stream import AnyEvent
 from glasshouse.client.training import Spec, as_document
 from glasshouse.client.transport import API, Request, Transport
+from glasshouse.spec.data import IMAGES
 
 CHUNK_BYTES = 1 << 18
 
@@ -125,8 +126,8 @@ class Datasets(Resource):
             source: a path, the bytes of a file, a dict of arrays, a dict of splits of them,
                 or an ``(x, y)`` pair.
             name: left out, the file's name.
-            format: left out, it is told from the file's name.
-            resize: of images, the height and width that all of them are brought to.
+            format: left out, it is told from the file's name, or from ``resize``.
+            resize: of an archive of images, the height and width that all are brought to.
             wait: return only when it is ready to be used.
         """
         if isinstance(source, bytes):
@@ -137,7 +138,7 @@ class Datasets(Resource):
             return self._upload_arrays(source, name, wait=wait)
         path = Path(source)
         with path.open("rb") as file:
-            form = format or format_of(path.name)
+            form = format or (IMAGES if resize is not None else format_of(path.name))
             data = self._send(file, name or path.name, form, resize)
         return self._made(data, wait=wait)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from glasshouse import errors
-from glasshouse.spec import InferJob, TrainJob
+from glasshouse.spec import Data, InferJob, TrainJob
 from models.settings import Settings
 from tests.security.figures import sizes
 from tests.soak.__main__ import page as page_of_soak
@@ -28,6 +28,18 @@ def codes() -> dict[str, type[errors.GlasshouseError]]:
         for family in (errors.ServiceError, errors.RunFailure)
         for cls in every(family)
     }
+
+
+def test_what_the_page_of_datasets_shows_of_a_job_is_of_a_job():
+    page = (DOCS / "concepts" / "datasets.md").read_text()
+    blocks = [
+        json.loads(text)
+        for text in re.findall(r"^```json\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    ]
+    shown = [block["data"] for block in blocks if "data" in block]
+    assert len(shown) == 4
+    for data in shown:
+        Data.model_validate_json(json.dumps(data))
 
 
 def test_every_error_has_a_page_and_every_page_an_error():
