@@ -14,6 +14,7 @@ from engine.network import layer_classes, layer_parameters
 from engine.optim import optimizer_classes
 from engine.shapes import INFERRED
 from engine.stepwise import OURS
+from engine.torch_metrics import metric_classes, metric_parameters
 from glasshouse.spec.metrics import ALONE
 
 SECTIONS = (
@@ -111,8 +112,14 @@ _METRICS = {
 
 
 def _metrics() -> list[dict[str, Any]]:
+    """Ours, and the classes of torchmetrics, whose arguments are those of ``args``."""
     top_k = {"type": "integer", "minimum": 1, "default": 1}
-    return [
+    others = [
+        _entry(name, _in_words(name, known, "torchmetrics'"), known, {"min": 2, "max": 2})
+        for name in metric_classes()
+        for known in [metric_parameters(name)]
+    ]
+    return others + [
         {
             "name": name,
             "summary": summary,

@@ -19,6 +19,7 @@ from engine.averaging import Averages
 from engine.clipping import Clip
 from engine.data.rows import Rows
 from engine.derived import Derived
+from engine.epoch_metrics import EpochMetrics
 from engine.learning_rate import LearningRate
 from engine.losses import Losses
 from engine.metrics import Accuracies
@@ -147,7 +148,10 @@ class Reporter:
         self._before_s = 0.0
         self._told = (self._started, 0)
         self._samples = Samples(job, validation, out.directory)
-        self.derived = Derived(learner.network, job.metrics, out.emit, timing.clock)
+        self.derived = Derived(
+            learner.network, job.metrics, out.emit, timing.clock, fields=job.data.fields
+        )
+        self._epoch_metrics = EpochMetrics(job, out.directory, out.emit)
         self.latest: dict[str, float] = {}
         """The newest value of each metric that has arrived."""
 
@@ -249,8 +253,14 @@ class Reporter:
         look = self._probes.evaluations.look(step)
         with learner.judged():
             figures = evaluate(
-                self._job, learner.network, learner.loss_fn, self._validation, look=look
+                self._job,
+                learner.network,
+                learner.loss_fn,
+                self._validation,
+                look=look,
+                others=self._epoch_metrics,
             )
+            figures |= self._epoch_metrics.finish(step)
             self._readback.drain()
             self._metrics(step, epoch, figures, now())
             self._samples.keep(step, learner.network, self._out.emit)
@@ -328,11 +338,12 @@ def evaluate(
     rows: Rows,
     *,
     look: contextlib.AbstractContextManager[object] | None = None,
+    others: EpochMetrics | None = None,
 ) -> dict[str, float]:
     """Run the validation rows once: loss and metrics over all of them, exactly.
 
     A mean loss is weighted by the rows of each batch, so that a smaller last one counts rightly.
-    ``look`` is entered around the first batch.
+    ``look`` is entered around the first batch; ``others`` take every batch in.
     """
     was_training = network.training
     network.eval()
@@ -347,6 +358,8 @@ def evaluate(
         parts += loss_fn.summed([values[name] for name in job.loss_inputs], num_rows)
         for number, correct in enumerate(accuracies.correct(values).values()):
             totals[number] += correct
+        if others is not None:
+            others.update(values)
     network.train(was_training)
     figures = loss_fn.figures(parts, rows.num_rows)
     shares = (totals / rows.num_rows).tolist()

@@ -241,7 +241,7 @@ def _captures(out: Outputs, control: Control) -> Captures:
 
 def wanted(job: TrainJob) -> tuple[str, ...]:
     """The layer outputs that outlive the forward pass."""
-    judged = [metric for metric in job.metrics if metric.type == "accuracy"]
+    judged = [metric for metric in job.metrics if metric.is_judged]
     names = [*job.loss_inputs, *(name for metric in judged for name in metric.inputs)]
     return tuple(dict.fromkeys([*names, *(job.network.outputs or ())]))
 
