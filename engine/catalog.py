@@ -16,6 +16,7 @@ from engine.shapes import INFERRED
 from engine.stepwise import OURS
 from engine.torch_metrics import metric_classes, metric_parameters
 from glasshouse.spec.metrics import ALONE
+from glasshouse.spec.presets import PRESETS
 
 SECTIONS = (
     "layers",
@@ -44,6 +45,7 @@ def section(name: str) -> list[dict[str, Any]]:
         raise UnknownSection(name)
     makers = {
         "layers": _layers,
+        "presets": _presets,
         "losses": _losses,
         "optimizers": _optimizers,
         "schedulers": _schedulers,
@@ -67,6 +69,18 @@ def _layers() -> list[dict[str, Any]]:
             inputs = _module_inputs(layer_classes()[name])
         found.append(_entry(name, summary, known, inputs))
     return found
+
+
+def _presets() -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "summary": (known.args.__doc__ or "").splitlines()[0],
+            "schema": {"required": []} | known.args.model_json_schema(),
+            "inputs": None,
+        }
+        for name, known in PRESETS.items()
+    ]
 
 
 def _module_inputs(cls: type[nn.Module]) -> dict[str, int | None]:

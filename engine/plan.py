@@ -37,7 +37,7 @@ from engine.probes.watched.watchable import check_cuts, everything
 from engine.problems import Findings, SpecProblems, one
 from engine.sequences import assign_lengths, stepwise
 from engine.shapes import FieldShape, Trace, trace
-from glasshouse.errors import SpecFailed
+from glasshouse.errors import FieldProblem, SpecFailed
 from glasshouse.spec import (
     DenseField,
     Field,
@@ -64,13 +64,36 @@ def plan(
         SpecProblems: the job cannot run as it is written.
     """
     if isinstance(spec, TrainJob):
-        return _plan_training(spec, datasets, trained_by)
+        return _plan_network(spec, datasets, trained_by)
     if trained_by is None:
         raise one("/checkpoint", "the checkpoint's training job is not known", "no_network")
     return _plan_inference(spec, datasets, trained_by)
 
 
 # --- training --------------------------------------------------------------------------------
+
+
+def _plan_network(spec: TrainJob, datasets: Metas, trained_by: TrainJob | None) -> dict[str, Any]:
+    """Put the graph in the place of a preset; what is wrong with a layer is its arguments then."""
+    graph = spec.network.graph()
+    if graph is spec.network:
+        return _plan_training(spec, datasets, trained_by)
+    try:
+        found = _plan_training(spec.model_copy(update={"network": graph}), datasets, trained_by)
+    except SpecProblems as error:
+        raise SpecProblems([_of_preset(item) for item in error.problems]) from error
+    for warning in found["warnings"]:
+        warning["pointer"] = _of_preset_pointer(warning["pointer"])
+    return found
+
+
+def _of_preset(problem: FieldProblem) -> FieldProblem:
+    return replace(problem, pointer=_of_preset_pointer(problem.pointer))
+
+
+def _of_preset_pointer(pointer: str) -> str:
+    is_inside = pointer.startswith(("/network/layers", "/network/outputs"))
+    return "/network/args" if is_inside else pointer
 
 
 def _plan_training(spec: TrainJob, datasets: Metas, trained_by: TrainJob | None) -> dict[str, Any]:
@@ -332,6 +355,8 @@ def _check_embedding(
     field = fields.get((layer.inputs or ("",))[0])
     size = layer.args.get("num_embeddings")
     has_ids = isinstance(field, IntegerField | IntegerSequenceField | SparseField)
+    if layer.type == "PositionEmbedding":  # counts the steps, whatever they hold
+        return
     if has_ids and isinstance(size, int) and field.dim > size:
         detail = f"layer {layer.name!r} has {size} entries and field {(layer.inputs or ('',))[0]!r}"
         detail += f" has values up to {field.dim - 1}"

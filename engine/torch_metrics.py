@@ -25,7 +25,6 @@ MAX_SERIES = 200
 """A vector of at most so many values is as many series; a longer one is kept whole."""
 MAX_NUMBER = 1_000_000
 """The largest whole number that an argument may be: classes, thresholds, bins."""
-_FOLDERS = ("torchmetrics.classification", "torchmetrics.regression")
 _COUNTED_TARGETS = ("Binary", "Multilabel")
 
 
@@ -34,7 +33,10 @@ def metric_classes() -> dict[str, type[Any]]:
     """The classes that compare two tensors, by name; imports torchmetrics."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        modules = [importlib.import_module(name) for name in _FOLDERS]
+        modules = (
+            importlib.import_module("torchmetrics.classification"),
+            importlib.import_module("torchmetrics.regression"),
+        )
         found = {name: getattr(module, name) for module in modules for name in module.__all__}
         text = importlib.import_module("torchmetrics.text.perplexity")
     found["Perplexity"] = text.Perplexity

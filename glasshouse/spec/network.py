@@ -123,6 +123,10 @@ class Graph(Spec):
     outputs: tuple[Input, ...] | None = Constraint(default=None, min_length=1, max_length=64)
     """The layers that the network returns; left out, the last one."""
 
+    def graph(self) -> "Graph":
+        """Itself: a preset gives its graph."""
+        return self
+
     @model_validator(mode="after")
     def _check_names(self) -> Self:
         seen: set[str] = set()
