@@ -17,7 +17,16 @@ from engine.plan import parse_spec
 from engine.planner import answer
 from glasshouse.spec import presets
 from glasshouse.spec.presets import PRESETS, Preset
-from tests.unit.engine.making import errors, losses, of_type, planned, run, spec, write_table
+from tests.unit.engine.making import (
+    captured,
+    errors,
+    losses,
+    of_type,
+    planned,
+    run,
+    spec,
+    write_table,
+)
 from tests.unit.engine.ragged import TEXTS, meta_of, write_ragged
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch's, once
@@ -278,6 +287,47 @@ def test_cbow_learns_the_word_between_its_neighbours(tmp_path):
     found = losses(run(tmp_path / "job", job, table))
     assert found[0] > 2.5
     assert found[-1] < 0.5 * found[0]
+
+
+def test_what_makes_sparse_gradients_needs_an_optimizer_that_takes_them():
+    job, meta = images(4, classes=3000, network=preset("cbow", context="image"))
+    job["data"]["fields"]["image"] = {"type": "integer_sequence", "dim": 3000}
+    meta["columns"][0]["dtype"] = "int64"
+    assert planned({**job, "optimizer": {"type": "SGD", "args": {"lr": 0.1}}}, meta)
+    adam = {"type": "Adam", "args": {"lr": 0.1}}
+    assert "sparse" in errors({**job, "optimizer": adam}, meta)["/optimizer"]
+    job["network"]["args"]["sparse"] = False
+    assert planned({**job, "optimizer": adam}, meta)
+
+
+# --- small programs of the documents -----------------------------------------------------------
+
+
+def test_the_sample_of_the_questions_has_a_gradient_of_one(tmp_path):
+    """Four rows of two values, one output, its mean: far above its target, L1's mean is that."""
+    x = np.random.default_rng(0).random((4, 2), np.float32)
+    target = np.full((4, 1), -100.0, np.float32)
+    table = write_table(tmp_path / "four", {"x": x, "y": target}, {"all": slice(None)})
+    job = spec(
+        network=preset("mlp", hidden=[], num_outputs=1),
+        loss={"type": "L1Loss", "inputs": ["out", "y"]},
+        optimizer={"type": "SGD", "args": {"lr": 0.01}},
+        data={
+            "train": {"dataset": "ds_1"},
+            "fields": {"x": {"type": "dense"}, "y": {"type": "dense"}},
+            "batch_size": 4,
+        },
+        stop={"steps": 1},
+        probes=[
+            {"layers": ["out"], "kinds": ["output_grad"], "at": [0], "want": ["full"]},
+            {"layers": ["out.*"], "kinds": ["param_grad", "update"], "at": [0], "want": ["full"]},
+        ],
+    )
+    found = captured(run(tmp_path / "job", job, table), tmp_path / "job")
+    assert torch.allclose(found[0, "out", "output_grad"], torch.full((4, 1), 0.25))
+    assert float(found[0, "out.bias", "param_grad"]) == 1
+    assert torch.allclose(found[0, "out.weight", "param_grad"], torch.from_numpy(x).mean(0))
+    assert math.isclose(float(found[0, "out.bias", "update"]), -0.01, rel_tol=1e-5)
 
 
 # --- as a part of a spec -----------------------------------------------------------------------
