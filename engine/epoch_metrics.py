@@ -169,6 +169,10 @@ def check(
     ):
         if not metric.is_of_torchmetrics:
             continue
+        if spec.data.validation is None and metric.interval is None:
+            detail = f"{metric.type} would never be computed: name data.validation for it, or every"
+            findings.problem(f"/metrics/{number}", detail, "never")
+            continue
         tried = _Trial(metric, f"/metrics/{number}", traced, fields, findings)
         given, kept = tried.run(name)
         found[name] = list(given.series)

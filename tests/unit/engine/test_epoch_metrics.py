@@ -436,6 +436,13 @@ def _columns() -> list[dict[str, Any]]:
     ]
 
 
+def test_a_metric_that_nothing_would_compute_is_refused():
+    never = metric("MulticlassF1Score", args=TEN)
+    assert "never be computed" in errors(spec(metrics=[never]))["/metrics/0"]
+    assert planned(spec(metrics=[{**never, "every": 5}]))
+    assert planned(spec(metrics=[never], data=JUDGED))  # run once more at the end anyway
+
+
 def test_two_metrics_may_not_give_one_series():
     recall = metric("MulticlassRecall", args={**TEN, "average": "none"}, name="recall")
     other = metric("MulticlassF1Score", args=TEN, name="recall/3")
