@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from engine import derived, epoch_metrics, infer, optim, samples
 from engine.averaging import num_copies
+from engine.carried import check_stateful
 from engine.checkpoint import check_shapes
 from engine.data.fields import BadField, field_shape, num_steps
 from engine.data.inline import inline_rows
@@ -119,6 +120,7 @@ def _plan_training(spec: TrainJob, datasets: Metas, trained_by: TrainJob | None)
     network = nn.ModuleDict()
     network._modules.update(traced.modules())  # pyright: ignore[reportPrivateUsage]
     check_options(traced.graph(), network, spec.optimizer, findings)
+    check_stateful(spec, findings)
     check_cuts(traced, loss, findings)
     findings.stop()
     states = try_optimizer(spec.optimizer, network, own_decays(spec.network, network))

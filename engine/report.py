@@ -7,7 +7,7 @@ import contextlib
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.averaging import Averages
+from engine.carried import Carried, alone
 from engine.clipping import Clip
 from engine.data.rows import Rows
 from engine.derived import Derived
@@ -85,18 +86,24 @@ class Learner(NamedTuple):
     clip: Clip | None = None
     rate: LearningRate | None = None
     averages: Averages | None = None
+    carried: Carried | None = None
 
     def follow(self, step: int, num_rows: int, *, ends_epoch: bool, clock: Clock) -> None:
         """After an update with so many rows: what goes on with the steps."""
         if self.averages is not None:
             self.averages.update(step)
+        if self.carried is not None and ends_epoch:
+            self.carried.reset()
         if self.rate is not None:
             self.rate.count(num_rows, ends_epoch=ends_epoch)
         clock.mark("optimizer")
 
-    def judged(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def judged(self) -> Generator[None]:
         """The network in here is the one that evaluations judge."""
-        return contextlib.nullcontext() if self.averages is None else self.averages.applied()
+        averages = contextlib.nullcontext() if self.averages is None else self.averages.applied()
+        with averages, alone(self.carried):
+            yield
 
 
 @dataclass
@@ -263,7 +270,8 @@ class Reporter:
             figures |= self._epoch_metrics.finish(step)
             self._readback.drain()
             self._metrics(step, epoch, figures, now())
-            self._samples.keep(step, learner.network, self._out.emit)
+            with alone(learner.carried):
+                self._samples.keep(step, learner.network, self._out.emit)
         self._clock.mark("evaluate")
         return figures
 

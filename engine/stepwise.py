@@ -19,14 +19,28 @@ from engine.lengths import Lengths, TakesLengths, is_padding
 PoolMode = Literal["sum", "average", "max", "sqrt_n", "first", "last"]
 
 
-class _Recurrent(TakesLengths):
+class Recurrent(TakesLengths, nn.Module):
     """Packs what a recurrent layer takes, and pads what it puts out with zeros."""
 
     batch_first: bool
+    carries = False
+    """Whether it begins where the batch before has ended."""
+    carried: tuple[Tensor, ...] | None = None
+    """That state, [layers, rows, width]; None: zeros."""
 
     def forward(self, input: Tensor, hx: Any = None) -> Any:  # noqa: A002 (torch's name)
         """Run torch's layer; a row's steps behind its end are never seen."""
-        run = super().forward  # pyright: ignore[reportAttributeAccessIssue]
+        if not self.carries:
+            return self._run(input, hx)
+        if self.carried is not None:
+            hx = _of_rows(self.carried, input.shape[0 if self.batch_first else 1])
+        output, state = self._run(input, hx)
+        states = state if isinstance(state, tuple) else (state,)
+        self.carried = tuple(item.detach() for item in states)
+        return output, state
+
+    def _run(self, input: Tensor, hx: Any) -> Any:  # noqa: A002 (torch's name)
+        run: Any = super().forward
         if self.lengths is None or isinstance(input, PackedSequence):
             return run(input, hx)
         host_B = self.lengths.on_host
@@ -55,15 +69,24 @@ class _Recurrent(TakesLengths):
         return output, kept if isinstance(state, tuple) else kept[0]
 
 
-class _RNN(_Recurrent, nn.RNN):  # pyright: ignore[reportIncompatibleMethodOverride]
+def _of_rows(states: tuple[Tensor, ...], num_rows: int) -> Any:
+    """The state of the first rows: the last batch of an epoch may have fewer."""
+    known = states[0].shape[1]
+    if num_rows > known:
+        raise ValueError(f"a batch of {num_rows} rows cannot go on from one of {known}")
+    first = tuple(item[:, :num_rows].contiguous() for item in states)
+    return first if len(states) > 1 else first[0]
+
+
+class _RNN(Recurrent, nn.RNN):  # pyright: ignore[reportIncompatibleMethodOverride]
     pass
 
 
-class _LSTM(_Recurrent, nn.LSTM):  # pyright: ignore[reportIncompatibleMethodOverride]
+class _LSTM(Recurrent, nn.LSTM):  # pyright: ignore[reportIncompatibleMethodOverride]
     pass
 
 
-class _GRU(_Recurrent, nn.GRU):  # pyright: ignore[reportIncompatibleMethodOverride]
+class _GRU(Recurrent, nn.GRU):  # pyright: ignore[reportIncompatibleMethodOverride]
     pass
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.averaging import AveragedWeights, averages
+from engine.carried import Carried
 from engine.clipping import clipping
 from engine.commands import Commands, Follow
 from engine.data.rows import Rows
@@ -174,6 +175,8 @@ def _report(  # noqa: PLR0913, PLR0917 (all that a report is made of)
         saver.parts |= {"newest": Weights(learner.network), "averages": averages}
     if learner.clip is not None:
         saver.parts["clip"] = learner.clip
+    if learner.carried is not None:
+        saver.parts["carried"] = learner.carried
     if learner.rate is not None:
         saver.parts["scheduler"] = learner.rate
     if schedule.early is not None:
@@ -195,7 +198,8 @@ def _learner(job: TrainJob, device: torch.device) -> Learner:
     optimizer = make_optimizer(job.optimizer, job.network, network)
     clip = clipping(job.grad_clip, job.network, network)
     rate = learning_rate(job.scheduler, optimizer)
-    return Learner(network, loss_fn, optimizer, clip, rate, averages(job.average, network))
+    carried = Carried.of(job.network, network)
+    return Learner(network, loss_fn, optimizer, clip, rate, averages(job.average, network), carried)
 
 
 def _follow(schedule: "Schedule", report: Reporter) -> Follow:
