@@ -17,10 +17,11 @@ from torch.nn.modules.loss import _Loss  # pyright: ignore[reportPrivateUsage]
 from engine import arguments
 from engine.arguments import Parameter
 from engine.functions import FUNCTIONS, Function
+from engine.lengths import Lengths, TakesLengths
 from engine.output_clips import OutputClips
 from engine.precision import in_float32
 from engine.problems import one
-from engine.stepwise import AWARE, OURS, Lengths, TakesLengths
+from engine.stepwise import AWARE, OURS
 from glasshouse.spec import Graph, Layer
 
 _NOT_LAYERS = (nn.DataParallel, nn.SyncBatchNorm, nn.RNNBase, nn.modules.rnn.RNNCellBase)

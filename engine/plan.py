@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine import derived, infer, optim, samples
+from engine import derived, epoch_metrics, infer, optim, samples
 from engine.averaging import num_copies
+from engine.carried import check_stateful
 from engine.checkpoint import check_shapes
 from engine.data.fields import BadField, field_shape, num_steps
 from engine.data.inline import inline_rows
@@ -37,7 +38,7 @@ from engine.probes.watched.watchable import check_cuts, everything
 from engine.problems import Findings, SpecProblems, one
 from engine.sequences import assign_lengths, stepwise
 from engine.shapes import FieldShape, Trace, trace
-from glasshouse.errors import SpecFailed
+from glasshouse.errors import FieldProblem, SpecFailed
 from glasshouse.spec import (
     DenseField,
     Field,
@@ -64,13 +65,36 @@ def plan(
         SpecProblems: the job cannot run as it is written.
     """
     if isinstance(spec, TrainJob):
-        return _plan_training(spec, datasets, trained_by)
+        return _plan_network(spec, datasets, trained_by)
     if trained_by is None:
         raise one("/checkpoint", "the checkpoint's training job is not known", "no_network")
     return _plan_inference(spec, datasets, trained_by)
 
 
 # --- training --------------------------------------------------------------------------------
+
+
+def _plan_network(spec: TrainJob, datasets: Metas, trained_by: TrainJob | None) -> dict[str, Any]:
+    """Put the graph in the place of a preset; what is wrong with a layer is its arguments then."""
+    graph = spec.network.graph()
+    if graph is spec.network:
+        return _plan_training(spec, datasets, trained_by)
+    try:
+        found = _plan_training(spec.model_copy(update={"network": graph}), datasets, trained_by)
+    except SpecProblems as error:
+        raise SpecProblems([_of_preset(item) for item in error.problems]) from error
+    for warning in found["warnings"]:
+        warning["pointer"] = _of_preset_pointer(warning["pointer"])
+    return found
+
+
+def _of_preset(problem: FieldProblem) -> FieldProblem:
+    return replace(problem, pointer=_of_preset_pointer(problem.pointer))
+
+
+def _of_preset_pointer(pointer: str) -> str:
+    is_inside = pointer.startswith(("/network/layers", "/network/outputs"))
+    return "/network/args" if is_inside else pointer
 
 
 def _plan_training(spec: TrainJob, datasets: Metas, trained_by: TrainJob | None) -> dict[str, Any]:
@@ -90,9 +114,13 @@ def _plan_training(spec: TrainJob, datasets: Metas, trained_by: TrainJob | None)
     loss = _check_loss(spec, shapes, traced, findings)
     _check_metrics(spec, shapes, traced, findings)
     findings.stop()
+    judged = spec.data.validation or spec.data.train
+    series = epoch_metrics.check(spec, traced, shapes, _num_rows(judged, datasets), findings)
+    findings.stop()
     network = nn.ModuleDict()
     network._modules.update(traced.modules())  # pyright: ignore[reportPrivateUsage]
     check_options(traced.graph(), network, spec.optimizer, findings)
+    check_stateful(spec, findings)
     check_cuts(traced, loss, findings)
     findings.stop()
     states = try_optimizer(spec.optimizer, network, own_decays(spec.network, network))
@@ -110,8 +138,7 @@ def _plan_training(spec: TrainJob, datasets: Metas, trained_by: TrainJob | None)
         findings,
     )
     samples.check(resolved, traced.values, batch_size, findings)
-    _check_keep_best(spec, findings)
-    _check_judged(spec, findings)
+    _check_judged(spec, reported(spec, series), findings)
     layers = [item.layer.name for item in traced.layers]
     check_guards(spec, [*shapes, *layers, *dict(network.named_parameters())], findings)
     findings.stop()
@@ -268,10 +295,12 @@ def _check_metrics(
     spec: TrainJob, shapes: Mapping[str, FieldShape], traced: Trace, findings: Findings
 ) -> None:
     for number, metric in enumerate(spec.metrics):
-        if metric.type != "accuracy":
+        if not metric.is_judged:
             continue
         pointer = f"/metrics/{number}"
         scores, target = _operands(metric.inputs, f"{pointer}/inputs", traced, findings)
+        if metric.is_of_torchmetrics:
+            continue
         both = f"{list(scores.shape)} and {list(target.shape)}"
         if scores.dim() != 2 or target.dim() != 1 or target.dtype != torch.int64:
             detail = "accuracy compares scores of shape [rows, classes] with integers of shape"
@@ -284,7 +313,9 @@ def _check_metrics(
             findings.problem(f"{pointer}/inputs/1", detail, "classes")
     names = metric_names(spec.metrics)
     if len(set(names)) < len(names):
-        findings.problem("/metrics", "two metrics are the same; remove one", "duplicate")
+        findings.problem(
+            "/metrics", "two metrics have the same name; remove or name one", "duplicate"
+        )
 
 
 def _dim(field: FieldShape | None) -> int:
@@ -326,6 +357,8 @@ def _check_embedding(
     field = fields.get((layer.inputs or ("",))[0])
     size = layer.args.get("num_embeddings")
     has_ids = isinstance(field, IntegerField | IntegerSequenceField | SparseField)
+    if layer.type == "PositionEmbedding":  # counts the steps, whatever they hold
+        return
     if has_ids and isinstance(size, int) and field.dim > size:
         detail = f"layer {layer.name!r} has {size} entries and field {(layer.inputs or ('',))[0]!r}"
         detail += f" has values up to {field.dim - 1}"
@@ -343,23 +376,19 @@ def _check_counts(spec: TrainJob, num_rows: int, findings: Findings) -> None:
         findings.warn("/data/batch_size", f"{detail}; set drop_last", "single_row")
 
 
-def _check_keep_best(spec: TrainJob, findings: Findings) -> None:
-    best = spec.checkpoint.keep_best
-    if best is not None and best.metric not in (known := reported(spec)):
+def _check_judged(spec: TrainJob, known: Sequence[str], findings: Findings) -> None:
+    """What goes by a metric must go by one that there is; ``known`` are all."""
+    best, early, scheduler = spec.checkpoint.keep_best, spec.stop.early, spec.scheduler
+    if best is not None and best.metric not in known:
         detail = f"the job has no metric {best.metric!r} to keep the best by; it has:"
         findings.problem(
             "/checkpoint/keep_best/metric", f"{detail} {', '.join(known)}", "unknown_metric"
         )
-
-
-def _check_judged(spec: TrainJob, findings: Findings) -> None:
-    """What looks at evaluations must look at something that they give."""
-    early, scheduler = spec.stop.early, spec.scheduler
     judges = {
         "/stop/early/metric": None if early is None else early.metric,
         "/scheduler/metric": None if scheduler is None else scheduler.metric,
     }
-    known = [name for name in reported(spec) if name.startswith("validation/")]
+    known = [name for name in known if name.startswith("validation/")]
     for pointer, metric in judges.items():
         if metric is not None and metric not in known:
             detail = f"evaluations give no {metric!r}; they give: {', '.join(known)}"

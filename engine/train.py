@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.averaging import AveragedWeights, averages
+from engine.carried import Carried, alone
 from engine.clipping import clipping
 from engine.commands import Commands, Follow
 from engine.data.rows import Rows
@@ -176,6 +177,8 @@ def _report(  # noqa: PLR0913, PLR0917 (all that a report is made of)
         saver.parts |= {"newest": Weights(learner.network), "averages": averages}
     if learner.clip is not None:
         saver.parts["clip"] = learner.clip
+    if learner.carried is not None:
+        saver.parts["carried"] = learner.carried
     if learner.rate is not None:
         saver.parts["scheduler"] = learner.rate
     if learner.tuned is not None:
@@ -208,13 +211,15 @@ def _learner(job: TrainJob, device: torch.device) -> Learner:
         rate,
         averages(job.average, network),
         tuned if job.tune else None,
+        Carried.of(job.network, network),
     )
 
 
 def _settle(job: TrainJob, learner: Learner, rows: Rows, start: Start | None, out: Outputs) -> None:
     """Choose what the spec leaves to a trial, where the job has not chosen before."""
     if learner.tuned is not None and (start is None or start.how != "resume"):
-        learner.tuned.choose(job, learner.loss_fn, rows, out.emit)
+        with alone(learner.carried):
+            learner.tuned.choose(job, learner.loss_fn, rows, out.emit)
 
 
 def _follow(schedule: "Schedule", report: Reporter) -> Follow:
@@ -260,7 +265,7 @@ def _captures(out: Outputs, control: Control) -> Captures:
 
 def wanted(job: TrainJob) -> tuple[str, ...]:
     """The layer outputs that outlive the forward pass."""
-    judged = [metric for metric in job.metrics if metric.type == "accuracy"]
+    judged = [metric for metric in job.metrics if metric.is_judged]
     names = [*job.loss_inputs, *(name for metric in judged for name in metric.inputs)]
     return tuple(dict.fromkeys([*names, *(job.network.outputs or ())]))
 

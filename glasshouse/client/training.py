@@ -1,5 +1,6 @@
 """A job spec from the few things a user says in Python."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict, cast
 
@@ -8,10 +9,10 @@ from pydantic import BaseModel
 
 from glasshouse.client.arrays import as_array
 from glasshouse.client.tensors import Array
-from glasshouse.spec import Graph, InferJob, TrainJob
+from glasshouse.spec import Graph, InferJob, Preset, TrainJob
 
 Document = dict[str, Any]
-Network = Graph | Mapping[str, Any] | Sequence[Any]
+Network = Graph | Preset | Mapping[str, Any] | Sequence[Any] | str
 Spec = TrainJob | InferJob | Mapping[str, Any]
 ResultField = Literal["value", "id", "prob"]
 
@@ -91,10 +92,24 @@ def as_document(value: Any) -> Any:
     return cast("Any", value).item() if isinstance(value, np.generic) else value
 
 
-def graph_of(network: Network) -> Document:
-    """Read a graph: a `Graph`, its dict, or just the list of its layers."""
+def network_of(network: Network) -> Document:
+    """Read a network: a `Graph` or `Preset`, its dict, the list of its layers, a preset's name."""
     value = as_document(network)
+    if isinstance(value, str):
+        return {"type": "preset", "preset": value}
     return {"type": "graph", "layers": value} if isinstance(value, list) else value
+
+
+def graph_of(network: Document) -> Document:
+    """The graph of a network's dict.
+
+    Raises:
+        pydantic.ValidationError: there is no such preset, or it has no such sizes.
+    """
+    if network.get("type") != "preset":
+        return network
+    preset = Preset.model_validate_json(json.dumps(network))
+    return preset.graph().model_dump(mode="json", exclude_unset=True)
 
 
 def check_options(options: TrainOptions) -> None:
@@ -113,11 +128,12 @@ def check_options(options: TrainOptions) -> None:
 
 def train_spec(network: Network, data: Document, options: TrainOptions) -> Document:
     """Write a training spec around a network and its data."""
-    graph = graph_of(network)
+    described = network_of(network)
+    graph = graph_of(described)
     target = _target(graph, data["fields"])
     spec: Document = {
         "kind": "train",
-        "network": graph,
+        "network": described,
         "loss": _loss(options.get("loss"), graph, target, data["fields"]),
         "optimizer": _typed(options.get("optimizer", "Adam")),
         "data": {"batch_size": 32, **data, **_given(options, _BATCHES)},
@@ -183,7 +199,7 @@ def read_sequences(inputs: Any, spec: Document) -> dict[str, list[Any]] | None:
 def _by_field(inputs: Any, spec: Document) -> dict[str, Any]:
     if isinstance(inputs, Mapping):
         return dict(cast("Mapping[str, Any]", inputs))
-    names = input_fields(spec["network"], spec["data"]["fields"])
+    names = input_fields(graph_of(spec["network"]), spec["data"]["fields"])
     if len(names) != 1:
         raise ValueError(f"the network reads {', '.join(names)}; give inputs as a dict of these")
     return {names[0]: inputs}

@@ -33,6 +33,7 @@ from glasshouse.spec.jobs import (
 )
 from glasshouse.spec.metrics import Metric
 from glasshouse.spec.network import Graph, Layer, ParameterInit, PerParameter
+from glasshouse.spec.presets import Preset
 from glasshouse.spec.probes import Form, Probe, TensorKind
 from glasshouse.spec.strict import Args, Spec
 from glasshouse.spec.training import (
@@ -79,6 +80,7 @@ __all__ = [
     "OutputGradClip",
     "ParameterInit",
     "PerParameter",
+    "Preset",
     "Probe",
     "RaggedField",
     "Retry",
