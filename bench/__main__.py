@@ -26,6 +26,7 @@ BENCHES = (
     "purge",
     "service",
     "checkpoint",
+    "padding",
 )
 RESULTS = Path(__file__).parent / "results"
 

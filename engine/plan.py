@@ -18,6 +18,7 @@ from engine.checkpoint import check_shapes
 from engine.data.fields import BadField, field_shape, num_steps
 from engine.data.inline import inline_rows
 from engine.data.rows import longest_of
+from engine.forecast import Forecast
 from engine.guards.check import check_guards
 from engine.layer_options import check_options, own_decays
 from engine.learning_rate import check_scheduler
@@ -83,7 +84,10 @@ def _plan_training(spec: TrainJob, datasets: Metas, trained_by: TrainJob | None)
     findings.stop()
     num_rows = _num_rows(data.train, datasets)
     shapes = _limited(spec, shapes, findings)
-    batch_size = min(data.batch_size, num_rows)
+    meta = datasets[data.train.dataset]
+    forecast = Forecast(spec, meta, shapes, num_rows, findings)
+    findings.stop()
+    batch_size, pace = forecast.batch_size, forecast.pace
     traced = trace(spec.network, shapes, batch_size, findings)
     traced = assign_lengths(traced, shapes, batch_size, findings)
     findings.stop()
@@ -96,7 +100,6 @@ def _plan_training(spec: TrainJob, datasets: Metas, trained_by: TrainJob | None)
     check_cuts(traced, loss, findings)
     findings.stop()
     states = try_optimizer(spec.optimizer, network, own_decays(spec.network, network))
-    pace = Pace.of(spec, num_rows)
     resolved = _scheduled(_resolved(spec, traced, shapes), pace, findings)
     _check_start(resolved, trained_by, findings)
     _check_reads(resolved, findings)
@@ -126,7 +129,8 @@ def _plan_training(spec: TrainJob, datasets: Metas, trained_by: TrainJob | None)
             num_averages=num_copies(spec.average),
         ),
         "probes": probes,
-        "num_steps": pace.num_steps(spec.stop),
+        "num_steps": spec.stop.steps if pace is None else pace.num_steps(spec.stop),
+        "sequences": forecast.sequences(),
         "warnings": [item.as_dict() for item in findings.warnings],
     }
 
@@ -366,11 +370,15 @@ def _check_judged(spec: TrainJob, findings: Findings) -> None:
             findings.problem(pointer, detail, "unknown_metric")
 
 
-def _scheduled(spec: TrainJob, pace: Pace, findings: Findings) -> TrainJob:
+def _scheduled(spec: TrainJob, pace: Pace | None, findings: Findings) -> TrainJob:
     """The job with its scheduler whole, which was tried."""
     if spec.scheduler is None:
         return spec
-    length = pace.length(spec.stop, spec.scheduler.unit)
+    unit = spec.scheduler.unit
+    if pace is not None:
+        length = pace.length(spec.stop, unit)
+    else:
+        length = spec.stop.steps if unit == "steps" else None
     whole = check_scheduler(spec.scheduler, spec.optimizer, length, findings)
     return spec.model_copy(update={"scheduler": whole})
 

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import torch
 
 from engine import checkpoint, infer
+from engine.batching import bucket_field, widest_rows
 from engine.checkpoint import Saved
 from engine.data.loading import load
-from engine.data.rows import Rows
+from engine.data.rows import Rows, longest_of
 from engine.data.table import Table
 from engine.failures import classify
 from engine.network import root
@@ -214,8 +215,7 @@ def run(job: Assignment, *, control: Control, out: Outputs) -> End:
 
     training = rows(spec.data.train)
     judged = rows(spec.data.validation) if spec.data.validation and spec.evaluate else None
-    planned = min(spec.data.batch_size, training.num_rows)
-    work = Work(None if job.flops is None else job.flops / planned, job.peak_flops)
+    work = Work(None if job.flops is None else job.flops / _planned(spec, training), job.peak_flops)
     start = _start(job, spec)
     ending = train(
         spec,
@@ -228,6 +228,14 @@ def run(job: Assignment, *, control: Control, out: Outputs) -> End:
         start=start,
     )
     return End(ending.state, ending.reason)
+
+
+def _planned(spec: TrainJob, rows: Rows) -> int:
+    """The rows of the batch that the plan is about."""
+    wanted = spec.data.bucket_by_length
+    name = None if wanted is None else bucket_field(wanted, spec.data.fields)
+    longest = None if name is None else longest_of(rows).get(name)
+    return widest_rows(spec.data, rows.num_rows, longest)
 
 
 def _start(job: Assignment, spec: TrainJob) -> Start | None:

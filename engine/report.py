@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.averaging import Averages
+from engine.batching import Padding
 from engine.clipping import Clip
 from engine.data.rows import Rows
 from engine.derived import Derived
@@ -148,6 +149,8 @@ class Reporter:
         self._told = (self._started, 0)
         self._samples = Samples(job, validation, out.directory)
         self.derived = Derived(learner.network, job.metrics, out.emit, timing.clock)
+        self.padding: Padding | None = None
+        """Of the training rows."""
         self.latest: dict[str, float] = {}
         """The newest value of each metric that has arrived."""
 
@@ -178,6 +181,8 @@ class Reporter:
         taken = self._taken
         taken.num_rows += values[next(iter(values))].shape[0]
         taken.losses.append(loss.detach())
+        if self.padding is not None:
+            self.padding.take()
         for name, part in self._learner.loss_fn.told.items():
             before = taken.parts.get(name)
             taken.parts[name] = part if before is None else before + part
@@ -203,6 +208,8 @@ class Reporter:
             **self._learner.network.output_clips.take(),
         }
         waited = self._probes.figures()
+        if self.padding is not None:
+            waited |= self.padding.figures()
         numbers = [taken.loss, *correct.values(), *others.values()]
 
         def then(arrived: list[float]) -> None:

@@ -4,7 +4,7 @@ Row order is a function of (seed, epoch) alone. Knows torch; knows nothing of fi
 Shape suffixes: B = rows of a batch, N = rows of the split.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -70,9 +70,12 @@ class Rows:
         self.fields = fields
         self.num_rows = num_rows
         self.device = device
+        self.lengths: dict[str, Tensor] = {}
+        """Of the batch that was made last, the lengths of its rows by field, in host memory."""
         self._taken: Taken = slice(0, 0)
-        self._home = next(iter(fields.values())).values.device if fields else device
-        self._numbers = None if numbers is None else numbers.to(self._home)
+        self.home = next(iter(fields.values())).values.device if fields else device
+        """Where batches are taken from."""
+        self._numbers = None if numbers is None else numbers.to(self.home)
         """Of each row, its number in the split; None: they are all of its rows."""
 
     @property
@@ -116,6 +119,7 @@ class Rows:
                 made[name] = item.batch(rows_B, self.device)
                 continue
             made[name], lengths_B = item.batch(host_B, self.device)
+            self.lengths[name] = lengths_B
             made[lengths_of(name)] = lengths_B.to(self.device, non_blocking=True)
             if item.weights is not None:
                 weighted = replace(item, values=item.weights, weights=None, is_integer=False)
@@ -127,16 +131,16 @@ class Rows:
 
     def again(self, taken: Taken) -> dict[str, Tensor]:
         """A batch once more; the one that was made last stays what it was."""
-        before = self._taken
+        before, lengths = self._taken, {**self.lengths}
         batch = self.batch(taken)
-        self._taken = before
+        self._taken, self.lengths = before, lengths
         return batch
 
     def spaced(self, num_rows: int) -> tuple[Tensor, dict[str, Tensor]]:
         """Evenly spaced rows, at most so many: their numbers, and their batch."""
         count = min(num_rows, self.num_rows)
         rows_B = torch.arange(count) * self.num_rows // count
-        return rows_B, self.batch(rows_B.to(self._home), rows_B)
+        return rows_B, self.batch(rows_B.to(self.home), rows_B)
 
     def epoch(
         self, batch_size: int, *, drop_last: bool, order: tuple[int, int] | None, first: int = 0
@@ -147,7 +151,7 @@ class Rows:
         """
         last = self.num_rows // batch_size * batch_size if drop_last else self.num_rows
         host_N = None if order is None else shuffled(self.num_rows, *order)
-        order_N = None if host_N is None else host_N.to(self._home)
+        order_N = None if host_N is None else host_N.to(self.home)
         for start in range(first * batch_size, last, batch_size):
             rows_B = slice(start, min(start + batch_size, last))
             if order_N is None or host_N is None:
@@ -155,11 +159,20 @@ class Rows:
             else:
                 yield self.batch(order_N[rows_B], host_N[rows_B])
 
+    def chosen(self, batches: Iterable[Tensor]) -> Iterator[dict[str, Tensor]]:
+        """Batches of the rows that are named, which are in host memory."""
+        for host_B in batches:
+            yield self.batch(host_B.to(self.home), host_B)
+
 
 def shuffled(num_rows: int, seed: int, epoch: int) -> Tensor:
     """The order of the rows in one epoch: a pure function of (seed, epoch)."""
-    generator = torch.Generator().manual_seed((seed * _EPOCH_STRIDE + epoch) % 2**63)
-    return torch.randperm(num_rows, generator=generator)
+    return torch.randperm(num_rows, generator=order_generator(seed, epoch))
+
+
+def order_generator(seed: int, epoch: int) -> torch.Generator:
+    """What the order of an epoch is drawn from, and nothing else."""
+    return torch.Generator().manual_seed((seed * _EPOCH_STRIDE + epoch) % 2**63)
 
 
 def place(

@@ -54,6 +54,8 @@ class TrainOptions(JobOptions, total=False):
     """Left out: 32."""
     drop_last: bool
     shuffle: Any
+    bucket_by_length: Any
+    """``{"field", "width", "max_tokens"}``: batches of rows of like length."""
     validation: Any
     """An ``(x, y)`` pair, a dict of arrays, a split's name, or the fraction to hold back."""
     split: str
@@ -76,7 +78,7 @@ _AS_THEY_ARE = (
 )
 _LIMITS = ("epochs", "steps", "seconds")
 _TYPED = ("scheduler", "average")
-_BATCHES = ("batch_size", "drop_last", "shuffle")
+_BATCHES = ("batch_size", "drop_last", "shuffle", "bucket_by_length")
 
 
 def as_document(value: Any) -> Any:
