@@ -27,6 +27,8 @@ BENCHES = (
     "service",
     "checkpoint",
     "padding",
+    "streaming",
+    "prefetch",
 )
 RESULTS = Path(__file__).parent / "results"
 

@@ -47,7 +47,7 @@ class Batching:
 
     def order(self) -> dict[str, Any]:
         """What the order of the rows hangs on, beside the seed; nothing that is left out."""
-        pace, bucket = self.pace, self._job.data.bucket_by_length
+        pace, data = self.pace, self._job.data
         found: dict[str, Any] = {
             "num_rows": pace.num_rows,
             "batch_size": pace.batch_size,
@@ -55,15 +55,14 @@ class Batching:
             "accumulate": pace.accumulate,
             "shuffle": self._shuffles,
         }
-        return (
-            found
-            if bucket is None
-            else found
-            | {
-                "bucket_by_length": bucket.model_dump(mode="json"),
-                "num_batches": pace.num_batches,
-            }
-        )
+        if data.bucket_by_length is not None:
+            found["bucket_by_length"] = data.bucket_by_length.model_dump(mode="json")
+            found["num_batches"] = pace.num_batches
+        if data.shuffle.buffer_size is not None:
+            found["buffer_size"] = data.shuffle.buffer_size
+            found["min_buffer_size"] = data.shuffle.min_buffer_size
+            found["cache"] = data.cache
+        return found
 
 
 def bucket_field(wanted: BucketByLength, fields: dict[str, Field]) -> str | None:
@@ -102,8 +101,8 @@ def _buckets(data: Data, rows: Rows) -> Buckets | None:
         ) from None
 
 
-class Padding:
-    """Counts how much of the batches of a step is padding, by sequence field."""
+class Intake:
+    """Counts what the batches of a step were made of: how much of them is padding, by field."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
@@ -120,3 +119,7 @@ class Padding:
         """The part of a step's values that is padding; counting begins anew."""
         counts, self._counts = self._counts, {}
         return {f"padding/{name}": 1 - steps / places for name, (steps, places) in counts.items()}
+
+    def upkeep(self) -> dict[str, float]:
+        """What the rows in memory are now."""
+        return self._rows.figures()

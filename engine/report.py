@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.averaging import Averages
-from engine.batching import Padding
+from engine.batching import Intake
 from engine.clipping import Clip
 from engine.data.rows import Rows
 from engine.derived import Derived
@@ -149,7 +149,7 @@ class Reporter:
         self._told = (self._started, 0)
         self._samples = Samples(job, validation, out.directory)
         self.derived = Derived(learner.network, job.metrics, out.emit, timing.clock)
-        self.padding: Padding | None = None
+        self.intake: Intake | None = None
         """Of the training rows."""
         self.latest: dict[str, float] = {}
         """The newest value of each metric that has arrived."""
@@ -181,8 +181,8 @@ class Reporter:
         taken = self._taken
         taken.num_rows += values[next(iter(values))].shape[0]
         taken.losses.append(loss.detach())
-        if self.padding is not None:
-            self.padding.take()
+        if self.intake is not None:
+            self.intake.take()
         for name, part in self._learner.loss_fn.told.items():
             before = taken.parts.get(name)
             taken.parts[name] = part if before is None else before + part
@@ -208,8 +208,8 @@ class Reporter:
             **self._learner.network.output_clips.take(),
         }
         waited = self._probes.figures()
-        if self.padding is not None:
-            waited |= self.padding.figures()
+        if self.intake is not None:
+            waited |= self.intake.figures()
         numbers = [taken.loss, *correct.values(), *others.values()]
 
         def then(arrived: list[float]) -> None:
@@ -311,6 +311,8 @@ class Reporter:
 
     def _times(self, step: int, epoch: int, *, last: bool = False) -> None:
         if values := self._timing.figures(step, last=last):
+            if self.intake is not None:
+                values |= self.intake.upkeep()
             record = {"type": "metrics", "at": now(), "step": step, "epoch": epoch}
             self._out.emit(record | {"values": values})
 

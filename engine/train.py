@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from engine.averaging import AveragedWeights, averages
-from engine.batching import Batch, Batching, Padding
+from engine.batching import Batch, Batching, Intake
 from engine.clipping import clipping
 from engine.commands import Commands, Follow
 from engine.data.rows import Rows
@@ -156,7 +156,7 @@ def _report(  # noqa: PLR0913, PLR0917 (all that a report is made of)
     report = Reporter(
         job, learner, validation, probes, out, timing, saver=saver, num_steps=schedule.num_steps
     )
-    report.padding = schedule.padding
+    report.intake = schedule.intake
     # All that a checkpoint holds. What has a state of its own adds itself here.
     saver.parts |= {
         "position": schedule,
@@ -255,7 +255,7 @@ class Schedule:
         if not pace.batches:
             detail = f"drop_last leaves no batch: the rows are {rows.num_rows}, a batch takes"
             raise DataFailed(f"{detail} {pace.batch_size}")
-        self.padding = Padding(rows)
+        self.intake = Intake(rows)
         self.early = None if job.stop.early is None else EarlyStop(job.stop.early)
         self.num_steps = pace.num_steps(job.stop)
         """Updates that the job will make; None when time decides."""

@@ -183,10 +183,15 @@ class BucketByLength(Spec):
 
 
 class Shuffle(Spec):
-    """Whether the rows of an epoch come in a new order."""
+    """Whether the rows of an epoch come in a new order, and how many of them are in memory."""
 
     enabled: bool | None = None
     """Left out: yes for training, no for evaluation and inference."""
+    buffer_size: int | None = Constraint(default=None, ge=1, le=1_000_000_000)
+    """Rows stay in their files, and so many of them, at least a batch, are in memory: a batch is
+    drawn from these, and others are read in its place. Left out, all rows are in memory."""
+    min_buffer_size: int = Constraint(default=0, ge=0, le=1_000_000_000)
+    """The rows that are read before the first batch is drawn; 0: one batch."""
 
 
 class Data(Spec):
@@ -204,6 +209,12 @@ class Data(Spec):
     shuffle: Shuffle = Shuffle()
     sequence: Sequences = Sequences()
     """How long the rows of sequence fields may be."""
+    cache: Literal["none", "memory"] = "none"
+    """``memory``: rows that stay in their files (``shuffle.buffer_size``) are kept once they were
+    read, so that files are read in the first epoch only; the later ones are shuffled as a whole."""
+    workers: int = Constraint(default=0, ge=0, le=64)
+    """Threads that make batches ahead of training; 0: each is made when it is wanted. The numbers
+    are the same."""
     bucket_by_length: BucketByLength | None = None
     """Left out, rows are put together whatever their lengths are."""
 
