@@ -1,9 +1,10 @@
 """What the rows of a job take in memory, from the dataset's description alone: all, or a pool."""
 
+import math
+import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from engine.data.draws import Pool
@@ -11,10 +12,11 @@ from engine.data.fields import BadField, field_columns, field_shape, num_steps
 from engine.data.reading import LIST_BYTES
 from engine.problems import Findings
 from engine.shapes import FieldShape
-from glasshouse.spec import Data, Field, InferData, Source, TrainJob
+from glasshouse.spec import Data, Field, InferData, Source, Spec, TrainJob
 
 _AHEAD = 2
 """Batches' worth of rows that one reading brings, at most: those that enter a growing pool."""
+_DEVIATIONS = 6
 _STREAMED = frozenset(
     (
         *("train", "validation", "fields", "batch_size", "drop_last"),
@@ -22,6 +24,9 @@ _STREAMED = frozenset(
     )
 )
 """What goes with rows that stay in their files; what else ``data`` says is of rows in memory."""
+_STREAMED_FIELDS = frozenset(
+    ("type", "column", "columns", "shape", "scale", "dim", "padding_value"),
+)
 
 
 class _Column(NamedTuple):
@@ -122,10 +127,17 @@ def check_streaming(data: Data, findings: Findings) -> None:
     elif least > most:
         detail = f"there are never more than buffer_size, {most}: set at most that"
         findings.problem(pointer, detail, "too_large")
-    for name in sorted(type(data).model_fields.keys() - _STREAMED):
-        if getattr(data, name) != type(data).model_fields[name].get_default():
+    _check_known(data, _STREAMED, "/data", findings)
+    for name, field in data.fields.items():
+        _check_known(field, _STREAMED_FIELDS, f"/data/fields/{name}", findings)
+
+
+def _check_known(given: Spec, known: frozenset[str], pointer: str, findings: Findings) -> None:
+    """Note what is said that rows in files know nothing of."""
+    for name in sorted(type(given).model_fields.keys() - known):
+        if getattr(given, name) != type(given).model_fields[name].get_default():
             detail = "it needs all rows in memory: leave it out, or leave out shuffle.buffer_size"
-            findings.problem(f"/data/{name}", detail, "streamed")
+            findings.problem(f"{pointer}/{name}", detail, "streamed")
 
 
 def _streamed_bytes(data: Data, source: Source, meta: Mapping[str, Any], *, trains: bool) -> int:
@@ -140,14 +152,16 @@ def _streamed_bytes(data: Data, source: Source, meta: Mapping[str, Any], *, trai
     keeps = data.cache == "memory"
     capacity = num_rows if keeps else pool.capacity if shuffles else 0
     needed += 17 * num_rows if keeps else 0  # which are there, and the order of an epoch
-    for item in _columns(data.fields, meta, source.split):
+    most = data.sequence.max_length or sys.maxsize
+    for column in _columns(data.fields, meta, source.split):
+        item = column._replace(longest=min(column.longest, most))
         if item.row_bytes:
             needed += item.row_bytes * (ahead + size + capacity)
             continue
-        longest = min(item.longest, data.sequence.max_length or item.longest)
-        needed += (ahead + size) * longest * item.step_bytes
+        needed += (ahead + size) * item.longest * item.step_bytes
         if capacity:
-            steps = _most_steps(item, source.split, capacity, longest)
+            split_rows = int(meta["splits"][source.split])
+            steps = _most_steps(item, (source.split, split_rows), pool, capacity)
             needed += steps * item.step_bytes + capacity * LIST_BYTES
     return needed
 
@@ -163,13 +177,18 @@ def _places_bytes(data: Data, source: Source, num_rows: int) -> int:
     return needed
 
 
-def _most_steps(item: _Column, split: str, num_rows: int, longest: int) -> int:
-    """The steps of so many of the longest rows."""
-    counts = (item.column.get("length_counts") or {}).get(split)
-    if not counts:
-        if item.column["shape"][0] is not None:
-            return num_rows * longest
-        return min(num_rows * longest, int(item.column["lengths"][split]["total"]))
-    lengths, rows = np.array(counts[::-1], np.int64).T
-    taken = np.diff(np.minimum(np.cumsum(rows), num_rows), prepend=0)
-    return int((np.minimum(lengths, longest) * taken).sum())
+def _most_steps(item: _Column, split: tuple[str, int], pool: Pool, capacity: int) -> int:
+    """The steps of so many rows that were drawn from all, six standard deviations above the mean.
+
+    Rows come in runs that may be alike. What deviation lengths have is not known, but none with
+    this mean and these ends has a larger one.
+    """
+    name, num_rows = split
+    longest = item.longest
+    if item.column["shape"][0] is not None:
+        return capacity * longest
+    ends = item.column["lengths"][name]
+    total = int(ends["total"])
+    mean = min(total / num_rows, longest)
+    spread = math.sqrt(capacity * pool.run * (longest - mean) * max(0, mean - int(ends["min"])))
+    return min(total, capacity * longest, math.ceil(capacity * mean + _DEVIATIONS * spread))

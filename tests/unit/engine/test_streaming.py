@@ -19,10 +19,13 @@ from engine.data.rows import shuffled
 from engine.data.streamed import StreamedRows
 from engine.data.table import Table
 from engine.data.window import StoredTable, runs_of
+from engine.footprint import check_streaming
+from engine.problems import Findings
 from engine.spool import read_frames
 from glasshouse.errors import DataFailed
 from glasshouse.events import is_upkeep
 from glasshouse.spec import (
+    Data,
     DenseField,
     DenseSequenceField,
     Field,
@@ -46,7 +49,7 @@ from tests.unit.engine.making import (
     write_job,
     write_table,
 )
-from tests.unit.engine.ragged import job, meta_of, texts, write_ragged
+from tests.unit.engine.ragged import job, layers, meta_of, texts, write_ragged
 
 CPU = torch.device("cpu")
 NO_LIMIT = Sequences()
@@ -281,8 +284,8 @@ POOLED = {"shuffle": {"buffer_size": 128, "min_buffer_size": 70}}
 @pytest.mark.parametrize("workers", [0, 2])
 def test_training_from_files_is_plain_torch_on_the_rows_that_are_drawn(digits, tmp_path, workers):
     network = [layer for layer in CNN if layer["type"] != "Dropout"]
-    layers = {"network": {"layers": network}}
-    records = run(tmp_path, spec(data={**POOLED, "workers": workers}, **layers), digits)
+    made = spec(data={**POOLED, "workers": workers}, network={"layers": network})
+    records = run(tmp_path, made, digits)
     images = torch.from_numpy(np.load(digits / "train" / "0.npy"))
     labels = torch.from_numpy(np.load(digits / "train" / "1.npy"))
     torch.manual_seed(3)
@@ -583,13 +586,29 @@ def test_the_plan_counts_the_longest_rows(lists):
         for _ in rows.epoch(10, drop_last=False, order=(1, epoch)):
             most = max(most, rows.figures()["data/pool_bytes"])
     assert most < needed
-    longest = sorted(len(row) for row in lists_of(lists))[-20:]
-    assert needed > sum(longest) * 4 + 20 * 8
 
 
-def lists_of(table: Path) -> list[np.ndarray]:
-    column = StoredTable(table).ragged("all", "ids")
-    return np.split(column.values, column.offsets[1:-1])
+FC = {"name": "fc", "type": "Linear", "args": {"out_features": 2}}
+
+
+def test_the_plan_of_many_rows_is_near_what_rows_of_many_lengths_take():
+    """Not twenty thousand of the longest, of which there are few."""
+    lengths = {"min": 1, "max": 1000, "total": 50_000_000}
+    meta = {
+        "columns": [
+            {"name": "ids", "dtype": "int32", "shape": [None], "lengths": {"all": lengths}},
+            {"name": "label", "dtype": "int64", "shape": []},
+        ],
+        "splits": {"all": 1_000_000},
+    }
+    network = layers({"name": "pool", "type": "SequencePool", "args": {"mode": "sum"}}, FC)
+    made = job(network, data={"shuffle": {"buffer_size": 20_000}, "batch_size": 64})
+    needed = planned(made, meta)["memory"]["data_bytes"]
+    mean = 20_000 * (50 * 4 + 128 + 8)
+    assert mean < needed < 2 * mean
+    made["data"]["cache"] = "memory"
+    kept = planned(made, meta)["memory"]["data_bytes"]
+    assert kept == pytest.approx(50_000_000 * 4 + 1_000_000 * (128 + 8 + 17), rel=0.01)
 
 
 REFUSED = {
@@ -627,6 +646,33 @@ def test_a_pool_that_cannot_be_is_refused_by_its_place(case):
 def test_what_needs_all_rows_does_not_go_with_a_pool(lists):
     made = job(data={"shuffle": {"buffer_size": 20}, "bucket_by_length": {}})
     assert "all rows in memory" in errors(made, meta_of(lists))["/data/bucket_by_length"]
+
+
+def test_options_that_files_know_nothing_of_are_refused():
+    """One that is added later is, until somebody decides."""
+
+    class Grown(Data):
+        normalize: str | None = None
+
+    class GrownField(DenseField):
+        fill: float | None = None
+
+    given = {
+        "train": Source(dataset="d"),
+        "fields": {"x": GrownField(type="dense", fill=1.0)},
+        "batch_size": 4,
+        "shuffle": Shuffle(buffer_size=8),
+    }
+    findings = Findings()
+    check_streaming(Grown.model_construct(**given, normalize="standard"), findings)
+    assert {item.pointer for item in findings.problems} == {
+        "/data/normalize",
+        "/data/fields/x/fill",
+    }
+    findings = Findings()
+    given["fields"] = {"x": GrownField(type="dense")}
+    check_streaming(Grown.model_construct(**given), findings)
+    assert not findings.problems
 
 
 def test_a_training_that_ends_leaves_no_thread(digits, tmp_path):
