@@ -110,7 +110,7 @@ def trained(directory: Path, data: dict[str, Any], batch_size: int) -> dict[str,
     once({"shuffle": {"buffer_size": 2 * batch_size}}, 20)  # everything is loaded and has run
     before = _resident()
     seconds, planned = once(data)
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    grown = _peak() - before
     return {
         "planned_mb": round(planned / 1e6, 1),
         "grown_mb": round(grown / 1e6, 1),
@@ -123,6 +123,12 @@ def _resident() -> int:
     """What this process has in memory now."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize()
+
+
+def _peak() -> int:
+    """The most that it had; ``ru_maxrss`` would count what its parent had too."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
 def main() -> None:
