@@ -12,6 +12,8 @@ _OF_THE_RUN = (
     "/data/batch_size",
     "/data/drop_last",
     "/data/shuffle",
+    "/data/bucket_by_length",
+    "/data/cache",
 )
 """What a run cannot go on without: its optimizer's state, generators and position are of these."""
 

@@ -99,6 +99,9 @@ def check_stateful(spec: TrainJob, findings: Findings) -> None:
     if data.shuffle.enabled is not False:
         detail = "a stateful layer goes on from batch to batch: set data.shuffle.enabled to false"
         findings.problem("/data/shuffle/enabled", detail, "stateful")
+    if data.bucket_by_length is not None:
+        detail = "a stateful layer reads the rows in their stored order: leave out the buckets"
+        findings.problem("/data/bucket_by_length", detail, "stateful")
     for name, source in (("train", data.train), ("validation", data.validation)):
         if source is not None and source.fraction is not None:
             detail = "a fraction is taken in an order of its own, and a stateful layer needs the"

@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine import derived, epoch_metrics, infer, optim, samples
+from engine import derived, epoch_metrics, footprint, infer, optim, samples
 from engine.averaging import num_copies
 from engine.carried import check_stateful
 from engine.checkpoint import check_shapes
-from engine.data.fields import BadField, field_shape, num_steps
+from engine.data.fields import BadField, field_shape
 from engine.data.inline import inline_rows
 from engine.data.rows import longest_of
+from engine.forecast import Forecast
 from engine.guards.check import check_guards
 from engine.layer_options import check_options, own_decays
 from engine.learning_rate import check_scheduler
@@ -104,10 +105,14 @@ def _plan_training(spec: TrainJob, datasets: Metas, trained_by: TrainJob | None)
         data.fields, _meta(data.train, datasets, "/data/train", findings), findings, data.train
     )
     _check_validation(spec, datasets, findings)
+    footprint.check_streaming(data, findings)
     findings.stop()
     num_rows = _num_rows(data.train, datasets)
     shapes = _limited(spec, shapes, findings)
-    batch_size = min(data.batch_size, num_rows)
+    meta = datasets[data.train.dataset]
+    forecast = Forecast(spec, meta, shapes, num_rows, findings)
+    findings.stop()
+    batch_size, pace = forecast.batch_size, forecast.pace
     traced = trace(spec.network, shapes, batch_size, findings)
     traced = assign_lengths(traced, shapes, batch_size, findings)
     findings.stop()
@@ -124,7 +129,6 @@ def _plan_training(spec: TrainJob, datasets: Metas, trained_by: TrainJob | None)
     check_cuts(traced, loss, findings)
     findings.stop()
     states = try_optimizer(spec.optimizer, network, own_decays(spec.network, network))
-    pace = Pace.of(spec, num_rows)
     resolved = _scheduled(_resolved(spec, traced, shapes), pace, findings)
     _check_start(resolved, trained_by, findings)
     _check_reads(resolved, findings)
@@ -149,11 +153,12 @@ def _plan_training(spec: TrainJob, datasets: Metas, trained_by: TrainJob | None)
             traced,
             network,
             num_state_bytes(states),
-            data_bytes=_data_bytes(spec, datasets),
+            data_bytes=footprint.training_bytes(spec, datasets),
             num_averages=num_copies(spec.average),
         ),
         "probes": probes,
-        "num_steps": pace.num_steps(spec.stop),
+        "num_steps": spec.stop.steps if pace is None else pace.num_steps(spec.stop),
+        "sequences": forecast.sequences(),
         "warnings": [item.as_dict() for item in findings.warnings],
     }
 
@@ -183,19 +188,13 @@ def _meta(
         listed = ", ".join(meta["splits"])
         detail = f"dataset {source.dataset!r} has no split {source.split!r}; it has: {listed}"
         findings.problem(f"{pointer}/split", detail, "unknown_split")
-    elif not _rows_of(source, meta):
+    elif not footprint.rows_of(source, meta):
         findings.problem(pointer, "no rows are left to read", "no_rows")
     return meta
 
 
-def _rows_of(source: Source | Any, meta: Mapping[str, Any]) -> int:
-    total = int(meta["splits"][source.split])
-    fraction = getattr(source, "fraction", None)
-    return total if fraction is None else int(fraction[1] * total) - int(fraction[0] * total)
-
-
 def _num_rows(source: Source, datasets: Metas) -> int:
-    return _rows_of(source, datasets[source.dataset])
+    return footprint.rows_of(source, datasets[source.dataset])
 
 
 def _field_shapes(
@@ -395,11 +394,15 @@ def _check_judged(spec: TrainJob, known: Sequence[str], findings: Findings) -> N
             findings.problem(pointer, detail, "unknown_metric")
 
 
-def _scheduled(spec: TrainJob, pace: Pace, findings: Findings) -> TrainJob:
+def _scheduled(spec: TrainJob, pace: Pace | None, findings: Findings) -> TrainJob:
     """The job with its scheduler whole, which was tried."""
     if spec.scheduler is None:
         return spec
-    length = pace.length(spec.stop, spec.scheduler.unit)
+    unit = spec.scheduler.unit
+    if pace is not None:
+        length = pace.length(spec.stop, unit)
+    else:
+        length = spec.stop.steps if unit == "steps" else None
     whole = check_scheduler(spec.scheduler, spec.optimizer, length, findings)
     return spec.model_copy(update={"scheduler": whole})
 
@@ -485,37 +488,6 @@ def _memory(
     return {**heads, "total_bytes": sum(heads.values())}
 
 
-def _source_bytes(fields: Mapping[str, Field], source: Any, datasets: Metas) -> int:
-    meta = datasets[source.dataset]
-    shapes = _field_shapes(fields, meta, Findings())
-    by_name = {column["name"]: column for column in meta["columns"]}
-    num_rows, size = _rows_of(source, meta), 0
-    for name, shape in shapes.items():
-        first = by_name[(fields[name].source_columns or (name,))[0]]
-        if shape.is_sequence:
-            steps = num_steps(first, source.split, meta["splits"][source.split])
-            share = num_rows / meta["splits"][source.split]
-            size += int(steps * share) * _step_bytes(shape, first["dtype"]) + num_rows * 16
-            continue
-        width = 1 if first["dtype"] == "uint8" and shape.dim is None else shape.dtype.itemsize
-        size += width * torch.Size(shape.shape).numel() * num_rows
-    return size
-
-
-def _step_bytes(shape: FieldShape, dtype: str) -> int:
-    """What a step takes in memory; beside it a row has a start and a length."""
-    if shape.has_values:
-        return 8
-    if shape.dim is not None:
-        return 4 if shape.dim <= 2**31 else 8
-    return torch.Size(shape.shape[1:]).numel() * (1 if dtype == "uint8" else 4)
-
-
-def _data_bytes(spec: TrainJob, datasets: Metas) -> int:
-    sources = [spec.data.train, *([spec.data.validation] if spec.data.validation else [])]
-    return sum(_source_bytes(spec.data.fields, source, datasets) for source in sources)
-
-
 # --- inference -------------------------------------------------------------------------------
 
 
@@ -528,7 +500,8 @@ def _plan_inference(spec: InferJob, datasets: Metas, trained_by: TrainJob) -> di
         meta = _meta(spec.data, datasets, "/data", findings)
         shapes = _field_shapes(fields, meta, findings, spec.data)
         findings.stop()
-        num_rows, data_bytes = _rows_of(spec.data, meta), _source_bytes(fields, spec.data, datasets)
+        num_rows = footprint.rows_of(spec.data, meta)
+        data_bytes = footprint.source_bytes(fields, spec.data, meta)
     else:
         shapes = infer.inline_shapes(fields)
         num_rows = _check_inline(spec, shapes)

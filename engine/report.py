@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.averaging import Averages
+from engine.batching import Intake
 from engine.carried import Carried, alone
 from engine.clipping import Clip
 from engine.data.rows import Rows
@@ -161,6 +162,8 @@ class Reporter:
             learner.network, job.metrics, out.emit, timing.clock, fields=job.data.fields
         )
         self._epoch_metrics = EpochMetrics(job, out.directory, out.emit)
+        self.intake: Intake | None = None
+        """Of the training rows."""
         self.latest: dict[str, float] = {}
         """The newest value of each metric that has arrived."""
 
@@ -191,6 +194,8 @@ class Reporter:
         taken = self._taken
         taken.num_rows += values[next(iter(values))].shape[0]
         taken.losses.append(loss.detach())
+        if self.intake is not None:
+            self.intake.take()
         for name, part in self._learner.loss_fn.told.items():
             before = taken.parts.get(name)
             taken.parts[name] = part if before is None else before + part
@@ -216,6 +221,8 @@ class Reporter:
             **self._learner.network.output_clips.take(),
         }
         waited = self._probes.figures()
+        if self.intake is not None:
+            waited |= self.intake.figures()
         numbers = [taken.loss, *correct.values(), *others.values()]
 
         def then(arrived: list[float]) -> None:
@@ -324,6 +331,8 @@ class Reporter:
 
     def _times(self, step: int, epoch: int, *, last: bool = False) -> None:
         if values := self._timing.figures(step, last=last):
+            if self.intake is not None:
+                values |= self.intake.upkeep()
             record = {"type": "metrics", "at": now(), "step": step, "epoch": epoch}
             self._out.emit(record | {"values": values})
 

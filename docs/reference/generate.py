@@ -29,6 +29,7 @@ SPEC_MODELS: tuple[type[BaseModel], ...] = (
     spec.SparseBinaryField,
     spec.SparseFloatField,
     spec.Sequences,
+    spec.BucketByLength,
     spec.Shuffle,
     spec.Stop,
     spec.Evaluate,

@@ -10,6 +10,7 @@ Shape suffixes: N = rows of the split.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -51,11 +52,7 @@ def load(
         DataFailed: the data does not fit its declaration, or no rows are left.
     """
     num_rows = table.num_rows(source.split)
-    sequences = {
-        name: _ragged(name, field, table, source.split)
-        for name, field in fields.items()
-        if isinstance(field, RaggedField)
-    }
+    sequences = ragged_columns(fields, table, source.split)
     limits = {n: item for n, item in sequences.items() if isinstance(fields[n], SequenceField)}
     kept = limited(limits, source_rows(num_rows, source.fraction, seed), limit)
     rows = kept.rows
@@ -66,6 +63,37 @@ def load(
             + (" in this fraction" if source.fraction else "")
             + (" that are short enough" if kept.left_out else "")
         )
+    loaded = load_fields(fields, table, (source.split, rows), sequences, limit)
+    made = place(loaded, num_taken, device, rows)
+    made.left_out = kept.left_out
+    return made
+
+
+def ragged_columns(
+    fields: Mapping[str, Field], table: Table, split: str
+) -> dict[str, RaggedColumn]:
+    """The columns of the fields that have a list per row, by field."""
+    found: dict[str, RaggedColumn] = {}
+    for name, field in fields.items():
+        if isinstance(field, RaggedField):
+            checked_shape(name, field, table)
+            found[name] = table.ragged(split, field_columns(name, field)[0])
+    return found
+
+
+def load_fields(
+    fields: Mapping[str, Field],
+    table: Table,
+    source: tuple[str, Tensor | None],
+    sequences: Mapping[str, RaggedColumn],
+    limit: Sequences,
+) -> dict[str, Loaded]:
+    """Read rows of a split, all of them where none are named, into memory.
+
+    Raises:
+        DataFailed: the data does not fit its declaration.
+    """
+    _, rows = source
     loaded: dict[str, Loaded] = {}
     for name, field in fields.items():
         if isinstance(field, SparseField):
@@ -73,15 +101,8 @@ def load(
         elif isinstance(field, SequenceField):
             loaded[name] = load_sequence(name, field, sequences[name], rows, limit)
         else:
-            loaded[name] = load_field(name, field, table, (source.split, rows))
-    made = place(loaded, num_taken, device, rows)
-    made.left_out = kept.left_out
-    return made
-
-
-def _ragged(name: str, field: RaggedField, table: Table, split: str) -> RaggedColumn:
-    _checked_shape(name, field, table)
-    return table.ragged(split, field_columns(name, field)[0])
+            loaded[name] = load_field(name, field, table, source)
+    return loaded
 
 
 def source_rows(num_rows: int, fraction: tuple[float, float] | None, seed: int) -> Tensor | None:
@@ -105,10 +126,10 @@ def load_field(
         DataFailed: a column is missing or misshapen, or an integer lies outside [0, dim).
     """
     split, rows = source
-    shape = _checked_shape(name, field, table)
+    shape = checked_shape(name, field, table)
     arrays = [table.column(split, column) for column in field_columns(name, field)]
     if isinstance(field, IntegerField):
-        _check_range(name, field, arrays[0], split)
+        _check_range(name, field, arrays[0], (split, table))
         values = _tensor(arrays[0], rows).to(torch.int64).reshape(-1)
         return LoadedField(values, is_integer=True)
     tensors = [_tensor(array, rows) for array in arrays]
@@ -127,7 +148,12 @@ def load_field(
     return LoadedField(values, divide_by, field.scale)
 
 
-def _checked_shape(name: str, field: Field, table: Table) -> FieldShape:
+def checked_shape(name: str, field: Field, table: Table) -> FieldShape:
+    """What a field gives the network.
+
+    Raises:
+        DataFailed: it cannot read the table.
+    """
     try:
         return field_shape(name, field, table.meta)
     except BadField as cause:
@@ -148,7 +174,10 @@ def _tensor(array: np.ndarray[Any, Any], rows: Tensor | None) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(taken))
 
 
-def _check_range(name: str, field: IntegerField, array: np.ndarray[Any, Any], split: str) -> None:
+def _check_range(
+    name: str, field: IntegerField, array: np.ndarray[Any, Any], source: tuple[str, Table]
+) -> None:
+    split, table = source
     values = array.reshape(-1)
     for start in range(0, len(values), _RANGE_CHUNK):
         part = values[start : start + _RANGE_CHUNK]
@@ -156,7 +185,8 @@ def _check_range(name: str, field: IntegerField, array: np.ndarray[Any, Any], sp
         if wrong.size:
             row = start + int(wrong[0])
             column = field_columns(name, field)[0]
-            detail = f"row {row} of split {split!r} has {int(values[row])} in column {column!r};"
+            number = table.row_number(row)
+            detail = f"row {number} of split {split!r} has {int(values[row])} in column {column!r};"
             raise DataFailed(
                 f"{detail} field {name!r} takes integers in [0, {field.dim})",
                 hint=f"Raise data.fields.{name}.dim, or correct the data.",

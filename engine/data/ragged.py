@@ -38,6 +38,8 @@ class RaggedColumn:
     split: str
     values: NDArray[Any]
     offsets: NDArray[np.int64]
+    numbers: NDArray[np.int64] | None = None
+    """Of each row, its number in the split; None: they are all of its rows."""
 
     def check(self, num_rows: int) -> None:
         """Refuse offsets that lead outside of the values.
@@ -57,9 +59,10 @@ class RaggedColumn:
         return np.diff(self.offsets)
 
     def place(self, step: int) -> tuple[int, int]:
-        """The row of one of the values, and which of its steps it is."""
+        """The number of the row of one of the values, and which of its steps it is."""
         row = int(np.searchsorted(self.offsets, step, side="right")) - 1
-        return row, step - int(self.offsets[row])
+        number = row if self.numbers is None else int(self.numbers[row])
+        return number, step - int(self.offsets[row])
 
 
 def check_range(name: str, field: IntegerSequenceField, column: RaggedColumn) -> None:

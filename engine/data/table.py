@@ -14,7 +14,7 @@ class Table:
     """A dataset directory; columns are mapped, not read."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        self.directory = directory
         try:
             self.meta: dict[str, Any] = jsonio.loads((directory / "meta.json").read_bytes())
         except (OSError, ValueError) as cause:
@@ -31,10 +31,14 @@ class Table:
             raise DataFailed(f"the dataset has no split {split!r}; it has: {listed}")
         return int(self.meta["splits"][split])
 
+    def row_number(self, row: int) -> int:
+        """The number, in the split, of a row of the columns that are read."""
+        return row
+
     def column(self, split: str, name: str) -> np.ndarray[Any, Any]:
         """One column of a split, mapped read-only."""
         found = next(item for item in self.meta["columns"] if item["name"] == name)
-        return self._map(self._directory / split / found["file"], name, split)
+        return self._map(self.directory / split / found["file"], name, split)
 
     @staticmethod
     def _map(path: Path, name: str, split: str) -> np.ndarray[Any, Any]:
@@ -54,7 +58,7 @@ class Table:
         found = next(item for item in self.meta["columns"] if item["name"] == name)
         values = self.column(split, name)
         if found["shape"][0] is None:
-            path = self._directory / split / found["file"]
+            path = self.directory / split / found["file"]
             offsets = self._map(path.with_suffix(".offsets.npy"), name, split)
         else:
             offsets = np.arange(len(values) + 1, dtype=np.int64) * values.shape[1]

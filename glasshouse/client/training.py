@@ -55,6 +55,13 @@ class TrainOptions(JobOptions, total=False):
     """Left out: 32."""
     drop_last: bool
     shuffle: Any
+    """``{"enabled", "buffer_size", "min_buffer_size"}``."""
+    cache: Literal["none", "memory"]
+    """``"memory"``: rows that a pool has read stay."""
+    workers: int
+    """Threads that make batches ahead. Left out: 0."""
+    bucket_by_length: Any
+    """``{"field", "width", "max_tokens"}``: batches of rows of like length."""
     validation: Any
     """An ``(x, y)`` pair, a dict of arrays, a split's name, or the fraction to hold back."""
     split: str
@@ -77,7 +84,7 @@ _AS_THEY_ARE = (
 )
 _LIMITS = ("epochs", "steps", "seconds")
 _TYPED = ("scheduler", "average")
-_BATCHES = ("batch_size", "drop_last", "shuffle")
+_BATCHES = ("batch_size", "drop_last", "shuffle", "bucket_by_length", "cache", "workers")
 
 
 def as_document(value: Any) -> Any:

@@ -5,6 +5,7 @@ Knows pydantic and nothing else: no torch, no SQL, no HTTP.
 
 from glasshouse.spec.clipping import GradClip, OutputGradClip
 from glasshouse.spec.data import (
+    BucketByLength,
     Data,
     DenseField,
     DenseSequenceField,
@@ -52,6 +53,7 @@ from glasshouse.spec.training import (
 __all__ = [
     "Args",
     "Average",
+    "BucketByLength",
     "Checkpoint",
     "Data",
     "DenseField",
