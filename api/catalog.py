@@ -35,7 +35,7 @@ async def get_service(house: House, caller: Read) -> Response:
             "version": VERSION,
             "capabilities": {
                 "kinds": ["train", "infer"],
-                "networks": ["graph"],
+                "networks": ["graph", "preset"],
                 "dataset_formats": list(FORMATS),
                 "builtin_datasets": list(BUILTINS),
                 "catalog": list(SECTIONS),

@@ -15,6 +15,8 @@ _OF_THE_RUN = (
     "/data/normalize",
     "/data/windows",
     "/data/on_bad_row",
+    "/data/bucket_by_length",
+    "/data/cache",
 )
 """What a run cannot go on without: its optimizer's state, generators and position are of these."""
 

@@ -26,6 +26,9 @@ BENCHES = (
     "purge",
     "service",
     "checkpoint",
+    "padding",
+    "streaming",
+    "prefetch",
 )
 RESULTS = Path(__file__).parent / "results"
 

@@ -14,7 +14,9 @@ from engine.network import layer_classes, layer_parameters
 from engine.optim import optimizer_classes
 from engine.shapes import INFERRED
 from engine.stepwise import OURS
+from engine.torch_metrics import metric_classes, metric_parameters
 from glasshouse.spec.metrics import ALONE
+from glasshouse.spec.presets import PRESETS
 
 SECTIONS = (
     "layers",
@@ -43,6 +45,7 @@ def section(name: str) -> list[dict[str, Any]]:
         raise UnknownSection(name)
     makers = {
         "layers": _layers,
+        "presets": _presets,
         "losses": _losses,
         "optimizers": _optimizers,
         "schedulers": _schedulers,
@@ -66,6 +69,18 @@ def _layers() -> list[dict[str, Any]]:
             inputs = _module_inputs(layer_classes()[name])
         found.append(_entry(name, summary, known, inputs))
     return found
+
+
+def _presets() -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "summary": (known.args.__doc__ or "").splitlines()[0],
+            "schema": {"required": []} | known.args.model_json_schema(),
+            "inputs": None,
+        }
+        for name, known in PRESETS.items()
+    ]
 
 
 def _module_inputs(cls: type[nn.Module]) -> dict[str, int | None]:
@@ -111,8 +126,14 @@ _METRICS = {
 
 
 def _metrics() -> list[dict[str, Any]]:
+    """Ours, and the classes of torchmetrics, whose arguments are those of ``args``."""
     top_k = {"type": "integer", "minimum": 1, "default": 1}
-    return [
+    others = [
+        _entry(name, _in_words(name, known, "torchmetrics'"), known, {"min": 2, "max": 2})
+        for name in metric_classes()
+        for known in [metric_parameters(name)]
+    ]
+    return others + [
         {
             "name": name,
             "summary": summary,

@@ -22,6 +22,8 @@ SPLITS = ("train", "validation", "test", "all")
 MAX_COLUMNS = 10_000
 MAX_RANK = 8
 MAX_NAME_LENGTH = 200
+MAX_LENGTHS = 1000
+"""Different lengths of the rows of a column that are counted one by one."""
 _HEADER_BYTES = 256  # room for eight axes of twenty digits, so that rows can be filled in last
 
 
@@ -99,6 +101,7 @@ class RaggedColumn:
         self._end = 0
         self.rows = 0
         self._shortest, self._longest = np.iinfo(np.int64).max, 0
+        self._counts: dict[int, int] | None = {}
         self.stats = NumberStats(writer.count_budget, scalar=False, listed=False)
 
     def append(self, values: NDArray[Any], lengths: NDArray[np.int64]) -> None:
@@ -116,11 +119,25 @@ class RaggedColumn:
         self.rows += lengths.size
         self._shortest = min(self._shortest, int(lengths.min()))
         self._longest = max(self._longest, int(lengths.max()))
+        self._count(lengths)
+
+    def _count(self, lengths: NDArray[np.int64]) -> None:
+        if self._counts is None:
+            return
+        for length, rows in zip(*np.unique(lengths, return_counts=True), strict=True):
+            self._counts[int(length)] = self._counts.get(int(length), 0) + int(rows)
+        if len(self._counts) > MAX_LENGTHS:
+            self._counts = None
 
     @property
     def lengths(self) -> dict[str, int]:
         """The shortest and the longest row, and the steps of all rows together."""
         return {"min": self._shortest, "max": self._longest, "total": self._end}
+
+    @property
+    def length_counts(self) -> list[list[int]] | None:
+        """Each length and how many rows have it, ascending; None: there are too many lengths."""
+        return None if self._counts is None else [[*item] for item in sorted(self._counts.items())]
 
     def finish(self, length: int | None = None) -> None:
         """Complete the files and force them to disk; with ``length`` as a plain column.
@@ -300,7 +317,8 @@ class DatasetWriter:
         for column in ragged.values():
             column.finish(same)
         if same is None:
-            return {**described, "lengths": lengths}
+            counts = {split: column.length_counts for split, column in ragged.items()}
+            return {**described, "lengths": lengths, "length_counts": counts}
         return {**described, "shape": [same, *described["shape"][1:]]}
 
     def _figures(self, split: str, name: str) -> dict[str, Any]:

@@ -23,7 +23,8 @@ from engine.problems import Findings
 from engine.snapshot import State
 from engine.spool import now
 from engine.timing import Clock, HostClock, taken_out
-from glasshouse.spec import Metric
+from engine.torch_metrics import Counted
+from glasshouse.spec import Field, Metric
 
 Emit = Callable[[dict[str, Any]], None]
 NEVER = 2**62
@@ -80,21 +81,25 @@ def split(reference: str) -> tuple[str, str]:
 class _Series:
     """One derived metric at work."""
 
-    def __init__(self, name: str, metric: Metric) -> None:
+    def __init__(self, name: str, metric: Metric, fields: Mapping[str, Field]) -> None:
         self.name = name
         self.metric = metric
+        self.every = metric.interval or 1
+        self._counted = Counted(name, metric, fields) if metric.is_of_torchmetrics else None
         self.needs = [split(reference) for reference in metric.inputs]
         self.is_late = any(kind == "update" for _, kind in self.needs)
         self.num_failures = 0
 
     def is_due(self, step: int) -> bool:
-        return step % self.metric.every == 0
+        return step % self.every == 0
 
-    def value(self, seen: Mapping[tuple[str, str], Tensor]) -> Tensor:
+    def values(self, seen: Mapping[tuple[str, str], Tensor]) -> dict[str, Tensor]:
         operands = [seen[need] for need in self.needs]
+        if self._counted is not None:
+            return self._counted.of_batch(operands)
         if self.metric.type == "correct_fraction":
-            return FORMULAS["correct_fraction"](*operands).to(torch.float32)
-        return FORMULAS[self.metric.type](*[_floating(item) for item in operands])
+            return {self.name: FORMULAS["correct_fraction"](*operands).to(torch.float32)}
+        return {self.name: FORMULAS[self.metric.type](*[_floating(item) for item in operands])}
 
 
 def _floating(item: Tensor) -> Tensor:
@@ -113,15 +118,18 @@ class Derived:
         metrics: Sequence[Metric],
         emit: Emit,
         clock: Clock | None = None,
+        *,
+        fields: Mapping[str, Field] | None = None,
     ) -> None:
+        """``fields`` are the job's: a metric need not check targets that they have checked."""
         self._network = network
         self._emit = emit
         self._clock = clock or HostClock()
         names = metric_names(metrics)
         self._series = [
-            _Series(name, metric)
+            _Series(name, metric, fields or {})
             for name, metric in zip(names, metrics, strict=True)
-            if metric.type != "accuracy"
+            if metric.type != "accuracy" and metric.interval
         ]
         self._off: list[str] = []
         self._next_due = 0 if self._series else NEVER
@@ -137,7 +145,7 @@ class Derived:
         """
         if step < self._next_due or not is_last:
             return _IDLE
-        every = [series.metric.every for series in self._series]
+        every = [series.every for series in self._series]
         self._next_due = min(((step // n + 1) * n for n in every), default=NEVER)
         due = [series for series in self._series if series.is_due(step)]
         return _Seeing(self, self._network, due, batch) if due else _IDLE
@@ -168,7 +176,7 @@ class Derived:
         for series in due:
             try:
                 with torch.no_grad():
-                    self._values[series.name] = series.value(seen)
+                    self._values |= series.values(seen)
             except Exception as error:
                 self._failed(series, error)
 
@@ -312,7 +320,7 @@ def check(
     parameters the loss sends a gradient to.
     """
     for number, metric in enumerate(metrics):
-        if metric.type == "accuracy":
+        if metric.is_judged:
             continue
         pointer = f"/metrics/{number}/inputs"
         found = [

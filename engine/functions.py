@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from engine import masks
+
 Dims = int | list[int] | None
 
 
@@ -83,6 +85,26 @@ def sqrt(x: Tensor) -> Tensor:
 def abs(x: Tensor) -> Tensor:  # noqa: A001 - torch's name
     """The absolute value."""
     return torch.abs(x)
+
+
+def square(x: Tensor) -> Tensor:
+    """The square."""
+    return torch.square(x)
+
+
+def reciprocal(x: Tensor) -> Tensor:
+    """One over the input."""
+    return torch.reciprocal(x)
+
+
+def maximum(a: Tensor, b: Tensor) -> Tensor:
+    """The larger of two inputs, element by element."""
+    return torch.maximum(a, b)
+
+
+def minimum(a: Tensor, b: Tensor) -> Tensor:
+    """The smaller of two inputs, element by element."""
+    return torch.minimum(a, b)
 
 
 def clamp(x: Tensor, *, min: float | None = None, max: float | None = None) -> Tensor:  # noqa: A002 - torch's names
@@ -215,6 +237,45 @@ def argmax(x: Tensor, *, dim: int, keepdim: bool = False) -> Tensor:
     return torch.argmax(x, dim=dim, keepdim=keepdim)
 
 
+def norm(x: Tensor, *, p: float = 2, dim: Dims = None, keepdim: bool = False) -> Tensor:
+    """The p-norm over some axes, or over all."""
+    return torch.linalg.vector_norm(x, ord=p, dim=_axes(dim), keepdim=keepdim)
+
+
+def cumsum(x: Tensor, *, dim: int) -> Tensor:
+    """The sum so far along an axis."""
+    return torch.cumsum(x, dim=dim)
+
+
+def flip(x: Tensor, *, dims: list[int]) -> Tensor:
+    """Axes from behind."""
+    return torch.flip(x, dims=tuple(dims))
+
+
+def one_hot(x: Tensor, *, num_classes: int) -> Tensor:
+    """Integers below ``num_classes`` as float32 vectors with a one in that place."""
+    return F.one_hot(x, num_classes).to(torch.float32)
+
+
+def cosine_similarity(a: Tensor, b: Tensor, *, dim: int = 1, eps: float = 1e-8) -> Tensor:
+    """The cosine of the angle between vectors along an axis."""
+    return F.cosine_similarity(a, b, dim=dim, eps=eps)
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """Attention over [..., steps, width]; the mask is not zero where a step may be attended to."""
+    allowed = None if attn_mask is None else attn_mask.bool()
+    return F.scaled_dot_product_attention(query, key, value, allowed, 0.0, is_causal, scale=scale)
+
+
 def narrow(x: Tensor, *, dim: int, start: int, length: int) -> Tensor:
     """A range of an axis."""
     return torch.narrow(x, dim, start, length)
@@ -254,7 +315,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         matmul, bmm, mul, add, sub, div, pow, neg, exp, log, sqrt, abs, clamp, cat, stack, gather,
         index_select, masked_fill, where, einsum, reshape, flatten, unflatten, permute, transpose,
         squeeze, unsqueeze, softmax, log_softmax, sigmoid, tanh, relu, gelu, mean, sum, amax, amin,
-        argmax, narrow, select, chunk, split,
+        argmax, narrow, select, chunk, split, square, reciprocal, maximum, minimum, norm, cumsum,
+        flip, one_hot, cosine_similarity, scaled_dot_product_attention, *masks.FUNCTIONS,
     )
 }  # fmt: skip
 

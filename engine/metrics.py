@@ -15,8 +15,8 @@ from glasshouse.spec import Metric, TrainJob
 def metric_names(metrics: Sequence[Metric]) -> list[str]:
     """The names under which metrics are reported: their own, or what they are.
 
-    ``accuracy``, or ``accuracy_top5``; with the scores' layer behind where two would be the same.
-    The others with what they are of: ``mean_abs_diff(fc1,fc2)``.
+    ``accuracy``, ``accuracy_top5``, ``MulticlassF1Score``; with the scores' layer behind where two
+    would be the same. The others with what they are of: ``mean_abs_diff(fc1,fc2)``.
     """
     names = [item.name or _default_name(item) for item in metrics]
     twice = {name for name, count in Counter(names).items() if count > 1}
@@ -27,20 +27,25 @@ def metric_names(metrics: Sequence[Metric]) -> list[str]:
 
 
 def _default_name(metric: Metric) -> str:
-    if metric.type != "accuracy":
+    if not metric.is_judged:
         return f"{metric.type}({','.join(metric.inputs)})"
-    return "accuracy" if metric.top_k == 1 else f"accuracy_top{metric.top_k}"
+    return metric.type if metric.top_k == 1 else f"accuracy_top{metric.top_k}"
 
 
 def _may_grow(metric: Metric) -> bool:
-    return metric.type == "accuracy" and metric.name is None
+    return metric.is_judged and metric.name is None
 
 
-def reported(job: TrainJob) -> list[str]:
-    """The names of all metrics of a job that say how good it is."""
-    names = metric_names(job.metrics)
+def reported(job: TrainJob, series: Mapping[str, Sequence[str]]) -> list[str]:
+    """The names of all metrics of a job that say how good it is.
+
+    ``series``: those that a metric of torchmetrics gives, by its name.
+    """
+    named = list(zip(metric_names(job.metrics), job.metrics, strict=True))
     losses = ["loss", *(f"loss/{name}" for name in job.loss_names)]
-    found = [*losses, *names]
+    found = [*losses]
+    for name, item in named:
+        found += series.get(name, [name]) if item.interval else []
     if job.grad_clip is not None and job.grad_clip.type == "global_norm":
         found.append("grad_norm")
     found += ["clipped_steps"] if job.clips else []
@@ -48,7 +53,7 @@ def reported(job: TrainJob) -> list[str]:
     found += [f"output_grad_clip/{layer.name}" for layer in clipped]
     if job.evaluate is not None:
         judged = [
-            name for name, item in zip(names, job.metrics, strict=True) if item.type == "accuracy"
+            part for name, item in named if item.is_judged for part in series.get(name, [name])
         ]
         found += [f"validation/{name}" for name in (*losses, *judged)]
     return found
@@ -78,5 +83,5 @@ class Accuracies:
         return {
             name: num_correct(values[item.inputs[0]], values[item.inputs[1]], item.top_k)
             for name, item in self._metrics.items()
-            if step % item.every == 0
+            if step % (item.interval or 1) == 0
         }

@@ -5,7 +5,7 @@ Knows torch and the words of a graph; knows nothing of data, training or jobs.
 
 import inspect
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -17,10 +17,11 @@ from torch.nn.modules.loss import _Loss  # pyright: ignore[reportPrivateUsage]
 from engine import arguments
 from engine.arguments import Parameter
 from engine.functions import FUNCTIONS, Function
+from engine.lengths import Lengths, TakesLengths
 from engine.output_clips import OutputClips
 from engine.precision import in_float32
 from engine.problems import one
-from engine.stepwise import AWARE, OURS, Lengths, TakesLengths
+from engine.stepwise import AWARE, OURS
 from glasshouse.spec import Graph, Layer
 
 _NOT_LAYERS = (nn.DataParallel, nn.SyncBatchNorm, nn.RNNBase, nn.modules.rnn.RNNCellBase)
@@ -354,8 +355,7 @@ def in_pairs(steps: Sequence[Step], wanted: Sequence[str]) -> list[Step | Pair]:
         before = found[-1] if found else None
         if (
             isinstance(before, Step)
-            and _belong(before, step, readers)
-            and before.name not in kept
+            and _belong(before, step, readers, kept)
             and not _is_overwritten(step, steps)
         ):
             found[-1] = Pair(before, step)
@@ -364,14 +364,15 @@ def in_pairs(steps: Sequence[Step], wanted: Sequence[str]) -> list[Step | Pair]:
     return found
 
 
-def _belong(relu: Step, pool: Step, readers: Mapping[str, int]) -> bool:
+def _belong(relu: Step, pool: Step, readers: Mapping[str, int], kept: Collection[str]) -> bool:
     if type(relu.module) is not nn.ReLU or type(pool.module) is not nn.MaxPool2d:
         return False
     if relu.cuts or pool.cuts or relu.clips or pool.clips or pool.module.return_indices:
         return False
-    alone = pool.inputs == (relu.name,) and readers[relu.name] == 1
-    overwrites = relu.module.inplace and readers[root(relu.inputs[0])] > 1
-    return alone and not overwrites
+    alone = pool.inputs == (relu.name,) and readers[relu.name] == 1 and relu.name not in kept
+    source = root(relu.inputs[0])
+    shows = relu.module.inplace and (readers[source] > 1 or source in kept)
+    return alone and not shows
 
 
 def _is_overwritten(pool: Step, steps: Sequence[Step]) -> bool:

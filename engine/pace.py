@@ -15,21 +15,28 @@ class Pace:
     drop_last: bool = False
     accumulate: int = 1
     """Batches of one step; the last step of an epoch may have fewer."""
+    num_batches: int | None = None
+    """Batches of an epoch, where they have different sizes; None: each has ``batch_size`` rows."""
 
     @staticmethod
-    def of(job: TrainJob, num_rows: int) -> "Pace":
+    def of(job: TrainJob, num_rows: int, num_batches: int | None = None) -> "Pace":
         """That of a job over so many rows."""
-        return Pace(num_rows, job.data.batch_size, job.data.drop_last, job.accumulate)
+        data = job.data
+        return Pace(num_rows, data.batch_size, data.drop_last, job.accumulate, num_batches)
 
     @property
     def batches(self) -> int:
         """Batches of an epoch."""
+        if self.num_batches is not None:
+            return self.num_batches
         whole, rest = divmod(self.num_rows, self.batch_size)
         return whole if self.drop_last else whole + (rest > 0)
 
     @property
     def rows(self) -> int:
         """Rows of an epoch that are trained on."""
+        if self.num_batches is not None:
+            return self.num_rows
         return min(self.num_rows, self.batches * self.batch_size)
 
     @property
@@ -38,7 +45,7 @@ class Pace:
         return -(-self.batches // self.accumulate)
 
     def rows_before(self, batch: int) -> int:
-        """Rows of an epoch in the batches before one."""
+        """Rows of an epoch in the batches before one, where all have ``batch_size``."""
         return min(batch * self.batch_size, self.rows)
 
     def num_steps(self, stop: Stop) -> int | None:
@@ -46,11 +53,17 @@ class Pace:
         return stop.epochs * self.steps if stop.epochs else stop.steps
 
     def length(self, stop: Stop, unit: Literal["steps", "epochs", "samples"]) -> int | None:
-        """A whole training in steps, epochs begun or rows; None when time decides."""
+        """A whole training in steps, epochs begun or rows.
+
+        None when time decides, or when it is of rows, ends within an epoch, and batches have
+        different sizes.
+        """
         num_steps = self.num_steps(stop)
         if num_steps is None or not self.steps:
             return None
         epochs, steps = divmod(num_steps, self.steps)
+        if unit == "samples" and steps and self.num_batches is not None:
+            return None
         return {
             "steps": num_steps,
             "epochs": epochs + (steps > 0),

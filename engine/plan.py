@@ -12,13 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine import derived, infer, optim, plan_data, samples
+from engine import derived, epoch_metrics, footprint, infer, optim, plan_data, samples
 from engine.averaging import num_copies
+from engine.carried import check_stateful
 from engine.checkpoint import check_shapes
 from engine.data.fields import BadField
 from engine.data.inline import Meaning, inline_rows
 from engine.data.prepared import Preparing
 from engine.data.rows import longest_of
+from engine.forecast import Forecast
 from engine.guards.check import check_guards
 from engine.layer_options import check_options, own_decays
 from engine.learning_rate import check_scheduler
@@ -38,7 +40,7 @@ from engine.probes.watched.watchable import check_cuts, everything
 from engine.problems import Findings, SpecProblems, one
 from engine.sequences import assign_lengths, stepwise
 from engine.shapes import FieldShape, Trace, trace
-from glasshouse.errors import SpecFailed
+from glasshouse.errors import FieldProblem, SpecFailed
 from glasshouse.spec import (
     Field,
     InferJob,
@@ -63,7 +65,7 @@ def plan(
         SpecProblems: the job cannot run as it is written.
     """
     if isinstance(spec, TrainJob):
-        return _plan_training(spec, datasets, trained_by)
+        return _plan_network(spec, datasets, trained_by)
     if trained_by is None:
         raise one("/checkpoint", "the checkpoint's training job is not known", "no_network")
     return _plan_inference(spec, datasets, trained_by)
@@ -72,26 +74,59 @@ def plan(
 # --- training --------------------------------------------------------------------------------
 
 
+def _plan_network(spec: TrainJob, datasets: Metas, trained_by: TrainJob | None) -> dict[str, Any]:
+    """Put the graph in the place of a preset; what is wrong with a layer is its arguments then."""
+    graph = spec.network.graph()
+    if graph is spec.network:
+        return _plan_training(spec, datasets, trained_by)
+    try:
+        found = _plan_training(spec.model_copy(update={"network": graph}), datasets, trained_by)
+    except SpecProblems as error:
+        raise SpecProblems([_of_preset(item) for item in error.problems]) from error
+    for warning in found["warnings"]:
+        warning["pointer"] = _of_preset_pointer(warning["pointer"])
+    return found
+
+
+def _of_preset(problem: FieldProblem) -> FieldProblem:
+    return replace(problem, pointer=_of_preset_pointer(problem.pointer))
+
+
+def _of_preset_pointer(pointer: str) -> str:
+    is_inside = pointer.startswith(("/network/layers", "/network/outputs"))
+    return "/network/args" if is_inside else pointer
+
+
 def _plan_training(spec: TrainJob, datasets: Metas, trained_by: TrainJob | None) -> dict[str, Any]:
     findings = Findings()
     spec, datasets, shapes = _sized(spec, datasets, trained_by, findings)
     data = spec.data
-    num_rows = plan_data.num_rows(data.train, datasets[data.train.dataset])
+    footprint.check_streaming(data, findings)
+    findings.stop()
+    meta = datasets[data.train.dataset]
+    num_rows = footprint.rows_of(data.train, meta)
     shapes = plan_data.limited(data, shapes, findings)
-    batch_size = min(data.batch_size, num_rows)
+    forecast = Forecast(spec, meta, shapes, num_rows, findings)
+    findings.stop()
+    batch_size, pace = forecast.batch_size, forecast.pace
     traced = trace(spec.network, shapes, batch_size, findings)
     traced = assign_lengths(traced, shapes, batch_size, findings)
     findings.stop()
     loss = _check_loss(spec, shapes, traced, findings)
     _check_metrics(spec, shapes, traced, findings)
     findings.stop()
+    judged = spec.data.validation or spec.data.train
+    series = epoch_metrics.check(
+        spec, traced, shapes, footprint.rows_of(judged, datasets[judged.dataset]), findings
+    )
+    findings.stop()
     network = nn.ModuleDict()
     network._modules.update(traced.modules())  # pyright: ignore[reportPrivateUsage]
     check_options(traced.graph(), network, spec.optimizer, findings)
+    check_stateful(spec, findings)
     check_cuts(traced, loss, findings)
     findings.stop()
     states = try_optimizer(spec.optimizer, network, own_decays(spec.network, network))
-    pace = Pace.of(spec, num_rows)
     whole = spec.model_copy(update={"network": traced.graph()})
     resolved = _scheduled(whole, pace, findings)
     _check_start(resolved, trained_by, findings)
@@ -106,8 +141,7 @@ def _plan_training(spec: TrainJob, datasets: Metas, trained_by: TrainJob | None)
         findings,
     )
     samples.check(resolved, traced.values, batch_size, findings)
-    _check_keep_best(spec, findings)
-    _check_judged(spec, findings)
+    _check_judged(spec, reported(spec, series), findings)
     layers = [item.layer.name for item in traced.layers]
     check_guards(spec, [*shapes, *layers, *dict(network.named_parameters())], findings)
     findings.stop()
@@ -118,11 +152,12 @@ def _plan_training(spec: TrainJob, datasets: Metas, trained_by: TrainJob | None)
             traced,
             network,
             num_state_bytes(states),
-            data_bytes=plan_data.data_bytes(data, datasets),
+            data_bytes=footprint.training_bytes(spec, datasets),
             num_averages=num_copies(spec.average),
         ),
         "probes": probes,
-        "num_steps": pace.num_steps(spec.stop),
+        "num_steps": spec.stop.steps if pace is None else pace.num_steps(spec.stop),
+        "sequences": forecast.sequences(),
         "warnings": [item.as_dict() for item in findings.warnings],
     }
 
@@ -193,10 +228,12 @@ def _check_metrics(
     spec: TrainJob, shapes: Mapping[str, FieldShape], traced: Trace, findings: Findings
 ) -> None:
     for number, metric in enumerate(spec.metrics):
-        if metric.type != "accuracy":
+        if not metric.is_judged:
             continue
         pointer = f"/metrics/{number}"
         scores, target = _operands(metric.inputs, f"{pointer}/inputs", traced, findings)
+        if metric.is_of_torchmetrics:
+            continue
         both = f"{list(scores.shape)} and {list(target.shape)}"
         if scores.dim() != 2 or target.dim() != 1 or target.dtype != torch.int64:
             detail = "accuracy compares scores of shape [rows, classes] with integers of shape"
@@ -209,7 +246,9 @@ def _check_metrics(
             findings.problem(f"{pointer}/inputs/1", detail, "classes")
     names = metric_names(spec.metrics)
     if len(set(names)) < len(names):
-        findings.problem("/metrics", "two metrics are the same; remove one", "duplicate")
+        findings.problem(
+            "/metrics", "two metrics have the same name; remove or name one", "duplicate"
+        )
 
 
 def _dim(field: FieldShape | None) -> int:
@@ -239,6 +278,8 @@ def _check_embedding(
     field = fields.get((layer.inputs or ("",))[0])
     size = layer.args.get("num_embeddings")
     has_ids = isinstance(field, IntegerField | IntegerSequenceField | SparseField)
+    if layer.type == "PositionEmbedding":  # counts the steps, whatever they hold
+        return
     if has_ids and isinstance(size, int) and (dim := field.dim or 0) > size:
         detail = f"layer {layer.name!r} has {size} entries and field {(layer.inputs or ('',))[0]!r}"
         detail += f" has values up to {dim - 1}"
@@ -256,34 +297,34 @@ def _check_counts(spec: TrainJob, num_rows: int, findings: Findings) -> None:
         findings.warn("/data/batch_size", f"{detail}; set drop_last", "single_row")
 
 
-def _check_keep_best(spec: TrainJob, findings: Findings) -> None:
-    best = spec.checkpoint.keep_best
-    if best is not None and best.metric not in (known := reported(spec)):
+def _check_judged(spec: TrainJob, known: Sequence[str], findings: Findings) -> None:
+    """What goes by a metric must go by one that there is; ``known`` are all."""
+    best, early, scheduler = spec.checkpoint.keep_best, spec.stop.early, spec.scheduler
+    if best is not None and best.metric not in known:
         detail = f"the job has no metric {best.metric!r} to keep the best by; it has:"
         findings.problem(
             "/checkpoint/keep_best/metric", f"{detail} {', '.join(known)}", "unknown_metric"
         )
-
-
-def _check_judged(spec: TrainJob, findings: Findings) -> None:
-    """What looks at evaluations must look at something that they give."""
-    early, scheduler = spec.stop.early, spec.scheduler
     judges = {
         "/stop/early/metric": None if early is None else early.metric,
         "/scheduler/metric": None if scheduler is None else scheduler.metric,
     }
-    known = [name for name in reported(spec) if name.startswith("validation/")]
+    known = [name for name in known if name.startswith("validation/")]
     for pointer, metric in judges.items():
         if metric is not None and metric not in known:
             detail = f"evaluations give no {metric!r}; they give: {', '.join(known)}"
             findings.problem(pointer, detail, "unknown_metric")
 
 
-def _scheduled(spec: TrainJob, pace: Pace, findings: Findings) -> TrainJob:
+def _scheduled(spec: TrainJob, pace: Pace | None, findings: Findings) -> TrainJob:
     """The job with its scheduler whole, which was tried."""
     if spec.scheduler is None:
         return spec
-    length = pace.length(spec.stop, spec.scheduler.unit)
+    unit = spec.scheduler.unit
+    if pace is not None:
+        length = pace.length(spec.stop, unit)
+    else:
+        length = spec.stop.steps if unit == "steps" else None
     whole = check_scheduler(spec.scheduler, spec.optimizer, length, findings)
     return spec.model_copy(update={"scheduler": whole})
 
@@ -384,8 +425,8 @@ def _plan_inference(spec: InferJob, datasets: Metas, trained_by: TrainJob) -> di
         meta = plan_data.meta_of(spec.data, datasets, "/data", findings)
         shapes = plan_data.field_shapes(fields, meta, findings, spec.data)
         findings.stop()
-        num_rows = plan_data.num_rows(spec.data, meta)
-        data_bytes = plan_data.source_bytes(fields, spec.data, datasets, data.normalize)
+        num_rows = footprint.rows_of(spec.data, meta)
+        data_bytes = footprint.source_bytes(fields, spec.data, meta, data.normalize)
     else:
         shapes = infer.inline_shapes(fields)
         num_rows = _check_inline(spec, shapes, Meaning(fields, Preparing.of(data)))

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
-
-from engine.data.fields import BadField, column_view, field_shape, num_steps
-from engine.data.windows import num_windows, part_of, windowed
+from engine.data.fields import BadField, field_shape
+from engine.data.windows import windowed
+from engine.footprint import rows_of
 from engine.problems import Findings, one
 from engine.shapes import FieldShape
 from glasshouse.spec import (
@@ -42,7 +41,7 @@ def meta_of(source: Rows, datasets: Metas, pointer: str, findings: Findings) -> 
         listed = ", ".join(meta["splits"])
         detail = f"dataset {source.dataset!r} has no split {source.split!r}; it has: {listed}"
         findings.problem(f"{pointer}/split", detail, "unknown_split")
-    elif not num_rows(source, meta):
+    elif not rows_of(source, meta):
         what = "the text is shorter than a window" if "windows" in meta else "no rows are left"
         findings.problem(pointer, f"{what} to read", "no_rows")
     return meta
@@ -68,16 +67,6 @@ def seen_as_windows(
         }
     except BadField as cause:
         raise one(f"/data/windows/{cause.key}", str(cause), "field") from cause
-
-
-def num_rows(source: Rows, meta: Meta) -> int:
-    """The rows of a source, those that are left out later included."""
-    fraction = source.fraction if isinstance(source, Source) else None
-    if "windows" in meta:
-        first, last = part_of(meta["tokens"][source.split], fraction)
-        return num_windows(meta["windows"], last - first)
-    total = int(meta["splits"][source.split])
-    return total if fraction is None else int(fraction[1] * total) - int(fraction[0] * total)
 
 
 def field_shapes(
@@ -231,44 +220,3 @@ def _check_gaps(name: str, field: Field, data: Data, meta: Meta, findings: Findi
             findings.problem(pointer, detail, "bad_rows")
         else:
             findings.warn(pointer, f"{detail}: one in a row that is read fails the job", "bad_rows")
-
-
-# --- memory ----------------------------------------------------------------------------------
-
-
-def source_bytes(
-    fields: Mapping[str, Field], source: Rows, datasets: Metas, normalize: Mapping[str, Any]
-) -> int:
-    """What the rows of a source take in memory."""
-    meta = datasets[source.dataset]
-    shapes = field_shapes(fields, meta, Findings())
-    count, size = num_rows(source, meta), 0
-    for name, shape in shapes.items():
-        first = column_view(name, fields[name], meta)
-        if not shape.is_sequence:
-            is_bytes = first["dtype"] == "uint8" and shape.dim is None
-            width = 1 if is_bytes else shape.dtype.itemsize
-            size += width * torch.Size(shape.shape).numel() * count
-        elif "windows" in meta:
-            size += meta["tokens"][source.split] * 4 + count * 16
-        else:
-            steps = num_steps(first, source.split, meta["splits"][source.split])
-            share = count / meta["splits"][source.split]
-            step = _step_bytes(shape, "float32" if name in normalize else first["dtype"])
-            size += int(steps * share) * step + count * 16
-    return size
-
-
-def _step_bytes(shape: FieldShape, dtype: str) -> int:
-    """What a step takes in memory; beside it a row has a start and a length."""
-    if shape.has_values:
-        return 8
-    if shape.dim is not None:
-        return 4 if shape.dim <= 2**31 else 8
-    return torch.Size(shape.shape[1:]).numel() * (1 if dtype == "uint8" else 4)
-
-
-def data_bytes(data: Data, datasets: Metas) -> int:
-    """What all rows of a job take in memory."""
-    sources = [data.train, *([data.validation] if data.validation else [])]
-    return sum(source_bytes(data.fields, source, datasets, data.normalize) for source in sources)

@@ -15,11 +15,16 @@ from typing import Any, NamedTuple
 import torch
 
 from engine import checkpoint, infer
+from engine.batching import bucket_field, widest_rows
 from engine.checkpoint import Saved
+from engine.data.ahead import Ahead
 from engine.data.loading import load
 from engine.data.prepared import Prepared, Preparing
-from engine.data.rows import Rows
+from engine.data.reading import Reader
+from engine.data.rows import Rows, longest_of
+from engine.data.streamed import StreamedRows
 from engine.data.table import Table
+from engine.data.window import StoredTable
 from engine.failures import classify
 from engine.network import root
 from engine.probes.watched.wanted import Wanted
@@ -205,38 +210,28 @@ def run(job: Assignment, *, control: Control, out: Outputs) -> End:
         control.orders.extendleft(reversed(job.orders))
     out.flush()
 
-    def rows(source: Source, known: Prepared | None) -> Rows:
-        fields: dict[str, Field] = {name: spec.data.fields[name] for name in _fields_read(spec)}
-        found = load(
-            source,
-            fields,
-            job.table(source.dataset),
-            seed=spec.seed,
-            device=job.device,
-            limit=spec.data.sequence,
-            preparing=Preparing.of(spec.data, known),
-        )
-        for what, count in found.left_out.items():
-            out.emit({"type": "dropped", "at": now(), "what": what, "count": count})
-        return found
-
     start = _start(job, spec)
-    training = rows(spec.data.train, None if start is None else start.prepared(spec.data))
+    known = None if start is None else start.prepared(spec.data)
+    training = _rows(job, spec, spec.data.train, out, known)
     judged = None
-    if spec.data.validation and spec.evaluate:
-        judged = rows(spec.data.validation, training.prepared)
-    planned = min(spec.data.batch_size, training.num_rows)
-    work = Work(None if job.flops is None else job.flops / planned, job.peak_flops)
-    ending = train(
-        spec,
-        training,
-        judged,
-        control=control,
-        out=out,
-        watched=job.watched,
-        work=work,
-        start=start,
-    )
+    try:
+        if spec.data.validation and spec.evaluate:
+            judged = _rows(job, spec, spec.data.validation, out, training.prepared)
+        flops = None if job.flops is None else job.flops / _planned(spec, training)
+        ending = train(
+            spec,
+            training,
+            judged,
+            control=control,
+            out=out,
+            watched=job.watched,
+            work=Work(flops, job.peak_flops),
+            start=start,
+        )
+    finally:
+        for rows in (training, judged):
+            if rows is not None:
+                rows.close()
     return End(ending.state, ending.reason)
 
 
@@ -248,6 +243,50 @@ def be_deterministic(wanted: bool) -> None:
     if wanted:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     torch.use_deterministic_algorithms(wanted)
+
+
+def _rows(
+    job: Assignment, spec: TrainJob, source: Source, out: Outputs, known: Prepared | None
+) -> Rows:
+    """The rows of a source, in memory or in their files; what is left out of them is told.
+
+    ``known``: what was learned of training rows before.
+    """
+    fields: dict[str, Field] = {name: spec.data.fields[name] for name in _fields_read(spec)}
+    data = spec.data
+    table = job.table(source.dataset)
+    if data.shuffle.buffer_size is None:
+        rows = load(
+            source,
+            fields,
+            table,
+            seed=spec.seed,
+            device=job.device,
+            limit=data.sequence,
+            preparing=Preparing.of(data, known),
+        )
+        rows.ahead = Ahead(data.workers)
+    else:
+        stored = StoredTable(table.directory)
+        reader = Reader(source, fields, stored, seed=spec.seed, limit=data.sequence)
+        rows = StreamedRows(
+            reader,
+            job.device,
+            shuffle=data.shuffle,
+            workers=data.workers,
+            keeps=data.cache == "memory",
+        )
+    for what, count in rows.left_out.items():
+        out.emit({"type": "dropped", "at": now(), "what": what, "count": count})
+    return rows
+
+
+def _planned(spec: TrainJob, rows: Rows) -> int:
+    """The rows of the batch that the plan is about."""
+    wanted = spec.data.bucket_by_length
+    name = None if wanted is None else bucket_field(wanted, spec.data.fields)
+    longest = None if name is None else longest_of(rows).get(name)
+    return widest_rows(spec.data, rows.num_rows, longest)
 
 
 def _start(job: Assignment, spec: TrainJob) -> Start | None:

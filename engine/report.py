@@ -7,7 +7,7 @@ import contextlib
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -16,9 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from engine.averaging import Averages
+from engine.batching import Intake
+from engine.carried import Carried, alone
 from engine.clipping import Clip
 from engine.data.rows import Rows
 from engine.derived import Derived
+from engine.epoch_metrics import EpochMetrics
 from engine.learning_rate import LearningRate
 from engine.losses import Losses
 from engine.metrics import Accuracies
@@ -86,18 +89,24 @@ class Learner(NamedTuple):
     rate: LearningRate | None = None
     averages: Averages | None = None
     tuned: Tuned | None = None
+    carried: Carried | None = None
 
     def follow(self, step: int, num_rows: int, *, ends_epoch: bool, clock: Clock) -> None:
         """After an update with so many rows: what goes on with the steps."""
         if self.averages is not None:
             self.averages.update(step)
+        if self.carried is not None and ends_epoch:
+            self.carried.reset()
         if self.rate is not None:
             self.rate.count(num_rows, ends_epoch=ends_epoch)
         clock.mark("optimizer")
 
-    def judged(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def judged(self) -> Generator[None]:
         """The network in here is the one that evaluations judge."""
-        return contextlib.nullcontext() if self.averages is None else self.averages.applied()
+        averages = contextlib.nullcontext() if self.averages is None else self.averages.applied()
+        with averages, alone(self.carried):
+            yield
 
 
 @dataclass
@@ -149,7 +158,12 @@ class Reporter:
         self._before_s = 0.0
         self._told = (self._started, 0)
         self._samples = Samples(job, validation, out.directory)
-        self.derived = Derived(learner.network, job.metrics, out.emit, timing.clock)
+        self.derived = Derived(
+            learner.network, job.metrics, out.emit, timing.clock, fields=job.data.fields
+        )
+        self._epoch_metrics = EpochMetrics(job, out.directory, out.emit)
+        self.intake: Intake | None = None
+        """Of the training rows."""
         self.latest: dict[str, float] = {}
         """The newest value of each metric that has arrived."""
 
@@ -180,6 +194,8 @@ class Reporter:
         taken = self._taken
         taken.num_rows += values[next(iter(values))].shape[0]
         taken.losses.append(loss.detach())
+        if self.intake is not None:
+            self.intake.take()
         for name, part in self._learner.loss_fn.told.items():
             before = taken.parts.get(name)
             taken.parts[name] = part if before is None else before + part
@@ -205,6 +221,8 @@ class Reporter:
             **self._learner.network.output_clips.take(),
         }
         waited = self._probes.figures()
+        if self.intake is not None:
+            waited |= self.intake.figures()
         numbers = [taken.loss, *correct.values(), *others.values()]
 
         def then(arrived: list[float]) -> None:
@@ -251,11 +269,18 @@ class Reporter:
         look = self._probes.evaluations.look(step)
         with learner.judged():
             figures = evaluate(
-                self._job, learner.network, learner.loss_fn, self._validation, look=look
+                self._job,
+                learner.network,
+                learner.loss_fn,
+                self._validation,
+                look=look,
+                others=self._epoch_metrics,
             )
+            figures |= self._epoch_metrics.finish(step)
             self._readback.drain()
             self._metrics(step, epoch, figures, now())
-            self._samples.keep(step, learner.network, self._out.emit)
+            with alone(learner.carried):
+                self._samples.keep(step, learner.network, self._out.emit)
         self._clock.mark("evaluate")
         return figures
 
@@ -306,6 +331,8 @@ class Reporter:
 
     def _times(self, step: int, epoch: int, *, last: bool = False) -> None:
         if values := self._timing.figures(step, last=last):
+            if self.intake is not None:
+                values |= self.intake.upkeep()
             record = {"type": "metrics", "at": now(), "step": step, "epoch": epoch}
             self._out.emit(record | {"values": values})
 
@@ -330,11 +357,12 @@ def evaluate(
     rows: Rows,
     *,
     look: contextlib.AbstractContextManager[object] | None = None,
+    others: EpochMetrics | None = None,
 ) -> dict[str, float]:
     """Run the validation rows once: loss and metrics over all of them, exactly.
 
     A mean loss is weighted by the rows of each batch, so that a smaller last one counts rightly.
-    ``look`` is entered around the first batch.
+    ``look`` is entered around the first batch; ``others`` take every batch in.
     """
     was_training = network.training
     network.eval()
@@ -349,6 +377,8 @@ def evaluate(
         parts += loss_fn.summed([values[name] for name in job.loss_inputs], num_rows)
         for number, correct in enumerate(accuracies.correct(values).values()):
             totals[number] += correct
+        if others is not None:
+            others.update(values)
     network.train(was_training)
     figures = loss_fn.figures(parts, rows.num_rows)
     shares = (totals / rows.num_rows).tolist()

@@ -5,6 +5,7 @@ rows. What fits one length only would fail at the first batch whose longest row 
 refused here. Knows graphs and shapes; knows nothing of data.
 """
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -67,22 +68,42 @@ def _growth(fields: Mapping[str, FieldShape]) -> dict[str, int]:
 
 
 def _trace_longer(
-    traced: Trace, fields: Mapping[str, FieldShape], growth: Mapping[str, int], batch_size: int
+    traced: Trace, fields: Mapping[str, FieldShape], growth: dict[str, int], batch_size: int
 ) -> Trace:
-    longer = dict(fields)
-    for name, more in growth.items():
-        first, *rest = fields[name].shape
-        longer[name] = replace(fields[name], shape=(first + more, *rest))
-    again = Findings()
     try:
-        return trace(traced.graph(), longer, batch_size, again)
+        return _trace_grown(traced, fields, growth, batch_size)
     except SpecProblems as error:
+        if _shrink(fields, growth):
+            with contextlib.suppress(SpecProblems):
+                return _trace_grown(traced, fields, growth, batch_size)
         why = "a batch is padded to its longest row, and the network fits one length only"
         findings = Findings()
         for item in error.problems:
             detail = f"{why}; pool over the steps. With rows one step longer: {item.detail}"
             findings.problem(item.pointer, detail, "length")
         raise SpecProblems(findings.problems) from error
+
+
+def _shrink(fields: Mapping[str, FieldShape], growth: dict[str, int]) -> bool:
+    """Make it fewer steps instead of more; whether the rows have so many.
+
+    For a network that takes no longer rows than there are, and shorter ones well.
+    """
+    fewer = {name: -(2**number) for number, name in enumerate(growth)}
+    if any(fields[name].shape[0] + less < 1 for name, less in fewer.items()):
+        return False
+    growth.update(fewer)
+    return True
+
+
+def _trace_grown(
+    traced: Trace, fields: Mapping[str, FieldShape], growth: Mapping[str, int], batch_size: int
+) -> Trace:
+    grown = dict(fields)
+    for name, more in growth.items():
+        first, *rest = fields[name].shape
+        grown[name] = replace(fields[name], shape=(first + more, *rest))
+    return trace(traced.graph(), grown, batch_size, Findings())
 
 
 def _check_asked(
@@ -116,7 +137,8 @@ class _Axes:
     """What a layer takes in both traces."""
 
     def __init__(self, item: Traced, traced: Trace, longer: Trace) -> None:
-        name = (item.layer.inputs or ("",))[0]
+        counted = AWARE[item.layer.type].counted_input
+        name = (item.layer.inputs or ("",))[counted]
         self.before, self.after = traced.values[name], longer.values[name]
         is_first = item.layer.type in _RECURRENT and not item.layer.args.get("batch_first")
         self.steps = 0 if is_first else 1
@@ -149,7 +171,7 @@ def _assign(
 
 
 def _grown(before: Tensor, after: Tensor) -> list[int]:
-    """The axes that are longer in the second trace."""
+    """The axes that are longer, or shorter, in the second trace."""
     both = zip(before.shape, after.shape, strict=True)
     return [axis for axis, (old, new) in enumerate(both) if old != new]
 

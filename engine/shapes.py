@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from engine import arguments
 from engine.arguments import Parameter
+from engine.attention import PositionEmbedding, TiedEmbedding
 from engine.functions import FUNCTIONS, num_inputs
 from engine.network import (
     build_layer,
@@ -455,7 +456,7 @@ def wanted_shape(module: nn.Module) -> str | None:
     if isinstance(module, nn.Bilinear):
         return f"[batch, …, {size('in1_features')}] and [batch, …, {size('in2_features')}]"
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
-        return f"integers in [0, {size('num_embeddings')})"
+        return _wanted_by_embedding(module)
     if size("in_channels") is not None:
         axes = ["length", "height, width", "depth, height, width"][len(size("kernel_size")) - 1]
         return f"[batch, {size('in_channels')}, {axes}]"
@@ -465,6 +466,16 @@ def wanted_shape(module: nn.Module) -> str | None:
         if size(name) is not None:
             return form.format(size(name))
     return None
+
+
+def _wanted_by_embedding(module: nn.Embedding | nn.EmbeddingBag) -> str:
+    most = module.num_embeddings
+    if isinstance(module, PositionEmbedding):
+        return f"[batch, at most {most} steps, …]"
+    ids = f"integers in [0, {most})"
+    return (
+        f"{ids} or [batch, …, {module.embedding_dim}]" if isinstance(module, TiedEmbedding) else ids
+    )
 
 
 _WANTED = {

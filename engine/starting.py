@@ -86,6 +86,6 @@ class Start:
 def _counts(position: State, report: State) -> dict[str, int]:
     """How far a run has come, in each unit that a scheduler may count in."""
     names = ("num_rows", "batch_size", "drop_last", "accumulate")
-    pace = Pace(**{name: position[name] for name in names})
+    pace = Pace(**{name: position[name] for name in names}, num_batches=position.get("num_batches"))
     epochs = int(position["epoch"]) + (position["batch"] == pace.batches)
     return {"steps": int(position["step"]), "epochs": epochs, "samples": int(report["samples"])}

@@ -7,43 +7,40 @@ Shape suffixes: B = rows of a batch, T = steps of the longest row, D = width, S 
 rows together.
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from engine.attention import DotProductAttention, PositionEmbedding, TiedEmbedding
+from engine.lengths import Lengths, TakesLengths, is_padding
+
 PoolMode = Literal["sum", "average", "max", "sqrt_n", "first", "last"]
 
 
-class Lengths(NamedTuple):
-    """How many steps of each row count."""
-
-    of_rows: Tensor
-    """int64 of shape [B], where the layer computes."""
-    known: Tensor | None = None
-    """The same in host memory, where the others are not."""
-
-    @property
-    def on_host(self) -> Tensor:
-        """The lengths in host memory; waits for the device only where nobody has them there."""
-        return self.of_rows.cpu() if self.known is None else self.known
-
-
-class TakesLengths:
-    """A layer that can be told the lengths before it is called; None: all steps count."""
-
-    lengths: Lengths | None = None
-
-
-class _Recurrent(TakesLengths):
+class Recurrent(TakesLengths, nn.Module):
     """Packs what a recurrent layer takes, and pads what it puts out with zeros."""
 
     batch_first: bool
+    carries = False
+    """Whether it begins where the batch before has ended."""
+    carried: tuple[Tensor, ...] | None = None
+    """That state, [layers, rows, width]; None: zeros."""
 
     def forward(self, input: Tensor, hx: Any = None) -> Any:  # noqa: A002 (torch's name)
         """Run torch's layer; a row's steps behind its end are never seen."""
-        run = super().forward  # pyright: ignore[reportAttributeAccessIssue]
+        if not self.carries:
+            return self._run(input, hx)
+        if self.carried is not None:
+            hx = _of_rows(self.carried, input.shape[0 if self.batch_first else 1])
+        output, state = self._run(input, hx)
+        states = state if isinstance(state, tuple) else (state,)
+        self.carried = tuple(item.detach() for item in states)
+        return output, state
+
+    def _run(self, input: Tensor, hx: Any) -> Any:  # noqa: A002 (torch's name)
+        run: Any = super().forward
         if self.lengths is None or isinstance(input, PackedSequence):
             return run(input, hx)
         host_B = self.lengths.on_host
@@ -72,15 +69,24 @@ class _Recurrent(TakesLengths):
         return output, kept if isinstance(state, tuple) else kept[0]
 
 
-class _RNN(_Recurrent, nn.RNN):  # pyright: ignore[reportIncompatibleMethodOverride]
+def _of_rows(states: tuple[Tensor, ...], num_rows: int) -> Any:
+    """The state of the first rows: the last batch of an epoch may have fewer."""
+    known = states[0].shape[1]
+    if num_rows > known:
+        raise ValueError(f"a batch of {num_rows} rows cannot go on from one of {known}")
+    first = tuple(item[:, :num_rows].contiguous() for item in states)
+    return first if len(states) > 1 else first[0]
+
+
+class _RNN(Recurrent, nn.RNN):  # pyright: ignore[reportIncompatibleMethodOverride]
     pass
 
 
-class _LSTM(_Recurrent, nn.LSTM):  # pyright: ignore[reportIncompatibleMethodOverride]
+class _LSTM(Recurrent, nn.LSTM):  # pyright: ignore[reportIncompatibleMethodOverride]
     pass
 
 
-class _GRU(_Recurrent, nn.GRU):  # pyright: ignore[reportIncompatibleMethodOverride]
+class _GRU(Recurrent, nn.GRU):  # pyright: ignore[reportIncompatibleMethodOverride]
     pass
 
 
@@ -147,13 +153,11 @@ class SequencePool(TakesLengths, nn.Module):
             index_B = (lengths_B - 1).clamp(min=0)
             rows_B = torch.arange(num_rows, device=x_BTD.device)
             return x_BTD[rows_B, index_B].masked_fill(is_empty, 0.0)
-        steps_T = torch.arange(num_steps, device=x_BTD.device)
-        is_padding_BT = steps_T >= lengths_B[:, None]
-        is_padding = is_padding_BT.reshape(num_rows, num_steps, *wide[1:])
+        behind = is_padding(lengths_B, num_steps).reshape(num_rows, num_steps, *wide[1:])
         if self.mode == "max":
-            highest = x_BTD.masked_fill(is_padding, -torch.inf).amax(dim=1)
+            highest = x_BTD.masked_fill(behind, -torch.inf).amax(dim=1)
             return highest.masked_fill(is_empty, 0.0)
-        total = x_BTD.masked_fill(is_padding, 0.0).sum(dim=1)
+        total = x_BTD.masked_fill(behind, 0.0).sum(dim=1)
         count = lengths_B.clamp(min=1).reshape(wide).to(x_BTD.dtype)
         if self.mode == "average":
             return total / count
@@ -164,14 +168,49 @@ class SequencePool(TakesLengths, nn.Module):
         return self.mode
 
 
-OURS: dict[str, type[nn.Module]] = {"SequencePool": SequencePool}
+class MaskPadding(TakesLengths, nn.Module):
+    """Steps behind the end of their row as zeros, as a convolution sees what it pads itself."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Fill; axis 1 are the steps."""
+        if self.lengths is None:
+            return x_BTD
+        behind_BT = is_padding(self.lengths.of_rows, x_BTD.shape[1])
+        return x_BTD.masked_fill(_as_wide(behind_BT, x_BTD), 0)
+
+
+class SequenceSoftmax(TakesLengths, nn.Module):
+    """Values that sum to 1 over the steps of a row; zeros behind its end."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Softmax over axis 1, for each row and feature."""
+        if self.lengths is None:
+            return x_BTD.softmax(dim=1)
+        behind = _as_wide(is_padding(self.lengths.of_rows, x_BTD.shape[1]), x_BTD)
+        lowest = torch.finfo(x_BTD.dtype).min  # not -inf: a row without a step would be NaN
+        return x_BTD.masked_fill(behind, lowest).softmax(dim=1).masked_fill(behind, 0.0)
+
+
+def _as_wide(item_BT: Tensor, x_BTD: Tensor) -> Tensor:
+    return item_BT.reshape(*item_BT.shape, *(1,) * (x_BTD.dim() - 2))
+
+
+OURS: dict[str, type[nn.Module]] = {
+    "SequencePool": SequencePool,
+    "SequenceSoftmax": SequenceSoftmax,
+    "MaskPadding": MaskPadding,
+    "DotProductAttention": DotProductAttention,
+    "PositionEmbedding": PositionEmbedding,
+    "TiedEmbedding": TiedEmbedding,
+}
 """Layers that torch does not have."""
 
-AWARE: dict[str, type[nn.Module]] = {
+AWARE: dict[str, type[Any]] = {
     "RNN": _RNN,
     "LSTM": _LSTM,
     "GRU": _GRU,
     "EmbeddingBag": _EmbeddingBag,
-    **OURS,
+    **{name: cls for name, cls in OURS.items() if issubclass(cls, TakesLengths)},
 }
-"""What is built in place of torch's own class, with the same arguments and parameters."""
+"""Layers that can be told lengths; torch's own are built in place of its classes, with the same
+arguments and parameters."""

@@ -4,14 +4,15 @@ Steps are 0-based and count optimizer updates.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from engine.averaging import AveragedWeights, averages
+from engine.batching import Batch, Batching, Intake
+from engine.carried import Carried, alone
 from engine.clipping import clipping
 from engine.commands import Commands, Follow
 from engine.data.prepared import PART
@@ -24,7 +25,6 @@ from engine.learning_rate import LearningRate, learning_rate
 from engine.losses import Losses, loss_of
 from engine.network import Network
 from engine.nonfinite import blame
-from engine.pace import Pace
 from engine.precision import chosen, tell
 from engine.probes.desk import Training, Unwatched
 from engine.probes.taps import Probes
@@ -42,7 +42,6 @@ from engine.tuning import Tuned
 from glasshouse.errors import CheckpointMismatch, DataFailed
 from glasshouse.spec import TrainJob
 
-Batch = dict[str, Tensor]
 Batches = Iterator[tuple[Batch, float | None, bool]]
 """Of a step: each with its share of the step's loss, None for all of it, and whether it is the
 last, which is the one that probes look at."""
@@ -163,6 +162,7 @@ def _report(  # noqa: PLR0913, PLR0917 (all that a report is made of)
     report = Reporter(
         job, learner, validation, probes, out, timing, saver=saver, num_steps=schedule.num_steps
     )
+    report.intake = schedule.intake
     # All that a checkpoint holds. What has a state of its own adds itself here.
     saver.parts |= {
         "position": schedule,
@@ -181,6 +181,8 @@ def _report(  # noqa: PLR0913, PLR0917 (all that a report is made of)
         saver.parts["clip"] = learner.clip
     if rows.prepared is not None:
         saver.parts[PART] = rows.prepared
+    if learner.carried is not None:
+        saver.parts["carried"] = learner.carried
     if learner.rate is not None:
         saver.parts["scheduler"] = learner.rate
     if learner.tuned is not None:
@@ -213,13 +215,15 @@ def _learner(job: TrainJob, device: torch.device) -> Learner:
         rate,
         averages(job.average, network),
         tuned if job.tune else None,
+        Carried.of(job.network, network),
     )
 
 
 def _settle(job: TrainJob, learner: Learner, rows: Rows, start: Start | None, out: Outputs) -> None:
     """Choose what the spec leaves to a trial, where the job has not chosen before."""
     if learner.tuned is not None and (start is None or start.how != "resume"):
-        learner.tuned.choose(job, learner.loss_fn, rows, out.emit)
+        with alone(learner.carried):
+            learner.tuned.choose(job, learner.loss_fn, rows, out.emit)
 
 
 def _follow(schedule: "Schedule", report: Reporter) -> Follow:
@@ -265,7 +269,7 @@ def _captures(out: Outputs, control: Control) -> Captures:
 
 def wanted(job: TrainJob) -> tuple[str, ...]:
     """The layer outputs that outlive the forward pass."""
-    judged = [metric for metric in job.metrics if metric.type == "accuracy"]
+    judged = [metric for metric in job.metrics if metric.is_judged]
     names = [*job.loss_inputs, *(name for metric in judged for name in metric.inputs)]
     return tuple(dict.fromkeys([*names, *(job.network.outputs or ())]))
 
@@ -275,12 +279,12 @@ class Schedule:
 
     def __init__(self, job: TrainJob, rows: Rows) -> None:
         self._job = job
-        self._rows = rows
-        self._pace = pace = Pace.of(job, rows.num_rows)
+        self._batching = Batching(job, rows)
+        self._pace = pace = self._batching.pace
         if not pace.batches:
             detail = f"drop_last leaves no batch: the rows are {rows.num_rows}, a batch takes"
             raise DataFailed(f"{detail} {pace.batch_size}")
-        self._shuffles = job.data.shuffle.enabled is not False
+        self.intake = Intake(rows)
         self.early = None if job.stop.early is None else EarlyStop(job.stop.early)
         self.num_steps = pace.num_steps(job.stop)
         """Updates that the job will make; None when time decides."""
@@ -302,9 +306,11 @@ class Schedule:
         Raises:
             CheckpointMismatch: the rows would come in another order, or in other batches.
         """
-        for name, mine in self._order().items():
-            if state[name] != mine:
-                detail = f"{name} is {state[name]} in the checkpoint and {mine} in the job: its"
+        mine = self._order()
+        for name in {**mine, **state}:
+            was, is_now = state.get(name), mine.get(name)
+            if was != is_now and name not in self.position:
+                detail = f"{name} is {was} in the checkpoint and {is_now} in the job: its"
                 raise CheckpointMismatch(f"{detail} rows would not be those that are still due.")
         self.position = {name: int(state[name]) for name in self.position}
         steps = -(-self.position["batch"] // self._pace.accumulate)
@@ -312,15 +318,7 @@ class Schedule:
             raise CheckpointMismatch(f"The position {self.position} is none of the job.")
 
     def _order(self) -> dict[str, Any]:
-        data = self._job.data
-        return {
-            "seed": self._job.seed,
-            "num_rows": self._rows.num_rows,
-            "batch_size": data.batch_size,
-            "drop_last": data.drop_last,
-            "accumulate": self._job.accumulate,
-            "shuffle": self._shuffles,
-        }
+        return {"seed": self._job.seed, **self._batching.order()}
 
     def steps(self) -> Iterator[tuple[int, int, Batches]]:
         """Step, epoch and batches from the position on, for ever; none when all are done."""
@@ -328,23 +326,21 @@ class Schedule:
         if self.num_steps is not None and step >= self.num_steps:
             return
         for epoch in itertools.count(self.position["epoch"]):
-            order = (self._job.seed, epoch) if self._shuffles else None
-            batches = self._rows.epoch(
-                pace.batch_size, drop_last=pace.drop_last, order=order, first=first
-            )
+            batches, before = self._batching.epoch(epoch, first)
             while first < pace.batches:
                 last = min(first + pace.accumulate, pace.batches)
                 self.position = {"step": step + 1, "epoch": epoch, "batch": last}
-                yield step, epoch, self._of_step(batches, first, last)
+                yield step, epoch, self._of_step(batches, before, first, last)
                 step, first = step + 1, last
             first = 0
 
-    def _of_step(self, batches: Iterator[Batch], first: int, last: int) -> Batches:
+    def _of_step(
+        self, batches: Iterator[Batch], before: Callable[[int], int], first: int, last: int
+    ) -> Batches:
         """The batches of a step, with their shares of its loss."""
         if last - first == 1:
             yield next(batches), None, True
             return
-        before = self._pace.rows_before
         rows = before(last) - before(first)
         for number in range(first, last):
             share = (before(number + 1) - before(number)) / rows

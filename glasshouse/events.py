@@ -29,7 +29,7 @@ STATS_COLUMNS = (
 """The order of a ``stats`` row. ``zeros`` is a fraction; ``nan`` and ``inf`` are counts; the
 moments are over the finite values, ``std`` with the biased (population) divisor."""
 
-UPKEEP = ("time/", "throughput/", "system/")
+UPKEEP = ("time/", "throughput/", "system/", "data/")
 """How the names of metrics begin that are about the job's running, not about its network."""
 
 

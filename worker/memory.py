@@ -17,7 +17,7 @@ _HEADS = {
     "parameters_bytes": "the parameters: make the network smaller",
     "averages_bytes": "the averaged weights: leave out average, or take ema instead of window",
     "gradients_bytes": "the gradients: make the network smaller, or train fewer layers",
-    "data_bytes": "the dataset itself: train on fewer of its rows",
+    "data_bytes": "the dataset itself: train on fewer of its rows, or set data.shuffle.buffer_size",
 }
 
 

@@ -15,6 +15,7 @@ from models.settings import Settings  # noqa: E402
 SPEC_MODELS: tuple[type[BaseModel], ...] = (
     spec.TrainJob,
     spec.Graph,
+    spec.Preset,
     spec.Layer,
     spec.Init,
     spec.Loss,
@@ -32,6 +33,7 @@ SPEC_MODELS: tuple[type[BaseModel], ...] = (
     spec.Vocabulary,
     spec.LanguageModelWindows,
     spec.CbowWindows,
+    spec.BucketByLength,
     spec.Shuffle,
     spec.Stop,
     spec.Evaluate,

@@ -57,7 +57,7 @@ class DenseReading:
         Raises:
             DataFailed: one is missing or misshapen.
         """
-        self._name, self._field, self._split = name, field, split
+        self._name, self._field, self._split, self._table = name, field, split, table
         self._normalize = normalize
         self._num_rows = table.num_rows(split)
         self._shape = checked_shape(name, field, table.meta).shape
@@ -95,7 +95,8 @@ class DenseReading:
             flat = np.asarray(values[row : row + 1]).reshape(-1)
             place = int(np.flatnonzero(is_bad(flat))[0])
             which = "" if flat.size == 1 else f"value {place} of "
-            where = f"row {row} of split {self._split!r}: {which}column {column!r}"
+            number = self._table.row_number(row)
+            where = f"row {number} of split {self._split!r}: {which}column {column!r}"
             return not_there(self._name, where, float(flat[place]))
 
         what = f"rows with a missing value in column {column!r} of split {self._split!r}"
@@ -110,7 +111,8 @@ class DenseReading:
             return
 
         def failure(row: int) -> DataFailed:
-            detail = f"row {row} of split {self._split!r} has {int(column.lengths[row])} values in"
+            detail = f"row {column.number(row)} of split {self._split!r} has"
+            detail += f" {int(column.lengths[row])} values in"
             return DataFailed(
                 f"{detail} column {column.name!r}; field {self._name!r} takes {self._steps}",
                 hint="Correct the data, or set data.on_bad_row to drop.",

@@ -30,7 +30,7 @@ class IntegerReading:
         Raises:
             DataFailed: it is missing or misshapen.
         """
-        self._name, self._field, self._split = name, field, split
+        self._name, self._field, self._split, self._table = name, field, split, table
         shape = checked_shape(name, field, table.meta)
         self._dim = int(shape.dim or 0)
         (self._column,) = field_columns(name, field)
@@ -69,7 +69,8 @@ class IntegerReading:
             yield Flaw(f"{what}, of split {self._split!r}", rows, self._failure)
 
     def _failure(self, row: int) -> DataFailed:
-        detail = f"row {row} of split {self._split!r} has {self._shown(row)} in column"
+        detail = f"row {self._table.row_number(row)} of split {self._split!r} has"
+        detail += f" {self._shown(row)} in column"
         detail += f" {self._column!r};"
         key = f"data.fields.{self._name}"
         classes = self._field.classes

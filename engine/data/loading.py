@@ -87,6 +87,22 @@ def _load_windows(
     return made
 
 
+def load_fields(
+    fields: Mapping[str, Field], table: Table, split: str, limit: Sequences
+) -> dict[str, Loaded]:
+    """Read all rows of a split of a table, or of a part of one, into memory.
+
+    Nothing is learned from them, and a bad row is a failure.
+
+    Raises:
+        DataFailed: the data does not fit its declaration.
+    """
+    readings = {n: _reading(n, item, table, split, Preparing()) for n, item in fields.items()}
+    without(_flaws(readings), None, table.num_rows(split), "fail")
+    empty = Prepared()
+    return {name: _loaded(item, name, None, limit, empty) for name, item in readings.items()}
+
+
 def _reading(name: str, field: Field, table: Table, split: str, preparing: Preparing) -> Reading:
     normalize = preparing.normalize.get(name)
     if isinstance(field, IntegerField):

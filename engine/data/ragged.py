@@ -37,6 +37,8 @@ class RaggedColumn:
     split: str
     values: NDArray[Any]
     offsets: NDArray[np.int64]
+    numbers: NDArray[np.int64] | None = None
+    """Of each row, its number in the split; None: they are all of its rows."""
 
     def check(self, num_rows: int) -> None:
         """Refuse offsets that lead outside of the values.
@@ -58,6 +60,10 @@ class RaggedColumn:
     def rows_of(self, steps: NDArray[np.int64]) -> NDArray[np.int64]:
         """The rows that some of the values, by their places, belong to; each once, ascending."""
         return np.unique(np.searchsorted(self.offsets, steps, side="right") - 1)
+
+    def number(self, row: int) -> int:
+        """The number of a row in the split."""
+        return row if self.numbers is None else int(self.numbers[row])
 
 
 @dataclass(frozen=True)

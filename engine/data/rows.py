@@ -4,12 +4,13 @@ Row order is a function of (seed, epoch) alone. Knows torch; knows nothing of fi
 Shape suffixes: B = rows of a batch, N = rows of the split.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from engine.data.ahead import Ahead
 from engine.data.prepared import Prepared
 from engine.data.ragged import LoadedSequence
 from engine.network import host_lengths_of, lengths_of, values_of
@@ -18,6 +19,8 @@ _EPOCH_STRIDE = 1_000_003
 
 Taken = Tensor | slice
 """Which rows a batch has, by their places in memory."""
+Made = tuple[dict[str, Tensor], dict[str, Tensor]]
+"""A batch, each field's tensor by name; and the lengths of its sequences in host memory."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +94,14 @@ class Rows:
         self.fields = fields
         self.num_rows = num_rows
         self.device = device
+        self.ahead: Ahead[Made] = Ahead()
+        """Who makes the batches of an epoch."""
+        self.lengths: dict[str, Tensor] = {}
+        """Of the batch that was made last, the lengths of its rows by field, in host memory."""
         self._taken: Taken = slice(0, 0)
-        self._home = next(iter(fields.values())).values.device if fields else device
-        self._numbers = None if numbers is None else numbers.to(self._home)
+        self.home = next(iter(fields.values())).values.device if fields else device
+        """Where batches are taken from."""
+        self._numbers = None if numbers is None else numbers.to(self.home)
         """Of each row, its number in the split; None: they are all of its rows."""
 
     @property
@@ -118,8 +126,7 @@ class Rows:
 
     def in_order(self, batch_size: int) -> Iterator[dict[str, Tensor]]:
         """All rows once, as stored."""
-        for start in range(0, self.num_rows, batch_size):
-            yield self.batch(slice(start, min(start + batch_size, self.num_rows)))
+        return self.epoch(batch_size, drop_last=False, order=None)
 
     def batch(
         self, rows_B: Tensor | slice, host_B: Tensor | slice | None = None
@@ -131,33 +138,21 @@ class Rows:
         self._taken = rows_B
         if host_B is None:
             host_B = rows_B.cpu() if isinstance(rows_B, Tensor) else rows_B
-        made: dict[str, Tensor] = {}
-        for name, item in self.fields.items():
-            if isinstance(item, LoadedField):
-                made[name] = item.batch(rows_B, self.device)
-                continue
-            made[name], lengths_B = item.batch(host_B, self.device)
-            made[lengths_of(name)] = lengths_B.to(self.device, non_blocking=True)
-            if item.weights is not None:
-                weighted = replace(item, values=item.weights, weights=None, is_integer=False)
-                x_BT1, _ = weighted.batch(host_B, self.device)
-                made[values_of(name)] = x_BT1.squeeze(-1)
-            if self.device.type != "cpu":
-                made[host_lengths_of(lengths_of(name))] = lengths_B
+        made, self.lengths = self._make(rows_B, host_B)
         return made
 
     def again(self, taken: Taken) -> dict[str, Tensor]:
         """A batch once more; the one that was made last stays what it was."""
-        before = self._taken
+        before, lengths = self._taken, self.lengths
         batch = self.batch(taken)
-        self._taken = before
+        self._taken, self.lengths = before, lengths
         return batch
 
     def spaced(self, num_rows: int) -> tuple[Tensor, dict[str, Tensor]]:
         """Evenly spaced rows, at most so many: their numbers, and their batch."""
         count = min(num_rows, self.num_rows)
         rows_B = torch.arange(count) * self.num_rows // count
-        return rows_B, self.batch(rows_B.to(self._home), rows_B)
+        return rows_B, self.batch(rows_B.to(self.home), rows_B)
 
     def epoch(
         self, batch_size: int, *, drop_last: bool, order: tuple[int, int] | None, first: int = 0
@@ -168,19 +163,78 @@ class Rows:
         """
         last = self.num_rows // batch_size * batch_size if drop_last else self.num_rows
         host_N = None if order is None else shuffled(self.num_rows, *order)
-        order_N = None if host_N is None else host_N.to(self._home)
-        for start in range(first * batch_size, last, batch_size):
-            rows_B = slice(start, min(start + batch_size, last))
-            if order_N is None or host_N is None:
-                yield self.batch(rows_B)
-            else:
-                yield self.batch(order_N[rows_B], host_N[rows_B])
+        cuts = (
+            slice(start, min(start + batch_size, last))
+            for start in range(first * batch_size, last, batch_size)
+        )
+        if host_N is None:
+            return self._each((rows_B, rows_B) for rows_B in cuts)
+        order_N = host_N.to(self.home)
+        return self._each((order_N[rows_B], host_N[rows_B]) for rows_B in cuts)
+
+    def chosen(self, batches: Iterable[Tensor]) -> Iterator[dict[str, Tensor]]:
+        """Batches of the rows that are named, which are in host memory."""
+        return self._each((host_B.to(self.home), host_B) for host_B in batches)
+
+    def _each(self, batches: Iterable[tuple[Taken, Taken]]) -> Iterator[dict[str, Tensor]]:
+        """Batches by their rows, and by the same rows in host memory."""
+        if not self.ahead.workers:
+            for rows_B, host_B in batches:
+                yield self.batch(rows_B, host_B)
+            return
+        tasks = (
+            (rows_B, lambda rows_B=rows_B, host_B=host_B: self._make(rows_B, host_B))
+            for rows_B, host_B in batches
+        )
+        for rows_B, (made, lengths) in self.ahead.each(tasks):
+            self._taken, self.lengths = rows_B, lengths
+            yield made
+
+    def _make(self, rows_B: Taken, host_B: Taken) -> Made:
+        return batch_of(self.fields, rows_B, host_B, self.device)
+
+    def figures(self) -> dict[str, float]:
+        """What is told of the rows in memory while training runs."""
+        return {}
+
+    def close(self) -> None:
+        """End what makes batches ahead."""
+        self.ahead.close()
+
+
+def batch_of(
+    fields: Mapping[str, Loaded],
+    rows_B: Tensor | slice,
+    host_B: Tensor | slice,
+    device: torch.device,
+) -> Made:
+    """A batch; ``host_B`` are its rows in host memory."""
+    made: dict[str, Tensor] = {}
+    lengths: dict[str, Tensor] = {}
+    for name, item in fields.items():
+        if isinstance(item, LoadedField):
+            made[name] = item.batch(rows_B, device)
+            continue
+        made[name], lengths_B = item.batch(host_B, device)
+        lengths[name] = lengths_B
+        made[lengths_of(name)] = lengths_B.to(device, non_blocking=True)
+        if item.weights is not None:
+            weighted = replace(item, values=item.weights, weights=None, is_integer=False)
+            x_BT1, _ = weighted.batch(host_B, device)
+            made[values_of(name)] = x_BT1.squeeze(-1)
+        if device.type != "cpu":
+            made[host_lengths_of(lengths_of(name))] = lengths_B
+    return made, lengths
 
 
 def shuffled(num_rows: int, seed: int, epoch: int) -> Tensor:
     """The order of the rows in one epoch: a pure function of (seed, epoch)."""
-    generator = torch.Generator().manual_seed((seed * _EPOCH_STRIDE + epoch) % 2**63)
-    return torch.randperm(num_rows, generator=generator)
+    return torch.randperm(num_rows, generator=order_generator(seed, epoch))
+
+
+def order_generator(seed: int, epoch: int) -> torch.Generator:
+    """What the order of an epoch is drawn from, and nothing else."""
+    return torch.Generator().manual_seed((seed * _EPOCH_STRIDE + epoch) % 2**63)
 
 
 def place(

@@ -67,7 +67,7 @@ class Table:
     """A dataset directory; columns are mapped, not read."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        self.directory = directory
         try:
             self.meta: dict[str, Any] = jsonio.loads((directory / "meta.json").read_bytes())
         except (OSError, ValueError) as cause:
@@ -84,10 +84,14 @@ class Table:
             raise DataFailed(f"the dataset has no split {split!r}; it has: {listed}")
         return int(self.meta["splits"][split])
 
+    def row_number(self, row: int) -> int:
+        """The number, in the split, of a row of the columns that are read."""
+        return row
+
     def column(self, split: str, name: str) -> np.ndarray[Any, Any]:
         """One column of a split, mapped read-only."""
         found = self.described(name)
-        return self._map(self._directory / split / found["file"], name, split)
+        return self._map(self.directory / split / found["file"], name, split)
 
     @staticmethod
     def _map(path: Path, name: str, split: str) -> np.ndarray[Any, Any]:
@@ -105,7 +109,7 @@ class Table:
             DataFailed: its files cannot be read, or do not belong together.
         """
         found = self.described(name)
-        path = self._directory / split / found["file"]
+        path = self.directory / split / found["file"]
         data = self._map(path.with_suffix(".bytes.npy"), name, split)
         column = TextColumn(name, split, data, self._map(path, name, split))
         column.check(self.num_rows(split))
@@ -124,7 +128,7 @@ class Table:
         found = self.described(name)
         values = self.column(split, name)
         if found["shape"][0] is None:
-            path = self._directory / split / found["file"]
+            path = self.directory / split / found["file"]
             offsets = self._map(path.with_suffix(".offsets.npy"), name, split)
         else:
             offsets = np.arange(len(values) + 1, dtype=np.int64) * values.shape[1]

@@ -84,7 +84,8 @@ class Guard:
         self._limit = spec.max_skipped or MAX_SKIPPED
         skipped = Skipped(spec.skip)
         inputs = job.loss_inputs
-        self._replay = Replay(learner.network, learner.loss_fn, inputs, rows, skipped)
+        self._carried = carried = learner.carried
+        self._replay = Replay(learner.network, learner.loss_fn, inputs, rows, skipped, carried)
         self._graded = [
             parameter
             for name, parameter in learner.network.named_parameters()
@@ -112,7 +113,8 @@ class Guard:
             if not self._passes:
                 self._gate.begin()
             randomness = Randomness.now(self._readback.device)
-            self._passes.append(Pass(self._rows.taken, randomness))
+            carried = None if self._carried is None else self._carried.snapshot()
+            self._passes.append(Pass(self._rows.taken, randomness, carried))
 
     def look(self, step: int, epoch: int, loss: Tensor) -> None:
         """Look at a step between its backward pass and clipping; it may lose its update.

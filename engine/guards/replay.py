@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from engine.carried import Carried, States, alone
 from engine.data.rows import Rows, Taken
 from engine.guards.randomness import Randomness
 from engine.losses import Losses, loss_of
@@ -35,6 +36,8 @@ class Pass:
 
     taken: Taken
     randomness: Randomness
+    carried: States | None = None
+    """Where its stateful layers began, where there are some."""
 
 
 @dataclass
@@ -83,8 +86,10 @@ class Replay:
         loss_inputs: Sequence[str],
         rows: Rows,
         skipped: Skipped,
+        carried: Carried | None = None,
     ) -> None:
         self._network = network
+        self._carried = carried
         self._loss_fn = loss_fn
         self._loss_inputs = loss_inputs
         self._rows = rows
@@ -96,8 +101,10 @@ class Replay:
         if found.layer is not None:
             return found
         for number, one in enumerate(passes):
-            with untouched(self._network, one.randomness.device):
+            with untouched(self._network, one.randomness.device), alone(self._carried):
                 one.randomness.restore()
+                if self._carried is not None and one.carried is not None:
+                    self._carried.put(one.carried)
                 search = _Search(self._skipped)
                 self._run(self._rows.again(one.taken), search)
             found = search.found

@@ -109,7 +109,8 @@ class Client:
         """Train a network.
 
         Args:
-            network: a `Graph`, its dict, or the list of its layers.
+            network: a `Graph`, its dict, or the list of its layers; or a preset: its name, or
+                ``{"type": "preset", "preset", "args"}``.
             data: a dataset or its id, arrays (a dict by column, a dict of splits of them, an
                 ``(x, y)`` pair; they are uploaded), or a dict as ``data`` in a spec.
             options: see `TrainOptions`: ``loss``, ``optimizer``, ``epochs`` …

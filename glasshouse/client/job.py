@@ -17,7 +17,7 @@ from glasshouse.client.tensors import Array, read_tensors
 from glasshouse.client.transport import API, Request
 from glasshouse.errors import APIError, JobCancelled, JobFailed
 
-_SAMPLES = re.compile(r"samples-(\d+)\.safetensors")
+_KEPT = re.compile(r"(samples|metrics)-(\d+)\.safetensors")
 Attempts = int | Literal["all"] | None
 """Whose rows: None, those of one uninterrupted run; ``"all"``; or one attempt's."""
 ENDINGS = frozenset({"succeeded", "failed", "cancelled"})
@@ -237,8 +237,7 @@ class Job(Steered):
 
     def sampled_steps(self) -> list[int]:
         """The steps after which an evaluation kept sample predictions."""
-        found = (_SAMPLES.fullmatch(item.data["name"]) for item in self.artifacts())
-        return sorted(int(name[1]) for name in found if name is not None)
+        return self._kept_steps("samples")
 
     def samples(self, step: int | None = None) -> dict[str, Array]:
         """What the network said of the sampled validation rows: outputs and targets by name.
@@ -251,12 +250,36 @@ class Job(Steered):
         Raises:
             APIError: no evaluation has kept any.
         """
+        return self._kept("samples", step)
+
+    def metric_tensors(self, step: int | None = None) -> dict[str, Array]:
+        """What the metrics of an evaluation gave that is no single number, by the metric's name.
+
+        A confusion matrix of shape [classes, classes]; the curves of a ROC as ``roc/0``, ``roc/1``.
+
+        Args:
+            step: of the evaluation after this step; left out, of the newest.
+
+        Raises:
+            APIError: no evaluation has kept any.
+        """
+        return self._kept("metrics", step)
+
+    def metric_tensor_steps(self) -> list[int]:
+        """The steps after which an evaluation kept tensors of metrics."""
+        return self._kept_steps("metrics")
+
+    def _kept(self, what: str, step: int | None) -> dict[str, Array]:
         if step is None:
-            steps = self.sampled_steps()
+            steps = self._kept_steps(what)
             if not steps:
-                raise APIError(f"{self.id} has kept no samples yet")
+                raise APIError(f"{self.id} has kept no {what} yet")
             step = steps[-1]
-        return read_tensors(self.artifact(f"samples-{step}.safetensors"))
+        return read_tensors(self.artifact(f"{what}-{step}.safetensors"))
+
+    def _kept_steps(self, what: str) -> list[int]:
+        found = [_KEPT.fullmatch(item.data["name"]) for item in self.artifacts()]
+        return sorted(int(name[2]) for name in found if name is not None and name[1] == what)
 
     def plot(
         self,

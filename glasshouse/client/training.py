@@ -1,5 +1,6 @@
 """A job spec from the few things a user says in Python."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict, cast
 
@@ -8,10 +9,10 @@ from pydantic import BaseModel
 
 from glasshouse.client.arrays import as_array
 from glasshouse.client.tensors import Array
-from glasshouse.spec import Graph, InferJob, TrainJob
+from glasshouse.spec import Graph, InferJob, Preset, TrainJob
 
 Document = dict[str, Any]
-Network = Graph | Mapping[str, Any] | Sequence[Any]
+Network = Graph | Preset | Mapping[str, Any] | Sequence[Any] | str
 Spec = TrainJob | InferJob | Mapping[str, Any]
 ResultField = Literal["value", "id", "prob"]
 
@@ -54,6 +55,7 @@ class TrainOptions(JobOptions, total=False):
     """Left out: 32."""
     drop_last: bool
     shuffle: Any
+    """``{"enabled", "buffer_size", "min_buffer_size"}``."""
     sequence: Any
     """``{"max_length", "overflow"}``."""
     normalize: Mapping[str, Any]
@@ -61,6 +63,12 @@ class TrainOptions(JobOptions, total=False):
     windows: Any
     """``{"type": "language_model" | "cbow", "tokens", …}``: rows are windows over a text."""
     on_bad_row: Literal["fail", "drop"]
+    cache: Literal["none", "memory"]
+    """``"memory"``: rows that a pool has read stay."""
+    workers: int
+    """Threads that make batches ahead. Left out: 0."""
+    bucket_by_length: Any
+    """``{"field", "width", "max_tokens"}``: batches of rows of like length."""
     validation: Any
     """An ``(x, y)`` pair, a dict of arrays, a split's name, or the fraction to hold back."""
     split: str
@@ -83,7 +91,10 @@ _AS_THEY_ARE = (
 )
 _LIMITS = ("epochs", "steps", "seconds")
 _TYPED = ("scheduler", "average")
-_BATCHES = ("batch_size", "drop_last", "shuffle", "sequence", "windows", "on_bad_row")
+_BATCHES = (
+    *("batch_size", "drop_last", "shuffle", "sequence", "windows", "on_bad_row"),
+    *("bucket_by_length", "cache", "workers"),
+)
 
 
 def as_document(value: Any) -> Any:
@@ -98,10 +109,24 @@ def as_document(value: Any) -> Any:
     return cast("Any", value).item() if isinstance(value, np.generic) else value
 
 
-def graph_of(network: Network) -> Document:
-    """Read a graph: a `Graph`, its dict, or just the list of its layers."""
+def network_of(network: Network) -> Document:
+    """Read a network: a `Graph` or `Preset`, its dict, the list of its layers, a preset's name."""
     value = as_document(network)
+    if isinstance(value, str):
+        return {"type": "preset", "preset": value}
     return {"type": "graph", "layers": value} if isinstance(value, list) else value
+
+
+def graph_of(network: Document) -> Document:
+    """The graph of a network's dict.
+
+    Raises:
+        pydantic.ValidationError: there is no such preset, or it has no such sizes.
+    """
+    if network.get("type") != "preset":
+        return network
+    preset = Preset.model_validate_json(json.dumps(network))
+    return preset.graph().model_dump(mode="json", exclude_unset=True)
 
 
 def check_options(options: TrainOptions) -> None:
@@ -120,11 +145,12 @@ def check_options(options: TrainOptions) -> None:
 
 def train_spec(network: Network, data: Document, options: TrainOptions) -> Document:
     """Write a training spec around a network and its data."""
-    graph = graph_of(network)
+    described = network_of(network)
+    graph = graph_of(described)
     target = _target(graph, data["fields"])
     spec: Document = {
         "kind": "train",
-        "network": graph,
+        "network": described,
         "loss": _loss(options.get("loss"), graph, target, data["fields"]),
         "optimizer": _typed(options.get("optimizer", "Adam")),
         "data": {"batch_size": 32, **data, **_given(options, _BATCHES), **_normalize(options)},
@@ -194,7 +220,7 @@ def _row(name: str, row: Any) -> Any:
 def _by_field(inputs: Any, spec: Document) -> dict[str, Any]:
     if isinstance(inputs, Mapping):
         return dict(cast("Mapping[str, Any]", inputs))
-    names = input_fields(spec["network"], spec["data"]["fields"])
+    names = input_fields(graph_of(spec["network"]), spec["data"]["fields"])
     if len(names) != 1:
         raise ValueError(f"the network reads {', '.join(names)}; give inputs as a dict of these")
     return {names[0]: inputs}

@@ -5,6 +5,7 @@ Knows pydantic and nothing else: no torch, no SQL, no HTTP.
 
 from glasshouse.spec.clipping import GradClip, OutputGradClip
 from glasshouse.spec.data import (
+    BucketByLength,
     Data,
     DenseField,
     DenseSequenceField,
@@ -41,6 +42,7 @@ from glasshouse.spec.preparing import (
     Vocabulary,
     Windows,
 )
+from glasshouse.spec.presets import Preset
 from glasshouse.spec.probes import Form, Probe, TensorKind
 from glasshouse.spec.strict import Args, Spec
 from glasshouse.spec.training import (
@@ -59,6 +61,7 @@ from glasshouse.spec.training import (
 __all__ = [
     "Args",
     "Average",
+    "BucketByLength",
     "CbowWindows",
     "Checkpoint",
     "Data",
@@ -91,6 +94,7 @@ __all__ = [
     "OutputGradClip",
     "ParameterInit",
     "PerParameter",
+    "Preset",
     "Probe",
     "RaggedField",
     "Retry",

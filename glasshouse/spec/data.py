@@ -226,11 +226,33 @@ class Sequences(Spec):
         return self
 
 
+class BucketByLength(Spec):
+    """Batches of rows of like length, so that little of a batch is padding.
+
+    The rows of an epoch are sorted by length, those of like length in an order drawn for the epoch,
+    and cut into batches; the batches come in a drawn order.
+    """
+
+    field: Name | None = None
+    """The field whose lengths count; left out, the only sequence field."""
+    width: int = Constraint(default=1, ge=1, le=1_000_000)
+    """Lengths are rounded up to a multiple of this before they are sorted. More of it mixes rows
+    better from epoch to epoch, and pads them more."""
+    max_tokens: int | None = Constraint(default=None, ge=1, le=1_000_000_000)
+    """The most steps of a batch, padding included: its rows times the steps of its longest. Then
+    ``batch_size`` is the most rows that it may have. Left out, each has ``batch_size`` rows."""
+
+
 class Shuffle(Spec):
-    """Whether the rows of an epoch come in a new order."""
+    """Whether the rows of an epoch come in a new order, and how many of them are in memory."""
 
     enabled: bool | None = None
     """Left out: yes for training, no for evaluation and inference."""
+    buffer_size: int | None = Constraint(default=None, ge=1, le=1_000_000_000)
+    """Rows stay in their files, and so many of them, at least a batch, are in memory: a batch is
+    drawn from these, and others are read in its place. Left out, all rows are in memory."""
+    min_buffer_size: int = Constraint(default=0, ge=0, le=1_000_000_000)
+    """The rows that are read before the first batch is drawn; 0: one batch."""
 
 
 class Data(Spec):
@@ -257,3 +279,21 @@ class Data(Spec):
     """What becomes of a row that does not fit the fields: an integer out of range, a value that is
     missing or no class, a list of another length than ``shape``. ``fail``: the job fails and names
     row and column. ``drop``: it is left out, and counted in an event ``dropped``."""
+    cache: Literal["none", "memory"] = "none"
+    """``memory``: rows that stay in their files (``shuffle.buffer_size``) are kept once they were
+    read, so that files are read in the first epoch only; the later ones are shuffled as a whole."""
+    workers: int = Constraint(default=0, ge=0, le=64)
+    """Threads that make batches ahead of training; 0: each is made when it is wanted. The numbers
+    are the same."""
+    bucket_by_length: BucketByLength | None = None
+    """Left out, rows are put together whatever their lengths are."""
+
+    @model_validator(mode="after")
+    def _check_buckets(self) -> Self:
+        bucket = self.bucket_by_length
+        if bucket is not None and bucket.max_tokens is not None and self.drop_last:
+            raise ValueError(
+                "drop_last needs batches of one size, and those of bucket_by_length.max_tokens"
+                " have many: leave one of them out"
+            )
+        return self

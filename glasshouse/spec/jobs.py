@@ -1,16 +1,17 @@
 """The kinds of job, and what they share."""
 
 from collections import Counter
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
+from pydantic import Discriminator, NonNegativeInt, PositiveFloat, Tag, TypeAdapter, model_validator
 from pydantic import Field as Constraint
-from pydantic import NonNegativeInt, PositiveFloat, TypeAdapter, model_validator
 
 from glasshouse.spec.clipping import GradClip
 from glasshouse.spec.data import Data, Field
 from glasshouse.spec.guards import Guards
 from glasshouse.spec.metrics import Metric
 from glasshouse.spec.network import Graph, Input
+from glasshouse.spec.presets import Preset
 from glasshouse.spec.probes import Probe
 from glasshouse.spec.strict import JsonData, Name, Spec
 from glasshouse.spec.training import (
@@ -30,6 +31,22 @@ SPEC_VERSION = 1
 Label = Annotated[str, Constraint(min_length=1, max_length=64, pattern=r"^[^\x00-\x1f:=,]+$")]
 LabelValue = Annotated[str, Constraint(max_length=512, pattern=r"^[^\x00-\x1f]*$")]
 JobName = Annotated[str, Constraint(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]+$")]
+
+
+def _kind_of_network(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)  # pyright: ignore
+    return "Preset" if kind == "preset" else "Graph"
+
+
+if TYPE_CHECKING:
+    # Whoever reads a job's network reads layers and outputs, and a preset has them too. After the
+    # plan it is a graph.
+    Network = Graph
+else:
+    Network = Annotated[
+        Annotated[Graph, Tag("Graph")] | Annotated[Preset, Tag("Preset")],
+        Discriminator(_kind_of_network),
+    ]
 
 
 class Devices(Spec):
@@ -92,7 +109,8 @@ class TrainJob(_Job):
     kind: Literal["train"]
     seed: int = Constraint(default=0, ge=0, le=2**53)
     """Decides the initial weights, the order of the rows, and dropout."""
-    network: Graph
+    network: Network
+    """A graph of layers, or a preset: a network by name and sizes."""
     init: Init | None = None
     """Left out, the weights are drawn from the seed."""
     loss: Losses

@@ -1,11 +1,11 @@
-"""Figures of each training batch: of what goes through the network, and of its parameters."""
+"""Figures of training batches and of evaluations: of what goes through the network."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
+from pydantic import AfterValidator, PositiveInt, model_validator
 from pydantic import Field as Constraint
-from pydantic import PositiveInt, model_validator
 
-from glasshouse.spec.strict import Spec
+from glasshouse.spec.strict import Args, Spec, TorchName
 
 Watched = Annotated[
     str,
@@ -19,7 +19,7 @@ Watched = Annotated[
 
 MetricName = Annotated[str, Constraint(pattern=r"^[A-Za-z_][A-Za-z0-9_.,()/-]{0,199}$")]
 
-MetricType = Literal[
+OwnType = Literal[
     "accuracy",
     "mean_abs_diff",
     "mean_squared_diff",
@@ -29,29 +29,47 @@ MetricType = Literal[
     "mean",
     "l2",
 ]
+OWN: tuple[str, ...] = get_args(OwnType)
+"""The types that are ours; every other one is a class of torchmetrics."""
 ALONE = ("mean", "l2")
 """Types of one tensor; the others take two."""
 RESERVED = ("loss", "lr", "grad_norm", "clipped_steps", "skipped_steps")
 RESERVED_PREFIXES = ("loss/", "validation/", "time/", "throughput/", "system/", "output_grad_clip/")
 
 
-class Metric(Spec):
-    """A figure computed on the device from what a training step computes.
+def _check_known(value: str) -> str:
+    """Ours are written small, torchmetrics' classes are not: what a typing error meant is plain."""
+    if value not in OWN and not value[0].isupper():
+        raise ValueError(f"a class of torchmetrics, or one of: {', '.join(OWN)}")
+    return value
 
-    Accuracy is also computed over the whole of each evaluation; the others are not.
+
+MetricType = Annotated[TorchName, AfterValidator(_check_known)]
+
+
+class Metric(Spec):
+    """A figure computed on the device from what the network computes.
+
+    Accuracy and the classes of torchmetrics are computed over all rows of each evaluation; the
+    others are of training batches only.
     """
 
     type: MetricType
-    """``accuracy`` and ``correct_fraction``: of integer targets, how many are the index of the
-    highest score. ``mean_abs_diff``, ``mean_squared_diff``: over all elements of two tensors of one
-    shape. ``cosine_similarity``: of the two as one long vector each. ``l2_ratio``: the l2 norm of
-    the first over that of the second. ``mean``, ``l2``: of one tensor."""
+    """A class of torchmetrics (``MulticlassF1Score``, ``R2Score``), or one of ours. ``accuracy``
+    and ``correct_fraction``: of integer targets, how many are the index of the highest score.
+    ``mean_abs_diff``, ``mean_squared_diff``: over all elements of two tensors of one shape.
+    ``cosine_similarity``: of the two as one long vector each. ``l2_ratio``: the l2 norm of the
+    first over that of the second. ``mean``, ``l2``: of one tensor."""
+    args: Args = {}
+    """Arguments of a class of torchmetrics, by its names."""
     inputs: tuple[Watched, ...] = Constraint(min_length=1, max_length=2)
     """Data fields, layers, leaves, or ``name/kind``. A score comes before its targets."""
     name: MetricName | None = None
-    """How it is reported; left out, ``mean_abs_diff(fc1,fc2)``, and ``accuracy``."""
-    every: PositiveInt = 1
-    """Due on step 0 and on every n-th step after it."""
+    """How it is reported; left out, ``mean_abs_diff(fc1,fc2)``, and the type alone for ``accuracy``
+    and classes of torchmetrics."""
+    every: PositiveInt | None = None
+    """Due on training step 0 and on every n-th step after it. Left out: ours on every step, a class
+    of torchmetrics on none."""
     top_k: PositiveInt = 1
     """Of ``accuracy``: a row is right when its target is among the k highest scores."""
 
@@ -61,12 +79,29 @@ class Metric(Spec):
         if len(self.inputs) != count:
             raise ValueError(f"{self.type} takes {count} input{'s'[: count - 1]}")
         if self.type != "accuracy" and self.top_k != 1:
-            raise ValueError("top_k is of accuracy only")
-        if self.type == "accuracy" and any("/" in name for name in self.inputs):
-            raise ValueError("accuracy compares outputs: name a layer and a data field")
+            raise ValueError("top_k is of accuracy only; a class of torchmetrics has it in args")
+        if self.args and not self.is_of_torchmetrics:
+            raise ValueError(f"args are of classes of torchmetrics; {self.type} has none")
+        if self.is_judged and any("/" in name for name in self.inputs):
+            raise ValueError(f"{self.type} compares outputs: name layers and data fields")
         if self.name in RESERVED or (self.name or "").startswith(RESERVED_PREFIXES):
             raise ValueError(f"the name {self.name!r} is taken; choose another")
         return self
+
+    @property
+    def is_of_torchmetrics(self) -> bool:
+        """Whether the type is a class of torchmetrics."""
+        return self.type not in OWN
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether it is computed over the rows of each evaluation."""
+        return self.type == "accuracy" or self.is_of_torchmetrics
+
+    @property
+    def interval(self) -> int | None:
+        """Due on every so many training steps; None: on none."""
+        return self.every or (None if self.is_of_torchmetrics else 1)
 
     @property
     def sources(self) -> tuple[str, ...]:

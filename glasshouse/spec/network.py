@@ -78,6 +78,9 @@ class Layer(Spec):
     grad_clip: GradClip | Literal[False] | None = None
     """How its parameters' gradients are clipped instead of the job's ``grad_clip``, which then
     leaves them out of its norm, too; ``global_norm``: all of this layer together. False: not."""
+    stateful: bool = False
+    """Of RNN, LSTM and GRU: row i of a batch begins in the state in which row i of the batch before
+    has ended; an epoch and an evaluation begin with zeros. For rows in their stored order."""
     output_grad_clip: PositiveFloat | OutputGradClip | None = None
     """The gradient by its output is clipped element by element in the backward pass, to [-x, x] or
     [min, max], before the layer and what is before it take it."""
@@ -111,7 +114,7 @@ class Layer(Spec):
 _OF_PARAMETERS = ("trainable", "init", "lr_scale", "weight_decay", "l1", "grad_clip")
 _OPTIONS = {
     name: Layer.model_fields[name].default
-    for name in (*_OF_PARAMETERS, "stop_gradient", "output_grad_clip")
+    for name in (*_OF_PARAMETERS, "stop_gradient", "stateful", "output_grad_clip")
 }
 
 
@@ -122,6 +125,10 @@ class Graph(Spec):
     layers: tuple[Layer, ...] = Constraint(min_length=1, max_length=10_000)
     outputs: tuple[Input, ...] | None = Constraint(default=None, min_length=1, max_length=64)
     """The layers that the network returns; left out, the last one."""
+
+    def graph(self) -> "Graph":
+        """Itself: a preset gives its graph."""
+        return self
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from engine.snapshot import take
+from tests.unit.engine import ragged
 from tests.unit.engine.conftest import digits  # noqa: F401 - a fixture
 from tests.unit.engine.making import captured, losses, run, spec
 
@@ -148,3 +149,28 @@ def test_what_was_saved_on_the_device_goes_on_without_it(
     on_cpu = losses(run(tmp_path / "cpu", job, digits, resume=there))
     assert len(on_cpu) == len(on_cuda) - 5
     assert "resumed with device cpu" in capfd.readouterr().err
+
+
+def test_rows_from_files_give_on_a_device_what_they_give_on_the_cpu(
+    digits: Path,  # noqa: F811
+    tmp_path: Path,
+):
+    layers = [
+        {"name": "flat", "type": "Flatten"},
+        {"name": "fc", "type": "Linear", "args": {"out_features": 10}},
+    ]
+    for workers in (0, 2):
+        data = {"shuffle": {"buffer_size": 100}, "cache": "memory", "workers": workers}
+        job = spec(network={"layers": layers}, data=data)
+        on_cpu = losses(run(tmp_path / f"cpu-{workers}", job, digits))
+        on_cuda = losses(run(tmp_path / f"cuda-{workers}", job, digits, **CUDA))
+        assert np.allclose(on_cpu, on_cuda, rtol=1e-4)
+
+
+def test_batches_by_length_are_the_same_on_a_device(tmp_path: Path):
+    table = ragged.texts(tmp_path)
+    for number, more in enumerate(({"max_tokens": 20}, {"width": 2})):
+        job = ragged.job(data={"bucket_by_length": more, "workers": number})
+        on_cpu = losses(run(tmp_path / f"cpu-{number}", job, table))
+        on_cuda = losses(run(tmp_path / f"cuda-{number}", job, table, **CUDA))
+        assert np.allclose(on_cpu, on_cuda, rtol=1e-4)

@@ -37,6 +37,25 @@ def test_a_bench_measures_a_ratio(command, num_lines):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("case", ["pool", "pool, 2 workers"])
+def test_a_job_on_a_file_larger_than_its_pool_takes_the_memory_of_its_plan(case):
+    (line,) = run("bench.streaming", "--case", case, "--rows", "80000")
+    assert line["file_mb"] > 4.5 * line["planned_mb"]
+    assert 0.85 < line["grown"] < 1.15
+
+
+def test_padding_is_measured_with_and_without_buckets():
+    (line,) = run("bench.padding", "--rounds", "1", "--rows", "200")
+    assert line["padding_buckets"] < line["padding_by_chance"] / 2
+
+
+@pytest.mark.slow
+def test_reading_ahead_is_measured_by_threads_and_by_processes():
+    lines = run("bench.prefetch", "--rounds", "1", "--part", "0.1")
+    assert all(line["threads_2"] > 0 < line["processes_2"] for line in lines)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["a slow disk", "nobody who reads"])
 def test_a_hindered_job_counts_every_tensor(case):
     (line,) = run("bench.hindered", "--rounds", "1", "--case", case)

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 import glasshouse as gh
 from glasshouse import jsonio
-from glasshouse.spec import Graph, TrainJob, parse_job
+from glasshouse.spec import Graph, Preset, TrainJob, parse_job
 from tests.little_service import answer, job, problem
 
 Connect = Callable[..., gh.Client]
@@ -119,6 +119,19 @@ def test_a_pair_of_arrays_becomes_a_dataset_with_fields(connect: Connect):
         "seed": 3,
     }
     assert spec.data.validation is not None
+
+
+def test_a_preset_goes_through_by_its_name(connect: Connect):
+    service = Recorder()
+    client = connect(*service.routes)
+    sized = {"type": "preset", "preset": "mlp", "args": {"hidden": [4]}}
+    for network in ("mnist_cnn", sized, Preset.model_validate(sized)):
+        client.train(network, (RNG.normal(size=(3, 1, 28, 28)), np.array([0, 1, 2])), epochs=1)
+    sent = [spec["network"] for spec in service.specs]
+    assert sent == [{"type": "preset", "preset": "mnist_cnn"}, sized, sized]
+    outputs = [spec["loss"]["inputs"][0] for spec in service.specs]
+    assert outputs == ["fc", "out", "out"]
+    assert checked(service.specs[1]).network.layers[1].args == {"out_features": 4}
 
 
 def test_plain_numbers_as_targets_are_a_regression(connect: Connect):

@@ -79,6 +79,26 @@ def test_leaves_of_a_tuple_can_be_read_and_the_bare_name_is_the_first():
     assert torch.equal(found["again"], network.layers["again"](x, (hidden, cell))[0])
 
 
+def test_a_recurrent_layer_may_be_opened_into_cells_whose_steps_are_layers():
+    x = torch.randn(4, 6, 8)
+    steps: list[dict] = []
+    for number in range(6):
+        steps.append(layer(f"x{number}", "select", "x", dim=1, index=number))
+        if number == 0:
+            steps.append(layer("cell0", "LSTMCell", "x0", hidden_size=3))
+            continue
+        before = f"cell{number - 1}"
+        again = {"name": f"cell{number}", "shared_with": "cell0"}
+        steps.append({**again, "inputs": [f"x{number}", f"{before}.0", f"{before}.1"]})
+    names = [f"cell{number}.0" for number in range(6)]
+    network, found = values(*steps, layer("all", "stack", *names, dim=1), x=x, outputs=["all"])
+    fused = nn.LSTM(8, 3, batch_first=True)
+    cell = network.layers["cell0"]
+    fused.load_state_dict({f"{name}_l0": item for name, item in cell.state_dict().items()})
+    assert torch.allclose(found["all"], fused(x)[0], atol=1e-6)
+    assert len(network.state_dict()) == 4
+
+
 def test_inputs_go_to_a_layer_in_their_order():
     x = torch.randn(4, 6, 8)
     network, found = values(
@@ -142,6 +162,32 @@ FUNCTION_CASES = {
     "select": (["x"], {"dim": 1, "index": -1}, lambda x: x.select(1, -1)),
     "chunk": (["x"], {"chunks": 2, "dim": 1}, lambda x: x.chunk(2, 1)[0]),
     "split": (["x"], {"split_size_or_sections": [2, 4], "dim": 1}, lambda x: x.split([2, 4], 1)[0]),
+    "square": (["x"], {}, lambda x: x * x),
+    "reciprocal": (["x"], {}, torch.reciprocal),
+    "maximum": (["x", "x"], {}, torch.maximum),
+    "minimum": (["x", "x"], {}, torch.minimum),
+    "norm": (["x"], {"p": 1, "dim": 2}, lambda x: torch.linalg.vector_norm(x, ord=1, dim=2)),
+    "cumsum": (["x"], {"dim": 1}, lambda x: x.cumsum(1)),
+    "flip": (["x"], {"dims": [1, 2]}, lambda x: x.flip(1, 2)),
+    "one_hot": (["n"], {"num_classes": 5}, lambda n: torch.eye(5)[n]),
+    "cosine_similarity": (
+        ["x", "x"], {"dim": 2}, lambda a, b: nn.functional.cosine_similarity(a, b, dim=2)),
+    "scaled_dot_product_attention": (
+        ["x", "x", "x"], {"is_causal": True},
+        lambda q, k, v: nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)),
+    "eq": (["n"], {"other": 3.0}, lambda n: n == 3),
+    "ne": (["n", "n"], {}, torch.ne),
+    "lt": (["x"], {"other": 0.5}, lambda x: x < 0.5),
+    "le": (["x", "x"], {}, torch.le),
+    "gt": (["x"], {"other": 0.5}, lambda x: x > 0.5),
+    "ge": (["x", "x"], {}, torch.ge),
+    "logical_and": (["x", "x"], {}, torch.logical_and),
+    "logical_or": (["x", "x"], {}, torch.logical_or),
+    "logical_not": (["x"], {}, torch.logical_not),
+    "tril": (["x"], {"diagonal": 1}, lambda x: x.tril(1)),
+    "triu": (["x"], {"diagonal": -1}, lambda x: x.triu(-1)),
+    "positions": (["x"], {"dim": 1}, lambda _: torch.arange(6)),
+    "causal_mask": (["x"], {"dim": 1}, lambda _: torch.ones(6, 6).tril().bool()),
 }  # fmt: skip
 
 
@@ -163,6 +209,27 @@ def test_a_listed_function_does_what_torch_does(name):
         n=n,
     )
     assert torch.equal(found["it"], expected(*[given[item] for item in inputs]))
+
+
+def test_a_mask_says_what_may_be_attended_to():
+    x = torch.rand(4, 6, 8)
+    masked, causal = (
+        values(
+            layer("mask", "causal_mask", "x", dim=1),
+            layer("it", "scaled_dot_product_attention", "x", "x", "x", *more, **args),
+            x=x,
+        )[1]["it"]
+        for more, args in ((["mask"], {}), ([], {"is_causal": True}))
+    )
+    assert torch.allclose(masked, causal, atol=1e-6)
+
+
+def test_paddlepaddles_gather_is_index_select_with_its_index_made_flat():
+    x, index = torch.rand(4, 6, 8), torch.tensor([[2], [0], [2], [1]])
+    _, found = values(
+        layer("flat", "flatten", "n"), layer("it", "index_select", "x", "flat", dim=1), x=x, n=index
+    )
+    assert torch.equal(found["it"], torch.stack([x[:, int(place)] for place in index], dim=1))
 
 
 @pytest.mark.parametrize(

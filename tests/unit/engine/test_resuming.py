@@ -113,6 +113,22 @@ KINDS: dict[str, dict[str, Any]] = {
     "ema": {**JUDGED, "average": {"type": "ema", "decay": 0.8}},
     "swa": {"network": {"layers": NORMED}, "average": {"type": "swa", "start_step": 2}},
     "window": {"average": {"type": "window", "min_average_window": 2, "max_average_window": 3}},
+    "metrics of torchmetrics": {
+        **JUDGED,
+        "metrics": [
+            {
+                "type": "MulticlassF1Score",
+                "args": {"num_classes": 10},
+                "inputs": ["fc", "label"],
+                "every": 2,
+            },
+            {
+                "type": "MulticlassConfusionMatrix",
+                "args": {"num_classes": 10},
+                "inputs": ["fc", "label"],
+            },
+        ],
+    },
     "derived": {"metrics": [{"type": "l2", "inputs": ["fc.weight/update"], "every": 3}]},
 }
 PLACES = {"mid-epoch": 0.6, "epoch end": 1.0}

@@ -436,7 +436,7 @@ FLAT = [
         (
             layers({"name": "fc", "type": "ReLU", "lengths": "ids.lengths"}),
             "/network/layers/1/lengths",
-            "ReLU takes no lengths; these do: EmbeddingBag, GRU, LSTM, RNN, SequencePool",
+            "ReLU takes no lengths; these do: DotProductAttention, EmbeddingBag, GRU, LSTM,",
         ),
         (
             [{"name": "fc", "type": "Embedding", "args": {"embedding_dim": 2},

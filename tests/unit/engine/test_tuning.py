@@ -214,6 +214,8 @@ def test_a_relu_in_place_whose_input_others_read_stays_first():
     raw = {"name": "raw", "type": "Flatten", "inputs": ["conv"]}
     assert pairs(made(conv, relu, POOL, flat, raw, both)) == []
     assert pairs(made(conv, RELU, POOL, flat, raw, both)) == ["relu"]
+    assert pairs(made(conv, relu, POOL, OUT, wanted=("out", "conv"))) == []
+    assert pairs(made(conv, relu, POOL, OUT)) == ["relu"]
 
 
 # --- deterministic ---------------------------------------------------------------------------

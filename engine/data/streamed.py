@@ -1,0 +1,148 @@
+"""Rows that stay in their files: read as they are needed, drawn from a pool of bounded size.
+
+To the training they are rows like any other. What a batch has, and in which order batches come, is
+a function of (seed, epoch): going on in the middle of an epoch repeats the arithmetic of the
+batches before, and reads no row of theirs.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.data.ahead import Ahead
+from engine.data.cache import Cache, Drained, Held, Read
+from engine.data.draws import Draw, Draws, Integers, Pool
+from engine.data.reading import Reader
+from engine.data.rows import Loaded, Rows, Taken, batch_of, shuffled
+from glasshouse.spec import Shuffle
+
+Batch = dict[str, Tensor]
+_ALL = slice(None)
+
+
+class StreamedRows(Rows):
+    """The rows of one source, of which only a pool is in memory."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        device: torch.device,
+        *,
+        shuffle: Shuffle,
+        workers: int = 0,
+        keeps: bool = False,
+    ) -> None:
+        """``keeps``: rows stay in memory once they were read."""
+        super().__init__({}, reader.num_rows, torch.device("cpu"), reader.numbers)
+        self.device = device
+        self.fields = cast("Mapping[str, Loaded]", reader.fields)  # for their names
+        self.left_out = reader.left_out
+        self._reader = reader
+        self._shuffle = shuffle
+        self._ahead: Ahead[Read] = Ahead(workers)
+        self._cache = Cache(reader) if keeps else None
+        self._held: Held | None = self._cache
+
+    def figures(self) -> dict[str, float]:
+        """How many rows are in memory, and what they take."""
+        if self._held is None:
+            return {}
+        store = self._held.store
+        return {"data/pool_rows": store.num_rows, "data/pool_bytes": store.num_bytes}
+
+    def close(self) -> None:
+        """End the threads that read ahead."""
+        self._ahead.close()
+
+    def batch(self, rows_B: Taken, host_B: Taken | None = None) -> Batch:
+        """One batch, read from the files now."""
+        return self._made(self._reader.read(self._places(rows_B)), rows_B)
+
+    def in_order(self, batch_size: int) -> Iterator[Batch]:
+        """All rows once, as stored."""
+        return self.epoch(batch_size, drop_last=False, order=None)
+
+    def epoch(
+        self, batch_size: int, *, drop_last: bool, order: tuple[int, int] | None, first: int = 0
+    ) -> Iterator[Batch]:
+        """The batches of one epoch; ``order`` is (seed, epoch), None for the stored order.
+
+        ``first``: batches that were taken before; their rows are not read again.
+        """
+        num_batches = self.num_rows // batch_size if drop_last else self.num_batches(batch_size)
+        batches = range(first, num_batches)
+        if order is None:
+            return self._stored(batch_size, batches)
+        if self._cache is not None and order[1]:
+            return self._cached(self._cache, batch_size, batches, order)
+        size, least = self._shuffle.buffer_size or batch_size, self._shuffle.min_buffer_size
+        draws = Draws(Pool(self.num_rows, batch_size, size, least), *order)
+        draws.skip(first)
+        self._held = self._cache or Drained(self._reader, draws.capacity)
+        return self._drawn(draws, self._held, len(batches))
+
+    def _stored(self, batch_size: int, batches: range) -> Iterator[Batch]:
+        cache = self._cache
+
+        def tasks() -> Iterator[tuple[slice, Callable[[], Read]]]:
+            for number in batches:
+                start = number * batch_size
+                stop = min(start + batch_size, self.num_rows)
+                yield slice(start, stop), lambda run=(start, stop): self._unread(run)
+
+        for rows_B, read in self._ahead.each(tasks()):
+            if cache is None:
+                yield self._made(read, rows_B)
+                continue
+            places = self._places(rows_B)
+            if read:
+                cache.keep(cache.missing(places), read)
+            yield self._made(cache.store.get(places), rows_B)
+
+    def _unread(self, run: tuple[int, int]) -> Read:
+        """Rows side by side; of a cache, only those that it has not."""
+        if self._cache is None:
+            return self._reader.read_runs([run])
+        missing = self._cache.missing(np.arange(*run))
+        return self._reader.read(missing) if len(missing) else {}
+
+    def _drawn(self, draws: Draws, held: Held, num_batches: int) -> Iterator[Batch]:
+        held.fill(draws)
+
+        def tasks() -> Iterator[tuple[Draw, Callable[[], Read]]]:
+            for _ in range(num_batches):
+                draw = draws.draw()
+                yield draw, lambda runs=draw.runs: self._reader.read_runs(runs) if runs else {}
+
+        for draw, read in self._ahead.each(tasks()):
+            if read:
+                held.put(draw, read)
+            yield self._made(held.take(draw), torch.from_numpy(draw.places))
+
+    def _cached(
+        self, cache: Cache, batch_size: int, batches: range, order: tuple[int, int]
+    ) -> Iterator[Batch]:
+        """An epoch after the first, of all rows in memory."""
+        cache.need(np.arange(self.num_rows), batch_size)  # unless training began in this epoch
+        order_N = shuffled(self.num_rows, *order)
+
+        def tasks() -> Iterator[tuple[Tensor, Callable[[], Read]]]:
+            for number in batches:
+                rows_B = order_N[number * batch_size :][:batch_size]
+                yield rows_B, lambda rows_B=rows_B: cache.store.get(rows_B.numpy())
+
+        for rows_B, read in self._ahead.each(tasks()):
+            yield self._made(read, rows_B)
+
+    def _made(self, rows: Read, taken: Taken) -> Batch:
+        made, self.lengths = batch_of(rows, _ALL, _ALL, self.device)
+        self._taken = taken
+        return made
+
+    def _places(self, rows_B: Taken) -> Integers:
+        if isinstance(rows_B, slice):
+            return np.arange(rows_B.start, rows_B.stop)
+        return rows_B.numpy()

@@ -1,0 +1,214 @@
+"""What the rows of a job take in memory, from the dataset's description alone: all, or a pool."""
+
+import math
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from engine.data.draws import Pool
+from engine.data.fields import BadField, column_view, field_shape, num_steps
+from engine.data.reading import LIST_BYTES
+from engine.data.windows import num_windows, part_of
+from engine.problems import Findings
+from engine.shapes import FieldShape
+from glasshouse.spec import Data, Field, InferData, Source, Spec, TrainJob
+
+_AHEAD = 2
+"""Batches' worth of rows that one reading brings, at most: those that enter a growing pool."""
+_DEVIATIONS = 6
+_STREAMED = frozenset(
+    (
+        *("train", "validation", "fields", "batch_size", "drop_last"),
+        *("shuffle", "sequence", "cache", "workers"),
+    )
+)
+"""What goes with rows that stay in their files; what else ``data`` says is of rows in memory."""
+_STREAMED_FIELDS = frozenset(
+    ("type", "column", "columns", "shape", "scale", "dim", "padding_value", "fill"),
+)
+
+
+class _Column(NamedTuple):
+    """What the rows of a field take."""
+
+    row_bytes: int
+    """Of each, where all take the same."""
+    step_bytes: int
+    """Of each step of a row of a length of its own; beside it a row has a start and a length."""
+    column: dict[str, Any]
+    longest: int
+
+
+def rows_of(source: Source | InferData, meta: Mapping[str, Any]) -> int:
+    """The rows that a source takes of its split."""
+    fraction = getattr(source, "fraction", None)
+    if "windows" in meta:
+        first, last = part_of(meta["tokens"][source.split], fraction)
+        return num_windows(meta["windows"], last - first)
+    total = int(meta["splits"][source.split])
+    return total if fraction is None else int(fraction[1] * total) - int(fraction[0] * total)
+
+
+def training_bytes(spec: TrainJob, datasets: Mapping[str, Mapping[str, Any]]) -> int:
+    """What the rows of a training job take, those of its evaluations included."""
+    data = spec.data
+    sources = [data.train, *([data.validation] if data.validation else [])]
+    metas = [(source, datasets[source.dataset]) for source in sources]
+    if data.shuffle.buffer_size is None:
+        normal = data.normalize
+        return sum(source_bytes(data.fields, source, meta, normal) for source, meta in metas)
+    return sum(
+        _streamed_bytes(data, source, meta, trains=source is data.train) for source, meta in metas
+    )
+
+
+def source_bytes(
+    fields: Mapping[str, Field],
+    source: Source | InferData,
+    meta: Mapping[str, Any],
+    normalize: Mapping[str, Any],
+) -> int:
+    """What all rows of a source take, as they are kept in memory."""
+    num_rows, size = rows_of(source, meta), 0
+    if "windows" in meta:  # one text for each field, and where each window begins
+        text = int(meta["tokens"][source.split]) * 4
+        items = _columns(fields, meta, source.split)
+        return sum((text + 16 * num_rows) if item.step_bytes else 8 * num_rows for item in items)
+    share = num_rows / meta["splits"][source.split]
+    for item in _columns(fields, meta, source.split, normalize):
+        size += item.row_bytes * num_rows
+        if item.step_bytes:
+            steps = num_steps(item.column, source.split, meta["splits"][source.split])
+            size += int(steps * share) * item.step_bytes + num_rows * 16
+    return size
+
+
+def _columns(
+    fields: Mapping[str, Field],
+    meta: Mapping[str, Any],
+    split: str,
+    normalize: Mapping[str, Any] | None = None,
+) -> list[_Column]:
+    found: list[_Column] = []
+    for name, field in fields.items():
+        try:
+            shape = field_shape(name, field, dict(meta), split)
+        except BadField:  # which is told of where fields are checked
+            continue
+        column = column_view(name, field, meta)
+        dtype = column["dtype"]
+        if shape.is_sequence:
+            dtype = "float32" if name in (normalize or {}) else dtype
+            found.append(_Column(0, _step_bytes(shape, dtype), column, shape.shape[0]))
+            continue
+        width = 1 if dtype == "uint8" and shape.dim is None else shape.dtype.itemsize
+        found.append(_Column(width * torch.Size(shape.shape).numel(), 0, column, 0))
+    return found
+
+
+def _step_bytes(shape: FieldShape, dtype: str) -> int:
+    if shape.has_values:
+        return 8
+    if shape.dim is not None:
+        return 4 if shape.dim <= 2**31 else 8
+    return torch.Size(shape.shape[1:]).numel() * (1 if dtype == "uint8" else 4)
+
+
+# --- rows that stay in their files -----------------------------------------------------------
+
+
+def check_streaming(data: Data, findings: Findings) -> None:
+    """Note what is wrong with the size of the pool, and what does not go with one."""
+    shuffle, size = data.shuffle, data.batch_size
+    least, most = shuffle.min_buffer_size, shuffle.buffer_size
+    pointer = "/data/shuffle/min_buffer_size"
+    if most is None:
+        if data.cache == "memory":
+            detail = "all rows are in memory: leave it out, or set shuffle.buffer_size"
+            findings.problem("/data/cache", detail, "no_buffer")
+        if least:
+            detail = "all rows are read before the first batch: set buffer_size, or leave it out"
+            findings.problem(pointer, detail, "no_buffer")
+        return
+    if most < size:
+        detail = f"a batch takes {size} rows, and {most} would be there: set at least {size}"
+        findings.problem("/data/shuffle/buffer_size", detail, "too_small")
+    if least and shuffle.enabled is False:
+        detail = "rows in their stored order wait for no others: leave it out, or shuffle"
+        findings.problem(pointer, detail, "no_shuffle")
+    elif 0 < least < size:
+        detail = f"a batch takes {size} rows: set at least as many, or 0 to begin with one batch"
+        findings.problem(pointer, detail, "too_small")
+    elif least > most:
+        detail = f"there are never more than buffer_size, {most}: set at most that"
+        findings.problem(pointer, detail, "too_large")
+    _check_known(data, _STREAMED, "/data", findings)
+    for name, field in data.fields.items():
+        _check_known(field, _STREAMED_FIELDS, f"/data/fields/{name}", findings)
+        if getattr(field, "fill", None) in ("mean", "median"):
+            detail = "it is found from all rows: give a number, or leave out shuffle.buffer_size"
+            findings.problem(f"/data/fields/{name}/fill", detail, "streamed")
+
+
+def _check_known(given: Spec, known: frozenset[str], pointer: str, findings: Findings) -> None:
+    """Note what is said that rows in files know nothing of."""
+    for name in sorted(type(given).model_fields.keys() - known):
+        if getattr(given, name) != type(given).model_fields[name].get_default():
+            detail = "it needs all rows in memory: leave it out, or leave out shuffle.buffer_size"
+            findings.problem(f"{pointer}/{name}", detail, "streamed")
+
+
+def _streamed_bytes(data: Data, source: Source, meta: Mapping[str, Any], *, trains: bool) -> int:
+    """The most that a source takes of which rows are read as they are needed."""
+    num_rows = rows_of(source, meta)
+    shuffles = trains and data.shuffle.enabled is not False
+    size = min(data.batch_size, num_rows)
+    pool = Pool(num_rows, size, data.shuffle.buffer_size or size)
+    ahead = (2 + data.workers) * (_AHEAD if shuffles else 1) * size
+    needed = _places_bytes(data, source, int(meta["splits"][source.split]))
+    needed += pool.index_bytes if shuffles else 0
+    keeps = data.cache == "memory"
+    capacity = num_rows if keeps else pool.capacity if shuffles else 0
+    needed += 17 * num_rows if keeps else 0  # which are there, and the order of an epoch
+    most = data.sequence.max_length or sys.maxsize
+    for column in _columns(data.fields, meta, source.split):
+        item = column._replace(longest=min(column.longest, most))
+        if item.row_bytes:
+            needed += item.row_bytes * (ahead + size + capacity)
+            continue
+        needed += (ahead + size) * item.longest * item.step_bytes
+        if capacity:
+            split_rows = int(meta["splits"][source.split])
+            steps = _most_steps(item, (source.split, split_rows), pool, capacity)
+            needed += steps * item.step_bytes + capacity * LIST_BYTES
+    return needed
+
+
+def _places_bytes(data: Data, source: Source, num_rows: int) -> int:
+    """What it takes to know which rows a source takes, where it does not take all of them."""
+    needed = 0
+    if source.fraction is not None:  # all in a drawn order, a part of them, and that part sorted
+        taken = int((source.fraction[1] - source.fraction[0]) * num_rows)
+        needed = 8 * num_rows + 16 * taken
+    if data.sequence.max_length is not None:  # where rows begin, lengths, numbers
+        needed += 40 * num_rows
+    return needed
+
+
+def _most_steps(item: _Column, split: tuple[str, int], pool: Pool, capacity: int) -> int:
+    """The steps of so many rows that were drawn from all, six standard deviations above the mean.
+
+    Rows come in runs that may be alike. What deviation lengths have is not known, but none with
+    this mean and these ends has a larger one.
+    """
+    name, num_rows = split
+    longest = item.longest
+    if item.column["shape"][0] is not None:
+        return capacity * longest
+    ends = item.column["lengths"][name]
+    total = int(ends["total"])
+    mean = min(total / num_rows, longest)
+    spread = math.sqrt(capacity * pool.run * (longest - mean) * max(0, mean - int(ends["min"])))
+    return min(total, capacity * longest, math.ceil(capacity * mean + _DEVIATIONS * spread))

@@ -1,0 +1,35 @@
+"""Blocks that several presets are made of."""
+
+from glasshouse.spec.network import Layer
+from glasshouse.spec.presets.drawing import dropout, layer
+
+
+def transformer_block(
+    name: str, before: str, *, width: int, num_heads: int, rate: float, is_causal: bool
+) -> list[Layer]:
+    """Attention and a feed-forward layer, each normalised before and added to what it read.
+
+    Pre-norm, as in GPT-2 (Radford et al., 2019); reads ``before``, gives ``<name>``.
+    """
+    return [
+        layer(f"{name}_ln_1", "LayerNorm", before),
+        layer(f"{name}_c_attn", "Linear", out_features=3 * width),
+        layer(f"{name}_qkv", "chunk", chunks=3, dim=2),
+        layer(
+            f"{name}_attn",
+            "DotProductAttention",
+            *(f"{name}_qkv.{part}" for part in range(3)),
+            num_heads=num_heads,
+            dropout=rate,
+            is_causal=is_causal,
+        ),
+        layer(f"{name}_attn_proj", "Linear", out_features=width),
+        *dropout(f"{name}_attn_drop", rate),
+        layer(f"{name}_attn_add", "add", before, f"{name}_attn_{'drop' if rate else 'proj'}"),
+        layer(f"{name}_ln_2", "LayerNorm"),
+        layer(f"{name}_c_fc", "Linear", out_features=4 * width),
+        layer(f"{name}_gelu", "GELU"),
+        layer(f"{name}_c_proj", "Linear", out_features=width),
+        *dropout(f"{name}_drop", rate),
+        layer(name, "add", f"{name}_attn_add", f"{name}_{'drop' if rate else 'c_proj'}"),
+    ]

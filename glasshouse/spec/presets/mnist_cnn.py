@@ -1,0 +1,32 @@
+"""The network of PaddlePaddle's notes on MNIST."""
+
+from glasshouse.spec.network import Graph
+from glasshouse.spec.presets.drawing import Size, layer
+from glasshouse.spec.strict import Spec
+
+
+class MnistCnn(Spec):
+    """Two convolutions and a linear layer, as PaddlePaddle's notes on MNIST have them.
+
+    20,350 parameters on images of 1 x 28 x 28.
+    """
+
+    channels: Size = 20
+    """Of both convolutions."""
+    num_classes: Size = 10
+
+
+def mnist_cnn(args: MnistCnn) -> Graph:
+    """Scores of the classes: there is no softmax at the end, torch's cross entropy has it."""
+    return Graph(
+        layers=(
+            layer("conv1", "Conv2d", out_channels=args.channels, kernel_size=5, padding=2),
+            layer("relu1", "ReLU"),
+            layer("pool1", "MaxPool2d", kernel_size=2),
+            layer("conv2", "Conv2d", out_channels=args.channels, kernel_size=5, padding=2),
+            layer("relu2", "ReLU"),
+            layer("pool2", "MaxPool2d", kernel_size=2),
+            layer("flat", "Flatten"),
+            layer("fc", "Linear", out_features=args.num_classes),
+        )
+    )

@@ -1,0 +1,61 @@
+"""A transformer that reads a sequence and says what it is."""
+
+from typing import Self
+
+from pydantic import model_validator
+
+from glasshouse.spec.network import Graph, Layer
+from glasshouse.spec.presets.blocks import transformer_block
+from glasshouse.spec.presets.drawing import Depth, Rate, Size, Source, dropout, layer
+from glasshouse.spec.strict import Spec
+
+
+class TransformerClassifier(Spec):
+    """An encoder (Vaswani et al., 2017, normalised before each part), and the mean of its steps."""
+
+    text: Source = "text"
+    """The field of the ids."""
+    max_length: Size = 512
+    """The most steps of a row."""
+    num_layers: Depth = 2
+    num_heads: Size = 4
+    width: Size = 128
+    """Of the embedding and of every block; a multiple of ``num_heads``."""
+    num_classes: Size = 2
+    dropout: Rate = 0.1
+
+    @model_validator(mode="after")
+    def _check_heads(self) -> Self:
+        if self.width % self.num_heads:
+            raise ValueError("width must be a multiple of num_heads")
+        return self
+
+
+def transformer_classifier(args: TransformerClassifier) -> Graph:
+    """No step attends to what stands behind the end of its row, nor is that in the mean."""
+    layers: list[Layer] = [
+        layer("embedding", "Embedding", args.text, embedding_dim=args.width),
+        layer(
+            "positions",
+            "PositionEmbedding",
+            num_embeddings=args.max_length,
+            embedding_dim=args.width,
+        ),
+        layer("embedded", "add", "embedding", "positions"),
+        *dropout("drop", args.dropout),
+    ]
+    for number in range(args.num_layers):
+        layers += transformer_block(
+            f"block{number}",
+            layers[-1].name,
+            width=args.width,
+            num_heads=args.num_heads,
+            rate=args.dropout,
+            is_causal=False,
+        )
+    layers += [
+        layer("norm", "LayerNorm"),
+        layer("pool", "SequencePool", mode="average"),
+        layer("fc", "Linear", out_features=args.num_classes),
+    ]
+    return Graph(layers=tuple(layers))
