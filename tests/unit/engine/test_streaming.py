@@ -486,6 +486,21 @@ def test_a_cache_reads_each_row_once_and_then_shuffles_all_of_them(lists, monkey
     rows.close()
 
 
+def test_a_row_that_was_read_before_its_turn_is_kept_once(lists):
+    """As by a trial before the first step, or an evaluation that was left."""
+    memory = load(Source(dataset="d"), LIST_FIELDS, Table(lists), seed=3, device=CPU)
+    rows = cached(lists, LIST_FIELDS, buffer_size=20)
+    next(rows.in_order(30))
+    assert rows.figures()["data/pool_rows"] == 30
+    for batch in rows.epoch(8, drop_last=False, order=(5, 0)):
+        same(batch, memory.batch(rows.taken))
+    assert rows.figures()["data/pool_rows"] == 61
+    there = [row for kept in rows._cache.store._lists.values() for row in kept]
+    expected = sum(row.nbytes + 128 for row in there) + 61 * (2 * 4 + 8)
+    assert rows.figures()["data/pool_bytes"] == expected
+    rows.close()
+
+
 def test_a_cache_that_begins_in_a_later_epoch_reads_all_rows_first(lists):
     memory = load(Source(dataset="d"), LIST_FIELDS, Table(lists), seed=3, device=CPU)
     rows = cached(lists, LIST_FIELDS, buffer_size=20)
