@@ -224,10 +224,11 @@ def beat(tx: Session, claim: Claim, *, lease_ms: int) -> Beat | None:
     return _fenced(tx, claim, 0, lease_ms, {})
 
 
-def renew(tx: Session, claim: Claim, *, lease_ms: int) -> None:
+def renew(tx: Session, claim: Claim, *, lease_ms: int) -> bool:
     """Let the lease begin anew in a transaction that has renewed it and taken long since."""
-    fenced = update(Job).where(Job.id == claim.job, Job.fence == claim.fence)
-    tx.execute(fenced.values(lease_expires_ms=now_ms() + lease_ms))
+    fenced = update(Job).where(Job.id == claim.job, Job.fence == claim.fence, Job.state.in_(LIVE))
+    renewed = fenced.values(lease_expires_ms=now_ms() + lease_ms).returning(Job.id)
+    return tx.scalar(renewed) is not None
 
 
 def run(tx: Session, claim: Claim, *, lease_ms: int) -> Beat | None:

@@ -3,10 +3,11 @@
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from engine.data.draws import Draw, Draws
-from engine.data.reading import Reader, Store
+from engine.data.reading import Reader, Store, picked
 from engine.data.rows import Loaded
 
 Integers = NDArray[np.int64]
@@ -78,7 +79,13 @@ class Cache:
         self.need(draws.held[1], draws.batch_size)
 
     def keep(self, places: Integers, rows: Read) -> None:
-        """Keep rows that were not there."""
+        """Keep rows; those that are there stay as they are."""
+        fresh = ~self._is_there[places]
+        if not fresh.all():
+            some = torch.from_numpy(np.flatnonzero(fresh))
+            places, rows = places[fresh], {n: picked(item, some) for n, item in rows.items()}
+        if not len(places):
+            return
         self.store.put(places, rows)
         self._is_there[places] = True
 

@@ -122,11 +122,10 @@ class Store:
         """Keep rows in empty slots."""
         if not self._like:
             self._prepare(rows)
-        at = torch.from_numpy(slots)
         self.num_rows += len(slots)
         for name, item in rows.items():
             if isinstance(item, LoadedField):
-                self._tensors[name][at] = item.values
+                self._tensors[name].numpy()[slots] = item.values.numpy()
                 continue
             self._put_lists(self._lists[name], slots, item, item.values)
             if item.weights is not None:

@@ -47,6 +47,7 @@ WRITERS: dict[str, Write] = {
         tx, claim, whole_batch(), offsets=(5, 9), lease_ms=LEASE_MS
     ),
     "attempts.beat": lambda tx, claim: attempts.beat(tx, claim, lease_ms=LEASE_MS),
+    "attempts.renew": lambda tx, claim: attempts.renew(tx, claim, lease_ms=LEASE_MS),
     "attempts.run": lambda tx, claim: attempts.run(tx, claim, lease_ms=LEASE_MS),
     "attempts.applied": lambda tx, claim: attempts.applied(tx, claim, ["cmd_x"], 3),
     "attempts.refuse_checkpoint": lambda tx, claim: attempts.refuse_checkpoint(tx, claim, "x"),

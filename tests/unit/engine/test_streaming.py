@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 from engine import rank
-from engine.data.draws import Draws, Pool
+from engine.data.draws import Pool
 from engine.data.loading import load
 from engine.data.reading import Reader
 from engine.data.rows import shuffled
 from engine.data.streamed import StreamedRows
 from engine.data.table import Table
-from engine.data.window import StoredTable, runs_of
+from engine.data.window import StoredTable
 from engine.footprint import check_streaming
 from engine.problems import Findings
 from engine.spool import read_frames
@@ -50,6 +50,7 @@ from tests.unit.engine.making import (
     write_job,
     write_table,
 )
+from tests.unit.engine.pools import drawn
 from tests.unit.engine.ragged import job, layers, meta_of, texts, write_ragged
 
 CPU = torch.device("cpu")
@@ -78,103 +79,6 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
     for name, tensor in one.items():
         assert tensor.dtype == other[name].dtype
         assert torch.equal(tensor, other[name]), name
-
-
-# --- the pool, as arithmetic -----------------------------------------------------------------
-
-POOLS = {
-    "as large as all": Pool(100, 10, 100),
-    "larger than all": Pool(100, 10, 1000, 60),
-    "small": Pool(1000, 10, 40),
-    "one batch": Pool(205, 10, 10),
-    "begins full": Pool(1003, 16, 200, 200),
-    "rows that fill no run": Pool(1007, 64, 300, 100),
-    "one row": Pool(1, 10, 10),
-    "batches of one": Pool(57, 1, 7),
-}
-
-
-def drawn(pool: Pool, seed: int = 3, epoch: int = 0, skip: int = 0) -> list[list[int]]:
-    draws = Draws(pool, seed, epoch)
-    draws.skip(skip)
-    num = -(-pool.num_rows // pool.batch_size) - skip
-    return [draws.draw().places.tolist() for _ in range(num)]
-
-
-@pytest.mark.parametrize("kind", POOLS)
-def test_an_epoch_draws_every_row_once(kind):
-    pool = POOLS[kind]
-    made = drawn(pool)
-    assert sorted(row for rows in made for row in rows) == [*range(pool.num_rows)]
-    assert [len(rows) for rows in made[:-1]] == [pool.batch_size] * (len(made) - 1)
-    assert Draws(pool, 3, 0).draw().places.tolist() == made[0]
-    if pool.num_rows > 1:
-        assert drawn(pool, epoch=1) != made != drawn(pool, seed=4)
-
-
-@pytest.mark.parametrize("kind", POOLS)
-def test_the_pool_holds_what_was_read_and_never_more_than_it_may(kind):
-    """Slot by slot, against a dict that takes and gives rows one by one."""
-    pool = POOLS[kind]
-    draws, held = Draws(pool, 3, 0), {}
-    for batch in range(-(-pool.num_rows // pool.batch_size)):
-        draw = draws.draw()
-        entering = [row for first, last in draw.runs for row in range(first, last)]
-        assert len(entering) == len(draw.entered)
-        for slot, row in zip(draw.entered.tolist(), entering, strict=True):
-            assert slot not in held
-            held[slot] = row
-        if not batch:
-            assert len(held) == pool.begin
-        assert len(held) <= pool.capacity
-        assert [held.pop(slot) for slot in draw.drawn.tolist()] == draw.places.tolist()
-        slots, places = draws.held
-        assert dict(zip(slots.tolist(), places.tolist(), strict=True)) == held
-    assert not held
-
-
-def test_the_pool_grows_by_a_batch_with_each_batch():
-    draws, sizes = Draws(Pool(1000, 10, 60, 25), 1, 0), []
-    for _ in range(8):
-        draw = draws.draw()
-        sizes.append(len(draws.held[0]) + len(draw.drawn))
-    assert sizes == [25, 35, 45, 55, 60, 60, 60, 60]
-
-
-@pytest.mark.parametrize("kind", POOLS)
-def test_batches_that_were_taken_are_skipped_and_the_others_are_the_same(kind):
-    made = drawn(POOLS[kind])
-    for skip in (0, 1, len(made) // 2, len(made)):
-        assert drawn(POOLS[kind], skip=skip) == made[skip:]
-
-
-def test_a_sorted_file_is_mixed_from_the_first_batch_on():
-    labels = np.repeat(np.arange(10), 1000)
-    for buffer_size in (100, 500):
-        made = drawn(Pool(10_000, 100, buffer_size))
-        kinds = [len({*labels[rows].tolist()}) for rows in made]
-        assert kinds[0] >= 4
-        assert sum(kinds) / len(kinds) > 6
-
-
-def test_every_row_of_the_pool_is_as_likely_to_be_drawn():
-    """Of a pool of all 40 rows: how often each is in the first batch, in 4,000 epochs."""
-    for size in (4, 30):  # by chance among many, and by shuffling few
-        pool = Pool(40, size, 40, 40)
-        counts = np.zeros(40)
-        for epoch in range(4000):
-            places = Draws(pool, 1, epoch).draw().places
-            assert len({*places.tolist()}) == size
-            counts[places] += 1
-        mean = 4000 * size / 40
-        spread = (mean * (1 - size / 40)) ** 0.5
-        assert abs(counts - mean).max() < 4.5 * spread
-
-
-def test_rows_side_by_side_are_one_run():
-    assert runs_of(np.array([0, 1, 2, 5, 7, 8])) == [(0, 3), (5, 6), (7, 9)]
-    assert runs_of(np.array([4])) == [(4, 5)]
-    assert runs_of(np.array([], np.int64)) == []
 
 
 # --- the same rows as in memory --------------------------------------------------------------
@@ -484,6 +388,21 @@ def test_a_cache_reads_each_row_once_and_then_shuffles_all_of_them(lists, monkey
         same(one, other)
     assert sum(read) == 61
     assert rows.figures()["data/pool_rows"] == 61
+    rows.close()
+
+
+def test_a_row_that_was_read_before_its_turn_is_kept_once(lists):
+    """As by a trial before the first step, or an evaluation that was left."""
+    memory = load(Source(dataset="d"), LIST_FIELDS, Table(lists), seed=3, device=CPU)
+    rows = cached(lists, LIST_FIELDS, buffer_size=20)
+    next(rows.in_order(30))
+    assert rows.figures()["data/pool_rows"] == 30
+    for batch in rows.epoch(8, drop_last=False, order=(5, 0)):
+        same(batch, memory.batch(rows.taken))
+    assert rows.figures()["data/pool_rows"] == 61
+    there = [row for kept in rows._cache.store._lists.values() for row in kept]
+    expected = sum(row.nbytes + 128 for row in there) + 61 * (2 * 4 + 8)
+    assert rows.figures()["data/pool_bytes"] == expected
     rows.close()
 
 
