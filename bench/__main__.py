@@ -15,6 +15,7 @@ from pathlib import Path
 
 BENCHES = (
     "step",
+    "speed",
     "watching",
     "guarding",
     "hindered",

@@ -85,3 +85,10 @@ class Accuracies:
             for name, item in self._metrics.items()
             if step % (item.interval or 1) == 0
         }
+
+
+def wanted(job: TrainJob) -> tuple[str, ...]:
+    """The layer outputs that outlive the forward pass."""
+    judged = [metric for metric in job.metrics if metric.is_judged]
+    names = [*job.loss_inputs, *(name for metric in judged for name in metric.inputs)]
+    return tuple(dict.fromkeys([*names, *(job.network.outputs or ())]))

@@ -212,11 +212,17 @@ class Network(nn.Module):
             )
             self._steps.append(step)
 
-        self._plan = in_pairs(self._steps, wanted)
+        self._plan: Sequence[Step | Pair] = self._steps
+        self._pairs = in_pairs(self._steps, wanted)
 
     def lay_out(self, memory_format: torch.memory_format) -> None:
-        """Have images and the weights of convolutions lie in memory so from now on."""
+        """Have images and the weights of convolutions lie in memory so from now on.
+
+        Only where channels lie together is a pooling of numbers of either sign as fast as one of
+        positive parts: else it goes by branches that are hard to foresee.
+        """
         self.memory_format = memory_format
+        self._plan = self._pairs if memory_format is torch.channels_last else self._steps
         self.to(memory_format=memory_format)  # pyright: ignore[reportCallIssue]
 
     @property

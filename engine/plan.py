@@ -25,7 +25,7 @@ from engine.guards.check import check_guards
 from engine.layer_options import check_options, own_decays
 from engine.learning_rate import check_scheduler
 from engine.losses import pointer_of, try_loss
-from engine.metrics import metric_names, reported
+from engine.metrics import metric_names, reported, wanted
 from engine.network import Network, needed_layers, root
 from engine.optim import (
     States,
@@ -40,6 +40,7 @@ from engine.probes.watched.watchable import check_cuts, everything
 from engine.problems import Findings, SpecProblems, one
 from engine.sequences import assign_lengths, stepwise
 from engine.shapes import FieldShape, Trace, trace
+from engine.step_memory import step_peak
 from glasshouse.errors import FieldProblem, SpecFailed
 from glasshouse.spec import (
     Field,
@@ -154,6 +155,8 @@ def _plan_training(spec: TrainJob, datasets: Metas, trained_by: TrainJob | None)
             num_state_bytes(states),
             data_bytes=footprint.training_bytes(spec, datasets),
             num_averages=num_copies(spec.average),
+            step_bytes=step_peak(resolved, wanted(resolved), lambda: _batch(shapes, batch_size)),
+            keeps_gradients=spec.accumulate > 1,
         ),
         "probes": probes,
         "num_steps": spec.stop.steps if pace is None else pace.num_steps(spec.stop),
@@ -379,11 +382,18 @@ def _table(traced: Trace, states: States | None = None) -> dict[str, Any]:
     }
 
 
+def _batch(shapes: Mapping[str, FieldShape], num_rows: int) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for name, shape in shapes.items():
+        found |= shape.tensors(name, num_rows)
+    return found
+
+
 def _num_bytes(item: Tensor) -> int:
     return item.numel() * item.element_size()
 
 
-def _memory(
+def _memory(  # noqa: PLR0913 (each is a head)
     traced: Trace,
     network: nn.Module,
     state_bytes: int,
@@ -391,20 +401,30 @@ def _memory(
     data_bytes: int,
     num_averages: int = 0,
     training: bool = True,
+    step_bytes: int | None = None,
+    keeps_gradients: bool = False,
 ) -> dict[str, int]:
-    """Bytes by head. Activations: what the layers put out for one batch, views not counted."""
+    """Bytes by head. Activations: the most that a step holds beside parameters and gradients.
+
+    Where that is not known, ``step_bytes`` is None, it is what the layers put out for one batch.
+    ``keeps_gradients``: those of a step's earlier batches are there all along.
+    """
     learned = [item for item in network.parameters() if item.requires_grad]
     parameters = sum(_num_bytes(item) for item in [*network.parameters(), *network.buffers()])
     storages = {
         item.untyped_storage()._cdata: item.untyped_storage().nbytes()  # pyright: ignore[reportPrivateUsage]
         for item in traced.output_leaves().values()
     }
+    gradients = sum(_num_bytes(item) for item in learned) if training else 0
+    activations = sum(storages.values())
+    if step_bytes is not None:
+        activations = max(0, step_bytes - (0 if keeps_gradients else gradients))
     heads = {
         "parameters_bytes": parameters,
-        "gradients_bytes": sum(_num_bytes(item) for item in learned) if training else 0,
+        "gradients_bytes": gradients,
         "optimizer_state_bytes": state_bytes,
         "averages_bytes": num_averages * parameters,
-        "activations_bytes": sum(storages.values()),
+        "activations_bytes": activations,
         "data_bytes": data_bytes,
     }
     return {**heads, "total_bytes": sum(heads.values())}

@@ -23,6 +23,7 @@ from engine.guards.guard import Guard
 from engine.layer_options import fill, make_optimizer
 from engine.learning_rate import LearningRate, learning_rate
 from engine.losses import Losses, loss_of
+from engine.metrics import wanted
 from engine.network import Network
 from engine.nonfinite import blame
 from engine.precision import chosen, tell
@@ -265,13 +266,6 @@ def _captures(out: Outputs, control: Control) -> Captures:
         flush=out.flush,
         is_over=lambda: control.cancel_requested,
     )
-
-
-def wanted(job: TrainJob) -> tuple[str, ...]:
-    """The layer outputs that outlive the forward pass."""
-    judged = [metric for metric in job.metrics if metric.is_judged]
-    names = [*job.loss_inputs, *(name for metric in judged for name in metric.inputs)]
-    return tuple(dict.fromkeys([*names, *(job.network.outputs or ())]))
 
 
 class Schedule:

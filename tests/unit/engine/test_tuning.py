@@ -137,7 +137,10 @@ def test_tune_chooses_what_is_not_said():
 
 def made(*layers: dict[str, Any], wanted: tuple[str, ...] = ("out",)) -> Network:
     whole = [{"inputs": [layers[n - 1]["name"] if n else "x"], **x} for n, x in enumerate(layers)]
-    return Network(Graph.model_validate_json(json.dumps({"layers": whole})), wanted)
+    network = Network(Graph.model_validate_json(json.dumps({"layers": whole})), wanted)
+    assert pairs(network) == []  # images lie as usual
+    network.lay_out(torch.channels_last)
+    return network
 
 
 def pairs(network: Network) -> list[str]:
