@@ -256,9 +256,8 @@ def test_the_plan_takes_a_batch_of_the_longest_rows(many):
     spec = bucketed(max_tokens=40, data={"batch_size": 8})
     plan = planned(spec, meta_of(many))
     plain = planned(job(data={"batch_size": 8}), meta_of(many))
-    assert (
-        plan["memory"]["activations_bytes"] * 4 == plain["memory"]["activations_bytes"]
-    )  # 2, not 8
+    few, many_rows = (item["memory"]["activations_bytes"] for item in (plan, plain))
+    assert few * 4 == pytest.approx(many_rows, rel=0.1)  # 2 rows, not 8
 
 
 def test_the_plan_knows_no_number_of_steps_where_it_cannot(many):

@@ -55,9 +55,8 @@ def test_the_mnist_network_has_the_numbers_that_torch_gives():
     assert memory["parameters_bytes"] == memory["gradients_bytes"] == 20350 * 4
     assert memory["optimizer_state_bytes"] == 20350 * 4  # momentum
     outputs = 100 * 4 * (2 * 15680 + 3920 + 2 * 3920 + 980 + 10)  # flat is a view of pool2
-    assert memory["activations_bytes"] == pytest.approx(
-        outputs, rel=0.05
-    )  # and what comes and goes
+    # what the layers put out, and what comes and goes
+    assert memory["activations_bytes"] == pytest.approx(outputs, rel=0.1)
     assert memory["data_bytes"] == 60000 * (784 + 8)
     heads = [value for name, value in memory.items() if name != "total_bytes"]
     assert memory["total_bytes"] == sum(heads)
