@@ -97,11 +97,11 @@ WRONG = {
     "unknown field at the top": Wrong("/optimiser", {}, "/optimiser"),
     "unknown field in the network": Wrong("/network/laiers", [], "/network/laiers"),
     "unknown field in a layer": Wrong(f"{HIDDEN}/arguments", {}, f"{HIDDEN}/arguments"),
-    "unknown field in the loss": Wrong("/loss/weight", 1, "/loss/weight"),
+    "unknown field in the loss": Wrong("/loss/weights", 1, "/loss/weights"),
     "unknown field in the data": Wrong("/data/epochs", 1, "/data/epochs"),
     "unknown field in a source": Wrong("/data/train/rows", 1, "/data/train/rows"),
     "unknown field in a field": Wrong(
-        "/data/fields/label/classes", 10, "/data/fields/label/classes"
+        "/data/fields/label/num_classes", 10, "/data/fields/label/num_classes"
     ),
     "unknown field in stop": Wrong("/stop/hours", 1, "/stop/hours"),
     "unknown field in a probe": Wrong("/probes/0/often", 1, "/probes/0/often"),
