@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from engine.metrics import metric_names
+from engine.precision import in_float32
 from engine.problems import Findings, one
-from engine.samples import MEDIA_TYPE
 from engine.shapes import FieldShape, Trace
 from engine.spool import now
+from engine.tensor_artifact import write_artifact
 from engine.torch_metrics import (
     Counted,
     Given,
@@ -61,7 +61,7 @@ class EpochMetrics:
         for item in self._metrics:
             if item.name not in self._failed:
                 with self._guarding(item):
-                    item.update([values[name] for name in item.metric.inputs])
+                    item.update([in_float32(values[name]) for name in item.metric.inputs])
 
     def finish(self, step: int) -> dict[str, float]:
         """What the evaluation came to, by series; what is no single number becomes a file.
@@ -102,7 +102,7 @@ class EpochMetrics:
 
     def _keep(self, step: int, tensors: Mapping[str, Tensor]) -> None:
         try:
-            self._emit(_write(self._directory, step, tensors))
+            self._emit(write_artifact(self._directory, "metrics", step, tensors))
         except Exception as error:  # a full disk, for one
             self._tell("tensors of metrics", error)
 
@@ -117,22 +117,6 @@ def _judged(job: TrainJob) -> list[str]:
     early, scheduler, best = job.stop.early, job.scheduler, job.checkpoint.keep_best
     found = [item.metric for item in (early, scheduler, best) if item is not None]
     return [name for name in found if name is not None]
-
-
-def _write(directory: Path, step: int, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    name = f"metrics-{step}.safetensors"
-    path = directory / "artifacts" / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_file({key: item.cpu().contiguous().clone() for key, item in tensors.items()}, path)
-    return {
-        "type": "artifact",
-        "at": now(),
-        "name": name,
-        "file": f"artifacts/{name}",
-        "media_type": MEDIA_TYPE,
-        "size_bytes": path.stat().st_size,
-        "step": step,
-    }
 
 
 # --- before anything runs --------------------------------------------------------------------

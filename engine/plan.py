@@ -133,6 +133,7 @@ def _plan_training(spec: TrainJob, datasets: Metas, trained_by: TrainJob | None)
     _check_start(resolved, trained_by, findings)
     _check_reads(resolved, findings)
     _check_counts(spec, num_rows, findings)
+    _check_layout(spec, network, findings)
     probes = _check_probes(spec, traced, network, loss, states, findings)
     derived.check(
         spec.metrics,
@@ -298,6 +299,16 @@ def _check_counts(spec: TrainJob, num_rows: int, findings: Findings) -> None:
     if batch_norm and not spec.data.drop_last and num_rows % size == 1:
         detail = "the last batch of an epoch has one row, which batch normalisation cannot train on"
         findings.warn("/data/batch_size", f"{detail}; set drop_last", "single_row")
+
+
+def _check_layout(spec: TrainJob, network: nn.Module, findings: Findings) -> None:
+    """Warn of a layout of images where there are none."""
+    asked = "tune" if spec.tune else "memory_format"
+    if (spec.tune or spec.memory_format != "contiguous_format") and all(
+        item.dim() != 4 for item in network.parameters()
+    ):
+        detail = "no layer has weights for images (Conv2d, for one): it changes nothing"
+        findings.warn(f"/{asked}", detail, "no_images")
 
 
 def _check_judged(spec: TrainJob, known: Sequence[str], findings: Findings) -> None:

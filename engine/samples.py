@@ -6,18 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from engine.data.rows import Rows
 from engine.network import Network
+from engine.precision import in_float32
 from engine.problems import Findings
 from engine.spool import now
+from engine.tensor_artifact import write_artifact
 from glasshouse.spec import TrainJob
 
 MAX_BYTES = 64 * 2**20
 """What the samples of one evaluation may take."""
-MEDIA_TYPE = "application/vnd.safetensors"
 ROW = "row"
 """The tensor of the rows' numbers among the validation rows."""
 
@@ -43,7 +43,8 @@ class Samples:
             return
         self._kept = step
         try:
-            emit(self._write(step, self._predict(network, self._rows)))
+            tensors = self._predict(network, self._rows)
+            emit(write_artifact(self._directory, "samples", step, tensors))
         except Exception as error:  # a full disk, for one
             what = f"samples: {type(error).__name__}: {error}"
             emit({"type": "dropped", "at": now(), "what": what[:500], "count": 1})
@@ -58,23 +59,7 @@ class Samples:
             values = network(batch)
         finally:
             network.train(was_training)
-        kept = {name: values[name].cpu().contiguous().clone() for name in self._names}
-        return {ROW: numbers, **kept}
-
-    def _write(self, step: int, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-        name = f"samples-{step}.safetensors"
-        path = self._directory / "artifacts" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(dict(tensors), path)
-        return {
-            "type": "artifact",
-            "at": now(),
-            "name": name,
-            "file": f"artifacts/{name}",
-            "media_type": MEDIA_TYPE,
-            "size_bytes": path.stat().st_size,
-            "step": step,
-        }
+        return {ROW: numbers, **{name: in_float32(values[name]) for name in self._names}}
 
 
 def check(spec: TrainJob, values: Mapping[str, Tensor], rows: int, findings: Findings) -> None:

@@ -55,8 +55,12 @@ class Tuned:
         if all(item.dim() != 4 for item in network.parameters()):
             return
         batch = next(rows.in_order(min(job.data.batch_size, rows.num_rows)))
-        with untouched(network, rows.device):
-            times = self._times(lambda: _pass(job, network, loss_fn, batch), rows.device)
+        try:
+            with untouched(network, rows.device):
+                times = self._times(lambda: _pass(job, network, loss_fn, batch), rows.device)
+        except Exception:  # the first step will meet it too, and say where
+            self.take("contiguous_format")
+            return
         usual = times["contiguous_format"]
         best = min(times, key=lambda item: times[item])
         self.take(best if times[best] < _GAIN * usual else "contiguous_format")

@@ -77,6 +77,25 @@ def test_evaluations_are_in_the_same_precision_and_their_loss_in_float32(digits,
     assert found["validation/loss"] == pytest.approx(float(sum(sums)) / len(labels), rel=1e-6)
 
 
+def test_sampled_rows_and_metrics_of_evaluations_are_float32(digits, tmp_path):
+    """numpy has no bfloat16; and a sum over many rows needs the bits."""
+    metric = {"type": "MulticlassHingeLoss", "args": {"num_classes": 10}, "inputs": ["fc", "label"]}
+    data = {"validation": {"dataset": "ds_1", "split": "test"}}
+    when = {"every_epochs": 1, "samples": 97}
+    whole = spec(**LOW, data=data, evaluate=when, metrics=[metric], stop={"steps": 5})
+    records = run(tmp_path, whole, digits)
+    (kept,) = [load_file(tmp_path / r["file"]) for r in of_type(records, "artifact")]
+    assert kept["fc"].dtype == torch.float32
+    found = next(
+        r["values"] for r in of_type(records, "metrics") if "validation/loss" in r["values"]
+    )
+    scores, rows = kept["fc"].softmax(1).double(), torch.arange(97)
+    best = scores.clone()
+    best[rows, kept["label"]] = -1
+    hinge = (1 - scores[rows, kept["label"]] + best.max(1).values).clamp(min=0).mean()
+    assert found["validation/MulticlassHingeLoss"] == pytest.approx(float(hinge), rel=1e-5)
+
+
 def test_what_is_watched_has_the_type_that_it_was_computed_in(digits, tmp_path):
     kinds = ["output", "output_grad", "param", "param_grad"]
     probe = {"layers": ["fc", "conv1"], "kinds": kinds, "every": 1, "want": ["stats", "full"]}

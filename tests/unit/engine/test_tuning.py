@@ -8,10 +8,20 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from engine import tuning
+from engine import rank, tuning
 from engine.network import Network, Pair
+from engine.spool import read_frames
 from glasshouse.spec import Graph
-from tests.unit.engine.making import captured, errors, losses, of_type, run, spec
+from tests.unit.engine.making import (
+    captured,
+    errors,
+    losses,
+    of_type,
+    planned,
+    run,
+    spec,
+    write_job,
+)
 
 WIDE = [
     {"name": "conv1", "type": "Conv2d", "args": {"out_channels": 6, "kernel_size": 3}},
@@ -113,6 +123,39 @@ def test_a_network_without_convolutions_is_not_tried(digits, tmp_path):
         {"name": "fc", "type": "Linear", "args": {"out_features": 10}},
     ]
     assert told(run(tmp_path, spec(network={"layers": layers}, tune=True), digits)) == []
+
+
+def test_a_trial_that_fails_is_not_what_ends_the_job(digits, tmp_path):
+    """The first step meets it too, and names the layer."""
+    layers = [*WIDE[:5], {"name": "flat", "type": "Flatten"}]
+    sizes = {"num_embeddings": 10, "embedding_dim": 10}
+    layers.append({"name": "wide", "type": "Embedding", "args": sizes, "inputs": ["label"]})
+    layers.append(
+        {"name": "fc", "type": "Linear", "args": {"out_features": 10}, "inputs": ["flat"]}
+    )
+    layers.append({"name": "both", "type": "add", "inputs": ["fc", "wide"]})
+    whole = spec(
+        network={"layers": layers},
+        loss={"type": "CrossEntropyLoss", "inputs": ["both", "label"]},
+        tune=True,
+    )
+    resolved = planned(whole)["spec"]
+    resolved["network"]["layers"][6]["args"]["num_embeddings"] = 2  # as a plan would never have it
+    assert rank.main(write_job(tmp_path, resolved, digits)) == 0
+    records, _ = read_frames(tmp_path / "spool", 0, 10**6)
+    error = records[-1]["error"]
+    assert (error["layer"], error["step"]) == ("wide", 0)
+
+
+def test_a_layout_of_images_without_images_is_warned_of():
+    layers = [
+        {"name": "flat", "type": "Flatten"},
+        {"name": "fc", "type": "Linear", "args": {"out_features": 10}},
+    ]
+    for name, more in {"tune": {"tune": True}, "memory_format": LAST}.items():
+        plan = planned(spec(network={"layers": layers}, **more))
+        assert [item["pointer"] for item in plan["warnings"]] == [f"/{name}"]
+        assert planned(job(**more))["warnings"] == []
 
 
 def test_probes_see_the_same_in_either_layout(digits, tmp_path):
