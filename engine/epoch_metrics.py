@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from engine.metrics import metric_names
-from engine.precision import in_float32
 from engine.problems import Findings, one
 from engine.shapes import FieldShape, Trace
 from engine.spool import now
@@ -61,7 +60,7 @@ class EpochMetrics:
         for item in self._metrics:
             if item.name not in self._failed:
                 with self._guarding(item):
-                    item.update([in_float32(values[name]) for name in item.metric.inputs])
+                    item.update([values[name] for name in item.metric.inputs])
 
     def finish(self, step: int) -> dict[str, float]:
         """What the evaluation came to, by series; what is no single number becomes a file.

@@ -11,7 +11,17 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
-from tests.unit.engine.making import captured, cnn, errors, losses, of_type, planned, run, spec
+from tests.unit.engine.making import (
+    captured,
+    cnn,
+    errors,
+    losses,
+    of_type,
+    planned,
+    run,
+    spec,
+    write_table,
+)
 
 LAYERS = {
     "conv1": {"name": "conv1", "type": "Conv2d", "args": {"out_channels": 6, "kernel_size": 3}},
@@ -345,6 +355,30 @@ def test_several_batches_of_a_step_count_together(digits, tmp_path):
     options = {"drop": {"args": {"p": 0.0}}, "fc": {"output_grad_clip": 1e-9}}
     records = run(tmp_path, job(options, data={"batch_size": 16}, accumulate=4), digits)
     assert metrics(records, "output_grad_clip/fc") == [1.0] * NUM_STEPS
+
+
+def test_what_a_guard_runs_once_more_counts_for_nothing(tmp_path):
+    """The second of four batches has a NaN: to find it the first one is run again, backward too."""
+    x = np.random.default_rng(0).normal(size=(64, 5)).astype(np.float32)
+    x[21, 3] = np.nan
+    columns = {"x": x, "label": (x[:, 0] > 0).astype(np.int64)}
+    table = write_table(tmp_path / "table", columns, {"train": slice(0, 64)})
+    fields = {"x": {"type": "dense", "fill": "NaN"}, "label": {"type": "integer", "dim": 10}}
+    fc = {"name": "fc", "type": "Linear", "args": {"out_features": 10}, "output_grad_clip": 0.002}
+    shares: list[list[float]] = []
+    for name, checks in {"looked": ["loss"], "plain": []}.items():
+        whole = spec(
+            network={"layers": [fc]},
+            data={"fields": fields, "batch_size": 16, "shuffle": {"enabled": False}},
+            accumulate=4,
+            guards={"nonfinite": {"check": checks}},
+            stop={"steps": 1},
+        )
+        records = run(tmp_path / name, whole, table)
+        assert len(of_type(records, "finding")) == len(checks)
+        shares.append(metrics(records, "output_grad_clip/fc"))
+    assert shares[0] == shares[1]
+    assert 0.2 < shares[0][0] < 0.9
 
 
 def test_sparse_gradients_are_clipped_as_dense_ones_are(tmp_path, digits):
