@@ -18,6 +18,7 @@ from models.tables import Checkpoint, JobArtifact
 
 router = APIRouter(prefix="/api/v1")
 WEIGHTS = "model.safetensors"
+LEARNED = "data.safetensors"
 SAFETENSORS = "application/vnd.safetensors"
 _MEDIA_TYPE = re.compile(r"[A-Za-z0-9.+-]+/[A-Za-z0-9.+-]+(; ?charset=[A-Za-z0-9-]+)?")
 CheckpointId = Annotated[str, Path(alias="id", max_length=64, description="Id of the checkpoint.")]
@@ -39,7 +40,8 @@ def checkpoint_json(row: Checkpoint) -> dict[str, Any]:
         "files": row.files,
         "metrics": row.metrics,
         "created_at": time_text(row.created_at),
-        "links": {"self": path, "weights": f"{path}/weights"},
+        "links": {"self": path, "weights": f"{path}/weights"}
+        | ({"data": f"{path}/data"} if LEARNED in row.files else {}),
     }
 
 
@@ -85,9 +87,23 @@ def get_weights(request: Request, house: House, caller: Read, checkpoint: Checkp
     """The file of the network's parameters and buffers, by torch's names. Ranges are served."""
     with house.database.read() as tx:
         row = checkpoints.get(tx, checkpoint, caller.sees)
-    digest = row.files.get(WEIGHTS, {}).get("sha256")
-    name = f"{row.id}.safetensors"
-    return _file(request, house, f"{row.key}/{WEIGHTS}", name, SAFETENSORS, etag(digest or row.id))
+    return _part(request, house, row, WEIGHTS, f"{row.id}.safetensors")
+
+
+@router.get(
+    "/checkpoints/{id}/data",
+    tags=["checkpoints"],
+    summary="What was learned of the training rows, as safetensors",
+    responses=inside.binary(SAFETENSORS, others=inside.READ),
+)
+def get_learned(request: Request, house: House, caller: Read, checkpoint: CheckpointId) -> Response:
+    """Figures to normalise and to fill by, and vocabularies, by field. Ranges are served."""
+    with house.database.read() as tx:
+        row = checkpoints.get(tx, checkpoint, caller.sees)
+    if LEARNED not in row.files:
+        detail = "Its job learned nothing of the training rows: it neither normalises, nor fills"
+        raise ArtifactNotFound(f"{detail} missing values by them, nor reads texts.")
+    return _part(request, house, row, LEARNED, f"{row.id}-data.safetensors")
 
 
 @router.delete(
@@ -155,6 +171,12 @@ def get_artifact(
         row = outputs.get(tx, job, name)
     size = (row.size_bytes, round(row.created_at.timestamp() * 1000))
     return _file(request, house, row.key, row.name, row.media_type, etag(job, *size))
+
+
+def _part(request: Request, house: Resources, row: Checkpoint, part: str, name: str) -> Response:
+    """One file of a checkpoint, under a name that says whose it is."""
+    tag = etag(row.files.get(part, {}).get("sha256") or row.id)
+    return _file(request, house, f"{row.key}/{part}", name, SAFETENSORS, tag)
 
 
 def _file(

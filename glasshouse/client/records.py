@@ -1,5 +1,6 @@
 """Things the service keeps, as the client sees them: every field stays, also unknown ones."""
 
+import json
 import time
 from collections.abc import Generator
 from typing import Any
@@ -147,6 +148,42 @@ class Checkpoint(Record):
     def read_weights(self) -> bytes:
         """The weights as the bytes of a safetensors file."""
         return download(self._transport, f"{self.path}/weights")
+
+    def learned(self) -> dict[str, Array]:
+        """What was learned of the training rows before the first step.
+
+        Figures to normalise and to fill by (``<field>.shift``, ``.divisor``, ``.fill``), and
+        vocabularies (``<field>.tokens``, see `vocabulary`).
+
+        Raises:
+            NotFoundError: nothing was.
+        """
+        return read_tensors(download(self._transport, f"{self.path}/data"))
+
+    def vocabulary(self, field: str | None = None) -> list[str]:
+        """The tokens of a field of texts, each at the place that is its id.
+
+        The first two stand for what has none: ``<padding>`` and ``<unknown>``.
+
+        Args:
+            field: its name; left out, the only one that has a vocabulary, or the windows.
+
+        Raises:
+            APIError: there is no such field, or it is not clear which is meant.
+        """
+        suffix = ".tokens"
+        learned = self.learned()
+        found = {
+            name.removesuffix(suffix): packed
+            for name, packed in learned.items()
+            if name.endswith(suffix)
+        }
+        if field is None and len(found) == 1:
+            (field,) = found
+        if field is None or field not in found:
+            listed = ", ".join(found) or "none"
+            raise APIError(f"{self.id} has vocabularies of: {listed}; name one of them")
+        return ["<padding>", "<unknown>", *json.loads(found[field].tobytes())]
 
     def delete(self) -> None:
         """Delete it and its files; refused while a job uses it."""

@@ -390,6 +390,34 @@ def test_checkpoints_are_listed_read_and_deleted(
     assert not (store.root / key).exists()
 
 
+def test_what_a_checkpoint_learned_of_its_rows_is_downloaded(
+    ada: httpx2.Client, writer: Writer, home: Path
+) -> None:
+    packed = np.frombuffer(json.dumps(["bon", "jour"]).encode(), np.uint8)
+    data = safetensors.numpy.save({"text.tokens": packed})
+    names = [new_id("ckpt"), new_id("ckpt")]
+    keys = [f"jobs/{writer.job.id}/1/checkpoints/{name}" for name in names]
+    with LocalArtifacts(home / "artifacts").receive(f"{keys[1]}/data.safetensors") as path:
+        path.write_bytes(data)
+    rows = [
+        {"id": name, "owner": "ada", "key": key, "created_at": now(), "step": 3 + place, "epoch": 0}
+        | {"final": False, "size_bytes": 1, "metrics": {}, "files": {}}
+        for place, (name, key) in enumerate(zip(names, keys, strict=True))
+    ]
+    rows[1]["files"] = {"data.safetensors": {"size_bytes": len(data), "sha256": "ab"}}
+    writer.ship(Batch(checkpoints=rows))
+    without, learned = names
+    assert "data" not in ada.get(f"/checkpoints/{without}").json()["links"]
+    answer = ada.get(f"/checkpoints/{without}/data")
+    assert problem(answer) == (404, "artifact_not_found")
+    assert "learned nothing" in answer.json()["detail"]
+    link = ada.get(f"/checkpoints/{learned}").json()["links"]["data"]
+    assert link == f"/api/v1/checkpoints/{learned}/data"
+    found = ada.get(f"/checkpoints/{learned}/data")
+    assert found.content == data
+    assert found.headers["content-type"] == "application/vnd.safetensors"
+
+
 def test_artifacts_are_attachments(ada: httpx2.Client, writer: Writer, home: Path) -> None:
     key = f"jobs/{writer.job.id}/1/artifacts/page.html"
     with LocalArtifacts(home / "artifacts").receive(key) as path:

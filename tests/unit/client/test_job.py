@@ -1,5 +1,6 @@
 """Waiting for a job, and reading what came of it."""
 
+import json
 import math
 from collections.abc import Callable
 
@@ -217,6 +218,35 @@ def test_a_job_without_a_checkpoint_says_so(connect: Connect):
     client = connect(route("/jobs/job_1/checkpoints", listing()))
     with pytest.raises(gh.APIError, match="no complete checkpoint"):
         job_of(client).weights()
+
+
+def packed(*tokens: str) -> np.ndarray:
+    return np.frombuffer(json.dumps(tokens).encode(), np.uint8)
+
+
+def test_a_vocabulary_has_each_token_at_its_id(connect: Connect):
+    learned = {"text.tokens": packed("bon", "jour"), "text.shift": np.zeros(1)}
+    client = connect(
+        route("/checkpoints/ckpt_a", answer({"id": "ckpt_a"})),
+        route("/checkpoints/ckpt_a/data", tensors(**learned)),
+    )
+    checkpoint = client.checkpoints.get("ckpt_a")
+    assert checkpoint.vocabulary() == ["<padding>", "<unknown>", "bon", "jour"]
+    assert checkpoint.vocabulary("text") == checkpoint.vocabulary()
+    with pytest.raises(gh.APIError, match="vocabularies of: text; name one"):
+        checkpoint.vocabulary("words")
+
+
+def test_of_several_vocabularies_one_must_be_named(connect: Connect):
+    learned = tensors(**{"source.tokens": packed("bon"), "target.tokens": packed("good")})
+    client = connect(
+        route("/checkpoints/ckpt_a", answer({"id": "ckpt_a"})),
+        route("/checkpoints/ckpt_a/data", learned),
+    )
+    checkpoint = client.checkpoints.get("ckpt_a")
+    with pytest.raises(gh.APIError, match="source, target; name one"):
+        checkpoint.vocabulary()
+    assert checkpoint.vocabulary("target")[2:] == ["good"]
 
 
 def test_polled_events_are_those_of_the_stream(connect: Connect):

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from engine import catalog
+from engine.layer_options import fill
 from engine.network import Network
 from engine.plan import parse_spec
 from engine.planner import answer
@@ -137,6 +138,39 @@ def test_a_block_of_the_language_model_is_torchs_encoder_layer():
     assert torch.allclose(found["h0"], expected, atol=1e-5)
     norm = nn.functional.layer_norm(expected, (8,), ours["ln_f.weight"], ours["ln_f.bias"])
     assert torch.allclose(found["scores"], (norm @ ours["wte.weight"].T).mT, atol=1e-5)
+
+
+def test_the_language_model_may_have_no_biases_and_begin_as_gpt_2_does():
+    tokens = {"type": "integer_sequence", "dim": 500}
+    sizes = {"num_tokens": 500, "block_size": 64, "num_layers": 8, "num_heads": 2, "width": 64}
+    job = spec(
+        network=preset("transformer_lm", **sizes, bias=False, initializer_range=0.05),
+        loss={"type": "CrossEntropyLoss", "inputs": ["scores", "next"]},
+        data={"train": {"dataset": "ds_1"}, "fields": {"tokens": tokens, "next": tokens}},
+    )
+    columns = [column(name, [64], "int64") for name in ("tokens", "next")]
+    network = built(job, {"columns": columns, "splits": {"all": 10}}, "scores")
+    torch.manual_seed(0)
+    fill(
+        parse_spec(planned(job, {"columns": columns, "splits": {"all": 10}})["spec"]).network,
+        network,
+    )
+    found = network.state_dict()
+    assert not [name for name in found if name.endswith("bias")]
+    spread = {name: float(weight.std()) for name, weight in found.items()}
+    for name in ("wte.weight", "wpe.weight", "h0_c_attn.weight", "h7_c_fc.weight"):
+        assert spread[name] == pytest.approx(0.05, rel=0.05), name
+    for name in ("h0_attn_proj.weight", "h7_c_proj.weight"):  # 16 of them are added up
+        assert spread[name] == pytest.approx(0.05 / 4, rel=0.05), name
+
+
+def test_biases_begin_with_zero_where_first_values_are_gpt_2s():
+    found = presets.Preset(
+        type="preset", preset="transformer_lm", args={"initializer_range": 0.02}
+    ).graph()
+    linear = [layer for layer in found.layers if layer.type == "Linear"]
+    assert linear
+    assert all(layer.init and layer.init["bias"].type == "zeros_" for layer in linear)
 
 
 def test_resnets_blocks_are_added_to_what_they_read():
