@@ -160,7 +160,7 @@ def train_spec(network: Network, data: Document, options: TrainOptions) -> Docum
     if metrics is None:
         found: Any = spec["loss"]
         losses = cast("list[Document]", found if isinstance(found, list) else [found])
-        judged = [item["inputs"] for item in losses if item["type"] == "CrossEntropyLoss"]
+        judged = [item["inputs"] for item in losses if _is_of_classes(item, data["fields"])]
         metrics = [{"type": "accuracy", "inputs": inputs} for inputs in judged]
     spec["metrics"] = metrics or []
     if "evaluate" in options:
@@ -269,6 +269,12 @@ def _loss(loss: Any, graph: Document, target: str | None, fields: Mapping[str, A
         )
     output = (graph.get("outputs") or [graph["layers"][-1]["name"]])[0]
     return {**document, "inputs": [output, target]}
+
+
+def _is_of_classes(loss: Document, fields: Mapping[str, Any]) -> bool:
+    """Whether a loss compares scores with one class per row, of which the accuracy is known."""
+    target = fields.get(loss["inputs"][-1], {})
+    return loss["type"] == "CrossEntropyLoss" and target.get("type") == "integer"
 
 
 def _stop(options: TrainOptions) -> Document:

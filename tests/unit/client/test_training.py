@@ -13,6 +13,7 @@ from starlette.routing import Route
 
 import glasshouse as gh
 from glasshouse import jsonio
+from glasshouse.client.training import window_fields
 from glasshouse.spec import Graph, Preset, TrainJob, parse_job
 from tests.little_service import answer, job, problem
 
@@ -148,6 +149,26 @@ def test_plain_numbers_as_targets_are_a_regression(connect: Connect):
     assert spec.stop.steps == 7
     assert spec.metrics == ()
     assert spec.probes[0].every == 5
+
+
+def test_the_accuracy_is_of_one_class_per_row(connect: Connect):
+    """Targets that are sequences have none by default; it would be refused."""
+    service = Recorder()
+    client = connect(*service.routes)
+    text = {"train": {"dataset": "ds_1"}}
+    for kind, wanted in (("language_model", ()), ("cbow", (("fc", "centre"),))):
+        windows = {"type": kind, "tokens": "words"} | ({"length": 8} if kind != "cbow" else {})
+        target = "centre" if kind == "cbow" else "target"
+        client.train(
+            LAYERS,
+            text,
+            fields=window_fields(windows),
+            windows=windows,
+            loss={"type": "CrossEntropyLoss", "inputs": ["fc", target]},
+            epochs=1,
+        )
+        found = checked(service.specs[-1]).metrics
+        assert tuple(metric.inputs for metric in found) == wanted
 
 
 def test_a_part_of_the_rows_may_be_held_back(connect: Connect):
