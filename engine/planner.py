@@ -1,6 +1,7 @@
 """The planner: a warm process that answers plans and catalogue questions, one JSON line each.
 
 It must outlive any spec: memory is limited, time is limited, and every exception is an answer.
+Time is the processor's: a machine that is busy with others makes no network larger.
 """
 
 import argparse
@@ -58,7 +59,8 @@ def answer(request: Any, max_seconds: float = MAX_SECONDS) -> dict[str, Any]:
     except pydantic.ValidationError as error:
         errors = [_entry(item, request.get("spec")) for item in error.errors(include_url=False)]
     except (Overtime, MemoryError) as error:
-        limit = f"within {max_seconds:g} s" if isinstance(error, Overtime) else "in memory"
+        spent = f"within {max_seconds:g} s of processor time"
+        limit = spent if isinstance(error, Overtime) else "in memory"
         detail = f"the network is too large to be checked {limit}"
         errors = [{"pointer": "/network", "detail": detail, "code": "too_large"}]
     except Exception as error:  # whatever a spec provokes in torch is an answer, not an end
@@ -144,14 +146,14 @@ def _time_limit(seconds: float) -> Generator[None]:
     def stop(_signal: int, _frame: Any) -> None:
         raise Overtime
 
-    before = signal.signal(signal.SIGALRM, stop)
+    before = signal.signal(signal.SIGPROF, stop)
     # Again and again: torch may swallow the first, in a destructor or a callback.
-    signal.setitimer(signal.ITIMER_REAL, seconds, 0.2)
+    signal.setitimer(signal.ITIMER_PROF, seconds, 0.2)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def limit_memory(extra_bytes: int) -> None:

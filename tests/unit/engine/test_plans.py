@@ -3,6 +3,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -330,6 +331,25 @@ def test_the_planner_outlives_what_it_is_asked():
         assert ask({"id": 10, "do": "plan", "spec": spec(), "datasets": metas})["ok"] is True
         process.stdin.close()
         assert process.wait(timeout=60) == 0
+
+
+def test_only_the_time_of_the_processor_is_limited(monkeypatch):
+    """On a machine that is busy with others a plan takes long, and is no larger."""
+    from engine import planner
+
+    def wait(_request):
+        time.sleep(0.6)
+        return {}
+
+    def work(_request):
+        while True:
+            sum(range(1000))
+
+    monkeypatch.setattr(planner, "_plan", wait)
+    assert answer({"id": 1, "do": "plan"}, max_seconds=0.2)["ok"] is True
+    monkeypatch.setattr(planner, "_plan", work)
+    reply = answer({"id": 2, "do": "plan"}, max_seconds=0.2)
+    assert "0.2 s of processor time" in reply["errors"][0]["detail"]
 
 
 def test_the_catalogue_describes_what_can_be_used():
