@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from engine.layer_options import make_optimizer
 from engine.losses import Losses, loss_of
 from engine.network import Network
+from engine.stepwise import Recurrent
 from glasshouse.spec import Graph, TrainJob
 
 
@@ -76,6 +77,9 @@ def step_peak(
         network = Network(_without_lengths(job.network), wanted)
         loss_fn = Losses.of(job)
         network.train()
+        for module in network.modules():
+            if isinstance(module, Recurrent):
+                module.meta_steps = 16
         live = LiveBytes()
         with live:
             batch = make_batch()

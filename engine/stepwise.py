@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from engine.attention import DotProductAttention, PositionEmbedding, TiedEmbedding
@@ -27,6 +28,8 @@ class Recurrent(TakesLengths, nn.Module):
     """Whether it begins where the batch before has ended."""
     carried: tuple[Tensor, ...] | None = None
     """That state, [layers, rows, width]; None: zeros."""
+    meta_steps = 1
+    """On the meta device, about how many steps are run one after the other."""
 
     def forward(self, input: Tensor, hx: Any = None) -> Any:  # noqa: A002 (torch's name)
         """Run torch's layer; a row's steps behind its end are never seen."""
@@ -41,6 +44,8 @@ class Recurrent(TakesLengths, nn.Module):
 
     def _run(self, input: Tensor, hx: Any) -> Any:  # noqa: A002 (torch's name)
         run: Any = super().forward
+        if input.is_meta and input.dim() == 3:
+            return self._without_data(run, input, hx)
         if self.lengths is None or isinstance(input, PackedSequence):
             return run(input, hx)
         host_B = self.lengths.on_host
@@ -56,6 +61,29 @@ class Recurrent(TakesLengths, nn.Module):
             return output, state
         return self._without_empty(output, state, hx, self.lengths.of_rows == 0)
 
+    def _without_data(self, run: Any, input: Tensor, hx: Any) -> Any:  # noqa: A002 (torch's name)
+        """Sizes, products and memory of all steps from a few: most of them as rows of their own.
+
+        Each step that is run takes a plan some milliseconds, and rows may have thousands. What a
+        step holds only for a moment is held for all that run beside it.
+        """
+        time = 1 if self.batch_first else 0
+        num_rows, num_steps = input.shape[1 - time], input.shape[time]
+        turns = _turns(num_steps, self.meta_steps)
+        beside = -(-num_steps // turns)
+        behind = turns * beside - num_steps
+        if behind:
+            input = F.pad(input, (0, 0, 0, behind) if self.batch_first else (0, 0, 0, 0, 0, behind))  # noqa: A001
+        shape = (num_rows * beside, turns) if self.batch_first else (turns, num_rows * beside)
+        states = hx if isinstance(hx, tuple) else () if hx is None else (hx,)
+        states = tuple(state.repeat(1, beside, 1) for state in states)
+        before = states if isinstance(hx, tuple) else next(iter(states), None)
+        output, state = run(input.reshape(*shape, input.shape[-1]), before)
+        output = output.reshape(*input.shape[:2], output.shape[-1]).narrow(time, 0, num_steps)
+        if isinstance(state, tuple):
+            return output, tuple(item[:, :num_rows].contiguous() for item in state)
+        return output, state[:, :num_rows].contiguous()
+
     def _without_empty(self, output: Tensor, state: Any, before: Any, empty_B: Tensor) -> Any:
         """A row without a step puts out zeros, and its state stays as it was."""
         rows = empty_B[:, None, None] if self.batch_first else empty_B[None, :, None]
@@ -67,6 +95,13 @@ class Recurrent(TakesLengths, nn.Module):
             for new, old in zip(states, befores, strict=True)
         )
         return output, kept if isinstance(state, tuple) else kept[0]
+
+
+def _turns(num_steps: int, about: int) -> int:
+    """Into how many turns steps are divided: half to all of ``about``, so that few are empty."""
+    if num_steps <= about:
+        return max(num_steps, 1)
+    return min(range((about + 1) // 2, about + 1), key=lambda turns: -num_steps % turns)
 
 
 def _of_rows(states: tuple[Tensor, ...], num_rows: int) -> Any:

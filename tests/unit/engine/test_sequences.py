@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils.flop_counter import FlopCounterMode
 
 from engine.data.loading import load
 from engine.data.ragged import RaggedColumn
@@ -15,6 +16,7 @@ from engine.data.rows import shuffled
 from engine.data.table import Table
 from engine.network import Network
 from engine.planner import answer
+from engine.step_memory import LiveBytes
 from engine.stepwise import AWARE, Lengths
 from glasshouse.errors import DataFailed
 from glasshouse.spec import (
@@ -267,6 +269,43 @@ def test_a_row_without_a_step_keeps_its_state(kind):
     _, state = layer(x, (begin, begin) if kind == "LSTM" else begin)
     for part in state if isinstance(state, tuple) else (state,):
         assert torch.equal(part[:, 1], begin[:, 1])
+
+
+@pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("num_steps", [1, 6, 37])
+def test_without_data_a_recurrent_layer_has_torchs_sizes_and_products(kind, batch_first, num_steps):
+    """Most steps are then run beside each other: a plan of thousands takes no longer."""
+    args: dict[str, Any] = {"num_layers": 2, "bidirectional": True, "batch_first": batch_first}
+    shape = (3, num_steps, 5) if batch_first else (num_steps, 3, 5)
+    found: list[Any] = []
+    for maker in (AWARE[kind], getattr(nn, kind)):
+        with torch.device("meta"), FlopCounterMode(display=False) as counter:
+            layer = maker(5, 4, **args)
+            x, begin = torch.zeros(shape, requires_grad=True), torch.zeros(4, 3, 4)
+            output, state = layer(x, (begin, begin) if kind == "LSTM" else begin)
+            states = state if isinstance(state, tuple) else (state,)
+        output.sum().backward()
+        sizes = [[*item.shape] for item in (output, *states, x.grad)]
+        found.append((sizes, counter.get_total_flops()))
+    assert found[0] == found[1]
+
+
+def test_few_steps_that_are_run_count_for_the_memory_of_all():
+    """Against all of them run one after the other."""
+    sizes: dict[int, int] = {}
+    calls: dict[int, int] = {}
+    for turns in (16, 10_000):
+        with torch.device("meta"):
+            layer = AWARE["LSTM"](32, 64, batch_first=True)
+            layer.meta_steps = turns
+            with LiveBytes() as live, FlopCounterMode(display=False) as counter:
+                output, _ = layer(torch.zeros(20, 203, 32, requires_grad=True))
+                output.sum().backward()
+        sizes[turns] = live.peak
+        calls[turns] = counter.get_total_flops()
+    assert sizes[16] == pytest.approx(sizes[10_000], rel=0.15)
+    assert calls[16] == pytest.approx(calls[10_000], rel=0.03)
 
 
 def test_without_lengths_they_are_torchs_own_layers():
