@@ -179,15 +179,21 @@ class Layer:
 
         Raises:
             APIError: no probe has looked yet, or the name is a layer's and the kind a
-                parameter's; then ask for the parameter by its own name.
+                parameter's; then ask for the parameter by its own name. Or the layer gives several
+                tensors; then ask for one: ``lstm.0``.
         """
         found = list(self.all_stats(kind, phase=phase, max_points=max_points))
         if len(found) > 1 and phase is None:
             found = [entry for entry in found if entry.phase == "train"]
         if len(found) != 1:
-            names = ", ".join(entry.layer for entry in found) or "none so far"
+            names = ", ".join(entry.layer for entry in found or self._leaves(kind)) or "none so far"
             raise APIError(f"{self.name} has statistics of {kind} for: {names}")
         return found[0]
+
+    def _leaves(self, kind: str) -> list[LayerStats]:
+        """What was seen of a layer that gives several tensors, each of which has a name."""
+        leaves = Layer(self._transport, self._path.removeprefix("/jobs/"), f"{self.name}.*")
+        return list(leaves.all_stats(kind))
 
     def all_stats(
         self,

@@ -220,6 +220,15 @@ def test_a_job_without_a_checkpoint_says_so(connect: Connect):
         job_of(client).weights()
 
 
+def test_statistics_of_a_layer_that_gives_several_tensors_name_them(connect: Connect):
+    asked: list[Request] = []
+    entry = {"layer": "gru.0", "kind": "output", "phase": "train", "step": [0], "values": {}}
+    client = connect(route("/jobs/job_1/stats", listing(), listing(entry), keep=asked))
+    with pytest.raises(gh.APIError, match=r"gru has statistics of output for: gru\.0"):
+        job_of(client).layers["gru"].stats("output")
+    assert [request.query_params["layer"] for request in asked] == ["gru", "gru.*"]
+
+
 def packed(*tokens: str) -> np.ndarray:
     return np.frombuffer(json.dumps(tokens).encode(), np.uint8)
 
