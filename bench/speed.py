@@ -197,33 +197,36 @@ def serve(side: str, threads: int) -> None:
 class Side:
     """A process that trains when it is its turn."""
 
-    def __init__(self, name: str, threads: int, python: str) -> None:
+    def __init__(self, name: str, threads: int, python: str, *, bench: str, ours: bool) -> None:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(MALLOC)}
         kept |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-        if name in OURS:
+        if ours:
             from worker.nursery import FIXED
 
             kept |= {k: v for k, v in FIXED.items() if k.startswith(MALLOC)}
-        command = [python, "-m", "bench.speed", "--side", name, "--threads", str(threads)]
+        command = [python, "-m", bench, "--side", name, "--threads", str(threads)]
         self._process = subprocess.Popen(
             command, env=kept, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        self.name = name
+        self.name, self._bench = name, bench
         self._answer()
 
     def _answer(self) -> str:
         assert self._process.stdout
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"{self.name} ended: run python -m bench.speed --side {self.name!r}")
+            raise SystemExit(f"{self.name} ended: run python -m {self._bench} --side {self.name!r}")
         return line
 
     def train(self, steps: int) -> float:
+        return float(self.ask(steps))
+
+    def ask(self, steps: int) -> str:
         assert self._process.stdin
         self._process.stdin.write(f"{steps}\n")
         self._process.stdin.flush()
-        return float(self._answer())
+        return self._answer()
 
     def end(self) -> None:
         assert self._process.stdin
@@ -244,7 +247,10 @@ def main() -> None:
         return
     names = dict.fromkeys(("by hand", *OURS), sys.executable)
     names |= dict.fromkeys(RIVALS, given.rivals) if given.rivals else {}
-    sides = [Side(name, given.threads, python) for name, python in names.items()]
+    sides = [
+        Side(name, given.threads, python, bench="bench.speed", ours=name in OURS)
+        for name, python in names.items()
+    ]
     times: dict[str, list[float]] = {name: [] for name in names}
     for number in range(given.rounds + 1):
         for side in sides:

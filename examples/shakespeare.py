@@ -31,7 +31,7 @@ def layers(num_tokens: int, **sizes: int) -> list[dict[str, Any]]:
 
 def submit(client: Client, text: Dataset, steps: int = NUM_STEPS, **sizes: int) -> Job:
     """Queue the training on nine tenths of a text, judged on the last tenth."""
-    windows = {"type": "language_model", "tokens": "characters", "length": BLOCK_SIZE, "stride": 16}
+    windows = {"type": "language_model", "tokens": "characters", "length": BLOCK_SIZE}
     both = {"train": {"dataset": text.id, "fraction": [0, 0.9]}}
     both["validation"] = {"dataset": text.id, "fraction": [0.9, 1]}
     characters = {"type": "integer_sequence"}
