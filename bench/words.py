@@ -253,12 +253,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200, help="steps of a block, at most 1000")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--rivals", help="a Python that has paddle")
+    parser.add_argument("--outputs", type=int, nargs="+", default=OUTPUTS, help="words foretold")
     parser.add_argument("--side", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.side:
         serve(given.side, given.threads)
         return
-    for outputs in OUTPUTS:
+    for outputs in given.outputs:
         compare([f"sparse/{words}/{outputs}" for words in SIZES], given)
         for words in SIZES:
             others = ["dense", "by hand", *(["paddle"] if given.rivals else [])]

@@ -29,14 +29,16 @@ def layers(num_tokens: int, **sizes: int) -> list[dict[str, Any]]:
     return [layer | decay.get(layer.get("type", ""), {}) for layer in found]
 
 
-def submit(client: Client, text: Dataset, steps: int = NUM_STEPS, **sizes: int) -> Job:
+def submit(
+    client: Client, text: Dataset, steps: int = NUM_STEPS, rate: float = 1e-3, **sizes: int
+) -> Job:
     """Queue the training on nine tenths of a text, judged on the last tenth."""
     windows = {"type": "language_model", "tokens": "characters", "length": BLOCK_SIZE}
     both = {"train": {"dataset": text.id, "fraction": [0, 0.9]}}
     both["validation"] = {"dataset": text.id, "fraction": [0.9, 1]}
     characters = {"type": "integer_sequence"}
     warm_up = {"type": "LinearLR", "args": {"start_factor": 1 / 101, "total_iters": WARM_UP}}
-    fall = {"type": "CosineAnnealingLR", "args": {"eta_min": 1e-4}}
+    fall = {"type": "CosineAnnealingLR", "args": {"eta_min": rate / 10}}
     return client.train(
         layers(num_tokens(text), **sizes),
         both,
@@ -45,7 +47,7 @@ def submit(client: Client, text: Dataset, steps: int = NUM_STEPS, **sizes: int) 
         loss={"type": "CrossEntropyLoss", "inputs": ["scores", "target"]},
         optimizer={
             "type": "AdamW",
-            "args": {"lr": 1e-3, "betas": [0.9, 0.99], "weight_decay": 0.1},
+            "args": {"lr": rate, "betas": [0.9, 0.99], "weight_decay": 0.1},
         },
         scheduler={
             "type": "SequentialLR",
@@ -85,10 +87,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("text", type=Path, help="a text file")
     parser.add_argument("--length", type=int, default=200, help="characters to write")
+    parser.add_argument("--rate", type=float, default=1e-3, help="the highest learning rate")
     given = parser.parse_args()
     with Client() as client:
         text = client.datasets.upload(given.text, format="text")
-        job = submit(client, text).wait(progress=True)
+        job = submit(client, text, rate=given.rate).wait(progress=True)
         print("| step | validation loss |")
         print("|---|---|")
         losses = job.metrics("validation/loss")
