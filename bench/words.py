@@ -22,12 +22,12 @@ import os
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from bench.speed import Side
-from bench.step import clocks
 
 BATCH, AROUND, WIDTH = 100, 4, 256
 NUM_ROWS = 100_000
@@ -70,6 +70,10 @@ def spec(num_words: int, num_outputs: int, *, sparse: bool) -> dict[str, Any]:
         "stop": {"steps": 1_000_000},
         "checkpoint": {"every_steps": 1_000_000, "every_s": None},
     }
+
+
+def clocks() -> Times:
+    return time.perf_counter(), time.process_time()
 
 
 def since(began: Times) -> Times:
@@ -240,7 +244,7 @@ def tell(name: str, first: str, speeds: dict[str, list[Times]], given: argparse.
     for place, key in enumerate(("ratio", "cpu_ratio")):
         pairs = zip(speeds[name], speeds[first], strict=True)
         ratios = [own[place] / other[place] for own, other in pairs]
-        about[key] = {part: round(of(ratios), 3) for part, of in figures.items()}
+        about[key] = {part: float(f"{of(ratios):.3g}") for part, of in figures.items()}
     wall, cpu = (statistics.median(each) for each in zip(*speeds[name], strict=True))
     about |= {"steps_per_s": round(wall, 1), "steps_per_cpu_s": round(cpu, 1)}
     about |= {"rounds": given.rounds, "steps": given.steps, "threads": given.threads}
