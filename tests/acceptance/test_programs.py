@@ -192,7 +192,8 @@ def test_a_small_writer_learns_which_character_is_next(client: gh.Client):
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S)
 def test_shakespeare_is_read_as_well_as_nanogpt_reads_him(shown: Shown):
-    table = shown("shakespeare", data("tiny_shakespeare") / "input.txt", "--length", "20")
-    last_step, loss = table[-1]
-    assert int(last_step) == shakespeare.NUM_STEPS
-    assert float(loss) <= 1.88
+    text = data("tiny_shakespeare") / "input.txt"
+    for rate, most in (("0.001", 1.92), ("0.003", 1.88)):  # by hand, with 0.001: 1.911
+        last_step, loss = shown("shakespeare", text, "--rate", rate, "--length", "5")[-1]
+        assert int(last_step) == shakespeare.NUM_STEPS
+        assert float(loss) <= most
