@@ -199,14 +199,14 @@ class Parameter(nn.Module):
     """A tensor of its own, whatever it reads: for what a module's code has beside its layers."""
 
     def __init__(
-        self, shape: list[int], dtype: Literal["float32", "int64", "bool"] = "float32"
+        self, shape: list[int], kind: Literal["float32", "int64", "bool"] = "float32"
     ) -> None:
         """Begins with zeros; ``init`` says otherwise. Only one of float32 is trained."""
         super().__init__()
         if min(shape, default=1) < 0:
             raise ValueError("shape must be sizes from 0 on")
-        zeros = torch.zeros(tuple(shape), dtype=getattr(torch, dtype))
-        if dtype == "float32":
+        zeros = torch.zeros(tuple(shape), dtype=getattr(torch, kind))
+        if kind == "float32":
             self.weight = nn.Parameter(zeros)
         else:
             self.register_buffer("weight", zeros)

@@ -9,11 +9,13 @@ from glasshouse.client.arrays import read_splits, write_npz
 from glasshouse.client.job import Job
 from glasshouse.client.records import Checkpoint, Dataset, Record
 from glasshouse.client.stream import AnyEvent
-from glasshouse.client.training import Spec, as_document
+from glasshouse.client.training import Network, Spec, as_document, network_of
 from glasshouse.client.transport import API, Request, Transport
+from glasshouse.client.weights import weights_file
 from glasshouse.spec.data import IMAGES
 
 CHUNK_BYTES = 1 << 18
+_SAFETENSORS = "application/vnd.safetensors"
 
 _FORMATS = {
     ".csv": "csv",
@@ -199,16 +201,53 @@ class Datasets(Resource):
 
 
 class Checkpoints(Resource):
-    """Saved states of training."""
+    """Saved states of training, and weights that were sent."""
+
+    def create(
+        self,
+        weights: Mapping[str, Any],
+        network: Network,
+        fields: Mapping[str, Any] | None = None,
+        *,
+        name: str | None = None,
+        reuse: bool = False,
+    ) -> Checkpoint:
+        """Send weights, which a job may begin with (``init``) and `Client.infer` can run.
+
+        Args:
+            weights: arrays or tensors by the network's names: ``conv1.weight``.
+            network: a graph whose layers give all their sizes, or a preset.
+            fields: what the network reads, as in the ``data`` of a spec; an inference needs them.
+            name: for people.
+            reuse: give the one that was sent before with the same content, if there is one.
+
+        Raises:
+            UnprocessableEntityError: the weights are not the network's.
+        """
+        file = weights_file(weights, network_of(network), as_document(fields))
+        if reuse and (known := self._sent_before(file.sha256())) is not None:
+            return known
+        request = Request.creating(f"{API}/checkpoints", file.chunks, _SAFETENSORS, {"name": name})
+        data = self._transport.decode(self._transport.send(request))
+        return Checkpoint(self._transport, data)
+
+    def _sent_before(self, sha256: str) -> Checkpoint | None:
+        for entry in self._transport.get("/checkpoints", {"sha256": sha256})["data"]:
+            if entry["state"] == "complete":
+                return Checkpoint(self._transport, entry)
+        return None
 
     def get(self, checkpoint_id: str) -> Checkpoint:
         """Read one checkpoint."""
         data = self._transport.get(f"/checkpoints/{checkpoint_id}")
         return Checkpoint(self._transport, data)
 
-    def list(self, job_id: str) -> list[Checkpoint]:
-        """The checkpoints of a job, in the order of their steps."""
-        return Job(self._transport, {"id": job_id}).checkpoints()
+    def list(self, job_id: str | None = None) -> list[Checkpoint]:
+        """The checkpoints of a job, in the order of their steps; of all jobs, newest first."""
+        if job_id is not None:
+            return Job(self._transport, {"id": job_id}).checkpoints()
+        entries = self._transport.pages("/checkpoints")
+        return [Checkpoint(self._transport, entry) for entry in entries]
 
     def delete(self, checkpoint_id: str) -> None:
         """Delete a checkpoint and its files."""

@@ -8,6 +8,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from glasshouse.client.arrays import as_array
+from glasshouse.client.modules import is_module
 from glasshouse.client.tensors import Array
 from glasshouse.spec import Graph, InferJob, Preset, TrainJob
 
@@ -74,6 +75,10 @@ class TrainOptions(JobOptions, total=False):
     split: str
     """The dataset's split to train on. Left out: ``train`` where there is one, else ``all``."""
     fields: Mapping[str, Any]
+    inputs: Mapping[str, str]
+    """Of a module: the data field of an argument of ``forward`` that is named otherwise."""
+    init: Any
+    """``{"checkpoint", "load", "missing"}``: what training begins with. A module brings its own."""
     metrics: Sequence[Any]
     """Left out: the accuracy, for classes."""
     evaluate: Any
@@ -87,7 +92,7 @@ class TrainOptions(JobOptions, total=False):
 
 _AS_THEY_ARE = (
     *("name", "labels", "priority", "devices", "probes", "checkpoint", "guards", "seed"),
-    *("grad_clip", "accumulate", "retry", "timeout_s", "stall_timeout_s", "on_stall"),
+    *("grad_clip", "accumulate", "retry", "timeout_s", "stall_timeout_s", "on_stall", "init"),
 )
 _LIMITS = ("epochs", "steps", "seconds")
 _TYPED = ("scheduler", "average")
@@ -129,7 +134,7 @@ def graph_of(network: Document) -> Document:
     return preset.graph().model_dump(mode="json", exclude_unset=True)
 
 
-def check_options(options: TrainOptions) -> None:
+def check_options(network: Any, options: TrainOptions) -> None:
     """Find what is wrong with the options by themselves, before anything is uploaded.
 
     Raises:
@@ -141,6 +146,10 @@ def check_options(options: TrainOptions) -> None:
         raise TypeError(f"train() does not know {', '.join(unknown)}; it knows {known}")
     if len(_given(options, _LIMITS)) != 1:
         raise TypeError("say when to stop: exactly one of epochs, steps and seconds")
+    if is_module(network) and "init" in options:
+        raise TypeError("a module brings its own weights: load them into it, and leave init out")
+    if "inputs" in options and not is_module(network):
+        raise TypeError("inputs is of a module: a graph's layers say what they read")
 
 
 def train_spec(network: Network, data: Document, options: TrainOptions) -> Document:

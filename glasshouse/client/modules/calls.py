@@ -163,6 +163,13 @@ _pair("logical_and", "and_")
 _pair("logical_or", "or_")
 
 
+@known("invert", "bitwise_not")
+def _invert(to: Caller, input: Any) -> Ref:  # noqa: A002
+    if to.dtype_before(input) is not torch.bool:
+        raise Stopped("~ of what is no boolean")
+    return to.layer("logical_not", input)
+
+
 @known("bmm")
 def _bmm(to: Caller, input: Any, mat2: Any) -> Ref:  # noqa: A002
     return to.layer("bmm", input, mat2)
@@ -228,7 +235,7 @@ def _same(_to: Caller, input: Any, *, memory_format: Any = None) -> Any:  # noqa
     return input
 
 
-@known("to", "float", "type_as", "type")
+@known("to", "float", "double", "half", "bfloat16", "int", "long", "type_as", "type")
 def _typed(to: Caller, input: Any, *_: Any, **__: Any) -> Any:  # noqa: A002
     before, after = to.dtype_before(input), to.after[0].dtype
     if before is after:

@@ -60,9 +60,9 @@ def _check_outputs(mine: list[Tensor], theirs: list[Tensor], *, mode: bool) -> N
     for number, (one, other) in enumerate(zip(mine, theirs, strict=True)):
         if one.shape != other.shape or not _is_close(one, other):
             raise CannotTrace(
-                f"{when}, output {number} of the graph is not the module's: forward() does what its "
-                "trace does not show, such as a branch on self.training or on an attribute that "
-                "changes, numpy, or random numbers"
+                f"{when}, output {number} of the graph is not the module's: forward() does what "
+                "its trace does not show, such as a branch on self.training or on an attribute "
+                "that changes, numpy, or random numbers"
             )
 
 
@@ -81,8 +81,8 @@ def _check_gradients(
             gradient is not None and other is not None and not _is_close(gradient, other)
         ):
             raise CannotTrace(
-                f"the gradient by {(names[name] or [name])[0]!r} is not the module's: forward() does "
-                "something that its trace does not show, such as no_grad()"
+                f"the gradient by {(names[name] or [name])[0]!r} is not the module's: forward() "
+                "does something that its trace does not show, such as no_grad()"
             )
 
 

@@ -24,6 +24,8 @@ from glasshouse.client.modules.reshaping import reshaping
 
 _OF_SIZES = {"size", "dim", "ndimension", "numel", "nelement", "is_floating_point", "stride"}
 _SIZED = {"shape", "ndim", "dtype", "device", "is_cuda", "requires_grad", "layout"}
+_COUNTING = (nn.RNN, nn.LSTM, nn.GRU, nn.EmbeddingBag)
+"""What the service would tell the lengths of rows, were it not told otherwise."""
 _TIES = ("padding_idx", "max_norm", "scale_grad_by_freq", "sparse")
 
 
@@ -135,6 +137,8 @@ class Converter:
         options: dict[str, Any] = {"path": path}
         if packed is not None:
             options["lengths"] = packed.lengths.name
+        elif type(module) in _COUNTING and any(".lengths" in name for name in drawing.fields):
+            options["lengths"] = False  # as the module's own code has it
         owner = self._first_calls.get(module) or self._tied_with(module)
         if owner is not None:
             return drawing.add("", name, inputs, shared_with=owner, **options)

@@ -180,7 +180,7 @@ class Drawing:
         tensor = _storable(value.detach(), wanted)
         args: Document = {"shape": list(tensor.shape)}
         if tensor.dtype is not torch.float32:
-            args["dtype"] = str(tensor.dtype).removeprefix("torch.")
+            args["kind"] = str(tensor.dtype).removeprefix("torch.")
         option = {} if trainable else {"trainable": False}
         first = next(iter(self.fields))
         drawn = self.add("Parameter", wanted, [Ref(first)], args=args, **option)

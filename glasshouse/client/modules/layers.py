@@ -16,7 +16,7 @@ _NOT_LAYERS = (
     *(nn.DataParallel, nn.SyncBatchNorm, nn.RNNBase, nn.modules.rnn.RNNCellBase, nn.Transformer),
     *(nn.TransformerEncoder, nn.TransformerDecoder),
 )
-_NOT_KEPT = {"PReLU": {"init"}, "Identity": {"args", "kwargs"}, "RNN": {"mode"}}
+_NOT_KEPT = {"PReLU": {"init"}, "Hardtanh": {"min_value", "max_value"}}
 """Arguments that only say what the weights begin with, or nothing."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 

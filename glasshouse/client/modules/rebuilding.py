@@ -82,10 +82,10 @@ class _Function(nn.Module):
 
 
 class _Parameter(nn.Module):
-    def __init__(self, shape: Sequence[int], dtype: str = "float32") -> None:
+    def __init__(self, shape: Sequence[int], kind: str = "float32") -> None:
         super().__init__()
-        empty = torch.zeros(tuple(shape), dtype=_DTYPES[dtype])
-        if dtype == "float32":
+        empty = torch.zeros(tuple(shape), dtype=_DTYPES[kind])
+        if kind == "float32":
             self.weight = nn.Parameter(empty)
         else:
             self.register_buffer("weight", empty)
@@ -166,7 +166,7 @@ class Rebuilt(nn.Module):
 
     def _call(self, layer: Document, given: list[Tensor], values: Mapping[str, Tensor]) -> Any:
         module: Any = self._modules[layer.get("shared_with", layer["name"])]
-        if "lengths" in layer:
+        if layer.get("lengths"):
             return call_packed(module, given, values[layer["lengths"]])
         return call(module, given)
 

@@ -76,7 +76,11 @@ def trace(module: nn.Module, samples: Samples, inputs: Mapping[str, str]) -> Tra
     with _ONE_AT_A_TIME, _undisturbed(module):
         nodes = _run_fx(module, inputs)
         traced = _draw(module, nodes, samples, inputs)
-        compare(module, traced.graph, traced.weights, samples, inputs)
+        try:
+            compare(module, traced.graph, traced.weights, samples, inputs)
+        except RuntimeError as error:  # torch's, of the module itself as well
+            reason = f"it cannot be run and trained: {_first_line(error)}"
+            raise refusal(reason, place_in_traceback(error.__traceback__)) from error
     return traced
 
 
@@ -158,8 +162,11 @@ def _reason(error: Exception) -> str:
     told = next((meaning for said, meaning in _STOPS.items() if said in text), None)
     if told is not None:
         return told
-    first = text.strip().splitlines()[0] if text.strip() else ""
-    return f"the module's code does not run without values: {type(error).__name__}: {first[:300]}"
+    return f"the code does not run without values: {type(error).__name__}: {_first_line(error)}"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [""])[0][:300]
 
 
 def _draw(
