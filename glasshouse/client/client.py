@@ -1,14 +1,16 @@
 """The client: one object for one service."""
 
+import inspect
 from collections.abc import Sequence
 from math import prod
 from types import TracebackType
 from typing import Any, Self, Unpack, cast
 
 from glasshouse.client.address import find_service
-from glasshouse.client.arrays import derive_fields, is_arrays, read_splits
+from glasshouse.client.arrays import derive_fields, is_arrays, is_ragged, read_splits
+from glasshouse.client.frames import as_columns, is_frame
 from glasshouse.client.job import Job
-from glasshouse.client.modules import is_module
+from glasshouse.client.modules import is_dataset, is_module
 from glasshouse.client.records import Checkpoint, Dataset
 from glasshouse.client.resources import (
     Catalog,
@@ -30,6 +32,7 @@ from glasshouse.client.training import (
     TrainOptions,
     as_document,
     check_options,
+    network_of,
     read_inputs,
     read_sequences,
     result_names,
@@ -120,7 +123,7 @@ class Client:
             The job, queued.
         """
         check_options(network, options)
-        described = self._training_data(data, options)
+        described = self._training_data(data, _arguments(network), options)
         if is_module(network):
             network, options["init"] = self._send(network, described, options)
         return self.jobs.create(train_spec(network, described, options))
@@ -229,14 +232,12 @@ class Client:
         except ConflictError:  # the job that was given up on still reads it
             return
 
-    def _training_data(self, data: Any, options: TrainOptions) -> Document:
-        validation = options.get("validation")
-        if is_arrays(data):
-            held_back = isinstance(validation, float)
-            splits = read_splits(data, None if held_back else validation)
-            dataset = self.datasets.upload(splits, name=options.get("name"))
-            fields = derive_fields(splits)
-        elif isinstance(data, (str, Dataset)):
+    def _training_data(
+        self, data: Any, arguments: Sequence[str], options: TrainOptions
+    ) -> Document:
+        if is_frame(data) or is_dataset(data) or is_arrays(data):
+            return self._uploaded(data, arguments, options)
+        if isinstance(data, (str, Dataset)):
             dataset = (self.datasets.get(data) if isinstance(data, str) else data).wait()
             fields = {}
             if options.get("windows") is not None:
@@ -252,6 +253,37 @@ class Client:
             return described
         fields = as_document(options.get("fields", fields))
         return {**_sources(dataset, options), "fields": fields}
+
+    def _uploaded(self, data: Any, arguments: Sequence[str], options: TrainOptions) -> Document:
+        """Arrays, a frame or a torch dataset as datasets of the service, uploaded once."""
+        label, validation = options.get("label"), options.get("validation")
+        columns, fields = as_columns(data, label, arguments)
+        held_back = validation is None or isinstance(validation, (float, str))
+        judged = None if held_back else as_columns(validation, label, arguments)[0]
+        splits = read_splits(columns, judged)
+        if fields is None:
+            fields = derive_fields(splits)
+        fields = as_document(options.get("fields", fields))
+        if not is_ragged(splits) or len(splits) == 1:
+            dataset = self.datasets.upload(splits, name=options.get("name"), reuse=True)
+            return {**_sources(dataset, options), "fields": fields}
+        sources: Document = {}
+        for name, split in splits.items():
+            dataset = self.datasets.upload({"train": split}, name=options.get("name"), reuse=True)
+            sources[name] = {"dataset": dataset.id, "split": _first_split(dataset, "all")}
+        return {**sources, "fields": fields}
+
+
+def _arguments(network: Any) -> list[str]:
+    """What a module's ``forward`` takes, or a graph's layers read of the data."""
+    if is_module(network):
+        known = inspect.signature(network.forward).parameters.values()
+        return [item.name for item in known if item.default is item.empty]
+    described = network_of(network)
+    layers = described.get("layers", ())
+    made = {layer["name"] for layer in layers}
+    read = [name for layer in layers for name in layer.get("inputs") or ()]
+    return [name for name in dict.fromkeys(read) if name.partition(".")[0] not in made]
 
 
 def _source(source: Job | Checkpoint | str) -> Document:

@@ -1,11 +1,12 @@
 """What the service keeps, by kind: ``client.jobs``, ``client.datasets`` and the others."""
 
+import hashlib
 import tempfile
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from glasshouse.client.arrays import read_splits, write_npz
+from glasshouse.client.arrays import read_splits, write_splits
 from glasshouse.client.job import Job
 from glasshouse.client.records import Checkpoint, Dataset, Record
 from glasshouse.client.stream import AnyEvent
@@ -121,6 +122,7 @@ class Datasets(Resource):
         format: str | None = None,  # noqa: A002 - the API's word
         resize: tuple[int, int] | None = None,
         wait: bool = True,
+        reuse: bool = False,
     ) -> Dataset:
         """Upload a file (streamed), its bytes, or arrays, and wait until it is ready.
 
@@ -131,13 +133,14 @@ class Datasets(Resource):
             format: left out, it is told from the file's name, or from ``resize``.
             resize: of an archive of images, the height and width that all are brought to.
             wait: return only when it is ready to be used.
+            reuse: of arrays, give the dataset that was uploaded before with the same content.
         """
         if isinstance(source, bytes):
             if format is None:
                 raise ValueError("say which format the bytes are in: format='csv', 'npz', …")
             return self._made(self._send(source, name, format, resize), wait=wait)
         if not isinstance(source, (str, Path)):
-            return self._upload_arrays(source, name, wait=wait)
+            return self._upload_arrays(source, name, wait=wait, reuse=reuse)
         path = Path(source)
         with path.open("rb") as file:
             form = format or (IMAGES if resize is not None else format_of(path.name))
@@ -168,11 +171,28 @@ class Datasets(Resource):
         Dataset(self._transport, {"id": dataset_id}).delete()
 
     def _upload_arrays(
-        self, arrays: Mapping[str, Any] | Sequence[Any], name: str | None, *, wait: bool
+        self,
+        arrays: Mapping[str, Any] | Sequence[Any],
+        name: str | None,
+        *,
+        wait: bool,
+        reuse: bool,
     ) -> Dataset:
-        with tempfile.TemporaryFile(suffix=".npz") as file:
-            write_npz(read_splits(arrays), file)
-            return self._made(self._send(file, name or "arrays", "npz"), wait=wait)
+        splits = read_splits(arrays)
+        with tempfile.TemporaryFile() as file:
+            form = write_splits(splits, file)
+            known = self._uploaded_before(file, form) if reuse else None
+            data = known or self._send(file, name or "arrays", form)
+            return self._made(data, wait=wait)
+
+    def _uploaded_before(self, file: IO[bytes], form: str) -> dict[str, Any] | None:
+        """The dataset that was made of a file with this content, unless it could not be read."""
+        file.seek(0)
+        digest = hashlib.file_digest(file, "sha256").hexdigest()  # pyright: ignore[reportArgumentType]
+        for entry in self._transport.get("/datasets", {"sha256": digest})["data"]:
+            if entry["format"] == form and entry["state"] != "failed":
+                return entry
+        return None
 
     def _send(
         self,

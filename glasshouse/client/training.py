@@ -8,7 +8,8 @@ import numpy as np
 from pydantic import BaseModel
 
 from glasshouse.client.arrays import as_array
-from glasshouse.client.modules import is_module
+from glasshouse.client.frames import columns_for, is_frame, read_dataset
+from glasshouse.client.modules import is_dataset, is_module
 from glasshouse.client.tensors import Array
 from glasshouse.spec import Graph, InferJob, Preset, TrainJob
 
@@ -70,6 +71,8 @@ class TrainOptions(JobOptions, total=False):
     """Threads that make batches ahead. Left out: 0."""
     bucket_by_length: Any
     """``{"field", "width", "max_tokens"}``: batches of rows of like length."""
+    label: str
+    """The target's column: of a data frame, which needs it, and of other columns by name."""
     validation: Any
     """An ``(x, y)`` pair, a dict of arrays, a split's name, or the fraction to hold back."""
     split: str
@@ -156,7 +159,7 @@ def train_spec(network: Network, data: Document, options: TrainOptions) -> Docum
     """Write a training spec around a network and its data."""
     described = network_of(network)
     graph = graph_of(described)
-    target = _target(graph, data["fields"])
+    target = options.get("label") or _target(graph, data["fields"])
     spec: Document = {
         "kind": "train",
         "network": described,
@@ -227,6 +230,12 @@ def _row(name: str, row: Any) -> Any:
 
 
 def _by_field(inputs: Any, spec: Document) -> dict[str, Any]:
+    if is_frame(inputs):
+        return columns_for(inputs, spec["data"]["fields"])
+    if is_dataset(inputs):
+        names = input_fields(graph_of(spec["network"]), spec["data"]["fields"])
+        found = read_dataset(inputs, names)
+        return {name: item for name, item in found.items() if name in names}
     if isinstance(inputs, Mapping):
         return dict(cast("Mapping[str, Any]", inputs))
     names = input_fields(graph_of(spec["network"]), spec["data"]["fields"])

@@ -14,7 +14,7 @@ def is_module(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.nn.Module)
 
 
-def is_tensor(value: Any) -> bool:
-    """Whether this is a torch tensor; imports nothing."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
+def is_dataset(value: Any) -> bool:
+    """Whether this is a torch dataset; imports nothing."""
+    data = sys.modules.get("torch.utils.data")
+    return data is not None and isinstance(value, data.Dataset)
