@@ -8,13 +8,13 @@ something could hide, and nothing twice.
 import json
 import math
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, cast
 
 from glasshouse.errors import InvalidCheckpoint
 
 MAX_TENSORS = 100_000
 _MAX_NAME = 512
-_BITS = {
+_BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
     **dict.fromkeys(("I16", "U16", "F16", "BF16"), 2),
     **dict.fromkeys(("I32", "U32", "F32"), 4),
@@ -89,24 +89,26 @@ def _place(name: str, entry: Any) -> tuple[int, int, str]:
     shown = name[:100]
     if not name or len(name) > _MAX_NAME:
         _refuse(f"a tensor is named {shown!r}")
-    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:  # pyright: ignore[reportUnknownMemberType]
+    known = cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}
+    if known.keys() != {"dtype", "shape", "data_offsets"}:
         _refuse(f"the entry of {shown!r} must have dtype, shape and data_offsets")
-    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]  # pyright: ignore[reportUnknownVariableType]
-    if not isinstance(dtype, str) or dtype not in _BITS:
-        _refuse(f"{shown!r} has the type {str(dtype)[:40]!r}; known are {', '.join(_BITS)}")  # pyright: ignore[reportUnknownArgumentType]
-    if not _are_sizes(shape) or len(shape) > 64 or not _are_sizes(offsets) or len(offsets) != 2:  # pyright: ignore[reportUnknownArgumentType]
+    dtype: Any = known["dtype"]
+    if not isinstance(dtype, str) or dtype not in _BYTES:
+        _refuse(f"{shown!r} has the type {str(dtype)[:40]!r}; known are {', '.join(_BYTES)}")
+    shape, offsets = _sizes(known["shape"]), _sizes(known["data_offsets"])
+    if shape is None or len(shape) > 64 or offsets is None or len(offsets) != 2:
         _refuse(f"shape and data_offsets of {shown!r} must be lists of whole numbers from 0 on")
     begins, ends = offsets
-    if ends - begins != math.prod(shape) * _BITS[dtype]:
+    if ends - begins != math.prod(shape) * _BYTES[dtype]:
         _refuse(f"{shown!r} of {dtype} and {shape} does not take {ends - begins} bytes")
     return begins, ends, name
 
 
-def _are_sizes(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        type(item) is int and 0 <= item < 2**53
-        for item in value  # pyright: ignore[reportUnknownVariableType]
-    )
+def _sizes(value: Any) -> list[int] | None:
+    """A list of whole numbers from 0 on; None: it is something else."""
+    items = cast("list[Any]", value) if isinstance(value, list) else [None]
+    is_good = all(type(item) is int and 0 <= item < 2**53 for item in items)
+    return cast("list[int]", items) if is_good else None
 
 
 def _refuse(reason: str) -> NoReturn:

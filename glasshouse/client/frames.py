@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from glasshouse.client.modules import is_dataset
+from glasshouse.client.modules.naming import is_lengths
 from glasshouse.client.tensors import Array
 
 FEATURES = "x"
@@ -141,10 +142,9 @@ def _read(data: Any, name: str) -> _Column:
 
 
 def _missing(series: Any) -> int:
-    count = getattr(series, "null_count", None)
-    if count is not None:
-        return int(count() if callable(count) else count)
-    return int(series.isna().sum())
+    if not hasattr(series, "null_count"):
+        return int(series.isna().sum())
+    return int(series.null_count() if callable(series.null_count) else series.null_count)
 
 
 def _texts(name: str, series: Any) -> list[Any]:
@@ -187,9 +187,10 @@ def _row(item: Any, arguments: Sequence[str]) -> dict[str, Any]:
     if not isinstance(item, (tuple, list)):
         return {FEATURES: item}
     values = cast("Sequence[Any]", item)
-    names: Sequence[str] = getattr(item, "_fields", ())
+    names: Sequence[str] = getattr(values, "_fields", ())
     if not names:
-        inputs = arguments if len(arguments) == len(values) - 1 else ()
+        told = [name for name in arguments if not is_lengths(name)]
+        inputs = next((one for one in (arguments, told) if len(one) == len(values) - 1), ())
         usual = (
             [FEATURES] if len(values) == 2 else [f"{FEATURES}{n}" for n in range(len(values) - 1)]
         )

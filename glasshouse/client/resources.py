@@ -3,6 +3,7 @@
 import hashlib
 import tempfile
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -201,18 +202,10 @@ class Datasets(Resource):
         format: str,  # noqa: A002
         resize: tuple[int, int] | None = None,
     ) -> dict[str, Any]:
-        def chunks() -> Generator[bytes]:
-            if isinstance(content, bytes):
-                yield content
-                return
-            content.seek(0)  # a retry sends it again from the start
-            while chunk := content.read(CHUNK_BYTES):
-                yield chunk
-
         size = None if resize is None else f"{resize[0]}x{resize[1]}"
         params = {"name": name, "format": format, "resize": size}
         media_type = "application/octet-stream"
-        request = Request.creating(f"{API}/datasets", chunks, media_type, params)
+        request = Request.creating(f"{API}/datasets", partial(pieces, content), media_type, params)
         return self._transport.decode(self._transport.send(request))
 
     def _made(self, data: dict[str, Any], *, wait: bool) -> Dataset:
@@ -249,6 +242,16 @@ class Checkpoints(Resource):
             return known
         request = Request.creating(f"{API}/checkpoints", file.chunks, _SAFETENSORS, {"name": name})
         data = self._transport.decode(self._transport.send(request))
+        return Checkpoint(self._transport, data)
+
+    def upload(self, path: str | Path, *, name: str | None = None) -> Checkpoint:
+        """Send a safetensors file that says in its metadata which network its weights are of."""
+        source = Path(path)
+        with source.open("rb") as file:
+            params = {"name": name or source.name}
+            send = partial(pieces, file)
+            request = Request.creating(f"{API}/checkpoints", send, _SAFETENSORS, params)
+            data = self._transport.decode(self._transport.send(request))
         return Checkpoint(self._transport, data)
 
     def _sent_before(self, sha256: str) -> Checkpoint | None:
@@ -347,6 +350,16 @@ class Catalog(Resource):
     def get(self, section: str) -> list[dict[str, Any]]:
         """The entries of ``layers``, ``losses``, ``optimizers``, ``metrics`` or ``datasets``."""
         return self._transport.get(f"/catalog/{section}")["entries"]
+
+
+def pieces(content: bytes | IO[bytes]) -> Generator[bytes]:
+    """A file from its start, as often as it is asked for; or bytes, as they are."""
+    if isinstance(content, bytes):
+        yield content
+        return
+    content.seek(0)
+    while chunk := content.read(CHUNK_BYTES):
+        yield chunk
 
 
 def format_of(name: str) -> str:

@@ -38,9 +38,9 @@ class WeightsFile:
         """The file, piece by piece."""
         yield self._head
         for array in self._arrays.values():
-            view = memoryview(array.reshape(-1).view(np.uint8))
-            for first in range(0, len(view), _BLOCK_BYTES):
-                yield bytes(view[first : first + _BLOCK_BYTES])
+            flat = array.reshape(-1).view(np.uint8)
+            for first in range(0, len(flat), _BLOCK_BYTES):
+                yield flat[first : first + _BLOCK_BYTES].tobytes()
 
     def sha256(self) -> str:
         """Its digest, in hexadecimal."""

@@ -499,7 +499,7 @@ def _finite(value: float) -> Any:
 
 # --- functions that torch.nn has as layers ----------------------------------------------------
 
-_AS_LAYERS = {
+_AS_LAYERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "leaky_relu": ("LeakyReLU", ("negative_slope",)),
     "elu": ("ELU", ("alpha",)),
     "celu": ("CELU", ("alpha",)),

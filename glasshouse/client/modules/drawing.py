@@ -181,7 +181,8 @@ class Drawing:
         args: Document = {"shape": list(tensor.shape)}
         if tensor.dtype is not torch.float32:
             args["kind"] = str(tensor.dtype).removeprefix("torch.")
-        option = {} if trainable else {"trainable": False}
+        is_learned = tensor.dtype is torch.float32
+        option = {"trainable": False} if is_learned and not trainable else {}
         first = next(iter(self.fields))
         drawn = self.add("Parameter", wanted, [Ref(first)], args=args, **option)
         self.weights[f"{drawn.name}.weight"] = tensor

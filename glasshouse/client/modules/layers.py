@@ -102,7 +102,7 @@ def _of_norm(module: nn.Module, name: str) -> Any:
     return _attribute(module, name)
 
 
-def _of_attention(module: nn.Module, name: str) -> Any:
+def _of_attention(module: Any, name: str) -> Any:
     if name == "bias":
         return module.in_proj_bias is not None
     if name == "add_bias_kv":
@@ -113,7 +113,7 @@ def _of_attention(module: nn.Module, name: str) -> Any:
     return _attribute(module, name)
 
 
-def _of_transformer_layer(module: nn.Module, name: str) -> Any:
+def _of_transformer_layer(module: Any, name: str) -> Any:
     attention: Any = module.self_attn
     inner: Any = module.linear1
     read: Mapping[str, Callable[[], Any]] = {

@@ -3,6 +3,13 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+_LENGTHS = ("lengths", "length", "seq_lengths", "seq_lens")
+
+
+def is_lengths(argument: str) -> bool:
+    """Whether an argument is named like the lengths of the rows of a sequence."""
+    return argument in _LENGTHS or argument.endswith("_lengths")
+
 
 def names_in_module(graph: Mapping[str, Any], weights: Iterable[str]) -> dict[str, list[str]]:
     """For each weight of a graph the names that it has in the module; several where it is tied.

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from glasshouse.client.modules.naming import is_lengths
 from glasshouse.client.modules.tracing import Traced, trace
 from glasshouse.errors import CannotTrace
 
@@ -15,7 +16,6 @@ _ROWS = (3, 2)
 _STEPS = ((7, 5), (48, 37))
 """Of the rows of two batches. Few come first: a network may have positions for no more. A window
 over many steps needs the others."""
-_LENGTHS = ("lengths", "length", "seq_lengths", "seq_lens")
 _SEED = 11
 
 
@@ -70,8 +70,8 @@ def match(
             found[name] = field
         elif item.default is item.empty:
             open_.append(name)
-    if len(open_) == 1 and not found and fields:
-        return {open_[0]: next(iter(fields))}
+    if len(open_) == 1 and fields and all(name.endswith(".lengths") for name in found.values()):
+        return {open_[0]: next(iter(fields)), **found}
     unknown = sorted({name.partition(".")[0] for name in found.values()} - set(fields))
     if open_ or unknown or not found:
         raise TypeError(
@@ -88,7 +88,7 @@ def _field_of(argument: str, fields: Fields) -> str | None:
     for name in sequences:
         if argument == f"{name}_lengths":
             return f"{name}.lengths"
-    return f"{sequences[0]}.lengths" if argument in _LENGTHS and len(sequences) == 1 else None
+    return f"{sequences[0]}.lengths" if is_lengths(argument) and len(sequences) == 1 else None
 
 
 def _is_ragged(field: Mapping[str, Any]) -> bool:

@@ -25,6 +25,10 @@ def _expand(x: Tensor, like: Tensor | None = None, *, sizes: Sequence[int]) -> T
     return x.expand(tuple(shape))
 
 
+def _pow(x: Tensor, other: Any = None, *, exponent: Any = None) -> Tensor:
+    return torch.pow(x, exponent if other is None else other)
+
+
 def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, **args: Any) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, mask, **args)
 
@@ -53,7 +57,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "cat": lambda *items, dim=0: torch.cat(items, dim),
     "stack": lambda *items, dim=0: torch.stack(items, dim),
     "einsum": lambda *items, equation: torch.einsum(equation, *items),
-    "pow": lambda a, b=None, exponent=None: torch.pow(a, exponent if b is None else b),
+    "pow": _pow,
     "gather": lambda x, index, dim: torch.gather(x, dim, index),
     "index_select": lambda x, index, dim: torch.index_select(x, dim, index),
     "masked_fill": lambda x, mask, value: x.masked_fill(mask.bool(), value),

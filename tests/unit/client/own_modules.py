@@ -29,6 +29,7 @@ class LeNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.p = 0.2
         self.conv1 = nn.Conv2d(1, 6, 5, padding=2)
         self.conv2 = nn.Conv2d(6, 16, 5)
         self.fc1 = nn.Linear(16 * 5 * 5, 120)
@@ -39,7 +40,7 @@ class LeNet(nn.Module):
         x = F.max_pool2d(F.relu(self.conv1(image)), 2)
         x = F.max_pool2d(F.relu(self.conv2(x)), kernel_size=(2, 2))
         x = x.view(x.size(0), -1)
-        x = F.dropout(F.relu(self.fc1(x)), p=0.2, training=self.training)
+        x = F.dropout(F.relu(self.fc1(x)), p=self.p, training=self.training)
         return self.fc3(F.relu(self.fc2(x)))
 
 

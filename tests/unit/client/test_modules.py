@@ -462,6 +462,13 @@ def test_arguments_read_the_fields_of_their_names(fields: Any, asked: Any, expec
     assert match(CASES["two towers"].module(), fields, asked) == expected
 
 
+def test_a_single_argument_reads_the_first_field_and_lengths_are_those_of_the_sequence():
+    fields = {"words": {"type": "integer_sequence", "dim": 11}, "y": {"type": "integer", "dim": 3}}
+    module = CASES["packed lstm"].module()
+    assert match(module, fields) == {"text": "words", "lengths": "words.lengths"}
+    assert match(CASES["plain gru"].module(), fields) == {"text": "words"}
+
+
 def test_arguments_that_no_field_is_named_like_are_refused():
     module = CASES["two towers"].module()
     with pytest.raises(TypeError, match=r"forward\(\) takes left, right, debug, and the data has"):
