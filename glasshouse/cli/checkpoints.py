@@ -50,15 +50,24 @@ def upload(
 def download(
     checkpoint: CheckpointId,
     file: Annotated[Path, typer.Argument(help="Where the safetensors file goes.")],
+    json: Json = False,
 ) -> None:
     """Save the weights of a checkpoint."""
     with Client() as client:
         file.write_bytes(client.checkpoints.get(checkpoint).read_weights())
-    output.tell(f"{file}: {file.stat().st_size} bytes")
+    size = file.stat().st_size
+    if json:
+        output.document({"id": checkpoint, "file": str(file), "size_bytes": size})
+    else:
+        output.tell(f"{file}: {size} bytes")
 
 
 @app.command()
-def delete(checkpoint: CheckpointId) -> None:
+def delete(checkpoint: CheckpointId, json: Json = False) -> None:
     """Delete a checkpoint and its files."""
     with Client() as client:
         client.checkpoints.delete(checkpoint)
+    if json:
+        output.document({"id": checkpoint, "deleted": True})
+    else:
+        output.tell(f"{checkpoint} is deleted")
