@@ -21,7 +21,7 @@ from glasshouse.spec.data import (
     SparseField,
     SparseFloatField,
 )
-from glasshouse.spec.guards import Guards, NonfiniteGuard
+from glasshouse.spec.guards import Allocator, Guards, MemoryGuard, NonfiniteGuard
 from glasshouse.spec.jobs import (
     Devices,
     Flatten,
@@ -60,6 +60,7 @@ from glasshouse.spec.training import (
 from glasshouse.spec.uploads import Trained, UploadedNetwork, parse_trained
 
 __all__ = [
+    "Allocator",
     "Args",
     "Average",
     "BucketByLength",
@@ -88,6 +89,7 @@ __all__ = [
     "LanguageModelWindows",
     "Layer",
     "Loss",
+    "MemoryGuard",
     "Metric",
     "NonfiniteGuard",
     "Normalize",
