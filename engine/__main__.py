@@ -34,7 +34,7 @@ from engine.spool import SpoolWriter
 from glasshouse import jsonio
 from glasshouse.errors import RunFailure
 from glasshouse.events import is_upkeep
-from glasshouse.spec import Checkpoint, Devices, parse_trained
+from glasshouse.spec import Checkpoint, Devices, TrainJob, parse_trained
 from glasshouse.unpickling import seal_pickle
 
 _FORMATS = {

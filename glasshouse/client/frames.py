@@ -142,9 +142,8 @@ def _read(data: Any, name: str) -> _Column:
 
 
 def _missing(series: Any) -> int:
-    if not hasattr(series, "null_count"):
-        return int(series.isna().sum())
-    return int(series.null_count() if callable(series.null_count) else series.null_count)
+    count: Any = series.null_count if hasattr(series, "null_count") else series.isna().sum()
+    return int(cast("Any", count() if callable(count) else count))
 
 
 def _texts(name: str, series: Any) -> list[Any]:
