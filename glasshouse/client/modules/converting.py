@@ -10,6 +10,7 @@ from torch import Tensor, fx, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from glasshouse.client.modules import calls, layers
+from glasshouse.client.modules.as_layers import KNOWN
 from glasshouse.client.modules.drawing import (
     Drawing,
     Fixed,
@@ -216,7 +217,7 @@ class Converter:
         if method in _OF_SIZES or not _reads(args, kwargs):
             return _settled(self.evaluate(run, args, kwargs))
         name = calls.plain_name(method)
-        if name not in calls.KNOWN:
+        if name not in KNOWN:
             raise Stopped(f"the method {method}() is not among what a graph may use")
         return self._draw(node, name, run, args, kwargs)
 
@@ -233,7 +234,7 @@ class Converter:
         if name != "linear":
             args, kwargs = self.as_layers(args), self.as_layers(kwargs)
         try:
-            return calls.KNOWN[name](call, *args, **kwargs)
+            return KNOWN[name](call, *args, **kwargs)
         except TypeError as cause:
             if cause.__traceback__ is not None and cause.__traceback__.tb_next is not None:
                 raise
