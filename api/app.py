@@ -22,6 +22,7 @@ from api import (
     problems,
     quotas,
     webhooks,
+    weights,
     window,
 )
 from api.access import Gate, Keyring
@@ -39,6 +40,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     keys.router,
     keys.door,
     datasets.router,
+    weights.router,
     jobs.router,
     control.router,
     commands.router,
@@ -133,9 +135,12 @@ def _telemetry(tracing: Tracing) -> TelemetryConfig:
     }
 
 
+_UPLOADS = ("/api/v1/datasets", "/api/v1/checkpoints")
+
+
 def _limits(settings: Settings) -> Callable[[Scope], int]:
     def max_bytes(scope: Scope) -> int:
-        uploads = scope["method"] == "POST" and scope["path"] == "/api/v1/datasets"
+        uploads = scope["method"] == "POST" and scope["path"] in _UPLOADS
         return settings.max_upload_bytes if uploads else settings.max_json_bytes
 
     return max_bytes

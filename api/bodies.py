@@ -23,6 +23,7 @@ from glasshouse.errors import (
 from glasshouse.spec import InferJob, JobSpec, Spec, TrainJob
 
 T = TypeVar("T")
+Checked = TypeVar("Checked", bound=BaseModel)
 _PARSED_HERE_BYTES = 128 * 1024
 """Larger bodies are parsed in a thread, so that other requests do not wait."""
 _MAX_PROBLEMS = 100
@@ -106,6 +107,15 @@ def parse(adapter: TypeAdapter[T], raw: bytes, wrong: type[Unprocessable] = Inva
         if any(entry["type"] == "json_invalid" for entry in found):
             raise MalformedJson(f"The body is not JSON: {found[0]['msg']}.") from None
         raise refusal(wrong, problems.field_problems(found[:_MAX_PROBLEMS], content)) from None
+
+
+def parse_as(model: type[Checked], content: Any) -> Checked:
+    """Check a part of a request as strictly as a body that is sent by itself.
+
+    Raises:
+        InvalidSpec: it is no such thing; says where and why.
+    """
+    return parse(TypeAdapter(model), jsonio.dumps(content).encode(), InvalidSpec)
 
 
 def load(raw: bytes, wrong: type[Unprocessable] = InvalidRequest) -> Any:

@@ -31,7 +31,7 @@ from glasshouse.spec import InferJob, TrainJob
 from models import checkpoints, commands, jobs, pausing
 from models.database import Transaction
 from models.state import ENDED
-from models.tables import Checkpoint, Job
+from models.tables import Job
 
 router = APIRouter(prefix=BASE, tags=["jobs"])
 _MADE = (400, 401, 403, 404, 409, 413, 415, 422, 503)
@@ -176,11 +176,11 @@ def _forked(house: Resources, caller: Caller, job_id: str, fork: Fork) -> TrainJ
     return parse_spec(spec | {"init": {"checkpoint": saved.id, "load": load}})
 
 
-def _checkpoint(tx: Transaction, job: Job, fork: Fork) -> Checkpoint:
+def _checkpoint(tx: Transaction, job: Job, fork: Fork) -> checkpoints.Saved:
     if fork.checkpoint is not None:
         saved = checkpoints.get(tx, fork.checkpoint, job.owner)
         if saved.job != job.id:
-            raise _wrong("/checkpoint", f"it is a checkpoint of {saved.job}: fork that one")
+            raise _wrong("/checkpoint", f"it is {_whose(saved.job)}")
         return saved
     if fork.step is None:
         return checkpoints.newest(tx, job)
@@ -190,6 +190,12 @@ def _checkpoint(tx: Transaction, job: Job, fork: Fork) -> Checkpoint:
         steps = ", ".join(str(row.step) for row in found[-20:]) or "none"
         raise CheckpointNotFound(f"There is no checkpoint of step {fork.step}; there is: {steps}.")
     return of_step[-1]
+
+
+def _whose(job: str | None) -> str:
+    if job is None:
+        return "one that was sent: begin a job with it by init.checkpoint"
+    return f"a checkpoint of {job}: fork that one"
 
 
 def _wrong(pointer: str, detail: str) -> InvalidRequest:

@@ -1,7 +1,6 @@
 """Datasets: upload, list, look into, delete."""
 
 import hashlib
-from pathlib import Path
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -17,6 +16,7 @@ from api.bodies import Body, described
 from api.catalog import FORMATS
 from api.idempotent import OnceKey
 from api.ingest import BUILTIN, source_key
+from api.receiving import declared_bytes, receive
 from api.resources import House, Resources
 from api.views import BASE, dataset_json
 from glasshouse import jsonio
@@ -30,7 +30,6 @@ from models.idempotency import Answer
 from models.tables import Dataset
 
 router = APIRouter(prefix=BASE, tags=["datasets"])
-_BLOCK_BYTES = 1024 * 1024
 MAX_ROWS = 1000
 
 
@@ -85,13 +84,13 @@ async def create_dataset(  # noqa: PLR0913, PLR0917 (each a parameter of the req
         raise bad_parameter("format", f"it {shown}; the formats are {', '.join(FORMATS)}")
     if resize is not None and format != IMAGES:
         raise bad_parameter("resize", f"it is of the format {IMAGES} only; leave it out")
-    await run_in_threadpool(_admit, house, caller, _declared_bytes(request))
+    await run_in_threadpool(_admit, house, caller, declared_bytes(request))
     dataset_id = new_id("ds")
     source = source_key(dataset_id)
     try:
         with house.receiving.one_more(caller):
             async with contextmanager_in_threadpool(house.artifacts.receive(source)) as path:
-                size_bytes, sha256 = await _receive(request, path)
+                size_bytes, sha256 = await receive(request, path)
                 if size_bytes == 0:
                     raise InvalidDataset("The body is empty; send the file's bytes.")
     except ClientDisconnect:
@@ -172,45 +171,20 @@ def _admit(house: Resources, caller: Caller, size_bytes: int) -> None:
         quotas.admit_upload(tx, caller.owner, house.settings, size_bytes=size_bytes)
 
 
-def _declared_bytes(request: Request) -> int:
-    text = request.headers.get("content-length", "")
-    return int(text) if text.isdecimal() and text.isascii() else 0
-
-
-async def _receive(request: Request, path: Path) -> tuple[int, str]:
-    """Write the body to a file, by blocks; its size is limited by the edge."""
-    digest = hashlib.sha256()
-    size_bytes = 0
-    with path.open("wb") as file:
-        waiting_bytes = bytearray()
-
-        def write(block: bytes) -> None:
-            digest.update(block)
-            file.write(block)
-
-        async for chunk in request.stream():
-            if size_bytes < unsafe.LOOKED_AT_BYTES <= size_bytes + len(chunk):
-                unsafe.refuse_beginning(bytes(waiting_bytes + chunk))
-            size_bytes += len(chunk)
-            waiting_bytes += chunk
-            if len(waiting_bytes) >= _BLOCK_BYTES:
-                await run_in_threadpool(write, bytes(waiting_bytes))
-                waiting_bytes.clear()
-        if size_bytes < unsafe.LOOKED_AT_BYTES:
-            unsafe.refuse_beginning(bytes(waiting_bytes))
-        await run_in_threadpool(write, bytes(waiting_bytes))
-    return size_bytes, digest.hexdigest()
-
-
 @router.get(
     "/datasets",
     summary="List datasets",
     responses=documents.answers(200, documents.DatasetList, 400, 401, 422),
 )
-def list_datasets(house: House, caller: Read, page: Paged) -> Response:
-    """Newest first."""
+def list_datasets(
+    house: House, caller: Read, page: Paged, sha256: documents.Digest = None
+) -> Response:
+    """Newest first. With `sha256` one's own whose file has that digest."""
+    owner = caller.sees if sha256 is None else caller.owner
     with house.database.read() as tx:
-        rows = datasets.find(tx, owner=caller.sees, after=page.after_id("ds"), limit=page.limit + 1)
+        rows = datasets.find(
+            tx, owner=owner, after=page.after_id("ds"), limit=page.limit + 1, sha256=sha256
+        )
     return Json(page_of(rows, page, [dataset_json(row) for row in rows]))
 
 

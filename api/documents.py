@@ -2,12 +2,16 @@
 
 from typing import Annotated, Any, Literal
 
-from fastapi import Header
+from fastapi import Header, Query
 from pydantic import BaseModel, ConfigDict, JsonValue
 
 Waited = Annotated[
     str | None,
     Header(alias="Prefer", description="`wait=N`: hold the answer for up to N (≤ 60) seconds."),
+]
+Digest = Annotated[
+    str | None,
+    Query(pattern=r"^[0-9a-f]{64}$", description="Of the file, in hexadecimal."),
 ]
 Number = float | Literal["NaN", "Infinity", "-Infinity"]
 

@@ -14,7 +14,7 @@ from api.events import JobId
 from api.resources import House, Resources
 from glasshouse.errors import ArtifactNotFound
 from models import checkpoints, jobs, outputs
-from models.tables import Checkpoint, JobArtifact
+from models.tables import JobArtifact
 
 router = APIRouter(prefix="/api/v1")
 WEIGHTS = "model.safetensors"
@@ -24,12 +24,13 @@ _MEDIA_TYPE = re.compile(r"[A-Za-z0-9.+-]+/[A-Za-z0-9.+-]+(; ?charset=[A-Za-z0-9
 CheckpointId = Annotated[str, Path(alias="id", max_length=64, description="Id of the checkpoint.")]
 
 
-def checkpoint_json(row: Checkpoint) -> dict[str, Any]:
+def checkpoint_json(row: checkpoints.Saved) -> dict[str, Any]:
     """A checkpoint."""
     path = f"/api/v1/checkpoints/{row.id}"
     return {
         "id": row.id,
         "object": "checkpoint",
+        "name": getattr(row, "name", None),
         "job": row.job,
         "attempt": row.attempt,
         "step": row.step,
@@ -40,7 +41,7 @@ def checkpoint_json(row: Checkpoint) -> dict[str, Any]:
         "files": row.files,
         "metrics": row.metrics,
         "created_at": time_text(row.created_at),
-        "links": {"self": path, "weights": f"{path}/weights"}
+        "links": {"self": path, "weights": f"{path}/weights", "network": f"{path}/network"}
         | ({"data": f"{path}/data"} if LEARNED in row.files else {}),
     }
 

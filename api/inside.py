@@ -243,8 +243,11 @@ class Checkpoint(Document):
 
     id: str
     object: Literal["checkpoint"]
-    job: str
-    attempt: int
+    name: str | None
+    """Of one that was sent."""
+    job: str | None
+    """None: a client has sent it."""
+    attempt: int | None
     step: int
     """How many updates it has had."""
     epoch: int
@@ -258,8 +261,18 @@ class Checkpoint(Document):
     links: dict[str, str]
 
 
+class CheckpointNetwork(Document):
+    """What a checkpoint's weights are the weights of."""
+
+    object: Literal["checkpoint_network"]
+    network: dict[str, Any]
+    """The graph, with all sizes."""
+    fields: dict[str, Any]
+    """What it reads, as in the data of a job."""
+
+
 class CheckpointList(ListDocument):
-    """Checkpoints, oldest first."""
+    """Checkpoints: of a job by step, of all newest first."""
 
     data: list[Checkpoint]
 

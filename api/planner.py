@@ -129,6 +129,22 @@ class Planner:
         """
         await self._ask({"do": "set", "spec": dict(spec), "set": dict(changes)})
 
+    async def check_upload(
+        self, upload: Mapping[str, Any], tensors: Mapping[str, Any], *, owner: str
+    ) -> dict[str, Any]:
+        """Whether the tensors of a file are the weights of a network.
+
+        Returns:
+            ``upload`` with all inputs filled in, and the ``state`` of a checkpoint of it.
+
+        Raises:
+            InvalidSpec: they are not; names what differs.
+            PlannerUnavailable: there is no planner now.
+        """
+        request = {"do": "upload", "upload": dict(upload), "tensors": dict(tensors)}
+        async with self._turns.of(owner):
+            return (await self._ask(request))["upload"]
+
     async def catalog(self, section: str) -> list[Any]:
         """The entries of one section of the catalogue.
 

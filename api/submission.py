@@ -22,7 +22,7 @@ from glasshouse.ids import is_id
 from glasshouse.spec import Devices, InferJob, TrainJob
 from models import checkpoints, datasets, jobs, workers
 from models.database import Transaction
-from models.tables import Device, Worker
+from models.tables import Device, Upload, Worker
 
 
 @dataclass(slots=True)
@@ -37,6 +37,8 @@ class Inputs:
     """The resolved spec of the job that made the checkpoint."""
     start_step: int | None = None
     """Of the checkpoint that training begins with."""
+    has_weights_only: bool = False
+    """Whether it was sent by a client, and no run of a job belongs to it."""
     problems: list[FieldProblem] = field(default_factory=list[FieldProblem])
 
 
@@ -100,6 +102,9 @@ def _check_start(found: Inputs, resolved: dict[str, Any], plan: Mapping[str, Any
     if found.start_step is None or found.network is None or resolved["init"]["load"] != "all":
         return
     pointer, num_steps = "/init/load", plan["num_steps"]
+    if found.has_weights_only:
+        detail = "the checkpoint was sent by a client and has weights only; load 'model'"
+        raise _wrong_start(pointer, detail)
     others = what_differs(found.network, resolved)
     if others:
         detail = f"'all' goes on with the checkpoint's run, and {', '.join(others)} differ from it;"
@@ -136,11 +141,12 @@ def _find_inputs(house: Resources, spec: TrainJob | InferJob, owner: str | None)
 def _find_start(tx: Transaction, found: Inputs, checkpoint_id: str, owner: str | None) -> None:
     try:
         saved = checkpoints.get(tx, checkpoint_id, owner)
-        found.network = jobs.get(tx, saved.job, owner).resolved
+        found.network = checkpoints.trained(tx, saved)
     except (CheckpointNotFound, JobNotFound) as error:
         found.problems.append(FieldProblem("/init/checkpoint", error.detail, error.code))
         return
     found.start_step = saved.step
+    found.has_weights_only = isinstance(saved, Upload)
     found.uses.add(saved.id)
 
 
@@ -172,11 +178,8 @@ def _find_dataset(tx: Any, found: Inputs, pointer: str, dataset_id: str, owner: 
 def _find_checkpoint(tx: Any, found: Inputs, spec: InferJob, owner: str | None) -> None:
     try:
         if spec.checkpoint is not None:
-            pointer = "/checkpoint"
             checkpoint = checkpoints.get(tx, spec.checkpoint, owner)
-            job = jobs.get(tx, checkpoint.job, owner)
         else:
-            pointer = "/job"
             job = jobs.get(tx, spec.job or "", owner)
             checkpoint = checkpoints.newest(tx, job)
     except (CheckpointNotFound, JobNotFound, CheckpointMissing) as error:
@@ -185,7 +188,7 @@ def _find_checkpoint(tx: Any, found: Inputs, spec: InferJob, owner: str | None) 
         return
     found.checkpoint = checkpoint.id
     found.uses.add(checkpoint.id)
-    found.network = job.resolved
+    found.network = checkpoints.trained(tx, checkpoint)
 
 
 def _find_devices(

@@ -34,7 +34,7 @@ from engine.spool import SpoolWriter
 from glasshouse import jsonio
 from glasshouse.errors import RunFailure
 from glasshouse.events import is_upkeep
-from glasshouse.spec import Checkpoint, Devices, TrainJob
+from glasshouse.spec import Checkpoint, Devices, TrainJob, parse_trained
 from glasshouse.unpickling import seal_pickle
 
 _FORMATS = {
@@ -175,8 +175,8 @@ def prepare(spec: dict[str, Any], scratch: Path, checkpoint: Path | None) -> dic
     }
     try:
         parsed = parse_spec(spec)
-        trained = None if trained_by is None else parse_spec(trained_by)
-        found = plan(parsed, metas, trained if isinstance(trained, TrainJob) else None)
+        trained = None if trained_by is None else parse_trained(json.dumps(trained_by))
+        found = plan(parsed, metas, trained)
     except SpecProblems as error:
         raise Refused("\n".join(f"{p.pointer}: {p.detail}" for p in error.problems)) from None
     except pydantic.ValidationError as error:

@@ -276,6 +276,36 @@ def scaled_dot_product_attention(
     return F.scaled_dot_product_attention(query, key, value, allowed, 0.0, is_causal, scale=scale)
 
 
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x @ weight.T + bias``, of weights that are layers: ``Parameter``."""
+    return F.linear(x, weight, bias)
+
+
+def embedding(x: Tensor, weight: Tensor) -> Tensor:
+    """The rows of a weight that is a layer, picked by integers."""
+    return F.embedding(x, weight)
+
+
+def layer_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    normalized_shape: list[int],
+    eps: float = 1e-5,
+) -> Tensor:
+    """The last axes with mean 0 and variance 1, times the weight and plus the bias."""
+    return F.layer_norm(x, list(normalized_shape), weight, bias, eps)
+
+
+def expand(x: Tensor, like: Tensor | None = None, *, sizes: list[int]) -> Tensor:
+    """Axes of size 1 repeated: -1 keeps an axis, 0 takes the size that ``like`` has there."""
+    if like is None and 0 in sizes:
+        raise ValueError("a size of 0 is that of a second input: give one")
+    shape = sizes if like is None else [size or like.shape[a] for a, size in enumerate(sizes)]
+    return x.expand(tuple(shape))
+
+
 def narrow(x: Tensor, *, dim: int, start: int, length: int) -> Tensor:
     """A range of an axis."""
     return torch.narrow(x, dim, start, length)
@@ -316,7 +346,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         index_select, masked_fill, where, einsum, reshape, flatten, unflatten, permute, transpose,
         squeeze, unsqueeze, softmax, log_softmax, sigmoid, tanh, relu, gelu, mean, sum, amax, amin,
         argmax, narrow, select, chunk, split, square, reciprocal, maximum, minimum, norm, cumsum,
-        flip, one_hot, cosine_similarity, scaled_dot_product_attention, *masks.FUNCTIONS,
+        flip, one_hot, cosine_similarity, scaled_dot_product_attention, linear, embedding,
+        layer_norm, expand, *masks.FUNCTIONS,
     )
 }  # fmt: skip
 

@@ -38,7 +38,7 @@ from glasshouse.spec import (
     Source,
     SparseField,
     SparseFloatField,
-    TrainJob,
+    Trained,
 )
 
 RESULT_BYTES = 64 * 1024
@@ -62,7 +62,7 @@ def outputs_of(job: InferJob, graph: Graph) -> tuple[str, ...]:
     return job.outputs or graph.outputs or (graph.layers[-1].name,)
 
 
-def fields_needed(job: InferJob, trained_by: TrainJob) -> dict[str, Field]:
+def fields_needed(job: InferJob, trained_by: Trained) -> dict[str, Field]:
     """The data fields that the wanted outputs depend on; the others need not exist."""
     graph = trained_by.network
     layers = needed_layers(graph, outputs_of(job, graph))
@@ -123,7 +123,7 @@ def read_field(field: str, layer_type: str, x_NC: Tensor) -> Tensor:
 
 
 def run(
-    job: InferJob, trained_by: TrainJob | None, inputs: Inputs, *, control: Control, out: Outputs
+    job: InferJob, trained_by: Trained | None, inputs: Inputs, *, control: Control, out: Outputs
 ) -> str:
     """Run an inference job; returns ``succeeded`` or ``cancelled``."""
     if trained_by is None:
@@ -154,7 +154,7 @@ class _Plan(NamedTuple):
     """The sequence field of each wanted output that has a value per step."""
 
 
-def _rows(job: InferJob, trained_by: TrainJob, inputs: Inputs) -> Rows:
+def _rows(job: InferJob, trained_by: Trained, inputs: Inputs) -> Rows:
     """The rows, cut where the training job's were; no row is left out."""
     fields = fields_needed(job, trained_by)
     limit = trained_by.data.sequence
@@ -175,7 +175,7 @@ def _rows(job: InferJob, trained_by: TrainJob, inputs: Inputs) -> Rows:
         raise DataFailed(f"The inputs do not fit the network: {cause}") from cause
 
 
-def _stepwise(trained_by: TrainJob, wanted: Sequence[str], rows: Rows) -> dict[str, str]:
+def _stepwise(trained_by: Trained, wanted: Sequence[str], rows: Rows) -> dict[str, str]:
     """The sequence field of each wanted output that has a value per step."""
     shapes = inline_shapes({name: trained_by.data.fields[name] for name in rows.fields})
     longest = longest_of(rows)

@@ -205,7 +205,7 @@ class Network(nn.Module):
                 layer.name,
                 module,
                 inputs,
-                layer.lengths,
+                layer.lengths or None,
                 finished.get(position, ()),
                 layer.stop_gradient,
                 clips,

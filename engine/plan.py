@@ -50,6 +50,7 @@ from glasshouse.spec import (
     IntegerSequenceField,
     Layer,
     SparseField,
+    Trained,
     TrainJob,
     parse_job,
 )
@@ -59,7 +60,7 @@ Metas = Mapping[str, Mapping[str, Any]]
 
 
 def plan(
-    spec: TrainJob | InferJob, datasets: Metas, trained_by: TrainJob | None = None
+    spec: TrainJob | InferJob, datasets: Metas, trained_by: Trained | None = None
 ) -> dict[str, Any]:
     """Plan a job; ``datasets`` are the descriptions of those it names.
 
@@ -76,7 +77,7 @@ def plan(
 # --- training --------------------------------------------------------------------------------
 
 
-def _plan_network(spec: TrainJob, datasets: Metas, trained_by: TrainJob | None) -> dict[str, Any]:
+def _plan_network(spec: TrainJob, datasets: Metas, trained_by: Trained | None) -> dict[str, Any]:
     """Put the graph in the place of a preset; what is wrong with a layer is its arguments then."""
     graph = spec.network.graph()
     if graph is spec.network:
@@ -99,7 +100,7 @@ def _of_preset_pointer(pointer: str) -> str:
     return "/network/args" if is_inside else pointer
 
 
-def _plan_training(spec: TrainJob, datasets: Metas, trained_by: TrainJob | None) -> dict[str, Any]:
+def _plan_training(spec: TrainJob, datasets: Metas, trained_by: Trained | None) -> dict[str, Any]:
     findings = Findings()
     spec, datasets, shapes = _sized(spec, datasets, trained_by, findings)
     data = spec.data
@@ -166,7 +167,7 @@ def _plan_training(spec: TrainJob, datasets: Metas, trained_by: TrainJob | None)
 
 
 def _sized(
-    spec: TrainJob, datasets: Metas, trained_by: TrainJob | None, findings: Findings
+    spec: TrainJob, datasets: Metas, trained_by: Trained | None, findings: Findings
 ) -> tuple[TrainJob, Metas, dict[str, FieldShape]]:
     """The job with the sizes of its fields, the datasets as it sees them, and its fields' shapes.
 
@@ -186,7 +187,7 @@ def _sized(
     return spec.model_copy(update={"data": data}), datasets, shapes
 
 
-def _check_start(spec: TrainJob, trained_by: TrainJob | None, findings: Findings) -> None:
+def _check_start(spec: TrainJob, trained_by: Trained | None, findings: Findings) -> None:
     """The weights that training begins with must be those of such a network."""
     if spec.init is None or trained_by is None:
         return
@@ -451,7 +452,7 @@ def _memory(  # noqa: PLR0913 (each is a head)
 # --- inference -------------------------------------------------------------------------------
 
 
-def _plan_inference(spec: InferJob, datasets: Metas, trained_by: TrainJob) -> dict[str, Any]:
+def _plan_inference(spec: InferJob, datasets: Metas, trained_by: Trained) -> dict[str, Any]:
     findings = Findings()
     fields = _infer_fields(spec, trained_by, findings)
     findings.stop()
@@ -492,7 +493,7 @@ def _plan_inference(spec: InferJob, datasets: Metas, trained_by: TrainJob) -> di
     }
 
 
-def _infer_fields(spec: InferJob, trained_by: TrainJob, findings: Findings) -> dict[str, Field]:
+def _infer_fields(spec: InferJob, trained_by: Trained, findings: Findings) -> dict[str, Field]:
     known = {layer.name for layer in trained_by.network.layers}
     for number, name in enumerate(spec.outputs or ()):
         if root(name) not in known:

@@ -21,7 +21,7 @@ from glasshouse.spec import (
     IntegerField,
     IntegerSequenceField,
     Source,
-    TrainJob,
+    Trained,
     Windows,
 )
 
@@ -101,7 +101,7 @@ def with_sizes(fields: Mapping[str, Field], shapes: Mapping[str, FieldShape]) ->
     return made
 
 
-def as_begun(fields: Mapping[str, Field], trained_by: TrainJob | None) -> dict[str, Field]:
+def as_begun(fields: Mapping[str, Field], trained_by: Trained | None) -> dict[str, Field]:
     """Fields with the sizes of the vocabularies that the checkpoint brings along."""
     made = dict(fields)
     for name, field in fields.items():
@@ -113,7 +113,7 @@ def as_begun(fields: Mapping[str, Field], trained_by: TrainJob | None) -> dict[s
     return made
 
 
-def window_dim(trained_by: TrainJob | None) -> int | None:
+def window_dim(trained_by: Trained | None) -> int | None:
     """The size of the vocabulary that a checkpoint's windows have, if it has one."""
     if trained_by is None or trained_by.data.windows is None:
         return None

@@ -24,8 +24,9 @@ from engine.hardening import check_torch
 from engine.plan import parse_spec, plan
 from engine.problems import SpecProblems, one
 from engine.settable import changed_job, settable
+from engine.uploads import check_upload
 from glasshouse import jsonio
-from glasshouse.spec import TrainJob
+from glasshouse.spec import TrainJob, UploadedNetwork, parse_trained
 from glasshouse.spec.places import place_of, pointer
 from glasshouse.unpickling import refuse_unpickling
 
@@ -51,13 +52,23 @@ def answer(request: Any, max_seconds: float = MAX_SECONDS) -> dict[str, Any]:
                 return {"id": number, "ok": True, "entries": entries}
             if request.get("do") == "set":
                 return {"id": number, "ok": True, "settable": _check_set(request)}
+            if request.get("do") == "upload":
+                upload = UploadedNetwork.model_validate_json(json.dumps(request["upload"]))
+                return {
+                    "id": number,
+                    "ok": True,
+                    "upload": check_upload(upload, request["tensors"]),
+                }
             return {"id": number, "ok": True, "plan": _plan(request)}
     except SpecProblems as found:
         errors = [item.as_dict() for item in found.problems]
     except catalog.UnknownSection as error:
         errors = [{"pointer": "/section", "detail": f"no section {error}", "code": "unknown"}]
     except pydantic.ValidationError as error:
-        errors = [_entry(item, request.get("spec")) for item in error.errors(include_url=False)]
+        errors = [
+            _entry(item, request.get("spec") or request.get("upload"))
+            for item in error.errors(include_url=False)
+        ]
     except (Overtime, MemoryError) as error:
         spent = f"within {max_seconds:g} s of processor time"
         limit = spent if isinstance(error, Overtime) else "in memory"
@@ -111,12 +122,8 @@ def warm_up() -> None:
 
 def _plan(request: dict[str, Any]) -> dict[str, Any]:
     network = request.get("network")
-    trained_by = None if network is None else parse_spec(network)
-    return plan(
-        parse_spec(request["spec"]),
-        request.get("datasets", {}),
-        trained_by if isinstance(trained_by, TrainJob) else None,
-    )
+    trained_by = None if network is None else parse_trained(json.dumps(network))
+    return plan(parse_spec(request["spec"]), request.get("datasets", {}), trained_by)
 
 
 def _check_set(request: dict[str, Any]) -> list[str]:

@@ -38,7 +38,7 @@ from engine.train import train
 from glasshouse import jsonio
 from glasshouse.errors import CheckpointDamaged, RunFailure, SpecFailed
 from glasshouse.failpoints import failpoint
-from glasshouse.spec import Field, InferJob, Source, TrainJob, parse_job
+from glasshouse.spec import Field, InferJob, Source, Trained, TrainJob, parse_job, parse_trained
 
 _COLLECT_AFTER = (20_000, 10, 10)
 PARENT_GONE = 75
@@ -134,7 +134,7 @@ class Assignment:
     device: torch.device
     num_threads: int | None
     checkpoint: Path | None
-    trained_by: TrainJob | None
+    trained_by: Trained | None
     watched: Wanted | None = None
     """The probes of now; None: those of the spec."""
     orders: tuple[dict[str, Any], ...] = ()
@@ -160,7 +160,6 @@ class Assignment:
         try:
             raw = jsonio.loads(path.read_bytes())
             trained_by = raw.get("trained_by")
-            parsed = None if trained_by is None else parse_job(json.dumps(trained_by))
             return Assignment(
                 spec=parse_job(json.dumps(raw["spec"])),
                 tables={name: Path(item["dir"]) for name, item in raw["datasets"].items()},
@@ -169,7 +168,7 @@ class Assignment:
                 else torch.device("cpu"),
                 num_threads=raw["device"].get("threads"),
                 checkpoint=Path(raw["checkpoint"]["dir"]) if raw.get("checkpoint") else None,
-                trained_by=parsed if isinstance(parsed, TrainJob) else None,
+                trained_by=trained_by and parse_trained(json.dumps(trained_by)),
                 watched=Wanted.read(raw["probes"]) if raw.get("probes") else None,
                 orders=tuple(raw.get("commands") or ()),
                 ring=raw.get("ring"),

@@ -120,6 +120,8 @@ def _check_asked(
         detail = f"layer {layer.name!r}: {layer.type} takes no lengths; these do: "
         findings.problem(pointer, detail + ", ".join(sorted(AWARE)), "no_lengths")
         return
+    if layer.lengths is False:
+        return
     if name in fields and fields[name].is_sequence:
         name = lengths_of(name)
     found = traced.values.get(name)

@@ -13,6 +13,7 @@ from engine.data.prepared import PART, Prepared
 from engine.pace import Pace
 from engine.snapshot import Parts, State
 from engine.stateful import Weights
+from glasshouse.errors import CheckpointMismatch
 from glasshouse.spec import Data, TrainJob, parse_job
 
 _OF_THE_RUN = ("position", "model", "optimizer", "report", "generators", "newest", "averages")
@@ -40,7 +41,9 @@ class Start:
 
     def prepared(self, data: Data) -> Prepared:
         """What was learned of the data and is asked for alike by a job: it is not learned again."""
-        found = Prepared.read(self.saved.parts.get(PART, {}))
+        if PART not in self.saved.parts:  # of an uploaded network, for one
+            return Prepared()
+        found = Prepared.read(self.saved.parts[PART])
         before = parse_job(json.dumps(self.saved.about["spec"]))
         return found if not isinstance(before, TrainJob) else found.alike(before.data, data)
 
@@ -57,6 +60,8 @@ class Start:
         if self.how == "resume":
             self.saved.restore(parts)
             return
+        if self.how == "all" and "optimizer" not in self.saved.parts:
+            raise CheckpointMismatch("The checkpoint has weights only: load 'model' of it.")
         weights = parts["model"]
         if self.how == "model" and self.missing != "fail" and isinstance(weights, Weights):
             weights.fill(self.saved.parts["model"], self.missing)

@@ -230,7 +230,34 @@ def _as_wide(item_BT: Tensor, x_BTD: Tensor) -> Tensor:
     return item_BT.reshape(*item_BT.shape, *(1,) * (x_BTD.dim() - 2))
 
 
+class Parameter(nn.Module):
+    """A tensor of its own, whatever it reads: for what a module's code has beside its layers."""
+
+    def __init__(
+        self, shape: list[int], kind: Literal["float32", "int64", "bool"] = "float32"
+    ) -> None:
+        """Begins with zeros; ``init`` says otherwise. Only one of float32 is trained."""
+        super().__init__()
+        if min(shape, default=1) < 0:
+            raise ValueError("shape must be sizes from 0 on")
+        zeros = torch.zeros(tuple(shape), dtype=getattr(torch, kind))
+        if kind == "float32":
+            self.weight = nn.Parameter(zeros)
+        else:
+            self.register_buffer("weight", zeros)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The tensor; what is read says only where it stands in the graph."""
+        del x
+        return self.weight
+
+    def extra_repr(self) -> str:
+        """The shape, for error messages."""
+        return f"shape={list(self.weight.shape)}"
+
+
 OURS: dict[str, type[nn.Module]] = {
+    "Parameter": Parameter,
     "SequencePool": SequencePool,
     "SequenceSoftmax": SequenceSoftmax,
     "MaskPadding": MaskPadding,

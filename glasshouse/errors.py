@@ -21,7 +21,8 @@ GlasshouseError
 │   ├── UnsupportedMedia    415
 │   ├── HostNotAllowed      421
 │   ├── Unprocessable       422  InvalidRequest, InvalidSpec, InvalidDataset,
-│   │                            IdempotencyKeyReused, DeviceUnavailable, UnsafeFormat
+│   │                            InvalidCheckpoint, IdempotencyKeyReused, DeviceUnavailable,
+│   │                            UnsafeFormat
 │   ├── TooManyRequests     429  QuotaExceeded
 │   ├── HeadersTooLarge     431
 │   ├── InternalError       500
@@ -33,6 +34,7 @@ GlasshouseError
 ├── APIError                     raised by the client for an error answer, one class per status
 │   ├── APIConnectionError ── APITimeoutError
 │   └── APIStatusError ── BadRequestError … ServiceUnavailableError
+├── CannotTrace                  raised by the client: a module that no graph can say
 ├── JobFailed                    raised by the client when a job that was waited for failed
 ├── JobCancelled                 … was cancelled
 └── WaitTimeout                  … did not end in time
@@ -321,6 +323,10 @@ class InvalidSpec(Unprocessable):
 
 class InvalidDataset(Unprocessable):
     """The file cannot be read as a dataset of this format."""
+
+
+class InvalidCheckpoint(Unprocessable):
+    """The file cannot be read as the weights of a network."""
 
 
 class IdempotencyKeyReused(Unprocessable):
@@ -715,6 +721,30 @@ class ServiceUnavailableError(APIStatusError):
     """503: the service cannot answer this now."""
 
     status = 503
+
+
+class CannotTrace(GlasshouseError):
+    """A module does something that no graph of layers can say."""
+
+    def __init__(
+        self,
+        reason: str,
+        /,
+        *,
+        file: str | None = None,
+        line: int | None = None,
+        source: str | None = None,
+    ) -> None:
+        where = "" if file is None else f"{file}:{line}: "
+        shown = "" if source is None else f"\n    {source}"
+        super().__init__(f"{where}{reason}{shown}")
+        self.reason = reason
+        self.file = file
+        """The file of the user's code that stopped it; None: no line of it did."""
+        self.line = line
+        """The line in that file."""
+        self.source = source
+        """The text of the line."""
 
 
 class JobFailed(GlasshouseError):

@@ -29,7 +29,7 @@ from models.artifacts import LocalArtifacts
 from models.database import Database
 from models.migrate import migrate
 from models.settings import Settings
-from models.tables import Capture, Checkpoint, Dataset, JobArtifact, Mark, now
+from models.tables import Capture, Checkpoint, Dataset, JobArtifact, Mark, Upload, now
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -182,7 +182,7 @@ def _keys(tx: Session) -> Generator[str]:
             yield key
         elif state == "pending":
             yield f"uploads/{dataset}"
-    for table in (Checkpoint, JobArtifact):
+    for table in (Checkpoint, JobArtifact, Upload):
         yield from tx.scalars(select(table.key).execution_options(yield_per=1000))
     captures = select(Capture.key).distinct().execution_options(yield_per=1000)
     yield from tx.scalars(captures)
@@ -272,7 +272,7 @@ def _refuse_tables(settings: Settings) -> None:
 
 def _forget_lost(tx: Session, keys: Sequence[str]) -> None:
     """Rows whose files were deleted while the backup was taken go too, as they did there."""
-    for table in (Capture, Checkpoint, JobArtifact, Dataset):
+    for table in (Capture, Checkpoint, JobArtifact, Dataset, Upload):
         for first in range(0, len(keys), 500):
             tx.execute(delete(table).where(table.key.in_(keys[first : first + 500])))
     tx.execute(delete(Mark))  # nobody has a turn in a service that was not there

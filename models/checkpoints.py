@@ -12,7 +12,7 @@ from glasshouse.errors import CheckpointInUse, CheckpointMissing, CheckpointNotF
 from models import doomed, jobs, lineage
 from models.events import NewEvent
 from models.state import ENDED
-from models.tables import Checkpoint, Job, now
+from models.tables import Checkpoint, Job, Upload, now
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,8 @@ class Start:
 
 
 SCRATCH = Start()
+Saved = Checkpoint | Upload
+"""A checkpoint: a job has made it, or a client has sent it."""
 
 
 def add(tx: Session, job: str, attempt: int, rows: Sequence[dict[str, Any]]) -> None:
@@ -47,16 +49,51 @@ def add(tx: Session, job: str, attempt: int, rows: Sequence[dict[str, Any]]) -> 
         tx.execute(insert(Checkpoint), [{"job": job, "attempt": attempt, **row} for row in rows])
 
 
-def get(tx: Session, checkpoint_id: str, owner: str | None) -> Checkpoint:
+def get(tx: Session, checkpoint_id: str, owner: str | None) -> Saved:
     """One checkpoint. ``owner`` None sees everybody's.
 
     Raises:
         CheckpointNotFound: there is none, or it is somebody else's.
     """
-    found = tx.get(Checkpoint, checkpoint_id)
+    found = tx.get(Checkpoint, checkpoint_id) or tx.get(Upload, checkpoint_id)
     if found is None or (owner is not None and found.owner != owner):
         raise CheckpointNotFound(f"No checkpoint has the id {checkpoint_id}.")
     return found
+
+
+def upload(tx: Session, **columns: Any) -> Upload:
+    """Store one that a client has sent; its files are durable already."""
+    row = Upload(state="complete", created_at=now(), **columns)
+    tx.add(row)
+    tx.flush()
+    return row
+
+
+def trained(tx: Session, saved: Saved) -> dict[str, Any]:
+    """What made it: the resolved spec of its job, or what was said of it when it was sent."""
+    return saved.network if isinstance(saved, Upload) else jobs.get(tx, saved.job, None).resolved
+
+
+def find(
+    tx: Session, *, owner: str | None, sha256: str | None, after: str | None, limit: int
+) -> list[Saved]:
+    """Checkpoints, newest first. ``sha256``: only those whose file was sent with this digest."""
+    found: list[Saved] = []
+    for table in (Upload, Checkpoint) if sha256 is None else (Upload,):
+        query = select(table).order_by(table.id.desc()).limit(limit)
+        if owner is not None:
+            query = query.where(table.owner == owner)
+        if after is not None:
+            query = query.where(table.id < after)
+        if sha256 is not None:
+            query = query.where(Upload.sha256 == sha256)
+        found += tx.scalars(query)
+    return sorted(found, key=lambda row: row.id, reverse=True)[:limit]
+
+
+def uploaded(tx: Session) -> set[str]:
+    """The ids of all that were sent."""
+    return set(tx.scalars(select(Upload.id)))
 
 
 def of_job(tx: Session, job_id: str, asked: lineage.Asked = None) -> list[Checkpoint]:
@@ -126,7 +163,7 @@ def refuse(tx: Session, refused: Refused) -> NewEvent:
     return NewEvent("log", now(), payload)
 
 
-def delete(tx: Session, checkpoint: Checkpoint) -> None:
+def delete(tx: Session, checkpoint: Saved) -> None:
     """Forget one checkpoint; its files may go after commit.
 
     Raises:
@@ -134,6 +171,10 @@ def delete(tx: Session, checkpoint: Checkpoint) -> None:
     """
     if jobs.in_use(tx, checkpoint.id):
         raise CheckpointInUse("A job that has not ended uses this checkpoint.")
+    if isinstance(checkpoint, Upload):
+        tx.execute(sql_delete(Upload).where(Upload.id == checkpoint.id))
+        doomed.add(tx, [checkpoint.key])
+        return
     state = tx.scalar(select(Job.state).where(Job.id == checkpoint.job).with_for_update())
     if state not in ENDED and checkpoint.id in [
         row.id for row in resumable(tx, checkpoint.job)[:1]

@@ -70,11 +70,15 @@ def ready(tx: Session, dataset_id: str, owner: str | None) -> Dataset:
     return found
 
 
-def find(tx: Session, *, owner: str | None, after: str | None, limit: int) -> list[Dataset]:
-    """Datasets, newest first."""
+def find(
+    tx: Session, *, owner: str | None, after: str | None, limit: int, sha256: str | None = None
+) -> list[Dataset]:
+    """Datasets, newest first. ``sha256``: only those whose file has this digest."""
     query = select(Dataset).order_by(Dataset.id.desc()).limit(limit)
     if owner is not None:
         query = query.where(Dataset.owner == owner)
+    if sha256 is not None:
+        query = query.where(Dataset.sha256 == sha256)
     if after is not None:
         query = query.where(Dataset.id < after)
     return list(tx.scalars(query))

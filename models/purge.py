@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from glasshouse import jsonio
-from models import datasets, doomed, retention
+from models import checkpoints, datasets, doomed, retention
 from models.artifacts import Artifacts, LocalArtifacts
 from models.database import Database, Transaction
 from models.retention import KINDS, Done, Kind
@@ -198,9 +198,9 @@ def orphans(settings: Settings, database: Database) -> list[Path]:
     root, oldest = settings.artifacts, time.time() - ORPHAN_AFTER_S
     found = list(_old(root.glob("**/.*.incoming"), oldest))
     with database.read() as tx:
-        waiting = {row.id for row in datasets.pending(tx)}
-    uploads = _old((root / "uploads").glob("ds_*"), oldest)
-    return found + [path for path in uploads if path.name not in waiting]
+        waiting = {row.id for row in datasets.pending(tx)} | checkpoints.uploaded(tx)
+    uploads = [*(root / "uploads").glob("ds_*"), *(root / "checkpoints").glob("ckpt_*")]
+    return found + [path for path in _old(uploads, oldest) if path.name not in waiting]
 
 
 def delete_orphans(settings: Settings, database: Database) -> list[Path]:

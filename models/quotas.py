@@ -15,7 +15,17 @@ from sqlalchemy.orm import Session
 from glasshouse.errors import FieldProblem, InvalidSpec, QuotaExceeded
 from models.settings import Settings
 from models.state import LIVE
-from models.tables import Capture, Checkpoint, Dataset, Device, Job, JobArtifact, Quota, now
+from models.tables import (
+    Capture,
+    Checkpoint,
+    Dataset,
+    Device,
+    Job,
+    JobArtifact,
+    Quota,
+    Upload,
+    now,
+)
 
 _RETRY_AFTER_S = {"queued_jobs": 10, "storage_bytes": 60, "uploads": 5, "streams": 10}
 
@@ -116,6 +126,16 @@ def admit_upload(tx: Session, owner: str, settings: Settings, *, size_bytes: int
     _admit_bytes(tx, owner, limits, size_bytes)
 
 
+def admit_weights(tx: Session, owner: str, settings: Settings, *, size_bytes: int) -> None:
+    """Make sure that weights of this size may be taken.
+
+    Raises:
+        QuotaExceeded: they would take too much storage.
+    """
+    _lock(tx, owner)
+    _admit_bytes(tx, owner, of(tx, owner, settings), size_bytes)
+
+
 def refuse_over(quota: str, wanted: float, limit: float | None) -> None:
     """Refuse what would be more than a limit.
 
@@ -178,13 +198,16 @@ def rooms(tx: Session, settings: Settings) -> dict[str, Room]:
 
 
 def stored_bytes(tx: Session, owner: str) -> int:
-    """Bytes of an owner's datasets, checkpoints, captures and artifacts."""
+    """Bytes of an owner's datasets, weights that were sent, checkpoints, captures and artifacts."""
     of_jobs = [
         select(func.sum(table.size_bytes)).join(Job, Job.id == table.job).where(Job.owner == owner)
         for table in (Checkpoint, Capture, JobArtifact)
     ]
-    own_data = select(func.sum(Dataset.size_bytes)).where(Dataset.owner == owner)
-    return sum(int(tx.scalar(query) or 0) for query in (own_data, *of_jobs))
+    own = [
+        select(func.sum(table.size_bytes)).where(table.owner == owner)
+        for table in (Dataset, Upload)
+    ]
+    return sum(int(tx.scalar(query) or 0) for query in (*own, *of_jobs))
 
 
 def _over(settings: Settings, limits: Mapping[str, Any]) -> Limits:

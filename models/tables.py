@@ -329,6 +329,35 @@ class Checkpoint(Table):
     __table_args__ = (Index(None, "job", "step"),)
 
 
+class Upload(Table):
+    """A checkpoint that a client has sent: weights and their network, of no job's making."""
+
+    __tablename__ = "uploads"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    """A checkpoint's: who uses one need not know where it is from."""
+    owner: Mapped[str]
+    name: Mapped[str | None]
+    network: Mapped[dict[str, Any]]
+    """What a job that reads it is told: the graph, and the fields that it reads."""
+    files: Mapped[dict[str, Any]]
+    """Name → size_bytes and sha256."""
+    size_bytes: Mapped[int] = mapped_column(BigInteger)
+    sha256: Mapped[str]
+    """Of the file as it was sent."""
+    key: Mapped[str]
+    state: Mapped[str] = mapped_column(server_default="complete")
+    created_at: Mapped[datetime]
+
+    job: ClassVar[None] = None
+    attempt: ClassVar[None] = None
+    step: ClassVar[int] = 0
+    epoch: ClassVar[int] = 0
+    final: ClassVar[bool] = True
+    metrics: ClassVar[dict[str, Any]] = {}
+
+    __table_args__ = (Index(None, "owner", "id"),)
+
+
 class JobArtifact(Table):
     """A named file that a job made."""
 

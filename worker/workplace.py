@@ -24,7 +24,7 @@ from models import attempts, checkpoints, commands, datasets, jobs, probes, work
 from models.artifacts import Artifacts
 from models.attempts import Claim
 from models.database import Transaction
-from models.tables import Checkpoint, Device, Job
+from models.tables import Device, Job
 from worker.draining import NO_SPACE
 from worker.peak import peak_flops
 
@@ -64,7 +64,7 @@ def describe(
             "resume": resume,
             "parts": 2 ** attempts.num_halved(tx, job.id),
             "init": _start(tx, artifacts, spec),
-            "trained_by": saved and jobs.get(tx, saved.job, None).resolved,
+            "trained_by": saved and checkpoints.trained(tx, saved),
         }, {"CUDA_VISIBLE_DEVICES": _visible(held)}
     except (FileNotFoundError, DatasetNotFound, JobNotFound) as error:
         raise DataFailed(f"Something that the job reads is gone: {error}") from error
@@ -108,7 +108,7 @@ def _datasets(spec: dict[str, Any]) -> set[str]:
     return {part["dataset"] for part in parts if part and "dataset" in part}
 
 
-def _checkpoint(tx: Transaction, spec: dict[str, Any]) -> Checkpoint | None:
+def _checkpoint(tx: Transaction, spec: dict[str, Any]) -> checkpoints.Saved | None:
     """What an inference runs, or a training begins with."""
     try:
         if spec["kind"] != "infer":

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import typer
 
 from glasshouse.cli import (
+    checkpoints,
     control,
     datasets,
     exits,
@@ -51,6 +52,7 @@ app.command()(results.metrics)
 app.command()(results.layers)
 app.command()(results.infer)
 app.add_typer(datasets.app, name="datasets")
+app.add_typer(checkpoints.app, name="checkpoints")
 app.command()(datasets.devices)
 app.command()(quotas.quota)
 for process in (service.api, service.worker, service.migrate):

@@ -1,5 +1,9 @@
-"""Arrays in memory as a dataset: the npz file that is uploaded, and the fields that read it."""
+"""Arrays in memory as a dataset: the file that is uploaded, and the fields that read it.
 
+A column is an array, or a list of arrays of different lengths: its rows are sequences.
+"""
+
+import json
 from collections.abc import Mapping, Sequence
 from typing import IO, Any, cast
 
@@ -8,7 +12,8 @@ import numpy as np
 from glasshouse.client.tensors import Array
 
 SPLITS = ("train", "validation", "test")
-Split = dict[str, Array]
+Column = Array | list[Array]
+Split = dict[str, Column]
 Splits = dict[str, Split]
 
 
@@ -37,6 +42,34 @@ def is_arrays(data: Any) -> bool:
     return isinstance(data, Sequence) and not isinstance(data, str)
 
 
+def is_ragged(splits: Splits) -> bool:
+    """Whether a column has rows of different lengths."""
+    return any(isinstance(item, list) for split in splits.values() for item in split.values())
+
+
+def write_jsonl(split: Split, file: IO[bytes]) -> None:
+    """Write the rows of one split, a line each."""
+    names = list(split)
+    for row in zip(*split.values(), strict=True):
+        line = {name: np.asarray(value).tolist() for name, value in zip(names, row, strict=True)}
+        file.write(json.dumps(line).encode() + b"\n")
+
+
+def write_splits(splits: Splits, file: IO[bytes]) -> str:
+    """Write a file of these columns; gives its format.
+
+    Raises:
+        ValueError: there are several splits of rows of different lengths, which no format has.
+    """
+    if not is_ragged(splits):
+        write_npz(splits, file)
+        return "npz"
+    if len(splits) > 1:
+        raise ValueError("rows of different lengths are one dataset for each split")
+    write_jsonl(next(iter(splits.values())), file)
+    return "jsonl"
+
+
 def write_npz(splits: Splits, file: IO[bytes]) -> None:
     """Write the arrays, named ``<column>_<split>``."""
     named = {
@@ -53,14 +86,29 @@ def derive_fields(splits: Splits) -> dict[str, dict[str, Any]]:
     fields: dict[str, dict[str, Any]] = {}
     for column in first:
         arrays = [columns[column] for columns in splits.values() if column in columns]
-        lowest = min((int(array.min()) for array in arrays if _is_classes(array)), default=-1)
-        if all(map(_is_classes, arrays)) and lowest >= 0:
-            dim = 1 + max(int(array.max()) for array in arrays)
-            fields[column] = {"type": "integer", "dim": dim}
-        else:
-            # a plain number per row is a vector of one: it meets a Linear's (B, 1)
-            fields[column] = {"type": "dense", "shape": list(arrays[0].shape[1:]) or [1]}
+        ragged = [rows for rows in arrays if isinstance(rows, list)]
+        plain = [array for array in arrays if not isinstance(array, list)]
+        fields[column] = _sequence(column, ragged, plain) if ragged else _plain(plain)
     return fields
+
+
+def _plain(arrays: Sequence[Array]) -> dict[str, Any]:
+    lowest = min((int(array.min()) for array in arrays if _is_classes(array)), default=-1)
+    if all(map(_is_classes, arrays)) and lowest >= 0:
+        return {"type": "integer", "dim": 1 + max(int(array.max()) for array in arrays)}
+    # a plain number per row is a vector of one: it meets a Linear's (B, 1)
+    return {"type": "dense", "shape": list(arrays[0].shape[1:]) or [1]}
+
+
+def _sequence(name: str, ragged: Sequence[list[Array]], plain: Sequence[Array]) -> dict[str, Any]:
+    """The field of rows of different lengths; a split may have rows of one length all the same."""
+    rows = [row for split in ragged for row in split] + [row for split in plain for row in split]
+    if all(row.dtype.kind in "iu" and row.ndim == 1 for row in rows):
+        if min((int(row.min()) for row in rows if row.size), default=0) < 0:
+            raise ValueError(f"{name!r} has integers below zero: say by fields= how it is read")
+        highest = max((int(row.max()) for row in rows if row.size), default=0)
+        return {"type": "integer_sequence", "dim": 1 + highest}
+    return {"type": "dense_sequence", "dim": rows[0].shape[1]}
 
 
 def as_array(name: str, value: Any) -> Array:
@@ -81,6 +129,30 @@ def as_array(name: str, value: Any) -> Array:
     return array
 
 
+def as_column(name: str, value: Any) -> Column:
+    """One column: an array, or a list of arrays where rows have different lengths.
+
+    Raises:
+        ValueError: its rows differ in more than their length, or hold what cannot be uploaded.
+    """
+    if not isinstance(value, (list, tuple)) or not value or not _are_arrays(value):
+        return as_array(name, value)
+    rows = [as_array(name, row) for row in cast("Sequence[Any]", value)]
+    shapes = {row.shape for row in rows}
+    if len(shapes) == 1:
+        return np.stack(rows)
+    if len({shape[1:] for shape in shapes}) > 1 or () in shapes:
+        raise ValueError(f"the rows of {name!r} differ in more than their length: {shapes}")
+    is_flat = any(row.ndim == 1 and row.dtype.kind == "f" for row in rows)
+    return [row[:, None] for row in rows] if is_flat else rows
+
+
+def _are_arrays(value: Any) -> bool:
+    """Whether rows are arrays or lists themselves, or tensors."""
+    first = cast("Sequence[Any]", value)[0]
+    return hasattr(first, "shape") or isinstance(first, (list, tuple))
+
+
 def _is_by_split(data: Any) -> bool:
     if not isinstance(data, Mapping) or not data:
         return False
@@ -97,10 +169,13 @@ def _split(name: str, value: Any) -> Split:
         named = dict(zip(("x", "y"), cast("Sequence[Any]", value), strict=True))
     else:
         raise ValueError(f"{name}: give an (x, y) pair or a dict of arrays by column")
-    columns = {column: as_array(column, array) for column, array in named.items()}
+    columns = {column: as_column(column, array) for column, array in named.items()}
     if not columns:
         raise ValueError(f"{name}: there is no array in it")
-    rows = {column: len(array) if array.ndim else None for column, array in columns.items()}
+    rows = {
+        column: len(array) if isinstance(array, list) or array.ndim else None
+        for column, array in columns.items()
+    }
     if len(set(rows.values())) != 1 or None in rows.values():
         told = ", ".join(f"{column} {count}" for column, count in rows.items())
         raise ValueError(f"{name}: the arrays must have the same number of rows; they have {told}")

@@ -1,13 +1,16 @@
 """The client: one object for one service."""
 
+import inspect
 from collections.abc import Sequence
 from math import prod
 from types import TracebackType
 from typing import Any, Self, Unpack, cast
 
 from glasshouse.client.address import find_service
-from glasshouse.client.arrays import derive_fields, is_arrays, read_splits
+from glasshouse.client.arrays import derive_fields, is_arrays, is_ragged, read_splits
+from glasshouse.client.frames import as_columns, is_frame
 from glasshouse.client.job import Job
+from glasshouse.client.modules import is_dataset, is_module
 from glasshouse.client.records import Checkpoint, Dataset
 from glasshouse.client.resources import (
     Catalog,
@@ -24,12 +27,12 @@ from glasshouse.client.tensors import Array
 from glasshouse.client.training import (
     Document,
     JobOptions,
-    Network,
     ResultField,
     Spec,
     TrainOptions,
     as_document,
     check_options,
+    network_of,
     read_inputs,
     read_sequences,
     result_names,
@@ -105,12 +108,13 @@ class Client:
         """Check a job spec and see its layers, shapes, memory and devices; stores nothing."""
         return self._transport.post("/plan", as_document(spec))
 
-    def train(self, network: Network, data: Any, **options: Unpack[TrainOptions]) -> Job:
+    def train(self, network: Any, data: Any, **options: Unpack[TrainOptions]) -> Job:
         """Train a network.
 
         Args:
             network: a `Graph`, its dict, or the list of its layers; or a preset: its name, or
-                ``{"type": "preset", "preset", "args"}``.
+                ``{"type": "preset", "preset", "args"}``; or a torch ``nn.Module``, which is read as
+                a graph, compared with it, and sent with its weights.
             data: a dataset or its id, arrays (a dict by column, a dict of splits of them, an
                 ``(x, y)`` pair; they are uploaded), or a dict as ``data`` in a spec.
             options: see `TrainOptions`: ``loss``, ``optimizer``, ``epochs`` …
@@ -118,9 +122,35 @@ class Client:
         Returns:
             The job, queued.
         """
-        check_options(options)
-        described = self._training_data(data, options)
+        check_options(network, options)
+        described = self._training_data(data, _arguments(network), options)
+        if is_module(network):
+            network, options["init"] = self._send(network, described, options)
         return self.jobs.create(train_spec(network, described, options))
+
+    def _send(
+        self, module: Any, data: Document, options: TrainOptions
+    ) -> tuple[Document, Document]:
+        """Read a module as a graph and send its weights; gives the graph and what to begin with.
+
+        Raises:
+            CannotTrace: no graph can say what it does.
+        """
+        from glasshouse.client.modules.preparing import trace_for  # noqa: PLC0415 (imports torch)
+
+        dataset = self.datasets.get(data["train"]["dataset"])
+        fields = with_shapes(data["fields"], dataset)
+        limit = as_document(options.get("sequence") or data.get("sequence") or {})
+        traced, inputs = trace_for(module, fields, limit.get("max_length"), options.get("inputs"))
+        read = {name.partition(".")[0] for name in inputs.values()}
+        sent = self.checkpoints.create(
+            traced.weights,
+            traced.graph,
+            {name: field for name, field in fields.items() if name in read},
+            name=type(module).__name__,
+            reuse=True,
+        )
+        return traced.graph, {"checkpoint": sent.id}
 
     def infer(
         self,
@@ -185,11 +215,14 @@ class Client:
         return dataset
 
     def _trained_by(self, source: Job | Checkpoint | str) -> Document:
-        """The spec of the job that trained a network."""
+        """The spec of the job that trained a network, or what was sent with its weights."""
         if isinstance(source, Job):
             return source.spec()
         if isinstance(source, str) and source.startswith("ckpt_"):
             source = self.checkpoints.get(source)
+        if isinstance(source, Checkpoint) and source.data["job"] is None:
+            found = source.network()
+            return {"network": found["network"], "data": {"fields": found["fields"]}}
         job_id = source if isinstance(source, str) else source.data["job"]
         return self.jobs.get(job_id).spec()
 
@@ -199,14 +232,12 @@ class Client:
         except ConflictError:  # the job that was given up on still reads it
             return
 
-    def _training_data(self, data: Any, options: TrainOptions) -> Document:
-        validation = options.get("validation")
-        if is_arrays(data):
-            held_back = isinstance(validation, float)
-            splits = read_splits(data, None if held_back else validation)
-            dataset = self.datasets.upload(splits, name=options.get("name"))
-            fields = derive_fields(splits)
-        elif isinstance(data, (str, Dataset)):
+    def _training_data(
+        self, data: Any, arguments: Sequence[str], options: TrainOptions
+    ) -> Document:
+        if is_frame(data) or is_dataset(data) or is_arrays(data):
+            return self._uploaded(data, arguments, options)
+        if isinstance(data, (str, Dataset)):
             dataset = (self.datasets.get(data) if isinstance(data, str) else data).wait()
             fields = {}
             if options.get("windows") is not None:
@@ -222,6 +253,37 @@ class Client:
             return described
         fields = as_document(options.get("fields", fields))
         return {**_sources(dataset, options), "fields": fields}
+
+    def _uploaded(self, data: Any, arguments: Sequence[str], options: TrainOptions) -> Document:
+        """Arrays, a frame or a torch dataset as datasets of the service, uploaded once."""
+        label, validation = options.get("label"), options.get("validation")
+        columns, fields = as_columns(data, label, arguments)
+        held_back = validation is None or isinstance(validation, (float, str))
+        judged = None if held_back else as_columns(validation, label, arguments)[0]
+        splits = read_splits(columns, judged)
+        if fields is None:
+            fields = derive_fields(splits)
+        fields = as_document(options.get("fields", fields))
+        if not is_ragged(splits) or len(splits) == 1:
+            dataset = self.datasets.upload(splits, name=options.get("name"), reuse=True)
+            return {**_sources(dataset, options), "fields": fields}
+        sources: Document = {}
+        for name, split in splits.items():
+            dataset = self.datasets.upload({"train": split}, name=options.get("name"), reuse=True)
+            sources[name] = {"dataset": dataset.id, "split": _first_split(dataset, "all")}
+        return {**sources, "fields": fields}
+
+
+def _arguments(network: Any) -> list[str]:
+    """What a module's ``forward`` takes, or a graph's layers read of the data."""
+    if is_module(network):
+        known = inspect.signature(network.forward).parameters.values()
+        return [item.name for item in known if item.default is item.empty]
+    described = network_of(network)
+    layers = described.get("layers", ())
+    made = {layer["name"] for layer in layers}
+    read = [name for layer in layers for name in layer.get("inputs") or ()]
+    return [name for name in dict.fromkeys(read) if name.partition(".")[0] not in made]
 
 
 def _source(source: Job | Checkpoint | str) -> Document:
@@ -276,6 +338,20 @@ def _declared(dataset: Dataset) -> Document:
         else:
             fields[name] = {"type": "dense", "shape": shape or [1]}
     return fields
+
+
+def with_shapes(fields: Document, dataset: Dataset) -> Document:
+    """The fields, dense ones with the shape of a row."""
+    shapes = {column["name"]: column["shape"] for column in dataset.columns}
+    made: Document = {}
+    for name, field in fields.items():
+        made[name] = as_document(field)
+        if field["type"] == "dense" and field.get("shape") is None:
+            columns = field.get("columns") or [field.get("column") or name]
+            known = [shapes.get(column, []) for column in columns]
+            is_one = len(known) == 1 and "columns" not in field
+            made[name]["shape"] = known[0] if is_one else [sum(map(prod, known))]
+    return made
 
 
 def _highest(dataset: Dataset) -> dict[str, int]:

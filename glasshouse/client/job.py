@@ -313,10 +313,31 @@ class Job(Steered):
 
     def weights(self) -> dict[str, Array]:
         """The weights of its newest checkpoint, by torch's parameter names."""
+        return self._newest().weights()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The weights of its newest checkpoint as torch tensors, by the trained module's names.
+
+        ``module.load_state_dict(job.state_dict())``, for a module that uses all that it has; see
+        `load_into`.
+        """
+        return self._newest().state_dict()
+
+    def load_into(self, module: Any) -> None:
+        """Put the weights of its newest checkpoint back into the torch module that was trained.
+
+        What the module has and never uses stays as it is.
+
+        Raises:
+            ValueError: it is another module.
+        """
+        self._newest().load_into(module)
+
+    def _newest(self) -> Checkpoint:
         found = self.checkpoints()
         if not found:
             raise APIError(f"{self.id} has no complete checkpoint yet")
-        return found[-1].weights()
+        return found[-1]
 
 
 def _numbers(value: Any) -> Any:

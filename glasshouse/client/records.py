@@ -7,6 +7,7 @@ from typing import Any
 
 from glasshouse.client.tensors import Array, read_tensors
 from glasshouse.client.transport import API, Request, Transport
+from glasshouse.client.weights import as_state_dict, in_module, load_into
 from glasshouse.errors import APIError, UnprocessableEntityError, WaitTimeout
 
 FIRST_PAUSE_S = 0.05
@@ -144,6 +145,28 @@ class Checkpoint(Record):
     def weights(self) -> dict[str, Array]:
         """The network's weights, by torch's parameter names."""
         return read_tensors(self.read_weights())
+
+    def network(self) -> dict[str, Any]:
+        """What its weights are of: ``network``, a graph, and ``fields``, what that reads."""
+        return self._transport.get(f"{self.path}/network")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The weights as torch tensors, by the names of the module that the network was made from.
+
+        Of a network that was written as a graph: by the graph's names.
+        """
+        return as_state_dict(self._named())
+
+    def load_into(self, module: Any) -> None:
+        """Put the weights back into a torch module like the one that was trained.
+
+        Raises:
+            ValueError: it is another module.
+        """
+        load_into(module, self._named())
+
+    def _named(self) -> dict[str, Array]:
+        return in_module(self.network()["network"], self.weights())
 
     def read_weights(self) -> bytes:
         """The weights as the bytes of a safetensors file."""

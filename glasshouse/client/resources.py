@@ -1,19 +1,23 @@
 """What the service keeps, by kind: ``client.jobs``, ``client.datasets`` and the others."""
 
+import hashlib
 import tempfile
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from glasshouse.client.arrays import read_splits, write_npz
+from glasshouse.client.arrays import read_splits, write_splits
 from glasshouse.client.job import Job
 from glasshouse.client.records import Checkpoint, Dataset, Record
 from glasshouse.client.stream import AnyEvent
-from glasshouse.client.training import Spec, as_document
+from glasshouse.client.training import Network, Spec, as_document, network_of
 from glasshouse.client.transport import API, Request, Transport
+from glasshouse.client.weights import weights_file
 from glasshouse.spec.data import IMAGES
 
 CHUNK_BYTES = 1 << 18
+_SAFETENSORS = "application/vnd.safetensors"
 
 _FORMATS = {
     ".csv": "csv",
@@ -119,6 +123,7 @@ class Datasets(Resource):
         format: str | None = None,  # noqa: A002 - the API's word
         resize: tuple[int, int] | None = None,
         wait: bool = True,
+        reuse: bool = False,
     ) -> Dataset:
         """Upload a file (streamed), its bytes, or arrays, and wait until it is ready.
 
@@ -129,13 +134,14 @@ class Datasets(Resource):
             format: left out, it is told from the file's name, or from ``resize``.
             resize: of an archive of images, the height and width that all are brought to.
             wait: return only when it is ready to be used.
+            reuse: of arrays, give the dataset that was uploaded before with the same content.
         """
         if isinstance(source, bytes):
             if format is None:
                 raise ValueError("say which format the bytes are in: format='csv', 'npz', …")
             return self._made(self._send(source, name, format, resize), wait=wait)
         if not isinstance(source, (str, Path)):
-            return self._upload_arrays(source, name, wait=wait)
+            return self._upload_arrays(source, name, wait=wait, reuse=reuse)
         path = Path(source)
         with path.open("rb") as file:
             form = format or (IMAGES if resize is not None else format_of(path.name))
@@ -166,11 +172,28 @@ class Datasets(Resource):
         Dataset(self._transport, {"id": dataset_id}).delete()
 
     def _upload_arrays(
-        self, arrays: Mapping[str, Any] | Sequence[Any], name: str | None, *, wait: bool
+        self,
+        arrays: Mapping[str, Any] | Sequence[Any],
+        name: str | None,
+        *,
+        wait: bool,
+        reuse: bool,
     ) -> Dataset:
-        with tempfile.TemporaryFile(suffix=".npz") as file:
-            write_npz(read_splits(arrays), file)
-            return self._made(self._send(file, name or "arrays", "npz"), wait=wait)
+        splits = read_splits(arrays)
+        with tempfile.TemporaryFile() as file:
+            form = write_splits(splits, file)
+            known = self._uploaded_before(file, form) if reuse else None
+            data = known or self._send(file, name or "arrays", form)
+            return self._made(data, wait=wait)
+
+    def _uploaded_before(self, file: IO[bytes], form: str) -> dict[str, Any] | None:
+        """The dataset that was made of a file with this content, unless it could not be read."""
+        file.seek(0)
+        digest = hashlib.file_digest(file, "sha256").hexdigest()  # pyright: ignore[reportArgumentType]
+        for entry in self._transport.get("/datasets", {"sha256": digest})["data"]:
+            if entry["format"] == form and entry["state"] != "failed":
+                return entry
+        return None
 
     def _send(
         self,
@@ -179,18 +202,10 @@ class Datasets(Resource):
         format: str,  # noqa: A002
         resize: tuple[int, int] | None = None,
     ) -> dict[str, Any]:
-        def chunks() -> Generator[bytes]:
-            if isinstance(content, bytes):
-                yield content
-                return
-            content.seek(0)  # a retry sends it again from the start
-            while chunk := content.read(CHUNK_BYTES):
-                yield chunk
-
         size = None if resize is None else f"{resize[0]}x{resize[1]}"
         params = {"name": name, "format": format, "resize": size}
         media_type = "application/octet-stream"
-        request = Request.creating(f"{API}/datasets", chunks, media_type, params)
+        request = Request.creating(f"{API}/datasets", partial(pieces, content), media_type, params)
         return self._transport.decode(self._transport.send(request))
 
     def _made(self, data: dict[str, Any], *, wait: bool) -> Dataset:
@@ -199,16 +214,63 @@ class Datasets(Resource):
 
 
 class Checkpoints(Resource):
-    """Saved states of training."""
+    """Saved states of training, and weights that were sent."""
+
+    def create(
+        self,
+        weights: Mapping[str, Any],
+        network: Network,
+        fields: Mapping[str, Any] | None = None,
+        *,
+        name: str | None = None,
+        reuse: bool = False,
+    ) -> Checkpoint:
+        """Send weights, which a job may begin with (``init``) and `Client.infer` can run.
+
+        Args:
+            weights: arrays or tensors by the network's names: ``conv1.weight``.
+            network: a graph whose layers give all their sizes, or a preset.
+            fields: what the network reads, as in the ``data`` of a spec; an inference needs them.
+            name: for people.
+            reuse: give the one that was sent before with the same content, if there is one.
+
+        Raises:
+            UnprocessableEntityError: the weights are not the network's.
+        """
+        file = weights_file(weights, network_of(network), as_document(fields))
+        if reuse and (known := self._sent_before(file.sha256())) is not None:
+            return known
+        request = Request.creating(f"{API}/checkpoints", file.chunks, _SAFETENSORS, {"name": name})
+        data = self._transport.decode(self._transport.send(request))
+        return Checkpoint(self._transport, data)
+
+    def upload(self, path: str | Path, *, name: str | None = None) -> Checkpoint:
+        """Send a safetensors file that says in its metadata which network its weights are of."""
+        source = Path(path)
+        with source.open("rb") as file:
+            params = {"name": name or source.name}
+            send = partial(pieces, file)
+            request = Request.creating(f"{API}/checkpoints", send, _SAFETENSORS, params)
+            data = self._transport.decode(self._transport.send(request))
+        return Checkpoint(self._transport, data)
+
+    def _sent_before(self, sha256: str) -> Checkpoint | None:
+        for entry in self._transport.get("/checkpoints", {"sha256": sha256})["data"]:
+            if entry["state"] == "complete":
+                return Checkpoint(self._transport, entry)
+        return None
 
     def get(self, checkpoint_id: str) -> Checkpoint:
         """Read one checkpoint."""
         data = self._transport.get(f"/checkpoints/{checkpoint_id}")
         return Checkpoint(self._transport, data)
 
-    def list(self, job_id: str) -> list[Checkpoint]:
-        """The checkpoints of a job, in the order of their steps."""
-        return Job(self._transport, {"id": job_id}).checkpoints()
+    def list(self, job_id: str | None = None) -> list[Checkpoint]:
+        """The checkpoints of a job, in the order of their steps; of all jobs, newest first."""
+        if job_id is not None:
+            return Job(self._transport, {"id": job_id}).checkpoints()
+        entries = self._transport.pages("/checkpoints")
+        return [Checkpoint(self._transport, entry) for entry in entries]
 
     def delete(self, checkpoint_id: str) -> None:
         """Delete a checkpoint and its files."""
@@ -288,6 +350,16 @@ class Catalog(Resource):
     def get(self, section: str) -> list[dict[str, Any]]:
         """The entries of ``layers``, ``losses``, ``optimizers``, ``metrics`` or ``datasets``."""
         return self._transport.get(f"/catalog/{section}")["entries"]
+
+
+def pieces(content: bytes | IO[bytes]) -> Generator[bytes]:
+    """A file from its start, as often as it is asked for; or bytes, as they are."""
+    if isinstance(content, bytes):
+        yield content
+        return
+    content.seek(0)
+    while chunk := content.read(CHUNK_BYTES):
+        yield chunk
 
 
 def format_of(name: str) -> str:

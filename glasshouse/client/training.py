@@ -8,6 +8,8 @@ import numpy as np
 from pydantic import BaseModel
 
 from glasshouse.client.arrays import as_array
+from glasshouse.client.frames import columns_for, is_frame, read_dataset
+from glasshouse.client.modules import is_dataset, is_module
 from glasshouse.client.tensors import Array
 from glasshouse.spec import Graph, InferJob, Preset, TrainJob
 
@@ -69,11 +71,17 @@ class TrainOptions(JobOptions, total=False):
     """Threads that make batches ahead. Left out: 0."""
     bucket_by_length: Any
     """``{"field", "width", "max_tokens"}``: batches of rows of like length."""
+    label: str
+    """The target's column: of a data frame, which needs it, and of other columns by name."""
     validation: Any
     """An ``(x, y)`` pair, a dict of arrays, a split's name, or the fraction to hold back."""
     split: str
     """The dataset's split to train on. Left out: ``train`` where there is one, else ``all``."""
     fields: Mapping[str, Any]
+    inputs: Mapping[str, str]
+    """Of a module: the data field of an argument of ``forward`` that is named otherwise."""
+    init: Any
+    """``{"checkpoint", "load", "missing"}``: what training begins with. A module brings its own."""
     metrics: Sequence[Any]
     """Left out: the accuracy, for classes."""
     evaluate: Any
@@ -87,7 +95,7 @@ class TrainOptions(JobOptions, total=False):
 
 _AS_THEY_ARE = (
     *("name", "labels", "priority", "devices", "probes", "checkpoint", "guards", "seed"),
-    *("grad_clip", "accumulate", "retry", "timeout_s", "stall_timeout_s", "on_stall"),
+    *("grad_clip", "accumulate", "retry", "timeout_s", "stall_timeout_s", "on_stall", "init"),
 )
 _LIMITS = ("epochs", "steps", "seconds")
 _TYPED = ("scheduler", "average")
@@ -129,7 +137,7 @@ def graph_of(network: Document) -> Document:
     return preset.graph().model_dump(mode="json", exclude_unset=True)
 
 
-def check_options(options: TrainOptions) -> None:
+def check_options(network: Any, options: TrainOptions) -> None:
     """Find what is wrong with the options by themselves, before anything is uploaded.
 
     Raises:
@@ -141,13 +149,17 @@ def check_options(options: TrainOptions) -> None:
         raise TypeError(f"train() does not know {', '.join(unknown)}; it knows {known}")
     if len(_given(options, _LIMITS)) != 1:
         raise TypeError("say when to stop: exactly one of epochs, steps and seconds")
+    if is_module(network) and "init" in options:
+        raise TypeError("a module brings its own weights: load them into it, and leave init out")
+    if "inputs" in options and not is_module(network):
+        raise TypeError("inputs is of a module: a graph's layers say what they read")
 
 
 def train_spec(network: Network, data: Document, options: TrainOptions) -> Document:
     """Write a training spec around a network and its data."""
     described = network_of(network)
     graph = graph_of(described)
-    target = _target(graph, data["fields"])
+    target = options.get("label") or _target(graph, data["fields"])
     spec: Document = {
         "kind": "train",
         "network": described,
@@ -218,6 +230,12 @@ def _row(name: str, row: Any) -> Any:
 
 
 def _by_field(inputs: Any, spec: Document) -> dict[str, Any]:
+    if is_frame(inputs):
+        return columns_for(inputs, spec["data"]["fields"])
+    if is_dataset(inputs):
+        names = input_fields(graph_of(spec["network"]), spec["data"]["fields"])
+        found = read_dataset(inputs, names)
+        return {name: item for name, item in found.items() if name in names}
     if isinstance(inputs, Mapping):
         return dict(cast("Mapping[str, Any]", inputs))
     names = input_fields(graph_of(spec["network"]), spec["data"]["fields"])

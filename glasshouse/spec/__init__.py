@@ -57,6 +57,7 @@ from glasshouse.spec.training import (
     Scheduler,
     Stop,
 )
+from glasshouse.spec.uploads import Trained, UploadedNetwork, parse_trained
 
 __all__ = [
     "Allocator",
@@ -112,7 +113,10 @@ __all__ = [
     "Stop",
     "TensorKind",
     "TrainJob",
+    "Trained",
+    "UploadedNetwork",
     "Vocabulary",
     "Windows",
     "parse_job",
+    "parse_trained",
 ]

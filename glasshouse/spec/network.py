@@ -35,6 +35,9 @@ Scale = PositiveFloat | Annotated[dict[Parameters, PositiveFloat], _Few]
 Rate = NonNegativeFloat | Annotated[dict[Parameters, NonNegativeFloat], _Few]
 
 
+ModulePath = Annotated[str, Constraint(pattern=r"^[^\x00-\x1f\x7f]{1,500}$")]
+
+
 class ParameterInit(Spec):
     """What a parameter is filled with before training: a function of torch.nn.init."""
 
@@ -57,10 +60,14 @@ class Layer(Spec):
     """Arguments by torch's names. A size that follows from the input may be left out."""
     inputs: tuple[Input, ...] | None = Constraint(default=None, min_length=1, max_length=64)
     """Layers or data fields it reads; left out, the layer before, or the first field."""
-    lengths: Input | None = None
+    lengths: Input | Literal[False] | None = None
     """For RNN, LSTM, GRU, SequencePool and EmbeddingBag: how many steps of each row count, as
     ``text.lengths`` or as a layer that gives an integer per row. Left out, the lengths of the
-    sequence field whose steps its input has."""
+    sequence field whose steps its input has. False: all steps count, what rows are padded with,
+    too."""
+    path: ModulePath | None = None
+    """Where it stood in the ``nn.Module`` that the graph was made from: ``blocks.0.conv``. Nothing
+    is computed by it; the client finds the names of the module's weights by it."""
     trainable: bool = True
     """False: its parameters stay what they are, and the optimizer does not know them. Layers before
     it are trained all the same; the statistics of a batch normalisation go on."""
@@ -97,7 +104,7 @@ class Layer(Spec):
     @property
     def reads(self) -> tuple[str, ...]:
         """All that it needs: its inputs, and the lengths."""
-        return (*(self.inputs or ()), *(() if self.lengths is None else (self.lengths,)))
+        return (*(self.inputs or ()), *((self.lengths,) if self.lengths else ()))
 
     @field_validator("type", mode="wrap")
     @classmethod
@@ -114,7 +121,7 @@ class Layer(Spec):
 _OF_PARAMETERS = ("trainable", "init", "lr_scale", "weight_decay", "l1", "grad_clip")
 _OPTIONS = {
     name: Layer.model_fields[name].default
-    for name in (*_OF_PARAMETERS, "stop_gradient", "stateful", "output_grad_clip")
+    for name in (*_OF_PARAMETERS, "path", "stop_gradient", "stateful", "output_grad_clip")
 }
 
 

@@ -241,10 +241,21 @@ def body_of(route: Route, world: World) -> dict[str, Any]:
         "POST /api/v1/webhooks": {"url": "https://example.org/hook"},
         "PATCH /api/v1/webhooks/{id}": {"url": "https://example.org/other"},
     }
+    if str(route) == "POST /api/v1/checkpoints":
+        return {"content": weights()}
     if str(route) not in bodies:
         return {}
     media = MERGE if route.method == "PATCH" else "application/json"
     return {"content": json.dumps(bodies[str(route)]), "headers": {"Content-Type": media}}
+
+
+def weights() -> bytes:
+    """A file of weights that the service takes."""
+    layers = [{"name": "act", "type": "ReLU", "inputs": ["x"]}]
+    fc = {"name": "fc", "type": "Linear", "args": {"in_features": 2, "out_features": 1}}
+    network = json.dumps({"layers": [*layers, fc]})
+    tensors = {"fc.weight": np.ones((1, 2), np.float32), "fc.bias": np.ones(1, np.float32)}
+    return safetensors.numpy.save(tensors, metadata={"network": network})
 
 
 QUERIES = {

@@ -379,6 +379,30 @@ def test_answers_and_keys_that_are_of_no_use_go_and_the_others_stay(store: Store
         assert list(tx.scalars(select(Idempotency.key))) == ["new"]
 
 
+def test_weights_that_a_crash_left_without_a_row_go_and_all_others_stay(store: Store):
+    import os
+
+    from models import backup, checkpoints, quotas
+
+    columns: dict[str, Any] = {"name": None, "network": {}, "files": {}, "sha256": "ab"}
+    kept, lost, fresh = (new_id("ckpt") for _ in range(3))
+    keys = {name: f"checkpoints/{name}" for name in (kept, lost, fresh)}
+    with store.database.write() as tx:
+        checkpoints.upload(tx, id=kept, owner="ada", size_bytes=7, key=keys[kept], **columns)
+    for key in keys.values():
+        store.file(f"{key}/model.safetensors")
+    past = now().timestamp() - ORPHAN_AFTER_S - 60
+    for name in (kept, lost):
+        os.utime(store.home / "artifacts" / keys[name], (past, past))
+    settings = Settings(home=store.home, artifacts_dir=store.home / "artifacts")
+    assert [path.name for path in orphans(settings, store.database)] == [lost]
+    assert store.purge().run().orphans == 1
+    assert {name for name in keys if store.is_there(keys[name])} == {kept, fresh}
+    with store.database.read() as tx:
+        assert quotas.stored_bytes(tx, "ada") == 7
+        assert keys[kept] in list(backup._keys(tx))
+
+
 def test_uploads_that_nobody_waits_for_go_and_fresh_ones_stay(store: Store):
     import os
 

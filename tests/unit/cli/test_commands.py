@@ -370,6 +370,37 @@ def test_inference_that_takes_too_long_is_6(run: Run):
     assert "it goes on" in err
 
 
+def test_checkpoints_are_listed_uploaded_downloaded_and_deleted(run: Run, tmp_path: Path):
+    one = {"id": "ckpt_1", "state": "complete", "step": 0, "job": None, "name": "mine"}
+    bodies: list[bytes] = []
+
+    async def upload(request: Request) -> Response:
+        bodies.append(await request.body())
+        assert request.query_params["name"] == "mine.safetensors"
+        return answer(one, 201)
+
+    routes = [
+        Route("/api/v1/checkpoints", upload, methods=["POST"]),
+        fixed("/checkpoints", listing(one)),
+        fixed("/checkpoints/ckpt_1/weights", Response(b"weights")),
+        fixed("/checkpoints/ckpt_1", answer(one)),
+        fixed("/checkpoints/ckpt_1", Response(status_code=204), "DELETE"),
+        fixed("/jobs/job_1/checkpoints", listing(one | {"job": "job_1", "step": 7})),
+    ]
+    file = tmp_path / "mine.safetensors"
+    file.write_bytes(b"as it is")
+    assert run("checkpoints", "upload", str(file), routes=routes)[:2] == (0, "ckpt_1\n")
+    assert bodies == [b"as it is"]
+    assert "ckpt_1  complete  0" in run("checkpoints", "list", routes=routes)[1]
+    of_job = run("checkpoints", "list", "--job", "job_1", "--json", routes=routes)[1]
+    assert json.loads(of_job)[0]["step"] == 7
+    saved = tmp_path / "saved.safetensors"
+    assert run("checkpoints", "download", "ckpt_1", str(saved), routes=routes)[0] == 0
+    assert saved.read_bytes() == b"weights"
+    deleted = json.loads(run("checkpoints", "delete", "ckpt_1", "--json", routes=routes)[1])
+    assert deleted == {"id": "ckpt_1", "deleted": True}
+
+
 def test_datasets_are_uploaded_listed_shown_and_deleted(run: Run, tmp_path: Path):
     (tmp_path / "rows.csv").write_text("a\n1\n")
     service = Submitting()

@@ -1,5 +1,6 @@
 """What `Client.train` and `Client.infer` make of the few things that they are told."""
 
+import hashlib
 import io
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,7 @@ import glasshouse as gh
 from glasshouse import jsonio
 from glasshouse.client.training import window_fields
 from glasshouse.spec import Graph, Preset, TrainJob, parse_job
-from tests.little_service import answer, job, problem
+from tests.little_service import answer, job, listing, problem
 
 Connect = Callable[..., gh.Client]
 LAYERS = [
@@ -32,6 +33,7 @@ class Recorder:
         self.specs: list[Any] = []
         self.uploads: list[dict[str, np.ndarray]] = []
         self.deleted: list[str] = []
+        self.digests: list[str] = []
         self.outputs = outputs
         self.dataset: dict[str, Any] = {"id": "ds_1", "state": "ready", "columns": []}
         self.trained: dict[str, Any] = {}
@@ -40,6 +42,7 @@ class Recorder:
     def routes(self) -> list[Route]:
         return [
             Route("/api/v1/datasets", self.upload, methods=["POST"]),
+            Route("/api/v1/datasets", self.known, methods=["GET"]),
             Route("/api/v1/datasets/{id}", self.one_dataset, methods=["GET", "DELETE"]),
             Route("/api/v1/datasets/{id}/stats", self.stats),
             Route("/api/v1/jobs", self.create, methods=["POST"]),
@@ -51,11 +54,18 @@ class Recorder:
 
     async def upload(self, request: Request) -> Response:
         assert request.query_params["format"] == "npz"
-        arrays = dict(np.load(io.BytesIO(await request.body())))
+        body = await request.body()
+        self.digests.append(hashlib.sha256(body).hexdigest())
+        arrays = dict(np.load(io.BytesIO(body)))
         self.uploads.append(arrays)
         splits = {name.rsplit("_", 1)[1]: len(array) for name, array in arrays.items()}
         self.dataset = {**self.dataset, "splits": splits}
         return answer({**self.dataset, "state": "pending"}, 201)
+
+    async def known(self, request: Request) -> Response:
+        """Those that were uploaded with this content."""
+        same = self.digests.count(request.query_params["sha256"])
+        return listing(*[{**self.dataset, "format": "npz"}] * same)
 
     async def one_dataset(self, request: Request) -> Response:
         if request.method == "DELETE":
@@ -120,6 +130,18 @@ def test_a_pair_of_arrays_becomes_a_dataset_with_fields(connect: Connect):
         "seed": 3,
     }
     assert spec.data.validation is not None
+
+
+def test_the_same_arrays_are_uploaded_once(connect: Connect):
+    service = Recorder()
+    client = connect(*service.routes)
+    x, y = RNG.normal(size=(6, 4)), np.array([0, 1, 2, 0, 1, 2])
+    for _ in range(2):
+        client.train(LAYERS, (x, y), epochs=1)
+    assert len(service.uploads) == 1
+    client.train(LAYERS, (x + 1, y), epochs=1)
+    assert len(service.uploads) == 2
+    assert len(service.specs) == 3
 
 
 def test_a_preset_goes_through_by_its_name(connect: Connect):

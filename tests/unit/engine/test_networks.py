@@ -7,6 +7,7 @@ from torch import nn
 from engine.functions import FUNCTIONS
 from engine.network import Network, layer_classes
 from engine.problems import Findings, SpecProblems
+from engine.sequences import assign_lengths
 from engine.shapes import FieldShape, trace
 from glasshouse.spec import Graph
 
@@ -175,6 +176,12 @@ FUNCTION_CASES = {
     "scaled_dot_product_attention": (
         ["x", "x", "x"], {"is_causal": True},
         lambda q, k, v: nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)),
+    "linear": (["x", "x8"], {}, lambda x, w: x @ w.T),
+    "embedding": (["n", "x8"], {}, lambda n, w: w[n]),
+    "layer_norm": (
+        ["x"], {"normalized_shape": [8], "eps": 0.1},
+        lambda x: nn.functional.layer_norm(x, (8,), eps=0.1)),
+    "expand": (["n", "xt"], {"sizes": [0, -1]}, lambda n, x: n.expand(4, 4)),
     "eq": (["n"], {"other": 3.0}, lambda n: n == 3),
     "ne": (["n", "n"], {}, torch.ne),
     "lt": (["x"], {"other": 0.5}, lambda x: x < 0.5),
@@ -200,11 +207,13 @@ def test_a_listed_function_does_what_torch_does(name):
     inputs, args, expected = FUNCTION_CASES[name]
     x, n = torch.rand(4, 6, 8), torch.tensor([0, 3, 1, 2])
     given = {"x": x, "xt": x.transpose(1, 2), "n": n, "best": x.argmax(2, keepdim=True)}
+    given["x8"] = x[0]
     _, found = values(
         layer("xt", "transpose", "x", dim0=1, dim1=2),
         layer("best", "argmax", "x", dim=2, keepdim=True),
+        layer("x8", "select", "x", dim=0, index=0),
         layer("it", name, *inputs, **args),
-        outputs=["it", "xt", "best"],
+        outputs=["it", "xt", "best", "x8"],
         x=x,
         n=n,
     )
@@ -264,3 +273,64 @@ def test_every_layer_without_required_arguments_runs_on_some_field():
             assert module(batch)["a"].shape == found.values["a"].shape, cls
             tried += 1
     assert tried > 60
+
+
+def test_a_parameter_is_a_tensor_of_its_own_whatever_it_reads():
+    network, found = values(
+        layer("own", "Parameter", "x", shape=[1, 8]),
+        layer("it", "add", "x", "own"),
+        x=torch.ones(4, 6, 8),
+    )
+    assert network.state_dict()["own.weight"].tolist() == [[0.0] * 8]
+    assert torch.equal(found["it"], torch.ones(4, 6, 8))
+    found["it"].sum().backward()
+    assert network.layers["own"].weight.grad.tolist() == [[24.0] * 8]
+
+
+def test_a_parameter_of_integers_or_booleans_is_not_trained():
+    network, _ = values(
+        layer("own", "Parameter", "x", shape=[4], kind="int64"),
+        layer("mask", "Parameter", "x", shape=[6, 8], kind="bool"),
+        layer("it", "masked_fill", "x", "mask", value=0.0),
+        x=torch.ones(4, 6, 8),
+        outputs=["it", "own"],
+    )
+    assert not list(network.parameters())
+    assert network.state_dict()["own.weight"].dtype is torch.int64
+
+
+@pytest.mark.parametrize(
+    ("args", "pointer"),
+    [
+        ({}, "/network/layers/0/args/shape"),
+        ({"shape": [-1]}, "/network/layers/0"),
+        ({"shape": [2], "kind": "float64"}, "/network/layers/0/args/kind"),
+    ],
+)
+def test_a_parameter_that_cannot_be_is_refused(args, pointer):
+    with pytest.raises(SpecProblems) as caught:
+        traced(layer("own", "Parameter", "x", **args))
+    assert caught.value.problems[0].pointer.startswith(pointer)
+
+
+def test_a_layer_can_be_told_to_count_what_rows_are_padded_with():
+    text = torch.tensor([[1, 2, 3], [4, 0, 0]])
+    lengths = torch.tensor([3, 1])
+    layers = [
+        layer("embedding", "Embedding", "text", num_embeddings=5, embedding_dim=2),
+        layer("gru", "GRU", hidden_size=3, batch_first=True),
+    ]
+    ends = {}
+    for asked in (None, False):
+        torch.manual_seed(0)
+        spec = {"layers": [layers[0], layers[1] | ({} if asked is None else {"lengths": asked})]}
+        graph = Graph.model_validate_json(json.dumps(spec))
+        fields = {"text": FieldShape((3,), torch.int64, 5, is_sequence=True)}
+        findings = Findings()
+        found = assign_lengths(trace(graph, fields, 2, findings), fields, 2, findings)
+        network = Network(found.graph(), ("gru.1",))
+        ends[asked] = network({"text": text, "text.lengths": lengths})["gru.1"]
+        torch_gru = network.layers["gru"]
+    assert not torch.equal(ends[None], ends[False])
+    whole = torch_gru(network.layers["embedding"](text))[1]
+    assert torch.equal(ends[False], whole)

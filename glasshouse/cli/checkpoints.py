@@ -1,0 +1,73 @@
+"""Commands about checkpoints: those that jobs made, and weights that were sent."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from glasshouse.cli import output
+from glasshouse.cli.output import Json
+from glasshouse.client import Client
+
+app = typer.Typer(help="List, upload, download and delete checkpoints.", no_args_is_help=True)
+
+CheckpointId = Annotated[
+    str, typer.Argument(metavar="CHECKPOINT", help="The checkpoint's id (ckpt_…).")
+]
+
+
+@app.command("list")
+def list_checkpoints(
+    job: Annotated[str | None, typer.Option(help="Only those of this job, by step.")] = None,
+    json: Json = False,
+) -> None:
+    """List checkpoints, newest first."""
+    with Client() as client:
+        found = client.checkpoints.list(job)
+    if json:
+        output.document([item.data for item in found])
+        return
+    rows = ([item.id, item.state, item.step, item.job, item.name] for item in found)
+    output.table(["id", "state", "step", "job", "name"], rows, fixed=3)
+
+
+@app.command()
+def upload(
+    file: Annotated[Path, typer.Argument(help="A safetensors file that says its network.")],
+    name: Annotated[str | None, typer.Option(help="Left out, the file's name.")] = None,
+    json: Json = False,
+) -> None:
+    """Send weights, streamed. Prints the checkpoint's id."""
+    with Client() as client:
+        made = client.checkpoints.upload(file, name=name)
+    if json:
+        output.document(made.data)
+    else:
+        output.line(made.id)
+
+
+@app.command()
+def download(
+    checkpoint: CheckpointId,
+    file: Annotated[Path, typer.Argument(help="Where the safetensors file goes.")],
+    json: Json = False,
+) -> None:
+    """Save the weights of a checkpoint."""
+    with Client() as client:
+        file.write_bytes(client.checkpoints.get(checkpoint).read_weights())
+    size = file.stat().st_size
+    if json:
+        output.document({"id": checkpoint, "file": str(file), "size_bytes": size})
+    else:
+        output.tell(f"{file}: {size} bytes")
+
+
+@app.command()
+def delete(checkpoint: CheckpointId, json: Json = False) -> None:
+    """Delete a checkpoint and its files."""
+    with Client() as client:
+        client.checkpoints.delete(checkpoint)
+    if json:
+        output.document({"id": checkpoint, "deleted": True})
+    else:
+        output.tell(f"{checkpoint} is deleted")

@@ -1,0 +1,514 @@
+"""Nodes of a torch.fx trace as layers of a graph, one after the other."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from glasshouse.client.modules import calls, layers
+from glasshouse.client.modules.as_layers import KNOWN
+from glasshouse.client.modules.drawing import (
+    Drawing,
+    Fixed,
+    Packed,
+    Ref,
+    Varying,
+    trainable,
+)
+from glasshouse.client.modules.rebuilding import call_packed, leaves
+from glasshouse.client.modules.refusing import Stopped
+from glasshouse.client.modules.reshaping import reshaping
+
+_OF_SIZES = {"size", "dim", "ndimension", "numel", "nelement", "is_floating_point", "stride"}
+_SIZED = {"shape", "ndim", "dtype", "device", "is_cuda", "requires_grad", "layout"}
+_COUNTING = (nn.RNN, nn.LSTM, nn.GRU, nn.EmbeddingBag)
+"""What the service would tell the lengths of rows, were it not told otherwise."""
+_TIES = ("padding_idx", "max_norm", "scale_grad_by_freq", "sparse")
+
+
+class Converter:
+    """Draws the nodes of one trace."""
+
+    def __init__(self, drawing: Drawing, inputs: Mapping[str, str], num_samples: int) -> None:
+        self.drawing = drawing
+        self._inputs = inputs
+        self.num_samples = num_samples
+        self.known: dict[fx.Node, Any] = {}
+        self._first_calls: dict[nn.Module, str] = {}
+
+    def convert(self, node: fx.Node) -> None:
+        """Draw one node.
+
+        Raises:
+            Stopped: no graph can say it.
+        """
+        self.known[node] = getattr(self, f"_{node.op}")(node)
+
+    def resolved(self, item: Any) -> Any:
+        """An argument with what its nodes have become."""
+        if isinstance(item, fx.Node):
+            return self.known[item]
+        if isinstance(item, (tuple, list)):
+            made = [self.resolved(part) for part in item]  # pyright: ignore[reportUnknownVariableType]
+            return tuple(made) if isinstance(item, tuple) else made
+        if isinstance(item, dict):
+            return {key: self.resolved(part) for key, part in item.items()}  # pyright: ignore[reportUnknownVariableType]
+        if isinstance(item, slice):
+            return slice(*(self.resolved(part) for part in (item.start, item.stop, item.step)))
+        return item
+
+    def concrete(self, item: Any, sample: int) -> Any:  # noqa: PLR0911 (one for each kind)
+        """An argument as it is for one of the samples."""
+        if isinstance(item, Ref):
+            return self.drawing.values[item.name][sample]
+        if isinstance(item, (Fixed, _Weight)):
+            return item.value
+        if isinstance(item, Varying):
+            return item.values[sample]
+        if isinstance(item, (tuple, list)):
+            made = [self.concrete(part, sample) for part in item]  # pyright: ignore[reportUnknownVariableType]
+            return tuple(made) if isinstance(item, tuple) else made
+        if isinstance(item, dict):
+            return {key: self.concrete(part, sample) for key, part in item.items()}  # pyright: ignore[reportUnknownVariableType]
+        if isinstance(item, slice):
+            parts = (item.start, item.stop, item.step)
+            return slice(*(self.concrete(part, sample) for part in parts))
+        return item
+
+    def evaluate(self, run: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, ...]:
+        """What a call gives for each of the samples."""
+        return tuple(
+            run(*self.concrete(args, sample), **self.concrete(kwargs, sample))
+            for sample in range(self.num_samples)
+        )
+
+    # --- nodes ---------------------------------------------------------------------------------
+
+    def _placeholder(self, node: fx.Node) -> Any:
+        field = self._inputs.get(str(node.target))
+        return None if field is None else Ref(field)
+
+    def _get_attr(self, node: fx.Node) -> Any:
+        path = str(node.target)
+        value: Any = self.drawing.module
+        for part in path.split("."):
+            value = getattr(value, part)
+        if isinstance(value, nn.Parameter):
+            return _Weight(value, path)
+        is_own = path in dict(self.drawing.module.named_buffers())
+        return Fixed(value, path if is_own else None) if isinstance(value, Tensor) else value
+
+    def _call_module(self, node: fx.Node) -> Any:
+        path = str(node.target)
+        module = self.drawing.module.get_submodule(path)
+        args, kwargs = self.resolved(node.args), self.resolved(node.kwargs)
+        inputs = self.as_layers(_inputs_of(module, args, kwargs))
+        packed = inputs[0] if inputs and isinstance(inputs[0], Packed) else None
+        if packed is not None:
+            return self._packed_layer(module, path, node.name, [packed.tensor, *inputs[1:]], packed)
+        ref = self._layer_of(module, path, node.name, inputs, None)
+        values = self.evaluate(module, args, kwargs)
+        if isinstance(values[0], Tensor):
+            return self.drawing.see(ref, values)
+        return self._parts(ref.name, values)
+
+    def _packed_layer(
+        self, module: nn.Module, path: str, name: str, inputs: list[Any], packed: Packed
+    ) -> Any:
+        """A recurrent layer that is told the lengths: nothing needs to be packed."""
+        if not isinstance(module, nn.RNNBase) or module.batch_first != packed.batch_first:
+            raise Stopped("a packed sequence goes into an RNN, LSTM or GRU with its batch_first")
+        ref = self._layer_of(module, path, name, inputs, packed)
+
+        def run(*given: Tensor) -> Any:
+            return call_packed(module, given[:-1], given[-1])
+
+        values = self.evaluate(run, (*inputs, packed.lengths), {})
+        output, state = self._parts(ref.name, values)
+        return Packed(output, packed.lengths, packed.batch_first), state
+
+    def _layer_of(
+        self, module: nn.Module, path: str, name: str, inputs: list[Any], packed: Packed | None
+    ) -> Ref:
+        drawing = self.drawing
+        options: dict[str, Any] = {"path": path}
+        if packed is not None:
+            options["lengths"] = packed.lengths.name
+        elif type(module) in _COUNTING and any(".lengths" in name for name in drawing.fields):
+            options["lengths"] = False  # as the module's own code has it
+        owner = self._first_calls.get(module) or self._tied_with(module)
+        if owner is not None:
+            return drawing.add("", name, inputs, shared_with=owner, **options)
+        if not trainable(module, path):
+            options["trainable"] = False
+        args = layers.arguments_of(module)
+        ref = drawing.add(type(module).__name__, name, inputs, args=args, **options)
+        drawing.take(ref.name, module)
+        self._first_calls[module] = ref.name
+        return ref
+
+    def _tied_with(self, module: nn.Module) -> str | None:
+        """The layer that has this one's parameters already; None: no layer has any of them.
+
+        Raises:
+            Stopped: they are tied in a way that no graph can say.
+        """
+        known = self.drawing.owned(module)
+        if not any(known.values()):
+            return None
+        owners = set(known.values())
+        owner = next(iter(owners)) if len(owners) == 1 else None
+        if owner is not None:
+            drawn = self.drawing.layer(owner)
+            same = drawn["type"] == type(module).__name__
+            if same and drawn.get("args", {}) == layers.arguments_of(module):
+                return owner
+            if isinstance(module, nn.Linear) and self._tie(owner):
+                return owner
+        tied = ", ".join(name for name, other in known.items() if other)
+        raise Stopped(
+            f"its {tied} is also that of {next(item for item in known.values() if item)!r}; layers "
+            "can share all parameters, and a Linear without bias the weight of an Embedding"
+        )
+
+    def _tie(self, owner: str) -> bool:
+        """Make an embedding one that also scores; whether it can be."""
+        drawn = self.drawing.layer(owner)
+        args: Mapping[str, Any] = drawn.get("args", {})
+        if drawn["type"] == "TiedEmbedding":
+            return True
+        if drawn["type"] != "Embedding" or any(key in args for key in _TIES):
+            return False
+        drawn["type"] = "TiedEmbedding"
+        return True
+
+    def tied(self, weight: Any) -> str | None:
+        """The embedding whose weight this is; None: it is none's."""
+        if not isinstance(weight, _Weight) or id(weight.value) not in self.drawing.owners:
+            return None
+        owner, name = self.drawing.owners[id(weight.value)]
+        return owner if name == "weight" and self._tie(owner) else None
+
+    def _call_function(self, node: fx.Node) -> Any:
+        args, kwargs = self.resolved(node.args), self.resolved(node.kwargs)
+        if node.target is pack_padded_sequence:
+            return _pack(*args, **kwargs)
+        if node.target is pad_packed_sequence:
+            return _unpack(*args, **kwargs)
+        if node.target is getattr:
+            return self._attribute(node, *args)
+        if not _reads(args, kwargs):
+            return _settled(self.evaluate(node.target, args, kwargs))  # pyright: ignore[reportArgumentType]
+        name = calls.name_of(node.target)
+        if name is None:
+            shown = getattr(node.target, "__name__", str(node.target))
+            raise Stopped(f"{shown}() is not among the functions that a graph may use")
+        return self._draw(node, name, node.target, args, kwargs)
+
+    def _call_method(self, node: fx.Node) -> Any:
+        args, kwargs = self.resolved(node.args), self.resolved(node.kwargs)
+        method = str(node.target)
+        # what lies behind a tensor of the graph may be laid out otherwise than the module's own
+        run = _method("reshape" if method == "view" else method)
+        if method in _OF_SIZES or not _reads(args, kwargs):
+            return _settled(self.evaluate(run, args, kwargs))
+        name = calls.plain_name(method)
+        if name not in KNOWN:
+            raise Stopped(f"the method {method}() is not among what a graph may use")
+        return self._draw(node, name, run, args, kwargs)
+
+    def _attribute(self, node: fx.Node, of: Any, name: str) -> Any:
+        if name in _SIZED or not _reads((of,), {}):
+            return _settled(self.evaluate(getattr, (of, name), {}))
+        if name in ("T", "mT"):
+            return self._draw(node, "transpose", _method(name), (of, -2, -1), {})
+        raise Stopped(f".{name} of a tensor is not among what a graph may use")
+
+    def _draw(self, node: fx.Node, name: str, run: Any, args: Any, kwargs: Any) -> Any:
+        # weights are tied or become layers of their own; what takes them decides which
+        call = Call(self, name, node.name, (run, args, kwargs))
+        if name != "linear":
+            args, kwargs = self.as_layers(args), self.as_layers(kwargs)
+        try:
+            return KNOWN[name](call, *args, **kwargs)
+        except TypeError as cause:
+            if cause.__traceback__ is not None and cause.__traceback__.tb_next is not None:
+                raise
+            raise Stopped(f"{name}() with these arguments: {cause}") from cause
+
+    def as_layers(self, item: Any) -> Any:
+        """The same with parameters as layers of their own."""
+        if isinstance(item, _Weight):
+            return self.drawing.parameter(item.value, item.path)
+        if isinstance(item, (tuple, list)):
+            made = [self.as_layers(part) for part in item]  # pyright: ignore[reportUnknownVariableType]
+            return tuple(made) if isinstance(item, tuple) else made
+        if isinstance(item, dict):
+            return {key: self.as_layers(part) for key, part in item.items()}  # pyright: ignore[reportUnknownVariableType]
+        return item
+
+    def _parts(self, name: str, values: tuple[Any, ...]) -> Any:
+        """The leaves of a tuple that a layer puts out."""
+        found = [leaves(name, value) for value in values]
+        for leaf in found[0]:
+            self.drawing.see(Ref(leaf), tuple(item[leaf] for item in found))
+        return _named(name, values[0])
+
+    def _output(self, node: fx.Node) -> Any:
+        return self.as_layers(self.resolved(node.args[0]))
+
+
+@dataclass(frozen=True)
+class _Weight:
+    """A parameter of the user's, before it is known what takes it."""
+
+    value: nn.Parameter
+    path: str
+
+
+class Call:
+    """One call while it is drawn."""
+
+    def __init__(
+        self, converter: Converter, name: str, wanted: str, ran: tuple[Any, Any, Any]
+    ) -> None:
+        self._converter = converter
+        self._drawing = converter.drawing
+        self.name = name
+        self._wanted = wanted
+        self._ran = ran
+
+    @property
+    def after(self) -> tuple[Any, ...]:
+        """What the call gives for each of the samples."""
+        return self._converter.evaluate(*self._ran)
+
+    def layer(self, function: str, *inputs: Any, **args: Any) -> Ref:
+        """Draw a function."""
+        return self.draw(function, inputs, args=args)
+
+    def draw(self, kind: str, inputs: Sequence[Any], **layer: Any) -> Ref:
+        """Draw a layer without weights of its own."""
+        inputs = self._converter.as_layers(list(inputs))
+        if any(_has_varying(item) for item in layer.get("args", {}).values()):
+            raise Stopped(f"{self.name}() with a size that differs from batch to batch")
+        if "shared_with" in layer:
+            ref = self._drawing.add(kind, self._wanted, inputs, **layer)
+            return self._drawing.see(ref, self.after)
+        return self._drawing.layer_of(kind, self._wanted, inputs, **layer)
+
+    def several(self, function: str, input: Any, **args: Any) -> Any:  # noqa: A002
+        """Draw a function that gives several tensors."""
+        ref = self._drawing.add(function, self._wanted, [input], args=args)
+        return self._converter._parts(ref.name, self.after)  # pyright: ignore[reportPrivateUsage]
+
+    def reshaped(self, input: Any) -> Any:  # noqa: A002
+        """Draw a change of shape to what came out."""
+        before = [tuple(item.shape) for item in self._values(input)]
+        after = [tuple(item.shape) for item in self.after]
+        for function, args in reshaping(before, after):
+            input = self.layer(function, input, **args)  # noqa: A001
+        return input
+
+    def expanded(self, input: Any) -> Any:  # noqa: A002
+        """Draw the repetition of axes of one."""
+        before, after = self._values(input), self.after
+        if all(mine.shape == other.shape for mine, other in zip(before, after, strict=True)):
+            return input
+        sizes = _steady([tuple(item.shape) for item in after])
+        missing = after[0].dim() - before[0].dim()
+        for mine, other in zip(before, after, strict=True):
+            whole = (1,) * missing + tuple(mine.shape)
+            if any(old not in (1, new) for old, new in zip(whole, other.shape, strict=True)):
+                raise Stopped(f"{self.name}() of an axis that has more than one entry")
+        like = self._like(sizes, [tuple(item.shape) for item in after])
+        own = [0 if size is None else size for size in sizes]
+        return self.layer("expand", input, *like, sizes=own)
+
+    def _like(self, sizes: list[int | None], shapes: list[tuple[int, ...]]) -> list[Any]:
+        """A field that has the axes that vary."""
+        varying = [axis for axis, size in enumerate(sizes) if size is None]
+        if not varying:
+            return []
+        for name, tensors in self._drawing.fields.items():
+            both = list(zip(tensors, shapes, strict=True))
+            fits = all(item.dim() > max(varying) for item, _ in both)
+            if fits and all(item.shape[a] == shape[a] for item, shape in both for a in varying):
+                return [Ref(name)]
+        raise Stopped(f"{self.name}() to sizes that no data field has")
+
+    def sliced(self, input: Any, item: slice, dim: int) -> Any:  # noqa: A002
+        """Draw a range of an axis."""
+        if item == slice(None):
+            return input
+        lengths = [tensor.shape[dim] for tensor in self._values(input)]
+        found: list[tuple[int, int, int]] = []
+        for sample, length in enumerate(lengths):
+            found.append(self._converter.concrete(item, sample).indices(length))
+        if any(step != 1 for _, _, step in found):
+            raise Stopped("a slice with steps")
+        starts = [start for start, _, _ in found]
+        sizes = [max(0, stop - start) for start, stop, _ in found]
+        if starts == [0] * len(found) and sizes == lengths:
+            return input
+        if len(set(starts)) > 1 or len(set(sizes)) > 1:
+            raise Stopped("a slice whose ends differ from batch to batch")
+        return self.layer("narrow", input, dim=dim, start=starts[0], length=sizes[0])
+
+    def tied(self, weight: Any) -> str | None:
+        """The embedding whose weight this is; None: it is none's."""
+        return self._converter.tied(weight)
+
+    def rank(self, input: Any) -> int:  # noqa: A002
+        """How many axes a tensor has."""
+        return self._values(input)[0].dim()
+
+    def length(self, input: Any, dim: int) -> int:  # noqa: A002
+        """How long an axis is.
+
+        Raises:
+            Stopped: it differs from batch to batch.
+        """
+        size = _steady([tuple(item.shape) for item in self._values(input)])[dim]
+        if size is None:
+            raise Stopped(f"{self.name}() of an axis whose length differs from batch to batch")
+        return size
+
+    def dtype_before(self, input: Any) -> Any:  # noqa: A002
+        """The type of a tensor."""
+        return self._values(input)[0].dtype
+
+    def _values(self, input: Any) -> list[Tensor]:  # noqa: A002
+        num = self._converter.num_samples
+        return [self._converter.concrete(input, sample) for sample in range(num)]
+
+
+def _steady(shapes: Sequence[tuple[int, ...]]) -> list[int | None]:
+    """The sizes of axes; None where they differ."""
+    return [sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*shapes, strict=True)]
+
+
+def _method(name: str) -> Callable[..., Any]:
+    def run(of: Any, *args: Any, **kwargs: Any) -> Any:
+        found = getattr(of, name)
+        return found(*args, **kwargs) if callable(found) else found
+
+    return run
+
+
+def _reads(args: Any, kwargs: Any) -> bool:
+    """Whether a call reads what depends on the data or on parameters."""
+    return any(isinstance(item, (Ref, _Weight, Packed)) for item in _all((args, kwargs)))
+
+
+def _all(item: Any) -> list[Any]:
+    if isinstance(item, (tuple, list)):
+        return [found for part in item for found in _all(part)]  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(item, dict):
+        return [found for part in item.values() for found in _all(part)]  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(item, slice):
+        return [item.start, item.stop, item.step]
+    return [item]
+
+
+def _has_varying(item: Any) -> bool:
+    return any(isinstance(part, Varying) for part in _all(item))
+
+
+def _settled(values: tuple[Any, ...]) -> Any:
+    """What does not depend on the data: the same for all samples, or not."""
+    first = values[0]
+    if isinstance(first, Tensor):
+        same = all(item.shape == first.shape and torch.equal(item, first) for item in values)
+        return Fixed(first) if same else Varying(values)
+    if isinstance(first, (tuple, list)) and all(len(item) == len(first) for item in values):
+        return tuple(_settled(part) for part in zip(*values, strict=True))
+    return first if all(item == first for item in values) else Varying(values)
+
+
+def _named(name: str, value: Any) -> Any:
+    """The structure of a tuple with the names of its leaves."""
+    if isinstance(value, Tensor):
+        return Ref(name)
+    if isinstance(value, (tuple, list)):
+        return tuple(_named(f"{name}.{number}", item) for number, item in enumerate(value))  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    return None
+
+
+# --- what goes into a module ------------------------------------------------------------------
+
+
+def _inputs_of(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The tensors that a layer reads, in the order of its inputs.
+
+    Raises:
+        Stopped: it is called in a way that a layer cannot be.
+    """
+    bound = inspect.signature(module.forward).bind(*args, **kwargs)
+    known = inspect.signature(module.forward).parameters
+    inputs: list[Any] = []
+    is_open = True
+    for name, item in known.items():
+        value = bound.arguments.get(name, item.default)
+        if item.kind is item.VAR_POSITIONAL:
+            inputs.extend(bound.arguments.get(name, ()))
+            continue
+        if name == "hx" and _is_zero(value):
+            continue
+        tensors = [part for part in _all(value) if part is not None and _is_tensor(part)]
+        if not tensors:
+            is_open = False
+            _check_option(module, name, value, item.default)
+        elif is_open:
+            inputs.extend(tensors)
+        else:
+            raise Stopped(f"{type(module).__name__} cannot be given {name} in a graph")
+    return inputs
+
+
+def _check_option(module: nn.Module, name: str, value: Any, default: Any) -> None:
+    if value is default or value == default or value is None:
+        return
+    if isinstance(module, nn.MultiheadAttention) and name in (
+        "need_weights",
+        "average_attn_weights",
+    ):
+        return
+    raise Stopped(f"{type(module).__name__} called with {name}={value!r:.40}")
+
+
+def _is_tensor(item: Any) -> bool:
+    is_made = isinstance(item, Varying) and isinstance(item.values[0], Tensor)
+    return is_made or isinstance(item, (Ref, Fixed, Packed, _Weight))
+
+
+def _is_zero(value: Any) -> bool:
+    """Whether these are states of zeros, as a recurrent layer begins with by itself."""
+    parts = _all(value)
+    tensors = [
+        tensor
+        for part in parts
+        for tensor in (
+            part.values if isinstance(part, Varying) else (getattr(part, "value", None),)
+        )
+    ]
+    return bool(tensors) and all(
+        isinstance(item, Tensor) and not bool(item.any()) for item in tensors
+    )
+
+
+def _pack(input: Any, lengths: Any, batch_first: bool = False, enforce_sorted: bool = True) -> Any:  # noqa: A002
+    del enforce_sorted
+    if not isinstance(input, Ref) or not isinstance(lengths, Ref):
+        raise Stopped("pack_padded_sequence takes a tensor and the lengths of a sequence field")
+    return Packed(input, lengths, batch_first)
+
+
+def _unpack(sequence: Any, batch_first: bool = False, *_: Any, **__: Any) -> Any:
+    if not isinstance(sequence, Packed) or sequence.batch_first != batch_first:
+        raise Stopped("pad_packed_sequence takes what a recurrent layer made, with its batch_first")
+    return sequence.tensor, sequence.lengths
