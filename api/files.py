@@ -174,7 +174,9 @@ def get_artifact(
     return _file(request, house, row.key, row.name, row.media_type, etag(job, *size))
 
 
-def _part(request: Request, house: Resources, row: Checkpoint, part: str, name: str) -> Response:
+def _part(
+    request: Request, house: Resources, row: checkpoints.Saved, part: str, name: str
+) -> Response:
     """One file of a checkpoint, under a name that says whose it is."""
     tag = etag(row.files.get(part, {}).get("sha256") or row.id)
     return _file(request, house, f"{row.key}/{part}", name, SAFETENSORS, tag)

@@ -31,7 +31,7 @@ from glasshouse.failpoints import failpoint
 from glasshouse.ids import is_id
 from glasshouse.spec import InferJob, TrainJob
 from glasshouse.spec.jobs import JobName, Label, LabelValue
-from models import checkpoints, datasets, jobs, quotas
+from models import checkpoints, datasets, jobs, quotas, uses
 from models.database import Transaction
 from models.idempotency import Answer, Token
 from models.jobs import Filter
@@ -128,6 +128,7 @@ def store(
 
 
 def _add(tx: Transaction, caller: Caller, prepared: Prepared, parent: str | None) -> Job:
+    uses.share(tx, prepared.uses)
     for used in prepared.uses:  # it may have been deleted while the planner was asked
         if is_id(used, "ds"):
             datasets.ready(tx, used, None)

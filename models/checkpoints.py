@@ -9,7 +9,7 @@ from sqlalchemy import func, insert, select, update
 from sqlalchemy.orm import Session
 
 from glasshouse.errors import CheckpointInUse, CheckpointMissing, CheckpointNotFound
-from models import doomed, jobs, lineage
+from models import doomed, jobs, lineage, uses
 from models.events import NewEvent
 from models.state import ENDED
 from models.tables import Checkpoint, Job, Upload, now
@@ -169,7 +169,7 @@ def delete(tx: Session, checkpoint: Saved) -> None:
     Raises:
         CheckpointInUse: a job that has not ended reads it, or would resume from it.
     """
-    if jobs.in_use(tx, checkpoint.id):
+    if not uses.unused(tx, type(checkpoint), [checkpoint.id]):
         raise CheckpointInUse("A job that has not ended uses this checkpoint.")
     if isinstance(checkpoint, Upload):
         tx.execute(sql_delete(Upload).where(Upload.id == checkpoint.id))

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from glasshouse.errors import DatasetInUse, DatasetNotFound, DatasetNotReady
 from glasshouse.ids import new_id
-from models import doomed, jobs
+from models import doomed, uses
 from models.tables import Dataset, now
 
 
@@ -116,7 +116,7 @@ def delete(tx: Session, dataset: Dataset) -> None:
     Raises:
         DatasetInUse: a job that has not ended reads it.
     """
-    if jobs.in_use(tx, dataset.id):
+    if not uses.unused(tx, Dataset, [dataset.id]):
         raise DatasetInUse("A job that has not ended uses this dataset.")
     tx.execute(sql_delete(Dataset).where(Dataset.id == dataset.id))
     doomed.add(tx, [f"datasets/{dataset.id}"])

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import delete as sql_delete
-from sqlalchemy import exists, func, insert, literal, select, update
+from sqlalchemy import func, insert, literal, select, update
 from sqlalchemy.orm import Session
 
 from glasshouse.errors import CheckpointInUse, JobEnded, JobNotEnded, JobNotFound
 from glasshouse.ids import new_id
-from models import commands, doomed, events, pausing, probes, tracing
+from models import commands, doomed, events, pausing, probes, tracing, uses
 from models.events import NewEvent
 from models.state import ENDED, STATES
 from models.tables import Checkpoint, Command, Job, JobUse, Outbox, Time, now
@@ -231,27 +231,13 @@ def delete(tx: Session, job: Job) -> None:
     """
     if job.state not in ENDED:
         raise JobNotEnded(f"The job is {job.state}; cancel it first.")
-    reader = tx.scalar(
-        select(JobUse.job)
-        .join(Checkpoint, Checkpoint.id == JobUse.used)
-        .join(Job, Job.id == JobUse.job)
-        .where(Checkpoint.job == job.id, Job.state.not_in(ENDED))
-        .limit(1)
-    )
-    if reader is not None:
-        raise CheckpointInUse(f"{reader} has not ended and uses a checkpoint of this job.")
+    saved = list(tx.scalars(select(Checkpoint.id).where(Checkpoint.job == job.id)))
+    used = set(saved) - uses.unused(tx, Checkpoint, saved)
+    if used:
+        detail = f"A job that has not ended uses {min(used)}, a checkpoint of this job."
+        raise CheckpointInUse(detail)
     tx.execute(sql_delete(Job).where(Job.id == job.id))
     doomed.add(tx, [f"jobs/{job.id}"])
-
-
-def in_use(tx: Session, used: str) -> bool:
-    """Whether a job that has not ended reads this dataset or checkpoint."""
-    query = (
-        select(JobUse.job)
-        .join(Job, Job.id == JobUse.job)
-        .where(JobUse.used == used, Job.state.not_in(ENDED))
-    )
-    return bool(tx.scalar(select(exists(query))))
 
 
 def count_by_state(tx: Session) -> dict[str, int]:

@@ -9,7 +9,7 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from glasshouse import jsonio
-from models import checkpoints, doomed, jobs
+from models import checkpoints, doomed, uses
 from models.tables import Checkpoint, Job
 
 
@@ -67,7 +67,9 @@ def supersede(tx: Session, job_id: str, keeping: Keeping) -> list[str]:
     kept = {row.id for row in complete[-max(1, keeping.last) :]}
     kept |= keeping.best.of(complete) if keeping.best is not None else set()
     every = checkpoints.of_job(tx, job_id, "all")
-    gone = [row for row in every if row.id not in kept and not jobs.in_use(tx, row.id)]
+    superseded = [row.id for row in every if row.id not in kept]
+    unused = uses.unused(tx, Checkpoint, superseded)
+    gone = [row for row in every if row.id in unused]
     if gone:
         tx.execute(delete(Checkpoint).where(Checkpoint.id.in_([row.id for row in gone])))
         doomed.add(tx, [row.key for row in gone])

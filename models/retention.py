@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, delete, exists, func, or_, select, tuple_, update
 from sqlalchemy.orm import Session
 
-from models import doomed
+from models import doomed, uses
 from models.idempotency import KEPT
 from models.settings import Settings
 from models.state import ENDED
@@ -223,7 +223,9 @@ def _some_checkpoints(tx: Session, job: str, limit: int) -> Done:
     rows = tx.execute(query).all()
     if not rows:
         return Done()
-    tx.execute(delete(Checkpoint).where(Checkpoint.id.in_([row.id for row in rows])))
+    unused = uses.unused(tx, Checkpoint, [row.id for row in rows])
+    rows = [row for row in rows if row.id in unused]
+    tx.execute(delete(Checkpoint).where(Checkpoint.id.in_(unused)))
     doomed.add(tx, [row.key for row in rows])
     return Done(len(rows), len(rows))
 
