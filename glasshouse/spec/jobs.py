@@ -18,6 +18,7 @@ from glasshouse.spec.training import (
     Average,
     Checkpoint,
     Evaluate,
+    GradScaler,
     Init,
     Loss,
     Losses,
@@ -117,9 +118,12 @@ class TrainJob(_Job):
     optimizer: Optimizer
     scheduler: Scheduler | None = None
     """Left out, the learning rate stays what it is."""
-    precision: Literal["float32", "bfloat16", "auto"] = "float32"
-    """``bfloat16``: products are computed in it where torch.autocast says so; parameters, losses
-    and updates stay float32. ``auto``: where the device multiplies it in hardware."""
+    precision: Literal["float32", "bfloat16", "float16", "auto"] = "float32"
+    """``bfloat16``, ``float16``: products are computed in it where torch.autocast says so;
+    parameters, losses and updates stay float32. ``float16`` scales the loss, for its range is
+    small. ``auto``: bfloat16 where the device multiplies it in hardware."""
+    grad_scaler: GradScaler | None = None
+    """Of ``float16``; left out, torch's own numbers."""
     memory_format: Literal["contiguous_format", "channels_last"] = "contiguous_format"
     """How images and the weights of convolutions lie in memory, by torch's names. It changes how
     fast they are, and the order of sums: the numbers are the same up to rounding."""
@@ -155,6 +159,8 @@ class TrainJob(_Job):
                 raise ValueError("stop.early needs evaluate: say when its metric is computed")
             if self.scheduler is not None and self.scheduler.metric is not None:
                 raise ValueError("scheduler.metric needs evaluate: say when it is computed")
+        if self.grad_scaler is not None and self.precision != "float16":
+            raise ValueError("grad_scaler is of precision float16 only: no other scales its losses")
         if self.tune and self.memory_format != "contiguous_format":
             raise ValueError("tune chooses the memory_format: leave one of the two out")
         twice = [name for name, count in Counter(self.loss_names).items() if count > 1]
