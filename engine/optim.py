@@ -177,8 +177,10 @@ def _state_like_tiny(
 ) -> dict[str, Kept]:
     """What is kept of one parameter, from what a tiny one of as many axes needs."""
     small = _PRIMES[: len(shape)] if len(shape) <= len(_PRIMES) else (2,) * len(shape)
-    counts = {"num_sparse": num_sparse, "num_dense": 1 - num_sparse}
-    kept = _try_tiny(optimizer, **counts, shape=small, cause=cause)
+    num_dense = 1 - num_sparse
+    kept = _try_tiny(
+        optimizer, num_sparse=num_sparse, num_dense=num_dense, shape=small, cause=cause
+    )
     return {key: _grown(item, small, shape) for key, item in kept.items()}
 
 

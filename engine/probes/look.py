@@ -9,6 +9,7 @@ recorders see what is seen.
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -204,7 +205,7 @@ class Look(AbstractContextManager["Look"]):
         def see(gradient: Tensor) -> None:
             found: Tensor | None = gradient
             if scaling is not None:
-                found = self._observe(graded, lambda: scaling.unscaled(gradient))
+                found = self._observe(graded, partial(scaling.unscaled, gradient))
             if found is not None:
                 self._see("output_grad", leaf, found, graded)
 

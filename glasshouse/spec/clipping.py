@@ -16,6 +16,7 @@ class GradClip(Spec):
     an l2 norm of at most max. ``global_norm``: all gradients together; the norm before is the
     metric ``grad_norm``, where the job says so and not a layer."""
     max: PositiveFloat
+    """The upper end of each element, or the largest norm."""
     min: float | None = Constraint(default=None, le=0)
     """Of ``value``: the lower end; left out, -max."""
 
