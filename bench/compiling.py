@@ -1,6 +1,6 @@
 """What torch.compile would bring to a training step, and whether it keeps its bits.
 
-For each network one JSON line: the time of a compiled step (forward, loss and backward pass; SGD) as
+For each network one JSON line: the time of a compiled step (forward, loss, backward, SGD) as
 a ratio to the same step as it stands, the two taking turns in one process; the seconds that
 compiling takes, once and again for another number of rows; and whether losses and gradients of the
 first step are the same bits. Beside it the ratios of ``channels_last`` and bfloat16, which need no

@@ -73,7 +73,8 @@ def step_peak(
     Parameters and what the optimizer keeps are not in it. None: a layer cannot run without data.
     """
     with contextlib.suppress(Exception), torch.device("meta"):
-        network = Network(_without_lengths(job.network), wanted)
+        kept_at = job.activation_checkpointing or ()
+        network = Network(_without_lengths(job.network), wanted, kept_at=kept_at)
         loss_fn = Losses.of(job)
         network.train()
         live = LiveBytes()

@@ -203,7 +203,8 @@ def _has_ended(start: Start, report: Reporter, schedule: "Schedule") -> bool:
 
 
 def _learner(job: TrainJob, device: torch.device) -> Learner:
-    network = Network(job.network, wanted(job)).to(device)
+    kept_at = job.activation_checkpointing or ()
+    network = Network(job.network, wanted(job), kept_at=kept_at).to(device)
     loss_fn = Losses.of(job).to(device)
     network.low_precision = chosen(job.precision, device)
     fill(job.network, network)

@@ -104,6 +104,16 @@ class _Job(Spec):
     after a lost worker. ``fail``: the job has failed."""
 
 
+if TYPE_CHECKING:
+    KeptAt = tuple[str, ...]  # after the plan, which names the layers
+else:
+    KeptAt = Annotated[
+        Annotated[Literal[True], Tag("True")]
+        | Annotated[tuple[Name, ...], Constraint(min_length=2, max_length=10_000), Tag("names")],
+        Discriminator(lambda value: "names" if isinstance(value, (list, tuple)) else "True"),
+    ]
+
+
 class TrainJob(_Job):
     """Train a network."""
 
@@ -136,6 +146,11 @@ class TrainJob(_Job):
     accumulate: int = Constraint(default=1, ge=1, le=100_000)
     """Batches whose gradients make one update together, as one batch of all their rows would: a
     step is then so many batches. At the end of an epoch the last step may have fewer."""
+    activation_checkpointing: KeptAt | None = None
+    """Less memory for about a third more time: what layers keep for the backward pass is computed
+    again there, but for what goes into the layers named here, in their order. Before the first and
+    from the last one on all is kept. True: the plan chooses those that leave the least. Left out,
+    all is kept."""
     average: Average | None = None
     """Left out, evaluations and checkpoints take the newest weights."""
     grad_clip: GradClip | None = None
