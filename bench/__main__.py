@@ -30,6 +30,7 @@ BENCHES = (
     "padding",
     "streaming",
     "prefetch",
+    "compiling",
 )
 RESULTS = Path(__file__).parent / "results"
 

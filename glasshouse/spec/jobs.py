@@ -3,8 +3,18 @@
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, NonNegativeInt, PositiveFloat, Tag, TypeAdapter, model_validator
+from pydantic import (
+    Discriminator,
+    NonNegativeInt,
+    PositiveFloat,
+    Tag,
+    TypeAdapter,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 from pydantic import Field as Constraint
+from pydantic_core import PydanticCustomError
 
 from glasshouse.spec.clipping import GradClip
 from glasshouse.spec.data import Data, Field
@@ -104,6 +114,14 @@ class _Job(Spec):
     after a lost worker. ``fail``: the job has failed."""
 
 
+def _not_compiled(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    if value is True:
+        detail = "steps are not compiled: a watched step would be another program than an unwatched"
+        detail += " one, with other bits, and on CPUs it was measured slower than tune and bfloat16"
+        raise PydanticCustomError("unsupported", detail)
+    return handler(value)
+
+
 if TYPE_CHECKING:
     KeptAt = tuple[str, ...]  # after the plan, which names the layers
 else:
@@ -140,6 +158,9 @@ class TrainJob(_Job):
     tune: bool = False
     """Whether a short trial before the first step chooses ``memory_format``; the event ``adjusted``
     says what it has become, and the job keeps to it."""
+    compile: Annotated[Literal[False], WrapValidator(_not_compiled)] = False
+    """``torch.compile`` is refused: a watched step would be another program than an unwatched one,
+    with other bits, and on a CPU it is not faster (decision 19). See ``tune``."""
     deterministic: bool = False
     """``torch.use_deterministic_algorithms``: an operation that has none fails the job. On a CPU
     all are so with the same number of threads."""
