@@ -6,6 +6,9 @@ and the scale becomes smaller; after many steps without that it grows. Waits for
 torch does: for an optimizer that is not fused.
 """
 
+import contextlib
+from collections.abc import Generator
+
 import torch
 from torch import Tensor
 
@@ -33,6 +36,7 @@ class Scaling:
         self._optimizer = optimizer
         self._one = torch.ones((), device=device)
         self._overflowed = torch.zeros((), dtype=torch.float64, device=device)
+        self._has_updated = False
         self._used: Tensor | None = None
         """The scale of the update that was made last, or left out."""
         self._inverse: Tensor | None = None
@@ -58,9 +62,12 @@ class Scaling:
     def step(self) -> None:
         """Update the parameters, where all gradients are finite; and choose the next scale."""
         self._used = self.scale
-        self._scaler.step(self._optimizer)
+        with contextlib.nullcontext() if self._has_updated else _waiting(self._optimizer):
+            self._scaler.step(self._optimizer)
         self._scaler.update()
-        self._overflowed += self.scale < self._used
+        has_overflowed = self.scale < self._used
+        self._overflowed += has_overflowed
+        self._has_updated = self._has_updated or not bool(has_overflowed)
         self._inverse = None
 
     def figures(self) -> dict[str, Tensor]:
@@ -72,10 +79,27 @@ class Scaling:
         """The scale and what it hangs on. Waits for the device."""
         known = self._scaler.state_dict()
         kept = {"scale": known["scale"], "since": known["_growth_tracker"]}
-        return {**kept, "overflowed": int(self._overflowed)}
+        return {**kept, "overflowed": int(self._overflowed), "has_updated": self._has_updated}
 
     def restore(self, state: State) -> None:
         """Go on from there, by the rules of this job."""
         saved = {"scale": float(state["scale"]), "_growth_tracker": int(state["since"])}
         self._scaler.load_state_dict({**self._scaler.state_dict(), **saved})
         self._overflowed.fill_(int(state["overflowed"]))
+        self._has_updated = bool(state["has_updated"])
+
+
+@contextlib.contextmanager
+def _waiting(optimizer: torch.optim.Optimizer) -> Generator[None]:
+    """In here it is not called where gradients overflow, as an optimizer that is not fused.
+
+    A fused SGD that is told to do nothing at its first step keeps a momentum that it has not
+    computed, and goes on with it: NaN.
+    """
+    name = "_step_supports_amp_scaling"
+    known = vars(optimizer).get(name)
+    vars(optimizer)[name] = False
+    try:
+        yield
+    finally:
+        vars(optimizer)[name] = known

@@ -88,7 +88,9 @@ class Guard:
         skipped = Skipped(spec.skip)
         inputs = job.loss_inputs
         self._carried = carried = learner.carried
-        self._replay = Replay(learner.network, learner.loss_fn, inputs, rows, skipped, carried)
+        self._replay = Replay(
+            learner.network, learner.loss_fn, inputs, rows, skipped, carried, learner.scaling
+        )
         self._graded = [
             parameter
             for name, parameter in learner.network.named_parameters()

@@ -239,6 +239,19 @@ def test_a_pair_of_optimizers_leaves_out_both_updates_or_none(digits, tmp_path):
     assert losses(records)[0] == pytest.approx(exact[0], rel=0.01)
 
 
+def test_a_fused_optimizer_that_overflows_at_its_first_step_keeps_no_nonsense(digits, tmp_path):
+    """torch's fused SGD would begin with a momentum that it has not computed."""
+    fast = {"type": "SGD", "args": {"lr": 0.1, "momentum": 0.9, "fused": True}}
+    high = {"precision": "float16", "grad_scaler": {"init_scale": 2.0**25, "growth_interval": 4}}
+    found, plain = (
+        run(tmp_path / name, spec(**high, stop={"steps": 20}, **more), digits)
+        for name, more in (("fused", {"optimizer": fast}), ("plain", {}))
+    )
+    assert metrics(found, "overflowed_steps")[0] == 1
+    assert metrics(found, "loss_scale") == metrics(plain, "loss_scale")
+    assert losses(found) == pytest.approx(losses(plain), rel=1e-3)
+
+
 # --- what watches over it -------------------------------------------------------------------------
 
 
