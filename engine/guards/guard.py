@@ -89,7 +89,13 @@ class Guard:
         inputs = job.loss_inputs
         self._carried = carried = learner.carried
         self._replay = Replay(
-            learner.network, learner.loss_fn, inputs, rows, skipped, carried, learner.scaling
+            learner.network,
+            learner.loss_fn,
+            inputs,
+            rows,
+            skipped,
+            carried=carried,
+            scaling=learner.scaling,
         )
         self._graded = [
             parameter

@@ -80,13 +80,14 @@ class Skipped:
 class Replay:
     """Looks for the first bad tensor of passes that were made."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (what a pass is made of)
         self,
         network: Network,
         loss_fn: Losses,
         loss_inputs: Sequence[str],
         rows: Rows,
         skipped: Skipped,
+        *,
         carried: Carried | None = None,
         scaling: Scaling | None = None,
     ) -> None:
