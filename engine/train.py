@@ -203,8 +203,7 @@ def _has_ended(start: Start, report: Reporter, schedule: "Schedule") -> bool:
 
 
 def _learner(job: TrainJob, device: torch.device) -> Learner:
-    kept_at = job.activation_checkpointing or ()
-    network = Network(job.network, wanted(job), kept_at=kept_at).to(device)
+    network = Network(job.network, wanted(job), kept_at=job.kept_at).to(device)
     loss_fn = Losses.of(job).to(device)
     network.low_precision = chosen(job.precision, device)
     fill(job.network, network)

@@ -123,7 +123,7 @@ def _not_compiled(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
 
 
 if TYPE_CHECKING:
-    KeptAt = tuple[str, ...]  # after the plan, which names the layers
+    KeptAt = tuple[str, ...] | Literal[True]
 else:
     KeptAt = Annotated[
         Annotated[Literal[True], Tag("True")]
@@ -207,6 +207,12 @@ class TrainJob(_Job):
             if field in names:
                 raise ValueError(f"{field!r} names a layer and a data field; rename one")
         return self
+
+    @property
+    def kept_at(self) -> tuple[str, ...]:
+        """Where activations are kept, as the plan has settled it; none: everywhere."""
+        asked = self.activation_checkpointing
+        return asked if isinstance(asked, tuple) else ()
 
     @property
     def losses(self) -> tuple[Loss, ...]:
