@@ -26,6 +26,7 @@ from engine.data.streamed import StreamedRows
 from engine.data.table import Table
 from engine.data.window import StoredTable
 from engine.failures import classify
+from engine.memory_guard import guard_memory
 from engine.network import root
 from engine.probes.watched.wanted import Wanted
 from engine.problems import SpecProblems
@@ -146,6 +147,8 @@ class Assignment:
     """Operations a second that the devices are capable of."""
     resume: Resume | None = None
     """None: from the beginning."""
+    parts: int = 1
+    """Each batch is run in so many, since memory ran out before."""
 
     @staticmethod
     def read(path: Path) -> "Assignment":
@@ -173,6 +176,7 @@ class Assignment:
                 flops=raw.get("flops"),
                 peak_flops=raw["device"].get("peak_flops"),
                 resume=Resume.read(raw.get("resume")),
+                parts=int(raw.get("parts") or 1),
             )
         except (KeyError, TypeError, ValueError) as cause:
             raise SpecFailed(f"job.json cannot be read: {cause}") from cause
@@ -205,6 +209,7 @@ def run(job: Assignment, *, control: Control, out: Outputs) -> End:
         return End(control.ends_as if state == "cancelled" else state)
     spec = job.spec
     be_deterministic(spec.deterministic)
+    guard_memory(spec.guards.memory, job.device)
     out.ring = job.ring
     if job.orders:
         control.orders.extendleft(reversed(job.orders))
@@ -227,6 +232,7 @@ def run(job: Assignment, *, control: Control, out: Outputs) -> End:
             watched=job.watched,
             work=Work(flops, job.peak_flops),
             start=start,
+            parts=job.parts,
         )
     finally:
         for rows in (training, judged):

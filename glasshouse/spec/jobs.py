@@ -197,6 +197,8 @@ class TrainJob(_Job):
                 raise ValueError("scheduler.metric needs evaluate: say when it is computed")
         if self.grad_scaler is not None and self.precision != "float16":
             raise ValueError("grad_scaler is of precision float16 only: no other scales its losses")
+        if self.guards.memory.allocator is not None and self.devices.type != "cuda":
+            raise ValueError("guards.memory.allocator is of CUDA devices: set devices.type to cuda")
         if self.tune and self.memory_format != "contiguous_format":
             raise ValueError("tune chooses the memory_format: leave one of the two out")
         twice = [name for name, count in Counter(self.loss_names).items() if count > 1]
