@@ -187,14 +187,19 @@ class TrainJob(_Job):
     """What watches over the numbers of training."""
 
     @model_validator(mode="after")
+    def _check_evaluations(self) -> Self:
+        if self.evaluate is not None:
+            if self.data.validation is None:
+                raise ValueError("evaluate needs data.validation: name the rows to evaluate on")
+            return self
+        if self.stop.early is not None:
+            raise ValueError("stop.early needs evaluate: say when its metric is computed")
+        if self.scheduler is not None and self.scheduler.metric is not None:
+            raise ValueError("scheduler.metric needs evaluate: say when it is computed")
+        return self
+
+    @model_validator(mode="after")
     def _check_across(self) -> Self:
-        if self.evaluate is not None and self.data.validation is None:
-            raise ValueError("evaluate needs data.validation: name the rows to evaluate on")
-        if self.evaluate is None:
-            if self.stop.early is not None:
-                raise ValueError("stop.early needs evaluate: say when its metric is computed")
-            if self.scheduler is not None and self.scheduler.metric is not None:
-                raise ValueError("scheduler.metric needs evaluate: say when it is computed")
         if self.grad_scaler is not None and self.precision != "float16":
             raise ValueError("grad_scaler is of precision float16 only: no other scales its losses")
         if self.guards.memory.allocator is not None and self.devices.type != "cuda":
