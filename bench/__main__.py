@@ -31,6 +31,7 @@ BENCHES = (
     "streaming",
     "prefetch",
     "compiling",
+    "recomputing",
 )
 RESULTS = Path(__file__).parent / "results"
 

@@ -168,10 +168,9 @@ class TrainJob(_Job):
     """Batches whose gradients make one update together, as one batch of all their rows would: a
     step is then so many batches. At the end of an epoch the last step may have fewer."""
     activation_checkpointing: KeptAt | None = None
-    """Less memory for about a third more time: what layers keep for the backward pass is computed
-    again there, but for what goes into the layers named here, in their order. Before the first and
-    from the last one on all is kept. True: the plan chooses those that leave the least. Left out,
-    all is kept."""
+    """Less memory for more time: what layers keep for the backward pass is computed again there,
+    but for what goes into the layers named here, in their order. Before the first and from the last
+    one on all is kept. True: the plan chooses those that leave the least. Left out, all is kept."""
     average: Average | None = None
     """Left out, evaluations and checkpoints take the newest weights."""
     grad_clip: GradClip | None = None
