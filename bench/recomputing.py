@@ -33,8 +33,8 @@ def spec(**more: Any) -> dict[str, Any]:
     for number in range(12):
         args = {"out_features": 256}
         layers.append({"name": f"fc{number}", "type": "Linear", "args": args})
-        for kind in ("BatchNorm1d", "ReLU", "Dropout"):
-            layers.append({"name": f"{kind}{number}", "type": kind})
+        kinds = ("BatchNorm1d", "ReLU", "Dropout")
+        layers += [{"name": f"{kind}{number}", "type": kind} for kind in kinds]
     layers.append({"name": "fc", "type": "Linear", "args": {"out_features": 10}})
     return {
         "kind": "train",
