@@ -7,6 +7,7 @@ _OF_THE_RUN = (
     "/seed",
     "/network",
     "/optimizer/type",
+    "/optimizer/sparse/type",
     "/data/train",
     "/data/fields",
     "/data/batch_size",

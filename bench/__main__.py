@@ -30,6 +30,8 @@ BENCHES = (
     "padding",
     "streaming",
     "prefetch",
+    "compiling",
+    "recomputing",
 )
 RESULTS = Path(__file__).parent / "results"
 

@@ -25,9 +25,8 @@ class Clip:
 
     def __init__(self, spec: GradClip | None, own: Sequence[tuple[GradClip, Parameters]]) -> None:
         """``own``: what layers say of their parameters; the first is the job's."""
-        self._first = None if spec is None else spec.type
-        self.max = 0.0 if spec is None else spec.max
-        """Of the job's ``grad_clip``; may change between two steps."""
+        self.spec = spec
+        """The job's ``grad_clip``; its ends may change between two steps."""
         self._sets = [_Set(*item) for item in own]
         self._num_steps: Tensor | None = None
 
@@ -36,9 +35,9 @@ class Clip:
         figures: dict[str, Tensor] = {}
         bites: list[Tensor] = []
         for number, item in enumerate(self._sets):
-            is_first = number == 0 and self._first is not None
-            norm, bit = item.clip(self.max if is_first else item.spec.max)
-            if is_first and self._first == "global_norm" and norm is not None:
+            of_job = self.spec if number == 0 else None
+            norm, bit = item.clip(of_job or item.spec)
+            if of_job is not None and of_job.type == "global_norm" and norm is not None:
                 figures["grad_norm"] = norm
             bites += [] if bit is None else [bit]
         if bites:
@@ -63,8 +62,10 @@ class _Set(NamedTuple):
     spec: GradClip
     parameters: Parameters
 
-    def clip(self, most: float) -> tuple[Tensor | None, Tensor | None]:
-        """Clip; gives the norm of all together if it was taken, and whether anything was changed.
+    def clip(self, ends: GradClip) -> tuple[Tensor | None, Tensor | None]:
+        """Clip to these ends.
+
+        Gives the norm of all together if it was taken, and whether anything was changed.
 
         Nothing is told to raise at a norm that is not finite: it is reported, and needs no wait.
         """
@@ -74,11 +75,11 @@ class _Set(NamedTuple):
             return None, None
         match self.spec.type:
             case "value":
-                return None, _by_value(gradients, most)
+                return None, _by_value(gradients, ends)
             case "norm":
-                return None, _each_by_norm(gradients, most)
+                return None, _each_by_norm(gradients, ends.max)
             case "global_norm":
-                return _all_by_norm(gradients, most)
+                return _all_by_norm(gradients, ends.max)
 
 
 def _values(parameter: nn.Parameter, gradient: Tensor) -> Tensor:
@@ -94,10 +95,15 @@ def _norms(gradients: list[Tensor], order: float) -> Tensor:
     return torch.stack(torch._foreach_norm(gradients, order))  # pyright: ignore
 
 
-def _by_value(gradients: list[Tensor], most: float) -> Tensor:
-    bit = _norms(gradients, torch.inf).max() > most
-    torch._foreach_clamp_min_(gradients, -most)  # pyright: ignore
-    torch._foreach_clamp_max_(gradients, most)  # pyright: ignore
+def _by_value(gradients: list[Tensor], ends: GradClip) -> Tensor:
+    if ends.min is None:
+        least, bit = -ends.max, _norms(gradients, torch.inf).max() > ends.max
+    else:
+        least = ends.min
+        reach = torch.stack([torch.stack(torch.aminmax(item)) for item in gradients])
+        bit = (reach[:, 0].min() < least) | (reach[:, 1].max() > ends.max)
+    torch._foreach_clamp_min_(gradients, least)  # pyright: ignore
+    torch._foreach_clamp_max_(gradients, ends.max)  # pyright: ignore
     return bit
 
 

@@ -9,12 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.layer_options import set_arguments
+from engine.learning_rate import base_of
+from engine.paired import half_of
 from engine.problems import SpecProblems
 from engine.report import Emit, Learner
-from engine.settable import changed_job, optimizer_values
+from engine.settable import changed_job, optimizer_changes, optimizer_values
 from engine.spool import now
 from glasshouse.spec import TrainJob
-from glasshouse.spec.live import is_of_optimizer, place, value_of
+from glasshouse.spec.live import is_of_optimizer, is_of_sparse, place, value_of
 
 Order = dict[str, Any]
 """``id``, ``by``, ``set`` or ``do``; of one to be applied again also ``step``, ``old``, ``new``."""
@@ -78,19 +80,22 @@ class Commands:
 
     def _take_up(self, changed: TrainJob, changes: dict[str, Any]) -> None:
         self._job = changed
-        names = [place(path)[-1] for path in changes if is_of_optimizer(path)]
-        values = optimizer_values(changed.optimizer, names)
-        if self._learner.rate is not None and "lr" in values:
-            self._learner.rate.rebase(values.pop("lr"))
-        set_arguments(self._learner.optimizer, values)
+        for which, names in optimizer_changes(changes).items():
+            values = optimizer_values(changed.optimizer, names, which)
+            half = half_of(self._learner.optimizer, which)
+            if self._learner.rate is not None and "lr" in values:
+                self._learner.rate.rebase(values.pop("lr"), half)
+            set_arguments(half, values)
         if self._learner.clip is not None and changed.grad_clip is not None:
-            self._learner.clip.max = changed.grad_clip.max
+            self._learner.clip.spec = changed.grad_clip
 
     def _value(self, path: str) -> Any:
-        if path == "optimizer.lr" and self._learner.rate is not None:
-            return self._learner.rate.base
         if is_of_optimizer(path):
-            return self._learner.optimizer.param_groups[0][place(path)[-1]]
+            name = place(path)[-1]
+            half = half_of(self._learner.optimizer, "sparse" if is_of_sparse(path) else "dense")
+            if name == "lr" and self._learner.rate is not None:
+                return base_of(half)
+            return half.param_groups[0][name]
         return value_of(self._job.model_dump(mode="json"), path)
 
     def _say(self, order: Order, state: str, step: int, **more: Any) -> None:

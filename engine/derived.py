@@ -20,6 +20,7 @@ from engine.network import Network, leaves, root
 from engine.precision import in_float32
 from engine.probes.watched.gradients import watch_gradient
 from engine.problems import Findings
+from engine.scaling import Scaling
 from engine.snapshot import State
 from engine.spool import now
 from engine.timing import Clock, HostClock, taken_out
@@ -120,9 +121,14 @@ class Derived:
         clock: Clock | None = None,
         *,
         fields: Mapping[str, Field] | None = None,
+        scaling: Scaling | None = None,
     ) -> None:
-        """``fields`` are the job's: a metric need not check targets that they have checked."""
+        """``fields`` are the job's: a metric need not check targets that they have checked.
+
+        ``scaling``: what gradients by outputs are scaled by, if they are.
+        """
         self._network = network
+        self.scaling = scaling
         self._emit = emit
         self._clock = clock or HostClock()
         names = metric_names(metrics)
@@ -250,7 +256,9 @@ class _Seeing(AbstractContextManager[None]):
 
             def see(gradient: Tensor) -> None:
                 with self._derived.apart():
-                    self._seen[name, "output_grad"] = _copy(gradient)
+                    scaling = self._derived.scaling
+                    found = gradient if scaling is None else scaling.unscaled(gradient)
+                    self._seen[name, "output_grad"] = _copy(found)
 
             self._handles += watch_gradient(tensor, see)
 

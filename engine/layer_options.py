@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from engine import arguments
-from engine.optim import build_optimizer, sparse_parameters
+from engine.optim import AT_SPARSE, build_optimizer, sparse_parameters
+from engine.paired import SPARSE_TYPES, Paired, half_of, join_rows
 from engine.problems import Findings, SpecProblems, one
 from glasshouse.spec import Graph, Layer, Optimizer, ParameterInit, PerParameter
 
@@ -56,19 +57,37 @@ def number_for(spec: PerParameter | None, name: str) -> float | None:
 
 def make_optimizer(spec: Optimizer, graph: Graph, network: nn.Module) -> torch.optim.Optimizer:
     """Make the optimizer of a network with all that its layers say."""
-    made: torch.optim.Optimizer = build_optimizer(spec, parameter_groups(graph, network))
-    for group in made.param_groups:
-        if _SCALE in group:
-            group["lr"] *= group[_SCALE]
-    penalise(made, graph, network, spec.l1)
+    sparse = sparse_parameters(network)
+    if spec.sparse is None:
+        made = of_sparse = _scaled(spec, parameter_groups(graph, network))
+    else:
+        rest = {
+            f"{item.layer.name}.{n}" for item in owned(graph, network) for n in item.parameters()
+        }
+        dense = _scaled(spec, parameter_groups(graph, network, rest - sparse))
+        of_sparse = _scaled(spec.of_sparse, parameter_groups(graph, network, sparse))
+        made = Paired(dense, of_sparse)
+    if sparse and isinstance(of_sparse, torch.optim.SGD):
+        of_sparse.register_step_pre_hook(join_rows)
+    penalise(made, graph, network, spec.l1, without=() if spec.sparse is None else sparse)
     return made
 
 
-def parameter_groups(graph: Graph, network: nn.Module) -> list[nn.Parameter] | list[Group]:
+def _scaled(spec: Optimizer, groups: list[nn.Parameter] | list[Group]) -> torch.optim.Optimizer:
+    made: torch.optim.Optimizer = build_optimizer(spec, groups)
+    for group in made.param_groups:
+        if _SCALE in group:
+            group["lr"] *= group[_SCALE]
+    return made
+
+
+def parameter_groups(
+    graph: Graph, network: nn.Module, names: Collection[str] | None = None
+) -> list[nn.Parameter] | list[Group]:
     """What an optimizer is made of: all that is trained, in groups where layers differ.
 
-    The first group has no options, whether or not a parameter is in it: its arguments are the
-    job's.
+    ``names``: of these alone. The first group has no options, whether or not a parameter is in it:
+    its arguments are the job's.
     """
     base: list[nn.Parameter] = []
     others: dict[tuple[float, float | None], list[nn.Parameter]] = {}
@@ -76,7 +95,8 @@ def parameter_groups(graph: Graph, network: nn.Module) -> list[nn.Parameter] | l
         for name, parameter in item.parameters().items():
             scale = number_for(item.layer.lr_scale, name)
             own = 1.0 if scale is None else scale, number_for(item.layer.weight_decay, name)
-            if parameter.requires_grad:
+            is_meant = names is None or f"{item.layer.name}.{name}" in names
+            if parameter.requires_grad and is_meant:
                 kept = base if own == (1.0, None) else others.setdefault(own, [])
                 kept.append(parameter)
     if not others:
@@ -92,8 +112,13 @@ def _group(scale: float, weight_decay: float | None, parameters: list[nn.Paramet
 
 
 def scales(optimizer: torch.optim.Optimizer) -> list[float]:
-    """What the learning rate of each group is multiplied by."""
-    return [group.get(_SCALE, 1.0) for group in optimizer.param_groups]
+    """What the learning rate of each group is multiplied by, where a schedule says one for all."""
+    found = [group.get(_SCALE, 1.0) for group in half_of(optimizer, "dense").param_groups]
+    if isinstance(optimizer, Paired):
+        dense, sparse = (half.defaults["lr"] for half in (optimizer.dense, optimizer.sparse))
+        ratio = sparse / dense if dense else 1.0
+        found += [ratio * group.get(_SCALE, 1.0) for group in optimizer.sparse.param_groups]
+    return found
 
 
 def set_arguments(optimizer: torch.optim.Optimizer, values: Mapping[str, Any]) -> None:
@@ -118,17 +143,25 @@ def own_decays(graph: Graph, network: nn.Module) -> dict[str, float]:
 # --- L1 --------------------------------------------------------------------------------------
 
 
-def penalise(optimizer: torch.optim.Optimizer, graph: Graph, network: nn.Module, l1: float) -> None:
+def penalise(
+    optimizer: torch.optim.Optimizer,
+    graph: Graph,
+    network: nn.Module,
+    l1: float,
+    without: Collection[str] = (),
+) -> None:
     """Have l1 times the sign of each parameter added to its gradient just before each update.
 
     That is where torch adds ``weight_decay``, and PaddlePaddle 2 its L1Decay: after clipping.
+    ``without``: parameters that have sparse gradients and an optimizer of their own.
     """
     found: dict[float, list[nn.Parameter]] = {}
     for item in owned(graph, network):
         for name, parameter in item.parameters().items():
             own = number_for(item.layer.l1, name)
             rate = l1 if own is None else own
-            if parameter.requires_grad and rate:
+            is_meant = f"{item.layer.name}.{name}" not in without
+            if parameter.requires_grad and rate and is_meant:
                 found.setdefault(rate, []).append(parameter)
     if found:
         optimizer.register_step_pre_hook(_adding(found))
@@ -205,12 +238,20 @@ def check_options(
     graph: Graph, network: nn.Module, optimizer: Optimizer, findings: Findings
 ) -> None:
     """Note options of layers that fit nothing."""
-    takes = build_optimizer(optimizer, [nn.Parameter(torch.ones(4, 4))]).defaults
+    tiny = [nn.Parameter(torch.ones(4, 4))]
+    takes = build_optimizer(optimizer, tiny).defaults
     sparse = sparse_parameters(network)
-    rates = {"weight_decay": float(takes.get("weight_decay", 0.0)), "l1": optimizer.l1}
+    if optimizer.sparse is None:
+        sparse_takes, rates, at = takes, {"l1": optimizer.l1}, "/optimizer"
+    else:
+        sparse_takes = build_optimizer(optimizer.of_sparse, tiny, AT_SPARSE).defaults
+        rates, at = {"l1": 0.0}, AT_SPARSE
+    rates["weight_decay"] = float(sparse_takes.get("weight_decay", 0.0))
     for item in owned(graph, network):
-        _check_layer(item, takes, findings)
-        _check_sparse(item, rates, sparse, findings)
+        is_sparse = any(f"{item.layer.name}.{name}" in sparse for name in item.parameters())
+        _check_layer(item, sparse_takes if is_sparse else takes, findings)
+        if optimizer.of_sparse.type in SPARSE_TYPES:  # of another one more is wrong than its decay
+            _check_sparse(item, rates, sparse, at, findings)
 
 
 def _check_layer(item: Owned, takes: Mapping[str, Any], findings: Findings) -> None:
@@ -236,7 +277,7 @@ def _check_layer(item: Owned, takes: Mapping[str, Any], findings: Findings) -> N
 
 
 def _check_sparse(
-    item: Owned, rates: Mapping[str, float], sparse: Collection[str], findings: Findings
+    item: Owned, rates: Mapping[str, float], sparse: Collection[str], at: str, findings: Findings
 ) -> None:
     """Refuse what would change every row of a parameter whose gradients have few."""
     for name, parameter in item.parameters().items():
@@ -245,7 +286,7 @@ def _check_sparse(
         for option, of_all in rates.items():
             own = number_for(getattr(item.layer, option), name)
             if of_all if own is None else own:
-                of_job = "/optimizer/l1" if option == "l1" else f"/optimizer/args/{option}"
+                of_job = "/optimizer/l1" if option == "l1" else f"{at}/args/{option}"
                 pointer = of_job if own is None else f"/network/layers/{item.position}/{option}"
                 detail = f"has sparse gradients, and {option} would change every row at every step:"
                 _refuse(findings, pointer, item.layer, f"{detail} give the layer 0", "sparse")

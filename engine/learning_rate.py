@@ -21,6 +21,7 @@ from torch.optim import lr_scheduler, swa_utils
 from engine import arguments
 from engine.layer_options import scales
 from engine.optim import build_optimizer
+from engine.paired import Paired
 from engine.problems import Findings, one
 from engine.snapshot import State
 from glasshouse import jsonio
@@ -244,6 +245,9 @@ def check_scheduler(
     """
     whole = resolved(spec, length)
     tiny = build_optimizer(optimizer, [nn.Parameter(torch.ones(2))])
+    if optimizer.sparse is not None:
+        of_sparse = build_optimizer(optimizer.of_sparse, [nn.Parameter(torch.ones(2))])
+        tiny = Paired(tiny, of_sparse)
     if "lr" not in tiny.param_groups[0]:  # pragma: no cover - torch has none such
         raise one("/scheduler", f"{optimizer.type} has no learning rate", "unsupported")
     made = build_scheduler(whole.type, whole.args, tiny)
@@ -285,12 +289,6 @@ class LearningRate:
         warnings.filterwarnings("ignore", category=UserWarning, module=lr_scheduler.__name__)
         vars(optimizer)["_opt_called"] = True
 
-    @property
-    def base(self) -> float:
-        """The learning rate that the schedule began with."""
-        group = self._optimizer.param_groups[0]
-        return float(group.get("initial_lr", group["lr"]))
-
     def count(self, num_rows: int, *, ends_epoch: bool) -> None:
         """An update was made, with so many rows."""
         past = {"steps": 1, "epochs": int(ends_epoch), "samples": num_rows}
@@ -304,13 +302,19 @@ class LearningRate:
         if self._spec.metric is not None:
             self._scheduler.step(figures[self._spec.metric])
 
-    def rebase(self, lr: float) -> None:
-        """Go on as though the schedule had begun with another rate: all of it is scaled."""
-        factor = lr / self.base
+    def rebase(self, lr: float, half: torch.optim.Optimizer) -> None:
+        """Go on as though the schedule had begun with another rate: all of it is scaled.
+
+        ``half``: the optimizer, or of a pair the one that is meant.
+        """
+        factor = lr / base_of(half)
+        meant = {id(group) for group in half.param_groups}
+        factors = [factor if id(g) in meant else 1.0 for g in self._optimizer.param_groups]
         for scheduler in _all_of(self._scheduler):
             if hasattr(scheduler, "base_lrs"):
-                scheduler.base_lrs = [factor * item for item in scheduler.base_lrs]
-        for group in self._optimizer.param_groups:
+                both = zip(factors, scheduler.base_lrs, strict=True)
+                scheduler.base_lrs = [one * item for one, item in both]
+        for group in half.param_groups:
             group["lr"] = factor * group["lr"]
             if "initial_lr" in group:
                 group["initial_lr"] = factor * group["initial_lr"]
@@ -344,6 +348,12 @@ class LearningRate:
             raise CheckpointMismatch(f"{detail} {self._spec.type}.")
         for scheduler, saved in zip(_all_of(self._scheduler), state["schedulers"], strict=True):
             vars(scheduler).update({name: _read(value) for name, value in saved.items()})
+
+
+def base_of(optimizer: torch.optim.Optimizer) -> float:
+    """The learning rate that an optimizer's schedule began with."""
+    group = optimizer.param_groups[0]
+    return float(group.get("initial_lr", group["lr"]))
 
 
 def cycled(spec: Scheduler | None) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from engine.lengths import Lengths, TakesLengths
 from engine.output_clips import OutputClips
 from engine.precision import in_float32
 from engine.problems import one
+from engine.recomputing import Segment, segmented
 from engine.stepwise import AWARE, OURS
 from glasshouse.spec import Graph, Layer
 
@@ -183,7 +184,15 @@ class Network(nn.Module):
     that is shared is the module of the first; its parameters are that one's.
     """
 
-    def __init__(self, graph: Graph, wanted: Sequence[str], *, prune: bool = False) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        wanted: Sequence[str],
+        *,
+        prune: bool = False,
+        kept_at: Sequence[str] = (),
+    ) -> None:
+        """``kept_at``: between two of these layers activations are computed again, not kept."""
         super().__init__()
         layers = needed_layers(graph, wanted) if prune else list(graph.layers)
         finished = _last_reads(layers, wanted)
@@ -209,11 +218,14 @@ class Network(nn.Module):
                 finished.get(position, ()),
                 layer.stop_gradient,
                 clips,
+                layer.lengths is None and not isinstance(module, _OF_ONE_TYPE),
             )
             self._steps.append(step)
 
-        self._plan: Sequence[Step | Pair] = self._steps
-        self._pairs = in_pairs(self._steps, wanted)
+        self._usual = segmented(self._steps, kept_at, run_all)
+        # Run again nobody looks, and a pair would run otherwise than it has.
+        self._paired = self._usual if kept_at else in_pairs(self._steps, wanted)
+        self._plan: Sequence[Step | Pair | Segment] = self._usual
 
     def lay_out(self, memory_format: torch.memory_format) -> None:
         """Have images and the weights of convolutions lie in memory so from now on.
@@ -222,7 +234,7 @@ class Network(nn.Module):
         positive parts: else it goes by branches that are hard to foresee.
         """
         self.memory_format = memory_format
-        self._plan = self._pairs if memory_format is torch.channels_last else self._steps
+        self._plan = self._paired if memory_format is torch.channels_last else self._usual
         self.to(memory_format=memory_format)  # pyright: ignore[reportCallIssue]
 
     @property
@@ -254,26 +266,48 @@ class Network(nn.Module):
 
     def _run(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         values = dict(batch)
-        tuples: dict[str, dict[str, Tensor]] = {}
-        for step in self._plan:
-            name, finished = step.name, step.finished
-            try:
-                output = step.run(values)
-            except LayerFailed:
-                raise
-            except Exception as cause:
-                raise LayerFailed(name, cause) from cause
-            if type(output) is Tensor:
-                values[name] = output
-            else:
-                tuples[name] = dict(leaves(name, output))
-                values.update(tuples[name])
-                values[name] = next(iter(tuples[name].values()))
-            for source in finished:
-                values.pop(source, None)
-                for leaf in tuples.pop(source, ()):
-                    values.pop(leaf, None)
+        run_all(self._plan, values, {})
         return values
+
+
+def run_all(
+    plan: Sequence["Step | Pair | Segment"],
+    values: dict[str, Tensor],
+    tuples: dict[str, dict[str, Tensor]],
+    *,
+    bare: bool = False,
+) -> None:
+    """Compute steps in order; what no later one reads is let go at once.
+
+    ``tuples``: the leaves of layers that put out several tensors. ``bare``: what a layer raises is
+    left as it is.
+
+    Raises:
+        LayerFailed: a layer could not compute its output.
+    """
+    for step in plan:
+        name, finished = step.name, step.finished
+        try:
+            output = step.run(values)
+        except Exception as cause:
+            if bare or isinstance(cause, LayerFailed):
+                raise
+            raise LayerFailed(name, cause) from cause
+        if type(output) is Tensor:
+            values[name] = output
+        else:
+            made = output if type(step) is Segment else {name: dict(leaves(name, output))}
+            for layer, found in made.items():
+                if isinstance(found, Tensor):
+                    values[layer] = found
+                else:
+                    tuples[layer] = found
+                    values.update(found)
+                    values[layer] = next(iter(found.values()))
+        for source in finished:
+            values.pop(source, None)
+            for leaf in tuples.pop(source, ()):
+                values.pop(leaf, None)
 
 
 class Step(NamedTuple):
@@ -287,11 +321,25 @@ class Step(NamedTuple):
     """The layers whose output nobody reads after it."""
     cuts: bool
     clips: OutputClips | None
+    is_plain: bool
+    """Whether its module takes its inputs just as they are."""
+
+    @property
+    def first(self) -> str:
+        """The layer that it begins with: itself."""
+        return self.name
+
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        """What it calls."""
+        return (self.module,)
 
     @property
     def reads(self) -> tuple[str, ...]:
         """All that it needs."""
-        return (*self.inputs, *(() if self.lengths is None else (self.lengths,)))
+        if self.lengths is None:
+            return self.inputs
+        return (*self.inputs, self.lengths, host_lengths_of(self.lengths))
 
     def run(self, values: Mapping[str, Tensor]) -> Any:
         """Call the layer on what it reads."""
@@ -303,6 +351,8 @@ class Step(NamedTuple):
 
     def _call(self, values: Mapping[str, Tensor]) -> Any:
         given = [values[source] for source in self.inputs]
+        if self.is_plain:
+            return call(self.module, given)
         if isinstance(self.module, _OF_ONE_TYPE):
             given = [in_float32(item) for item in given]
         if self.lengths is None or not isinstance(self.module, TakesLengths):
@@ -325,6 +375,21 @@ class Pair(NamedTuple):
 
     relu: Step
     pool: Step
+
+    @property
+    def first(self) -> str:
+        """The layer that it begins with."""
+        return self.relu.name
+
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        """What it calls."""
+        return (self.relu.module, self.pool.module)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """All that it needs."""
+        return self.relu.reads
 
     @property
     def name(self) -> str:

@@ -13,10 +13,12 @@ import torch
 from torch import nn
 
 from engine import arguments
+from engine.paired import SPARSE_TYPES
 from engine.probes.watched.updates import as_tensor
 from engine.problems import one
 from glasshouse.spec import Optimizer
 
+AT_SPARSE = "/optimizer/sparse"
 _REFUSED = {
     "LBFGS": "it evaluates the loss several times per step through a closure, and a step here is "
     "one forward and one backward pass; choose another, for example SGD with momentum",
@@ -36,22 +38,22 @@ def optimizer_classes() -> dict[str, type[torch.optim.Optimizer]]:
     }
 
 
-def build_optimizer(optimizer: Optimizer, parameters: Iterable[Any]) -> Any:
-    """Make the optimizer of a spec, of parameters or of groups of them.
+def build_optimizer(optimizer: Optimizer, parameters: Iterable[Any], at: str = "/optimizer") -> Any:
+    """Make the optimizer of a spec, of parameters or of groups of them; ``at``: where it stands.
 
     Raises:
         SpecProblems: torch has no such optimizer, or it refuses its arguments or the parameters.
     """
     if optimizer.type in _REFUSED:
         detail = f"{optimizer.type} cannot be used: {_REFUSED[optimizer.type]}"
-        raise one("/optimizer/type", detail, "unsupported")
+        raise one(f"{at}/type", detail, "unsupported")
     cls = optimizer_classes().get(optimizer.type)
     if cls is None:
         listed = ", ".join(optimizer_classes())
         detail = f"torch.optim has no optimizer {optimizer.type!r}; it has: {listed}"
-        raise one("/optimizer/type", detail, "unknown")
+        raise one(f"{at}/type", detail, "unknown")
     known = arguments.parameters(cls)
-    pointer = "/optimizer/args"
+    pointer = f"{at}/args"
     args = arguments.check(known, dict(optimizer.args), pointer, optimizer.type)
     for name in arguments.missing(known, args):
         raise one(f"{pointer}/{name}", f"{optimizer.type} needs the argument {name!r}", "missing")
@@ -63,7 +65,7 @@ def build_optimizer(optimizer: Optimizer, parameters: Iterable[Any]) -> Any:
         def attempt(**some: Any) -> Any:
             return cls(learned, **some)
 
-        where = arguments.blame(attempt, args, pointer) if args else "/optimizer"
+        where = arguments.blame(attempt, args, pointer) if args else at
         raise one(where, f"{optimizer.type} refuses: {cause}", "args") from cause
 
 
@@ -104,16 +106,16 @@ def try_optimizer(
     """
     learned = {name: item for name, item in network.named_parameters() if item.requires_grad}
     sparse = {
-        name: _decayed(optimizer, decays.get(name))
+        name: _decayed(optimizer.of_sparse, decays.get(name))
         for name in sparse_parameters(network)
         if name in learned
     }
-    build_optimizer(optimizer, learned.values())
-    num_dense = sum(name not in sparse for name in learned)
+    dense = [item for name, item in learned.items() if name not in sparse]
+    where = _build_all(optimizer, dense, [learned[name] for name in sparse])
     if sparse or optimizer.type == "SparseAdam":
         for one_of in {item.model_dump_json(): item for item in sparse.values()}.values():
-            _try_tiny(one_of, num_sparse=1, num_dense=0)
-        _try_tiny(optimizer, num_sparse=0, num_dense=num_dense)
+            _try_tiny(one_of, num_sparse=1, num_dense=0, at=where)
+        _try_tiny(optimizer, num_sparse=0, num_dense=len(dense))
     args = json.dumps(optimizer.args, sort_keys=True)
     return {
         name: _state_like_tiny(sparse[name], item.shape, 1)
@@ -121,6 +123,26 @@ def try_optimizer(
         else dict(_state_of(optimizer.type, args, item.shape, item.dtype))
         for name, item in learned.items()
     }
+
+
+def _build_all(optimizer: Optimizer, dense: Sequence[Any], sparse: Sequence[Any]) -> str:
+    """Make what a spec says, and say where what updates the sparse ones stands.
+
+    Raises:
+        SpecProblems: it cannot be made, or one of two would have nothing to update.
+    """
+    if optimizer.sparse is None:
+        build_optimizer(optimizer, [*dense, *sparse])
+        return "/optimizer"
+    if not sparse:
+        detail = "no layer that is trained has sparse gradients (Embedding or EmbeddingBag with"
+        raise one(AT_SPARSE, f"{detail} sparse: true): leave it out", "nothing")
+    if not dense:
+        detail = "all that is trained has sparse gradients: make this the optimizer itself"
+        raise one(AT_SPARSE, detail, "nothing")
+    build_optimizer(optimizer, dense)
+    build_optimizer(optimizer.of_sparse, sparse, AT_SPARSE)
+    return AT_SPARSE
 
 
 def _decayed(optimizer: Optimizer, weight_decay: float | None) -> Optimizer:
@@ -155,8 +177,10 @@ def _state_like_tiny(
 ) -> dict[str, Kept]:
     """What is kept of one parameter, from what a tiny one of as many axes needs."""
     small = _PRIMES[: len(shape)] if len(shape) <= len(_PRIMES) else (2,) * len(shape)
-    counts = {"num_sparse": num_sparse, "num_dense": 1 - num_sparse}
-    kept = _try_tiny(optimizer, **counts, shape=small, cause=cause)
+    num_dense = 1 - num_sparse
+    kept = _try_tiny(
+        optimizer, num_sparse=num_sparse, num_dense=num_dense, shape=small, cause=cause
+    )
     return {key: _grown(item, small, shape) for key, item in kept.items()}
 
 
@@ -177,6 +201,7 @@ def _try_tiny(
     num_dense: int,
     shape: Sequence[int] = (8, 8),
     cause: Exception | None = None,
+    at: str = "/optimizer",
 ) -> dict[str, Kept]:
     """One step on tiny parameters; returns what is kept of one of them."""
     tiny_ones = [nn.Parameter(torch.ones(tuple(shape))) for _ in range(min(num_sparse, 1))]
@@ -194,7 +219,12 @@ def _try_tiny(
         kind = "sparse" if num_sparse else "such"
         reason = str(error).splitlines()[0]
         detail = f"{optimizer.type} cannot update {kind} parameters with these arguments: {reason}"
-        raise one("/optimizer", detail, "optimizer") from cause or error
+        if num_sparse and optimizer.type not in SPARSE_TYPES:
+            detail += f". {', '.join(SPARSE_TYPES)} take sparse gradients: choose one of them for"
+            detail += ' all, or for these alone, "sparse": {"type": "SparseAdam"} beside it'
+        elif optimizer.type == "SparseAdam" and not num_sparse:
+            detail += '. Choose one for the others, with "sparse": {"type": "SparseAdam"} beside it'
+        raise one(at, detail, "optimizer") from cause or error
     return _kept(made)
 
 

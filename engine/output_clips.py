@@ -5,6 +5,7 @@ from collections.abc import Generator
 
 from torch import Tensor
 
+from engine.scaling import Scaling
 from glasshouse.spec import Graph, OutputGradClip
 
 
@@ -19,6 +20,8 @@ class OutputClips:
         }
         self._seen: dict[str, tuple[int, Tensor]] = {}
         self._counts = True
+        self.scaling: Scaling | None = None
+        """What the gradients are scaled by, if they are: so are their limits."""
 
     def __contains__(self, layer: str) -> bool:
         """Whether a layer's is clipped."""
@@ -47,7 +50,12 @@ class OutputClips:
             self._counts = True
 
     def _clip(self, layer: str, gradient: Tensor) -> Tensor:
-        clipped = gradient.clamp(*self._ranges[layer])
+        least, most = self._ranges[layer]
+        if self.scaling is None:
+            clipped = gradient.clamp(least, most)
+        else:
+            scale = self.scaling.scale
+            clipped = gradient.clamp(least * scale, most * scale)
         if self._counts:
             count, bit = self._seen.get(layer, (0, None))
             more = (clipped != gradient).sum()

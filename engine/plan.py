@@ -22,6 +22,7 @@ from engine.data.prepared import Preparing
 from engine.data.rows import longest_of
 from engine.forecast import Forecast
 from engine.guards.check import check_guards
+from engine.kept import settle_kept
 from engine.layer_options import check_options, own_decays
 from engine.learning_rate import check_scheduler
 from engine.losses import pointer_of, try_loss
@@ -131,7 +132,12 @@ def _plan_training(spec: TrainJob, datasets: Metas, trained_by: Trained | None) 
     findings.stop()
     states = try_optimizer(spec.optimizer, network, own_decays(spec.network, network))
     whole = spec.model_copy(update={"network": traced.graph()})
-    resolved = _scheduled(whole, pace, findings)
+    resolved = settle_kept(
+        _scheduled(whole, pace, findings),
+        wanted(whole),
+        lambda: _batch(shapes, batch_size),
+        findings,
+    )
     _check_start(resolved, trained_by, findings)
     _check_run(resolved, num_rows, network, findings)
     probes = _check_probes(spec, traced, network, loss, states, findings)

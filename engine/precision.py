@@ -1,7 +1,7 @@
 """Mixed precision: which products are computed with fewer bits. Parameters stay float32.
 
-torch.autocast decides by its own lists what is computed in bfloat16; losses are computed in
-float32. bfloat16 has the range of float32, so that gradients need no scaling.
+torch.autocast decides by its own lists what is computed in bfloat16 or float16; losses are computed
+in float32. bfloat16 has the range of float32, so that gradients need no scaling; float16 has not.
 """
 
 from collections.abc import Callable
@@ -13,11 +13,13 @@ from torch import Tensor
 from engine.spool import now
 
 Choice = str
-"""``float32``, ``bfloat16`` or ``auto``, as in a spec."""
+"""``float32``, ``bfloat16``, ``float16`` or ``auto``, as in a spec."""
 
 
 def chosen(precision: Choice, device: torch.device) -> torch.dtype | None:
     """In which type a device computes what may be computed with fewer bits; None: in float32."""
+    if precision == "float16":
+        return torch.float16
     is_low = precision == "bfloat16" or (precision == "auto" and multiplies_bfloat16(device))
     return torch.bfloat16 if is_low else None
 

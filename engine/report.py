@@ -26,10 +26,12 @@ from engine.learning_rate import LearningRate
 from engine.losses import Losses
 from engine.metrics import Accuracies
 from engine.network import Network
+from engine.paired import rates_of
 from engine.probes.taps import Probes
 from engine.probes.watched.wanted import Wanted
 from engine.samples import Samples
 from engine.saving import Saver
+from engine.scaling import Scaling
 from engine.snapshot import State
 from engine.spool import now
 from engine.timing import REPORT, Clock, Timing
@@ -90,6 +92,19 @@ class Learner(NamedTuple):
     averages: Averages | None = None
     tuned: Tuned | None = None
     carried: Carried | None = None
+    scaling: Scaling | None = None
+
+    @property
+    def update(self) -> Callable[[], object]:
+        """What makes an update of the gradients that are there, or decides not to."""
+        return self.optimizer.step if self.scaling is None else self.scaling.step
+
+    def backward(self, loss: Tensor, *, is_last: bool) -> None:
+        """The backward pass of a batch, the last of its step or not."""
+        if self.scaling is None:
+            loss.backward()
+        else:
+            self.scaling.backward(loss, is_last=is_last)
 
     def follow(self, step: int, num_rows: int, *, ends_epoch: bool, clock: Clock) -> None:
         """After an update with so many rows: what goes on with the steps."""
@@ -159,7 +174,12 @@ class Reporter:
         self._told = (self._started, 0)
         self._samples = Samples(job, validation, out.directory)
         self.derived = Derived(
-            learner.network, job.metrics, out.emit, timing.clock, fields=job.data.fields
+            learner.network,
+            job.metrics,
+            out.emit,
+            timing.clock,
+            fields=job.data.fields,
+            scaling=learner.scaling,
         )
         self._epoch_metrics = EpochMetrics(job, out.directory, out.emit)
         self.pass_size = job.data.batch_size
@@ -215,20 +235,22 @@ class Reporter:
         self._num_samples += num_rows
         self._clock.end_step(num_rows)
         at = now()
-        lr = float(self._learner.optimizer.param_groups[0]["lr"])
+        rates = rates_of(self._learner.optimizer)
         others = {
             **taken.parts,
             **self.derived.take(),
             **clipped,
             **self._learner.network.output_clips.take(),
         }
+        if self._learner.scaling is not None:
+            others |= self._learner.scaling.figures()
         waited = self._probes.figures()
         if self.intake is not None:
             waited |= self.intake.figures()
         numbers = [taken.loss, *correct.values(), *others.values()]
 
         def then(arrived: list[float]) -> None:
-            figures = {"loss": arrived[0], "lr": lr, **waited}
+            figures = {"loss": arrived[0], **rates, **waited}
             for name, number in zip([*correct, *others], arrived[1:], strict=True):
                 figures[name] = number / num_rows if name in correct else number
             self._metrics(step, epoch, figures, at)

@@ -16,9 +16,10 @@ from engine.learning_rate import cycled
 from engine.optim import build_optimizer
 from engine.problems import SpecProblems, one
 from glasshouse.spec import Optimizer, TrainJob
-from glasshouse.spec.live import is_of_optimizer, overlay, place
+from glasshouse.spec.live import is_of_optimizer, is_of_sparse, overlay, place
 
 _OPTIMIZER = "optimizer."
+_PREFIXES = {"dense": _OPTIMIZER, "sparse": f"{_OPTIMIZER}sparse."}
 _AT_START = {("Adagrad", "initial_accumulator_value"), ("Rprop", "lr")}
 """Arguments that an optimizer reads at its first step and never again."""
 _ONE_OF = (
@@ -34,7 +35,11 @@ def settable(job: TrainJob) -> list[str]:
     taken = cycled(job.scheduler)
     names = [name for name in optimizer_settings(job.optimizer) if name not in taken]
     found = [_OPTIMIZER + name for name in names]
-    found += ["grad_clip.max"] if job.grad_clip is not None else []
+    if job.optimizer.sparse is not None:
+        names = [name for name in optimizer_settings(job.optimizer.of_sparse) if name not in taken]
+        found += [f"{_OPTIMIZER}sparse.{name}" for name in names]
+    if job.grad_clip is not None:
+        found += ["grad_clip.max"] + ["grad_clip.min"] * (job.grad_clip.min is not None)
     for part, fields in _ONE_OF:
         found += [f"{part}.{name}" for name in fields if (spec[part] or {}).get(name) is not None]
     early = job.stop.early
@@ -70,26 +75,40 @@ def changed_job(job: TrainJob, changes: Mapping[str, Any]) -> TrainJob:
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise one(_blamed(first["loc"], changes), first["msg"], first["type"]) from None
-    names = [place(path)[-1] for path in changes if is_of_optimizer(path)]
-    if names:
-        _try_optimizer(job.optimizer, changed.optimizer, names)
+    for which, names in optimizer_changes(changes).items():
+        before, after = (_half(item.optimizer, which) for item in (job, changed))
+        _try_optimizer(before, after, names, _PREFIXES[which])
     return changed
 
 
-def optimizer_values(optimizer: Optimizer, names: Sequence[str]) -> dict[str, Any]:
+def optimizer_changes(changes: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The arguments that are to change, of the ``dense`` optimizer and of the ``sparse`` one."""
+    found: dict[str, list[str]] = {}
+    for path in filter(is_of_optimizer, changes):
+        found.setdefault("sparse" if is_of_sparse(path) else "dense", []).append(place(path)[-1])
+    return found
+
+
+def _half(optimizer: Optimizer, which: str) -> Optimizer:
+    return optimizer.of_sparse if which == "sparse" else optimizer
+
+
+def optimizer_values(
+    optimizer: Optimizer, names: Sequence[str], which: str = "dense"
+) -> dict[str, Any]:
     """What some arguments become in the parameter groups of an optimizer, as torch keeps them."""
-    group = _tiny(optimizer).param_groups[0]
+    group = _tiny(_half(optimizer, which)).param_groups[0]
     return {name: group[name] for name in names}
 
 
-def _try_optimizer(before: Optimizer, after: Optimizer, names: Sequence[str]) -> None:
+def _try_optimizer(before: Optimizer, after: Optimizer, names: Sequence[str], prefix: str) -> None:
     """Have torch check the values, and a tiny optimizer go on with them."""
     try:
         values = optimizer_values(after, names)
     except SpecProblems as error:
         item = error.problems[0]
         name = item.pointer.rpartition("/")[2]
-        pointer = _pointer(_OPTIMIZER + (name if name in names else names[0]))
+        pointer = _pointer(prefix + (name if name in names else names[0]))
         raise one(pointer, item.detail, item.code) from None
     tiny = _tiny(before)
     _step(tiny, before)
@@ -100,7 +119,7 @@ def _try_optimizer(before: Optimizer, after: Optimizer, names: Sequence[str]) ->
         why = f"{type(cause).__name__}: {cause}"[:200]
         detail = f"{before.type} cannot go on with this value (torch: {why}); it keeps nothing for "
         detail += f"{', '.join(names)} unless it started so: fork the job with it"
-        raise one(_pointer(_OPTIMIZER + names[0]), detail, "not_settable") from cause
+        raise one(_pointer(prefix + names[0]), detail, "not_settable") from cause
 
 
 def _tiny(optimizer: Optimizer) -> torch.optim.Optimizer:

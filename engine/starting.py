@@ -16,7 +16,9 @@ from engine.stateful import Weights
 from glasshouse.errors import CheckpointMismatch
 from glasshouse.spec import Data, TrainJob, parse_job
 
-_OF_THE_RUN = ("position", "model", "optimizer", "report", "generators", "newest", "averages")
+_OF_THE_RUN = (
+    *("position", "model", "optimizer", "report", "generators", "newest", "averages", "scaler"),
+)
 """What another job takes over where both have it; what watches begins anew."""
 
 

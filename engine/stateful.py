@@ -8,9 +8,13 @@ from torch import Tensor, nn
 
 from engine.checkpoint import check_shapes
 from engine.network import dtype_name
+from engine.paired import type_of
 from engine.snapshot import State
 from glasshouse import jsonio
 from glasshouse.errors import CheckpointMismatch
+
+_PARTS = (".places", ".values", ".shape")
+"""Of a sparse tensor: the momentum of sparse gradients is one."""
 
 
 class Weights:
@@ -64,11 +68,11 @@ class OptimizerState:
         """Tensors by name; ``numbers``: what is none; ``param_groups``: the arguments in force."""
         whole = self._whole()
         numbers: dict[str, dict[str, Any]] = {}
-        found: State = {"type": type(self._optimizer).__name__, "numbers": numbers}
+        found: State = {"type": type_of(self._optimizer), "numbers": numbers}
         for index, entries in whole["state"].items():
             for key, value in entries.items():
                 if isinstance(value, Tensor):
-                    found[f"{index}.{key}"] = value
+                    found |= _as_strided(f"{index}.{key}", value)
                 else:
                     numbers.setdefault(str(index), {})[key] = value
         return found | {"param_groups": whole["param_groups"]}
@@ -79,7 +83,7 @@ class OptimizerState:
         Raises:
             CheckpointMismatch: it was another optimizer, or of other parameters.
         """
-        mine = type(self._optimizer).__name__
+        mine = type_of(self._optimizer)
         if state["type"] != mine:
             detail = f"The checkpoint was made with the optimizer {state['type']}, the job's is"
             raise CheckpointMismatch(f"{detail} {mine}.")
@@ -118,10 +122,29 @@ def _entries(state: State) -> dict[int, dict[str, Any]]:
         if isinstance(value, Tensor):
             index, _, key = name.partition(".")
             entries.setdefault(int(index), {})[key] = value.clone()  # of no file any more
+    for kept in entries.values():
+        _join_sparse(kept)
     for index, numbers in state["numbers"].items():
         found = {key: jsonio.number(value) for key, value in numbers.items()}
         entries.setdefault(int(index), {}).update(found)
     return entries
+
+
+def _as_strided(name: str, value: Tensor) -> dict[str, Tensor]:
+    """A tensor as files can have it: a sparse one as the rows that it has, its places and shape."""
+    if value.layout is torch.strided:
+        return {name: value}
+    rows = value.coalesce()
+    parts = (rows.indices(), rows.values(), torch.tensor(rows.shape))
+    return {f"{name}{part}": item for part, item in zip(_PARTS, parts, strict=True)}
+
+
+def _join_sparse(kept: dict[str, Any]) -> None:
+    for key in [key for key in kept if key.endswith(_PARTS[0])]:
+        name = key.removesuffix(_PARTS[0])
+        places, values, shape = (kept.pop(name + part) for part in _PARTS)
+        made = torch.sparse_coo_tensor(places, values, tuple(shape.tolist()), is_coalesced=True)
+        kept[name] = made
 
 
 def _group(saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> dict[str, Any]:

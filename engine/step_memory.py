@@ -74,7 +74,7 @@ def step_peak(
     Parameters and what the optimizer keeps are not in it. None: a layer cannot run without data.
     """
     with contextlib.suppress(Exception), torch.device("meta"):
-        network = Network(_without_lengths(job.network), wanted)
+        network = Network(_without_lengths(job.network), wanted, kept_at=job.kept_at)
         loss_fn = Losses.of(job)
         network.train()
         for module in network.modules():

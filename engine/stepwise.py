@@ -33,6 +33,12 @@ class Recurrent(TakesLengths, nn.Module):
 
     def forward(self, input: Tensor, hx: Any = None) -> Any:  # noqa: A002 (torch's name)
         """Run torch's layer; a row's steps behind its end are never seen."""
+        if _has_no_float16(input) and isinstance(self, nn.LSTM):
+            with torch.autocast("cpu", enabled=False):
+                return self._carry(input.float(), hx)
+        return self._carry(input, hx)
+
+    def _carry(self, input: Tensor, hx: Any) -> Any:  # noqa: A002 (torch's name)
         if not self.carries:
             return self._run(input, hx)
         if self.carried is not None:
@@ -102,6 +108,13 @@ def _turns(num_steps: int, about: int) -> int:
     if num_steps <= about:
         return max(num_steps, 1)
     return min(range((about + 1) // 2, about + 1), key=lambda turns: -num_steps % turns)
+
+
+def _has_no_float16(item: Any) -> bool:
+    """Whether an LSTM here is to be one of float16, which oneDNN has not on a CPU."""
+    if not isinstance(item, Tensor) or item.device.type != "cpu":
+        return False
+    return torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.float16
 
 
 def _of_rows(states: tuple[Tensor, ...], num_rows: int) -> Any:

@@ -36,6 +36,7 @@ from engine.problems import one
 from engine.readback import Readback
 from engine.report import Control, Learner, Outputs, Reporter
 from engine.saving import Saver
+from engine.scaling import Scaling
 from engine.snapshot import State
 from engine.starting import Start
 from engine.stateful import Generators, OptimizerState, Weights
@@ -118,14 +119,14 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
                     values = network(batch)
                     loss = loss_of(loss_fn, values, loss_inputs, share)
                     clock.mark("forward")
-                    loss.backward()
+                    learner.backward(loss, is_last=is_last)
                     clock.mark("backward")
                 clock.mark("probes")
                 report.take(step, loss, values)
             guard.look(step, epoch, report.loss)
             clock.mark("probes")
             clipped = {} if clip is None else clip()
-            look.step(optimizer, clock.mark)
+            look.step(learner.update, clock.mark)
             optimizer.zero_grad(set_to_none=True)
             clock.mark("optimizer")
 
@@ -183,6 +184,8 @@ def _report(  # noqa: PLR0913, PLR0917 (all that a report is made of)
     if (averages := learner.averages) is not None:  # what is saved for use is not what is trained
         saver.parts["model"] = AveragedWeights(learner.network, averages)
         saver.parts |= {"newest": Weights(learner.network), "averages": averages}
+    if learner.scaling is not None:
+        saver.parts["scaler"] = learner.scaling
     if learner.clip is not None:
         saver.parts["clip"] = learner.clip
     if rows.prepared is not None:
@@ -205,7 +208,7 @@ def _has_ended(start: Start, report: Reporter, schedule: "Schedule") -> bool:
 
 
 def _learner(job: TrainJob, device: torch.device) -> Learner:
-    network = Network(job.network, wanted(job)).to(device)
+    network = Network(job.network, wanted(job), kept_at=job.kept_at).to(device)
     loss_fn = Losses.of(job).to(device)
     network.low_precision = chosen(job.precision, device)
     fill(job.network, network)
@@ -213,6 +216,12 @@ def _learner(job: TrainJob, device: torch.device) -> Learner:
     clip = clipping(job.grad_clip, job.network, network)
     rate = learning_rate(job.scheduler, optimizer)
     tuned = Tuned(job.memory_format, network)
+    scaling = (
+        Scaling(job.grad_scaler, optimizer, device)
+        if network.low_precision == torch.float16
+        else None
+    )
+    network.output_clips.scaling = scaling
     return Learner(
         network,
         loss_fn,
@@ -222,6 +231,7 @@ def _learner(job: TrainJob, device: torch.device) -> Learner:
         averages(job.average, network),
         tuned if job.tune else None,
         Carried.of(job.network, network),
+        scaling,
     )
 
 
@@ -257,7 +267,9 @@ def _probes(
     out: Outputs,
     captures: Captures,
 ) -> Probes:
-    training = Training(learner.loss_fn, rows, clips=learner.clip is not None)
+    training = Training(
+        learner.loss_fn, rows, learner.clip is not None, learner.scaling, learner.optimizer
+    )
     return Probes(
         learner.network,
         job.probes,

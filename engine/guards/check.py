@@ -25,9 +25,11 @@ def check_guards(spec: TrainJob, names: Collection[str], findings: Findings) -> 
 def _check_waiting(spec: TrainJob, findings: Findings) -> None:
     """On CUDA only a fused optimizer can be told by the device to do nothing."""
     made = optimizer_classes().get(spec.optimizer.type)
-    if made is None or spec.optimizer.args.get("fused") is True:
+    is_fused = spec.optimizer.args.get("fused") is True and spec.optimizer.sparse is None
+    if made is None or is_fused:
         return
     detail = "each step waits for the device, so that it can be skipped"
-    if spec.optimizer.type in ("Adam", "AdamW", "SGD", "Adagrad"):
+    takes_flag = spec.optimizer.type in ("Adam", "AdamW", "SGD", "Adagrad")
+    if takes_flag and spec.optimizer.sparse is None:
         detail += ": with the optimizer's argument fused: true none does"
     findings.warn("/guards/nonfinite/action", detail, "waits")

@@ -25,14 +25,19 @@ class Gate:
         action: Literal["fail", "skip_step", "warn"],
         *,
         is_late: bool | None = None,
+        takes_flag: bool | None = None,
     ) -> None:
-        """``is_late``: whether numbers come home after the update; left out, by the device."""
+        """``is_late``: whether numbers come home after the update; left out, by the device.
+
+        ``takes_flag``: whether the optimizer can be told by a flag; left out, as it says itself.
+        """
         self._buffers = [*network.buffers()] if action == "skip_step" else []
         self._before: list[Tensor] = []
         self._optimizer: Any = optimizer
         self._action = action
         self._is_late = device.type != "cpu" if is_late is None else is_late
-        self._takes_flag = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+        knows_flag = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+        self._takes_flag = knows_flag if takes_flag is None else takes_flag
         self._flag: Tensor | None = None
         self._has_updated = False
         self.is_shut = False

@@ -23,6 +23,7 @@ from engine.guards.replay import Found, Pass, Replay, Skipped, described
 from engine.network import Network, leaves
 from engine.readback import Readback
 from engine.report import Learner
+from engine.scaling import MIN_SCALE
 from engine.snapshot import State
 from engine.spool import now
 from engine.timing import Clock, taken_out
@@ -43,6 +44,8 @@ SHARE = 0.005
 promised: the rest of the guard takes something too."""
 _MAX_EVERY = 64
 _LARGE = 1e4
+SCALE = "loss_scale"
+"""A number beside those that are checked, where losses are scaled."""
 _STEP_COLUMNS = ("step", "loss", "grad_norm", "lr")
 
 Emit = Callable[[dict[str, Any]], None]
@@ -85,7 +88,15 @@ class Guard:
         skipped = Skipped(spec.skip)
         inputs = job.loss_inputs
         self._carried = carried = learner.carried
-        self._replay = Replay(learner.network, learner.loss_fn, inputs, rows, skipped, carried)
+        self._replay = Replay(
+            learner.network,
+            learner.loss_fn,
+            inputs,
+            rows,
+            skipped,
+            carried=carried,
+            scaling=learner.scaling,
+        )
         self._graded = [
             parameter
             for name, parameter in learner.network.named_parameters()
@@ -93,7 +104,14 @@ class Guard:
         ]
         self._norms: list[Tensor] = []
         """Of the outputs of the pass that is under way."""
-        self._gate = Gate(learner.network, learner.optimizer, readback.device, self._action)
+        self._scaling = learner.scaling
+        self._gate = Gate(
+            learner.network,
+            learner.optimizer,
+            readback.device,
+            self._action,
+            takes_flag=None if learner.scaling is None else False,
+        )
         self._pace = Ration(leaves_out=self._action == "warn")
         self._passes: list[Pass] = []
         self._kept: deque[list[Any]] = deque(maxlen=NUM_STEPS)
@@ -134,9 +152,15 @@ class Guard:
         if "outputs" in self._checks:
             numbers["outputs"] = norm_of(self._norms, loss, math.inf)
             self._norms = []
-        if numbers:
-            self._gate.take(numbers.values())
+        if self._scaling is not None and "gradients" in self._checks:
+            numbers[SCALE] = self._scaling.scale
+        if decisive := [item for name, item in numbers.items() if self._decides(name)]:
+            self._gate.take(decisive)
         self._put(Seen(*self._newest, [*numbers], passes), numbers)
+
+    def _decides(self, name: str) -> bool:
+        """Whether a step is withheld by a number: what overflows by its scale is anyway."""
+        return self._scaling is None or name not in ("gradients", SCALE)
 
     def state(self) -> State:
         """What it has counted, and what it keeps of the last steps."""
@@ -192,6 +216,10 @@ class Guard:
         """Judge a step by its numbers, which are there now."""
         values = dict(zip(seen.names, arrived, strict=True))
         bad = [name for name, value in values.items() if not math.isfinite(value)]
+        has_ended = values.pop(SCALE, MIN_SCALE) < MIN_SCALE
+        if self._scaling is not None and not has_ended:
+            bad = [name for name in bad if name != "gradients"]
+        bad += [SCALE] * has_ended
         if "parameters" not in values:
             figures = values.get("loss"), values.get("gradients"), seen.lr
             self._kept.append([seen.step, *figures])
@@ -202,7 +230,7 @@ class Guard:
         if self._action == "skip_step":
             self._count(seen)
         is_first, self._is_armed = self._is_armed, False
-        is_over = self._action == "fail" or self._in_a_row > self._limit
+        is_over = has_ended or self._action == "fail" or self._in_a_row > self._limit
         if (is_first and self._num_findings < MAX_FINDINGS) or is_over:
             self._num_findings += 1
             self._tell(seen, bad, values, is_over=is_over)
@@ -233,7 +261,8 @@ class Guard:
             self._metrics(
                 seen, {"loss": values["loss"], "lr": seen.lr}
             )  # of a step that never ends
-        kind = NonFinite if self._action == "fail" else TooManySkipped
+        is_skipping = self._action == "skip_step" and SCALE not in bad
+        kind = TooManySkipped if is_skipping else NonFinite
         if kind is TooManySkipped:
             text = f"{self._in_a_row} steps in a row were skipped, and {self._limit} may be. {text}"
         keys = ("step", "layer", "kind", "phase", "samples", "num_samples", "bad_samples")
@@ -259,7 +288,11 @@ class Guard:
     def _described(self, seen: Seen, found: Found, bad: Sequence[str]) -> str:
         what = {"gradients": "the norm of the gradients", "loss": "the loss"}
         hit = " and ".join(what.get(name, name) for name in bad)
-        text = f"Step {seen.step}: {hit} not finite. {described(found, self._readers())}"
+        said = f"{hit} not finite."
+        if SCALE in bad:
+            said = f"the loss scale has fallen below {MIN_SCALE}: gradients overflow float16 "
+            said += "however little they are scaled. Take precision bfloat16, or a smaller loss."
+        text = f"Step {seen.step}: {said} {described(found, self._readers())}"
         if found.phase == "update" and "parameters" not in bad:
             text += " The update of an earlier step has made it so."
             text += " With action fail that step would be looked into." * (self._action == "warn")

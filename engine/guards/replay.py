@@ -21,6 +21,7 @@ from engine.losses import Losses, loss_of
 from engine.network import LayerFailed, Network, leaves, root
 from engine.probes.figures.summarize import summarize
 from engine.probes.watched.gradients import watch_gradient
+from engine.scaling import Scaling
 from glasshouse.events import STATS_COLUMNS
 
 NUM_TENSORS = 20
@@ -79,16 +80,19 @@ class Skipped:
 class Replay:
     """Looks for the first bad tensor of passes that were made."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (what a pass is made of)
         self,
         network: Network,
         loss_fn: Losses,
         loss_inputs: Sequence[str],
         rows: Rows,
         skipped: Skipped,
+        *,
         carried: Carried | None = None,
+        scaling: Scaling | None = None,
     ) -> None:
         self._network = network
+        self._scaling = scaling
         self._carried = carried
         self._loss_fn = loss_fn
         self._loss_inputs = loss_inputs
@@ -134,7 +138,7 @@ class Replay:
                 loss = loss_of(self._loss_fn, self._network(batch), self._loss_inputs)
                 search.see("loss", "loss", "output", "forward", loss)
                 if search.found.layer is None:
-                    loss.backward()
+                    (loss if self._scaling is None else loss * self._scaling.scale).backward()
         finally:
             for handle in handles:
                 handle.remove()

@@ -14,9 +14,12 @@ from engine.network import Network
 from engine.probes.figures.counted import Counted
 from engine.probes.tensors.captures import Captures
 from engine.probes.watched.watch import Watch
+from engine.scaling import Scaling
 from engine.timing import Clock
 
 Mark = Callable[[str], None]
+Update = Callable[[], object]
+"""Makes the optimizer's step, or decides not to."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,9 @@ class Training:
     rows: Rows | None = None
     clips: bool = False
     """Whether gradients are clipped before the update."""
+    scaling: Scaling | None = None
+    """What gradients by outputs are scaled by, if they are."""
+    optimizer: torch.optim.Optimizer | None = None
 
 
 class Unwatched(AbstractContextManager["Unwatched"]):
@@ -38,9 +44,9 @@ class Unwatched(AbstractContextManager["Unwatched"]):
     def __exit__(self, _kind: object, _error: object, _trace: object) -> None:
         pass
 
-    def step(self, optimizer: torch.optim.Optimizer, _mark: Mark) -> None:
+    def step(self, update: Update, _mark: Mark) -> None:
         """Make the optimizer's step."""
-        optimizer.step()
+        update()
 
 
 class Desk(Protocol):

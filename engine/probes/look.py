@@ -9,15 +9,15 @@ recorders see what is seen.
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from engine.network import input_leaves, leaves
 from engine.probes.cost.meter import Meter
-from engine.probes.desk import Desk, Mark
+from engine.probes.desk import Desk, Mark, Update
 from engine.probes.figures.counted import Counted
 from engine.probes.figures.summarize import summarize, summarize_all
 from engine.probes.recorder import Recorder
@@ -130,13 +130,13 @@ class Look(AbstractContextManager["Look"]):
         if not self._goes_on:
             self._finish()
 
-    def step(self, optimizer: torch.optim.Optimizer, mark: Mark) -> None:
+    def step(self, update: Update, mark: Mark) -> None:
         """Make the optimizer's step, and look at what it takes and what it does.
 
         ``mark`` is told which part of the step has just ended.
         """
         if not self._goes_on:
-            optimizer.step()
+            update()
             return
         mark("optimizer")
         if self._clips:
@@ -146,13 +146,13 @@ class Look(AbstractContextManager["Look"]):
         watches = _all_of(changing)
         before = self._observe(watches, lambda: copies(tensors))
         mark("probes")
-        optimizer.step()
+        update()
         mark("optimizer")
         after = self._observe(watches, lambda: changes(before or {}, tensors)) or {}
         self._see_all("update", [(n, after[n], wanted) for n, _, wanted in changing if n in after])
         keeping = [w for w in self._due if "optim_state" in w.probe.kinds]
         if keeping:
-            kept = self._observe(keeping, lambda: self._states(optimizer))
+            kept = self._observe(keeping, self._states)
             self._see_all("optim_state", kept or [])
         self._finish()
         mark("probes")
@@ -200,8 +200,14 @@ class Look(AbstractContextManager["Look"]):
         return hook
 
     def _tap(self, leaf: str, tensor: Tensor, graded: Watches) -> None:
+        scaling = self._desk.training.scaling
+
         def see(gradient: Tensor) -> None:
-            self._see("output_grad", leaf, gradient, graded)
+            found: Tensor | None = gradient
+            if scaling is not None:
+                found = self._observe(graded, partial(scaling.unscaled, gradient))
+            if found is not None:
+                self._see("output_grad", leaf, found, graded)
 
         self._taps += watch_gradient(tensor, see)
 
@@ -245,8 +251,11 @@ class Look(AbstractContextManager["Look"]):
             wanted = [seen for seen in some if seen[2]]
         return [(n, p.grad, watches) for n, p, watches in wanted if p.grad is not None]
 
-    def _states(self, optimizer: torch.optim.Optimizer) -> list[Seen]:
+    def _states(self) -> list[Seen]:
         found: list[Seen] = []
+        optimizer = self._desk.training.optimizer
+        if optimizer is None:
+            return found
         for name, parameter in self._desk.network.named_parameters():
             for key, item in states(optimizer, name, parameter).items():
                 found.append((key, item, wanting(self._due, "optim_state", key)))

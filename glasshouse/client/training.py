@@ -46,6 +46,14 @@ class TrainOptions(JobOptions, total=False):
     """``{"type": "value" | "norm" | "global_norm", "max"}``."""
     accumulate: int
     """Batches of one update. Left out: 1."""
+    precision: Literal["float32", "bfloat16", "float16", "auto"]
+    grad_scaler: Any
+    """Of ``float16``: ``{"init_scale", "growth_factor", "growth_interval", "backoff_factor"}``."""
+    activation_checkpointing: Any
+    """``True``, or the names of the layers at which activations are kept."""
+    memory_format: Literal["contiguous_format", "channels_last"]
+    tune: bool
+    deterministic: bool
     average: Any
     """``"ema"``, ``"swa"``, or as in the spec."""
     epochs: int
@@ -95,7 +103,9 @@ class TrainOptions(JobOptions, total=False):
 
 _AS_THEY_ARE = (
     *("name", "labels", "priority", "devices", "probes", "checkpoint", "guards", "seed"),
-    *("grad_clip", "accumulate", "retry", "timeout_s", "stall_timeout_s", "on_stall", "init"),
+    *("precision", "grad_scaler", "activation_checkpointing", "memory_format", "tune"),
+    *("deterministic", "grad_clip", "accumulate"),
+    *("retry", "timeout_s", "stall_timeout_s", "on_stall", "init"),
 )
 _LIMITS = ("epochs", "steps", "seconds")
 _TYPED = ("scheduler", "average")

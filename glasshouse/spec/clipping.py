@@ -12,10 +12,19 @@ class GradClip(Spec):
     """Gradients are made smaller between the backward pass and the update."""
 
     type: Literal["value", "norm", "global_norm"]
-    """``value``: each element to [-max, max]. ``norm``: each parameter's gradient to an l2 norm of
-    at most max. ``global_norm``: all gradients together; the norm before is the metric
-    ``grad_norm``, where the job says so and not a layer."""
+    """``value``: each element to [-max, max], or [min, max]. ``norm``: each parameter's gradient to
+    an l2 norm of at most max. ``global_norm``: all gradients together; the norm before is the
+    metric ``grad_norm``, where the job says so and not a layer."""
     max: PositiveFloat
+    """The upper end of each element, or the largest norm."""
+    min: float | None = Constraint(default=None, le=0)
+    """Of ``value``: the lower end; left out, -max."""
+
+    @model_validator(mode="after")
+    def _check_type(self) -> Self:
+        if self.min is not None and self.type != "value":
+            raise ValueError("min is of type value only: a norm has no lower end")
+        return self
 
 
 class OutputGradClip(Spec):

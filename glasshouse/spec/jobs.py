@@ -3,8 +3,18 @@
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, NonNegativeInt, PositiveFloat, Tag, TypeAdapter, model_validator
+from pydantic import (
+    Discriminator,
+    NonNegativeInt,
+    PositiveFloat,
+    Tag,
+    TypeAdapter,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 from pydantic import Field as Constraint
+from pydantic_core import PydanticCustomError
 
 from glasshouse.spec.clipping import GradClip
 from glasshouse.spec.data import Data, Field
@@ -18,6 +28,7 @@ from glasshouse.spec.training import (
     Average,
     Checkpoint,
     Evaluate,
+    GradScaler,
     Init,
     Loss,
     Losses,
@@ -103,6 +114,24 @@ class _Job(Spec):
     after a lost worker. ``fail``: the job has failed."""
 
 
+def _not_compiled(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    if value is True:
+        detail = "steps are not compiled: a watched step would be another program than an unwatched"
+        detail += " one, with other bits, and on CPUs it was measured slower than tune and bfloat16"
+        raise PydanticCustomError("unsupported", detail)
+    return handler(value)
+
+
+if TYPE_CHECKING:
+    KeptAt = tuple[str, ...] | Literal[True]
+else:
+    KeptAt = Annotated[
+        Annotated[Literal[True], Tag("True")]
+        | Annotated[tuple[Name, ...], Constraint(min_length=2, max_length=10_000), Tag("names")],
+        Discriminator(lambda value: "names" if isinstance(value, (list, tuple)) else "True"),
+    ]
+
+
 class TrainJob(_Job):
     """Train a network."""
 
@@ -117,21 +146,31 @@ class TrainJob(_Job):
     optimizer: Optimizer
     scheduler: Scheduler | None = None
     """Left out, the learning rate stays what it is."""
-    precision: Literal["float32", "bfloat16", "auto"] = "float32"
-    """``bfloat16``: products are computed in it where torch.autocast says so; parameters, losses
-    and updates stay float32. ``auto``: where the device multiplies it in hardware."""
+    precision: Literal["float32", "bfloat16", "float16", "auto"] = "float32"
+    """``bfloat16``, ``float16``: products are computed in it where torch.autocast says so;
+    parameters, losses and updates stay float32. ``float16`` scales the loss, for its range is
+    small. ``auto``: bfloat16 where the device multiplies it in hardware."""
+    grad_scaler: GradScaler | None = None
+    """Of ``float16``; left out, torch's own numbers."""
     memory_format: Literal["contiguous_format", "channels_last"] = "contiguous_format"
     """How images and the weights of convolutions lie in memory, by torch's names. It changes how
     fast they are, and the order of sums: the numbers are the same up to rounding."""
     tune: bool = False
     """Whether a short trial before the first step chooses ``memory_format``; the event ``adjusted``
     says what it has become, and the job keeps to it."""
+    compile: Annotated[Literal[False], WrapValidator(_not_compiled)] = False
+    """``torch.compile`` is refused: a watched step would be another program than an unwatched one,
+    with other bits, and on a CPU it is not faster (decision 19). See ``tune``."""
     deterministic: bool = False
     """``torch.use_deterministic_algorithms``: an operation that has none fails the job. On a CPU
     all are so with the same number of threads."""
     accumulate: int = Constraint(default=1, ge=1, le=100_000)
     """Batches whose gradients make one update together, as one batch of all their rows would: a
     step is then so many batches. At the end of an epoch the last step may have fewer."""
+    activation_checkpointing: KeptAt | None = None
+    """Less memory for more time: what layers keep for the backward pass is computed again there,
+    but for what goes into the layers named here, in their order. Before the first and from the last
+    one on all is kept. True: the plan chooses those that leave the least. Left out, all is kept."""
     average: Average | None = None
     """Left out, evaluations and checkpoints take the newest weights."""
     grad_clip: GradClip | None = None
@@ -147,14 +186,21 @@ class TrainJob(_Job):
     """What watches over the numbers of training."""
 
     @model_validator(mode="after")
+    def _check_evaluations(self) -> Self:
+        if self.evaluate is not None:
+            if self.data.validation is None:
+                raise ValueError("evaluate needs data.validation: name the rows to evaluate on")
+            return self
+        if self.stop.early is not None:
+            raise ValueError("stop.early needs evaluate: say when its metric is computed")
+        if self.scheduler is not None and self.scheduler.metric is not None:
+            raise ValueError("scheduler.metric needs evaluate: say when it is computed")
+        return self
+
+    @model_validator(mode="after")
     def _check_across(self) -> Self:
-        if self.evaluate is not None and self.data.validation is None:
-            raise ValueError("evaluate needs data.validation: name the rows to evaluate on")
-        if self.evaluate is None:
-            if self.stop.early is not None:
-                raise ValueError("stop.early needs evaluate: say when its metric is computed")
-            if self.scheduler is not None and self.scheduler.metric is not None:
-                raise ValueError("scheduler.metric needs evaluate: say when it is computed")
+        if self.grad_scaler is not None and self.precision != "float16":
+            raise ValueError("grad_scaler is of precision float16 only: no other scales its losses")
         if self.guards.memory.allocator is not None and self.devices.type != "cuda":
             raise ValueError("guards.memory.allocator is of CUDA devices: set devices.type to cuda")
         if self.tune and self.memory_format != "contiguous_format":
@@ -167,6 +213,12 @@ class TrainJob(_Job):
             if field in names:
                 raise ValueError(f"{field!r} names a layer and a data field; rename one")
         return self
+
+    @property
+    def kept_at(self) -> tuple[str, ...]:
+        """Where activations are kept, as the plan has settled it; none: everywhere."""
+        asked = self.activation_checkpointing
+        return asked if isinstance(asked, tuple) else ()
 
     @property
     def losses(self) -> tuple[Loss, ...]:

@@ -1,6 +1,7 @@
 """The settings of a job that can be changed while it runs, by their paths.
 
-``optimizer.lr`` is ``optimizer.args.lr`` of the spec; every other path is that of the spec itself.
+``optimizer.lr`` is ``optimizer.args.lr`` of the spec, ``optimizer.sparse.lr`` is
+``optimizer.sparse.args.lr``; every other path is that of the spec itself.
 """
 
 from collections.abc import Mapping
@@ -10,12 +11,19 @@ from typing import Any
 def place(path: str) -> tuple[str, ...]:
     """Where in a spec a setting is: ``optimizer.lr`` → ``("optimizer", "args", "lr")``."""
     first, *rest = path.split(".")
+    if is_of_sparse(path):
+        return (first, "sparse", "args", *rest[1:])
     return (first, "args", *rest) if is_of_optimizer(path) else (first, *rest)
 
 
 def is_of_optimizer(path: str) -> bool:
     """Whether a setting is an argument of the optimizer."""
     return path.startswith("optimizer.")
+
+
+def is_of_sparse(path: str) -> bool:
+    """Whether it is one of the optimizer of sparse gradients."""
+    return path.startswith("optimizer.sparse.")
 
 
 def overlay(spec: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -66,6 +66,13 @@ Losses = Annotated[
 """A loss, or several whose weighted sum is what training makes small."""
 
 
+class SparseOptimizer(Spec):
+    """A torch.optim optimizer that takes sparse gradients, by torch's name and arguments."""
+
+    type: Literal["SGD", "Adagrad", "SparseAdam"]
+    args: Args = {}
+
+
 class Optimizer(Spec):
     """A torch.optim optimizer, by torch's name and arguments."""
 
@@ -74,6 +81,29 @@ class Optimizer(Spec):
     l1: NonNegativeFloat = 0.0
     """So many times the sign of each parameter is added to its gradient, after clipping: the
     penalty ``l1 · |w|``, which the loss does not show. A layer may have its own."""
+    sparse: SparseOptimizer | None = None
+    """What updates the parameters with sparse gradients (``Embedding`` and ``EmbeddingBag`` with
+    ``sparse``); all else, ``l1`` too, is of the other ones. Left out, one optimizer updates all."""
+
+    @property
+    def of_sparse(self) -> "Optimizer":
+        """What updates parameters with sparse gradients, as an optimizer of its own."""
+        if self.sparse is None:
+            return self
+        return Optimizer(type=self.sparse.type, args=self.sparse.args)
+
+
+class GradScaler(Spec):
+    """torch.amp.GradScaler, by torch's names: how losses of float16 are scaled."""
+
+    init_scale: float = Constraint(default=65536.0, ge=1e-4, le=2.0**64)
+    """What the loss is multiplied by at first."""
+    growth_factor: float = Constraint(default=2.0, gt=1, le=2.0**16)
+    """It becomes so many times larger …"""
+    growth_interval: PositiveInt = 2000
+    """… after so many steps in a row without an overflow."""
+    backoff_factor: float = Constraint(default=0.5, gt=0, lt=1)
+    """After an overflow it becomes this part of itself."""
 
 
 class Scheduler(Spec):

@@ -174,3 +174,52 @@ def test_batches_by_length_are_the_same_on_a_device(tmp_path: Path):
         on_cpu = losses(run(tmp_path / f"cpu-{number}", job, table))
         on_cuda = losses(run(tmp_path / f"cuda-{number}", job, table, **CUDA))
         assert np.allclose(on_cpu, on_cuda, rtol=1e-4)
+
+
+ONE_MATRIX = [
+    {"name": "flat", "type": "Flatten"},
+    {"name": "hidden", "type": "Linear", "args": {"out_features": 32}},
+    {"name": "drop", "type": "Dropout"},
+    {"name": "relu", "type": "ReLU"},
+    {"name": "fc", "type": "Linear", "args": {"out_features": 10}},
+]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_float16_is_scaled_on_the_device_and_goes_on_where_it_was(
+    fused: bool,
+    digits: Path,  # noqa: F811
+    tmp_path: Path,
+):
+    job = spec(
+        network={"layers": ONE_MATRIX},
+        precision="float16",
+        grad_scaler={"init_scale": 2.0**24, "growth_interval": 3},
+        optimizer={"type": "SGD", "args": {"lr": 0.1, "momentum": 0.9, "fused": fused}},
+        checkpoint={"every_steps": 1},
+    )
+    records = run(tmp_path / "whole", job, digits, **CUDA)
+    told = [r["values"] for r in records if r["type"] == "metrics" and "loss" in r["values"]]
+    assert 0 < told[-1]["overflowed_steps"] < len(told) / 2
+    assert all(math.isfinite(item["loss"]) for item in told)
+    there = {"dir": str(tmp_path / "whole/checkpoints/step-4"), "step": 4}
+    rest = run(tmp_path / "rest", job, digits, resume=there, **CUDA)
+    assert losses(rest) == losses(records)[4:]
+
+
+def test_activations_that_are_computed_again_are_the_same_bits(
+    digits: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: Any,
+):
+    """Dropout draws from the device's generator."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    whole = spec(network={"layers": ONE_MATRIX}, deterministic=True)
+    less = whole | {"activation_checkpointing": ["hidden", "relu", "fc"]}
+    try:
+        found = [run(tmp_path / str(n), job, digits, **CUDA) for n, job in enumerate((whole, less))]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert losses(found[0]) == losses(found[1])
+    for name, tensor in last_weights(tmp_path / "0").items():
+        assert torch.equal(tensor, last_weights(tmp_path / "1")[name]), name

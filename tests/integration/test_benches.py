@@ -26,6 +26,7 @@ def run(*command: str) -> list[dict]:
     [
         (["bench.step", "--rounds", "1", "--steps", "3"], 1),
         (["bench.watching", "--threads", "1", "--rounds", "1", "--network", CNN, "--case", "c"], 1),
+        (["bench.recomputing", *SHORT], 1),
         (["bench.guarding", *SHORT, "--network", CNN, "--guard", "default"], 1),
     ],
 )

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
+from engine.clipping import Clip
+from glasshouse.spec import GradClip
 from tests.unit.engine.making import captured, cnn, errors, losses, of_type, planned, run, spec
 
 LIMITS = {"value": 0.002, "norm": 0.05, "global_norm": 0.2}
@@ -82,6 +84,60 @@ def test_clipped_training_is_that_of_torch_and_both_points_can_be_seen(
         assert all("grad_norm" not in item for item in figures)
 
 
+def test_a_value_may_have_a_lower_end_of_its_own(digits, tmp_path):
+    """PaddlePaddle's ClipGradByValue has both; clamp by hand."""
+    low, high = -0.0004, 0.002
+    images = torch.from_numpy(np.load(digits / "train" / "0.npy"))
+    labels = torch.from_numpy(np.load(digits / "train" / "1.npy"))
+    torch.manual_seed(3)
+    network = cnn()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+    told: list[float] = []
+    bites = {"low": 0, "high": 0}
+    for epoch in range(10):
+        order = torch.randperm(300, generator=torch.Generator().manual_seed(3 * 1_000_003 + epoch))
+        for rows in order.split(64):
+            loss = nn.functional.cross_entropy(network(images[rows].float() / 255), labels[rows])
+            loss.backward()
+            for item in network.parameters():
+                bites["low"] += int((item.grad < low).sum())  # pyright: ignore
+                bites["high"] += int((item.grad > high).sum())  # pyright: ignore
+                item.grad.clamp_(low, high)  # pyright: ignore
+            optimizer.step()
+            optimizer.zero_grad()
+            told.append(loss.item())
+    clip = {"type": "value", "max": high, "min": low}
+    records = run(tmp_path / "job", spec(grad_clip=clip, stop={"epochs": 10}), digits)
+    assert losses(records) == told
+    assert min(bites.values()) > 0
+    even = run(
+        tmp_path / "even", spec(grad_clip={"type": "value", "max": high, "min": -high}), digits
+    )
+    plain = run(tmp_path / "plain", spec(grad_clip={"type": "value", "max": high}), digits)
+    assert losses(even) == losses(plain)
+
+
+def test_either_end_is_enough_for_a_step_to_count_as_clipped():
+    gradient = torch.tensor([-0.5, 0.2])
+    parameter = nn.Parameter(torch.zeros(2))
+    for low, high, bites in ((-1.0, 0.1, True), (-0.4, 1.0, True), (-0.5, 0.2, False)):
+        parameter.grad = gradient.clone()
+        spec_ = GradClip(type="value", max=high, min=low)
+        figures = Clip(spec_, [(spec_, [parameter])])()
+        assert bool(figures["clipped_steps"]) == bites
+        assert torch.equal(parameter.grad, gradient.clamp(low, high))
+
+
+def test_both_ends_can_be_set_while_it_runs(digits, tmp_path):
+    order = {"id": "cmd_1", "by": None, "set": {"grad_clip.min": -0.001, "grad_clip.max": 0.01}}
+    old = {"grad_clip.min": 0.0, "grad_clip.max": 0.5}
+    applied = order | {"step": 0, "old": old, "new": order["set"]}
+    clip = {"type": "value", "max": 0.5, "min": 0}
+    records = run(tmp_path / "a", spec(grad_clip=clip), digits, commands=[applied])
+    set_from_the_start = spec(grad_clip={"type": "value", "max": 0.01, "min": -0.001})
+    assert losses(records) == losses(run(tmp_path / "b", set_from_the_start, digits))
+
+
 def test_a_norm_that_is_not_finite_is_told_and_training_goes_on(digits, tmp_path):
     job = spec(
         grad_clip={"type": "global_norm", "max": 1.0},
@@ -130,7 +186,9 @@ def test_one_gradient_at_two_points_is_refused():
         ({"type": "norm", "max": -1.0}, "/grad_clip/max"),
         ({"type": "mean", "max": 1.0}, "/grad_clip/type"),
         ({"type": "value"}, "/grad_clip/max"),
-        ({"type": "value", "max": 1.0, "min": 0.0}, "/grad_clip/min"),
+        ({"type": "value", "max": 1.0, "min": 0.5}, "/grad_clip/min"),
+        ({"type": "norm", "max": 1.0, "min": -0.5}, "/grad_clip"),
+        ({"type": "global_norm", "max": 1.0, "min": 0.0}, "/grad_clip"),
     ],
 )
 def test_a_limit_that_makes_no_sense_is_refused(clip, pointer):

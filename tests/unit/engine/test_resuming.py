@@ -74,6 +74,11 @@ KINDS: dict[str, dict[str, Any]] = {
         "scheduler": {"type": "OneCycleLR", "args": {"max_lr": 0.02}},
     },
     "bfloat16": {**JUDGED, "precision": "bfloat16"},
+    "float16": {
+        **JUDGED,
+        "precision": "float16",
+        "grad_scaler": {"init_scale": 2.0**20, "growth_interval": 2},
+    },
     "two losses": {
         **JUDGED,
         "loss": [

@@ -9,7 +9,6 @@ from torch import nn
 
 from engine.data.loading import source_rows
 from engine.data.rows import shuffled
-from engine.optim import optimizer_classes
 from engine.rank import Assignment
 from engine.rank import run as run_assignment
 from engine.report import Outputs
@@ -59,29 +58,6 @@ def test_evaluating_and_saving_change_no_number(digits, tmp_path):
     job = spec(data=data, evaluate={"every_steps": 2}, checkpoint={"every_steps": 3})
     records = run(tmp_path, job, digits)
     assert losses(records) == by_hand(digits, _sgd)[0]
-
-
-PLAIN_OPTIMIZERS = [name for name in optimizer_classes() if name not in {"Muon", "SparseAdam"}]
-
-
-@pytest.mark.parametrize("name", PLAIN_OPTIMIZERS)
-def test_each_optimizer_takes_the_steps_that_torch_takes(digits, tmp_path, name):
-    job = spec(optimizer={"type": name, "args": {"lr": 0.01}}, stop={"steps": 5})
-    records = run(tmp_path, job, digits)
-    cls = getattr(torch.optim, name)
-    expected, weights = by_hand(digits, lambda params: cls(params, lr=0.01), epochs=1, steps=5)
-    assert losses(records) == expected
-    found = _final_weights(tmp_path, records)
-    assert all(torch.equal(found[key], weights[key]) for key in weights)
-
-
-def test_a_muon_job_trains_a_network_of_matrices(digits, tmp_path):
-    layers = [
-        {"name": "flat", "type": "Flatten"},
-        {"name": "fc", "type": "Linear", "args": {"out_features": 10, "bias": False}},
-    ]
-    job = spec(network={"layers": layers}, optimizer={"type": "Muon"}, stop={"steps": 2})
-    assert len(losses(run(tmp_path, job, digits))) == 2
 
 
 def test_sparse_adam_trains_what_has_sparse_gradients_only(tmp_path):

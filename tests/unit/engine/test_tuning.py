@@ -267,6 +267,12 @@ def test_a_relu_in_place_whose_input_others_read_stays_first():
 # --- deterministic ---------------------------------------------------------------------------
 
 
+def test_steps_are_not_compiled_and_why_is_said():
+    assert "another program" in errors(spec(compile=True))["/compile"]
+    assert planned(spec(compile=False))["spec"]["compile"] is False
+    assert list(errors(spec(compile="yes"))) == ["/compile"]
+
+
 def test_deterministic_has_torch_refuse_what_does_not_repeat(digits, tmp_path, monkeypatch):
     asked: list[bool] = []
     wanted = torch.use_deterministic_algorithms
