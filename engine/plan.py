@@ -102,9 +102,9 @@ def _plan_training(spec: TrainJob, datasets: Metas, trained_by: TrainJob | None)
     findings = Findings()
     spec, datasets, shapes = _sized(spec, datasets, trained_by, findings)
     data = spec.data
-    footprint.check_streaming(data, findings)
-    findings.stop()
     meta = datasets[data.train.dataset]
+    footprint.check_streaming(data, meta, findings)
+    findings.stop()
     num_rows = footprint.rows_of(data.train, meta)
     shapes = plan_data.limited(data, shapes, findings)
     forecast = Forecast(spec, meta, shapes, num_rows, findings)

@@ -139,6 +139,10 @@ class LoadedSequence:
         around = None if self.around is None else self.around.to(device)
         return replace(self, values=self.values.to(device), weights=weights, around=around)
 
+    def ready(self, device: torch.device) -> "LoadedSequence":
+        """The same; a batch needs nothing beside the values."""
+        return self
+
     def cut(self, most: int) -> "LoadedSequence":
         """The same rows without the steps behind the first so many."""
         return replace(self, lengths=self.lengths.clamp(max=most))

@@ -40,6 +40,7 @@ class StreamedRows(Rows):
         self.device = device
         self.fields = cast("Mapping[str, Loaded]", reader.fields)  # for their names
         self.left_out = reader.left_out
+        self.prepared = None if reader.prepared.is_empty else reader.prepared
         self._reader = reader
         self._shuffle = shuffle
         self._ahead: Ahead[Read] = Ahead(workers)
@@ -138,7 +139,8 @@ class StreamedRows(Rows):
             yield self._made(read, rows_B)
 
     def _made(self, rows: Read, taken: Taken) -> Batch:
-        made, self.lengths = batch_of(rows, _ALL, _ALL, self.device)
+        ready = {n: item.ready(self.device) for n, item in rows.items()}
+        made, self.lengths = batch_of(ready, _ALL, _ALL, self.device)
         self._taken = taken
         return made
 
