@@ -84,15 +84,26 @@ async def prepare(house: Resources, spec: TrainJob | InferJob, owner: str | None
 
 def _refuse_too_large(plan: Mapping[str, Any], devices: list[dict[str, Any]]) -> None:
     """A job that no device can hold would end in the host's out-of-memory killer, or worse."""
-    needed = plan["memory"]["total_bytes"]
-    sizes = [device["memory_bytes"] for device in devices if device["memory_bytes"] is not None]
-    if sizes and needed > max(sizes):
+    memory = plan["memory"]
+    sizes = [
+        (device["memory_bytes"], _needed_on(device["kind"], memory))
+        for device in devices
+        if device["memory_bytes"] is not None
+    ]
+    if sizes and all(needed > size for size, needed in sizes):
+        size, needed = max(sizes)
         detail = (
             f"it needs about {needed / 2**30:.1f} GiB, and the largest device that it may get has "
-            f"{max(sizes) / 2**30:.1f} GiB; make the network or the batch smaller"
+            f"{size / 2**30:.1f} GiB; make the network or the batch smaller"
         )
         problem = FieldProblem("/network", detail, "too_large")
         raise InvalidSpec(f"/network: {detail}", problems=[problem])
+
+
+def _needed_on(kind: str, memory: Mapping[str, int]) -> int:
+    """Of what is planned: a checkpoint is written from host memory."""
+    host_only = 0 if kind == "cpu" else memory["checkpoint_bytes"]
+    return memory["total_bytes"] - host_only
 
 
 def _check_start(found: Inputs, resolved: dict[str, Any], plan: Mapping[str, Any]) -> None:

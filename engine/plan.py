@@ -30,6 +30,7 @@ from engine.network import Network, needed_layers, root
 from engine.optim import (
     States,
     num_state_bytes,
+    sparse_parameters,
     try_optimizer,
 )
 from engine.pace import Pace
@@ -418,14 +419,17 @@ def _memory(  # noqa: PLR0913 (each is a head)
     """Bytes by head. Activations: the most that a step holds beside parameters and gradients.
 
     Where that is not known, ``step_bytes`` is None, it is what the layers put out for one batch.
+    Checkpoint: the copy in host memory that is written while training goes on.
     ``keeps_gradients``: those of a step's earlier batches are there all along.
     """
-    learned = [item for item in network.parameters() if item.requires_grad]
     parameters = sum(_num_bytes(item) for item in [*network.parameters(), *network.buffers()])
     storages = {
         item.untyped_storage()._cdata: item.untyped_storage().nbytes()  # pyright: ignore[reportPrivateUsage]
         for item in traced.output_leaves().values()
     }
+    sparse = sparse_parameters(network)  # whose gradients are of the rows that were read
+    dense = [item for name, item in network.named_parameters() if name not in sparse]
+    learned = [item for item in dense if item.requires_grad]
     gradients = sum(_num_bytes(item) for item in learned) if training else 0
     activations = sum(storages.values())
     if step_bytes is not None:
@@ -436,6 +440,7 @@ def _memory(  # noqa: PLR0913 (each is a head)
         "optimizer_state_bytes": state_bytes,
         "averages_bytes": num_averages * parameters,
         "activations_bytes": activations,
+        "checkpoint_bytes": (1 + num_averages) * parameters + state_bytes if training else 0,
         "data_bytes": data_bytes,
     }
     return {**heads, "total_bytes": sum(heads.values())}

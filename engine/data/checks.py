@@ -9,10 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.data.ragged import RaggedColumn
+from engine.data.ragged import RaggedColumn, forget_pages
 from glasshouse.errors import DataFailed
 
-_CHUNK_VALUES = 1 << 22
+_CHUNK_VALUES = 1 << 20
 OnBadRow = Literal["fail", "drop"]
 
 
@@ -72,6 +72,7 @@ def bad_places(
         marks = is_bad(part)
         if marks.any():
             found.append(np.flatnonzero(marks.reshape(len(part), -1).any(axis=1)) + start)
+        forget_pages(values)
     return np.concatenate(found) if found else np.empty(0, np.int64)
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from engine.data.checks import Flaw, bad_places, not_there, unfilled
 from engine.data.fields import checked_shape, field_columns
 from engine.data.figures import BLOCK_VALUES, Figures, Floats, along, find_figures, of_field
-from engine.data.ragged import RaggedColumn
+from engine.data.ragged import RaggedColumn, forget_pages
 from engine.data.rows import LoadedField
 from engine.data.table import Table
 from glasshouse.errors import DataFailed
@@ -194,6 +194,8 @@ class DenseReading:
             ]
             whole = floats[0] if len(floats) == 1 else np.concatenate(floats, axis=1)
             yield whole.reshape(end - start, *self._shape)
+            for column in self._columns:
+                forget_pages(column)
 
     def _floats(self, values: NDArray[Any]) -> Floats:
         x = np.asarray(values).astype(np.float64)
@@ -217,8 +219,20 @@ class DenseReading:
 
 def as_tensor(array: Any, rows: Tensor | None) -> Tensor:
     """Some rows of a mapped column; None: all of them."""
-    taken = array[slice(None) if rows is None else rows.numpy()]
-    taken = np.array(taken) if rows is None else taken
-    if taken.dtype.kind == "u" and taken.dtype != np.uint8:
-        taken = taken.astype(np.int64)
-    return torch.from_numpy(np.ascontiguousarray(taken))
+    if not isinstance(array, np.memmap):
+        taken = array[slice(None) if rows is None else rows.numpy()]
+        return torch.from_numpy(np.ascontiguousarray(taken, _kept_as(array.dtype)))
+    count = len(array) if rows is None else len(rows)
+    made = np.empty((count, *array.shape[1:]), _kept_as(array.dtype))
+    step = max(1, BLOCK_VALUES // max(1, int(np.prod(array.shape[1:]))))
+    for start in range(0, count, step):
+        part = slice(start, start + step)
+        made[part] = array[part if rows is None else rows[part].numpy()]
+        forget_pages(array)
+    return torch.from_numpy(made)
+
+
+def _kept_as(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The type of a tensor: there are no whole numbers without a sign, but for bytes."""
+    is_unsigned = dtype.kind == "u" and dtype != np.uint8
+    return np.dtype(np.int64) if is_unsigned else dtype.newbyteorder("=")

@@ -8,6 +8,7 @@ Shape suffixes: B = rows of a batch, T = steps of its longest row, N = rows, S =
 rows together.
 """
 
+import mmap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,7 +27,7 @@ from glasshouse.spec import (
     SparseField,
 )
 
-_CHUNK_STEPS = 1 << 22
+_CHUNK_STEPS = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -271,6 +272,13 @@ def split_pairs(pairs: LoadedSequence, name: str, dim: int) -> LoadedSequence:
     )
 
 
+def forget_pages(array: NDArray[Any]) -> None:
+    """Let go of what was read of a mapped file, which would count as memory of the process."""
+    mapped = getattr(array, "_mmap", None)
+    if mapped is not None:
+        mapped.madvise(mmap.MADV_DONTNEED)
+
+
 def _taken(
     values: NDArray[Any], starts: NDArray[np.int64], lengths: NDArray[np.int64], dtype: Any
 ) -> NDArray[Any]:
@@ -283,6 +291,7 @@ def _taken(
         index = np.repeat(starts[part] - (ends - counts), counts) + np.arange(int(ends[-1]))
         taken[filled : filled + len(index)] = values[index]
         filled += len(index)
+        forget_pages(values)
     return taken
 
 
