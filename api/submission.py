@@ -19,7 +19,8 @@ from glasshouse.errors import (
     JobNotFound,
 )
 from glasshouse.ids import is_id
-from glasshouse.spec import Devices, InferJob, TrainJob
+from glasshouse.spec import Devices, InferJob, Source, TrainJob
+from glasshouse.spec.data import sources_in
 from models import checkpoints, datasets, jobs, workers
 from models.database import Transaction
 from models.tables import Device, Worker
@@ -129,7 +130,9 @@ def _find_inputs(house: Resources, spec: TrainJob | InferJob, owner: str | None)
     found = Inputs()
     sources: dict[str, str] = {}
     if isinstance(spec, TrainJob):
-        sources["/data/train/dataset"] = spec.data.train.dataset
+        several = not isinstance(spec.data.train, Source)
+        for number, source in enumerate(spec.data.sources):
+            sources[f"/data/train{f'/{number}' if several else ''}/dataset"] = source.dataset
         if spec.data.validation is not None:
             sources["/data/validation/dataset"] = spec.data.validation.dataset
     elif spec.data is not None:
@@ -157,8 +160,7 @@ def _find_start(tx: Transaction, found: Inputs, checkpoint_id: str, owner: str |
 
 def datasets_of(tx: Transaction, resolved: Mapping[str, Any]) -> dict[str, Any]:
     """Columns and splits of what a stored job reads, as the planner wants them."""
-    data = resolved["data"]
-    names = {part["dataset"] for part in (data["train"], data.get("validation")) if part}
+    names = {part["dataset"] for part in sources_in(resolved)}
     rows = [datasets.get(tx, name, None) for name in sorted(names)]
     return {row.id: {"columns": row.columns, "splits": row.splits} for row in rows}
 

@@ -28,7 +28,7 @@ _AHEAD = 2
 _DEVIATIONS = 6
 _STREAMED = frozenset(
     (
-        *("train", "validation", "fields", "batch_size", "drop_last"),
+        *("train", "interleave", "validation", "fields", "batch_size", "drop_last"),
         *("shuffle", "sequence", "cache", "workers", "normalize", "on_bad_row"),
     )
 )
@@ -60,6 +60,8 @@ def rows_of(source: Source | InferData, meta: Mapping[str, Any]) -> int:
     if "windows" in meta:
         first, last = part_of(meta["tokens"][source.split], fraction)
         return num_windows(meta["windows"], last - first)
+    if "taken" in meta:  # of several sources, each with a fraction of its own
+        return int(meta["taken"])
     total = int(meta["splits"][source.split])
     return total if fraction is None else int(fraction[1] * total) - int(fraction[0] * total)
 
@@ -67,13 +69,13 @@ def rows_of(source: Source | InferData, meta: Mapping[str, Any]) -> int:
 def training_bytes(spec: TrainJob, datasets: Mapping[str, Mapping[str, Any]]) -> int:
     """What the rows of a training job take, those of its evaluations included."""
     data = spec.data
-    sources = [data.train, *([data.validation] if data.validation else [])]
+    sources = [data.whole, *([data.validation] if data.validation else [])]
     metas = [(source, datasets[source.dataset]) for source in sources]
     if data.shuffle.buffer_size is None:
         normal = data.normalize
         return sum(source_bytes(data.fields, source, meta, normal) for source, meta in metas)
     return sum(
-        _streamed_bytes(data, source, meta, trains=source is data.train) for source, meta in metas
+        _streamed_bytes(data, source, meta, trains=source is data.whole) for source, meta in metas
     )
 
 
@@ -160,7 +162,7 @@ def check_streaming(data: Data, meta: Mapping[str, Any], findings: Findings) -> 
     _check_known(data, _STREAMED, "/data", findings)
     for name, field in data.fields.items():
         _check_known(field, _STREAMED_FIELDS, f"/data/fields/{name}", findings)
-        if _tokens_to_count(name, field, data.train.split, meta) is None:
+        if _tokens_to_count(name, field, data.whole.split, meta) is None:
             detail = "there are more different ones than a dataset counts, and counting them takes"
             detail += " memory without bound: give the vocabulary, or leave out shuffle.buffer_size"
             findings.problem(f"/data/fields/{name}/vocabulary", detail, "streamed")

@@ -1,12 +1,13 @@
 """The rows of a training job: found, gone through where that is needed, in memory or in files."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from engine.data.ahead import Ahead
+from engine.data.joined import Joined, JoinedStored, Part, name_of
 from engine.data.loading import load
 from engine.data.prepared import Prepared, Preparing
 from engine.data.reading import Reader
@@ -70,8 +71,8 @@ class Gathering:
     out: Outputs
     first_step: int = 0
 
-    def rows(self, source: Source, known: Prepared | None) -> Rows:
-        """The rows of a source; what is left out of them is told.
+    def rows(self, sources: Sequence[Source], known: Prepared | None) -> Rows:
+        """The rows of some sources as those of one; what is left out of them is told.
 
         ``known``: what was learned of training rows before.
 
@@ -81,7 +82,9 @@ class Gathering:
         """
         job, data = self.job, self.job.data
         fields = fields_read(job)
-        table = self.tables[source.dataset]
+        source, table = sources[0], self.tables[sources[0].dataset]
+        if len(sources) > 1:
+            source, table = self._joined(sources)
         preparing = Preparing.of(data, known)
         if data.shuffle.buffer_size is None:
             rows = load(
@@ -95,20 +98,31 @@ class Gathering:
             )
             rows.ahead = Ahead(data.workers)
         else:
-            rows = self._streamed(source, fields, table, preparing)
+            stored = table if isinstance(table, JoinedStored) else StoredTable(table.directory)
+            rows = self._streamed(source, fields, stored, preparing)
         for what, count in rows.left_out.items():
             self.out.emit({"type": "dropped", "at": now(), "what": what, "count": count})
         return rows
 
+    def _joined(self, sources: Sequence[Source]) -> tuple[Source, Joined]:
+        parts = [Part(self.tables[source.dataset], source) for source in sources]
+        whole = Source(dataset=sources[0].dataset, split=name_of(sources))
+        is_stored = self.job.data.shuffle.buffer_size is not None
+        return whole, JoinedStored(parts) if is_stored else Joined(parts)
+
     def _streamed(
-        self, source: Source, fields: Mapping[str, Field], table: Table, preparing: Preparing
+        self,
+        source: Source,
+        fields: Mapping[str, Field],
+        table: StoredTable | JoinedStored,
+        preparing: Preparing,
     ) -> StreamedRows:
         data = self.job.data
         progress = Progress(self.first_step, self.control, self.out)
         reader = Reader(
             source,
             fields,
-            StoredTable(table.directory),
+            table,
             seed=self.job.seed,
             limit=data.sequence,
             preparing=preparing,
@@ -121,6 +135,7 @@ class Gathering:
             shuffle=data.shuffle,
             workers=data.workers,
             keeps=data.cache == "memory",
+            in_turn=data.interleave == "sequential",
         )
 
 

@@ -80,9 +80,9 @@ def _plan_network(spec: TrainJob, datasets: Metas, trained_by: TrainJob | None) 
     """Put the graph in the place of a preset; what is wrong with a layer is its arguments then."""
     graph = spec.network.graph()
     if graph is spec.network:
-        return _plan_training(spec, datasets, trained_by)
+        return _plan_sources(spec, datasets, trained_by)
     try:
-        found = _plan_training(spec.model_copy(update={"network": graph}), datasets, trained_by)
+        found = _plan_sources(spec.model_copy(update={"network": graph}), datasets, trained_by)
     except SpecProblems as error:
         raise SpecProblems([_of_preset(item) for item in error.problems]) from error
     for warning in found["warnings"]:
@@ -99,14 +99,28 @@ def _of_preset_pointer(pointer: str) -> str:
     return "/network/args" if is_inside else pointer
 
 
+def _plan_sources(spec: TrainJob, datasets: Metas, trained_by: TrainJob | None) -> dict[str, Any]:
+    """Put one source in the place of several."""
+    findings = Findings()
+    plan_data.check_interleave(spec.data, findings)
+    findings.stop()
+    if not isinstance(spec.data.train, tuple):
+        return _plan_training(spec, datasets, trained_by)
+    joined, datasets = plan_data.joined(spec.data, datasets)
+    asked = spec.model_copy(update={"data": joined})
+    found = _plan_training(asked, datasets, trained_by)
+    found["spec"]["data"]["train"] = [item.model_dump(mode="json") for item in spec.data.train]
+    return found
+
+
 def _plan_training(spec: TrainJob, datasets: Metas, trained_by: TrainJob | None) -> dict[str, Any]:
     findings = Findings()
     spec, datasets, shapes = _sized(spec, datasets, trained_by, findings)
     data = spec.data
-    meta = datasets[data.train.dataset]
+    meta = datasets[data.whole.dataset]
     footprint.check_streaming(data, meta, findings)
     findings.stop()
-    num_rows = footprint.rows_of(data.train, meta)
+    num_rows = footprint.rows_of(data.whole, meta)
     shapes = plan_data.limited(data, shapes, findings)
     forecast = Forecast(spec, meta, shapes, num_rows, findings)
     findings.stop()
@@ -117,7 +131,7 @@ def _plan_training(spec: TrainJob, datasets: Metas, trained_by: TrainJob | None)
     loss = _check_loss(spec, shapes, traced, findings)
     _check_metrics(spec, shapes, traced, findings)
     findings.stop()
-    judged = spec.data.validation or spec.data.train
+    judged = spec.data.validation or spec.data.whole
     series = epoch_metrics.check(
         spec, traced, shapes, footprint.rows_of(judged, datasets[judged.dataset]), findings
     )
@@ -176,10 +190,10 @@ def _sized(
     """
     data = spec.data
     known = plan_data.window_dim(trained_by) if data.windows is not None else None
-    datasets = plan_data.seen_as_windows(datasets, data.windows, data.train, known)
+    datasets = plan_data.seen_as_windows(datasets, data.windows, data.whole, known)
     fields = plan_data.as_begun(data.fields, trained_by)
-    meta = plan_data.meta_of(data.train, datasets, "/data/train", findings)
-    shapes = plan_data.field_shapes(fields, meta, findings, data.train)
+    meta = plan_data.meta_of(data.whole, datasets, "/data/train", findings)
+    shapes = plan_data.field_shapes(fields, meta, findings, data.whole)
     data = data.model_copy(update={"fields": plan_data.with_sizes(fields, shapes)})
     findings.stop()
     plan_data.check_preparing(data, meta, findings)

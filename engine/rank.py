@@ -179,7 +179,8 @@ class Assignment:
 
     def gathering(self, spec: TrainJob, control: Control, out: Outputs) -> Gathering:
         """What finds the rows of a training job."""
-        sources = [spec.data.train, *([spec.data.validation] if spec.data.validation else [])]
+        judged = spec.data.validation
+        sources = [*spec.data.sources, *([judged] if judged else [])]
         tables = {source.dataset: self.table(source.dataset) for source in sources}
         first = 0 if self.resume is None else self.resume.step
         return Gathering(spec, tables, self.device, control, out, first)
@@ -216,9 +217,9 @@ def run(job: Assignment, *, control: Control, out: Outputs) -> End:
     gathering = job.gathering(spec, control, out)
     training = judged = None
     try:
-        training = gathering.rows(spec.data.train, known)
+        training = gathering.rows(spec.data.sources, known)
         if spec.data.validation and spec.evaluate:
-            judged = gathering.rows(spec.data.validation, training.prepared)
+            judged = gathering.rows([spec.data.validation], training.prepared)
         flops = None if job.flops is None else job.flops / _planned(spec, training)
         ending = train(
             spec,

@@ -104,8 +104,7 @@ def steps_outside(name: str, dim: int, column: RaggedColumn) -> Iterator[Flaw]:
     def failure(row: int) -> DataFailed:
         first = int(column.offsets[row])
         step = int(np.flatnonzero(is_bad(values[first : int(column.offsets[row + 1])]))[0])
-        detail = f"row {column.number(row)} of split {column.split!r} has"
-        detail += f" {values[first + step]:.17g} as value"
+        detail = f"{column.where(row)} has {values[first + step]:.17g} as value"
         return DataFailed(
             f"{detail} {step} of column {column.name!r}; field {name!r} takes integers in "
             f"[0, {dim})",

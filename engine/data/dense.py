@@ -94,8 +94,7 @@ class DenseReading:
             flat = np.asarray(values[row : row + 1]).reshape(-1)
             place = int(np.flatnonzero(is_bad(flat))[0])
             which = "" if flat.size == 1 else f"value {place} of "
-            number = self._table.row_number(row)
-            where = f"row {number} of split {self._split!r}: {which}column {column!r}"
+            where = f"{self._table.where(self._split, row)}: {which}column {column!r}"
             return not_there(self._name, where, float(flat[place]))
 
         what = f"rows with a missing value in column {column!r} of split {self._split!r}"
@@ -110,8 +109,7 @@ class DenseReading:
             return
 
         def failure(row: int) -> DataFailed:
-            detail = f"row {column.number(row)} of split {self._split!r} has"
-            detail += f" {int(column.lengths[row])} values in"
+            detail = f"{column.where(row)} has {int(column.lengths[row])} values in"
             return DataFailed(
                 f"{detail} column {column.name!r}; field {self._name!r} takes {self._steps}",
                 hint="Correct the data, or set data.on_bad_row to drop.",
@@ -219,7 +217,7 @@ class DenseReading:
 
 def as_tensor(array: Any, rows: Tensor | None) -> Tensor:
     """Some rows of a mapped column; None: all of them."""
-    if not isinstance(array, np.memmap):
+    if not isinstance(array, np.memmap) and not hasattr(array, "parts"):
         taken = array[slice(None) if rows is None else rows.numpy()]
         return torch.from_numpy(np.ascontiguousarray(taken, _kept_as(array.dtype)))
     count = len(array) if rows is None else len(rows)

@@ -22,6 +22,7 @@ from engine.data.checks import without
 from engine.data.dense import DenseReading
 from engine.data.fields import checked_shape, field_columns
 from engine.data.figures import BLOCK_VALUES, Floats, find_figures
+from engine.data.joined import JoinedStored, JoinedWindow
 from engine.data.loading import flaws_of, needs_figures, reading_of
 from engine.data.prepared import Prepared, Preparing
 from engine.data.ragged import RaggedColumn
@@ -54,7 +55,7 @@ class Fitting:
     def __init__(
         self,
         fields: Mapping[str, Field],
-        table: StoredTable,
+        table: StoredTable | JoinedStored,
         split: str,
         preparing: Preparing,
         look: Look = nothing,
@@ -64,7 +65,7 @@ class Fitting:
         self._look = look
         self._num_rows = table.num_rows(split)
 
-    def _windows(self, rows: Tensor | None, at_once: int) -> Iterator[Window]:
+    def _windows(self, rows: Tensor | None, at_once: int) -> Iterator[Window | JoinedWindow]:
         """Rows, None: all, so many at once."""
         numbers = None if rows is None else rows.numpy()
         count = self._num_rows if numbers is None else len(numbers)
@@ -132,11 +133,11 @@ class Fitting:
             lengths[window.numbers] = [len(row) for row in tokens]
         ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         (column,) = field_columns(name, field)
-        return RaggedColumn(column, self._split, np.empty(0), ends)
+        return RaggedColumn(column, self._split, np.empty(0), ends, self._table.where)
 
     def _tokens(
         self, name: str, field: IntegerSequenceField, rows: Tensor | None
-    ) -> Iterator[tuple[Window, list[Sequence[str]]]]:
+    ) -> Iterator[tuple[Window | JoinedWindow, list[Sequence[str]]]]:
         (column,) = field_columns(name, field)
         assert field.tokens is not None  # noqa: S101 (the callers looked)
         for window in self._windows(rows, self._rows_at_once({name: field})):

@@ -3,7 +3,6 @@
 Shape suffixes: N = rows of the split.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import TypeGuard
 
@@ -13,6 +12,7 @@ from torch import Tensor
 from engine.data.checks import Flaw, without
 from engine.data.dense import DenseReading
 from engine.data.integers import IntegerReading
+from engine.data.joined import taken_rows
 from engine.data.prepared import WINDOWS, Prepared, Preparing
 from engine.data.ragged import limited
 from engine.data.rows import Loaded, Rows, place
@@ -50,7 +50,7 @@ def load(  # noqa: PLR0913 (a source, how it is read, and to where)
         for name, field in fields.items()
     }
     num_rows = table.num_rows(source.split)
-    taken = source_rows(num_rows, source.fraction, seed)
+    taken, _ = taken_rows(table, source, seed)
     good = without(_all_flaws(readings), taken, num_rows, preparing.on_bad_row)
     limits = {
         name: item.column
@@ -170,15 +170,3 @@ def _loaded(
     if isinstance(reading, DenseReading):
         return reading.load(rows, prepared.figures.get(name))
     return reading.load(rows, limit, prepared)
-
-
-def source_rows(num_rows: int, fraction: tuple[float, float] | None, seed: int) -> Tensor | None:
-    """The rows of a split that a source takes, ascending; None for all of them.
-
-    The same seed and complementary fractions give disjoint parts that miss no row.
-    """
-    if fraction is None:
-        return None
-    order_N = torch.randperm(num_rows, generator=torch.Generator().manual_seed(seed))
-    first, last = (math.floor(part * num_rows) for part in fraction)
-    return order_N[first:last].sort().values

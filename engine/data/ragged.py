@@ -9,7 +9,7 @@ rows together.
 """
 
 import mmap
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,8 +38,8 @@ class RaggedColumn:
     split: str
     values: NDArray[Any]
     offsets: NDArray[np.int64]
-    numbers: NDArray[np.int64] | None = None
-    """Of each row, its number in the split; None: they are all of its rows."""
+    place: Callable[[str, int], str] | None = None
+    """Where a row of a split is, in words; None: they are all of its rows."""
 
     def check(self, num_rows: int) -> None:
         """Refuse offsets that lead outside of the values.
@@ -62,9 +62,11 @@ class RaggedColumn:
         """The rows that some of the values, by their places, belong to; each once, ascending."""
         return np.unique(np.searchsorted(self.offsets, steps, side="right") - 1)
 
-    def number(self, row: int) -> int:
-        """The number of a row in the split."""
-        return row if self.numbers is None else int(self.numbers[row])
+    def where(self, row: int) -> str:
+        """A row in words."""
+        if self.place is not None:
+            return self.place(self.split, row)
+        return f"row {row} of split {self.split!r}"
 
 
 @dataclass(frozen=True)
@@ -95,9 +97,7 @@ def limited(columns: Mapping[str, RaggedColumn], rows: Tensor | None, limit: Seq
         too_long = lengths > most
         if limit.overflow == "error" and too_long.any():
             at = int(np.flatnonzero(too_long)[0])
-            detail = (
-                f"row {int(numbers[at])} of split {column.split!r} has {int(lengths[at])} steps"
-            )
+            detail = f"{column.where(int(numbers[at]))} has {int(lengths[at])} steps"
             raise DataFailed(
                 f"{detail} in column {column.name!r}; data.sequence.max_length is {most}",
                 hint="Raise data.sequence.max_length, or set overflow to truncate or drop.",
@@ -241,7 +241,7 @@ def places_of(field: SparseField, column: RaggedColumn) -> RaggedColumn:
     """A sparse field's places alone."""
     if isinstance(field, SparseBinaryField):
         return column
-    return replace(column, values=column.values.reshape(-1, 2)[:, 0])
+    return replace(column, values=np.asarray(column.values.reshape(-1, 2))[:, 0])
 
 
 def load_sparse(field: SparseField, column: RaggedColumn, rows: Tensor | None) -> LoadedSequence:
@@ -274,9 +274,10 @@ def split_pairs(pairs: LoadedSequence, name: str, dim: int) -> LoadedSequence:
 
 def forget_pages(array: NDArray[Any]) -> None:
     """Let go of what was read of a mapped file, which would count as memory of the process."""
-    mapped = getattr(array, "_mmap", None)
-    if mapped is not None:
-        mapped.madvise(mmap.MADV_DONTNEED)
+    for part in getattr(array, "parts", (array,)):
+        mapped = getattr(part, "_mmap", None)
+        if mapped is not None:
+            mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def _taken(

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from engine.data.fields import checked_shape, field_columns
 from engine.data.fitting import Fitting, Look, nothing
-from engine.data.loading import load_fields, source_rows
+from engine.data.joined import JoinedStored, taken_rows
+from engine.data.loading import load_fields
 from engine.data.prepared import Preparing
 from engine.data.ragged import Limited, LoadedSequence, RaggedColumn, limited
 from engine.data.rows import Loaded, LoadedField
@@ -30,7 +31,7 @@ class Reader:
         self,
         source: Source,
         fields: Mapping[str, Field],
-        table: StoredTable,
+        table: StoredTable | JoinedStored,
         *,
         seed: int,
         limit: Sequences,
@@ -52,7 +53,8 @@ class Reader:
         for name, field in fields.items():
             checked_shape(name, field, table.meta)
         fitting = Fitting(fields, table, source.split, preparing, look)
-        rows, left_out = source_rows(num_rows, source.fraction, seed), dict[str, int]()
+        rows, _ = taken_rows(table, source, seed)
+        left_out: dict[str, int] = {}
         if preparing.on_bad_row == "drop":
             rows, left_out = fitting.good(rows)
         kept = self._kept(rows, fitting)
@@ -65,6 +67,8 @@ class Reader:
             raise DataFailed(f"split {source.split!r} has no rows that are taken")
         self.prepared = fitting.prepare(kept.rows, limit)
         """What is known of them."""
+        self.sizes = _sizes(table, kept.rows)
+        """Of several sources, how many rows are taken of each."""
         self._preparing = replace(preparing, known=self.prepared)
 
     def _kept(self, rows: torch.Tensor | None, fitting: Fitting) -> Limited:
@@ -78,7 +82,9 @@ class Reader:
             elif isinstance(field, SequenceField):
                 column = field_columns(name, field)[0]
                 ends = self._table.offsets(self._split, column)
-                columns[name] = RaggedColumn(column, self._split, np.empty(0), ends)
+                columns[name] = RaggedColumn(
+                    column, self._split, np.empty(0), ends, self._table.where
+                )
         return limited(columns, rows, self._limit)
 
     @property
@@ -107,6 +113,14 @@ class Reader:
         ascending, back = np.unique(places, return_inverse=True)
         found = self.read_runs(runs_of(ascending))
         return {name: picked(item, torch.from_numpy(back)) for name, item in found.items()}
+
+
+def _sizes(table: StoredTable | JoinedStored, rows: torch.Tensor | None) -> list[int]:
+    if not isinstance(table, JoinedStored):
+        return []
+    if rows is None:
+        return np.diff(table.ends).tolist()
+    return np.diff(np.searchsorted(rows.numpy(), table.ends)).tolist()
 
 
 def picked(item: Loaded, rows_B: torch.Tensor) -> Loaded:

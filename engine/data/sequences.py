@@ -92,8 +92,7 @@ class SequenceReading:
             first = int(column.offsets[row])
             values = column.values[first : int(column.offsets[row + 1])].reshape(-1, field.dim)
             step, place = np.argwhere(is_bad(values))[0]
-            where = f"row {column.number(row)} of split {column.split!r}: value {place} of step"
-            where += f" {step} of column"
+            where = f"{column.where(row)}: value {place} of step {step} of column"
             return not_there(self._name, f"{where} {column.name!r}", float(values[step, place]))
 
         which = "missing or infinite" if is_normalized else "missing"

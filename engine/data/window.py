@@ -140,9 +140,9 @@ class Window(Table):
         """Rows that it has."""
         return len(self.numbers)
 
-    def row_number(self, row: int) -> int:
-        """The number of a row in the split."""
-        return int(self.numbers[row])
+    def where(self, split: str, row: int) -> str:
+        """A row in words, by its number in the split."""
+        return super().where(split, int(self.numbers[row]))
 
     def column(self, split: str, name: str) -> NDArray[Any]:
         """The rows of a column."""
@@ -186,7 +186,7 @@ class Window(Table):
         return places, np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
 
     def _ragged(self, name: str, values: NDArray[Any], offsets: NDArray[np.int64]) -> RaggedColumn:
-        return RaggedColumn(name, self._split, values, offsets, self.numbers)
+        return RaggedColumn(name, self._split, values, offsets, self.where)
 
 
 def runs_of(rows: NDArray[np.int64]) -> list[tuple[int, int]]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import prod
 from types import TracebackType
-from typing import Any, Self, Unpack, cast
+from typing import Any, Self, TypeGuard, Unpack, cast
 
 from glasshouse.client.address import find_service
 from glasshouse.client.arrays import derive_fields, is_arrays, read_splits
@@ -111,8 +111,9 @@ class Client:
         Args:
             network: a `Graph`, its dict, or the list of its layers; or a preset: its name, or
                 ``{"type": "preset", "preset", "args"}``.
-            data: a dataset or its id, arrays (a dict by column, a dict of splits of them, an
-                ``(x, y)`` pair; they are uploaded), or a dict as ``data`` in a spec.
+            data: a dataset or its id, a list of such to train on as one, arrays (a dict by column,
+                a dict of splits of them, an ``(x, y)`` pair; they are uploaded), or a dict as
+                ``data`` in a spec.
             options: see `TrainOptions`: ``loss``, ``optimizer``, ``epochs`` …
 
         Returns:
@@ -201,6 +202,8 @@ class Client:
 
     def _training_data(self, data: Any, options: TrainOptions) -> Document:
         validation = options.get("validation")
+        if _is_several(data):
+            return self._several(data, options)
         if is_arrays(data):
             held_back = isinstance(validation, float)
             splits = read_splits(data, None if held_back else validation)
@@ -222,6 +225,32 @@ class Client:
             return described
         fields = as_document(options.get("fields", fields))
         return {**_sources(dataset, options), "fields": fields}
+
+    def _several(self, data: list[str | Dataset], options: TrainOptions) -> Document:
+        """Several datasets to train on as one; the first says how columns are read."""
+        validation = options.get("validation")
+        first, *others = [self._training_data(item, options) for item in data]
+        if isinstance(validation, float):
+            detail = "of several datasets no fraction can be held back"
+            raise ValueError(f"{detail}: give each a fraction in data={{'train': [...]}}")
+        train = [first["train"], *(item["train"] for item in others)]
+        return {**first, "train": train, "fields": _for_all([first, *others])}
+
+
+def _for_all(described: list[Document]) -> Document:
+    """The fields of the first of several datasets, with room for the values of all."""
+    fields: Document = {}
+    for name, item in described[0]["fields"].items():
+        dims = [other["fields"].get(name, {}).get("dim") for other in described]
+        known = [dim for dim in dims if dim is not None]
+        fields[name] = {**item, "dim": max(known)} if known else item
+    return fields
+
+
+def _is_several(data: Any) -> TypeGuard[list[str | Dataset]]:
+    """Whether it is a list of datasets."""
+    several = isinstance(data, list) and bool(data)  # pyright: ignore[reportUnknownArgumentType]
+    return several and all(isinstance(item, (str, Dataset)) for item in cast("list[Any]", data))
 
 
 def _source(source: Job | Checkpoint | str) -> Document:
