@@ -53,6 +53,7 @@ _FORMATS = {
     ".images.zip": "images.zip",
 }
 _TELL_S = 0.5
+_ONE_PROCESS = "halve_batch takes a new process, which the service starts; here choose fail"
 
 
 class Refused(Exception):
@@ -179,6 +180,8 @@ def prepare(spec: dict[str, Any], scratch: Path, checkpoint: Path | None) -> dic
         raise Refused("\n".join(f"{p.pointer}: {p.detail}" for p in error.problems)) from None
     except pydantic.ValidationError as error:
         raise Refused(str(error)) from None
+    if isinstance(parsed, TrainJob) and parsed.guards.memory.on_oom != "fail":
+        raise Refused(f"/guards/memory/on_oom: {_ONE_PROCESS}")
     for warning in found["warnings"]:
         say(f"warning: {warning['pointer']}: {warning['detail']}")
     return {

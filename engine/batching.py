@@ -8,7 +8,7 @@ from torch import Tensor
 
 from engine.data.buckets import Buckets, TooLong
 from engine.data.ragged import LoadedSequence
-from engine.data.rows import Rows
+from engine.data.rows import Rows, sizes_of_parts
 from engine.pace import Pace
 from glasshouse.errors import DataFailed, SpecFailed
 from glasshouse.spec import BucketByLength, Data, Field, SequenceField, TrainJob
@@ -21,27 +21,36 @@ Epoch = tuple[Iterator[Batch], Callable[[int], int]]
 class Batching:
     """Makes the batches of a job's epochs."""
 
-    def __init__(self, job: TrainJob, rows: Rows) -> None:
-        """Look at the rows.
+    def __init__(self, job: TrainJob, rows: Rows, parts: int = 1) -> None:
+        """Look at the rows; each batch comes in so many parts, where it has as many rows.
 
         Raises:
             DataFailed: a row alone is more than a batch may be.
         """
         self._job = job
         self._rows = rows
+        self._parts = parts
         self._shuffles = job.data.shuffle.enabled is not False
         self._buckets = _buckets(job.data, rows)
         num_batches = None if self._buckets is None else self._buckets.num_batches
         self.pace = Pace.of(job, rows.num_rows, num_batches)
 
+    def parts_of(self, num_rows: int) -> list[int]:
+        """How many rows each part of a batch has."""
+        return sizes_of_parts(num_rows, self._parts)
+
     def epoch(self, epoch: int, first: int) -> Epoch:
-        """The batches of an epoch without the first so many."""
+        """The parts of an epoch's batches, without those of the first so many batches."""
         pace, order = self.pace, (self._job.seed, epoch) if self._shuffles else None
         if self._buckets is not None:
             cut = self._buckets.epoch(order)
-            return self._rows.chosen(cut.batches(first)), cut.rows_before
+            return self._rows.chosen(cut.batches(first), self._parts), cut.rows_before
         batches = self._rows.epoch(
-            pace.batch_size, drop_last=pace.drop_last, order=order, first=first
+            pace.batch_size,
+            drop_last=pace.drop_last,
+            order=order,
+            first=first,
+            parts=self._parts,
         )
         return batches, pace.rows_before
 

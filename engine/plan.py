@@ -25,6 +25,7 @@ from engine.guards.check import check_guards
 from engine.layer_options import check_options, own_decays
 from engine.learning_rate import check_scheduler
 from engine.losses import pointer_of, try_loss
+from engine.memory_guard import check_memory
 from engine.metrics import metric_names, reported, wanted
 from engine.network import Network, needed_layers, root
 from engine.optim import (
@@ -146,9 +147,7 @@ def _plan_training(spec: TrainJob, datasets: Metas, trained_by: TrainJob | None)
     whole = spec.model_copy(update={"network": traced.graph()})
     resolved = _scheduled(whole, pace, findings)
     _check_start(resolved, trained_by, findings)
-    _check_reads(resolved, findings)
-    _check_counts(spec, num_rows, findings)
-    _check_layout(spec, network, findings)
+    _check_run(resolved, num_rows, network, findings)
     probes = _check_probes(spec, traced, network, loss, states, findings)
     derived.check(
         spec.metrics,
@@ -303,6 +302,14 @@ def _check_embedding(
         detail = f"layer {layer.name!r} has {size} entries and field {(layer.inputs or ('',))[0]!r}"
         detail += f" has values up to {dim - 1}"
         findings.problem(f"/network/layers/{position}/args/num_embeddings", detail, "classes")
+
+
+def _check_run(spec: TrainJob, num_rows: int, network: nn.Module, findings: Findings) -> None:
+    """What the parts of a spec make of each other when it runs."""
+    _check_reads(spec, findings)
+    _check_counts(spec, num_rows, findings)
+    _check_layout(spec, network, findings)
+    check_memory(spec, findings)
 
 
 def _check_counts(spec: TrainJob, num_rows: int, findings: Findings) -> None:

@@ -21,6 +21,7 @@ from engine.data.rows import Rows, longest_of
 from engine.data.table import Table
 from engine.failures import classify
 from engine.gathering import Ended, Gathering
+from engine.memory_guard import guard_memory
 from engine.probes.watched.wanted import Wanted
 from engine.problems import SpecProblems
 from engine.report import Control, Outputs
@@ -140,6 +141,8 @@ class Assignment:
     """Operations a second that the devices are capable of."""
     resume: Resume | None = None
     """None: from the beginning."""
+    parts: int = 1
+    """Each batch is run in so many, since memory ran out before."""
 
     @staticmethod
     def read(path: Path) -> "Assignment":
@@ -167,6 +170,7 @@ class Assignment:
                 flops=raw.get("flops"),
                 peak_flops=raw["device"].get("peak_flops"),
                 resume=Resume.read(raw.get("resume")),
+                parts=int(raw.get("parts") or 1),
             )
         except (KeyError, TypeError, ValueError) as cause:
             raise SpecFailed(f"job.json cannot be read: {cause}") from cause
@@ -207,6 +211,7 @@ def run(job: Assignment, *, control: Control, out: Outputs) -> End:
         return End(control.ends_as if state == "cancelled" else state)
     spec = job.spec
     be_deterministic(spec.deterministic)
+    guard_memory(spec.guards.memory, job.device)
     out.ring = job.ring
     if job.orders:
         control.orders.extendleft(reversed(job.orders))
@@ -230,6 +235,7 @@ def run(job: Assignment, *, control: Control, out: Outputs) -> End:
             watched=job.watched,
             work=Work(flops, job.peak_flops),
             start=start,
+            parts=job.parts,
         )
     except Ended:
         return End(control.ends_as)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from engine.averaging import Averages
 from engine.batching import Intake
@@ -162,6 +162,8 @@ class Reporter:
             learner.network, job.metrics, out.emit, timing.clock, fields=job.data.fields
         )
         self._epoch_metrics = EpochMetrics(job, out.directory, out.emit)
+        self.pass_size = job.data.batch_size
+        """The most rows that the network is given at once."""
         self.intake: Intake | None = None
         """Of the training rows."""
         self.latest: dict[str, float] = {}
@@ -270,9 +272,9 @@ class Reporter:
         with learner.judged():
             figures = evaluate(
                 self._job,
-                learner.network,
-                learner.loss_fn,
+                learner,
                 self._validation,
+                batch_size=self.pass_size,
                 look=look,
                 others=self._epoch_metrics,
             )
@@ -352,10 +354,10 @@ class Reporter:
 @torch.inference_mode()
 def evaluate(
     job: TrainJob,
-    network: nn.Module,
-    loss_fn: Losses,
+    learner: Learner,
     rows: Rows,
     *,
+    batch_size: int,
     look: contextlib.AbstractContextManager[object] | None = None,
     others: EpochMetrics | None = None,
 ) -> dict[str, float]:
@@ -364,12 +366,13 @@ def evaluate(
     A mean loss is weighted by the rows of each batch, so that a smaller last one counts rightly.
     ``look`` is entered around the first batch; ``others`` take every batch in.
     """
+    network, loss_fn = learner.network, learner.loss_fn
     was_training = network.training
     network.eval()
     accuracies = Accuracies(job.metrics)
     parts = torch.zeros(len(loss_fn.weights), dtype=torch.float64, device=rows.device)
     totals = torch.zeros(len(accuracies.names), dtype=torch.float64, device=rows.device)
-    for batch in rows.in_order(job.data.batch_size):
+    for batch in rows.in_order(batch_size):
         with look or contextlib.nullcontext():
             values = network(batch)
         look = None

@@ -23,6 +23,7 @@ from engine.guards.guard import Guard
 from engine.layer_options import fill, make_optimizer
 from engine.learning_rate import LearningRate, learning_rate
 from engine.losses import Losses, loss_of
+from engine.memory_guard import tell_parts
 from engine.metrics import wanted
 from engine.network import Network
 from engine.nonfinite import blame
@@ -71,11 +72,13 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
     watched: Wanted | None = None,
     work: Work = Work(),  # noqa: B008 (frozen)
     start: Start | None = None,
+    parts: int = 1,
 ) -> Ending:
     """Train a network to the end of its spec, or until told to stop.
 
     ``watched`` is what to watch from the first step on; left out, what the spec says. ``work`` is
-    what a step computes, where that is known. ``start`` is the checkpoint to begin with.
+    what a step computes, where that is known. ``start`` is the checkpoint to begin with. ``parts``:
+    each batch is run in so many, of which the step is made as of the batch.
 
     Raises:
         CheckpointMismatch: the checkpoint is of another job.
@@ -84,8 +87,8 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
     learner = _learner(job, rows.device)
     network, loss_fn, optimizer, clip = learner[:4]
     loss_inputs = job.loss_inputs
-    _settle(job, learner, rows, start, out)
-    schedule = Schedule(job, rows)
+    schedule = Schedule(job, rows, parts)
+    _settle(job, learner, rows, start, out, schedule.pass_size)
     probes = _probes(job, learner, rows, Readback(rows.device), out, _captures(out, control))
     probes.watch(watched, 0 if start is None else start.step)
     clock = probes.clock = clock_of(rows.device)
@@ -97,6 +100,7 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
 
     first = schedule.position["step"]
     tell(job.precision, network.low_precision, first, out.emit)
+    tell_parts(job, schedule.pass_size, first, out.emit)
     follow = _follow(schedule, report)
     commands = Commands(job, learner, control.orders, first=first, follow=follow, emit=out.emit)
     step, epoch, batch = *schedule.newest, None
@@ -164,6 +168,7 @@ def _report(  # noqa: PLR0913, PLR0917 (all that a report is made of)
         job, learner, validation, probes, out, timing, saver=saver, num_steps=schedule.num_steps
     )
     report.intake = schedule.intake
+    report.pass_size = schedule.pass_size
     # All that a checkpoint holds. What has a state of its own adds itself here.
     saver.parts |= {
         "position": schedule,
@@ -220,11 +225,18 @@ def _learner(job: TrainJob, device: torch.device) -> Learner:
     )
 
 
-def _settle(job: TrainJob, learner: Learner, rows: Rows, start: Start | None, out: Outputs) -> None:
+def _settle(
+    job: TrainJob,
+    learner: Learner,
+    rows: Rows,
+    start: Start | None,
+    out: Outputs,
+    pass_size: int,
+) -> None:
     """Choose what the spec leaves to a trial, where the job has not chosen before."""
     if learner.tuned is not None and (start is None or start.how != "resume"):
         with alone(learner.carried):
-            learner.tuned.choose(job, learner.loss_fn, rows, out.emit)
+            learner.tuned.choose(job, learner.loss_fn, rows, out.emit, pass_size)
 
 
 def _follow(schedule: "Schedule", report: Reporter) -> Follow:
@@ -271,9 +283,12 @@ def _captures(out: Outputs, control: Control) -> Captures:
 class Schedule:
     """When things happen: the order of batches, evaluations, checkpoints and the end."""
 
-    def __init__(self, job: TrainJob, rows: Rows) -> None:
+    def __init__(self, job: TrainJob, rows: Rows, parts: int = 1) -> None:
+        """``parts``: each batch comes in so many, or in one a row where it has fewer rows."""
         self._job = job
-        self._batching = Batching(job, rows)
+        self._batching = Batching(job, rows, parts)
+        self.pass_size = -(-job.data.batch_size // parts)
+        """The most rows that the network is given at once."""
         self._pace = pace = self._batching.pace
         if not pace.batches:
             detail = f"drop_last leaves no batch: the rows are {rows.num_rows}, a batch takes"
@@ -332,13 +347,14 @@ class Schedule:
         self, batches: Iterator[Batch], before: Callable[[int], int], first: int, last: int
     ) -> Batches:
         """The batches of a step, with their shares of its loss."""
-        if last - first == 1:
+        sizes = [before(number + 1) - before(number) for number in range(first, last)]
+        sizes = [part for size in sizes for part in self._batching.parts_of(size)]
+        if len(sizes) == 1:
             yield next(batches), None, True
             return
-        rows = before(last) - before(first)
-        for number in range(first, last):
-            share = (before(number + 1) - before(number)) / rows
-            yield next(batches), share, number + 1 == last
+        rows = sum(sizes)
+        for number, size in enumerate(sizes, 1):
+            yield next(batches), size / rows, number == len(sizes)
 
     @property
     def ends_epoch(self) -> bool:

@@ -49,12 +49,13 @@ class Tuned:
         loss_fn: Losses,
         rows: Rows,
         emit: Callable[[dict[str, Any]], None],
+        pass_size: int,
     ) -> None:
-        """Try the layouts with the first rows; leaves everything but the layout as it was."""
+        """Try the layouts with the first so many rows; leaves all but the layout as it was."""
         network = self._network
         if all(item.dim() != 4 for item in network.parameters()):
             return
-        batch = next(rows.in_order(min(job.data.batch_size, rows.num_rows)))
+        batch = next(rows.in_order(min(pass_size, rows.num_rows)))
         try:
             with untouched(network, rows.device):
                 times = self._times(lambda: _pass(job, network, loss_fn, batch), rows.device)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
-from sqlalchemy import case, delete, insert, select, update
+from sqlalchemy import case, delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from glasshouse.errors import CrashLoop, WorkerLost
@@ -284,6 +284,12 @@ def start_of(tx: Session, claim: Claim) -> Checkpoint | None:
         .where(Attempt.job == claim.job, Attempt.n == claim.attempt)
     )
     return tx.scalar(query)
+
+
+def num_halved(tx: Session, job_id: str) -> int:
+    """How many attempts of a job ended for smaller batches."""
+    query = select(func.count()).where(Attempt.job == job_id, Attempt.exit_kind == "oom_halved")
+    return tx.scalar(query) or 0
 
 
 def finish(

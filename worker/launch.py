@@ -47,6 +47,8 @@ class Launch:
         self._rank: Rank | None = None
         self.resumes = False
         """Whether the rank was handed a checkpoint to go on from."""
+        self.parts = 1
+        """In how many parts the rank runs each batch."""
         self.usage: Usage | None = None
         """What the rank uses of its machine."""
         self.is_stuck = False
@@ -123,4 +125,5 @@ class Launch:
         self._watching.told(described["probes"])
         self._orders.told(described["commands"])
         self.resumes = described["resume"] is not None
+        self.parts = described["parts"]
         return env

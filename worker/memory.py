@@ -12,7 +12,8 @@ _CGROUP = Path("/sys/fs/cgroup")
 _NO_LIMIT = 1 << 60
 """The first version of control groups says a number like this where there is no limit."""
 _HEADS = {
-    "activations_bytes": "activations, which grow with data.batch_size: lower it, raise accumulate",
+    "activations_bytes": "activations, which grow with data.batch_size: lower it and raise "
+    "accumulate, or have guards.memory.on_oom halve_batch do so",
     "optimizer_state_bytes": "the optimizer's state: choose an optimizer that keeps less, like SGD",
     "parameters_bytes": "the parameters: make the network smaller",
     "averages_bytes": "the averaged weights: leave out average, or take ema instead of window",

@@ -124,11 +124,16 @@ class Store:
         """How long to leave the rank alone before the next look."""
         if not self._began:
             return _FRESH_S
+        if self._behind and self._pending is None:
+            return 0
         idle = time.monotonic() - self._shipped_at > _IDLE_AFTER_S
         return _IDLE_S if idle else _BUSY_S
 
     def look(self, *, final: bool) -> None:
         """Read what is new and store it; with ``final``, all there is.
+
+        A rank that says more than the ledger takes does not keep this: it comes back after each
+        portion, so that what is asked of the job meanwhile reaches the rank.
 
         Raises:
             Fenced: this attempt has lost its job.
@@ -144,6 +149,8 @@ class Store:
             if self._pending is None or not self._ship(self._pending):
                 return
             self._pending = None
+            if not final:
+                return
 
     def beat_if_due(self) -> None:
         """Renew the lease every so often, and hear what was asked of the job.

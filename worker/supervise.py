@@ -141,7 +141,9 @@ class Supervisor:
             self._launch.abandon()
             return verdict.unkillable(cancelled=self._asked.cancelled)
         out_of_memory = memory.oom_kills() != oom_kills
-        return verdict.judge(self._store.end, exit_, self._pressed, out_of_memory=out_of_memory)
+        end = verdict.judge(self._store.end, exit_, self._pressed, out_of_memory=out_of_memory)
+        killed = self._store.end is None
+        return verdict.halved(end, self._job.resolved, self._launch.parts, killed=killed)
 
     def _start(self) -> tuple[Rank, Stop]:
         store = self._store

@@ -1,7 +1,7 @@
 """What the end of a rank means for its job. Pure."""
 
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from glasshouse.errors import RankDied, Stalled, Timeout, Unkillable
@@ -93,6 +93,26 @@ def judge(
     if pressed.how is not None and not own_fault:
         return _by_pressure(pressed, "killed")
     return _by_exit(exit_, out_of_memory=out_of_memory)
+
+
+def halved(end: Ended | Again, spec: dict[str, Any], parts: int, *, killed: bool) -> Ended | Again:
+    """The same end, or another try with batches in twice as many parts.
+
+    That is where memory ran out in a step, the spec wants it, and a part has more than one row. A
+    rank that was killed cannot say whether it was in a step; one that can and was not, was loading.
+    """
+    if not isinstance(end, Ended) or end.exit_kind not in ("oom_device", "oom_host"):
+        return end
+    guards: dict[str, Any] = spec.get("guards") or {}
+    guard: dict[str, Any] = guards.get("memory") or {}
+    was_loading = not killed and (end.error or {}).get("step") is None
+    if guard.get("on_oom") != "halve_batch" or not end.error or was_loading:
+        return end
+    if parts >= spec["data"]["batch_size"]:
+        message = f"{end.error['message']} It was one row at a time already."
+        return replace(end, error={**end.error, "message": message})
+    reason = f"{end.error['message'].rstrip('.')}; each batch is run in {2 * parts} parts now"
+    return Again("oom_halved", reason, end.error)
 
 
 def failed(error: dict[str, Any]) -> Ended | Again:

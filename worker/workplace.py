@@ -63,6 +63,7 @@ def describe(
             "commands": commands.to_carry_out(tx, job.id, first),
             "probes": probes.wanted(tx, job.id) if job.kind == "train" else None,
             "resume": resume,
+            "parts": 2 ** attempts.num_halved(tx, job.id),
             "init": _start(tx, artifacts, spec),
             "trained_by": saved and jobs.get(tx, saved.job, None).resolved,
         }, {"CUDA_VISIBLE_DEVICES": _visible(held)}

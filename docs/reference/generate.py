@@ -43,6 +43,8 @@ SPEC_MODELS: tuple[type[BaseModel], ...] = (
     spec.Probe,
     spec.Guards,
     spec.NonfiniteGuard,
+    spec.MemoryGuard,
+    spec.Allocator,
     spec.Checkpoint,
     spec.KeepBest,
     spec.InferJob,

@@ -155,11 +155,18 @@ class Rows:
         return rows_B, self.batch(rows_B.to(self.home), rows_B)
 
     def epoch(
-        self, batch_size: int, *, drop_last: bool, order: tuple[int, int] | None, first: int = 0
+        self,
+        batch_size: int,
+        *,
+        drop_last: bool,
+        order: tuple[int, int] | None,
+        first: int = 0,
+        parts: int = 1,
     ) -> Iterator[dict[str, Tensor]]:
         """The batches of one epoch; ``order`` is (seed, epoch), None for the stored order.
 
-        ``first``: batches that were taken before; they are not made again.
+        ``first``: batches that were taken before; they are not made again. ``parts``: of each batch
+        come so many, one after the other.
         """
         last = self.num_rows // batch_size * batch_size if drop_last else self.num_rows
         host_N = None if order is None else shuffled(self.num_rows, *order)
@@ -167,14 +174,19 @@ class Rows:
             slice(start, min(start + batch_size, last))
             for start in range(first * batch_size, last, batch_size)
         )
+        if parts > 1:
+            cuts = (part for rows_B in cuts for part in divided(rows_B, parts))
         if host_N is None:
             return self._each((rows_B, rows_B) for rows_B in cuts)
         order_N = host_N.to(self.home)
         return self._each((order_N[rows_B], host_N[rows_B]) for rows_B in cuts)
 
-    def chosen(self, batches: Iterable[Tensor]) -> Iterator[dict[str, Tensor]]:
-        """Batches of the rows that are named, which are in host memory."""
-        return self._each((host_B.to(self.home), host_B) for host_B in batches)
+    def chosen(self, batches: Iterable[Tensor], parts: int = 1) -> Iterator[dict[str, Tensor]]:
+        """Batches of the rows that are named, which are in host memory; ``parts`` as of `epoch`."""
+        cuts = (
+            host_B[part] for host_B in batches for part in divided(slice(0, len(host_B)), parts)
+        )
+        return self._each((host_B.to(self.home), host_B) for host_B in cuts)
 
     def _each(self, batches: Iterable[tuple[Taken, Taken]]) -> Iterator[dict[str, Tensor]]:
         """Batches by their rows, and by the same rows in host memory."""
@@ -225,6 +237,21 @@ def batch_of(
         if device.type != "cpu":
             made[host_lengths_of(lengths_of(name))] = lengths_B
     return made, lengths
+
+
+def sizes_of_parts(num_rows: int, parts: int) -> list[int]:
+    """How many rows the parts of a batch have: as alike as can be, and none is empty."""
+    parts = min(parts, num_rows)
+    least, more = divmod(num_rows, parts)
+    return [least + 1] * more + [least] * (parts - more)
+
+
+def divided(run: slice, parts: int) -> Iterator[slice]:
+    """The parts of a run of rows, one after the other."""
+    start = run.start
+    for size in sizes_of_parts(run.stop - run.start, parts):
+        yield slice(start, start + size)
+        start += size
 
 
 def shuffled(num_rows: int, seed: int, epoch: int) -> Tensor:

@@ -16,7 +16,7 @@ from engine.data.ahead import Ahead
 from engine.data.cache import Cache, Drained, Held, Read
 from engine.data.draws import Draw, Draws, Integers, Pool
 from engine.data.reading import Reader
-from engine.data.rows import Loaded, Rows, Taken, batch_of, shuffled
+from engine.data.rows import Loaded, Rows, Taken, batch_of, divided, shuffled
 from glasshouse.spec import Shuffle
 
 Batch = dict[str, Tensor]
@@ -65,32 +65,39 @@ class StreamedRows(Rows):
 
     def batch(self, rows_B: Taken, host_B: Taken | None = None) -> Batch:
         """One batch, read from the files now."""
-        return self._made(self._reader.read(self._places(rows_B)), rows_B)
+        return next(self._made(self._reader.read(self._places(rows_B)), rows_B))
 
     def in_order(self, batch_size: int) -> Iterator[Batch]:
         """All rows once, as stored."""
         return self.epoch(batch_size, drop_last=False, order=None)
 
     def epoch(
-        self, batch_size: int, *, drop_last: bool, order: tuple[int, int] | None, first: int = 0
+        self,
+        batch_size: int,
+        *,
+        drop_last: bool,
+        order: tuple[int, int] | None,
+        first: int = 0,
+        parts: int = 1,
     ) -> Iterator[Batch]:
         """The batches of one epoch; ``order`` is (seed, epoch), None for the stored order.
 
-        ``first``: batches that were taken before; their rows are not read again.
+        ``first``: batches that were taken before; their rows are not read again. ``parts``: of each
+        batch come so many, one after the other.
         """
         num_batches = self.num_rows // batch_size if drop_last else self.num_batches(batch_size)
         batches = range(first, num_batches)
         if order is None:
-            return self._stored(batch_size, batches)
+            return self._stored(batch_size, batches, parts)
         if self._cache is not None and order[1]:
-            return self._cached(self._cache, batch_size, batches, order)
+            return self._cached(self._cache, batch_size, batches, order, parts)
         size, least = self._shuffle.buffer_size or batch_size, self._shuffle.min_buffer_size
         draws = Draws(Pool(self.num_rows, batch_size, size, least, self._sizes), *order)
         draws.skip(first)
         self._held = self._cache or Drained(self._reader, draws.capacity)
-        return self._drawn(draws, self._held, len(batches))
+        return self._drawn(draws, self._held, len(batches), parts)
 
-    def _stored(self, batch_size: int, batches: range) -> Iterator[Batch]:
+    def _stored(self, batch_size: int, batches: range, parts: int) -> Iterator[Batch]:
         cache = self._cache
 
         def tasks() -> Iterator[tuple[slice, Callable[[], Read]]]:
@@ -101,12 +108,12 @@ class StreamedRows(Rows):
 
         for rows_B, read in self._ahead.each(tasks()):
             if cache is None:
-                yield self._made(read, rows_B)
+                yield from self._made(read, rows_B, parts)
                 continue
             places = self._places(rows_B)
             if read:
                 cache.keep(cache.missing(places), read)
-            yield self._made(cache.store.get(places), rows_B)
+            yield from self._made(cache.store.get(places), rows_B, parts)
 
     def _unread(self, run: tuple[int, int]) -> Read:
         """Rows side by side; of a cache, only those that it has not."""
@@ -115,7 +122,7 @@ class StreamedRows(Rows):
         missing = self._cache.missing(np.arange(*run))
         return self._reader.read(missing) if len(missing) else {}
 
-    def _drawn(self, draws: Draws, held: Held, num_batches: int) -> Iterator[Batch]:
+    def _drawn(self, draws: Draws, held: Held, num_batches: int, parts: int) -> Iterator[Batch]:
         held.fill(draws)
 
         def tasks() -> Iterator[tuple[Draw, Callable[[], Read]]]:
@@ -126,10 +133,10 @@ class StreamedRows(Rows):
         for draw, read in self._ahead.each(tasks()):
             if read:
                 held.put(draw, read)
-            yield self._made(held.take(draw), torch.from_numpy(draw.places))
+            yield from self._made(held.take(draw), torch.from_numpy(draw.places), parts)
 
     def _cached(
-        self, cache: Cache, batch_size: int, batches: range, order: tuple[int, int]
+        self, cache: Cache, batch_size: int, batches: range, order: tuple[int, int], parts: int
     ) -> Iterator[Batch]:
         """An epoch after the first, of all rows in memory."""
         cache.need(np.arange(self.num_rows), batch_size)  # unless training began in this epoch
@@ -141,11 +148,20 @@ class StreamedRows(Rows):
                 yield rows_B, lambda rows_B=rows_B: cache.store.get(rows_B.numpy())
 
         for rows_B, read in self._ahead.each(tasks()):
-            yield self._made(read, rows_B)
+            yield from self._made(read, rows_B, parts)
 
-    def _made(self, rows: Read, taken: Taken) -> Batch:
-        ready = {n: item.ready(self.device) for n, item in rows.items()}
-        made, self.lengths = batch_of(ready, _ALL, _ALL, self.device)
+    def _made(self, rows: Read, taken: Taken, parts: int = 1) -> Iterator[Batch]:
+        """The parts of a batch of rows that were read."""
+        if parts == 1:
+            yield self._part(rows, _ALL, taken)
+            return
+        places = torch.from_numpy(self._places(taken))
+        for part in divided(slice(0, len(places)), parts):
+            yield self._part(rows, part, places[part])
+
+    def _part(self, rows: Read, part: slice, taken: Taken) -> Batch:
+        ready = {name: item.ready(self.device) for name, item in rows.items()}
+        made, self.lengths = batch_of(ready, part, part, self.device)
         self._taken = taken
         return made
 

@@ -21,7 +21,7 @@ from glasshouse.spec.data import (
     SparseField,
     SparseFloatField,
 )
-from glasshouse.spec.guards import Guards, NonfiniteGuard
+from glasshouse.spec.guards import Allocator, Guards, MemoryGuard, NonfiniteGuard
 from glasshouse.spec.jobs import (
     Devices,
     Flatten,
@@ -59,6 +59,7 @@ from glasshouse.spec.training import (
 )
 
 __all__ = [
+    "Allocator",
     "Args",
     "Average",
     "BucketByLength",
@@ -87,6 +88,7 @@ __all__ = [
     "LanguageModelWindows",
     "Layer",
     "Loss",
+    "MemoryGuard",
     "Metric",
     "NonfiniteGuard",
     "Normalize",

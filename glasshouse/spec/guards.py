@@ -45,8 +45,46 @@ class NonfiniteGuard(Spec):
         return self
 
 
+class Allocator(Spec):
+    """How torch keeps the memory of a CUDA device, by the names of ``PYTORCH_ALLOC_CONF``.
+
+    What is left out is torch's own default.
+    """
+
+    expandable_segments: bool | None = None
+    """Whether segments grow, which leaves fewer holes where batches have different sizes."""
+    max_split_size_mb: int | None = Constraint(default=None, gt=20)
+    """Blocks above this many MiB are never split."""
+    garbage_collection_threshold: float | None = Constraint(default=None, gt=0, lt=1)
+    """Above this part of its memory the device gives unused blocks back, the oldest first."""
+
+    @model_validator(mode="after")
+    def _check_any(self) -> Self:
+        if not self.model_fields_set:
+            raise ValueError("name at least one setting, or leave out allocator")
+        return self
+
+
+class MemoryGuard(Spec):
+    """What happens when memory runs out, and how much of it a training may take."""
+
+    on_oom: Literal["fail", "halve_batch"] = "fail"
+    """``fail``: the job has failed, and says what was asked for, free and planned.
+    ``halve_batch``: a new process goes on from the last checkpoint and runs each batch in twice as
+    many parts, whose gradients make one update together, as with ``accumulate``; down to one row at
+    a time."""
+    cap_fraction: float | None = Constraint(default=None, gt=0, le=1)
+    """The most that the training may take: this part of a CUDA device's memory; on a CPU this part
+    of the host's, or of the control group's limit, beside what its process has at the start. More
+    is out of memory. Left out: no cap."""
+    allocator: Allocator | None = None
+    """Of CUDA devices."""
+
+
 class Guards(Spec):
     """What watches over a training."""
 
+    memory: MemoryGuard = MemoryGuard()
+    """Memory that runs out."""
     nonfinite: NonfiniteGuard = NonfiniteGuard()
     """Numbers that are NaN or infinite."""

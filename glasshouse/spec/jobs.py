@@ -155,6 +155,8 @@ class TrainJob(_Job):
                 raise ValueError("stop.early needs evaluate: say when its metric is computed")
             if self.scheduler is not None and self.scheduler.metric is not None:
                 raise ValueError("scheduler.metric needs evaluate: say when it is computed")
+        if self.guards.memory.allocator is not None and self.devices.type != "cuda":
+            raise ValueError("guards.memory.allocator is of CUDA devices: set devices.type to cuda")
         if self.tune and self.memory_format != "contiguous_format":
             raise ValueError("tune chooses the memory_format: leave one of the two out")
         twice = [name for name, count in Counter(self.loss_names).items() if count > 1]

@@ -2,7 +2,8 @@
 
 ``point`` in its home is a file with ``<failpoint> <pause|kill|stop>``: where, and what; ``stop`` is
 SIGSTOP. It becomes
-``reached`` when the worker comes there. Other than by ``FAILPOINTS`` a test can so choose a point
+``reached`` when the worker comes there. While there is a file ``slow``, each shipment takes so many
+seconds as it says. Other than by ``FAILPOINTS`` a test can so choose a point
 while the worker runs.
 """
 
@@ -30,6 +31,8 @@ SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
 def arrive(name: str) -> None:
+    if name == "ship.commit" and (HOME / "slow").exists():
+        time.sleep(float((HOME / "slow").read_text()))
     path = HOME / "point"
     try:
         where, action = path.read_text().split()

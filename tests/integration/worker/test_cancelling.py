@@ -9,6 +9,7 @@ import pytest
 from glasshouse.errors import JobEnded
 from tests.integration.worker.odd_worker import EARLY, LATE
 from tests.integration.worker.shop import Shop, endless, train_spec, until
+from worker import processes
 
 SAVING = {"every_steps": 2, "keep_last": 1}
 OF_THE_RANK = (
@@ -48,6 +49,26 @@ def test_a_cancel_at_every_point_of_the_worker_ends_the_job(shop: Shop):
     until(lambda: all(device.job is None for device in shop.devices()))
     until(lambda: not list((shop.home / "work" / "w1").glob("job_*")))
     until(lambda: not list((shop.home / "work" / "w1" / "ranks").iterdir()))
+
+
+@pytest.mark.timeout(300)
+def test_a_cancel_reaches_a_rank_that_says_more_than_the_ledger_takes(shop: Shop):
+    """A shipment takes longer than a fifth of the lease, so that it has twenty records."""
+    shop.start_worker(odd=True, LEASE_S="5")
+    job_id = shop.submit(endless(shop.dataset()))
+    shop.wait_step(job_id)
+    (shop.home / "slow").write_text("1.2")
+    backlog = shop.home / "work" / "w1" / job_id / "1" / "spool"
+    until(lambda: backlog.stat().st_size > 1_000_000)
+    rank = processes.identify(shop.rank_pid(job_id))
+    assert rank is not None
+    shop.cancel(job_id)
+    until(lambda: not processes.session_of(rank), 60)
+    assert shop.job(job_id).state == "cancelling", "all of it was stored: it was not behind"
+    (shop.home / "slow").unlink()
+    assert shop.wait(job_id).state == "cancelled"
+    steps = shop.steps(job_id)
+    assert steps == [*range(len(steps))]
 
 
 @pytest.mark.staffed("odd")

@@ -109,6 +109,68 @@ def test_memory_that_runs_out_is_told_with_what_was_asked_for_and_what_was_plann
     assert "data.batch_size" in job.error["hint"]
 
 
+def growing(dataset: str, **changes: Any) -> dict[str, Any]:
+    """A job of three steps, in which one of 16 rows needs 128 MiB, and one of two rows 16."""
+    spec = train_spec(dataset, stop={"steps": 3}, **changes)
+    layers = spec["network"]["layers"]
+    rows = {"type": "Unflatten", "args": {"dim": 1, "unflattened_size": [1, 8]}}
+    up = {"type": "Upsample", "args": {"scale_factor": float(2**17)}}
+    pool = {"type": "AdaptiveAvgPool1d", "args": {"output_size": 2}}
+    layers[1:] = [
+        {"name": "rows", **rows, "inputs": ["fc1"]},
+        {"name": "up", **up, "inputs": ["rows"]},
+        {"name": "act", "type": "Sigmoid", "args": {}, "inputs": ["up"]},
+        {"name": "pool", **pool, "inputs": ["act"]},
+        {"name": "fc2", "type": "Flatten", "args": {}, "inputs": ["pool"]},
+    ]
+    return spec
+
+
+@pytest.mark.staffed("odd")
+def test_a_job_that_runs_out_of_memory_goes_on_with_smaller_batches(shop: Shop):
+    cap = 50 * 2**20 / psutil.virtual_memory().total
+    guards = {"memory": {"on_oom": "halve_batch", "cap_fraction": cap}}
+    dataset = shop.dataset()
+    job_id = shop.submit(growing(dataset, guards=guards))
+    whole = shop.submit(growing(dataset))
+    job = shop.wait(job_id)
+    assert job.state == "succeeded", job.error
+    *halved, last = kinds(shop, job_id)
+    assert len(halved) > 1
+    assert set(halved) == {"oom_halved"}
+    assert last == "succeeded"
+    rows = [(item["from"], item["to"]) for item in shop.payloads(job_id, "adjusted")]
+    assert rows == [(16, 16 // 2**number) for number in range(1, len(halved) + 1)]
+    assert shop.steps(job_id) == [*range(3)]
+    assert shop.wait(whole).state == "succeeded"
+
+    def losses(job: str) -> list[float]:
+        metrics = shop.payloads(job, "metrics")
+        return [item["values"]["loss"] for item in metrics if "loss" in item["values"]]
+
+    assert losses(job_id) == pytest.approx(losses(whole), rel=1e-5)
+
+
+@pytest.mark.staffed("odd")
+def test_batches_are_halved_down_to_one_row_and_a_checkpoint_is_gone_on_from(shop: Shop):
+    labels = misbehaving("ask-for-memory", 5)
+    guards = {"memory": {"on_oom": "halve_batch"}}
+    saving = {"every_steps": 2}
+    spec = train_spec(shop.dataset(), labels=labels, guards=guards, checkpoint=saving)
+    job_id = shop.submit(spec)
+    job = shop.wait(job_id)
+    assert kinds(shop, job_id) == [*["oom_halved"] * 4, "oom_host"]
+    assert [one.resumed_from_step for one in shop.attempts(job_id)] == [None, 4, 4, 4, 4]
+    assert job.error is not None
+    assert job.error["code"] == "out_of_memory"
+    assert "one row at a time already" in job.error["message"]
+    moves = shop.payloads(job_id, "state")
+    reasons = [item["reason"] for item in moves if item["to"] == "queued" and item["reason"]]
+    assert [text.rpartition("; ")[2] for text in reasons] == [
+        f"each batch is run in {parts} parts now" for parts in (2, 4, 8, 16)
+    ]
+
+
 @pytest.mark.parametrize(
     ("way", "kind", "code"),
     [

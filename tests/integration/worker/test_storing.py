@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from engine.spool import SpoolWriter
 from glasshouse import jsonio
@@ -16,7 +16,7 @@ from models.artifacts import LocalArtifacts
 from models.database import Database, Transaction
 from models.events import NewEvent
 from models.settings import Settings
-from models.tables import Job, now
+from models.tables import Event, Job, now
 from tests.integration.store.making import make_job, make_worker, running
 from worker.app import make_app
 from worker.asked import Asked
@@ -25,7 +25,7 @@ from worker.draining import Lot
 from worker.nursery import Nursery, log_path
 from worker.orders import Orders
 from worker.station import Station
-from worker.storing import Store
+from worker.storing import MAX_RECORDS, Store
 from worker.watching import Watching
 
 Say = Callable[[Store, Path], None]
@@ -128,3 +128,27 @@ def test_what_is_stored_and_not_confirmed_is_not_stored_again(
     log = told(forgetful)
     assert log[-1]["type"] == "stalled"
     assert [event["seq"] for event in log] == list(range(1, len(log) + 1))
+
+
+def test_a_store_that_is_behind_comes_back_after_each_portion(
+    forgetful: Forgetful, store: Store, tmp_path: Path
+):
+    """Else nobody would tell a rank that it is cancelled, while it says more than is stored."""
+    spool = SpoolWriter(tmp_path / "attempt" / "spool")
+    for step in range(2 * MAX_RECORDS + 5):
+        record = {"type": "metrics", "at": "2026-01-01T00:00:00Z", "step": step, "epoch": 0}
+        spool.append(record | {"values": {"loss": 1.0}})
+    spool.close()
+    store.look(final=False)
+    first = num_metrics(forgetful)
+    assert first == MAX_RECORDS
+    assert store.pause_s() == 0
+    store.look(final=True)
+    assert num_metrics(forgetful) == 2 * MAX_RECORDS + 5
+    assert store.pause_s() > 0
+
+
+def num_metrics(database: Database) -> int:
+    with database.read() as tx:
+        query = select(func.count()).select_from(Event).where(Event.type == "metrics")
+        return tx.scalars(query).one()

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from engine.__main__ import main
 from tests.unit.engine.making import spec
 
@@ -35,14 +37,23 @@ def test_a_job_file_trains_and_infers_with_no_service(digits, tmp_path):
     assert (tmp_path / "out" / "artifacts" / "outputs.safetensors").is_file()
 
 
-def test_a_bad_job_file_is_refused_with_the_place(digits, tmp_path, monkeypatch, capsys):
-    job = spec(optimizer={"type": "SGD", "args": {"speed": 1}})
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [
+        ({"optimizer": {"type": "SGD", "args": {"speed": 1}}}, "/optimizer/args/speed"),
+        ({"guards": {"memory": {"on_oom": "halve_batch"}}}, "/guards/memory/on_oom"),
+    ],
+)
+def test_a_bad_job_file_is_refused_with_the_place(
+    changes, place, digits, tmp_path, monkeypatch, capsys
+):
+    job = spec(**changes)
     job["data"]["train"]["dataset"] = str(digits)
     (tmp_path / "job.json").write_text(json.dumps(job))
     command = ["engine", str(tmp_path / "job.json"), "--out", str(tmp_path / "out")]
     monkeypatch.setattr(sys, "argv", command)
     assert main() == 2
-    assert "/optimizer/args/speed" in capsys.readouterr().err
+    assert place in capsys.readouterr().err
 
 
 def test_the_engine_needs_nothing_of_the_service():

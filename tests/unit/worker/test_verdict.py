@@ -11,7 +11,7 @@ from glasshouse import errors
 from glasshouse.errors import RunFailure
 from models.endings import FATES, ExitKind, Fate
 from worker.ranks import Exit
-from worker.verdict import Again, Ended, Pressed, failed, judge, kind_of, unkillable
+from worker.verdict import Again, Ended, Pressed, failed, halved, judge, kind_of, unkillable
 
 CANCELLED = Pressed(cancelled=True)
 STOPPING = Pressed(stopping=True)
@@ -120,6 +120,49 @@ def test_a_kill_for_memory_is_named_with_the_peak():
     assert found.error is not None
     assert found.error["code"] == "out_of_memory"
     assert found.error["memory"]["peak_bytes"] == 123
+
+
+HALVING = {"guards": {"memory": {"on_oom": "halve_batch"}}, "data": {"batch_size": 10}}
+
+
+def out_of_memory(step: int | None = 3) -> Ended:
+    error = errors.OutOfMemory("No room.", memory={"where": "device"}).as_dict() | {"step": step}
+    return Ended("failed", "oom_device", error)
+
+
+@pytest.mark.parametrize("parts", [1, 8])
+def test_a_job_that_may_is_tried_again_at_once_in_twice_as_many_parts(parts: int):
+    found = halved(out_of_memory(), HALVING, parts, killed=False)
+    assert isinstance(found, Again)
+    assert (found.exit_kind, found.counted) == ("oom_halved", False)
+    assert found.reason == f"No room; each batch is run in {2 * parts} parts now"
+
+
+@pytest.mark.parametrize(
+    ("end", "spec", "parts"),
+    [
+        (out_of_memory(step=None), HALVING, 1),
+        (out_of_memory(), HALVING | {"guards": {"memory": {"on_oom": "fail"}}}, 1),
+        (out_of_memory(), {"kind": "infer"}, 1),
+        (Ended("failed", "user_error", errors.DataFailed().as_dict() | {"step": 3}), HALVING, 1),
+    ],
+    ids=["loading", "fail", "no training", "something else"],
+)
+def test_others_are_not(end: Ended, spec: dict[str, Any], parts: int):
+    assert halved(end, spec, parts, killed=False) is end
+
+
+def test_batches_of_one_row_are_the_last_try():
+    found = halved(out_of_memory(), HALVING, 16, killed=False)
+    assert isinstance(found, Ended)
+    assert found.error is not None
+    assert found.error["message"] == "No room. It was one row at a time already."
+
+
+def test_a_rank_that_the_kernel_killed_may_have_been_in_a_step():
+    end = verdict(None, Exit(signal=signal.SIGKILL, peak_bytes=123), oom=True)
+    assert isinstance(end, Ended)
+    assert halved(end, HALVING, 1, killed=True).exit_kind == "oom_halved"
 
 
 def test_a_crash_is_not_taken_for_a_kill_for_memory():

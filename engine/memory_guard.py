@@ -1,0 +1,80 @@
+"""How much memory a training may take, and in how many parts its batches are run.
+
+Knows torch and the operating system; what happens when memory runs out, the worker decides.
+"""
+
+import os
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine import shortage
+from engine.problems import Findings
+from engine.spool import now
+from glasshouse.spec import Allocator, MemoryGuard, TrainJob
+
+_STATUS = Path("/proc/self/status")
+
+
+def guard_memory(guard: MemoryGuard, device: torch.device) -> None:
+    """Put a spec's limits on this process. torch reads its settings when CUDA is first used."""
+    if guard.allocator is not None:
+        os.environ["PYTORCH_ALLOC_CONF"] = settings_of(guard.allocator)
+    if guard.cap_fraction is None:
+        return
+    if device.type == "cuda":
+        torch.cuda.set_per_process_memory_fraction(guard.cap_fraction, device)
+    else:
+        cap_process(guard.cap_fraction)
+
+
+def settings_of(allocator: Allocator) -> str:
+    """The settings as torch reads them: ``expandable_segments:True,max_split_size_mb:128``."""
+    given = allocator.model_dump(exclude_none=True)
+    return ",".join(f"{name}:{value}" for name, value in given.items())
+
+
+def cap_process(fraction: float) -> None:
+    """Let this process take so much of the host's memory beside what it has now; Linux only.
+
+    Counted is what it may write to and shares with nobody (``RLIMIT_DATA``).
+    """
+    limit = shortage.on_host("").get("limit_bytes")
+    if limit is None or not _STATUS.exists():
+        return
+    most = _data_bytes() + int(fraction * limit)
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if hard != resource.RLIM_INFINITY:
+        most = min(most, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+
+
+def _data_bytes() -> int:
+    """What the kernel counts of this process now."""
+    lines = _STATUS.read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmData:"))
+
+
+def check_memory(spec: TrainJob, findings: Findings) -> None:
+    """Note layers whose batches cannot be run in parts, or are not the same then."""
+    if spec.guards.memory.on_oom != "halve_batch":
+        return
+    layers = spec.network.layers
+    if any(layer.stateful for layer in layers):
+        detail = "the parts of a batch would go on from one another: choose fail where a layer is"
+        findings.problem("/guards/memory/on_oom", f"{detail} stateful", "stateful")
+    if any(layer.type.startswith("BatchNorm") for layer in layers):
+        detail = "batch normalisation takes its statistics of each part of a batch by itself"
+        findings.warn("/guards/memory/on_oom", detail, "batch_norm")
+
+
+def tell_parts(
+    job: TrainJob, pass_size: int, step: int, emit: Callable[[dict[str, Any]], None]
+) -> None:
+    """Say how many rows the network is given at once, where they are fewer than a batch has."""
+    if pass_size < (size := job.data.batch_size):
+        record = {"type": "adjusted", "at": now(), "what": "batch_size", "by": "guards.memory"}
+        emit(record | {"from": size, "to": pass_size, "step": step})
