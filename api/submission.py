@@ -19,7 +19,8 @@ from glasshouse.errors import (
     JobNotFound,
 )
 from glasshouse.ids import is_id
-from glasshouse.spec import Devices, InferJob, TrainJob
+from glasshouse.spec import Devices, InferJob, Source, TrainJob
+from glasshouse.spec.data import sources_in
 from models import checkpoints, datasets, jobs, workers
 from models.database import Transaction
 from models.tables import Device, Upload, Worker
@@ -86,15 +87,26 @@ async def prepare(house: Resources, spec: TrainJob | InferJob, owner: str | None
 
 def _refuse_too_large(plan: Mapping[str, Any], devices: list[dict[str, Any]]) -> None:
     """A job that no device can hold would end in the host's out-of-memory killer, or worse."""
-    needed = plan["memory"]["total_bytes"]
-    sizes = [device["memory_bytes"] for device in devices if device["memory_bytes"] is not None]
-    if sizes and needed > max(sizes):
+    memory = plan["memory"]
+    sizes = [
+        (device["memory_bytes"], _needed_on(device["kind"], memory))
+        for device in devices
+        if device["memory_bytes"] is not None
+    ]
+    if sizes and all(needed > size for size, needed in sizes):
+        size, needed = max(sizes)
         detail = (
             f"it needs about {needed / 2**30:.1f} GiB, and the largest device that it may get has "
-            f"{max(sizes) / 2**30:.1f} GiB; make the network or the batch smaller"
+            f"{size / 2**30:.1f} GiB; make the network or the batch smaller"
         )
         problem = FieldProblem("/network", detail, "too_large")
         raise InvalidSpec(f"/network: {detail}", problems=[problem])
+
+
+def _needed_on(kind: str, memory: Mapping[str, int]) -> int:
+    """Of what is planned: a checkpoint is written from host memory."""
+    host_only = 0 if kind == "cpu" else memory["checkpoint_bytes"]
+    return memory["total_bytes"] - host_only
 
 
 def _check_start(found: Inputs, resolved: dict[str, Any], plan: Mapping[str, Any]) -> None:
@@ -123,7 +135,9 @@ def _find_inputs(house: Resources, spec: TrainJob | InferJob, owner: str | None)
     found = Inputs()
     sources: dict[str, str] = {}
     if isinstance(spec, TrainJob):
-        sources["/data/train/dataset"] = spec.data.train.dataset
+        several = not isinstance(spec.data.train, Source)
+        for number, source in enumerate(spec.data.sources):
+            sources[f"/data/train{f'/{number}' if several else ''}/dataset"] = source.dataset
         if spec.data.validation is not None:
             sources["/data/validation/dataset"] = spec.data.validation.dataset
     elif spec.data is not None:
@@ -152,8 +166,7 @@ def _find_start(tx: Transaction, found: Inputs, checkpoint_id: str, owner: str |
 
 def datasets_of(tx: Transaction, resolved: Mapping[str, Any]) -> dict[str, Any]:
     """Columns and splits of what a stored job reads, as the planner wants them."""
-    data = resolved["data"]
-    names = {part["dataset"] for part in (data["train"], data.get("validation")) if part}
+    names = {part["dataset"] for part in sources_in(resolved)}
     rows = [datasets.get(tx, name, None) for name in sorted(names)]
     return {row.id: {"columns": row.columns, "splits": row.splits} for row in rows}
 

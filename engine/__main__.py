@@ -35,6 +35,7 @@ from glasshouse import jsonio
 from glasshouse.errors import RunFailure
 from glasshouse.events import is_upkeep
 from glasshouse.spec import Checkpoint, Devices, TrainJob, parse_trained
+from glasshouse.spec.data import sources_in
 from glasshouse.unpickling import seal_pickle
 
 _FORMATS = {
@@ -148,9 +149,7 @@ def _ingest(dataset: str, out: Path) -> Path:
 
 
 def _datasets(spec: Mapping[str, Any], scratch: Path) -> dict[str, dict[str, str]]:
-    data = spec.get("data") or {}
-    sources = [data, data.get("train"), data.get("validation")]
-    names = {item["dataset"] for item in sources if item and "dataset" in item}
+    names = {item["dataset"] for item in sources_in(spec)}
     found: dict[str, dict[str, str]] = {}
     for number, name in enumerate(sorted(names)):
         directory = _ingest(name, scratch / f"dataset-{number}")

@@ -71,6 +71,8 @@ class Batching:
             found["buffer_size"] = data.shuffle.buffer_size
             found["min_buffer_size"] = data.shuffle.min_buffer_size
             found["cache"] = data.cache
+            if data.interleave == "sequential":
+                found["interleave"] = data.interleave
         return found
 
 

@@ -14,7 +14,7 @@ from engine.network import Network
 from engine.problems import Findings
 from engine.snapshot import State
 from engine.stepwise import Recurrent
-from glasshouse.spec import Graph, Layer, TrainJob
+from glasshouse.spec import Graph, Layer, Source, TrainJob
 
 _KINDS = ("RNN", "LSTM", "GRU")
 States = dict[str, tuple[Tensor, ...]]
@@ -102,7 +102,9 @@ def check_stateful(spec: TrainJob, findings: Findings) -> None:
     if data.bucket_by_length is not None:
         detail = "a stateful layer reads the rows in their stored order: leave out the buckets"
         findings.problem("/data/bucket_by_length", detail, "stateful")
-    for name, source in (("train", data.train), ("validation", data.validation)):
+    named = [("train", data.train)] if isinstance(data.train, Source) else []
+    named += [(f"train/{number}", item) for number, item in enumerate(data.sources) if not named]
+    for name, source in (*named, ("validation", data.validation)):
         if source is not None and source.fraction is not None:
             detail = "a fraction is taken in an order of its own, and a stateful layer needs the"
             detail += " stored one: make splits of the dataset instead"

@@ -13,21 +13,34 @@ from engine.data.reading import LIST_BYTES
 from engine.data.windows import num_windows, part_of
 from engine.problems import Findings
 from engine.shapes import FieldShape
-from glasshouse.spec import Data, Field, InferData, Source, Spec, TrainJob
+from glasshouse.spec import (
+    Data,
+    Field,
+    InferData,
+    IntegerSequenceField,
+    Source,
+    Spec,
+    TrainJob,
+)
 
 _AHEAD = 2
 """Batches' worth of rows that one reading brings, at most: those that enter a growing pool."""
 _DEVIATIONS = 6
 _STREAMED = frozenset(
     (
-        *("train", "validation", "fields", "batch_size", "drop_last"),
-        *("shuffle", "sequence", "cache", "workers"),
+        *("train", "interleave", "validation", "fields", "batch_size", "drop_last"),
+        *("shuffle", "sequence", "cache", "workers", "normalize", "on_bad_row"),
     )
 )
 """What goes with rows that stay in their files; what else ``data`` says is of rows in memory."""
 _STREAMED_FIELDS = frozenset(
-    ("type", "column", "columns", "shape", "scale", "dim", "padding_value", "fill"),
+    (
+        *("type", "column", "columns", "shape", "scale", "dim", "padding_value", "fill"),
+        *("classes", "tokens", "vocabulary"),
+    )
 )
+_TOKEN_BYTES = 250
+"""What a token of a vocabulary takes, its text and its place in tables."""
 
 
 class _Column(NamedTuple):
@@ -47,6 +60,8 @@ def rows_of(source: Source | InferData, meta: Mapping[str, Any]) -> int:
     if "windows" in meta:
         first, last = part_of(meta["tokens"][source.split], fraction)
         return num_windows(meta["windows"], last - first)
+    if "taken" in meta:  # of several sources, each with a fraction of its own
+        return int(meta["taken"])
     total = int(meta["splits"][source.split])
     return total if fraction is None else int(fraction[1] * total) - int(fraction[0] * total)
 
@@ -54,13 +69,13 @@ def rows_of(source: Source | InferData, meta: Mapping[str, Any]) -> int:
 def training_bytes(spec: TrainJob, datasets: Mapping[str, Mapping[str, Any]]) -> int:
     """What the rows of a training job take, those of its evaluations included."""
     data = spec.data
-    sources = [data.train, *([data.validation] if data.validation else [])]
+    sources = [data.whole, *([data.validation] if data.validation else [])]
     metas = [(source, datasets[source.dataset]) for source in sources]
     if data.shuffle.buffer_size is None:
         normal = data.normalize
         return sum(source_bytes(data.fields, source, meta, normal) for source, meta in metas)
     return sum(
-        _streamed_bytes(data, source, meta, trains=source is data.train) for source, meta in metas
+        _streamed_bytes(data, source, meta, trains=source is data.whole) for source, meta in metas
     )
 
 
@@ -119,7 +134,7 @@ def _step_bytes(shape: FieldShape, dtype: str) -> int:
 # --- rows that stay in their files -----------------------------------------------------------
 
 
-def check_streaming(data: Data, findings: Findings) -> None:
+def check_streaming(data: Data, meta: Mapping[str, Any], findings: Findings) -> None:
     """Note what is wrong with the size of the pool, and what does not go with one."""
     shuffle, size = data.shuffle, data.batch_size
     least, most = shuffle.min_buffer_size, shuffle.buffer_size
@@ -147,9 +162,20 @@ def check_streaming(data: Data, findings: Findings) -> None:
     _check_known(data, _STREAMED, "/data", findings)
     for name, field in data.fields.items():
         _check_known(field, _STREAMED_FIELDS, f"/data/fields/{name}", findings)
-        if getattr(field, "fill", None) in ("mean", "median"):
-            detail = "it is found from all rows: give a number, or leave out shuffle.buffer_size"
-            findings.problem(f"/data/fields/{name}/fill", detail, "streamed")
+        if _tokens_to_count(name, field, data.whole.split, meta) is None:
+            detail = "there are more different ones than a dataset counts, and counting them takes"
+            detail += " memory without bound: give the vocabulary, or leave out shuffle.buffer_size"
+            findings.problem(f"/data/fields/{name}/vocabulary", detail, "streamed")
+
+
+def _tokens_to_count(name: str, field: Field, split: str, meta: Mapping[str, Any]) -> int | None:
+    """The different tokens that a field's vocabulary is built from; None: more than are known."""
+    if not isinstance(field, IntegerSequenceField) or field.tokens is None:
+        return 0
+    if field.vocabulary is not None and field.vocabulary.given is not None:
+        return 0
+    counts = column_view(name, field, meta)["tokens"][field.tokens][split]["at_least"]
+    return None if counts is None else int(counts[0]) if counts else 0
 
 
 def _check_known(given: Spec, known: frozenset[str], pointer: str, findings: Findings) -> None:
@@ -168,12 +194,15 @@ def _streamed_bytes(data: Data, source: Source, meta: Mapping[str, Any], *, trai
     pool = Pool(num_rows, size, data.shuffle.buffer_size or size)
     ahead = (2 + data.workers) * (_AHEAD if shuffles else 1) * size
     needed = _places_bytes(data, source, int(meta["splits"][source.split]))
+    if trains:
+        counts = [_tokens_to_count(*item, source.split, meta) for item in data.fields.items()]
+        needed += _TOKEN_BYTES * sum(count or 0 for count in counts)
     needed += pool.index_bytes if shuffles else 0
     keeps = data.cache == "memory"
     capacity = num_rows if keeps else pool.capacity if shuffles else 0
     needed += 17 * num_rows if keeps else 0  # which are there, and the order of an epoch
     most = data.sequence.max_length or sys.maxsize
-    for column in _columns(data.fields, meta, source.split):
+    for column in _columns(data.fields, meta, source.split, data.normalize):
         item = column._replace(longest=min(column.longest, most))
         if item.row_bytes:
             needed += item.row_bytes * (ahead + size + capacity)
@@ -194,6 +223,11 @@ def _places_bytes(data: Data, source: Source, num_rows: int) -> int:
         needed = 8 * num_rows + 16 * taken
     if data.sequence.max_length is not None:  # where rows begin, lengths, numbers
         needed += 40 * num_rows
+        needed += (
+            24 * num_rows * any(getattr(item, "tokens", None) for item in data.fields.values())
+        )
+    if data.on_bad_row == "drop":  # the numbers of those that fit
+        needed += 16 * num_rows
     return needed
 
 

@@ -96,7 +96,7 @@ class Forecast:
         if wanted.max_tokens is not None and wanted.max_tokens < longest:
             detail = f"the longest row of field {name!r} has {longest} steps: raise max_tokens, or"
             detail += " set data.sequence.max_length"
-            if data.train.fraction is None:
+            if data.whole.fraction is None:
                 findings.problem(f"{_POINTER}/max_tokens", detail, "too_long")
             else:
                 findings.warn(f"{_POINTER}/max_tokens", detail, "too_long")
@@ -111,7 +111,7 @@ class Forecast:
             return Pace.of(self._spec, self._num_rows)
         lengths = self.lengths(self._field)
         drops = self._drops and len(self._sequences) > 1
-        if lengths is None or self._spec.data.train.fraction is not None or drops:
+        if lengths is None or self._spec.data.whole.fraction is not None or drops:
             why = "which rows are taken" if lengths is not None else "the lengths of the rows"
             detail = f"how many batches an epoch has hangs on {why}: it is known when they are read"
             findings.warn(f"{_POINTER}/max_tokens", detail, "unknown_length")
@@ -135,7 +135,7 @@ class Forecast:
         """The lengths of a field's rows, of the whole split; None: there are too many."""
         field = self._spec.data.fields[name]
         column = column_view(name, field, self._meta)
-        split = self._spec.data.train.split
+        split = self._spec.data.whole.split
         if column["shape"][0] is not None:
             counts = [[int(column["shape"][0]), int(self._meta["splits"][split])]]
         else:

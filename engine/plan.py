@@ -32,6 +32,7 @@ from engine.network import Network, needed_layers, root
 from engine.optim import (
     States,
     num_state_bytes,
+    sparse_parameters,
     try_optimizer,
 )
 from engine.pace import Pace
@@ -82,9 +83,9 @@ def _plan_network(spec: TrainJob, datasets: Metas, trained_by: Trained | None) -
     """Put the graph in the place of a preset; what is wrong with a layer is its arguments then."""
     graph = spec.network.graph()
     if graph is spec.network:
-        return _plan_training(spec, datasets, trained_by)
+        return _plan_sources(spec, datasets, trained_by)
     try:
-        found = _plan_training(spec.model_copy(update={"network": graph}), datasets, trained_by)
+        found = _plan_sources(spec.model_copy(update={"network": graph}), datasets, trained_by)
     except SpecProblems as error:
         raise SpecProblems([_of_preset(item) for item in error.problems]) from error
     for warning in found["warnings"]:
@@ -101,14 +102,28 @@ def _of_preset_pointer(pointer: str) -> str:
     return "/network/args" if is_inside else pointer
 
 
+def _plan_sources(spec: TrainJob, datasets: Metas, trained_by: Trained | None) -> dict[str, Any]:
+    """Put one source in the place of several."""
+    findings = Findings()
+    plan_data.check_interleave(spec.data, findings)
+    findings.stop()
+    if not isinstance(spec.data.train, tuple):
+        return _plan_training(spec, datasets, trained_by)
+    joined, datasets = plan_data.joined(spec.data, datasets)
+    asked = spec.model_copy(update={"data": joined})
+    found = _plan_training(asked, datasets, trained_by)
+    found["spec"]["data"]["train"] = [item.model_dump(mode="json") for item in spec.data.train]
+    return found
+
+
 def _plan_training(spec: TrainJob, datasets: Metas, trained_by: Trained | None) -> dict[str, Any]:
     findings = Findings()
     spec, datasets, shapes = _sized(spec, datasets, trained_by, findings)
     data = spec.data
-    footprint.check_streaming(data, findings)
+    meta = datasets[data.whole.dataset]
+    footprint.check_streaming(data, meta, findings)
     findings.stop()
-    meta = datasets[data.train.dataset]
-    num_rows = footprint.rows_of(data.train, meta)
+    num_rows = footprint.rows_of(data.whole, meta)
     shapes = plan_data.limited(data, shapes, findings)
     forecast = Forecast(spec, meta, shapes, num_rows, findings)
     findings.stop()
@@ -119,7 +134,7 @@ def _plan_training(spec: TrainJob, datasets: Metas, trained_by: Trained | None) 
     loss = _check_loss(spec, shapes, traced, findings)
     _check_metrics(spec, shapes, traced, findings)
     findings.stop()
-    judged = spec.data.validation or spec.data.train
+    judged = spec.data.validation or spec.data.whole
     series = epoch_metrics.check(
         spec, traced, shapes, footprint.rows_of(judged, datasets[judged.dataset]), findings
     )
@@ -181,10 +196,10 @@ def _sized(
     """
     data = spec.data
     known = plan_data.window_dim(trained_by) if data.windows is not None else None
-    datasets = plan_data.seen_as_windows(datasets, data.windows, data.train, known)
+    datasets = plan_data.seen_as_windows(datasets, data.windows, data.whole, known)
     fields = plan_data.as_begun(data.fields, trained_by)
-    meta = plan_data.meta_of(data.train, datasets, "/data/train", findings)
-    shapes = plan_data.field_shapes(fields, meta, findings, data.train)
+    meta = plan_data.meta_of(data.whole, datasets, "/data/train", findings)
+    shapes = plan_data.field_shapes(fields, meta, findings, data.whole)
     data = data.model_copy(update={"fields": plan_data.with_sizes(fields, shapes)})
     findings.stop()
     plan_data.check_preparing(data, meta, findings)
@@ -432,14 +447,17 @@ def _memory(  # noqa: PLR0913 (each is a head)
     """Bytes by head. Activations: the most that a step holds beside parameters and gradients.
 
     Where that is not known, ``step_bytes`` is None, it is what the layers put out for one batch.
+    Checkpoint: the copy in host memory that is written while training goes on.
     ``keeps_gradients``: those of a step's earlier batches are there all along.
     """
-    learned = [item for item in network.parameters() if item.requires_grad]
     parameters = sum(_num_bytes(item) for item in [*network.parameters(), *network.buffers()])
     storages = {
         item.untyped_storage()._cdata: item.untyped_storage().nbytes()  # pyright: ignore[reportPrivateUsage]
         for item in traced.output_leaves().values()
     }
+    sparse = sparse_parameters(network)  # whose gradients are of the rows that were read
+    dense = [item for name, item in network.named_parameters() if name not in sparse]
+    learned = [item for item in dense if item.requires_grad]
     gradients = sum(_num_bytes(item) for item in learned) if training else 0
     activations = sum(storages.values())
     if step_bytes is not None:
@@ -450,6 +468,7 @@ def _memory(  # noqa: PLR0913 (each is a head)
         "optimizer_state_bytes": state_bytes,
         "averages_bytes": num_averages * parameters,
         "activations_bytes": activations,
+        "checkpoint_bytes": (1 + num_averages) * parameters + state_bytes if training else 0,
         "data_bytes": data_bytes,
     }
     return {**heads, "total_bytes": sum(heads.values())}

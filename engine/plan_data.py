@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from engine.data.fields import BadField, field_shape
+from engine.data.fields import BadField, field_columns, field_shape
+from engine.data.joined import Disagree, joined_meta, name_of
 from engine.data.windows import windowed
 from engine.footprint import rows_of
 from engine.problems import Findings, one
@@ -45,6 +46,58 @@ def meta_of(source: Rows, datasets: Metas, pointer: str, findings: Findings) -> 
         what = "the text is shorter than a window" if "windows" in meta else "no rows are left"
         findings.problem(pointer, f"{what} to read", "no_rows")
     return meta
+
+
+JOINED = "several sources"
+"""Stands for a dataset where several are planned as one."""
+
+
+def check_interleave(data: Data, findings: Findings) -> None:
+    """Several sources are interleaved by a pool that shuffles."""
+    if data.interleave is None:
+        return
+    pointer = "/data/interleave"
+    if len(data.sources) == 1:
+        findings.problem(pointer, "there is one source: leave it out, or name several", "one")
+    elif data.shuffle.buffer_size is None:
+        detail = "rows in memory are shuffled as a whole: leave it out, or set shuffle.buffer_size"
+        findings.problem(pointer, detail, "no_buffer")
+    elif data.shuffle.enabled is False:
+        detail = "rows come as they are stored, one source after the other: leave it out"
+        findings.problem(pointer, detail, "no_shuffle")
+
+
+def joined(data: Data, datasets: Metas) -> tuple[Data, Metas]:
+    """The data with one source that stands for all of ``train``, and what is known of it.
+
+    Raises:
+        SpecProblems: a source cannot be read, or has other columns than the first.
+    """
+    findings = Findings()
+    metas = [
+        meta_of(source, datasets, f"/data/train/{number}", findings)
+        for number, source in enumerate(data.sources)
+    ]
+    findings.stop()
+    if data.windows is not None:
+        detail = "windows are over one running text: name one source"
+        raise one("/data/windows", detail, "several_sources")
+    wanted = {column for name, item in data.fields.items() for column in field_columns(name, item)}
+    try:
+        meta = joined_meta([*zip(data.sources, metas, strict=True)], wanted)
+    except Disagree as cause:
+        raise one(f"/data/train/{cause.number}", str(cause), "columns") from cause
+    name = name_of(data.sources)
+    taken = sum(rows_of(item, meta) for item, meta in zip(data.sources, metas, strict=True))
+    is_whole = all(item.fraction is None for item in data.sources)
+    source = Source(
+        dataset=JOINED,
+        split=name,
+        fraction=None if is_whole else (0.0, taken / meta["splits"][name]),
+    )
+    update = {"train": source}
+    whole = {**meta, "taken": taken}
+    return data.model_copy(update=update), {**datasets, JOINED: whole}
 
 
 def seen_as_windows(
@@ -142,7 +195,7 @@ def limited(
             continue
         made[name] = replace(shape, shape=(limit.max_length, *shape.shape[1:]))
         detail = f"the longest row of field {name!r} has {shape.shape[0]} steps"
-        if limit.overflow == "error" and data.train.fraction is None:
+        if limit.overflow == "error" and data.whole.fraction is None:
             detail += "; raise max_length, or set overflow to truncate or drop"
             findings.problem(pointer, detail, "too_long")
         elif limit.overflow == "drop":
@@ -158,10 +211,10 @@ def check_validation(data: Data, datasets: Metas, findings: Findings) -> None:
     if source is None:
         return
     meta = meta_of(source, datasets, "/data/validation", findings)
-    if source.dataset == data.train.dataset:
+    if source.dataset == data.whole.dataset:
         return
     shapes = field_shapes(data.fields, meta, findings)
-    train = field_shapes(data.fields, datasets[data.train.dataset], Findings())
+    train = field_shapes(data.fields, datasets[data.whole.dataset], Findings())
     for name, shape in shapes.items():
         if name in train and _of_any_length(shape) != _of_any_length(train[name]):
             detail = f"field {name!r} has rows of shape {list(shape.shape)} for validation and"
@@ -215,7 +268,7 @@ def _check_gaps(name: str, field: Field, data: Data, meta: Meta, findings: Findi
         if data.on_bad_row == "drop":
             detail += ": their rows are left out, and there will be fewer steps than planned"
             findings.warn("/data/on_bad_row", detail, "dropped_rows")
-        elif len(meta["splits"]) == 1 and data.train.fraction is None:
+        elif len(meta["splits"]) == 1 and data.whole.fraction is None:
             detail += f": set {'fill, or ' if is_dense else ''}data.on_bad_row to drop"
             findings.problem(pointer, detail, "bad_rows")
         else:

@@ -17,17 +17,11 @@ import torch
 from engine import checkpoint, infer
 from engine.batching import bucket_field, widest_rows
 from engine.checkpoint import Saved
-from engine.data.ahead import Ahead
-from engine.data.loading import load
-from engine.data.prepared import Prepared, Preparing
-from engine.data.reading import Reader
 from engine.data.rows import Rows, longest_of
-from engine.data.streamed import StreamedRows
 from engine.data.table import Table
-from engine.data.window import StoredTable
 from engine.failures import classify
+from engine.gathering import Ended, Gathering
 from engine.memory_guard import guard_memory
-from engine.network import root
 from engine.probes.watched.wanted import Wanted
 from engine.problems import SpecProblems
 from engine.report import Control, Outputs
@@ -38,7 +32,7 @@ from engine.train import train
 from glasshouse import jsonio
 from glasshouse.errors import CheckpointDamaged, RunFailure, SpecFailed
 from glasshouse.failpoints import failpoint
-from glasshouse.spec import Field, InferJob, Source, Trained, TrainJob, parse_job, parse_trained
+from glasshouse.spec import InferJob, Trained, TrainJob, parse_job, parse_trained
 
 _COLLECT_AFTER = (20_000, 10, 10)
 PARENT_GONE = 75
@@ -186,6 +180,14 @@ class Assignment:
             raise SpecFailed(f"The job names the dataset {dataset!r}, which was not handed to it.")
         return Table(self.tables[dataset])
 
+    def gathering(self, spec: TrainJob, control: Control, out: Outputs) -> Gathering:
+        """What finds the rows of a training job."""
+        judged = spec.data.validation
+        sources = [*spec.data.sources, *([judged] if judged else [])]
+        tables = {source.dataset: self.table(source.dataset) for source in sources}
+        first = 0 if self.resume is None else self.resume.step
+        return Gathering(spec, tables, self.device, control, out, first)
+
 
 class End(NamedTuple):
     """How an assignment ended."""
@@ -216,11 +218,12 @@ def run(job: Assignment, *, control: Control, out: Outputs) -> End:
 
     start = _start(job, spec)
     known = None if start is None else start.prepared(spec.data)
-    training = _rows(job, spec, spec.data.train, out, known)
-    judged = None
+    gathering = job.gathering(spec, control, out)
+    training = judged = None
     try:
+        training = gathering.rows(spec.data.sources, known)
         if spec.data.validation and spec.evaluate:
-            judged = _rows(job, spec, spec.data.validation, out, training.prepared)
+            judged = gathering.rows([spec.data.validation], training.prepared)
         flops = None if job.flops is None else job.flops / _planned(spec, training)
         ending = train(
             spec,
@@ -233,6 +236,8 @@ def run(job: Assignment, *, control: Control, out: Outputs) -> End:
             start=start,
             parts=job.parts,
         )
+    except Ended:
+        return End(control.ends_as)
     finally:
         for rows in (training, judged):
             if rows is not None:
@@ -248,42 +253,6 @@ def be_deterministic(wanted: bool) -> None:
     if wanted:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     torch.use_deterministic_algorithms(wanted)
-
-
-def _rows(
-    job: Assignment, spec: TrainJob, source: Source, out: Outputs, known: Prepared | None
-) -> Rows:
-    """The rows of a source, in memory or in their files; what is left out of them is told.
-
-    ``known``: what was learned of training rows before.
-    """
-    fields: dict[str, Field] = {name: spec.data.fields[name] for name in _fields_read(spec)}
-    data = spec.data
-    table = job.table(source.dataset)
-    if data.shuffle.buffer_size is None:
-        rows = load(
-            source,
-            fields,
-            table,
-            seed=spec.seed,
-            device=job.device,
-            limit=data.sequence,
-            preparing=Preparing.of(data, known),
-        )
-        rows.ahead = Ahead(data.workers)
-    else:
-        stored = StoredTable(table.directory)
-        reader = Reader(source, fields, stored, seed=spec.seed, limit=data.sequence)
-        rows = StreamedRows(
-            reader,
-            job.device,
-            shuffle=data.shuffle,
-            workers=data.workers,
-            keeps=data.cache == "memory",
-        )
-    for what, count in rows.left_out.items():
-        out.emit({"type": "dropped", "at": now(), "what": what, "count": count})
-    return rows
 
 
 def _planned(spec: TrainJob, rows: Rows) -> int:
@@ -316,14 +285,6 @@ def _tell_differences(saved: Saved, device: torch.device) -> None:
         if (theirs := saved.about.get(name)) != mine:
             text = f"resumed with {name} {mine}, and the checkpoint was made with {theirs}: "
             sys.stderr.write(text + "the numbers agree up to rounding, not bit for bit\n")
-
-
-def _fields_read(spec: TrainJob) -> list[str]:
-    """The fields that a layer, the loss or a metric reads."""
-    read = {root(name) for layer in spec.network.layers for name in layer.reads}
-    read |= {root(name) for name in spec.loss_inputs}
-    read |= {root(name) for metric in spec.metrics for name in metric.sources}
-    return [name for name in spec.data.fields if name in read]
 
 
 def _infer_inputs(job: Assignment, spec: InferJob) -> infer.Inputs:

@@ -20,6 +20,7 @@ from glasshouse.errors import (
     StorageFailed,
 )
 from glasshouse.failpoints import failpoint
+from glasshouse.spec.data import sources_in
 from models import attempts, checkpoints, commands, datasets, jobs, probes, workers
 from models.artifacts import Artifacts
 from models.attempts import Claim
@@ -103,9 +104,7 @@ def remove(directory: Path) -> None:
 
 
 def _datasets(spec: dict[str, Any]) -> set[str]:
-    data: dict[str, Any] = spec.get("data") or {}
-    parts: list[dict[str, Any] | None] = [data, data.get("train"), data.get("validation")]
-    return {part["dataset"] for part in parts if part and "dataset" in part}
+    return {part["dataset"] for part in sources_in(spec)}
 
 
 def _checkpoint(tx: Transaction, spec: dict[str, Any]) -> checkpoints.Saved | None:

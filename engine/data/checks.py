@@ -9,10 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.data.ragged import RaggedColumn
+from engine.data.ragged import RaggedColumn, forget_pages
 from glasshouse.errors import DataFailed
 
-_CHUNK_VALUES = 1 << 22
+_CHUNK_VALUES = 1 << 20
 OnBadRow = Literal["fail", "drop"]
 
 
@@ -72,6 +72,7 @@ def bad_places(
         marks = is_bad(part)
         if marks.any():
             found.append(np.flatnonzero(marks.reshape(len(part), -1).any(axis=1)) + start)
+        forget_pages(values)
     return np.concatenate(found) if found else np.empty(0, np.int64)
 
 
@@ -103,8 +104,7 @@ def steps_outside(name: str, dim: int, column: RaggedColumn) -> Iterator[Flaw]:
     def failure(row: int) -> DataFailed:
         first = int(column.offsets[row])
         step = int(np.flatnonzero(is_bad(values[first : int(column.offsets[row + 1])]))[0])
-        detail = f"row {column.number(row)} of split {column.split!r} has"
-        detail += f" {values[first + step]:.17g} as value"
+        detail = f"{column.where(row)} has {values[first + step]:.17g} as value"
         return DataFailed(
             f"{detail} {step} of column {column.name!r}; field {name!r} takes integers in "
             f"[0, {dim})",

@@ -22,14 +22,13 @@ from torch import Tensor
 
 from engine.data.checks import Flaw, bad_places, not_there, unfilled
 from engine.data.fields import checked_shape, field_columns
-from engine.data.figures import Figures, Floats, along, find_figures, of_field
-from engine.data.ragged import RaggedColumn
+from engine.data.figures import BLOCK_VALUES, Figures, Floats, along, find_figures, of_field
+from engine.data.ragged import RaggedColumn, forget_pages
 from engine.data.rows import LoadedField
 from engine.data.table import Table
 from glasshouse.errors import DataFailed
 from glasshouse.spec import DenseField, Normalize
 
-_BLOCK_VALUES = 1 << 20
 Rows = NDArray[np.int64] | slice
 
 
@@ -57,7 +56,7 @@ class DenseReading:
         Raises:
             DataFailed: one is missing or misshapen.
         """
-        self._name, self._field, self._split, self._table = name, field, split, table
+        self._name, self.field, self._split, self._table = name, field, split, table
         self._normalize = normalize
         self._num_rows = table.num_rows(split)
         self._shape = checked_shape(name, field, table.meta).shape
@@ -78,7 +77,7 @@ class DenseReading:
         """Rows of another length, or with a value that is missing or not finite."""
         if self._uneven is not None:
             yield from self._of_another_length(self._uneven)
-        is_filled = self._field.fill is not None
+        is_filled = self.field.fill is not None
         is_bad = unfilled(is_filled=is_filled, is_normalized=self._normalize is not None)
         if is_bad is None:
             return
@@ -95,8 +94,7 @@ class DenseReading:
             flat = np.asarray(values[row : row + 1]).reshape(-1)
             place = int(np.flatnonzero(is_bad(flat))[0])
             which = "" if flat.size == 1 else f"value {place} of "
-            number = self._table.row_number(row)
-            where = f"row {number} of split {self._split!r}: {which}column {column!r}"
+            where = f"{self._table.where(self._split, row)}: {which}column {column!r}"
             return not_there(self._name, where, float(flat[place]))
 
         what = f"rows with a missing value in column {column!r} of split {self._split!r}"
@@ -111,8 +109,7 @@ class DenseReading:
             return
 
         def failure(row: int) -> DataFailed:
-            detail = f"row {column.number(row)} of split {self._split!r} has"
-            detail += f" {int(column.lengths[row])} values in"
+            detail = f"{column.where(row)} has {int(column.lengths[row])} values in"
             return DataFailed(
                 f"{detail} column {column.name!r}; field {self._name!r} takes {self._steps}",
                 hint="Correct the data, or set data.on_bad_row to drop.",
@@ -131,31 +128,26 @@ class DenseReading:
 
     # --- values ----------------------------------------------------------------------------------
 
-    @property
-    def needs_figures(self) -> bool:
-        """Whether something is to be learned from the training rows."""
-        return self._normalize is not None or self._field.fill in ("mean", "median")
-
     def find(self, rows: Tensor | None) -> Figures:
         """Learn from the rows that are trained on.
 
         Raises:
             DataFailed: a feature has no value to be filled by.
         """
-        scale = self._field.scale
-        blocks = partial(self._blocks, rows)
-        return find_figures(self._name, blocks, scale, self._field.fill, self._normalize)
+        scale = self.field.scale
+        blocks = partial(self.blocks, rows)
+        return find_figures(self._name, blocks, scale, self.field.fill, self._normalize)
 
     def load(self, rows: Tensor | None, figures: Figures | None) -> LoadedField:
         """Read some rows into memory; None: all of the split."""
-        figures = of_field(figures, self._field.fill)
+        figures = of_field(figures, self.field.fill)
         if figures is not None and not figures.is_empty and not self._is_bytes:
             return self._computed(rows, figures)
         values = self._stored(rows)
-        divide_by = 255.0 if values.dtype == torch.uint8 and self._field.scale is None else None
+        divide_by = 255.0 if values.dtype == torch.uint8 and self.field.scale is None else None
         if values.dtype not in {torch.uint8, torch.float32}:
             values = values.to(torch.float32)
-        loaded = LoadedField(values, divide_by, self._field.scale)
+        loaded = LoadedField(values, divide_by, self.field.scale)
         if figures is None or figures.shift is None or figures.divisor is None:
             return loaded
         return loaded.normalized(self._figure(figures.shift), self._figure(figures.divisor))
@@ -171,22 +163,27 @@ class DenseReading:
     def _computed(self, rows: Tensor | None, figures: Figures) -> LoadedField:
         count = self._num_rows if rows is None else len(rows)
         made = np.empty((count, *self._shape), np.float32)
-        scale = self._field.scale if figures.shift is not None else None
+        scale = self.field.scale if figures.shift is not None else None
         first = 0
-        for block in self._blocks(rows):
+        for block in self.blocks(rows):
             x = figures.filled(block)
             x = x if scale is None else x * scale
             with np.errstate(over="ignore"):  # what float32 does not hold is infinite in it
                 made[first : first + len(x)] = figures.normalized(x)
             first += len(x)
-        scale = None if figures.shift is not None else self._field.scale
+        scale = None if figures.shift is not None else self.field.scale
         return LoadedField(torch.from_numpy(made), None, scale)
 
-    def _blocks(self, rows: Tensor | None) -> Iterator[Floats]:
+    @staticmethod
+    def rows_at_once(shape: tuple[int, ...]) -> int:
+        """How many rows a block of values has."""
+        return max(1, BLOCK_VALUES // max(1, int(np.prod(shape))))
+
+    def blocks(self, rows: Tensor | None) -> Iterator[Floats]:
         """Rows in float64, in the columns' own units; bytes without a scale are in [0, 1]."""
         numbers = None if rows is None else rows.numpy()
         count = self._num_rows if numbers is None else len(numbers)
-        step = max(1, _BLOCK_VALUES // max(1, int(np.prod(self._shape))))
+        step = self.rows_at_once(self._shape)
         for start in range(0, count, step):
             end = min(start + step, count)
             part = slice(start, end) if numbers is None else numbers[start:end]
@@ -195,10 +192,12 @@ class DenseReading:
             ]
             whole = floats[0] if len(floats) == 1 else np.concatenate(floats, axis=1)
             yield whole.reshape(end - start, *self._shape)
+            for column in self._columns:
+                forget_pages(column)
 
     def _floats(self, values: NDArray[Any]) -> Floats:
         x = np.asarray(values).astype(np.float64)
-        return x / 255.0 if values.dtype == np.uint8 and self._field.scale is None else x
+        return x / 255.0 if values.dtype == np.uint8 and self.field.scale is None else x
 
     def _stored(self, rows: Tensor | None) -> Tensor:
         """All columns as they are; of several types each converted by itself."""
@@ -211,15 +210,27 @@ class DenseReading:
 
     def _wide(self, item: Tensor) -> Tensor:
         """A column beside columns of other types: scaled on its own when it is uint8."""
-        if item.dtype == torch.uint8 and self._field.scale is None:
+        if item.dtype == torch.uint8 and self.field.scale is None:
             return item.to(torch.float32) / 255.0
         return item.to(torch.float32)
 
 
 def as_tensor(array: Any, rows: Tensor | None) -> Tensor:
     """Some rows of a mapped column; None: all of them."""
-    taken = array[slice(None) if rows is None else rows.numpy()]
-    taken = np.array(taken) if rows is None else taken
-    if taken.dtype.kind == "u" and taken.dtype != np.uint8:
-        taken = taken.astype(np.int64)
-    return torch.from_numpy(np.ascontiguousarray(taken))
+    if not isinstance(array, np.memmap) and not hasattr(array, "parts"):
+        taken = array[slice(None) if rows is None else rows.numpy()]
+        return torch.from_numpy(np.ascontiguousarray(taken, _kept_as(array.dtype)))
+    count = len(array) if rows is None else len(rows)
+    made = np.empty((count, *array.shape[1:]), _kept_as(array.dtype))
+    step = max(1, BLOCK_VALUES // max(1, int(np.prod(array.shape[1:]))))
+    for start in range(0, count, step):
+        part = slice(start, start + step)
+        made[part] = array[part if rows is None else rows[part].numpy()]
+        forget_pages(array)
+    return torch.from_numpy(made)
+
+
+def _kept_as(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The type of a tensor: there are no whole numbers without a sign, but for bytes."""
+    is_unsigned = dtype.kind == "u" and dtype != np.uint8
+    return np.dtype(np.int64) if is_unsigned else dtype.newbyteorder("=")

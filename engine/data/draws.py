@@ -9,6 +9,7 @@ All of it is a function of (seed, epoch) and of these sizes. Knows numbers; read
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +37,8 @@ class Pool:
     batch_size: int
     buffer_size: int
     min_buffer_size: int = 0
+    sizes: tuple[int, ...] = ()
+    """Of sources that are read one after the other, how many rows each has."""
 
     @property
     def capacity(self) -> int:
@@ -82,13 +85,22 @@ class Draws:
     def __init__(self, pool: Pool, seed: int, epoch: int) -> None:
         self._pool = pool
         self._generator = order_generator(seed, epoch)
-        self._runs = torch.randperm(pool.num_runs, generator=self._generator).numpy()
+        self._runs = self._order(pool)
         self._short = int(np.flatnonzero(self._runs == pool.num_runs - 1)[0])
         self._last = pool.num_rows - (pool.num_runs - 1) * pool.run
         self._place_of = np.zeros(pool.capacity, np.int64)
         self._held = np.zeros(pool.capacity, np.int64)
         self._free = np.arange(pool.capacity)
         self._num_held = self._num_read = self._num_drawn = 0
+
+    def _order(self, pool: Pool) -> Integers:
+        """The order in which runs are read; a run that begins in a source counts as its own."""
+        ends = [-(-end // pool.run) for end in np.cumsum(pool.sizes).tolist()] or [pool.num_runs]
+        orders = [
+            torch.randperm(end - start, generator=self._generator).numpy() + start
+            for start, end in pairwise([0, *ends])
+        ]
+        return np.concatenate(orders)
 
     @property
     def capacity(self) -> int:

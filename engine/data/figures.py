@@ -8,20 +8,18 @@ Shape suffixes: N = rows (of a sequence: steps), G = features with figures of th
 of one feature in a row.
 """
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.data.medians import Blocks, Floats, by_feature, medians
 from glasshouse.errors import DataFailed
 from glasshouse.spec import Fill, Normalize
 
-Floats = NDArray[np.float64]
-Blocks = Callable[[], Iterator[Floats]]
-"""Reads the values from the beginning: blocks of rows, in the column's own units."""
-_MEDIAN_VALUES = 1 << 24
+BLOCK_VALUES = 1 << 20
+"""The values of a block."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +94,7 @@ def _fill(name: str, blocks: Blocks, fill: Fill | None) -> Floats | None:
         return None
     if not isinstance(fill, str):
         return np.array([fill], np.float64)
-    found_G = _means(blocks) if fill == "mean" else _medians(blocks)
+    found_G = _means(blocks) if fill == "mean" else medians(blocks)
     empty = np.flatnonzero(np.isnan(found_G))
     if empty.size:
         detail = f"feature {int(empty[0])} of field {name!r} is missing in all training rows"
@@ -112,30 +110,6 @@ def _means(blocks: Blocks) -> Floats:
     for block in blocks():
         moments.update(block)
     return moments.mean
-
-
-def _medians(blocks: Blocks) -> Floats:
-    """Exact: all values of some features at once, so many features that memory is bounded."""
-    shapes = [by_feature(block, whole=False).shape for block in blocks()]
-    num_features, num_values = shapes[0][0], sum(shape[1] for shape in shapes)
-    at_once = max(1, _MEDIAN_VALUES // num_values)
-    found: list[Floats] = []
-    for first in range(0, num_features, at_once):
-        part = slice(first, first + at_once)
-        values = np.concatenate([by_feature(b, whole=False)[part] for b in blocks()], axis=1)
-        found.append(np.array([_median(row[~np.isnan(row)]) for row in values]))
-    return np.concatenate(found)
-
-
-def _median(values: Floats) -> float:
-    return float(np.median(values)) if values.size else np.nan
-
-
-def by_feature(block: Floats, *, whole: bool) -> Floats:
-    """A block as [G, N * R]: all values of one feature beside each other."""
-    if whole or block.ndim == 1:
-        return block.reshape(1, -1)
-    return np.moveaxis(block.reshape(*block.shape[:2], -1), 1, 0).reshape(block.shape[1], -1)
 
 
 class Moments:

@@ -69,8 +69,7 @@ class IntegerReading:
             yield Flaw(f"{what}, of split {self._split!r}", rows, self._failure)
 
     def _failure(self, row: int) -> DataFailed:
-        detail = f"row {self._table.row_number(row)} of split {self._split!r} has"
-        detail += f" {self._shown(row)} in column"
+        detail = f"{self._table.where(self._split, row)} has {self._shown(row)} in column"
         detail += f" {self._column!r};"
         key = f"data.fields.{self._name}"
         classes = self._field.classes

@@ -3,8 +3,8 @@
 Shape suffixes: N = rows of the split.
 """
 
-import math
 from collections.abc import Iterator, Mapping
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from engine.data.checks import Flaw, without
 from engine.data.dense import DenseReading
 from engine.data.integers import IntegerReading
+from engine.data.joined import taken_rows
 from engine.data.prepared import WINDOWS, Prepared, Preparing
 from engine.data.ragged import limited
 from engine.data.rows import Loaded, Rows, place
@@ -19,7 +20,7 @@ from engine.data.sequences import SequenceReading
 from engine.data.table import Table
 from engine.data.windows import WindowReading
 from glasshouse.errors import DataFailed
-from glasshouse.spec import DenseField, Field, IntegerField, Sequences, Source
+from glasshouse.spec import DenseField, DenseSequenceField, Field, IntegerField, Sequences, Source
 
 Reading = DenseReading | IntegerReading | SequenceReading
 
@@ -45,12 +46,12 @@ def load(  # noqa: PLR0913 (a source, how it is read, and to where)
     if preparing.windows is not None:
         return _load_windows(source, fields, table, device=device, preparing=preparing)
     readings = {
-        name: _reading(name, field, table, source.split, preparing)
+        name: reading_of(name, field, table, source.split, preparing)
         for name, field in fields.items()
     }
     num_rows = table.num_rows(source.split)
-    taken = source_rows(num_rows, source.fraction, seed)
-    good = without(_flaws(readings), taken, num_rows, preparing.on_bad_row)
+    taken, _ = taken_rows(table, source, seed)
+    good = without(_all_flaws(readings), taken, num_rows, preparing.on_bad_row)
     limits = {
         name: item.column
         for name, item in readings.items()
@@ -88,7 +89,7 @@ def _load_windows(
 
 
 def load_fields(
-    fields: Mapping[str, Field], table: Table, split: str, limit: Sequences
+    fields: Mapping[str, Field], table: Table, split: str, limit: Sequences, preparing: Preparing
 ) -> dict[str, Loaded]:
     """Read all rows of a split of a table, or of a part of one, into memory.
 
@@ -97,13 +98,22 @@ def load_fields(
     Raises:
         DataFailed: the data does not fit its declaration.
     """
-    readings = {n: _reading(n, item, table, split, Preparing()) for n, item in fields.items()}
-    without(_flaws(readings), None, table.num_rows(split), "fail")
-    empty = Prepared()
-    return {name: _loaded(item, name, None, limit, empty) for name, item in readings.items()}
+    readings = {n: reading_of(n, item, table, split, preparing) for n, item in fields.items()}
+    without(_all_flaws(readings), None, table.num_rows(split), "fail")
+    known = preparing.known or Prepared()
+    return {name: _loaded(item, name, None, limit, known) for name, item in readings.items()}
 
 
-def _reading(name: str, field: Field, table: Table, split: str, preparing: Preparing) -> Reading:
+def flaws_of(
+    fields: Mapping[str, Field], table: Table, split: str, preparing: Preparing
+) -> Iterator[Flaw]:
+    """What is wrong with the rows of a split, field by field."""
+    for name, field in fields.items():
+        yield from reading_of(name, field, table, split, preparing).flaws()
+
+
+def reading_of(name: str, field: Field, table: Table, split: str, preparing: Preparing) -> Reading:
+    """What reads the columns of a field."""
     normalize = preparing.normalize.get(name)
     if isinstance(field, IntegerField):
         return IntegerReading(name, field, table, split)
@@ -112,7 +122,7 @@ def _reading(name: str, field: Field, table: Table, split: str, preparing: Prepa
     return SequenceReading(name, field, table, split, normalize)
 
 
-def _flaws(readings: Mapping[str, Reading]) -> Iterator[Flaw]:
+def _all_flaws(readings: Mapping[str, Reading]) -> Iterator[Flaw]:
     for reading in readings.values():
         yield from reading.flaws()
 
@@ -139,9 +149,17 @@ def _prepared(
             found.tokens[name] = known.tokens[name]
         elif isinstance(reading, SequenceReading):
             reading.prepare(found, rows, limit)
-        elif isinstance(reading, DenseReading) and reading.needs_figures:
+        elif isinstance(reading, DenseReading) and needs_figures(reading.field, name, preparing):
             found.figures[name] = reading.find(rows)
     return found
+
+
+def needs_figures(
+    field: Field, name: str, preparing: Preparing
+) -> TypeGuard[DenseField | DenseSequenceField]:
+    """Whether something is to be learned of a field's numbers."""
+    is_of_numbers = isinstance(field, DenseField | DenseSequenceField)
+    return is_of_numbers and (name in preparing.normalize or field.fill in ("mean", "median"))
 
 
 def _loaded(
@@ -152,15 +170,3 @@ def _loaded(
     if isinstance(reading, DenseReading):
         return reading.load(rows, prepared.figures.get(name))
     return reading.load(rows, limit, prepared)
-
-
-def source_rows(num_rows: int, fraction: tuple[float, float] | None, seed: int) -> Tensor | None:
-    """The rows of a split that a source takes, ascending; None for all of them.
-
-    The same seed and complementary fractions give disjoint parts that miss no row.
-    """
-    if fraction is None:
-        return None
-    order_N = torch.randperm(num_rows, generator=torch.Generator().manual_seed(seed))
-    first, last = (math.floor(part * num_rows) for part in fraction)
-    return order_N[first:last].sort().values

@@ -8,7 +8,8 @@ Shape suffixes: B = rows of a batch, T = steps of its longest row, N = rows, S =
 rows together.
 """
 
-from collections.abc import Iterator, Mapping
+import mmap
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,7 +27,7 @@ from glasshouse.spec import (
     SparseField,
 )
 
-_CHUNK_STEPS = 1 << 22
+_CHUNK_STEPS = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,8 @@ class RaggedColumn:
     split: str
     values: NDArray[Any]
     offsets: NDArray[np.int64]
-    numbers: NDArray[np.int64] | None = None
-    """Of each row, its number in the split; None: they are all of its rows."""
+    place: Callable[[str, int], str] | None = None
+    """Where a row of a split is, in words; None: they are all of its rows."""
 
     def check(self, num_rows: int) -> None:
         """Refuse offsets that lead outside of the values.
@@ -61,9 +62,11 @@ class RaggedColumn:
         """The rows that some of the values, by their places, belong to; each once, ascending."""
         return np.unique(np.searchsorted(self.offsets, steps, side="right") - 1)
 
-    def number(self, row: int) -> int:
-        """The number of a row in the split."""
-        return row if self.numbers is None else int(self.numbers[row])
+    def where(self, row: int) -> str:
+        """A row in words."""
+        if self.place is not None:
+            return self.place(self.split, row)
+        return f"row {row} of split {self.split!r}"
 
 
 @dataclass(frozen=True)
@@ -94,9 +97,7 @@ def limited(columns: Mapping[str, RaggedColumn], rows: Tensor | None, limit: Seq
         too_long = lengths > most
         if limit.overflow == "error" and too_long.any():
             at = int(np.flatnonzero(too_long)[0])
-            detail = (
-                f"row {int(numbers[at])} of split {column.split!r} has {int(lengths[at])} steps"
-            )
+            detail = f"{column.where(int(numbers[at]))} has {int(lengths[at])} steps"
             raise DataFailed(
                 f"{detail} in column {column.name!r}; data.sequence.max_length is {most}",
                 hint="Raise data.sequence.max_length, or set overflow to truncate or drop.",
@@ -138,6 +139,10 @@ class LoadedSequence:
         weights = None if self.weights is None else self.weights.to(device)
         around = None if self.around is None else self.around.to(device)
         return replace(self, values=self.values.to(device), weights=weights, around=around)
+
+    def ready(self, device: torch.device) -> "LoadedSequence":
+        """The same; a batch needs nothing beside the values."""
+        return self
 
     def cut(self, most: int) -> "LoadedSequence":
         """The same rows without the steps behind the first so many."""
@@ -236,7 +241,7 @@ def places_of(field: SparseField, column: RaggedColumn) -> RaggedColumn:
     """A sparse field's places alone."""
     if isinstance(field, SparseBinaryField):
         return column
-    return replace(column, values=column.values.reshape(-1, 2)[:, 0])
+    return replace(column, values=np.asarray(column.values.reshape(-1, 2))[:, 0])
 
 
 def load_sparse(field: SparseField, column: RaggedColumn, rows: Tensor | None) -> LoadedSequence:
@@ -267,6 +272,14 @@ def split_pairs(pairs: LoadedSequence, name: str, dim: int) -> LoadedSequence:
     )
 
 
+def forget_pages(array: NDArray[Any]) -> None:
+    """Let go of what was read of a mapped file, which would count as memory of the process."""
+    for part in getattr(array, "parts", (array,)):
+        mapped = getattr(part, "_mmap", None)
+        if mapped is not None:
+            mapped.madvise(mmap.MADV_DONTNEED)
+
+
 def _taken(
     values: NDArray[Any], starts: NDArray[np.int64], lengths: NDArray[np.int64], dtype: Any
 ) -> NDArray[Any]:
@@ -279,6 +292,7 @@ def _taken(
         index = np.repeat(starts[part] - (ends - counts), counts) + np.arange(int(ends[-1]))
         taken[filled : filled + len(index)] = values[index]
         filled += len(index)
+        forget_pages(values)
     return taken
 
 

@@ -11,12 +11,15 @@ import torch
 from numpy.typing import NDArray
 
 from engine.data.fields import checked_shape, field_columns
-from engine.data.loading import load_fields, source_rows
+from engine.data.fitting import Fitting, Look, nothing
+from engine.data.joined import JoinedStored, taken_rows
+from engine.data.loading import load_fields
+from engine.data.prepared import Preparing
 from engine.data.ragged import Limited, LoadedSequence, RaggedColumn, limited
 from engine.data.rows import Loaded, LoadedField
 from engine.data.window import Runs, StoredTable, runs_of
 from glasshouse.errors import DataFailed
-from glasshouse.spec import Field, SequenceField, Sequences, Source
+from glasshouse.spec import Field, IntegerSequenceField, SequenceField, Sequences, Source
 
 Integers = NDArray[np.int64]
 
@@ -24,16 +27,20 @@ Integers = NDArray[np.int64]
 class Reader:
     """The rows of one source, in its files."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (a source, how it is read, and who hears of it)
         self,
         source: Source,
         fields: Mapping[str, Field],
-        table: StoredTable,
+        table: StoredTable | JoinedStored,
         *,
         seed: int,
         limit: Sequences,
+        preparing: Preparing = Preparing(),  # noqa: B008 (frozen)
+        look: Look = nothing,
     ) -> None:
-        """Look which rows there are; of their values nothing is read.
+        """Look which rows there are.
+
+        Where all must be read for that, or for what is learned of them, ``look`` is told of it.
 
         Raises:
             DataFailed: the fields do not fit the table, or no rows are left.
@@ -45,25 +52,39 @@ class Reader:
         num_rows = table.num_rows(source.split)
         for name, field in fields.items():
             checked_shape(name, field, table.meta)
-        kept = self._kept(source_rows(num_rows, source.fraction, seed))
-        self.left_out = kept.left_out
+        fitting = Fitting(fields, table, source.split, preparing, look)
+        rows, _ = taken_rows(table, source, seed)
+        left_out: dict[str, int] = {}
+        if preparing.on_bad_row == "drop":
+            rows, left_out = fitting.good(rows)
+        kept = self._kept(rows, fitting)
+        self.left_out = left_out | kept.left_out
         """What is cut off or left out, in words, and how much of it."""
         self.numbers = kept.rows
         """Of each row, its number in the split; None: they are all of its rows."""
         self.num_rows = num_rows if kept.rows is None else len(kept.rows)
         if not self.num_rows:
             raise DataFailed(f"split {source.split!r} has no rows that are taken")
+        self.prepared = fitting.prepare(kept.rows, limit)
+        """What is known of them."""
+        self.sizes = _sizes(table, kept.rows)
+        """Of several sources, how many rows are taken of each."""
+        self._preparing = replace(preparing, known=self.prepared)
 
-    def _kept(self, rows: torch.Tensor | None) -> Limited:
+    def _kept(self, rows: torch.Tensor | None, fitting: Fitting) -> Limited:
         """Apply the limit on lengths, which are known from where rows begin."""
         if self._limit.max_length is None:
             return Limited(rows, {})
         columns: dict[str, RaggedColumn] = {}
         for name, field in self._fields.items():
-            if isinstance(field, SequenceField):
+            if isinstance(field, IntegerSequenceField) and field.tokens is not None:
+                columns[name] = fitting.tokens_of(name, field, rows)
+            elif isinstance(field, SequenceField):
                 column = field_columns(name, field)[0]
                 ends = self._table.offsets(self._split, column)
-                columns[name] = RaggedColumn(column, self._split, np.empty(0), ends)
+                columns[name] = RaggedColumn(
+                    column, self._split, np.empty(0), ends, self._table.where
+                )
         return limited(columns, rows, self._limit)
 
     @property
@@ -81,7 +102,7 @@ class Reader:
             numbers = self.numbers.numpy()
             runs = [part for first, last in runs for part in runs_of(numbers[first:last])]
         window = self._table.window(self._split, runs)
-        return load_fields(self._fields, window, self._split, self._limit)
+        return load_fields(self._fields, window, self._split, self._limit, self._preparing)
 
     def read(self, places: Integers) -> dict[str, Loaded]:
         """Any rows, in any order.
@@ -92,6 +113,14 @@ class Reader:
         ascending, back = np.unique(places, return_inverse=True)
         found = self.read_runs(runs_of(ascending))
         return {name: picked(item, torch.from_numpy(back)) for name, item in found.items()}
+
+
+def _sizes(table: StoredTable | JoinedStored, rows: torch.Tensor | None) -> list[int]:
+    if not isinstance(table, JoinedStored):
+        return []
+    if rows is None:
+        return np.diff(table.ends).tolist()
+    return np.diff(np.searchsorted(rows.numpy(), table.ends)).tolist()
 
 
 def picked(item: Loaded, rows_B: torch.Tensor) -> Loaded:

@@ -275,10 +275,7 @@ def place(
         size = sum(item.nbytes for item in loaded.values())
         if size <= torch.cuda.mem_get_info(device)[0] // 4:
             loaded = {name: item.to(device) for name, item in loaded.items()}
-    loaded = {
-        name: item.ready(device) if isinstance(item, LoadedField) else item
-        for name, item in loaded.items()
-    }
+    loaded = {name: item.ready(device) for name, item in loaded.items()}
     return Rows(loaded, num_rows, device, numbers)
 
 

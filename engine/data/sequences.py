@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.data.checks import Flaw, bad_places, not_there, steps_outside, unfilled
 from engine.data.fields import checked_shape, field_columns
-from engine.data.figures import Figures, Floats, find_figures, of_field
+from engine.data.figures import BLOCK_VALUES, Figures, Floats, find_figures, of_field
 from engine.data.prepared import Prepared
 from engine.data.ragged import (
     LoadedSequence,
@@ -38,8 +38,6 @@ from glasshouse.spec import (
     SparseFloatField,
     Vocabulary,
 )
-
-_BLOCK_VALUES = 1 << 20
 
 
 class SequenceReading:
@@ -94,8 +92,7 @@ class SequenceReading:
             first = int(column.offsets[row])
             values = column.values[first : int(column.offsets[row + 1])].reshape(-1, field.dim)
             step, place = np.argwhere(is_bad(values))[0]
-            where = f"row {column.number(row)} of split {column.split!r}: value {place} of step"
-            where += f" {step} of column"
+            where = f"{column.where(row)}: value {place} of step {step} of column"
             return not_there(self._name, f"{where} {column.name!r}", float(values[step, place]))
 
         which = "missing or infinite" if is_normalized else "missing"
@@ -118,7 +115,7 @@ class SequenceReading:
         elif isinstance(field, DenseSequenceField):
             if self._normalize is None and field.fill not in ("mean", "median"):
                 return
-            values_SD = self._vectors(field, rows, limit)[0]
+            values_SD = self.vectors(field, rows, limit)[0]
             blocks = partial(self._blocks, field, values_SD)
             found.figures[self._name] = find_figures(
                 self._name, blocks, field.scale, field.fill, self._normalize
@@ -147,7 +144,7 @@ class SequenceReading:
     def _computed(
         self, field: DenseSequenceField, rows: Tensor | None, limit: Sequences, figures: Figures
     ) -> LoadedSequence:
-        values_SD, lengths = self._vectors(field, rows, limit)
+        values_SD, lengths = self.vectors(field, rows, limit)
         made = np.empty(values_SD.shape, np.float32)
         scale = 1.0 if field.scale is None else field.scale
         first = 0
@@ -158,19 +155,29 @@ class SequenceReading:
             first += len(block)
         return in_memory(made, lengths)
 
-    def _vectors(
+    def vectors(
         self, field: DenseSequenceField, rows: Tensor | None, limit: Sequences
     ) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """The steps of some rows as they are stored, one row after the other; and the lengths."""
         wide = replace(self.column, values=self.column.values.reshape(-1, field.dim))
         return steps_of(wide, rows, limit, self.column.values.dtype)
 
     @staticmethod
     def _blocks(field: DenseSequenceField, values_SD: NDArray[Any]) -> Iterator[Floats]:
-        step = max(1, _BLOCK_VALUES // field.dim)
+        step = steps_at_once(field)
         for start in range(0, len(values_SD), step):
-            block = values_SD[start : start + step]
-            x = block.astype(np.float64)
-            yield x / 255.0 if block.dtype == np.uint8 and field.scale is None else x
+            yield in_floats(field, values_SD[start : start + step])
+
+
+def steps_at_once(field: DenseSequenceField) -> int:
+    """How many steps a block of values has."""
+    return max(1, BLOCK_VALUES // field.dim)
+
+
+def in_floats(field: DenseSequenceField, block: NDArray[Any]) -> Floats:
+    """Steps in float64, in the column's own units; bytes without a scale are in [0, 1]."""
+    x = block.astype(np.float64)
+    return x / 255.0 if block.dtype == np.uint8 and field.scale is None else x
 
 
 def check_tokens(name: str, tokens: Tokens, dim: int) -> Tokens:

@@ -34,14 +34,20 @@ class StreamedRows(Rows):
         shuffle: Shuffle,
         workers: int = 0,
         keeps: bool = False,
+        in_turn: bool = False,
     ) -> None:
-        """``keeps``: rows stay in memory once they were read."""
+        """Rows stay in memory once they were read, if it ``keeps`` them.
+
+        ``in_turn``: of several sources one is read after the other.
+        """
         super().__init__({}, reader.num_rows, torch.device("cpu"), reader.numbers)
         self.device = device
         self.fields = cast("Mapping[str, Loaded]", reader.fields)  # for their names
         self.left_out = reader.left_out
+        self.prepared = None if reader.prepared.is_empty else reader.prepared
         self._reader = reader
         self._shuffle = shuffle
+        self._sizes = tuple(reader.sizes) if in_turn else ()
         self._ahead: Ahead[Read] = Ahead(workers)
         self._cache = Cache(reader) if keeps else None
         self._held: Held | None = self._cache
@@ -86,7 +92,7 @@ class StreamedRows(Rows):
         if self._cache is not None and order[1]:
             return self._cached(self._cache, batch_size, batches, order, parts)
         size, least = self._shuffle.buffer_size or batch_size, self._shuffle.min_buffer_size
-        draws = Draws(Pool(self.num_rows, batch_size, size, least), *order)
+        draws = Draws(Pool(self.num_rows, batch_size, size, least, self._sizes), *order)
         draws.skip(first)
         self._held = self._cache or Drained(self._reader, draws.capacity)
         return self._drawn(draws, self._held, len(batches), parts)
@@ -154,7 +160,8 @@ class StreamedRows(Rows):
             yield self._part(rows, part, places[part])
 
     def _part(self, rows: Read, part: slice, taken: Taken) -> Batch:
-        made, self.lengths = batch_of(rows, part, part, self.device)
+        ready = {name: item.ready(self.device) for name, item in rows.items()}
+        made, self.lengths = batch_of(ready, part, part, self.device)
         self._taken = taken
         return made
 

@@ -84,9 +84,9 @@ class Table:
             raise DataFailed(f"the dataset has no split {split!r}; it has: {listed}")
         return int(self.meta["splits"][split])
 
-    def row_number(self, row: int) -> int:
-        """The number, in the split, of a row of the columns that are read."""
-        return row
+    def where(self, split: str, row: int) -> str:
+        """A row of the columns that are read, in words."""
+        return f"row {row} of split {split!r}"
 
     def column(self, split: str, name: str) -> np.ndarray[Any, Any]:
         """One column of a split, mapped read-only."""

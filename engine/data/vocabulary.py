@@ -49,6 +49,15 @@ class Tokens:
         return [self._ids.get(token, UNKNOWN) for token in tokens]
 
 
+def ranked(counts: Mapping[str, int], asked: Vocabulary, dim: int | None) -> Tokens:
+    """The vocabulary of tokens that occur so often; ``dim``: the most ids that it may have."""
+    enough = [token for token, count in counts.items() if count >= asked.min_count]
+    enough.sort(key=lambda token: (-counts[token], token))
+    most = [asked.max_size, None if dim is None else dim - NUM_RESERVED]
+    room = min((size for size in most if size is not None), default=None)
+    return Tokens(enough[:room])
+
+
 class Tokenized:
     """A column of texts cut into tokens, each distinct one with a passing number of its own.
 
@@ -87,12 +96,8 @@ class Tokenized:
         """
         if asked.given is not None:
             return Tokens(asked.given)
-        counts = np.bincount(taken, minlength=len(self._tokens))
-        enough = np.flatnonzero(counts >= asked.min_count)
-        ranked = sorted(enough.tolist(), key=lambda number: (-counts[number], self._tokens[number]))
-        most = [asked.max_size, None if dim is None else dim - NUM_RESERVED]
-        room = min((size for size in most if size is not None), default=None)
-        return Tokens(self._tokens[number] for number in ranked[:room])
+        counts = np.bincount(taken, minlength=len(self._tokens)).tolist()
+        return ranked(dict(zip(self._tokens, counts, strict=True)), asked, dim)
 
     def ids(self, tokens: Tokens, passing: NDArray[np.int32] | None = None) -> NDArray[np.int32]:
         """The ids of a vocabulary in place of passing numbers; left out, of all of them."""

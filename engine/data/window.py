@@ -15,7 +15,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from engine.data.ragged import RaggedColumn
-from engine.data.table import Table
+from engine.data.table import Table, TextColumn
 from glasshouse.errors import DataFailed
 
 Runs = Sequence[tuple[int, int]]
@@ -133,15 +133,16 @@ class Window(Table):
         self._table = table
         self._split = split
         self._runs = runs
-        self._numbers = np.concatenate([np.arange(*run) for run in runs])
+        self.numbers = np.concatenate([np.arange(*run) for run in runs])
+        """Of each row, its number in the split."""
 
     def num_rows(self, split: str) -> int:
         """Rows that it has."""
-        return len(self._numbers)
+        return len(self.numbers)
 
-    def row_number(self, row: int) -> int:
-        """The number of a row in the split."""
-        return int(self._numbers[row])
+    def where(self, split: str, row: int) -> str:
+        """A row in words, by its number in the split."""
+        return super().where(split, int(self.numbers[row]))
 
     def column(self, split: str, name: str) -> NDArray[Any]:
         """The rows of a column."""
@@ -158,20 +159,34 @@ class Window(Table):
             values = self.column(split, name)
             offsets = np.arange(len(values) + 1, dtype=np.int64) * values.shape[1]
             return self._ragged(name, values.reshape(-1, *values.shape[2:]), offsets)
+        places, offsets = self._places(name, ".offsets.npy")
+        return self._ragged(name, self._table.read(self._split, name, places), offsets)
+
+    def texts(self, split: str, name: str) -> TextColumn:
+        """The rows of a column of texts.
+
+        Raises:
+            DataFailed: its files cannot be read, or do not belong together.
+        """
+        places, offsets = self._places(name, ".npy")
+        data = self._table.read(self._split, name, places, ".bytes.npy")
+        return TextColumn(name, self._split, data, offsets)
+
+    def _places(self, name: str, suffix: str) -> tuple[list[tuple[int, int]], NDArray[np.int64]]:
+        """Where the values of the rows are in their file; and where each row begins among them."""
         runs = [(first, last + 1) for first, last in self._runs]
-        ends = self._table.read(self._split, name, runs, ".offsets.npy")
+        ends = self._table.read(self._split, name, runs, suffix)
         at = np.cumsum([0, *(last - first for first, last in runs)])
         parts = [ends[first:last] for first, last in pairwise(at.tolist())]
         lengths = np.concatenate([np.diff(part) for part in parts])
         if len(lengths) and int(lengths.min()) < 0:
-            detail = f"column {name!r} of split {split!r} cannot be read:"
+            detail = f"column {name!r} of split {self._split!r} cannot be read:"
             raise DataFailed(f"{detail} its offsets do not fit its values")
         places = [(int(part[0]), int(part[-1])) for part in parts]
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-        return self._ragged(name, self._table.read(self._split, name, places), offsets)
+        return places, np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
 
     def _ragged(self, name: str, values: NDArray[Any], offsets: NDArray[np.int64]) -> RaggedColumn:
-        return RaggedColumn(name, self._split, values, offsets, self._numbers)
+        return RaggedColumn(name, self._split, values, offsets, self.where)
 
 
 def runs_of(rows: NDArray[np.int64]) -> list[tuple[int, int]]:

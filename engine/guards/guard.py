@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from engine.data.joined import name_of
 from engine.data.rows import Rows
 from engine.guards.gate import Gate
 from engine.guards.randomness import Randomness
@@ -329,7 +330,7 @@ class Guard:
             "message": text,
             "action": "failed" if is_over else done,
             "checks": [*bad],
-            "split": self._job.data.train.split,
+            "split": name_of(self._job.data.sources),
             "samples": samples,
             "num_samples": 0 if numbers is None else len(numbers),
             "bad_samples": bad_samples,

@@ -11,6 +11,7 @@ from glasshouse.cli import exits, output, overrides
 from glasshouse.cli.output import Json
 from glasshouse.cli.watching import follow
 from glasshouse.client import Client, Dataset, Job
+from glasshouse.spec.data import sources_in
 
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id (job_…).")]
 
@@ -161,23 +162,9 @@ def _add_data(client: Client, spec: dict[str, Any], sources: list[str]) -> None:
         data = spec.setdefault("data", {})
         rows = data if spec.get("kind") == "infer" else data.setdefault(part, {})
         rows |= {"dataset": dataset.id, "split": split}
-    for rows in _sources(spec):
+    for rows in sources_in(spec):
         if not rows["dataset"].startswith("ds_"):
             rows["dataset"] = dataset_of(rows["dataset"]).id
-
-
-def _sources(spec: dict[str, Any]) -> list[dict[str, Any]]:
-    """The parts of a spec that name a dataset."""
-    data = spec.get("data")
-    if not isinstance(data, dict):
-        return []
-    found = cast("dict[str, Any]", data)
-    parts = (found, found.get("train"), found.get("validation"))
-    return [
-        cast("dict[str, Any]", part)
-        for part in parts
-        if isinstance(part, dict) and isinstance(cast("Any", part).get("dataset"), str)
-    ]
 
 
 def _dataset(client: Client, source: str) -> Dataset:

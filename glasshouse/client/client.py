@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Sequence
 from math import prod
 from types import TracebackType
-from typing import Any, Self, Unpack, cast
+from typing import Any, Self, TypeGuard, Unpack, cast
 
 from glasshouse.client.address import find_service
 from glasshouse.client.arrays import derive_fields, is_arrays, is_ragged, read_splits
@@ -115,8 +115,9 @@ class Client:
             network: a `Graph`, its dict, or the list of its layers; or a preset: its name, or
                 ``{"type": "preset", "preset", "args"}``; or a torch ``nn.Module``, which is read as
                 a graph, compared with it, and sent with its weights.
-            data: a dataset or its id, arrays (a dict by column, a dict of splits of them, an
-                ``(x, y)`` pair; they are uploaded), or a dict as ``data`` in a spec.
+            data: a dataset or its id, a list of such to train on as one, arrays (a dict by column,
+                a dict of splits of them, an ``(x, y)`` pair; they are uploaded), a data frame, a
+                torch dataset, or a dict as ``data`` in a spec.
             options: see `TrainOptions`: ``loss``, ``optimizer``, ``epochs`` …
 
         Returns:
@@ -235,6 +236,8 @@ class Client:
     def _training_data(
         self, data: Any, arguments: Sequence[str], options: TrainOptions
     ) -> Document:
+        if _is_several(data):
+            return self._several(data, arguments, options)
         if is_frame(data) or is_dataset(data) or is_arrays(data):
             return self._uploaded(data, arguments, options)
         if isinstance(data, (str, Dataset)):
@@ -273,6 +276,18 @@ class Client:
             sources[name] = {"dataset": dataset.id, "split": _first_split(dataset, "all")}
         return {**sources, "fields": fields}
 
+    def _several(
+        self, data: list[str | Dataset], arguments: Sequence[str], options: TrainOptions
+    ) -> Document:
+        """Several datasets to train on as one; the first says how columns are read."""
+        validation = options.get("validation")
+        first, *others = [self._training_data(item, arguments, options) for item in data]
+        if isinstance(validation, float):
+            detail = "of several datasets no fraction can be held back"
+            raise ValueError(f"{detail}: give each a fraction in data={{'train': [...]}}")
+        train = [first["train"], *(item["train"] for item in others)]
+        return {**first, "train": train, "fields": _for_all([first, *others])}
+
 
 def _arguments(network: Any) -> list[str]:
     """What a module's ``forward`` takes, or a graph's layers read of the data."""
@@ -284,6 +299,22 @@ def _arguments(network: Any) -> list[str]:
     made = {layer["name"] for layer in layers}
     read = [name for layer in layers for name in layer.get("inputs") or ()]
     return [name for name in dict.fromkeys(read) if name.partition(".")[0] not in made]
+
+
+def _for_all(described: list[Document]) -> Document:
+    """The fields of the first of several datasets, with room for the values of all."""
+    fields: Document = {}
+    for name, item in described[0]["fields"].items():
+        dims = [other["fields"].get(name, {}).get("dim") for other in described]
+        known = [dim for dim in dims if dim is not None]
+        fields[name] = {**item, "dim": max(known)} if known else item
+    return fields
+
+
+def _is_several(data: Any) -> TypeGuard[list[str | Dataset]]:
+    """Whether it is a list of datasets."""
+    several = isinstance(data, list) and bool(data)  # pyright: ignore[reportUnknownArgumentType]
+    return several and all(isinstance(item, (str, Dataset)) for item in cast("list[Any]", data))
 
 
 def _source(source: Job | Checkpoint | str) -> Document:

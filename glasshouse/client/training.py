@@ -77,6 +77,8 @@ class TrainOptions(JobOptions, total=False):
     """``"memory"``: rows that a pool has read stay."""
     workers: int
     """Threads that make batches ahead. Left out: 0."""
+    interleave: Literal["random", "sequential"]
+    """How a pool is filled from several datasets."""
     bucket_by_length: Any
     """``{"field", "width", "max_tokens"}``: batches of rows of like length."""
     label: str
@@ -111,7 +113,7 @@ _LIMITS = ("epochs", "steps", "seconds")
 _TYPED = ("scheduler", "average")
 _BATCHES = (
     *("batch_size", "drop_last", "shuffle", "sequence", "windows", "on_bad_row"),
-    *("bucket_by_length", "cache", "workers"),
+    *("bucket_by_length", "cache", "workers", "interleave"),
 )
 
 

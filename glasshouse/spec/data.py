@@ -1,10 +1,11 @@
 """Where batches come from: datasets, splits, and the fields that read their columns."""
 
 import re
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, cast
 
+from pydantic import Discriminator, PositiveInt, Tag, model_validator
 from pydantic import Field as Constraint
-from pydantic import PositiveInt, model_validator
 
 from glasshouse.spec.preparing import (
     MAX_CLASSES,
@@ -60,6 +61,33 @@ class Source(Spec):
         if self.fraction is not None and not 0 <= self.fraction[0] < self.fraction[1] <= 1:
             raise ValueError("fraction must be [from, to] with 0 <= from < to <= 1")
         return self
+
+
+def _number(value: Any) -> str:
+    return "several" if isinstance(value, (list, tuple)) else "one"
+
+
+Sources = Annotated[
+    Annotated[Source, Tag("one")]
+    | Annotated[tuple[Source, ...], Constraint(min_length=1, max_length=100), Tag("several")],
+    Discriminator(_number),
+]
+"""Rows of one dataset, or of several one after the other."""
+
+
+def sources_in(spec: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The parts of a job's document that name a dataset."""
+    data = spec.get("data")
+    if not isinstance(data, dict):
+        return []
+    found = cast("dict[str, Any]", data)
+    train = found.get("train")
+    several = cast("list[Any]", train) if isinstance(train, list) else [train]
+    return [
+        cast("dict[str, Any]", part)
+        for part in (found, *several, found.get("validation"))
+        if isinstance(part, dict) and isinstance(cast("Any", part).get("dataset"), str)
+    ]
 
 
 class _Columns(Spec):
@@ -258,7 +286,12 @@ class Shuffle(Spec):
 class Data(Spec):
     """The training data, the data that judges it, and how rows become batches."""
 
-    train: Source
+    train: Sources
+    """A list is several sources as one: columns that are read are alike in all, and rows are
+    numbered through them."""
+    interleave: Literal["random", "sequential"] | None = None
+    """How a pool (``shuffle.buffer_size``) is filled from several sources: ``random``, the default,
+    from all of them at once; ``sequential``, from one after the other."""
     validation: Source | None = None
     """Rows for the evaluations; never trained on."""
     fields: dict[Name, Field] = Constraint(min_length=1, max_length=1000)
@@ -287,6 +320,16 @@ class Data(Spec):
     are the same."""
     bucket_by_length: BucketByLength | None = None
     """Left out, rows are put together whatever their lengths are."""
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """Those of the training rows."""
+        return self.train if isinstance(self.train, tuple) else (self.train,)
+
+    @property
+    def whole(self) -> Source:
+        """The training rows as one source, for where several were joined before; else the first."""
+        return self.sources[0]
 
     @model_validator(mode="after")
     def _check_buckets(self) -> Self:

@@ -37,7 +37,7 @@ def test_what_the_page_of_datasets_shows_of_a_job_is_of_a_job():
         for text in re.findall(r"^```json\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     ]
     shown = [block["data"] for block in blocks if "data" in block]
-    assert len(shown) == 6
+    assert len(shown) == 7
     for data in shown:
         Data.model_validate_json(json.dumps(data))
 

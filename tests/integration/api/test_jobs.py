@@ -239,6 +239,20 @@ def test_a_dataset_in_use_stays(api: httpx2.Client, cleo: tuple[str, str], spec:
     assert (refused.status_code, refused.json()["code"]) == (409, "dataset_in_use")
 
 
+def test_each_of_several_sources_is_in_use(api: httpx2.Client, spec: dict[str, Any]):
+    other = digits(api)
+    source = spec["data"]["train"]
+    spec["data"]["train"] = [source, {**source, "dataset": other}]
+    job = made(api, spec)
+    resolved = api.get(f"/api/v1/jobs/{job['id']}/spec?resolved=true").json()
+    assert [item["dataset"] for item in resolved["data"]["train"]] == [source["dataset"], other]
+    refused = api.delete(f"/api/v1/datasets/{other}")
+    assert (refused.status_code, refused.json()["code"]) == (409, "dataset_in_use")
+    spec["data"]["train"][1]["dataset"] = "ds_nothing"
+    refused = api.post("/api/v1/jobs", json=spec)
+    assert refused.json()["errors"][0]["pointer"] == "/data/train/1/dataset"
+
+
 def test_an_inference_needs_a_checkpoint(
     each_service: Api, api: httpx2.Client, spec: dict[str, Any]
 ):

@@ -225,6 +225,28 @@ def test_a_stored_dataset_is_used_by_its_id(connect: Connect):
     assert (spec.data.train.split, spec.data.validation.split) == ("train", "test")  # pyright: ignore
 
 
+def test_several_stored_datasets_are_trained_on_as_one(connect: Connect):
+    service = Recorder()
+    service.dataset = {
+        "id": "ds_7",
+        "state": "ready",
+        "columns": [
+            {"name": "image", "dtype": "uint8", "shape": [28, 28]},
+            {"name": "label", "dtype": "uint8", "shape": []},
+        ],
+        "splits": {"train": 60},
+    }
+    client = connect(*service.routes)
+    pool = {"buffer_size": 200}
+    both = ["ds_7", "ds_7"]
+    client.train(LAYERS, both, epochs=1, shuffle=pool, interleave="sequential")
+    spec = checked(service.specs[0])
+    assert [source.split for source in spec.data.sources] == ["train", "train"]
+    assert spec.data.interleave == "sequential"
+    with pytest.raises(ValueError, match="no fraction can be held back"):
+        client.train(LAYERS, both, epochs=1, validation=0.2)
+
+
 def test_how_rows_are_prepared_is_said_in_a_word(connect: Connect):
     service = Recorder()
     service.dataset["splits"] = {"all": 10}

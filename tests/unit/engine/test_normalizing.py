@@ -13,7 +13,8 @@ from sklearn.preprocessing import MinMaxScaler, StandardScaler
 
 from engine import checkpoint
 from engine.data.figures import Moments, find_figures
-from engine.data.loading import load, source_rows
+from engine.data.joined import source_rows
+from engine.data.loading import load
 from engine.data.prepared import Prepared, Preparing
 from engine.data.table import Table
 from glasshouse.errors import CheckpointMismatch, DataFailed

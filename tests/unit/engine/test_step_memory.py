@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine import step_memory
 from engine.losses import Losses, loss_of
 from engine.network import Network
+from engine.precision import chosen
 from engine.step_memory import LiveBytes, step_peak
 from glasshouse.spec import TrainJob, parse_job
 from tests.unit.engine.making import CNN, planned, spec
@@ -60,12 +62,27 @@ ATTENDING = [
 ]
 
 
-@pytest.mark.parametrize("layers", [CNN, NORMED, ATTENDING], ids=["cnn", "norm", "transformer"])
-def test_a_step_without_data_needs_what_one_with_data_does(layers):
-    job = resolved(network={"layers": layers}, optimizer={"type": "SGD", "args": {"lr": 0.1}})
+RECURRENT = [
+    {"name": "rows", "type": "reshape", "args": {"shape": [-1, 8, 8]}, "inputs": ["image"]},
+    {"name": "lstm", "type": "LSTM", "args": {"hidden_size": 200, "batch_first": True}},
+    {"name": "pooled", "type": "mean", "args": {"dim": 1}},
+    {"name": "fc", "type": "Linear", "args": {"out_features": 10}},
+]
+NETWORKS = {"cnn": CNN, "norm": NORMED, "transformer": ATTENDING, "lstm": RECURRENT}
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_a_step_without_data_needs_what_one_with_data_does(kind, precision):
+    job = resolved(
+        network={"layers": NETWORKS[kind]},
+        optimizer={"type": "SGD", "args": {"lr": 0.1}},
+        precision=precision,
+    )
     counted = step_peak(job, ("fc",), lambda: batch_of(job, 64, "meta"))
     torch.backends.mha.set_fastpath_enabled(False)
     network, loss_fn = Network(job.network, ("fc",)), Losses.of(job)
+    network.low_precision = chosen(job.precision, torch.device("cpu"))
     live = LiveBytes()
     with live:
         batch = batch_of(job, 64, "cpu")
@@ -73,7 +90,7 @@ def test_a_step_without_data_needs_what_one_with_data_does(layers):
         del batch
         loss.backward()
         del loss
-    assert counted == pytest.approx(live.peak, rel=0.02)
+    assert counted == pytest.approx(live.peak, rel=0.07 if kind == "lstm" else 0.02)
     assert live.now == sum(item.numel() * FLOAT for item in network.parameters())  # the gradients
 
 
@@ -101,6 +118,58 @@ def test_an_optimizer_that_holds_much_for_a_moment_counts():
     assert adam is not None
     weights = 65 * 2000 * FLOAT
     assert adam - sgd >= 0.9 * weights  # the square roots of what it keeps
+
+
+def test_the_same_step_is_counted_once(monkeypatch):
+    counted: list[str] = []
+    plain = step_memory._counted
+
+    def counting(job: TrainJob, *rest: Any) -> int:
+        counted.append(f"{job.precision} {rest[-1]}")
+        return plain(job, *rest)
+
+    job = resolved(optimizer={"type": "SGD", "args": {"lr": 0.123}})
+    monkeypatch.setattr(step_memory, "_counted", counting)
+    named = job.model_copy(update={"name": "another", "seed": 8})
+    first = step_peak(job, ("fc",), lambda: batch_of(job, 31, "meta"))
+    assert step_peak(named, ("fc",), lambda: batch_of(job, 31, "meta")) == first
+    assert counted == ["float32 cpu"]
+    low = job.model_copy(update={"precision": "bfloat16"})
+    for other, size in ((job, 32), (low, 31)):
+        step_peak(other, ("fc",), lambda size=size: batch_of(job, size, "meta"))
+    assert counted == ["float32 cpu", "float32 cpu", "bfloat16 cpu"]
+
+
+def test_gradients_of_sparse_layers_are_of_the_rows_that_are_read():
+    fields = {
+        "ids": {"type": "integer_sequence", "column": "image", "dim": 100_000},
+        "label": {"type": "integer", "dim": 10},
+    }
+    meta = {
+        "columns": [
+            {"name": "image", "dtype": "int32", "shape": [4], "file": "0.npy"},
+            {"name": "label", "dtype": "int64", "shape": [], "file": "1.npy"},
+        ],
+        "splits": {"train": 300},
+    }
+
+    def heads(*, sparse: bool) -> dict[str, int]:
+        bag = {"embedding_dim": 8, "mode": "sum", "sparse": sparse}
+        layers = [
+            {"name": "bag", "type": "EmbeddingBag", "args": bag, "inputs": ["ids"]},
+            {"name": "fc", "type": "Linear", "args": {"out_features": 10}},
+        ]
+        made = spec(
+            network={"layers": layers},
+            optimizer={"type": "SGD", "args": {"lr": 0.1}},
+            data={"fields": fields},
+        )
+        return planned(made, meta)["memory"]
+
+    dense, sparse = heads(sparse=False), heads(sparse=True)
+    assert dense["gradients_bytes"] - sparse["gradients_bytes"] == 100_000 * 8 * FLOAT
+    assert sparse["gradients_bytes"] == (8 * 10 + 10) * FLOAT
+    assert sparse["checkpoint_bytes"] == sparse["parameters_bytes"]
 
 
 def test_a_layer_that_cannot_run_without_data_is_none():

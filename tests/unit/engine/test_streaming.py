@@ -25,13 +25,14 @@ from engine.spool import read_frames
 from glasshouse.errors import DataFailed
 from glasshouse.events import is_upkeep
 from glasshouse.spec import (
+    BucketByLength,
+    CbowWindows,
     Data,
     DenseField,
     DenseSequenceField,
     Field,
     IntegerField,
     IntegerSequenceField,
-    Normalize,
     Sequences,
     Shuffle,
     Source,
@@ -587,16 +588,17 @@ def test_options_that_files_know_nothing_of_are_refused():
         "y": IntegerField(type="integer", classes=("a", "b")),
         "z": GrownField(type="integer", dim=2, novelty=1.0),
     }
-    wanted = {"normalize": {"x": Normalize(type="minmax")}, "on_bad_row": "drop", "novelty": "yes"}
+    windows = CbowWindows(type="cbow", tokens="words")
+    wanted = {"bucket_by_length": BucketByLength(), "windows": windows, "novelty": "yes"}
     findings = Findings()
-    check_streaming(Grown.model_construct(**given, fields=fields, **wanted), findings)
+    check_streaming(Grown.model_construct(**given, fields=fields, **wanted), {}, findings)
     assert {item.pointer for item in findings.problems} == {
-        *("/data/normalize", "/data/on_bad_row", "/data/novelty"),
-        *("/data/fields/x/fill", "/data/fields/y/classes", "/data/fields/z/novelty"),
+        *("/data/bucket_by_length", "/data/windows", "/data/novelty"),
+        "/data/fields/z/novelty",
     }
     findings = Findings()
     fields = {"x": DenseField(type="dense", fill=2.5), "z": GrownField(type="integer", dim=2)}
-    check_streaming(Grown.model_construct(**given, fields=fields), findings)
+    check_streaming(Grown.model_construct(**given, fields=fields), {}, findings)
     assert not findings.problems
 
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engine.data.loading import load, source_rows
+from engine.data.joined import source_rows
+from engine.data.loading import load
 from engine.data.prepared import Prepared, Preparing
 from engine.data.table import Table
 from engine.data.windows import num_windows

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from engine.data.loading import source_rows
+from engine.data.joined import source_rows
 from engine.data.rows import shuffled
 from engine.rank import Assignment
 from engine.rank import run as run_assignment

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from engine.data.loading import source_rows
+from engine.data.joined import source_rows
 from engine.data.rows import Rows
 from engine.probes.figures.summarize import summarize
 from engine.probes.watched.losses import of_one
