@@ -15,7 +15,7 @@ from starlette.responses import Response
 from api import bodies, documents, idempotent, inside
 from api.access import Caller, Read, Submit
 from api.answers import Json, Paged, page_of, tagged
-from api.files import SAFETENSORS, WEIGHTS, CheckpointId, checkpoint_json
+from api.files import WEIGHTS, CheckpointId, checkpoint_json
 from api.header import Header, read_header
 from api.idempotent import OnceKey
 from api.receiving import declared_bytes, receive
@@ -34,7 +34,7 @@ _STATE, _MANIFEST = "state.json", "manifest.json"
 _UPLOAD: dict[str, Any] = {
     "requestBody": {
         "required": True,
-        "content": {SAFETENSORS: {"schema": {"type": "string", "format": "binary"}}},
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
     }
 }
 Files = dict[str, dict[str, Any]]

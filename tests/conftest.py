@@ -80,6 +80,11 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         shutil.copyfile(request.getfixturevalue("sqlite_template"), tmp_path / "test.db")
         return f"sqlite:///{tmp_path / 'test.db'}"
+    return empty_postgres(request)
+
+
+def empty_postgres(request: pytest.FixtureRequest) -> str:
+    """A migrated, empty database of the PostgreSQL server, which nobody else uses."""
     import psycopg
 
     base: str = request.getfixturevalue("postgres")

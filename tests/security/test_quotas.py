@@ -15,6 +15,7 @@ from glasshouse.errors import QuotaExceeded
 from models import jobs, quotas
 from models.database import Database
 from models.settings import Settings
+from tests.conftest import empty_postgres
 from tests.integration.store.making import make_job, make_worker, running
 from tests.running import Api, digits, eventually, running_api, small_job
 from worker.dispatch import dispatch
@@ -24,7 +25,7 @@ CSV = {"Content-Type": "application/octet-stream"}
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
 def api(request: pytest.FixtureRequest) -> Generator[Api]:
-    url = "" if request.param == "sqlite" else request.getfixturevalue("postgres")
+    url = "" if request.param == "sqlite" else empty_postgres(request)
     with running_api(url) as started:
         yield started
 

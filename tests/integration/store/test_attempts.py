@@ -201,9 +201,9 @@ def test_a_lease_that_a_long_transaction_renews_at_its_end_outlives_it(
 def test_a_transaction_that_stands_still_is_ended_by_the_database(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ):
+    job = make_job(database)  # its connection stays as patient as usual
     monkeypatch.setattr("models.database.IDLE_IN_TRANSACTION_S", 1)
     other = Database(database.url)
-    job = make_job(database)
     with pytest.raises(DatabaseUnavailable), other.write() as tx:
         jobs.request_cancel(tx, jobs.get(tx, job.id, None), by="ada", force=False)
         with database.write() as mine:  # waits until the lock is free
