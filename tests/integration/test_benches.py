@@ -25,9 +25,17 @@ def run(*command: str) -> list[dict]:
     ("command", "num_lines"),
     [
         (["bench.step", "--rounds", "1", "--steps", "3"], 1),
-        (["bench.watching", "--threads", "1", "--rounds", "1", "--network", CNN, "--case", "c"], 1),
+        pytest.param(
+            ["bench.watching", "--threads", "1", "--rounds", "1", "--network", CNN, "--case", "c"],
+            1,
+            marks=pytest.mark.slow,
+        ),
         (["bench.recomputing", *SHORT], 1),
-        (["bench.guarding", *SHORT, "--network", CNN, "--guard", "default"], 1),
+        pytest.param(
+            ["bench.guarding", *SHORT, "--network", CNN, "--guard", "default"],
+            1,
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_bench_measures_a_ratio(command, num_lines):

@@ -92,7 +92,7 @@ def test_a_job_that_moves_between_wrong_clocks_ends_as_if_they_were_right(
     assert seqs == list(range(1, len(seqs) + 1))
 
 
-@pytest.mark.parametrize("shift", [HOUR_S, -HOUR_S])
+@pytest.mark.parametrize("shift", [HOUR_S, pytest.param(-HOUR_S, marks=pytest.mark.slow)])
 def test_a_clock_that_is_set_while_jobs_run_costs_none_of_them(
     any_shop: Shop, clocks: Clocks, shift: int
 ):
