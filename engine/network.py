@@ -84,6 +84,13 @@ def _unknown(layer_type: str) -> str:
     return f"torch.nn has no layer {layer_type!r}, nor is it a listed function{hint}"
 
 
+def layer_like(function: str) -> str:
+    """A question after the torch.nn layer of a function's name, where there is one."""
+    plain = function.replace("_", "")
+    near = [name for name in layer_classes() if name.lower() == plain]
+    return f"; did you mean the layer {near[0]}?" if near else ""
+
+
 def build_layer(layer_type: str, args: Mapping[str, Any], *, trainable: bool = True) -> nn.Module:
     """Make one layer from arguments that have been checked and converted."""
     if layer_type in FUNCTIONS:

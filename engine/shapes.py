@@ -25,6 +25,7 @@ from engine.network import (
     cut,
     dtype_name,
     inputs_of,
+    layer_like,
     layer_parameters,
     leaves,
     lengths_of,
@@ -275,7 +276,8 @@ class _LayerTrace:
                 wanted = str(least) if least == most else f"{least} to {most or 'any number of'}"
                 self._fail(
                     f"{self.pointer}/inputs",
-                    f"{self.layer.type} takes {wanted} inputs, not {len(self.names)}",
+                    f"{self.layer.type} takes {wanted} inputs, not {len(self.names)}"
+                    f"{layer_like(self.layer.type)}",
                     "num_inputs",
                 )
         return [self.values[name] for name in self.names]

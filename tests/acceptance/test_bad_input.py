@@ -119,7 +119,10 @@ WRONG = {
     ),
     "a layer that torch does not have": Wrong(f"{HIDDEN}/type", "Linaer", f"{HIDDEN}/type"),
     "a layer of another spelling": Wrong(
-        f"{HIDDEN}/type", "linear", f"{HIDDEN}/type", ("did you mean Linear?",)
+        f"{HIDDEN}/type", "LINEAR", f"{HIDDEN}/type", ("did you mean Linear?",)
+    ),
+    "a function in the place of a layer": Wrong(
+        f"{HIDDEN}/type", "linear", f"{HIDDEN}/inputs", ("did you mean the layer Linear?",)
     ),
     "a layer that is a path into Python": Wrong(f"{HIDDEN}/type", "os.system", f"{HIDDEN}/type"),
     "a layer that holds layers": Wrong(f"{HIDDEN}/type", "Sequential", f"{HIDDEN}/type"),

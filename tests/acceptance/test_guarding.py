@@ -31,4 +31,6 @@ def test_a_guard_of_no_layer_is_refused_where_it_stands(client: gh.Client, digit
     ]
     with pytest.raises(gh.UnprocessableEntityError) as refused:
         client.plan(small(digits, guards={"memory": {"fraction": 0.5}}))
-    assert [item["pointer"] for item in refused.value.problem["errors"]] == ["/guards/memory"]
+    assert [item["pointer"] for item in refused.value.problem["errors"]] == [
+        "/guards/memory/fraction"
+    ]
