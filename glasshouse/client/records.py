@@ -204,7 +204,7 @@ class Checkpoint(Record):
         if field is None and len(found) == 1:
             (field,) = found
         if field is None or field not in found:
-            listed = ", ".join(found) or "none"
+            listed = ", ".join(sorted(found)) or "none"
             raise APIError(f"{self.id} has vocabularies of: {listed}; name one of them")
         return ["<padding>", "<unknown>", *json.loads(found[field].tobytes())]
 
