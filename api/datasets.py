@@ -20,7 +20,7 @@ from api.receiving import declared_bytes, receive
 from api.resources import House, Resources
 from api.views import BASE, dataset_json
 from glasshouse import jsonio
-from glasshouse.errors import BadRequest, InvalidDataset, ServiceError
+from glasshouse.errors import BadRequest, InvalidDataset
 from glasshouse.ids import new_id
 from glasshouse.spec.data import IMAGES, SIZE
 from models import datasets, quotas
@@ -113,27 +113,21 @@ async def create_dataset(  # noqa: PLR0913, PLR0917 (each a parameter of the req
     said = f"{sha256} {name} {format}" + ("" if resize is None else f" {resize}")
     fingerprint = hashlib.sha256(said.encode()).hexdigest()
     token = idempotent.token_of(caller, "POST /datasets", key, fingerprint)
-    try:
-        answer = await _store(house, token, make)
-    except ServiceError:  # before the commit: no row names the file
-        await run_in_threadpool(house.artifacts.delete, source)
-        raise
-    if "Idempotency-Replayed" in answer.headers:
-        await run_in_threadpool(house.artifacts.delete, source)
-    return answer
+    return await _store(house, token, make, source)
 
 
 async def _create_builtin(
     request: Request, house: Resources, caller: Caller, key: str | None, name: str | None
 ) -> Response:
     body = await bodies.body_of(BuiltinRequest)(request)
-    builtin = body.value.builtin
+    builtin, dataset_id = body.value.builtin, new_id("ds")
 
     def make(tx: Transaction) -> tuple[Dataset, Answer]:
         quotas.admit_upload(tx, caller.owner, house.settings, size_bytes=0)
         row = datasets.add(
             tx,
             owner=caller.owner,
+            dataset_id=dataset_id,
             name=name or builtin,
             format=BUILTIN + builtin,
             size_bytes=0,
@@ -142,11 +136,15 @@ async def _create_builtin(
         return row, _created(row)
 
     token = idempotent.token_of(caller, "POST /datasets", key, body.raw + (name or "").encode())
-    return await _store(house, token, make)
+    # a built-in one has no file; deleting none is nothing
+    return await _store(house, token, make, source_key(dataset_id))
 
 
 async def _store(
-    house: Resources, token: idempotent.Token | None, make: idempotent.Making[Dataset]
+    house: Resources,
+    token: idempotent.Token | None,
+    make: idempotent.Making[Dataset],
+    source: str,
 ) -> Response:
     made: list[Dataset] = []
 
@@ -155,7 +153,7 @@ async def _store(
         made[:] = [row]
         return answer
 
-    answer, replayed = await run_in_threadpool(idempotent.once, house.database, token, make_answer)
+    answer, replayed = await idempotent.once_with_files(house, token, make_answer, source)
     if not replayed:
         house.ingest.add(made[0])
     return idempotent.sent(answer, replayed=replayed)

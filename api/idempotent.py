@@ -7,10 +7,12 @@ from collections.abc import Callable
 from typing import Annotated, TypeVar
 
 from fastapi import Depends, Header
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from api.access import Caller
-from glasshouse.errors import IdempotencyKeyBusy, InvalidHeader
+from api.resources import Resources
+from glasshouse.errors import IdempotencyKeyBusy, InvalidHeader, ServiceError
 from models import idempotency
 from models.database import Database, Transaction
 from models.idempotency import Answer, Token
@@ -83,6 +85,20 @@ def once(
             if time.monotonic() > end:
                 raise
             time.sleep(0.05)
+
+
+async def once_with_files(
+    house: Resources, token: Token | None, make: Callable[[Transaction], Answer], key: str
+) -> tuple[Answer, bool]:
+    """The same for what has files under a key, which go unless a row names them now."""
+    try:
+        answer, replayed = await run_in_threadpool(once, house.database, token, make)
+    except ServiceError:  # before the commit
+        await run_in_threadpool(house.artifacts.delete, key)
+        raise
+    if replayed:
+        await run_in_threadpool(house.artifacts.delete, key)
+    return answer, replayed
 
 
 def sent(answer: Answer, *, replayed: bool = False) -> Response:

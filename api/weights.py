@@ -22,7 +22,7 @@ from api.receiving import declared_bytes, receive
 from api.resources import House, Resources
 from api.views import BASE
 from glasshouse import jsonio
-from glasshouse.errors import BadRequest, InvalidCheckpoint, InvalidSpec, ServiceError
+from glasshouse.errors import BadRequest, InvalidCheckpoint, InvalidSpec
 from glasshouse.ids import new_id
 from glasshouse.spec import UploadedNetwork
 from models import checkpoints, quotas
@@ -101,13 +101,7 @@ async def create_checkpoint(
 
     fingerprint = hashlib.sha256(f"{sha256} {name}".encode()).hexdigest()
     token = idempotent.token_of(caller, "POST /checkpoints", key, fingerprint)
-    try:
-        answer, replayed = await run_in_threadpool(idempotent.once, house.database, token, make)
-    except ServiceError:  # before the commit: no row names the files
-        await run_in_threadpool(house.artifacts.delete, artifact)
-        raise
-    if replayed:
-        await run_in_threadpool(house.artifacts.delete, artifact)
+    answer, replayed = await idempotent.once_with_files(house, token, make, artifact)
     return idempotent.sent(answer, replayed=replayed)
 
 

@@ -14,6 +14,7 @@ import torch
 from engine import shortage
 from engine.problems import Findings
 from engine.spool import now
+from glasshouse.errors import SpecFailed
 from glasshouse.spec import Allocator, MemoryGuard, TrainJob
 
 _STATUS = Path("/proc/self/status")
@@ -38,13 +39,17 @@ def settings_of(allocator: Allocator) -> str:
 
 
 def cap_process(fraction: float) -> None:
-    """Let this process take so much of the host's memory beside what it has now; Linux only.
+    """Let this process take so much of the host's memory beside what it has now.
 
     Counted is what it may write to and shares with nobody (``RLIMIT_DATA``).
+
+    Raises:
+        SpecFailed: only Linux counts that.
     """
     limit = shortage.on_host("").get("limit_bytes")
     if limit is None or not _STATUS.exists():
-        return
+        detail = "guards.memory.cap_fraction: this system does not count what a process takes of"
+        raise SpecFailed(f"{detail} the host's memory, so that it cannot be capped: leave it out.")
     most = _data_bytes() + int(fraction * limit)
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     if hard != resource.RLIM_INFINITY:

@@ -176,6 +176,7 @@ class Store:
 
     def _read(self, *, final: bool) -> Shipment | None:
         records, offset = read_frames(self._dir / "spool", self.offset, self._portion.most)
+        self._behind = len(records) == self._portion.most
         printed = [event for log in self._logs for event in log.read(final=final)]
         used = self.usage.figures() if self.usage is not None and not final else {}
         lots = self.drain.finished()
@@ -189,7 +190,6 @@ class Store:
         for record in shipment.tensors:
             self.drain.take(record)
         self._tried = False
-        self._behind = len(records) == self._portion.most
         return shipment
 
     def _ship(self, shipment: Shipment) -> bool:

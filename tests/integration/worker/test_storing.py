@@ -148,6 +148,20 @@ def test_a_store_that_is_behind_comes_back_after_each_portion(
     assert store.pause_s() > 0
 
 
+def test_a_rank_that_falls_silent_behind_a_full_portion_is_not_asked_without_a_pause(
+    store: Store, tmp_path: Path
+):
+    spool = SpoolWriter(tmp_path / "attempt" / "spool")
+    for step in range(MAX_RECORDS):
+        record = {"type": "metrics", "at": "2026-01-01T00:00:00Z", "step": step, "epoch": 0}
+        spool.append(record | {"values": {"loss": 1.0}})
+    spool.close()
+    store.look(final=False)
+    assert store.pause_s() == 0, "there might be more"
+    store.look(final=False)
+    assert store.pause_s() > 0
+
+
 def num_metrics(database: Database) -> int:
     with database.read() as tx:
         query = select(func.count()).select_from(Event).where(Event.type == "metrics")

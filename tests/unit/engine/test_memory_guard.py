@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from engine.data.rows import divided, sizes_of_parts
+from engine.memory_guard import cap_process
 from engine.spool import read_frames
+from glasshouse.errors import SpecFailed
 from tests.unit.engine.making import CNN, errors, losses, of_type, planned, run, spec, write_job
 
 PLAIN = {"layers": [layer for layer in CNN if layer["type"] != "Dropout"]}
@@ -135,6 +137,12 @@ def test_more_than_the_cap_is_out_of_memory_and_parts_need_less(parts, state, di
     if state == "failed":
         assert (end["error"]["code"], end["error"]["step"]) == ("out_of_memory", 0)
         assert end["error"]["memory"]["where"] == "host"
+
+
+def test_a_system_that_cannot_cap_memory_refuses_to(tmp_path, monkeypatch):
+    monkeypatch.setattr("engine.memory_guard._STATUS", tmp_path / "none")  # as on macOS
+    with pytest.raises(SpecFailed, match="cap_fraction"):
+        cap_process(0.5)
 
 
 def test_torch_reads_the_settings_of_its_allocator_as_they_were_given():
