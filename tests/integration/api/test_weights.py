@@ -105,9 +105,21 @@ def test_the_same_key_makes_one_and_keeps_the_files_of_one(each_service: Api, ap
     assert {path.name for path in set(folder.iterdir()) - before} == {first["id"]}
 
 
-def all_of(service: Api) -> list[dict[str, Any]]:
+def stored(service: Api) -> tuple[set[str], set[str]]:
+    """The ids of all checkpoints that the service lists, and the folders of its checkpoints."""
     with service.client() as admin:
-        return admin.get("/api/v1/checkpoints", params={"limit": 1000}).json()["data"]
+        listed = admin.get("/api/v1/checkpoints", params={"limit": 1000}).json()["data"]
+    root = service.settings.artifacts / "checkpoints"
+    folders = {path.name for path in root.iterdir()} if root.exists() else set[str]()
+    return {item["id"] for item in listed}, folders
+
+
+@pytest.fixture
+def nothing_stays(service: Api):
+    """What is stored after the test is what was before: other tests share the service."""
+    before = stored(service)
+    yield
+    assert stored(service) == before
 
 
 def test_a_job_may_begin_with_it_and_keeps_it_in_use(each_service: Api, api: httpx2.Client):
@@ -188,6 +200,7 @@ BAD_FILES: dict[str, tuple[bytes, str]] = {
 }
 
 
+@pytest.mark.usefixtures("nothing_stays")
 @pytest.mark.parametrize("name", BAD_FILES)
 def test_a_file_that_is_none_is_refused_and_nothing_of_it_stays(service: Api, name: str):
     content, detail = BAD_FILES[name]
@@ -195,13 +208,6 @@ def test_a_file_that_is_none_is_refused_and_nothing_of_it_stays(service: Api, na
         answer = api.post("/api/v1/checkpoints", content=content)
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid_checkpoint"), answer.text
     assert detail in answer.json()["detail"]
-    check_nothing_stays(service)
-
-
-def check_nothing_stays(service: Api) -> None:
-    root = service.settings.artifacts / "checkpoints"
-    kept = {path.name for path in root.iterdir()} if root.exists() else set()
-    assert kept == {item["id"] for item in all_of(service)}
 
 
 def with_layer(**layer: Any) -> dict[str, Any]:
@@ -253,6 +259,7 @@ BAD_WEIGHTS: dict[str, tuple[Change, str, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.usefixtures("nothing_stays")
 @pytest.mark.parametrize("name", BAD_WEIGHTS)
 def test_weights_of_another_network_are_refused_by_their_place(service: Api, name: str):
     make, pointer, code = BAD_WEIGHTS[name]
@@ -261,7 +268,6 @@ def test_weights_of_another_network_are_refused_by_their_place(service: Api, nam
     assert answer.status_code == 422, answer.text
     found = answer.json()["errors"][0]
     assert (found["pointer"], found["code"]) == (pointer, code), answer.text
-    check_nothing_stays(service)
 
 
 def test_a_network_that_would_take_all_memory_is_refused(service: Api):
@@ -272,31 +278,32 @@ def test_a_network_that_would_take_all_memory_is_refused(service: Api):
         assert sent(api)["state"] == "complete"
 
 
+@pytest.mark.usefixtures("nothing_stays")
 def test_a_pickle_is_refused_whatever_it_is_called(service: Api):
     with service.client(service.key("wanda")) as api:
         answer = api.post("/api/v1/checkpoints", content=b"\x80\x04K\x01." + bytes(300))
     assert (answer.status_code, answer.json()["code"]) == (422, "unsafe_format")
-    check_nothing_stays(service)
 
 
+@pytest.mark.usefixtures("nothing_stays")
 def test_more_bytes_than_an_upload_may_have_are_refused(service: Api):
     with service.client(service.key("wanda")) as api:
         answer = api.post("/api/v1/checkpoints", content=bytes(3_000_001))
     assert answer.status_code == 413
-    check_nothing_stays(service)
 
 
 def test_what_is_stored_counts_and_a_full_quota_refuses_more(service: Api):
     owner = "wilma"
     with service.client() as admin, service.client(service.key(owner)) as api:
         made = sent(api)
+        before = stored(service)
         used = api.get("/api/v1/quotas").json()["used"]["storage_bytes"]
         assert used == made["size_bytes"]
         limits = {"owner": owner, "storage_bytes": used + 10}
         assert admin.put("/api/v1/quotas", json=limits).status_code == 200
         refused = api.post("/api/v1/checkpoints", content=file_of())
         assert (refused.status_code, refused.json()["code"]) == (429, "quota_exceeded")
-        check_nothing_stays(service)
+        assert stored(service) == before
         api.delete(f"/api/v1/checkpoints/{made['id']}")
         sent(api)
 
