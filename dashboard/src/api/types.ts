@@ -1,0 +1,25 @@
+// The answers' types, made from openapi.json (npm run types).
+import type { components } from "./schema.gen";
+
+type Schemas = components["schemas"];
+export type Job = Schemas["Job"];
+export type JobState = Job["state"];
+export type Number = number | "NaN" | "Infinity" | "-Infinity";
+
+export interface Page<T> {
+  object: "list";
+  data: T[];
+  has_more: boolean;
+  next: string | null;
+}
+
+/** A number as it comes: JSON has no NaN, the API says "NaN". */
+export function num(value: Number | null | undefined): number | null {
+  return value === null || value === undefined ? null : +value;
+}
+
+export const ENDED: readonly JobState[] = ["succeeded", "failed", "cancelled"];
+
+export function ended(job: Job): boolean {
+  return ENDED.includes(job.state);
+}

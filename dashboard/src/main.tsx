@@ -1,0 +1,11 @@
+// The page: a shell, and one view for each route, loaded when it is first shown.
+import { render } from "preact";
+
+import { Shell } from "./shell";
+import "./styles/base.css";
+import "./styles/parts.css";
+import { applyTheme } from "./theme";
+
+applyTheme();
+const root = document.getElementById("app");
+if (root) render(<Shell />, root);

@@ -1,0 +1,87 @@
+// What is around every view: the way to the others, the theme, whether the service answers.
+import { ErrorBoundary, lazy, LocationProvider, Route, Router, useLocation } from "preact-iso";
+
+import { connection } from "./api/http";
+import { choice, choose, type Choice } from "./theme";
+import { Empty } from "./ui/state";
+import { Toasts } from "./ui/toast";
+import { Unlock } from "./unlock";
+
+const Jobs = lazy(() => import("./views/jobs/list"));
+const JobView = lazy(() => import("./views/job/view"));
+const Layer = lazy(() => import("./views/inside/layer"));
+const Compare = lazy(() => import("./views/compare/view"));
+const Datasets = lazy(() => import("./views/datasets/list"));
+const Dataset = lazy(() => import("./views/datasets/view"));
+const Devices = lazy(() => import("./views/devices/view"));
+const Submit = lazy(() => import("./views/submit/view"));
+const Settings = lazy(() => import("./views/settings/view"));
+
+const LINKS: readonly [string, string][] = [
+  ["/jobs", "Jobs"],
+  ["/compare", "Compare"],
+  ["/datasets", "Datasets"],
+  ["/devices", "Devices"],
+  ["/settings", "Settings"],
+];
+
+export function Shell() {
+  return (
+    <LocationProvider>
+      <a class="skip" href="#main">Skip to the content</a>
+      <Top />
+      {connection.value === "lost" && (
+        <div class="bar" role="status">The service does not answer. What is shown may be old; the page goes on asking.</div>
+      )}
+      <main id="main" tabIndex={-1}>{connection.value === "locked" ? <Unlock /> : <Views />}</main>
+      <Toasts />
+    </LocationProvider>
+  );
+}
+
+function Views() {
+  return (
+    <ErrorBoundary onError={(error) => console.error(error)}>
+      <Router>
+        <Route path="/" component={Jobs} />
+        <Route path="/jobs" component={Jobs} />
+        <Route path="/jobs/:id" component={JobView} />
+        <Route path="/jobs/:id/layers/:layer" component={Layer} />
+        <Route path="/jobs/:id/:tab" component={JobView} />
+        <Route path="/compare" component={Compare} />
+        <Route path="/datasets" component={Datasets} />
+        <Route path="/datasets/:id" component={Dataset} />
+        <Route path="/devices" component={Devices} />
+        <Route path="/submit" component={Submit} />
+        <Route path="/settings" component={Settings} />
+        <Route default component={Nowhere} />
+      </Router>
+    </ErrorBoundary>
+  );
+}
+
+function Nowhere() {
+  return <Empty><p>There is no such page.</p><a class="button" href="/jobs">To the jobs</a></Empty>;
+}
+
+function Top() {
+  const { path } = useLocation();
+  const here = (to: string) => path === to || path.startsWith(`${to}/`) || (to === "/jobs" && path === "/");
+  return (
+    <header class="top">
+      <a class="brand" href="/jobs">
+        <svg viewBox="0 0 16 16" aria-hidden="true" fill="none" stroke="currentColor" stroke-width="1.3"><path d="M8 1 1 6v9h14V6zM1 6h14M8 1v14M1 10.5h14" /></svg>
+        Glasshouse
+      </a>
+      <nav aria-label="Views">
+        {LINKS.map(([to, name]) => <a key={to} href={to} aria-current={here(to) ? "page" : undefined}>{name}</a>)}
+      </nav>
+      <a class="button primary" href="/submit">New job</a>
+      <select aria-label="Colours" value={choice.value} onChange={(event) => choose(event.currentTarget.value as Choice)}>
+        <option value="system">As the system</option>
+        <option value="light">Light</option>
+        <option value="dark">Dark</option>
+      </select>
+    </header>
+  );
+}
