@@ -25,7 +25,7 @@ class Feed<T> {
   private etag: string | null = null;
   private timer: ReturnType<typeof setTimeout> | undefined;
   private running: AbortController | null = null;
-  private leftAt = 0;
+  private leftAt = Date.now(); // made by a component that is about to watch it
 
   constructor(private readonly path: string) {}
 
@@ -107,6 +107,17 @@ export function useLive<T>(path: string | null, everyS = 2): Live<T> {
     problem: feed?.problem.value ?? null,
     reload: () => feed?.now(),
   };
+}
+
+/** The same for several paths at once; the answers in their order. */
+export function useLiveAll<T>(paths: readonly string[], everyS = 2): Live<T>[] {
+  const all = paths.map((path) => feedOf<T>(path));
+  useEffect(() => {
+    const who = {};
+    for (const feed of all) feed.watch(who, everyS);
+    return () => all.forEach((feed) => feed.leave(who));
+  }, [paths.join("\n"), everyS]);
+  return all.map((feed) => ({ value: feed.value.value, problem: feed.problem.value, reload: () => feed.now() }));
 }
 
 /** Ask again now for everything that begins with this path: something was changed by hand. */
