@@ -49,7 +49,7 @@ test("a step at which a line is NaN counts the others", () => {
   assert.deepEqual(spread([{ xs: [0], ys: [NaN] }, { xs: [0], ys: [5] }]).mean, [5]);
 });
 
-test("numbers lie by size, by factors where they span two decades, names evenly", () => {
+test("numbers lie by size, by factors where they span a decade, names evenly", () => {
   assert.deepEqual(places([0, 5, 10, undefined]).at, [0, 0.5, 1, null]);
   const rates = places([0.001, 0.01, 0.1]).at.map((one) => Math.round((one ?? 0) * 1000) / 1000);
   assert.deepEqual(rates, [0, 0.5, 1]);

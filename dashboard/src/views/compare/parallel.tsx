@@ -9,8 +9,8 @@ export interface Axis {
 
 const H = 220;
 const TOP = 34;
-const STEP = 150;
-const LEFT = 60;
+const STEP = 170;
+const LEFT = 90;
 
 /** Where a value lies on its axis, from 0 (below) to 1; numbers by size, others by name, evenly. */
 export function places(values: (Value | undefined)[]): { at: (number | null)[]; low: string; high: string } {
@@ -18,7 +18,7 @@ export function places(values: (Value | undefined)[]): { at: (number | null)[]; 
   if (told.length && told.every((one) => typeof one === "number")) {
     const numbers = (told as number[]).filter(Number.isFinite);
     const [low, high] = [Math.min(...numbers), Math.max(...numbers)];
-    const log = low > 0 && high / low >= 100; // learning rates: a step is a factor
+    const log = low > 0 && high / low >= 10; // learning rates: a step is a factor
     const scale = (one: number) => (log ? Math.log(one) : one);
     const span = scale(high) - scale(low);
     const at = values.map((one) => (typeof one === "number" && Number.isFinite(one) ? (span ? (scale(one) - scale(low)) / span : 0.5) : null));
