@@ -51,7 +51,8 @@ export function prepare(series: readonly Series[], smoothing: number, log: boole
       lines.push({ ...look, width: 2, points: { show: false } });
     }
     if (one.low && one.high) {
-      const edge = { ...look, width: 0, alpha: 0, points: { show: false } };
+      // not alpha: 0, which would hide the band too
+      const edge = { ...look, stroke: "transparent", width: 0, points: { show: false } };
       bands.push({ series: [lines.length, lines.length + 1], fill: `color-mix(in srgb, ${look.stroke} 22%, transparent)` });
       columns.push(shown(one.high), shown(one.low));
       lines.push(edge, edge);
