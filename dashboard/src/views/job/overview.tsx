@@ -54,7 +54,7 @@ function Charts({ job, metrics }: { job: Job; metrics: readonly Metric[] }) {
     <>
       <Toolbar query={query} axis={axis} range={range} />
       {groups.length > FEW && (
-        <label class="field"><span>Metrics whose name contains</span>
+        <label class="field" style={{ maxWidth: "30rem" }}><span>Metrics whose name contains</span>
           <input type="search" value={typed} onInput={(event) => setTyped(event.currentTarget.value)} onChange={() => query.set({ q: typed })} />
         </label>
       )}
@@ -137,7 +137,7 @@ function Tile({ name, summary }: { name: string; summary: Job["summary"][string]
       <small>{name}, {lower ? "lowest" : "highest"}</small>
       <b>{figure(best)}</b>
       <small>{step === null ? "" : `at step ${count(step)} · `}now {figure(num(summary["last"]))}</small>
-      {odd !== null && <div class="badge bad">✕ not finite from step {count(odd)}</div>}
+      {odd !== null && <div><span class="badge bad">✕ not finite from step {count(odd)}</span></div>}
     </div>
   );
 }
