@@ -2,7 +2,7 @@
 import uPlot from "uplot";
 
 import { colour } from "../theme";
-import { align, type Cell, clusters, envelope, type Odd, oddities, type Series, smooth } from "./series";
+import { align, type Cell, clusters, envelope, type Odd, oddities, type Series, smooth, weights } from "./series";
 
 export interface Marker {
   x: number;
@@ -36,6 +36,7 @@ export interface Prepared {
 /** Columns and lines: of each series the raw line, the smoothed one over it, and the band of its extremes. */
 export function prepare(series: readonly Series[], smoothing: number, log: boolean): Prepared {
   const drawn = series.map((one) => (one.thinned && !one.low ? { ...one, ...envelope(one) } : one));
+  const smoothed = weights(drawn, smoothing);
   let hidden = 0;
   const shown = (values: readonly Cell[]) =>
     !log ? values : values.map((y) => (typeof y === "number" && y <= 0 ? ((hidden += 1), null) : y));
@@ -47,7 +48,7 @@ export function prepare(series: readonly Series[], smoothing: number, log: boole
     const columns: (readonly Cell[])[] = [shown(one.ys)];
     lines.push({ ...look, width: 1.3, alpha: smoothing ? 0.35 : 1 });
     if (smoothing) {
-      columns.push(shown(smooth(one.ys, smoothing)));
+      columns.push(shown(smooth(one.ys, smoothed[place]!)));
       lines.push({ ...look, width: 2, points: { show: false } });
     }
     if (one.low && one.high) {
