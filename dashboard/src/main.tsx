@@ -2,8 +2,10 @@
 import { render } from "preact";
 
 import { Shell } from "./shell";
+import "uplot/dist/uPlot.min.css";
 import "./styles/base.css";
 import "./styles/parts.css";
+import "./styles/job.css";
 import { applyTheme } from "./theme";
 
 applyTheme();
