@@ -7,7 +7,8 @@ export type Draw = (context: CanvasRenderingContext2D, width: number, height: nu
 
 interface Props {
   draw: Draw;
-  height: number;
+  /** Of a width where it depends on one. */
+  height: number | ((width: number) => number);
   /** What the chart shows, in a sentence. */
   label: string;
   onPoint?: (x: number, y: number, width: number) => void;
@@ -24,16 +25,17 @@ export function Canvas({ draw, height, label, onPoint, onLeave, onPick }: Props)
     if (!element || !place) return;
     const paint = () => {
       const width = Math.max(50, place.clientWidth);
+      const tall = typeof height === "number" ? height : height(width);
       const sharp = Math.min(3, devicePixelRatio || 1);
       element.width = Math.round(width * sharp);
-      element.height = Math.round(height * sharp);
+      element.height = Math.round(tall * sharp);
       element.style.width = `${width}px`;
-      element.style.height = `${height}px`;
+      element.style.height = `${tall}px`;
       const context = element.getContext("2d");
       if (!context) return;
       context.scale(sharp, sharp);
       context.font = `12px ${getComputedStyle(element).fontFamily}`;
-      draw(context, width, height);
+      draw(context, width, tall);
     };
     const frame = requestAnimationFrame(paint);
     const watcher = new ResizeObserver(() => place.clientWidth !== parseInt(element.style.width, 10) && paint());

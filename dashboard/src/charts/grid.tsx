@@ -30,7 +30,7 @@ export function frameOf(tiles: Tiles, width: number): Frame {
 export function Grid({ tensor, tiles, apart, label, indexText }: Props) {
   const [told, setTold] = useState("");
   const ranges = useMemo(() => rangesOf(tensor, tiles, apart), [tensor, tiles, apart]);
-  const height = Math.min(4000, frameOf(tiles, Math.min(1000, innerWidth - 60)).height);
+  const height = useCallback((width: number) => Math.max(20, Math.min(4000, frameOf(tiles, Math.min(width, 1000)).height)), [tiles]);
   const draw = useCallback<Draw>((context, width) => paint(context, frameOf(tiles, Math.min(width, 1000)), tensor, tiles, ranges), [tensor, tiles, ranges]);
   const point = (x: number, y: number, width: number) => {
     const place = placeAt(frameOf(tiles, Math.min(width, 1000)), tiles, x, y);
@@ -38,7 +38,7 @@ export function Grid({ tensor, tiles, apart, label, indexText }: Props) {
   };
   return (
     <>
-      <Canvas draw={draw} height={Math.max(20, height)} label={label} onPoint={point} onLeave={() => setTold("")} />
+      <Canvas draw={draw} height={height} label={label} onPoint={point} onLeave={() => setTold("")} />
       <p class="muted told">{told || "Point at a value to read it."}</p>
     </>
   );
@@ -69,7 +69,13 @@ function paint(context: CanvasRenderingContext2D, frame: Frame, { values }: Tens
     const { low, high, nan, inf } = ranges[n]!;
     const image = small.createImageData(tiles.width, tiles.height);
     const [left, top] = [(n % frame.columns) * (frame.wide + GAP), Math.floor(n / frame.columns) * (frame.tall + GAP)];
-    for (let at = 0; at < tiles.width * tiles.height; at++) image.data.set([...colourOf(values[start + at]!, low, high), 255], at * 4);
+    for (let at = 0; at < tiles.width * tiles.height; at++) {
+      const [red, green, blue] = colourOf(values[start + at]!, low, high);
+      image.data[at * 4] = red;
+      image.data[at * 4 + 1] = green;
+      image.data[at * 4 + 2] = blue;
+      image.data[at * 4 + 3] = 255;
+    }
     small.putImageData(image, 0, 0);
     context.drawImage(one, left, top, frame.wide, frame.tall);
     if (!nan && !inf) return;
