@@ -6,6 +6,7 @@ import "uplot/dist/uPlot.min.css";
 import "./styles/base.css";
 import "./styles/parts.css";
 import "./styles/job.css";
+import "./styles/inside.css";
 import { applyTheme } from "./theme";
 
 applyTheme();
