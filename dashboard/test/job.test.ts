@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
+import { confusion, worstFirst } from "../src/views/job/confusion";
 import { differences } from "../src/views/job/diff";
 import { grouped } from "../src/views/job/groups";
 
@@ -29,4 +30,14 @@ test("two specs differ in the leaves that differ, layers being found by name", (
 test("a list that is no list of named things differs as a whole", () => {
   assert.deepEqual(differences({ a: [1, 2] }, { a: [1, 3] }), [{ path: "a", before: [1, 2], after: [1, 3] }]);
   assert.deepEqual(differences({ a: [1, 2] }, { a: [1, 2] }), []);
+});
+
+test("a confusion matrix counts rows by what is true and what was told", () => {
+  const told = confusion([2, 0, 2, 2], [2, 2, 0, 2]);
+  assert.deepEqual(told, { classes: [0, 2], counts: [[0, 1], [1, 2]], right: 2, total: 4 });
+});
+
+test("the surest mistakes come first, then the least sure of what is right", () => {
+  assert.deepEqual(worstFirst([0, 1, 1, 0], [1, 1, 0, 0], [0.6, 0.9, 0.8, 0.7]), [2, 0, 3, 1]);
+  assert.deepEqual(worstFirst(null, [1, 1, 0], [0.6, 0.9, 0.5]), [2, 0, 1]);
 });

@@ -23,7 +23,8 @@ export function MetricChart({ job, group, metrics, look }: { job: Job; group: Gr
   const [place, visible] = useVisible();
   const { axis, range } = look;
   const { columns, problem } = useColumns(job, metrics, range, visible);
-  const series = useMemo(() => (columns && axis.ready ? metrics.map((one) => placed(seriesOf(columns, one, range), axis)) : []), [columns, axis]);
+  const over = useMemo(() => (columns ? metrics.map((one) => seriesOf(columns, one, range)) : []), [columns]);
+  const series = useMemo(() => (axis.ready ? over.map((one) => placed(one, axis)) : []), [over, axis]);
   const shown = useMemo((): Range | null => range && [axis.of(range[0]), axis.of(range[1])], [range?.[0], range?.[1], axis]);
   const bad = firstBad(job, metrics);
   return (
@@ -34,7 +35,7 @@ export function MetricChart({ job, group, metrics, look }: { job: Job; group: Gr
       </div>
       {problem && !columns && <ProblemBox problem={problem} />}
       <LineChart title={group.title} series={series} markers={look.markers} xName={axis.name} log={look.log} smoothing={look.smoothing} range={shown}
-        onZoom={(asked) => look.onRange(asked && stepsOf(asked, axis))} oddHref={bad?.href} oddName={bad?.name} />
+        onZoom={(asked) => look.onRange(asked && stepsOf(asked, axis))} oddHref={bad?.href} oddName={bad?.name} table={{ series: over, xName: "step" }} />
     </section>
   );
 }

@@ -3,11 +3,11 @@ import { useState } from "preact/hooks";
 
 import type { Job } from "../../api/types";
 import { bytes, count, figure } from "../../format";
+import { useQuery } from "../../query";
 import { Empty, Loading, ProblemBox } from "../../ui/state";
 import { layerHref } from "./chart";
 import { type Logged, useEvents } from "./data";
 import { commandText } from "./marks";
-import { useQuery } from "./url";
 
 const TYPES = ["state", "attempt", "command", "checkpoint", "finding", "probe", "adjusted", "stalled", "dropped", "gap", "end", "capture", "metrics", "stats"] as const;
 const MANY = new Set(["capture", "metrics", "stats"]); // of which there are some each step: not shown unless asked for
@@ -16,18 +16,18 @@ const SHOWN = 200;
 const BACK = 2000;
 
 export function Events({ job }: { job: Job }) {
-  const query = useQuery();
+  const [query, change] = useQuery();
   const asked = query.get("types");
   const wanted = asked === null ? USUAL : TYPES.filter((type) => asked.split(",").includes(type));
-  const change = (type: string, on: boolean) => {
+  const toggle = (type: string, on: boolean) => {
     const next = TYPES.filter((one) => (one === type ? on : (wanted as readonly string[]).includes(one)));
-    query.set({ types: next.join(",") === USUAL.join(",") ? null : next.join(",") || "none" });
+    change({ types: next.join(",") === USUAL.join(",") ? null : next.join(",") || "none" });
   };
   return (
     <div class="stack events">
       <fieldset class="types"><legend class="only-readers">Types of events</legend>
         {TYPES.map((type) => (
-          <label key={type} class="row"><input type="checkbox" checked={(wanted as readonly string[]).includes(type)} onChange={(event) => change(type, event.currentTarget.checked)} /> {type}</label>
+          <label key={type} class="row"><input type="checkbox" checked={(wanted as readonly string[]).includes(type)} onChange={(event) => toggle(type, event.currentTarget.checked)} /> {type}</label>
         ))}
       </fieldset>
       {wanted.length ? <Timeline key={wanted.join()} job={job} types={wanted} /> : <Empty><p>No type of event is chosen.</p></Empty>}

@@ -4,9 +4,9 @@ import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { ask, type Problem, withQuery } from "../../api/http";
 import { ended, type Job, type Page } from "../../api/types";
 import { count } from "../../format";
+import { useQuery } from "../../query";
 import { Empty, Loading, ProblemBox } from "../../ui/state";
 import { Labelled } from "./chart";
-import { useQuery } from "./url";
 
 interface Printed { seq: number; attempt: number; at: string; rank: number; stream: string; lines: string[] }
 interface Line { key: string; rank: number; stream: string; at: string; attempt: number; text: string }
@@ -18,7 +18,7 @@ const SPARE = 20;
 const AGAIN_MS = 3000;
 
 export function Logs({ job }: { job: Job }) {
-  const query = useQuery();
+  const [query, change] = useQuery();
   const [all, setAll] = useState(false);
   const [rank, stream, grep] = [query.get("rank"), query.get("stream"), query.get("grep") ?? ""];
   const [typed, setTyped] = useState(grep);
@@ -27,20 +27,20 @@ export function Logs({ job }: { job: Job }) {
   const ranks = useSeen(lines, rank);
   const shown = stream ? lines.filter((one) => one.stream === stream) : lines;
   const cut = !all && lines.length >= TAIL;
-  const search = (event: Event) => (event.preventDefault(), query.set({ grep: typed }));
+  const search = (event: Event) => (event.preventDefault(), change({ grep: typed }));
   return (
     <div class="stack">
       <form class="row" onSubmit={search} role="search" aria-label="The log">
         <input type="search" aria-label="Lines that contain" placeholder="Lines that contain …" value={typed} onInput={(event) => setTyped(event.currentTarget.value)} />
         <button>Search</button>
         <Labelled name="rank">
-          <select value={rank ?? ""} onChange={(event) => query.set({ rank: event.currentTarget.value })}>
+          <select value={rank ?? ""} onChange={(event) => change({ rank: event.currentTarget.value })}>
             <option value="">all</option>
             {ranks.map((one) => <option key={one} value={String(one)}>{one}</option>)}
           </select>
         </Labelled>
         <Labelled name="stream">
-          <select value={stream ?? ""} onChange={(event) => query.set({ stream: event.currentTarget.value })}>
+          <select value={stream ?? ""} onChange={(event) => change({ stream: event.currentTarget.value })}>
             <option value="">both</option><option value="stdout">stdout</option><option value="stderr">stderr</option>
           </select>
         </Labelled>

@@ -3,14 +3,15 @@ import { useMemo, useState } from "preact/hooks";
 
 import { type Job, num } from "../../api/types";
 import { count, figure } from "../../format";
+import { useQuery } from "../../query";
 import { Empty, Loading, ProblemBox } from "../../ui/state";
 import { type ChartLook, Labelled, MetricChart } from "./chart";
 import { type Axis, type Metric, type Steps, useAxis, useEvents, useMetrics } from "./data";
 import { Failure } from "./failure";
 import { type Group, grouped, isUpkeep } from "./groups";
 import { MARKED, markersOf } from "./marks";
-import { type Query, useQuery } from "./url";
 
+type Asked = ReturnType<typeof useQuery>;
 const FEW = 12; // so many charts need no search
 
 export function Overview({ job }: { job: Job }) {
@@ -32,7 +33,7 @@ function Waiting({ job, known }: { job: Job; known: boolean }) {
 }
 
 function Charts({ job, metrics }: { job: Job; metrics: readonly Metric[] }) {
-  const query = useQuery();
+  const [query, change] = useQuery();
   const range = rangeOf(query);
   const axis = useAxis(job, query.get("x"));
   const { events } = useEvents(job, MARKED);
@@ -47,15 +48,15 @@ function Charts({ job, metrics }: { job: Job; metrics: readonly Metric[] }) {
     range,
     smoothing: +(query.get("smooth") ?? 0),
     log: logs.includes(group.key),
-    onLog: () => query.set({ log: toggled(logs, group.key).join(",") }),
-    onRange: (steps) => query.set({ from: steps && String(steps[0]), to: steps && String(steps[1]) }),
+    onLog: () => change({ log: toggled(logs, group.key).join(",") }),
+    onRange: (steps) => change({ from: steps && String(steps[0]), to: steps && String(steps[1]) }),
   });
   return (
     <>
-      <Toolbar query={query} axis={axis} range={range} />
+      <Toolbar query={query} change={change} axis={axis} range={range} />
       {groups.length > FEW && (
-        <label class="field"><span>Metrics whose name contains</span>
-          <input type="search" value={typed} onInput={(event) => setTyped(event.currentTarget.value)} onChange={() => query.set({ q: typed })} />
+        <label class="field" style={{ maxWidth: "30rem" }}><span>Metrics whose name contains</span>
+          <input type="search" value={typed} onInput={(event) => setTyped(event.currentTarget.value)} onChange={() => change({ q: typed })} />
         </label>
       )}
       {shown.length === 0 && <Empty><p>No metric of this name.</p></Empty>}
@@ -77,19 +78,19 @@ function toggled(list: readonly string[], one: string): string[] {
   return list.includes(one) ? list.filter((other) => other !== one) : [...list, one];
 }
 
-function rangeOf(query: Query): Steps | null {
+function rangeOf(query: URLSearchParams): Steps | null {
   const [from, to] = [query.get("from"), query.get("to")];
   return from && to && /^\d+$/.test(from) && /^\d+$/.test(to) && +from < +to ? [+from, +to] : null;
 }
 
 /** What holds for all charts: x, smoothing, zoom. */
-function Toolbar({ query, axis, range }: { query: Query; axis: Axis; range: Steps | null }) {
+function Toolbar({ query, change, axis, range }: { query: URLSearchParams; change: Asked[1]; axis: Axis; range: Steps | null }) {
   const kept = query.get("smooth") ?? "0";
   const [dragged, setDragged] = useState<string | null>(null);
   return (
     <div class="row" role="group" aria-label="How the charts are drawn">
       <Labelled name="x">
-        <select value={query.get("x") ?? "step"} onChange={(event) => query.set({ x: event.currentTarget.value === "step" ? null : event.currentTarget.value })}>
+        <select value={query.get("x") ?? "step"} onChange={(event) => change({ x: event.currentTarget.value === "step" ? null : event.currentTarget.value })}>
           <option value="step">step</option>
           <option value="epoch">epoch</option>
           <option value="time">time</option>
@@ -97,13 +98,13 @@ function Toolbar({ query, axis, range }: { query: Query; axis: Axis; range: Step
       </Labelled>
       <Labelled name="smoothing">
         <input type="range" min="0" max="0.99" step="0.01" value={dragged ?? kept} onInput={(event) => setDragged(event.currentTarget.value)}
-          onChange={(event) => (setDragged(null), query.set({ smooth: +event.currentTarget.value ? event.currentTarget.value : null }))} />
+          onChange={(event) => (setDragged(null), change({ smooth: +event.currentTarget.value ? event.currentTarget.value : null }))} />
         <span class="number mono">{+(dragged ?? kept) ? dragged ?? kept : "off"}</span>
       </Labelled>
       {range && (
         <span class="row">
           <span>steps {count(range[0])} to {count(range[1])}</span>
-          <button onClick={() => query.set({ from: null, to: null })}>Show all steps</button>
+          <button onClick={() => change({ from: null, to: null })}>Show all steps</button>
         </span>
       )}
       {!axis.ready && axis.name !== "step" && <span class="muted">Too few steps to place them on this axis.</span>}
@@ -137,7 +138,7 @@ function Tile({ name, summary }: { name: string; summary: Job["summary"][string]
       <small>{name}, {lower ? "lowest" : "highest"}</small>
       <b>{figure(best)}</b>
       <small>{step === null ? "" : `at step ${count(step)} · `}now {figure(num(summary["last"]))}</small>
-      {odd !== null && <div class="badge bad">✕ not finite from step {count(odd)}</div>}
+      {odd !== null && <div><span class="badge bad">✕ not finite from step {count(odd)}</span></div>}
     </div>
   );
 }

@@ -2,21 +2,21 @@
 import { useLive } from "../../api/live";
 import type { Job } from "../../api/types";
 import { count } from "../../format";
+import { useQuery } from "../../query";
 import { Loading, ProblemBox } from "../../ui/state";
 import { tell } from "../../ui/toast";
 import { differences } from "./diff";
-import { useQuery } from "./url";
 
 type Spec = Record<string, unknown>;
 
 export function SpecTab({ job }: { job: Job }) {
-  const query = useQuery();
+  const [query, change] = useQuery();
   const kind = query.get("spec") ?? "given";
   const kinds: [string, string][] = [["given", "As given"], ["resolved", "As it runs"], ...(job.parent ? [["parent", "Against its parent"] as [string, string]] : [])];
   return (
     <div class="stack">
       <div class="row" role="group" aria-label="Which spec">
-        {kinds.map(([key, name]) => <button key={key} aria-pressed={kind === key} onClick={() => query.set({ spec: key === "given" ? null : key })}>{name}</button>)}
+        {kinds.map(([key, name]) => <button key={key} aria-pressed={kind === key} onClick={() => change({ spec: key === "given" ? null : key })}>{name}</button>)}
       </div>
       {kind === "parent" && job.parent ? <Against job={job} parent={job.parent} /> : <Text job={job} resolved={kind === "resolved"} />}
     </div>
