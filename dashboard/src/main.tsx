@@ -4,6 +4,7 @@ import { render } from "preact";
 import { Shell } from "./shell";
 import "./styles/base.css";
 import "./styles/parts.css";
+import "./styles/form.css";
 import { applyTheme } from "./theme";
 
 applyTheme();

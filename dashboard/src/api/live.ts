@@ -25,7 +25,7 @@ class Feed<T> {
   private etag: string | null = null;
   private timer: ReturnType<typeof setTimeout> | undefined;
   private running: AbortController | null = null;
-  private leftAt = 0;
+  private leftAt = Date.now(); // made by a component that is about to watch it
 
   constructor(private readonly path: string) {}
 

@@ -1,0 +1,36 @@
+// The spec as curl, Python or a command line, to copy.
+import { useState } from "preact/hooks";
+
+import type { Json } from "../../spec/pointer";
+import { snippet, type Tool, TOOLS } from "../../spec/snippets";
+import { say } from "../../ui/toast";
+
+export function Copying({ spec }: { spec: Json }) {
+  const [tool, setTool] = useState<Tool | null>(null);
+  const text = tool && snippet(tool, spec, location.origin);
+  return (
+    <section class="card stack" aria-label="Copy as">
+      <div class="row">
+        <h2>Copy as</h2>
+        {TOOLS.map((one) => <button type="button" key={one} aria-pressed={tool === one} onClick={() => setTool(one)}>{one}</button>)}
+      </div>
+      {text && (
+        <>
+          <p class="muted">It takes the key from <code>$GLASSHOUSE_API_KEY</code>: make one under <a href="/settings">Settings</a>.</p>
+          <pre class="code" tabIndex={0} aria-label={`As ${tool}`}>{text}</pre>
+          <div><button type="button" class="primary" onClick={() => copy(text)}>Copy</button></div>
+        </>
+      )}
+    </section>
+  );
+}
+
+/** Where the page came over plain http the browser has no clipboard for it: the text is there to be marked. */
+export async function copy(text: string): Promise<void> {
+  try {
+    await navigator.clipboard.writeText(text);
+    say("Copied");
+  } catch {
+    say("The browser does not let the page copy: mark the text and copy it yourself.", true);
+  }
+}
