@@ -35,7 +35,7 @@ function Line({ column, figures }: { column: Column; figures: Figures }) {
       <td class="number">{value(figures.mean)}</td>
       <td class="number">{value(figures.std)}</td>
       <td class="number">{count(figures.missing)}</td>
-      <td class="number">{figures.distinct === null ? "many" : count(figures.distinct)}</td>
+      <td class="number">{column.shape.length ? "–" : figures.distinct === null ? "many" : count(figures.distinct)}</td>
     </tr>
   );
 }

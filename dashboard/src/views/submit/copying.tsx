@@ -3,7 +3,7 @@ import { useState } from "preact/hooks";
 
 import type { Json } from "../../spec/pointer";
 import { snippet, type Tool, TOOLS } from "../../spec/snippets";
-import { say } from "../../ui/toast";
+import { copy } from "../../ui/once";
 
 export function Copying({ spec }: { spec: Json }) {
   const [tool, setTool] = useState<Tool | null>(null);
@@ -23,14 +23,4 @@ export function Copying({ spec }: { spec: Json }) {
       )}
     </section>
   );
-}
-
-/** Where the page came over plain http the browser has no clipboard for it: the text is there to be marked. */
-export async function copy(text: string): Promise<void> {
-  try {
-    await navigator.clipboard.writeText(text);
-    say("Copied");
-  } catch {
-    say("The browser does not let the page copy: mark the text and copy it yourself.", true);
-  }
 }

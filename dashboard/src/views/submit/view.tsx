@@ -4,6 +4,7 @@ import { useEffect, useMemo, useState } from "preact/hooks";
 
 import { get, post, Problem } from "../../api/http";
 import { useLive } from "../../api/live";
+import { onceKey } from "../../api/once_key";
 import type { Dataset, Job, Page } from "../../api/types";
 import { getAt, type Json } from "../../spec/pointer";
 import { outputOf } from "../../spec/suggest";
@@ -103,11 +104,11 @@ function Text({ draft }: { draft: Draft }) {
 function SubmitButton({ spec, disabled }: { spec: Json; disabled: boolean }) {
   const { route } = useLocation();
   const [busy, setBusy] = useState(false);
-  const key = useMemo(newKey, [spec]);
+  const key = useMemo(onceKey, [spec]);
   const submit = async () => {
     setBusy(true);
     try {
-      const job = await post<Job>("jobs", spec, { "Idempotency-Key": key });
+      const job = await post<Job>("jobs", spec, key);
       forget();
       say("Submitted");
       route(`/jobs/${job.id}`);
@@ -117,9 +118,4 @@ function SubmitButton({ spec, disabled }: { spec: Json; disabled: boolean }) {
     }
   };
   return <button type="button" class="primary" disabled={disabled || busy} onClick={submit}>{busy ? "Submitting …" : "Submit"}</button>;
-}
-
-// Not randomUUID: browsers have it over https and on this machine only.
-function newKey(): string {
-  return `page-${[...crypto.getRandomValues(new Uint8Array(16))].map((one) => one.toString(16).padStart(2, "0")).join("")}`;
 }
