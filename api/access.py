@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api import problems
+from api import page, problems
 from api.rates import Rates
 from glasshouse.errors import (
     KeyInvalid,
@@ -173,7 +173,7 @@ class Gate:
 
 def is_open(path: str) -> bool:
     """Whether a path needs no key."""
-    return path in OPEN_PATHS or path.startswith(OPEN_PREFIX)
+    return path in OPEN_PATHS or path.startswith(OPEN_PREFIX) or page.is_public(path)
 
 
 def session_cookie(header: str) -> str | None:

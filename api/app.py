@@ -18,6 +18,7 @@ from api import (
     jobs,
     keys,
     openapi,
+    page,
     pages,
     problems,
     quotas,
@@ -47,6 +48,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     health.router,
     webhooks.router,
     pages.router,
+    page.router,
     quotas.router,
     *window.ROUTERS,
 )
@@ -92,6 +94,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.tracing = tracing
     app.state.readiness = Readiness(resources)
     app.state.routers = ROUTERS
+    app.state.page = page.find_page()
     problems.install(app)
     openapi.install(app)
     for router in ROUTERS:

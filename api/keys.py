@@ -133,7 +133,7 @@ def open_session(
             kind="session",
             lifetime=timedelta(seconds=SESSION_S),
         )
-    answer = RedirectResponse("/docs", status_code=303)
+    answer = RedirectResponse("/jobs", status_code=303)
     answer.set_cookie(
         COOKIE,
         secret,

@@ -2,9 +2,11 @@
 import { render } from "preact";
 
 import { Shell } from "./shell";
+import "uplot/dist/uPlot.min.css";
 import "./styles/base.css";
 import "./styles/parts.css";
 import "./styles/form.css";
+import "./styles/job.css";
 import { applyTheme } from "./theme";
 
 applyTheme();

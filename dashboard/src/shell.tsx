@@ -2,6 +2,7 @@
 import { ErrorBoundary, lazy, LocationProvider, Route, Router, useLocation } from "preact-iso";
 
 import { connection } from "./api/http";
+import { useLive } from "./api/live";
 import { choice, choose, type Choice } from "./theme";
 import { Empty } from "./ui/state";
 import { Toasts } from "./ui/toast";
@@ -25,7 +26,10 @@ const LINKS: readonly [string, string][] = [
   ["/settings", "Settings"],
 ];
 
+const ASK_EVERY_S = 10;
+
 export function Shell() {
+  useLive("", ASK_EVERY_S); // so that an end of the session or the service is noticed in every view
   return (
     <LocationProvider>
       <a class="skip" href="#main">Skip to the content</a>

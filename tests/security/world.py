@@ -29,7 +29,11 @@ from tests.running import Api, digits, small_job
 LEASE_MS = 3_600_000
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 UNSAFE = frozenset({"POST", "PUT", "PATCH", "DELETE"})
-OPEN = frozenset({"/livez", "/readyz", "/open", "/errors/{code}"})
+OPEN = frozenset(
+    {"/livez", "/readyz", "/open", "/errors/{code}", "/", "/jobs", "/jobs/{id}", "/jobs/{id}/{tab}"}
+    | {"/jobs/{id}/layers/{layer}", "/compare", "/datasets", "/datasets/{id}", "/devices"}
+    | {"/submit", "/settings", "/assets/{file}"}
+)
 """Paths that need no key. A new one is a decision: it is made here, too."""
 SHARED = frozenset(
     {"/api/v1/catalog/{section}", "/docs/{file}", "/api/v1/workers/{id}/drain", "/api/v1/keys/{id}"}
@@ -180,6 +184,8 @@ _NAMES = {
     "catalog": "layers",
     "docs": "start.js",
     "errors": "job_not_found",
+    "id": "stats",
+    "assets": "main.js",
 }
 """Places that have names rather than ids."""
 

@@ -109,6 +109,17 @@ export function useLive<T>(path: string | null, everyS = 2): Live<T> {
   };
 }
 
+/** The same for several paths at once; the answers in their order. */
+export function useLiveAll<T>(paths: readonly string[], everyS = 2): Live<T>[] {
+  const all = paths.map((path) => feedOf<T>(path));
+  useEffect(() => {
+    const who = {};
+    for (const feed of all) feed.watch(who, everyS);
+    return () => all.forEach((feed) => feed.leave(who));
+  }, [paths.join("\n"), everyS]);
+  return all.map((feed) => ({ value: feed.value.value, problem: feed.problem.value, reload: () => feed.now() }));
+}
+
 /** Ask again now for everything that begins with this path: something was changed by hand. */
 export function refresh(path = ""): void {
   for (const [key, feed] of feeds) if (key.startsWith(path)) feed.now();

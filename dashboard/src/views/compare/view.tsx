@@ -1,5 +1,147 @@
-import { Empty } from "../../ui/state";
+// Up to twenty jobs side by side: a metric of all of them, what their specs differ in, and what came of it.
+import { useState } from "preact/hooks";
 
-export default function View() {
-  return <Empty><p>compare/view</p></Empty>;
+import { withQuery } from "../../api/http";
+import { useLive, useLiveAll } from "../../api/live";
+import { type Job, num, type Page } from "../../api/types";
+import { figure } from "../../format";
+import { useQuery } from "../../query";
+import { Empty, Loading, ProblemBox, StateBadge } from "../../ui/state";
+import { Overlay } from "./chart";
+import { type Difference, differing, flatten, type Flat, groupsBy, shown } from "./differing";
+import { type Axis, Parallel } from "./parallel";
+
+const MOST = 20;
+
+export default function Compare() {
+  const [query, change] = useQuery();
+  const ids = [...new Set(query.get("jobs")?.split(",").filter(Boolean) ?? [])].slice(0, MOST);
+  return (
+    <div class="stack">
+      <h1>Compare</h1>
+      <Chooser ids={ids} change={change} />
+      {ids.length === 0 ? <Empty><p>Add the jobs to compare, or choose them in the <a href="/jobs">list of jobs</a>.</p></Empty> : <Chosen ids={ids} />}
+    </div>
+  );
+}
+
+function Chooser({ ids, change }: { ids: string[]; change: ReturnType<typeof useQuery>[1] }) {
+  const [text, setText] = useState("");
+  const found = useLive<Page<Job>>(withQuery("jobs", { q: text, limit: 20, kind: "train" }), Infinity);
+  const others = found.value?.data.filter((job) => !ids.includes(job.id)) ?? [];
+  return (
+    <div class="row">
+      <label class="field"><span>Find a job</span><input type="search" value={text} placeholder="part of the name or id" onInput={(event) => setText(event.currentTarget.value)} /></label>
+      <label class="field">
+        <span>Add it ({ids.length} of {MOST})</span>
+        <select value="" disabled={ids.length >= MOST} onChange={(event) => change({ jobs: [...ids, event.currentTarget.value].join(",") })}>
+          <option value="">choose …</option>
+          {others.map((job) => <option key={job.id} value={job.id}>{job.name ?? job.id} · {job.state}</option>)}
+        </select>
+      </label>
+    </div>
+  );
+}
+
+function Chosen({ ids }: { ids: string[] }) {
+  const jobs = useLiveAll<Job>(ids.map((id) => `jobs/${id}`), 3);
+  const specs = useLiveAll<unknown>(ids.map((id) => withQuery(`jobs/${id}/spec`, { resolved: true })), Infinity);
+  const problem = jobs.find((one) => one.problem && one.problem.status > 0)?.problem;
+  if (problem) return <ProblemBox problem={problem} />;
+  if (jobs.some((one) => !one.value) || specs.some((one) => !one.value && !one.problem)) return <Loading />;
+  return <Compared jobs={jobs.map((one) => one.value as Job)} specs={specs.map((one) => flatten(one.value ?? {}))} />;
+}
+
+function Compared({ jobs, specs }: { jobs: Job[]; specs: Flat[] }) {
+  const [query, change] = useQuery();
+  const differences = differing(specs);
+  const names = [...new Set(jobs.flatMap((job) => Object.keys(job.summary)))].sort();
+  const metric = query.get("metric") ?? (names.includes("loss") ? "loss" : names[0]) ?? null;
+  const by = (query.get("by")?.split(",") ?? []).filter((key) => differences.some((one) => one.key === key));
+  const groups = by.length ? groupsBy(by, specs) : null;
+  return (
+    <>
+      <section class="card">
+        <div class="spread">
+          <h2>{metric ?? "No metrics yet"}</h2>
+          <div class="row">
+            <label class="field">
+              <span>Metric</span>
+              <select value={metric ?? ""} onChange={(event) => change({ metric: event.currentTarget.value })}>{names.map((name) => <option key={name}>{name}</option>)}</select>
+            </label>
+            <label class="field">
+              <span>Mean and spread of jobs alike in</span>
+              <select value={by.join(",")} onChange={(event) => change({ by: event.currentTarget.value })}>
+                <option value="">each job by itself</option>
+                {differences.map(({ key }) => <option key={key} value={key}>{key}</option>)}
+              </select>
+            </label>
+          </div>
+        </div>
+        {metric && <Overlay metric={metric} jobs={jobs} groups={groups} />}
+      </section>
+      <Results jobs={jobs} differences={differences} metric={metric} remove={(id) => change({ jobs: jobs.map((job) => job.id).filter((one) => one !== id).join(",") })} />
+      <section class="card">
+        <h2>Settings against results</h2>
+        <Parallel axes={axesOf(differences, jobs, metric)} jobs={jobs.map((job, place) => ({ name: job.name ?? job.id, colour: `var(--series-${(place % 8) + 1})` }))} />
+      </section>
+    </>
+  );
+}
+
+/** The settings that differ, and the metric's best value. */
+function axesOf(differences: Difference[], jobs: Job[], metric: string | null): Axis[] {
+  const axes: Axis[] = differences.slice(0, 8).map(({ key, values }) => ({ name: key, values }));
+  if (metric) axes.push({ name: `${best(metric)} ${metric}`, values: jobs.map((job) => num(job.summary[metric]?.[best(metric)]) ?? undefined) });
+  return axes;
+}
+
+/** Of a loss the least value is the best, of other metrics the greatest. */
+function best(metric: string): "min" | "max" {
+  return /loss|error|perplexity/.test(metric) ? "min" : "max";
+}
+
+interface ResultsProps {
+  jobs: Job[];
+  differences: Difference[];
+  metric: string | null;
+  remove(id: string): void;
+}
+
+function Results({ jobs, differences, metric, remove }: ResultsProps) {
+  return (
+    <section class="card">
+      <h2>Only what differs</h2>
+      <div class="table">
+        <table>
+          <thead>
+            <tr>
+              <th scope="col">Job</th><th scope="col">State</th>
+              {metric && <th scope="col" class="number">{metric}, last</th>}
+              {metric && <th scope="col" class="number">{best(metric)} at step</th>}
+              {differences.map(({ key }) => <th key={key} scope="col">{key}</th>)}
+              <th scope="col"><span class="only-readers">Remove</span></th>
+            </tr>
+          </thead>
+          <tbody>
+            {jobs.map((job, place) => {
+              const told = metric ? job.summary[metric] : undefined;
+              const at = metric && told ? told[`${best(metric)}_step`] : null;
+              return (
+                <tr key={job.id} data-job={job.id}>
+                  <td><span aria-hidden="true" style={{ color: `var(--series-${(place % 8) + 1})` }}>━</span> <a href={`/jobs/${job.id}`}>{job.name ?? job.id}</a></td>
+                  <td><StateBadge state={job.state} /></td>
+                  {metric && <td class="number">{figure(num(told?.["last"]))}</td>}
+                  {metric && <td class="number">{told ? `${figure(num(told[best(metric)]))} at ${at ?? "–"}` : "–"}</td>}
+                  {differences.map(({ key, values }) => <td key={key} class="mono">{shown(values[place])}</td>)}
+                  <td><button class="plain" aria-label={`Leave ${job.name ?? job.id} out`} onClick={() => remove(job.id)}>✕</button></td>
+                </tr>
+              );
+            })}
+          </tbody>
+        </table>
+      </div>
+      {jobs.length > 1 && differences.length === 0 && <p class="muted">Their specs are the same.</p>}
+    </section>
+  );
 }

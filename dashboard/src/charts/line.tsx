@@ -1,0 +1,203 @@
+// Lines over steps: zoomed by dragging, read with the mouse or the arrow keys, told as a sentence, shown as a table.
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import uPlot from "uplot";
+
+import { count, figure } from "../format";
+import { theme } from "../theme";
+import { type Asked, colourOf, dashOf, type Marker, NEAR_PX, optionsOf, type Prepared, prepare } from "./plot";
+import { atText, counted, type Odd, sentence, type Series } from "./series";
+import { ChartTable, saveCsv } from "./table";
+
+export type { Marker } from "./plot";
+export type { Series } from "./series";
+
+export type Range = readonly [number, number];
+
+export interface LineProps {
+  title: string;
+  series: readonly Series[];
+  markers?: readonly Marker[];
+  /** "step", "epoch"; of "time" the x are seconds since 1970. */
+  xName?: string;
+  log?: boolean;
+  /** Weight of the past in the smoothed line, 0 (off) to below 1. */
+  smoothing?: number;
+  /** What part of x is shown; null: all. */
+  range?: Range | null;
+  onZoom?: (range: Range | null) => void;
+  /** Where the first value that is not finite is explained. */
+  oddHref?: string | undefined;
+  oddName?: string | undefined;
+  height?: number;
+}
+
+const REPAINT_MS = 250;
+const NO_MARKERS: readonly Marker[] = [];
+
+export function LineChart(props: LineProps) {
+  const { title, series, markers = NO_MARKERS, xName = "step", smoothing = 0, height = 200 } = props;
+  const [table, setTable] = useState(false);
+  const positive = useMemo(() => series.some((one) => one.ys.some((y) => y > 0 && y < Infinity)), [series]);
+  const log = !!props.log && positive;
+  const prepared = useMemo(() => prepare(series, smoothing, log), [series, smoothing, log, theme.value]);
+  const plot = useRef<uPlot | null>(null);
+  const [cursor, setCursor] = useState<number | null>(null);
+  return (
+    <div class="line-chart">
+      <Key series={series} x={cursor} xName={xName} markers={markers} plot={plot.current} />
+      {table ? (
+        <ChartTable title={title} series={series} markers={markers} xName={xName} />
+      ) : (
+        <Canvas prepared={prepared} plot={plot} onCursor={setCursor} wanted={{ ...props, markers, xName, log, height }} />
+      )}
+      <div class="spread foot">
+        <span class="row">
+          <OddNote odd={prepared.odd} thinned={series.some((one) => one.thinned)} xName={xName} href={props.oddHref} name={props.oddName} />
+          {props.log && !positive && <span class="muted">Nothing is above 0: the axis is linear.</span>}
+          {prepared.hidden > 0 && <span class="muted">{count(prepared.hidden)} at or below 0 are not on a logarithmic axis.</span>}
+        </span>
+        <span class="row">
+          {props.range && props.onZoom && <button class="plain" onClick={() => props.onZoom?.(null)}>Reset zoom</button>}
+          <button class="plain" aria-pressed={table} onClick={() => setTable(!table)}>Table</button>
+          <button class="plain" onClick={() => saveCsv(title, series, xName)}>CSV</button>
+        </span>
+      </div>
+      <span class="only-readers" role="status">{cursor === null ? "" : told(series, cursor, xName)}</span>
+    </div>
+  );
+}
+
+interface Wanted extends LineProps {
+  markers: readonly Marker[];
+  xName: string;
+  log: boolean;
+  height: number;
+}
+
+/** A uPlot: made anew when its lines, axes or colours are others, else given new data, 4 times a second at most. */
+function Canvas({ prepared, wanted, plot, onCursor }: { prepared: Prepared; wanted: Wanted; plot: { current: uPlot | null }; onCursor: (x: number | null) => void }) {
+  const host = useRef<HTMLDivElement>(null);
+  const newest = useRef({ prepared, wanted });
+  newest.current = { prepared, wanted };
+  const shape = JSON.stringify([prepared.lines, prepared.bands, wanted.log, wanted.xName, wanted.height, theme.value]);
+  useEffect(() => {
+    const element = host.current!;
+    const { prepared, wanted } = newest.current;
+    const asked: Asked = {
+      width: element.clientWidth,
+      height: wanted.height,
+      log: wanted.log,
+      time: wanted.xName === "time",
+      range: () => newest.current.wanted.range ?? null,
+      marks: () => ({ odd: newest.current.prepared.odd, markers: newest.current.wanted.markers }),
+      zoom: (range) => newest.current.wanted.onZoom?.(range),
+      moved: (it) => onCursor(it.data[0][it.cursor.idx ?? -1] ?? null),
+    };
+    const made = (plot.current = new uPlot(optionsOf(prepared, asked), prepared.data, element));
+    const observer = new ResizeObserver(() => element.clientWidth && made.setSize({ width: element.clientWidth, height: wanted.height }));
+    observer.observe(element);
+    return () => {
+      observer.disconnect();
+      made.destroy();
+      plot.current = null;
+      onCursor(null);
+    };
+  }, [shape]);
+  useThrottled(() => plot.current?.setData(newest.current.prepared.data), [prepared, wanted.markers, wanted.range]);
+  return (
+    <div class="canvas" ref={host} role="img" tabIndex={0} style={{ height: `${wanted.height}px` }}
+      aria-label={`${wanted.title}: ${sentence(wanted.series, wanted.xName)}`} onKeyDown={(event) => onKey(event, plot.current, wanted.onZoom)} />
+  );
+}
+
+/** Do it when something has changed, but never twice within the time of a repaint. */
+function useThrottled(repaint: () => void, changes: readonly unknown[]): void {
+  const state = useRef({ at: 0, timer: 0 });
+  useEffect(() => {
+    const { at, timer } = state.current;
+    if (timer) return;
+    const run = () => {
+      state.current = { at: performance.now(), timer: 0 };
+      repaint();
+    };
+    const wait = at + REPAINT_MS - performance.now();
+    if (wait <= 0) run();
+    else state.current.timer = window.setTimeout(run, wait);
+  }, changes as unknown[]);
+  useEffect(() => () => clearTimeout(state.current.timer), []);
+}
+
+/** Arrows move the cursor, + and − zoom about it, Escape shows all again. */
+function onKey(event: KeyboardEvent, plot: uPlot | null, zoom: LineProps["onZoom"]): void {
+  if (!plot || event.ctrlKey || event.metaKey || event.altKey) return;
+  const xs = plot.data[0];
+  const last = xs.length - 1;
+  const here = plot.cursor.idx ?? (event.key === "ArrowLeft" ? last + 1 : -1);
+  const hop = event.shiftKey ? 10 : 1;
+  const places: Record<string, number> = { ArrowLeft: here - hop, ArrowRight: here + hop, Home: 0, End: last };
+  const place = places[event.key];
+  if (place !== undefined && last >= 0) move(plot, xs[Math.min(last, Math.max(0, place))]!);
+  else if (event.key === "Escape" || event.key === "0") zoom?.(null);
+  else if (event.key === "+" || event.key === "-") zoomAbout(plot, event.key === "+" ? 0.5 : 2, zoom);
+  else return;
+  event.preventDefault();
+}
+
+function move(plot: uPlot, x: number): void {
+  plot.setCursor({ left: plot.valToPos(x, "x"), top: 1 });
+}
+
+function zoomAbout(plot: uPlot, factor: number, zoom: LineProps["onZoom"]): void {
+  const { min, max } = plot.scales["x"]!;
+  if (min === undefined || max === undefined || min === null || max === null) return;
+  const centre = plot.data[0][plot.cursor.idx ?? -1] ?? (min + max) / 2;
+  zoom?.([centre - (centre - min) * factor, centre + (max - centre) * factor]);
+}
+
+/** The names with their lines, and their values where the cursor is. */
+function Key({ series, x, xName, markers, plot }: { series: readonly Series[]; x: number | null; xName: string; markers: readonly Marker[]; plot: uPlot | null }) {
+  const near = x === null || !plot ? [] : markers.filter((one) => Math.abs(plot.valToPos(one.x, "x") - plot.valToPos(x, "x")) < NEAR_PX);
+  return (
+    <div class="key" aria-hidden="true">
+      {series.map((one, place) => (
+        <span key={one.label} class="nowrap">
+          <Swatch style={one.style ?? place} /> {one.label} <b>{x === null ? "" : figure(nearest(one, x))}</b>
+        </span>
+      ))}
+      {x !== null && <span class="muted nowrap">{xName} {atText(x, xName)}</span>}
+      {near.slice(0, 3).map((one) => <span key={one.kind + one.name + one.x} class="muted">{one.name}</span>)}
+    </div>
+  );
+}
+
+function Swatch({ style }: { style: number }) {
+  return (
+    <svg class="swatch" viewBox="0 0 24 6" aria-hidden="true">
+      <line x1="0" y1="3" x2="24" y2="3" stroke={colourOf(style)} stroke-width="2.5" stroke-dasharray={dashOf(style).join(" ")} />
+    </svg>
+  );
+}
+
+function told(series: readonly Series[], x: number, xName: string): string {
+  return `${xName} ${atText(x, xName)}: ${series.map((one) => `${one.label} ${figure(nearest(one, x))}`).join(", ")}`;
+}
+
+/** The value at the nearest of the series' own x. */
+function nearest({ xs, ys }: Series, x: number): number | null {
+  let low = 0;
+  let high = xs.length - 1;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (xs[middle]! < x) low = middle + 1;
+    else high = middle;
+  }
+  const place = low > 0 && x - xs[low - 1]! <= xs[low]! - x ? low - 1 : low;
+  return ys[place] ?? null;
+}
+
+function OddNote({ odd, thinned, xName, href, name }: { odd: readonly Odd[]; thinned: boolean; xName: string; href: string | undefined; name: string | undefined }) {
+  const [first] = odd;
+  if (!first) return null;
+  const text = `${thinned ? "at least " : ""}${counted(odd)}, first in ${first.label} at ${xName} ${atText(first.x, xName)}`;
+  return <span class="odd">✕ {text}{href && <> · <a href={href}>{name ?? "look inside"}</a></>}</span>;
+}

@@ -1,0 +1,169 @@
+// Series as uPlot takes them: columns, lines and bands; and what is drawn over them: marks.
+import uPlot from "uplot";
+
+import { colour } from "../theme";
+import { align, type Cell, clusters, envelope, type Odd, oddities, type Series, smooth } from "./series";
+
+export interface Marker {
+  x: number;
+  kind: "checkpoint" | "command" | "attempt";
+  /** What it was, in a few words: shown where the cursor is near, and in the table. */
+  name: string;
+}
+
+const COLOURS = 8;
+const DASHES: readonly number[][] = [[], [7, 3], [2, 2.5], [9, 3, 2, 3], [4, 2]];
+export const NEAR_PX = 6;
+
+export function colourOf(style: number): string {
+  return colour(`series-${(style % COLOURS) + 1}`);
+}
+
+/** The first is solid; neighbours differ in more than their colour. */
+export function dashOf(style: number): number[] {
+  return DASHES[style % DASHES.length]!;
+}
+
+export interface Prepared {
+  data: uPlot.AlignedData;
+  lines: uPlot.Series[];
+  bands: uPlot.Band[];
+  odd: Odd[];
+  /** Values that a logarithmic axis cannot show. */
+  hidden: number;
+}
+
+/** Columns and lines: of each series the raw line, the smoothed one over it, and the band of its extremes. */
+export function prepare(series: readonly Series[], smoothing: number, log: boolean): Prepared {
+  const drawn = series.map((one) => (one.thinned && !one.low ? { ...one, ...envelope(one) } : one));
+  let hidden = 0;
+  const shown = (values: readonly Cell[]) =>
+    !log ? values : values.map((y) => (typeof y === "number" && y <= 0 ? ((hidden += 1), null) : y));
+  const lines: uPlot.Series[] = [{}];
+  const bands: uPlot.Band[] = [];
+  const tables = drawn.map((one, place) => {
+    const style = one.style ?? place;
+    const look = { stroke: colourOf(style), dash: dashOf(style), label: one.label };
+    const columns: (readonly Cell[])[] = [shown(one.ys)];
+    lines.push({ ...look, width: 1.3, alpha: smoothing ? 0.35 : 1 });
+    if (smoothing) {
+      columns.push(shown(smooth(one.ys, smoothing)));
+      lines.push({ ...look, width: 2, points: { show: false } });
+    }
+    if (one.low && one.high) {
+      // not alpha: 0, which would hide the band too
+      const edge = { ...look, stroke: "transparent", width: 0, points: { show: false } };
+      bands.push({ series: [lines.length, lines.length + 1], fill: `color-mix(in srgb, ${look.stroke} 22%, transparent)` });
+      columns.push(shown(one.high), shown(one.low));
+      lines.push(edge, edge);
+    }
+    return { xs: one.xs, columns };
+  });
+  const { xs, columns } = align(tables);
+  return { data: [xs, ...columns] as uPlot.AlignedData, lines, bands, odd: oddities(series), hidden };
+}
+
+export interface Asked {
+  width: number;
+  height: number;
+  log: boolean;
+  time: boolean;
+  range(): readonly [number, number] | null;
+  marks(): { odd: readonly Odd[]; markers: readonly Marker[] };
+  zoom(range: [number, number] | null): void;
+  moved(plot: uPlot): void;
+}
+
+export function optionsOf(prepared: Prepared, asked: Asked): uPlot.Options {
+  const axis = { stroke: colour("muted"), grid: { stroke: colour("line"), width: 1 }, ticks: { stroke: colour("line"), width: 1 } };
+  return {
+    width: asked.width,
+    height: asked.height,
+    legend: { show: false },
+    padding: [8, 12, 0, 0],
+    series: prepared.lines,
+    bands: prepared.bands,
+    scales: { x: { time: asked.time, range: (_, low, high) => within(asked.range(), low, high) }, y: asked.log ? { distr: 3 } : {} },
+    axes: [axis, { ...axis, size: sizeOf, values: (_, ticks) => ticks.map(tickText) }],
+    cursor: {
+      y: false,
+      points: { show: false },
+      drag: { x: true, y: false, setScale: false },
+      bind: { dblclick: () => () => (asked.zoom(null), null) },
+    },
+    hooks: {
+      draw: [(plot) => drawMarks(plot, asked.marks())],
+      setSelect: [(plot) => select(plot, asked.zoom)],
+      setCursor: [asked.moved],
+    },
+  };
+}
+
+function within(range: readonly [number, number] | null, low: number | null, high: number | null): uPlot.Range.MinMax {
+  if (range) return [range[0], range[1]];
+  if (low === null || high === null) return [0, 1];
+  return low === high ? [low - 0.5, high + 0.5] : [low, high];
+}
+
+function tickText(value: number | null): string {
+  if (value === null) return "";
+  const size = Math.abs(value);
+  if (size >= 1e12 || (size > 0 && size < 1e-3)) return value.toExponential(1).replace("e+", "e");
+  const [unit, letter] = size >= 1e9 ? [1e9, "G"] : size >= 1e6 ? [1e6, "M"] : size >= 1e4 ? [1e3, "k"] : [1, ""];
+  return `${+(value / unit).toPrecision(6)}${letter}`;
+}
+
+/** Wide enough for its longest number. */
+function sizeOf(_: uPlot, values: string[] | null): number {
+  return Math.max(38, 14 + 7 * Math.max(0, ...(values ?? []).map((text) => text?.length ?? 0)));
+}
+
+function select(plot: uPlot, zoom: Asked["zoom"]): void {
+  const { left, width } = plot.select;
+  if (width < NEAR_PX) return;
+  const range: [number, number] = [plot.posToVal(left, "x"), plot.posToVal(left + width, "x")];
+  plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+  zoom(range);
+}
+
+const GLYPHS: Record<Marker["kind"], string> = { checkpoint: "◆", command: "▼", attempt: "●" };
+
+function drawMarks(plot: uPlot, { odd, markers }: ReturnType<Asked["marks"]>): void {
+  const { ctx, bbox } = plot;
+  const scale = uPlot.pxRatio;
+  const at = (mark: { x: number }) => plot.valToPos(mark.x, "x", true);
+  const seen = (mark: { x: number }) => at(mark) >= bbox.left - 1 && at(mark) <= bbox.left + bbox.width + 1;
+  ctx.save();
+  ctx.textAlign = "center";
+  ctx.font = `${10 * scale}px system-ui, sans-serif`;
+  ctx.lineWidth = scale;
+  for (const { at: x, marks } of clusters(markers.filter(seen), at, 3 * scale)) drawMarker(ctx, bbox, x, marks, scale);
+  for (const { at: x, marks } of clusters(odd.filter(seen), at, NEAR_PX * scale)) drawOdd(ctx, bbox, x, marks.length, scale);
+  ctx.restore();
+}
+
+function drawMarker(ctx: CanvasRenderingContext2D, bbox: uPlot.BBox, x: number, marks: readonly Marker[], scale: number): void {
+  ctx.strokeStyle = ctx.fillStyle = colour("line-strong");
+  ctx.setLineDash([2 * scale, 3 * scale]);
+  ctx.beginPath();
+  ctx.moveTo(x, bbox.top);
+  ctx.lineTo(x, bbox.top + bbox.height);
+  ctx.stroke();
+  ctx.fillText(GLYPHS[marks[0]!.kind], x, bbox.top + 4 * scale);
+}
+
+/** A red cross on the axis, with how many it stands for. */
+function drawOdd(ctx: CanvasRenderingContext2D, bbox: uPlot.BBox, x: number, many: number, scale: number): void {
+  const y = bbox.top + bbox.height - 5 * scale;
+  const arm = 4 * scale;
+  ctx.strokeStyle = ctx.fillStyle = colour("bad");
+  ctx.setLineDash([]);
+  ctx.lineWidth = 2 * scale;
+  ctx.beginPath();
+  ctx.moveTo(x - arm, y - arm);
+  ctx.lineTo(x + arm, y + arm);
+  ctx.moveTo(x + arm, y - arm);
+  ctx.lineTo(x - arm, y + arm);
+  ctx.stroke();
+  if (many > 1) ctx.fillText(String(many), x, y - 7 * scale);
+}

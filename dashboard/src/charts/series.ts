@@ -1,0 +1,198 @@
+// What a line chart draws, computed without a browser: smoothing, envelopes, one x for many series, words.
+import { count, figure } from "../format";
+
+export interface Series {
+  label: string;
+  /** Ascending. */
+  xs: readonly number[];
+  /** One for each x; NaN and infinities are values like others. */
+  ys: readonly number[];
+  /** The least and the greatest value around each x, where there is more than one. */
+  low?: readonly number[];
+  high?: readonly number[];
+  /** The service has left points out, and kept the extremes: drawn as a band with its middle. */
+  thinned?: boolean;
+  /** Place in the theme's colours and dash patterns; left out, its place among the series. */
+  style?: number;
+}
+
+export type Cell = number | null | undefined;
+
+/** Exponential moving average whose beginning is not pulled towards zero; what is not finite is passed over. */
+export function smooth(ys: readonly number[], weight: number): (number | null)[] {
+  let mean = 0;
+  let share = 0;
+  return ys.map((y) => {
+    if (!Number.isFinite(y)) return null;
+    mean = weight * mean + (1 - weight) * y;
+    share = weight * share + (1 - weight);
+    return mean / share;
+  });
+}
+
+/** A thinned series as a band: each two neighbouring finite points are one place, with least, greatest and middle. */
+export function envelope({ xs, ys }: Pick<Series, "xs" | "ys">): Required<Pick<Series, "xs" | "ys" | "low" | "high">> {
+  const band = { xs: [] as number[], ys: [] as number[], low: [] as number[], high: [] as number[] };
+  const put = (x: number, a: number, b: number) => {
+    band.xs.push(x);
+    band.ys.push((a + b) / 2);
+    band.low.push(Math.min(a, b));
+    band.high.push(Math.max(a, b));
+  };
+  for (let place = 0; place < xs.length; place += 1) {
+    const [x, y] = [xs[place]!, ys[place]!];
+    const next = ys[place + 1];
+    if (!Number.isFinite(y) || next === undefined || !Number.isFinite(next)) put(x, y, y);
+    else put((x + xs[++place]!) / 2, y, next);
+  }
+  return band;
+}
+
+/** Every x of any series once, and the columns over all of them: undefined where a series has no point there. */
+export function align(tables: readonly { xs: readonly number[]; columns: readonly (readonly Cell[])[] }[]): { xs: number[]; columns: Cell[][] } {
+  const xs = [...new Set(tables.flatMap((table) => [...table.xs]))].sort((a, b) => a - b);
+  const place = new Map(xs.map((x, index) => [x, index]));
+  const columns = tables.flatMap((table) =>
+    table.columns.map((column) => {
+      const spread = new Array<Cell>(xs.length).fill(undefined);
+      table.xs.forEach((x, index) => (spread[place.get(x)!] = drawable(column[index])));
+      return spread;
+    }),
+  );
+  return { xs, columns };
+}
+
+/** What a line is drawn through: what is not finite is a gap. */
+function drawable(value: Cell): Cell {
+  return value === undefined || value === null || Number.isFinite(value) ? value : null;
+}
+
+export interface Odd {
+  x: number;
+  label: string;
+  value: number;
+}
+
+/** The points that are not finite, by x. */
+export function oddities(series: readonly Series[]): Odd[] {
+  const found = series.flatMap(({ label, xs, ys }) =>
+    xs.flatMap((x, place) => (Number.isFinite(ys[place]!) ? [] : [{ x, label, value: ys[place]! }])),
+  );
+  return found.sort((a, b) => a.x - b.x);
+}
+
+/** Marks so near to each other that they would be one on the screen, together: where, and which. */
+export function clusters<T>(marks: readonly T[], at: (mark: T) => number, gap: number): { at: number; marks: T[] }[] {
+  const sorted = [...marks].sort((a, b) => at(a) - at(b));
+  const found: { at: number; marks: T[] }[] = [];
+  for (const mark of sorted) {
+    const last = found.at(-1);
+    if (last && at(mark) - last.at < gap) last.marks.push(mark);
+    else found.push({ at: at(mark), marks: [mark] });
+  }
+  return found;
+}
+
+/** "3 NaN, 1 Inf" */
+export function counted(odd: readonly Odd[]): string {
+  const kinds = new Map<string, number>();
+  for (const { value } of odd) kinds.set(figure(value), (kinds.get(figure(value)) ?? 0) + 1);
+  return [...kinds].map(([kind, number]) => `${count(number)} ${kind}`).join(", ");
+}
+
+/** What the chart shows, in words: "loss fell from 2.10 to 0.31 over 4,000 steps, 2 NaN". */
+export function sentence(series: readonly Series[], xName: string): string {
+  const told = series.map((one) => course(one, xName)).filter(Boolean);
+  return told.length ? told.join("; ") : "No values yet";
+}
+
+function course({ label, xs, ys, thinned }: Series, xName: string): string {
+  const finite = ys.flatMap((y, place) => (Number.isFinite(y) ? [place] : []));
+  const odd = oddities([{ label, xs, ys }]);
+  // Of a run that was thinned only the ends are here: how many there were is not known.
+  const bad = odd.length ? `, ${thinned ? "at least " : ""}${counted(odd)}` : "";
+  if (!finite.length) return ys.length ? `${label} has no finite value${bad}` : "";
+  const [first, last] = [finite[0]!, finite.at(-1)!];
+  const [from, to] = [ys[first]!, ys[last]!];
+  if (first === last) return `${label} is ${figure(from)} at ${xName} ${atText(xs[first]!, xName)}${bad}`;
+  const how = to < from ? "fell" : to > from ? "rose" : "stayed";
+  const values = how === "stayed" ? `at ${figure(to)}` : `from ${figure(from)} to ${figure(to)}`;
+  return `${label} ${how} ${values} over ${span(xs[last]! - xs[first]!, xName)}${bad}`;
+}
+
+/** An x in words: a step, an epoch, a time. */
+export function atText(x: number, xName: string): string {
+  if (xName === "time") return new Date(x * 1000).toLocaleString("en-GB");
+  return xName === "step" ? count(x) : figure(x);
+}
+
+function span(width: number, xName: string): string {
+  if (xName === "time") return `${count(width)} seconds`;
+  const text = xName === "step" ? count(width) : figure(width, 3);
+  return `${text} ${xName}${text === "1" ? "" : "s"}`;
+}
+
+/** y at x on the straight lines through points with ascending x; beyond the ends goes on as the nearest line does. */
+export function between(xs: readonly number[], ys: readonly number[], x: number): number {
+  if (xs.length < 2) return ys[0] ?? NaN;
+  let low = 0;
+  let high = xs.length - 1;
+  while (high - low > 1) {
+    const middle = (low + high) >> 1;
+    if (xs[middle]! <= x) low = middle;
+    else high = middle;
+  }
+  const [x0, x1, y0, y1] = [xs[low]!, xs[high]!, ys[low]!, ys[high]!];
+  return x1 === x0 ? y0 : y0 + ((x - x0) / (x1 - x0)) * (y1 - y0);
+}
+
+/** The points of (step, other) between which a step is placed on another axis: both strictly ascending. */
+export function ladder(pairs: readonly (readonly [number, number])[]): [number[], number[]] {
+  const xs: number[] = [];
+  const ys: number[] = [];
+  for (const [x, y] of [...pairs].sort((a, b) => a[0] - b[0] || a[1] - b[1])) {
+    if (xs.length && (x <= xs.at(-1)! || y <= ys.at(-1)!)) continue;
+    xs.push(x);
+    ys.push(y);
+  }
+  return [xs, ys];
+}
+
+/** Where epochs begin: the first step of each, as far as the columns show it, and where the last one would end.
+    `perEpoch`: the plan's steps of one, for as long as there is only one. */
+export function epochLadder(steps: readonly number[], epochs: readonly number[], perEpoch: number | null): [number[], number[]] {
+  const starts = new Map<number, number>();
+  steps.forEach((step, place) => {
+    const epoch = epochs[place]!;
+    if (step < (starts.get(epoch) ?? Infinity)) starts.set(epoch, step);
+  });
+  const [xs, ys] = ladder([...starts].map(([epoch, step]) => [step, epoch] as const));
+  if (!xs.length) return [xs, ys];
+  const length = xs.length > 1 ? (xs.at(-1)! - xs[0]!) / (ys.at(-1)! - ys[0]!) : perEpoch;
+  if (length) {
+    xs.push(xs.at(-1)! + length);
+    ys.push(ys.at(-1)! + 1);
+  }
+  return [xs, ys];
+}
+
+/** The table of a chart: every x with the values that the service gave, not the smoothed ones. */
+export function rows(series: readonly Series[]): { x: number; values: (number | undefined)[] }[] {
+  const found = new Map<number, (number | undefined)[]>();
+  series.forEach(({ xs, ys }, index) =>
+    xs.forEach((x, place) => {
+      let row = found.get(x);
+      if (!row) found.set(x, (row = new Array<number | undefined>(series.length).fill(undefined)));
+      row[index] = ys[place];
+    }),
+  );
+  return [...found].sort((a, b) => a[0] - b[0]).map(([x, values]) => ({ x, values }));
+}
+
+/** The same as text, with every digit. */
+export function csv(series: readonly Series[], xName: string): string {
+  const quoted = (text: string) => (/[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
+  const head = [xName, ...series.map((one) => one.label)].map(quoted).join(",");
+  const lines = rows(series).map(({ x, values }) => [x, ...values.map((value) => value ?? "")].join(","));
+  return [head, ...lines, ""].join("\n");
+}

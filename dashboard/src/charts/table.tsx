@@ -1,0 +1,50 @@
+// The numbers behind a chart: page by page, and as a file.
+import { useState } from "preact/hooks";
+
+import { figure } from "../format";
+import type { Marker } from "./plot";
+import { atText, csv, rows, type Series } from "./series";
+
+const PAGE = 100;
+
+export function ChartTable({ title, series, markers, xName }: { title: string; series: readonly Series[]; markers: readonly Marker[]; xName: string }) {
+  const all = rows(series);
+  const pages = Math.max(1, Math.ceil(all.length / PAGE));
+  const [asked, setPage] = useState(0);
+  const page = Math.min(asked, pages - 1);
+  return (
+    <div class="chart-table" tabIndex={0} role="region" aria-label={`Table of ${title}`}>
+      <table>
+        <thead><tr><th scope="col">{xName}</th>{series.map((one) => <th key={one.label} scope="col" class="number">{one.label}</th>)}</tr></thead>
+        <tbody>
+          {all.slice(page * PAGE, (page + 1) * PAGE).map(({ x, values }) => (
+            <tr key={x}>
+              <th scope="row">{xName === "step" ? x : atText(x, xName)}</th>
+              {values.map((value, place) => <td key={series[place]!.label} class="number" data-value={value}>{value === undefined ? "" : figure(value, 7)}</td>)}
+            </tr>
+          ))}
+        </tbody>
+      </table>
+      {pages > 1 && (
+        <p class="row">
+          <button class="plain" disabled={page === 0} onClick={() => setPage(0)}>First</button>
+          <button class="plain" disabled={page === 0} onClick={() => setPage(page - 1)}>Earlier</button>
+          <span>{page + 1} of {pages}</span>
+          <button class="plain" disabled={page === pages - 1} onClick={() => setPage(page + 1)}>Later</button>
+          <button class="plain" disabled={page === pages - 1} onClick={() => setPage(pages - 1)}>Last</button>
+        </p>
+      )}
+      {markers.length > 0 && (
+        <ul aria-label="Marks">{markers.slice(-PAGE).map((one) => <li key={one.kind + one.name + one.x}>{xName} {atText(one.x, xName)}: {one.name}</li>)}</ul>
+      )}
+    </div>
+  );
+}
+
+export function saveCsv(title: string, series: readonly Series[], xName: string): void {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([csv(series, xName)], { type: "text/csv" }));
+  link.download = `${title.replace(/[^A-Za-z0-9._-]+/g, "-")}.csv`;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}

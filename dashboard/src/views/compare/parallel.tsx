@@ -1,0 +1,66 @@
+// Parallel coordinates: an upright axis for each setting that differs and each result, a line for each job.
+import { figure } from "../../format";
+import { shown, type Value } from "./differing";
+
+export interface Axis {
+  name: string;
+  values: (Value | undefined)[];
+}
+
+const H = 220;
+const TOP = 34;
+const STEP = 170;
+const LEFT = 90;
+
+/** Where a value lies on its axis, from 0 (below) to 1; numbers by size, others by name, evenly. */
+export function places(values: (Value | undefined)[]): { at: (number | null)[]; low: string; high: string } {
+  const told = values.filter((one) => one !== undefined && one !== null);
+  if (told.length && told.every((one) => typeof one === "number")) {
+    const numbers = (told as number[]).filter(Number.isFinite);
+    const [low, high] = [Math.min(...numbers), Math.max(...numbers)];
+    const log = low > 0 && high / low >= 10; // learning rates: a step is a factor
+    const scale = (one: number) => (log ? Math.log(one) : one);
+    const span = scale(high) - scale(low);
+    const at = values.map((one) => (typeof one === "number" && Number.isFinite(one) ? (span ? (scale(one) - scale(low)) / span : 0.5) : null));
+    return { at, low: figure(low), high: figure(high) };
+  }
+  const names = [...new Set(values.map(shown))].sort();
+  const at = values.map((one) => (names.length > 1 ? names.indexOf(shown(one)) / (names.length - 1) : 0.5));
+  return { at, low: names[0] ?? "", high: names[names.length - 1] ?? "" };
+}
+
+interface Props {
+  axes: Axis[];
+  /** Of each job: its name, and its colour. */
+  jobs: { name: string; colour: string }[];
+}
+
+export function Parallel({ axes, jobs }: Props) {
+  const placed = axes.map((axis) => places(axis.values));
+  const width = LEFT * 2 + STEP * Math.max(0, axes.length - 1);
+  const x = (axis: number) => LEFT + axis * STEP;
+  const y = (at: number) => TOP + (1 - at) * (H - TOP - 24);
+  const line = (job: number) =>
+    placed.map(({ at }, axis) => [axis, at[job]] as const).filter(([, at]) => at !== null && at !== undefined)
+      .map(([axis, at], place) => `${place ? "L" : "M"}${x(axis)} ${y(at as number)}`).join("");
+  return (
+    <div class="table">
+      <svg width={width} height={H} role="img" aria-label={`${jobs.length} jobs over ${axes.map((axis) => axis.name).join(", ")}; the table of settings has the same values`}>
+        {axes.map((axis, place) => (
+          <g key={axis.name} font-size="11" text-anchor="middle" fill="var(--muted)">
+            <line x1={x(place)} x2={x(place)} y1={TOP} y2={H - 24} stroke="var(--line-strong)" />
+            <text x={x(place)} y={14}><title>{axis.name}</title>{short(axis.name)}</text>
+            <text x={x(place)} y={TOP - 6}>{placed[place]?.high}</text>
+            <text x={x(place)} y={H - 8}>{placed[place]?.low}</text>
+          </g>
+        ))}
+        {jobs.map((job, place) => <path key={job.name} d={line(place)} fill="none" stroke={job.colour} stroke-width="2" stroke-opacity=".8"><title>{job.name}</title></path>)}
+      </svg>
+    </div>
+  );
+}
+
+function short(name: string): string {
+  const last = name.split(".").slice(-2).join(".");
+  return last.length > 22 ? `…${last.slice(-21)}` : last;
+}

@@ -1,0 +1,32 @@
+// What is done with several jobs at once.
+import { ask, post } from "../../api/http";
+import { refresh } from "../../api/live";
+import { ended, type Job } from "../../api/types";
+import { say } from "../../ui/toast";
+
+export function Bulk({ jobs, clear }: { jobs: Job[]; clear(): void }) {
+  const open = jobs.filter((job) => !ended(job) && job.state !== "cancelling");
+  const done = jobs.filter(ended);
+  const each = async (wanted: Job[], word: string, act: (job: Job) => Promise<unknown>) => {
+    const told = await Promise.allSettled(wanted.map(act));
+    const failed = told.filter((one) => one.status === "rejected");
+    const reason = failed[0]?.status === "rejected" ? `: ${String(failed[0].reason.message)}` : "";
+    say(`${word} ${told.length - failed.length} of ${told.length}${reason}`, failed.length > 0);
+    clear();
+    refresh("jobs");
+  };
+  const remove = () => {
+    if (confirm(`Delete ${done.length} ended jobs with all their events, captures and checkpoints?`))
+      void each(done, "Deleted", (job) => ask(`jobs/${job.id}`, { method: "DELETE" }));
+  };
+  const compared = jobs.slice(0, 20).map((job) => job.id).join(",");
+  return (
+    <div class="card row" role="region" aria-label="Chosen jobs">
+      <strong>{jobs.length} chosen</strong>
+      <a class="button" href={`/compare?jobs=${compared}`}>Compare{jobs.length > 20 ? " the first 20" : ""}</a>
+      <button disabled={!open.length} onClick={() => each(open, "Cancelling", (job) => post(`jobs/${job.id}/cancel`))}>Cancel {open.length || ""}</button>
+      <button class="danger" disabled={!done.length} onClick={remove}>Delete {done.length || ""}</button>
+      <button class="plain" onClick={clear}>Choose none</button>
+    </div>
+  );
+}

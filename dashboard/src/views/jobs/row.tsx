@@ -1,0 +1,91 @@
+// One job in the list.
+import { post } from "../../api/http";
+import { refresh } from "../../api/live";
+import { type Job, num } from "../../api/types";
+import { MetricSpark } from "../../charts/spark";
+import { ago, count, duration, figure } from "../../format";
+import { StateBadge } from "../../ui/state";
+import { tell } from "../../ui/toast";
+
+interface Props {
+  job: Job;
+  chosen: boolean;
+  choose(id: string, on: boolean): void;
+}
+
+export function JobRow({ job, chosen, choose }: Props) {
+  const name = job.name ?? job.id;
+  return (
+    <tr data-job={job.id}>
+      <td><input type="checkbox" aria-label={`Choose ${name}`} checked={chosen} onChange={(event) => choose(job.id, event.currentTarget.checked)} /></td>
+      <td>
+        <a href={`/jobs/${job.id}`}>{name}</a>{" "}
+        {job.kind === "infer" && <span class="badge">infer</span>} <Labels labels={job.labels} />
+      </td>
+      <td><div class="row nowrap"><StateBadge state={job.state} /><Nonfinite job={job} /></div></td>
+      <td><Progress job={job} /></td>
+      <td class="number">{figure(num(job.summary["loss"]?.last))}</td>
+      <td>{job.summary["loss"] && <MetricSpark job={job.id} name="loss" live={job.state === "running"} />}</td>
+      <td class="wide-only"><Best job={job} /></td>
+      <td class="wide-only">{job.devices.map((one) => one.id).join(", ") || "–"}</td>
+      <td class="wide-only nowrap" title={job.created_at}>{ago(job.created_at)}</td>
+      <td class="nowrap"><Actions job={job} /></td>
+    </tr>
+  );
+}
+
+function Labels({ labels }: { labels: Record<string, string> }) {
+  const pairs = Object.entries(labels).map(([key, value]) => `${key}:${value}`);
+  return <>{pairs.map((pair) => <a key={pair} class="badge" href={`/jobs?label=${encodeURIComponent(pair)}`}>{pair}</a>)}</>;
+}
+
+/** Whether a number of the job is none: a failure that says so, or a metric whose newest value is NaN or infinite. */
+export function nonfinite(job: Job): boolean {
+  if (job.error?.["category"] === "nonfinite") return true;
+  return Object.values(job.summary).some((one) => typeof one["last"] === "string");
+}
+
+function Nonfinite({ job }: { job: Job }) {
+  if (!nonfinite(job)) return null;
+  const at = job.error?.["layer"];
+  return <span class="badge bad" title={at ? `first in ${String(at)}` : "a metric is no number"}>NaN{at ? ` · ${String(at)}` : ""}</span>;
+}
+
+interface Steps { step?: number; num_steps?: number | null; eta_s?: number | null }
+
+function Progress({ job }: { job: Job }) {
+  const { step, num_steps: total, eta_s: left } = (job.progress ?? {}) as Steps;
+  if (step === undefined) return <span class="muted">{job.state === "queued" ? "waits" : "–"}</span>;
+  const words = `${count(step)}${total ? ` of ${count(total)}` : ""} steps`;
+  return (
+    <div title={words}>
+      {total ? <div class="progress" role="progressbar" aria-label={words} aria-valuenow={step} aria-valuemin={0} aria-valuemax={total}><i style={{ width: `${(100 * step) / total}%` }} /></div> : null}
+      <span class="muted nowrap">{words}{job.state === "running" && left ? `, ${duration(left)} left` : ""}</span>
+    </div>
+  );
+}
+
+/** The best validation figure: the greatest accuracy-like metric, else the least validation loss. */
+function Best({ job }: { job: Job }) {
+  const names = Object.keys(job.summary).filter((name) => name.startsWith("validation/"));
+  const name = names.find((one) => one !== "validation/loss") ?? names[0];
+  if (!name) return <span class="muted">–</span>;
+  const figures = job.summary[name] ?? {};
+  const [value, step] = name === "validation/loss" ? ["min", "min_step"] : ["max", "max_step"];
+  return <span title={`at step ${figures[step] ?? "–"}`}>{name.replace("validation/", "")} {figure(num(figures[value]))}</span>;
+}
+
+function Actions({ job }: { job: Job }) {
+  const name = job.name ?? job.id;
+  const act = async (verb: string, done: string) => {
+    await tell(post(`jobs/${job.id}/${verb}`), done);
+    refresh("jobs");
+  };
+  return (
+    <>
+      {job.state === "running" && <button class="plain" onClick={() => act("pause", `${name}: pausing`)}>Pause</button>}
+      {job.state === "paused" && <button class="plain" onClick={() => act("resume", `${name} goes on`)}>Resume</button>}
+      {["queued", "starting", "running", "paused"].includes(job.state) && <button class="plain" onClick={() => act("cancel", `${name}: cancelling`)}>Cancel</button>}
+    </>
+  );
+}

@@ -1,0 +1,102 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { align, between, clusters, csv, envelope, epochLadder, ladder, oddities, rows, sentence, smooth } from "../src/charts/series";
+
+test("smoothing is the weighted mean with weights w^k that add up to one", () => {
+  const ys = [2, 1, 4, 3];
+  const w = 0.6;
+  const expected = ys.map((_, n) => {
+    const weights = ys.slice(0, n + 1).map((_y, k) => w ** (n - k));
+    return ys.slice(0, n + 1).reduce((sum, y, k) => sum + y * weights[k]!, 0) / weights.reduce((a, b) => a + b);
+  });
+  smooth(ys, w).forEach((y, n) => assert.ok(Math.abs(y! - expected[n]!) < 1e-12));
+});
+
+test("smoothing with weight 0 changes nothing, and a constant stays itself from the first point on", () => {
+  assert.deepEqual(smooth([3, 1, 2], 0), [3, 1, 2]);
+  for (const y of smooth([7, 7, 7, 7], 0.99)) assert.ok(Math.abs(y! - 7) < 1e-9);
+});
+
+test("smoothing passes over what is not finite and goes on behind it", () => {
+  const [first, gap, last] = smooth([4, NaN, 8], 0.5);
+  assert.equal(first, 4);
+  assert.equal(gap, null);
+  assert.ok(Math.abs(last! - (0.5 * 4 + 8) / 1.5) < 1e-12);
+});
+
+test("an envelope of a thinned series holds each of its points", () => {
+  const ys = [5, 1, 4, 2, 9];
+  const band = envelope({ xs: [0, 3, 10, 12, 20], ys });
+  assert.deepEqual(band.low, [1, 2, 9]);
+  assert.deepEqual(band.high, [5, 4, 9]);
+  assert.deepEqual(band.xs, [1.5, 11, 20]);
+  assert.deepEqual(band.ys, [3, 3, 9]);
+});
+
+test("an envelope keeps what is not finite at its place, and its neighbours apart from it", () => {
+  const band = envelope({ xs: [0, 1, 2, 3], ys: [5, NaN, 1, 3] });
+  assert.deepEqual(band.xs, [0, 1, 2.5]);
+  assert.ok(Number.isNaN(band.ys[1]!));
+  assert.deepEqual(band.low.filter(Number.isFinite), [5, 1]);
+});
+
+test("series with different steps share one x: undefined where one has no point, null where it is not finite", () => {
+  const joined = align([
+    { xs: [0, 2, 4], columns: [[1, NaN, 3], [0.5, null, 2]] },
+    { xs: [1, 4], columns: [[10, Infinity]] },
+  ]);
+  assert.deepEqual(joined.xs, [0, 1, 2, 4]);
+  assert.deepEqual(joined.columns[0], [1, undefined, null, 3]);
+  assert.deepEqual(joined.columns[1], [0.5, undefined, null, 2]);
+  assert.deepEqual(joined.columns[2], [undefined, 10, undefined, null]);
+});
+
+test("what is not finite is found with its series and its step", () => {
+  const odd = oddities([
+    { label: "b", xs: [0, 7], ys: [1, -Infinity] },
+    { label: "a", xs: [0, 3], ys: [1, NaN] },
+  ]);
+  assert.deepEqual(odd.map(({ x, label }) => [x, label]), [[3, "a"], [7, "b"]]);
+});
+
+test("marks nearer than the gap are one", () => {
+  const found = clusters([50, 10, 12, 11, 90], (x) => x, 5);
+  assert.deepEqual(found.map(({ marks }) => marks), [[10, 11, 12], [50], [90]]);
+});
+
+test("the sentence says the course, the length and what is not finite", () => {
+  const xs = Array.from({ length: 4001 }, (_, step) => step);
+  const ys = xs.map((step) => 2.1 - (1.79 * step) / 4000);
+  ys[3120] = ys[3121] = NaN;
+  assert.equal(sentence([{ label: "loss", xs, ys }], "step"), "loss fell from 2.1 to 0.31 over 4,000 steps, 2 NaN");
+  assert.equal(sentence([{ label: "accuracy", xs: [0, 2], ys: [0.5, 0.9] }], "epoch"), "accuracy rose from 0.5 to 0.9 over 2 epochs");
+  assert.equal(sentence([{ label: "loss", xs: [3], ys: [Infinity] }], "step"), "loss has no finite value, 1 Inf");
+  assert.equal(sentence([{ label: "lr", xs: [0, 1], ys: [0.1, 0.1] }], "step"), "lr stayed at 0.1 over 1 step");
+  assert.equal(sentence([], "step"), "No values yet");
+});
+
+test("a step between two anchors lies on the line through them, and beyond them goes on", () => {
+  assert.equal(between([0, 10, 20], [100, 200, 400], 15), 300);
+  assert.equal(between([0, 10, 20], [100, 200, 400], 25), 500);
+  assert.equal(between([0, 10, 20], [100, 200, 400], -5), 50);
+});
+
+test("a ladder drops what does not ascend", () => {
+  assert.deepEqual(ladder([[5, 9], [0, 1], [3, 4], [4, 4], [5, 8]]), [[0, 3, 5], [1, 4, 8]]);
+});
+
+test("epochs begin where the columns say, and the last one is as long as the mean, or the plan where it is the only one", () => {
+  assert.deepEqual(epochLadder([0, 1, 2, 3, 4, 5], [0, 0, 1, 1, 2, 2], null), [[0, 2, 4, 6], [0, 1, 2, 3]]);
+  assert.deepEqual(epochLadder([0, 1], [0, 0], 10), [[0, 10], [0, 1]]);
+  assert.equal(between(...epochLadder([0, 1, 2, 3], [0, 0, 1, 1], null), 3), 1.5);
+});
+
+test("the table has the values as they came, and the csv every digit of them", () => {
+  const series = [
+    { label: "loss", xs: [0, 1], ys: [0.1 + 0.2, NaN] },
+    { label: 'a "b", c', xs: [1], ys: [5] },
+  ];
+  assert.deepEqual(rows(series), [{ x: 0, values: [0.30000000000000004, undefined] }, { x: 1, values: [NaN, 5] }]);
+  assert.equal(csv(series, "step"), 'step,loss,"a ""b"", c"\n0,0.30000000000000004,\n1,NaN,5\n');
+});

@@ -1,0 +1,142 @@
+"""A real Chromium, and a witness of what a page does that it should not."""
+
+import re
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Playwright, Request
+
+ROOT = Path(__file__).parents[2]
+AXE = ROOT / "dashboard" / "node_modules" / "axe-core" / "axe.min.js"
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # whatever asks further, fails
+]
+WAIT_MS = 60_000
+SIZES = {"wide": (1280, 800), "phone": (390, 844)}
+SERIOUS = ("serious", "critical")
+
+
+def find_chromium() -> str | None:
+    """The Chromium of this machine."""
+    return shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+def launch(playwright: Playwright, path: str) -> Browser:
+    """Start it, without a window, with a new profile."""
+    return playwright.chromium.launch(executable_path=path, args=FLAGS)
+
+
+@dataclass
+class Witness:
+    """What the pages of one test said and asked for."""
+
+    origin: str
+    complaints: list[str] = field(default_factory=list[str])
+    """Errors of the console, exceptions, violations of the policy, requests to elsewhere."""
+    _expected: list[re.Pattern[str]] = field(default_factory=list[re.Pattern[str]])
+
+    def follow(self, context: BrowserContext) -> None:
+        """Hear whatever the pages of a context say."""
+        context.on("console", self._console)
+        context.on("weberror", lambda error: self.complaints.append(f"exception: {error.error}"))
+        context.on("request", self._request)
+        context.on("page", self._page)
+
+    def expect(self, pattern: str) -> None:
+        """A complaint that belongs to what is tested. It must come."""
+        self._expected.append(re.compile(pattern))
+
+    def judge(self) -> None:
+        """Fail if there was a complaint that was not expected, or none that was."""
+        for pattern in self._expected:
+            assert any(map(pattern.search, self.complaints)), f"nothing said {pattern.pattern!r}"
+        known = self._expected
+        unknown = [one for one in self.complaints if not any(p.search(one) for p in known)]
+        assert not unknown, "\n".join(unknown)
+
+    def _console(self, message: ConsoleMessage) -> None:
+        if message.type == "error":  # violations of the policy are such, too
+            at = message.location
+            self.complaints.append(f"console: {message.text} ({at['url']}:{at['lineNumber']})")
+
+    def _request(self, request: Request) -> None:
+        if not self._is_ours(request.url):
+            self.complaints.append(f"leaves the origin: {request.method} {request.url}")
+
+    def _page(self, page: Page) -> None:
+        page.set_default_timeout(WAIT_MS)
+        page.on("crash", lambda _: self.complaints.append("the page crashed"))
+        page.on("websocket", lambda it: self.complaints.append(f"leaves the origin: {it.url}"))
+
+    def _is_ours(self, url: str) -> bool:
+        return url.startswith(f"{self.origin}/") or urlsplit(url).scheme in {"data", "blob"}
+
+
+def drawn(page: Page) -> None:
+    """Wait until the page has been drawn once more."""
+    page.evaluate(
+        "() => new Promise((go) => requestAnimationFrame(() => requestAnimationFrame(go)))"
+    )
+
+
+def findings(page: Page) -> list[dict[str, Any]]:
+    """What axe-core finds wrong that is serious or critical, each with where it is.
+
+    It runs in a world of its own beside the page's script, so that the page keeps its policy.
+    """
+    session = page.context.new_cdp_session(page)
+    frame = session.send("Page.getFrameTree")["frameTree"]["frame"]["id"]
+    world = session.send("Page.createIsolatedWorld", {"frameId": frame, "worldName": "axe"})
+    where = {"contextId": world["executionContextId"], "returnByValue": True}
+
+    def evaluate(expression: str) -> Any:
+        asked = {"expression": expression, "awaitPromise": True, **where}
+        answer = session.send("Runtime.evaluate", asked)
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
+
+    evaluate(AXE.read_text())
+    found = evaluate("axe.run(document, {resultTypes: ['violations']}).then((it) => it.violations)")
+    session.detach()
+    assert found is not None, "axe did not run"
+    return [_short(one) for one in found if one["impact"] in SERIOUS]
+
+
+def _short(violation: dict[str, Any]) -> dict[str, Any]:
+    nodes = violation["nodes"]
+    where = [f"{node['target']}: {node['failureSummary']}" for node in nodes[:5]]
+    return {"rule": violation["id"], "help": violation["help"], "where": where, "of": len(nodes)}
+
+
+class Screenshot(Protocol):
+    """Takes pictures of a page, where they are wanted (``SCREENSHOTS`` names a folder)."""
+
+    def __call__(self, name: str, *, page: Page = ..., full: bool = False) -> None:
+        """``NAME-light-wide.png``, ``-dark-wide``, ``-light-phone``, ``-dark-phone``."""
+        ...
+
+
+def photograph(page: Page, folder: Path, name: str, *, full: bool) -> None:
+    """All four pictures of a page; then it is as it was."""
+    before = page.viewport_size
+    for size, (width, height) in SIZES.items():
+        page.set_viewport_size({"width": width, "height": height})
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            drawn(page)
+            path = folder / f"{name}-{scheme}-{size}.png"
+            page.screenshot(path=path, full_page=full, animations="disabled")
+    page.emulate_media(color_scheme="light")
+    if before is not None:
+        page.set_viewport_size(before)
+    drawn(page)

@@ -1,0 +1,146 @@
+"""One running service and one Chromium for all tests of the page; a new profile for each test."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+
+import glasshouse as gh
+from tests import leaks
+from tests.acceptance.houses import ROOT, House
+from tests.conftest import absent
+from tests.page.browser import (
+    AXE,
+    SIZES,
+    WAIT_MS,
+    Screenshot,
+    Witness,
+    find_chromium,
+    findings,
+    launch,
+    photograph,
+)
+
+SCREENSHOTS = os.environ.get("SCREENSHOTS")
+expect.set_options(timeout=WAIT_MS)
+
+
+@pytest.fixture(scope="session")
+def built() -> Path:
+    """Where the page is built."""
+    place = ROOT / "dashboard" / "dist"
+    if not (place / "index.html").is_file():
+        absent("The page (make page)")
+    return place
+
+
+@pytest.fixture(scope="session")
+def browser(built: Path) -> Generator[Browser]:
+    """A Chromium without a window."""
+    path = find_chromium()
+    if path is None:
+        absent("Chromium (Debian, Ubuntu: apt install chromium)")
+        return
+    with sync_playwright() as playwright:
+        started = launch(playwright, path)
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="session")
+def house(built: Path) -> Generator[House]:
+    """The service, as ``glasshouse up`` runs it."""
+    folder = Path(tempfile.mkdtemp(prefix="gh", dir="/tmp"))
+    try:
+        started = House.up(folder / "home")
+        yield started
+        started.down()
+        leaks.check_home(folder)
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def client(house: House) -> Generator[gh.Client]:
+    """The Python client of the service."""
+    with house.client() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def http(house: House) -> Generator[httpx2.Client]:
+    """A plain HTTP client of the service, below ``/api/v1``."""
+    with house.http() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def digits(client: gh.Client) -> str:
+    """The id of the built-in digits."""
+    return client.datasets.create(builtin="digits").id
+
+
+@pytest.fixture
+def witness(house: House) -> Generator[Witness]:
+    """Hears what the pages of this test say; fails the test for what they should not."""
+    made = Witness(house.url)
+    yield made
+    made.judge()
+
+
+@pytest.fixture
+def profile(browser: Browser, house: House, witness: Witness) -> Generator[BrowserContext]:
+    """A new profile of the browser: no cookie, nothing stored, light colours, a wide window."""
+    width, height = SIZES["wide"]
+    options: dict[str, Any] = {"viewport": {"width": width, "height": height}}
+    options |= {"color_scheme": "light", "reduced_motion": "reduce", "service_workers": "block"}
+    with browser.new_context(
+        base_url=house.url, locale="en-GB", timezone_id="UTC", **options
+    ) as made:
+        made.set_default_timeout(WAIT_MS)
+        witness.follow(made)
+        yield made
+
+
+@pytest.fixture
+def stranger(profile: BrowserContext) -> Page:
+    """A tab without a session, which shows nothing yet."""
+    return profile.new_page()
+
+
+@pytest.fixture
+def page(stranger: Page, client: gh.Client) -> Page:
+    """A tab with a session, opened by a one-time link: it shows the jobs."""
+    stranger.goto(client.browser_link())
+    return stranger
+
+
+@pytest.fixture
+def axe() -> Callable[[Page], None]:
+    """Fails for whatever axe-core finds that is serious or critical."""
+    if not AXE.is_file():
+        absent("axe-core (make page)")
+
+    def check(page: Page) -> None:
+        assert findings(page) == []
+
+    return check
+
+
+@pytest.fixture
+def screenshot(page: Page) -> Screenshot:
+    """Pictures for the documentation, where ``SCREENSHOTS`` names a folder."""
+
+    def take(name: str, *, page: Page = page, full: bool = False) -> None:
+        if SCREENSHOTS is not None:
+            folder = Path(SCREENSHOTS)
+            folder.mkdir(parents=True, exist_ok=True)
+            photograph(page, folder, name, full=full)
+
+    return take

@@ -1,0 +1,103 @@
+"""Jobs side by side: the lines, the settings that differ, the mean of jobs that are alike."""
+
+import re
+import statistics
+
+import httpx2
+import pytest
+from playwright.sync_api import Page, expect
+
+import glasshouse as gh
+from tests.page.test_jobs import spec
+
+RATES = (0.5, 0.05)
+SEEDS = (1, 2)
+
+
+@pytest.fixture(scope="module")
+def sweep(client: gh.Client, digits: str) -> list[gh.Job]:
+    """Four jobs: two learning rates, two seeds each."""
+    made = [
+        client.jobs.create(spec(digits, f"rate {lr} seed {seed}", seed=seed, optimizer=sgd(lr)))
+        for lr in RATES
+        for seed in SEEDS
+    ]
+    return [job.wait(timeout=120) for job in made]
+
+
+def sgd(lr: float) -> dict[str, object]:
+    return {"type": "SGD", "args": {"lr": lr}}
+
+
+@pytest.fixture
+def compared(page: Page, sweep: list[gh.Job]) -> Page:
+    page.goto("/compare?jobs=" + ",".join(job.id for job in sweep))
+    expect(page.get_by_role("heading", name="Only what differs")).to_be_visible()
+    return page
+
+
+def losses(http: httpx2.Client, job: gh.Job) -> list[float]:
+    answer = http.get(f"/jobs/{job.id}/metrics/query", params={"name": "loss"})
+    return answer.json()["values"]["loss"]
+
+
+def table_of(page: Page) -> list[list[str]]:
+    """The chart's table, a list for each row of its body."""
+    page.get_by_role("button", name="Table").click()
+    body = page.locator(".line-chart tbody")
+    expect(body).to_be_visible()
+    return [
+        [cell.strip() for cell in row.locator("th, td").all_inner_texts()]
+        for row in body.locator("tr").all()
+    ]
+
+
+def test_only_settings_that_differ_are_listed(compared: Page, sweep: list[gh.Job]):
+    table = compared.get_by_role("table")
+    heads = table.get_by_role("columnheader").all_inner_texts()
+    assert [head for head in heads if "." in head or head == "seed"] == [
+        "seed",
+        "optimizer.args.lr",
+    ]
+    row = compared.locator(f"tr[data-job={sweep[0].id}]")
+    expect(row).to_contain_text("0.5")
+
+
+def test_the_lines_are_the_values_of_the_api(compared: Page, sweep, http: httpx2.Client):
+    rows = table_of(compared)
+    told = [losses(http, job) for job in sweep]
+    assert len(rows) == len(told[0])
+    for place, row in enumerate(rows):
+        shown = [float(cell) for cell in row[1:5]]
+        assert shown == pytest.approx([line[place] for line in told], rel=2e-3)
+
+
+def test_jobs_that_are_alike_become_their_mean(compared: Page, sweep, http: httpx2.Client):
+    compared.get_by_label("Mean and spread").select_option("optimizer.args.lr")
+    expect(compared).to_have_url(re.compile("by=optimizer.args.lr"))
+    expect(compared.get_by_text("lr = 0.5 (2)")).to_be_visible()
+    first, second = (losses(http, job) for job in sweep[:2])
+    rows = table_of(compared)
+    means = [statistics.fmean(pair) for pair in zip(first, second, strict=True)]
+    assert [float(row[1].split()[0]) for row in rows] == pytest.approx(means, rel=2e-3)
+
+
+def test_a_job_is_left_out_and_found_again(compared: Page, sweep: list[gh.Job]):
+    compared.get_by_role("button", name="Leave rate 0.5 seed 1 out").click()
+    row = compared.locator(f"tr[data-job={sweep[0].id}]")
+    expect(row).to_have_count(0)
+    compared.get_by_label("Find a job").fill("rate 0.5 seed 1")
+    compared.get_by_label("Add it").select_option(sweep[0].id)
+    expect(row).to_be_visible()
+
+
+def test_comparing_has_no_serious_fault_for_readers_of_screens(compared: Page, axe, screenshot):
+    axe(compared)
+    compared.emulate_media(color_scheme="dark")
+    axe(compared)
+    screenshot("compare", full=True)
+
+
+def test_nothing_chosen_says_how_to_choose(page: Page):
+    page.goto("/compare")
+    expect(page.get_by_text("Add the jobs to compare")).to_be_visible()

@@ -1,0 +1,177 @@
+"""The list of jobs: what it shows is what the API says, found by what the URL says."""
+
+import re
+from typing import Any
+
+import httpx2
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+import glasshouse as gh
+from models import jobs
+from models.database import Database
+from models.settings import Settings
+from tests.acceptance.houses import House
+
+MANY = 1000
+
+
+def spec(digits: str, name: str, **more: Any) -> dict[str, Any]:
+    """A small network on the digits."""
+    layers = [
+        {"name": "flat", "type": "Flatten", "inputs": ["image"]},
+        {"name": "fc", "type": "Linear", "args": {"out_features": 10}},
+    ]
+    fields = {
+        "image": {"type": "dense", "shape": [1, 8, 8]},
+        "label": {"type": "integer", "dim": 10},
+    }
+    split = {"dataset": digits, "split": "train"}
+    return {
+        "kind": "train",
+        "name": name,
+        "seed": 1,
+        "network": {"type": "graph", "layers": layers, "outputs": ["fc"]},
+        "loss": {"type": "CrossEntropyLoss", "inputs": ["fc", "label"]},
+        "optimizer": {"type": "SGD", "args": {"lr": 0.1}},
+        "data": {"train": split, "fields": fields, "batch_size": 100},
+        "stop": {"epochs": 1},
+    } | more
+
+
+@pytest.fixture(scope="module")
+def ended(client: gh.Client, digits: str) -> gh.Job:
+    """A job that has trained to its end."""
+    job = client.jobs.create(spec(digits, "ended one", labels={"list": "yes"}))
+    return job.wait(timeout=120)
+
+
+def row_of(page: Page, job: gh.Job) -> Locator:
+    return page.locator(f"tr[data-job={job.id}]")
+
+
+def test_a_row_shows_what_the_api_says(page: Page, ended: gh.Job, http: httpx2.Client):
+    told = http.get(f"/jobs/{ended.id}").json()
+    row = row_of(page, ended)
+    expect(row.get_by_role("link", name="ended one")).to_have_attribute("href", f"/jobs/{ended.id}")
+    expect(row).to_contain_text("succeeded")
+    steps = told["progress"]["step"]
+    expect(row.get_by_role("progressbar")).to_have_attribute("aria-valuenow", str(steps))
+    loss = float(row.locator("td").nth(4).inner_text())
+    assert loss == pytest.approx(told["summary"]["loss"]["last"], rel=1e-3)
+    line = row.get_by_role("img")
+    expect(line).to_have_attribute("aria-label", re.compile(r"^loss from [\d.]+ to [\d.]+$"))
+
+
+def test_a_job_is_found_by_its_label_its_name_and_its_state_and_the_link_says_so(
+    page: Page, ended: gh.Job
+):
+    page.get_by_label("Label").fill("list:yes")
+    expect(page).to_have_url(re.compile(r"label=list%3Ayes"))
+    expect(page.locator("tbody tr")).to_have_count(1)
+    page.get_by_label("Search").fill("nothing like this")
+    expect(page.get_by_text("No job is like that.")).to_be_visible()
+    page.get_by_label("Search").fill("ended o")
+    expect(row_of(page, ended)).to_be_visible()
+    page.get_by_label("State").select_option("failed")
+    expect(page.get_by_text("No job is like that.")).to_be_visible()
+    page.get_by_label("State").select_option("ended")
+    expect(row_of(page, ended)).to_be_visible()
+    page.reload()
+    expect(row_of(page, ended)).to_be_visible()
+    expect(page.get_by_label("Search")).to_have_value("ended o")
+
+
+def test_a_running_job_is_live_and_is_paused_resumed_and_cancelled(
+    page: Page, client: gh.Client, digits: str
+):
+    job = client.jobs.create(spec(digits, "long one", stop={"epochs": 100_000}))
+    row = row_of(page, job)
+    expect(row).to_contain_text("running")
+    done = row.get_by_role("progressbar")
+    before = int(done.get_attribute("aria-valuenow") or 0)
+    expect(done).not_to_have_attribute("aria-valuenow", str(before))
+    row.get_by_role("button", name="Pause").click()
+    expect(row).to_contain_text("paused")
+    row.get_by_role("button", name="Resume").click()
+    expect(row).to_contain_text("running")
+    row.get_by_role("button", name="Cancel").click()
+    expect(row).to_contain_text("cancelled")
+    assert job.refresh().state == "cancelled"
+
+
+def test_a_job_that_met_a_nan_has_a_badge_that_names_the_layer(
+    page: Page, client: gh.Client, digits: str
+):
+    guard = {"nonfinite": {"check": ["loss"], "action": "fail"}}
+    wild = {"type": "SGD", "args": {"lr": 1e38}}
+    job = client.jobs.create(spec(digits, "wild one", optimizer=wild, guards=guard))
+    with pytest.raises(gh.JobFailed):
+        job.wait(timeout=120)
+    row = row_of(page, job)
+    expect(row).to_contain_text("failed")
+    layer = (job.refresh().error or {})["layer"]
+    expect(row.locator(".badge.bad").last).to_have_text(f"NaN · {layer}")
+
+
+def test_chosen_jobs_are_compared_and_deleted(
+    page: Page, client: gh.Client, digits: str, ended: gh.Job
+):
+    other = client.jobs.create(spec(digits, "to go", seed=2, labels={"list": "yes"}))
+    other.wait(timeout=120)
+    page.goto("/jobs?label=list:yes")
+    row_of(page, other).get_by_role("checkbox").check()
+    row_of(page, ended).get_by_role("checkbox").check()
+    link = page.get_by_role("link", name="Compare", exact=True).last
+    expect(link).to_have_attribute("href", f"/compare?jobs={other.id},{ended.id}")
+    row_of(page, ended).get_by_role("checkbox").uncheck()
+    page.once("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("button", name="Delete 1").click()
+    expect(row_of(page, other)).to_have_count(0)
+    with pytest.raises(gh.NotFoundError):
+        client.jobs.get(other.id)
+
+
+def test_a_thousand_jobs_are_live_without_flicker(page: Page, house: House, digits: str):
+    database = Database(Settings(home=house.home).database)
+    given = spec(digits, "one of many", labels={"many": "yes"})
+    with database.write() as tx:
+        for _ in range(MANY):
+            job = jobs.add(tx, owner="local", spec=given, resolved=given, plan={})
+            jobs.request_cancel(tx, job, by="test", force=False)
+    try:
+        page.goto("/jobs?label=many:yes&limit=1000")
+        rows = page.locator("tbody tr")
+        expect(rows).to_have_count(MANY)
+        page.evaluate(_WATCH)
+        page.evaluate("() => scrollTo(0, 5000)")
+        with page.expect_response(re.compile(r"/api/v1/jobs\?")) as answer:
+            first = rows.first.get_attribute("data-job") or ""
+            with database.write() as tx:
+                jobs.patch(tx, jobs.get(tx, first, None), {"name": "renamed"})
+        assert answer.value.ok
+        expect(rows.first).to_contain_text("renamed")
+        seen = page.evaluate("() => ({...watched, top: scrollY, same: watched.row.isConnected})")
+        assert (seen["same"], seen["top"], seen["removed"]) == (True, 5000, 0)
+        assert rows.count() == MANY
+    finally:
+        database.close()
+
+
+_WATCH = """() => {
+  const body = document.querySelector('tbody');
+  window.watched = { row: body.lastElementChild, removed: 0 };
+  new MutationObserver((all) => {
+    for (const one of all) if (one.target === body) watched.removed += one.removedNodes.length;
+  }).observe(body, { childList: true });
+}"""
+
+
+def test_the_list_has_no_serious_fault_for_readers_of_screens(
+    page: Page, ended: gh.Job, axe, screenshot
+):
+    expect(row_of(page, ended)).to_be_visible()
+    axe(page)
+    page.emulate_media(color_scheme="dark")
+    axe(page)
+    screenshot("jobs")

@@ -1,0 +1,168 @@
+"""The page around its views: who gets in, what it may do, how it is used without a mouse."""
+
+import re
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import Page, expect
+
+import glasshouse as gh
+from tests.acceptance.houses import House
+from tests.page.browser import Witness, findings
+
+LOCKED = r"status of 401"
+Axe = Callable[[Page], None]
+
+
+def unlocking(page: Page) -> None:
+    """Wait until the page asks for a key."""
+    expect(page.get_by_role("heading", name="Open Glasshouse")).to_be_visible()
+
+
+def inside(page: Page) -> None:
+    """Wait until the page shows the jobs."""
+    expect(page).to_have_url(re.compile(r"/jobs$"))
+    expect(page.get_by_role("link", name="Jobs", exact=True)).to_have_attribute(
+        "aria-current", "page"
+    )
+    expect(page.get_by_role("heading", name="Open Glasshouse")).to_have_count(0)
+
+
+def ask_now(page: Page) -> None:
+    """Have the page ask for everything again, as it does when the network is back."""
+    page.evaluate("() => dispatchEvent(new Event('online'))")
+
+
+@pytest.mark.parametrize("path", ["/", "/jobs/job_x", "/settings"])
+def test_without_a_session_the_page_asks_for_a_key(stranger: Page, witness: Witness, path: str):
+    witness.expect(LOCKED)
+    stranger.goto(path)
+    unlocking(stranger)
+
+
+def test_a_key_opens_the_page(stranger: Page, witness: Witness, house: House):
+    witness.expect(LOCKED)
+    stranger.goto("/jobs")
+    stranger.get_by_label("API key").fill(f" {house.key}\n")
+    stranger.get_by_role("button", name="Open").click()
+    inside(stranger)
+    assert house.key not in stranger.content()
+    assert house.key not in str(stranger.evaluate("() => ({...localStorage, ...sessionStorage})"))
+
+
+def test_a_wrong_key_is_told_and_may_be_typed_again(stranger: Page, witness: Witness, house: House):
+    witness.expect(LOCKED)
+    stranger.goto("/jobs")
+    stranger.get_by_label("API key").fill("gh_wrong")
+    stranger.get_by_role("button", name="Open").click()
+    expect(stranger.get_by_role("alert")).to_contain_text("key")
+    stranger.get_by_label("API key").fill(house.key)
+    stranger.get_by_role("button", name="Open").click()
+    inside(stranger)
+
+
+def test_the_one_time_link_opens_the_jobs_once(page: Page, profile, client: gh.Client):
+    inside(page)
+    (cookie,) = profile.cookies()
+    assert cookie["httpOnly"]
+    assert cookie["sameSite"] == "Strict"
+    link = client.browser_link()
+    assert profile.request.get(link).ok
+    assert profile.request.get(link).status == 401
+
+
+def test_a_session_that_ends_asks_for_a_key(
+    stranger: Page, witness: Witness, client: gh.Client, house: House
+):
+    key = client.keys.create("browser", ["read"], "local")
+    with gh.Client(house.url, key.data["key"]) as own:
+        stranger.goto(own.browser_link())
+    inside(stranger)
+    client.keys.delete(key.id)
+    witness.expect(LOCKED)
+    ask_now(stranger)
+    unlocking(stranger)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "() => document.body.append(made('script', {textContent: 'window.ran = true'}))",
+        "() => document.body.insertAdjacentHTML('beforeend', '<b id=x onclick=ran=true>')"
+        " || document.getElementById('x').click()",
+        "() => document.body.append(made('a', {href: 'javascript:window.ran=true', id: 'x'}))"
+        " || document.getElementById('x').click()",
+        "() => document.body.append(made('iframe', {srcdoc: '<script>top.ran=true</script>'}))",
+        "() => document.head.append(made('script', {src: 'data:text/javascript,window.ran=true'}))",
+    ],
+    ids=["inline", "handler", "address", "frame", "data"],
+)
+def test_a_script_that_is_put_in_does_not_run(page: Page, witness: Witness, script: str):
+    inside(page)
+    witness.expect("Content Security Policy")
+    made = "(kind, with_) => Object.assign(document.createElement(kind), with_)"
+    with page.expect_console_message(lambda said: "Content Security Policy" in said.text):
+        page.evaluate(f"() => {{ const made = {made}; return ({script})(); }}")
+    assert page.evaluate("() => window.ran") is None
+
+
+def test_the_page_can_ask_nobody_else(page: Page, witness: Witness):
+    inside(page)
+    witness.expect("Content Security Policy")
+    failed = page.evaluate(
+        "() => fetch('http://127.0.0.2:9/', {mode: 'no-cors'}).then(() => false, () => true)"
+    )
+    assert failed
+
+
+def test_a_request_to_elsewhere_would_be_noticed(page: Page, witness: Witness):
+    inside(page)
+    witness.expect(r"leaves the origin: GET http://127\.0\.0\.2:9/")
+    witness.expect("console: ")
+    page.goto("data:text/html,<img src='http://127.0.0.2:9/'>")
+
+
+def test_the_theme_is_chosen_and_kept(page: Page):
+    inside(page)
+    background = "() => getComputedStyle(document.documentElement).backgroundColor"
+    light = page.evaluate(background)
+    page.get_by_label("Colours").select_option("dark")
+    dark = page.evaluate(background)
+    assert dark != light
+    page.reload()
+    inside(page)
+    assert page.evaluate(background) == dark
+    page.get_by_label("Colours").select_option("system")
+    assert page.evaluate(background) == light
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_function(f"(wanted) => ({background})() === wanted", arg=dark)
+
+
+def test_the_first_key_leads_past_the_navigation(page: Page):
+    inside(page)
+    page.keyboard.press("Tab")
+    skip = page.get_by_role("link", name="Skip to the content")
+    expect(skip).to_be_focused()
+    expect(skip).to_be_in_viewport()
+    page.keyboard.press("Enter")
+    expect(page.locator("#main")).to_be_focused()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_shell_can_be_used_by_everybody(page: Page, axe: Axe, scheme: str):
+    inside(page)
+    page.get_by_label("Colours").select_option(scheme)
+    axe(page)
+
+
+def test_the_door_can_be_used_by_everybody(stranger: Page, witness: Witness, axe: Axe):
+    witness.expect(LOCKED)
+    stranger.goto("/jobs")
+    unlocking(stranger)
+    axe(stranger)
+
+
+def test_what_is_wrong_for_readers_would_be_found(page: Page):
+    inside(page)
+    page.evaluate("() => document.body.insertAdjacentHTML('beforeend', '<img src=\"data:,\">')")
+    assert [one["rule"] for one in findings(page)] == ["image-alt"]
