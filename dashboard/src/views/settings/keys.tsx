@@ -32,9 +32,11 @@ function NewKeyForm() {
   const [scope, setScope] = useState("submit");
   const [made, setMade] = useState<NewKey | null>(null);
   const [problem, setProblem] = useState<Problem | null>(null);
+  const [busy, setBusy] = useState(false);
   const make = async (event: Event) => {
     event.preventDefault();
     setProblem(null);
+    setBusy(true); // a second click would make a second one
     try {
       setMade(await post<NewKey>("keys", { name, scopes: [scope], ...(owner ? { owner } : {}) }, onceKey()));
       setName("");
@@ -42,6 +44,7 @@ function NewKeyForm() {
     } catch (error) {
       setProblem(error as Problem);
     }
+    setBusy(false);
   };
   return (
     <>
@@ -52,7 +55,7 @@ function NewKeyForm() {
           <select value={scope} onChange={(event) => setScope(event.currentTarget.value)}>{SCOPES.map(([one, words]) => <option key={one} value={one}>{one}: {words}</option>)}</select>
         </label>
         <label class="field"><span>Owner (left out: yours)</span><input value={owner} maxLength={100} autocomplete="off" onInput={(event) => setOwner(event.currentTarget.value)} /></label>
-        <button class="primary">Make a key</button>
+        <button class="primary" disabled={busy}>Make a key</button>
       </form>
       {problem && <ProblemBox problem={problem} />}
       {made?.key && <Once title={`The key ${made.name}.`} secret={made.key} hint="It is shown this once: the service keeps only a hash of it." done={() => setMade(null)} />}

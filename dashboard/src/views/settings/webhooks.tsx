@@ -31,10 +31,12 @@ function NewWebhookForm() {
   const [events, setEvents] = useState<string[]>([]);
   const [made, setMade] = useState<NewWebhook | null>(null);
   const [problem, setProblem] = useState<Problem | null>(null);
+  const [busy, setBusy] = useState(false);
   const turn = (name: string) => setEvents(events.includes(name) ? events.filter((one) => one !== name) : [...events, name]);
   const make = async (event: Event) => {
     event.preventDefault();
     setProblem(null);
+    setBusy(true); // a second click would make a second one
     try {
       setMade(await post<NewWebhook>("webhooks", { url, events }, onceKey()));
       setUrl("");
@@ -42,13 +44,14 @@ function NewWebhookForm() {
     } catch (error) {
       setProblem(error as Problem);
     }
+    setBusy(false);
   };
   return (
     <>
       <form class="stack" style={{ gap: ".5rem" }} onSubmit={make}>
         <div class="row" style={{ alignItems: "end" }}>
           <label class="field grow"><span>Address that is told when a job moves</span><input type="url" value={url} required placeholder="https://example.org/hook" onInput={(event) => setUrl(event.currentTarget.value)} /></label>
-          <button class="primary">Add a webhook</button>
+          <button class="primary" disabled={busy}>Add a webhook</button>
         </div>
         <fieldset class="plain">
           <legend>Of these (none chosen: of all)</legend>
