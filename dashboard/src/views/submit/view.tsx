@@ -2,7 +2,7 @@
 import { useLocation } from "preact-iso";
 import { useEffect, useMemo, useState } from "preact/hooks";
 
-import { get, post, Problem } from "../../api/http";
+import { get, post, Problem, withQuery } from "../../api/http";
 import { useLive } from "../../api/live";
 import { onceKey } from "../../api/once_key";
 import type { Dataset, Job, Page } from "../../api/types";
@@ -51,10 +51,10 @@ function Writing({ known, spec: first, datasets: earlier, from }: Begun & { from
   const planned = usePlan(isEmpty || draft.wrong.value ? null : spec);
   const datasets = useLive<Page<Dataset>>("datasets?limit=200", 10).value?.data ?? earlier;
   const isText = query["view"] === "json";
-  const show = (view: string) => route(`${path}?${new URLSearchParams({ ...(from ? { from } : {}), ...(view ? { view } : {}) })}`, true);
+  const viewed = (view: string | null) => withQuery(path, { ...query, view });
   const choosePreset = (name: string) => draft.replace(withPreset(spec, known, name, outputOf(spec, known.presets)));
   const jump = (pointer: string) => {
-    if (isText) show("");
+    if (isText) route(viewed(null), true);
     jumpTo(pointer);
   };
   const startAgain = () => {
@@ -74,10 +74,10 @@ function Writing({ known, spec: first, datasets: earlier, from }: Begun & { from
         <div class="stack">
           <section class="card"><Start datasets={datasets} chosen={String(getAt(spec, "/data/train/dataset") ?? "")} choose={async (one) => draft.replace(await onDataset(draft.spec.value, one, known))} /></section>
           <nav class="tabs" aria-label="Views of the spec">
-            <a href="/submit" aria-current={isText ? undefined : "page"} onClick={(event) => { event.preventDefault(); show(""); }}>Form</a>
-            <a href="/submit?view=json" aria-current={isText ? "page" : undefined} onClick={(event) => { event.preventDefault(); show("json"); }}>JSON</a>
+            <a href={viewed(null)} aria-current={isText ? undefined : "page"}>Form</a>
+            <a href={viewed("json")} aria-current={isText ? "page" : undefined}>JSON</a>
           </nav>
-          {isText ? <Text draft={draft} /> : isEmpty ? <p class="muted">Choose a dataset, or paste a spec under <a href="/submit?view=json">JSON</a>.</p> : <SpecForm {...{ draft, known, planned, datasets, choosePreset }} />}
+          {isText ? <Text draft={draft} /> : isEmpty ? <p class="muted">Choose a dataset, or paste a spec under <a href={viewed("json")}>JSON</a>.</p> : <SpecForm {...{ draft, known, planned, datasets, choosePreset }} />}
         </div>
         <div class="stack beside">
           {!isEmpty && <PlanPane planned={planned} jump={jump} />}
