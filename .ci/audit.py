@@ -1,15 +1,18 @@
 """Known holes and licences of what is installed: ``make audit``.
 
 The list of holes is asked of the network. Where that cannot be reached nothing is known: this says
-so and does not fail. A hole that was found always fails. Licences are read from what is installed.
+so and does not fail. A hole that was found always fails. Licences are read from what is installed,
+those of the page's packages from its lock file.
 """
 
+import json
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 ALLOWED = re.compile(
@@ -37,8 +40,10 @@ def main() -> int:
     wrong = list(_wrong_licences())
     for line in wrong:
         print(f"licence: {line}")
-    print(f"licences: {len(list(_installed()))} looked at, {len(wrong)} not allowed")
-    return 1 if _holes() or wrong else 0
+    looked_at = [*_installed(), *_of_page()]
+    print(f"licences: {len(looked_at)} looked at, {len(wrong)} not allowed")
+    found = [_holes(), _holes_of_page()]
+    return 1 if any(found) or wrong else 0
 
 
 def _holes() -> bool:
@@ -60,6 +65,31 @@ def _holes() -> bool:
     return False
 
 
+def _holes_of_page() -> bool:
+    command = [sys.executable, str(ROOT / "dashboard" / "build.py"), "audit"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+        told: dict[str, Any] = json.loads(done.stdout)
+    except (subprocess.TimeoutExpired, ValueError):
+        print("npm audit: there is no Node, or no answer; nothing was checked")
+        return False
+    if "vulnerabilities" not in told:
+        print("npm audit: the list of holes cannot be reached; nothing was checked")
+        return False
+    for name, hole in told["vulnerabilities"].items():
+        print(f"npm audit: {name} {hole.get('range')}: {hole.get('severity')}")
+    print(f"npm audit: {len(told['vulnerabilities'])} known holes")
+    return bool(told["vulnerabilities"])
+
+
+def _of_page() -> Iterator[tuple[str, str]]:
+    """The packages that the page is built with, and what their licences are said to be."""
+    lock = json.loads((ROOT / "dashboard" / "package-lock.json").read_text())
+    for path, package in lock["packages"].items():
+        if path:
+            yield path.rpartition("node_modules/")[2], package.get("license", "")
+
+
 def _installed() -> Iterator[tuple[str, str]]:
     """Names in the set that the tests pass with, and what their licences are said to be."""
     pinned = (ROOT / "constraints.txt").read_text().splitlines()
@@ -77,7 +107,7 @@ def _installed() -> Iterator[tuple[str, str]]:
 
 
 def _wrong_licences() -> Iterator[str]:
-    for name, licence in _installed():
+    for name, licence in [*_installed(), *_of_page()]:
         if name.lower().replace("_", "-") in EXCEPTIONS:
             continue
         if REFUSED.search(licence) or not ALLOWED.search(licence):

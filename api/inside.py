@@ -232,6 +232,18 @@ class AttachedProbe(Document):
     links: dict[str, str]
 
 
+class EstimatedProbe(Document):
+    """What a probe would look at, and may cost; nothing was attached."""
+
+    object: Literal["probe_estimate"]
+    matched: list[str]
+    """Layers, leaves and parameters that it would look at."""
+    bytes_per_step: int
+    """Of the tensors that it would look at, or would keep, on a step on which it is due."""
+    estimated_cost_s: float
+    """Seconds that a due step may take."""
+
+
 class AttachedProbeList(ListDocument):
     """Probes, in order."""
 

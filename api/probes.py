@@ -70,13 +70,18 @@ def probe_tag(row: Row) -> str:
     status_code=201,
     summary="Watch more of a job",
     openapi_extra=described(Probe, example=_EXAMPLE),
-    responses=answers(201, inside.AttachedProbe, 400, 401, 403, 404, 409, 413, 415, 422, 503),
+    responses=answers(201, inside.AttachedProbe, 400, 401, 403, 404, 409, 413, 415, 422, 503)
+    | answers(200, inside.EstimatedProbe),
 )
 async def create_probe(
+    *,
     house: House,
     caller: Submit,
     job: JobId,
     key: OnceKey,
+    dry_run: Annotated[
+        bool, Query(description="Attach nothing: 200 with what it would match and may cost.")
+    ] = False,
     body: Annotated[Parsed[Probe], Depends(body_of(Probe))],
 ) -> Response:
     """Attach a probe. A running job takes it up at its next step boundary.
@@ -84,6 +89,9 @@ async def create_probe(
     The answer says what it matched and how many bytes that is; a `probe` event, and
     `applied_step`, say since when it holds.
     """
+    if dry_run:
+        checked = await _check(house, caller, job, body.value)
+        return Json(await run_in_threadpool(_estimated, house, job, checked))
     token = idempotent.token_of(caller, f"POST /jobs/{job}/probes", key, body.raw)
     kept = await run_in_threadpool(idempotent.earlier, house.database, token)
     if kept is not None:
@@ -185,6 +193,17 @@ def remove_probe(house: House, caller: Submit, job: JobId, prb: str) -> Response
         row = probes.remove(tx, found, prb, by=caller.owner)
     house.wake(job)
     return Json(probe_json(row), status_code=202, headers={"Location": _path(row)})
+
+
+def _estimated(house: Resources, job: str, checked: Checked) -> dict[str, Any]:
+    with house.database.read() as tx:
+        cost_s = probes.estimate(checked, probes.of_job(tx, job))
+    return {
+        "object": "probe_estimate",
+        "matched": checked.matched,
+        "bytes_per_step": checked.bytes_per_step,
+        "estimated_cost_s": cost_s,
+    }
 
 
 async def _check(

@@ -7,6 +7,7 @@ import "./styles/base.css";
 import "./styles/parts.css";
 import "./styles/form.css";
 import "./styles/job.css";
+import "./styles/inside.css";
 import { applyTheme } from "./theme";
 
 applyTheme();

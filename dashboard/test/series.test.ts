@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { align, between, clusters, csv, envelope, epochLadder, ladder, oddities, rows, sentence, smooth } from "../src/charts/series";
+import { align, between, clusters, csv, envelope, epochLadder, ladder, oddities, rows, sentence, smooth, weights } from "../src/charts/series";
 
 test("smoothing is the weighted mean with weights w^k that add up to one", () => {
   const ys = [2, 1, 4, 3];
@@ -23,6 +23,14 @@ test("smoothing passes over what is not finite and goes on behind it", () => {
   assert.equal(first, 4);
   assert.equal(gap, null);
   assert.ok(Math.abs(last! - (0.5 * 4 + 8) / 1.5) < 1e-12);
+});
+
+test("series are smoothed over the same stretch of x, however many points they have in it", () => {
+  const xs = Array.from({ length: 101 }, (_, step) => step);
+  const [dense, sparse] = weights([{ xs }, { xs: xs.filter((step) => step % 10 === 0) }], 0.9);
+  assert.equal(dense, 0.9);
+  assert.ok(Math.abs(sparse! - 0.9 ** 10) < 1e-12);
+  assert.deepEqual(weights([{ xs: [3] }, { xs: [] }], 0.9), [0.9, 0.9]);
 });
 
 test("an envelope of a thinned series holds each of its points", () => {

@@ -30,6 +30,10 @@ MEND_KERNEL = (
     "install gcc-c++; Alpine: apk add g++; macOS: xcode-select --install), then install glasshouse "
     "anew, or in a checkout: python -m engine.probes.figures.kernel"
 )
+MEND_PAGE = (
+    "The API works all the same. In a checkout: make page (with Node 20 or newer, or with one from "
+    "PyPI); else get Node, then install glasshouse anew"
+)
 MEND_READY = {
     "database": "Is the database server up? Look at logs/api.log.",
     "database_write": "Is the disk full, or does somebody hold the database? Look at logs/api.log.",
@@ -73,6 +77,7 @@ def examine(home: Path) -> list[Check]:
         _torch,
         _kernel,
         _cuda_kernel,
+        _page,
         _broker,
         _sqlite,
         _permissions,
@@ -157,6 +162,14 @@ def _path_of_statistics(name: str, device: str, module: str, mend: str) -> Check
         return Check(name, "ok", f"statistics on {device} are native: {done.stdout.strip()}")
     said = (done.stdout.strip() or done.stderr.strip() or "no answer").splitlines()[-1]
     return Check(name, "warn", f"statistics on {device} take the plain path: {said}", mend)
+
+
+def _page(home: Path) -> Check:
+    """The page, where api/page.py looks for it."""
+    for place in (ROOT / "api" / "page_files", ROOT / "dashboard" / "dist"):
+        if (place / "index.html").is_file():
+            return Check("page", "ok", str(place))
+    return Check("page", "warn", "is not built", MEND_PAGE)
 
 
 def _broker(home: Path) -> Check:

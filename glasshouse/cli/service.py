@@ -101,11 +101,13 @@ def doctor(home: Home = None, json: Json = False) -> None:
 
 
 def open_page(
+    home: Home = None,
     print_: Annotated[bool, typer.Option("--print", help="Only print the link.")] = False,
     json: Json = False,
 ) -> None:
-    """Open the service in a browser, by a link that works once and for a minute."""
-    with Client() as client:
+    """Open the page in a browser, by a link that works once and for a minute."""
+    runtime = read_runtime(_home(home)) if home is not None else {}
+    with Client(runtime.get("url"), runtime.get("api_key")) as client:
         link = client.browser_link()
     if json:
         output.document({"url": link})

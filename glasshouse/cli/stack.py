@@ -272,6 +272,7 @@ class Stack:
         place = f" --home {self.home}" if self.home != Path.home() / ".glasshouse" else ""
         return (
             f"Glasshouse {glasshouse.__version__} runs at {self.url}\n"
+            f"  the page           glasshouse open{place}\n"
             f"  broker             {self._broker}\n"
             f"  API documentation  {self.url}/docs\n"
             f"  submit a job       glasshouse submit job.json --watch\n"

@@ -84,6 +84,8 @@ def test_the_image_holds_every_room_and_runs_as_nobody_special():
         assert f"!{room}\n" in allowed
     assert "COPY pyproject.toml hatch_build.py" in text
     assert "!hatch_build.py\n" in allowed
+    assert "COPY dashboard dashboard" in text
+    assert "!dashboard\n" in allowed
     assert re.search(r"^USER (?!root)", text, re.MULTILINE)
 
 

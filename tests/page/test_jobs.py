@@ -155,6 +155,9 @@ def test_a_thousand_jobs_are_live_without_flicker(page: Page, house: House, digi
         assert (seen["same"], seen["top"], seen["removed"]) == (True, 5000, 0)
         assert rows.count() == MANY
     finally:
+        with database.write() as tx:
+            for one in jobs.find(tx, jobs.Filter(labels={"many": "yes"}), after=None, limit=MANY):
+                jobs.delete(tx, one)
         database.close()
 
 

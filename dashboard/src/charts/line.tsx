@@ -29,6 +29,8 @@ export interface LineProps {
   oddHref?: string | undefined;
   oddName?: string | undefined;
   height?: number;
+  /** What the table and the file have instead of `series`: the same over steps, where x is something else. */
+  table?: { series: readonly Series[]; xName: string };
 }
 
 const REPAINT_MS = 250;
@@ -36,7 +38,8 @@ const NO_MARKERS: readonly Marker[] = [];
 
 export function LineChart(props: LineProps) {
   const { title, series, markers = NO_MARKERS, xName = "step", smoothing = 0, height = 200 } = props;
-  const [table, setTable] = useState(false);
+  const [asTable, setAsTable] = useState(false);
+  const table = props.table ?? { series, xName };
   const positive = useMemo(() => series.some((one) => one.ys.some((y) => y > 0 && y < Infinity)), [series]);
   const log = !!props.log && positive;
   const prepared = useMemo(() => prepare(series, smoothing, log), [series, smoothing, log, theme.value]);
@@ -45,8 +48,10 @@ export function LineChart(props: LineProps) {
   return (
     <div class="line-chart">
       <Key series={series} x={cursor} xName={xName} markers={markers} plot={plot.current} />
-      {table ? (
-        <ChartTable title={title} series={series} markers={markers} xName={xName} />
+      {!series.length ? (
+        <div style={{ height: `${height}px` }} />
+      ) : asTable ? (
+        <ChartTable title={title} {...table} markers={markers} markName={xName} />
       ) : (
         <Canvas prepared={prepared} plot={plot} onCursor={setCursor} wanted={{ ...props, markers, xName, log, height }} />
       )}
@@ -58,8 +63,8 @@ export function LineChart(props: LineProps) {
         </span>
         <span class="row">
           {props.range && props.onZoom && <button class="plain" onClick={() => props.onZoom?.(null)}>Reset zoom</button>}
-          <button class="plain" aria-pressed={table} onClick={() => setTable(!table)}>Table</button>
-          <button class="plain" onClick={() => saveCsv(title, series, xName)}>CSV</button>
+          <button class="plain" aria-pressed={asTable} onClick={() => setAsTable(!asTable)}>Table</button>
+          <button class="plain" onClick={() => saveCsv(title, table.series, table.xName)}>CSV</button>
         </span>
       </div>
       <span class="only-readers" role="status">{cursor === null ? "" : told(series, cursor, xName)}</span>
@@ -88,6 +93,7 @@ function Canvas({ prepared, wanted, plot, onCursor }: { prepared: Prepared; want
       height: wanted.height,
       log: wanted.log,
       time: wanted.xName === "time",
+      whole: wanted.xName === "step",
       range: () => newest.current.wanted.range ?? null,
       marks: () => ({ odd: newest.current.prepared.odd, markers: newest.current.wanted.markers }),
       zoom: (range) => newest.current.wanted.onZoom?.(range),

@@ -2,7 +2,7 @@
 import uPlot from "uplot";
 
 import { colour } from "../theme";
-import { align, type Cell, clusters, envelope, type Odd, oddities, type Series, smooth } from "./series";
+import { align, type Cell, clusters, envelope, type Odd, oddities, type Series, smooth, weights } from "./series";
 
 export interface Marker {
   x: number;
@@ -36,6 +36,7 @@ export interface Prepared {
 /** Columns and lines: of each series the raw line, the smoothed one over it, and the band of its extremes. */
 export function prepare(series: readonly Series[], smoothing: number, log: boolean): Prepared {
   const drawn = series.map((one) => (one.thinned && !one.low ? { ...one, ...envelope(one) } : one));
+  const smoothed = weights(drawn, smoothing);
   let hidden = 0;
   const shown = (values: readonly Cell[]) =>
     !log ? values : values.map((y) => (typeof y === "number" && y <= 0 ? ((hidden += 1), null) : y));
@@ -47,7 +48,7 @@ export function prepare(series: readonly Series[], smoothing: number, log: boole
     const columns: (readonly Cell[])[] = [shown(one.ys)];
     lines.push({ ...look, width: 1.3, alpha: smoothing ? 0.35 : 1 });
     if (smoothing) {
-      columns.push(shown(smooth(one.ys, smoothing)));
+      columns.push(shown(smooth(one.ys, smoothed[place]!)));
       lines.push({ ...look, width: 2, points: { show: false } });
     }
     if (one.low && one.high) {
@@ -68,6 +69,8 @@ export interface Asked {
   height: number;
   log: boolean;
   time: boolean;
+  /** x are whole numbers: no line between two of them. */
+  whole: boolean;
   range(): readonly [number, number] | null;
   marks(): { odd: readonly Odd[]; markers: readonly Marker[] };
   zoom(range: [number, number] | null): void;
@@ -83,8 +86,11 @@ export function optionsOf(prepared: Prepared, asked: Asked): uPlot.Options {
     padding: [8, 12, 0, 0],
     series: prepared.lines,
     bands: prepared.bands,
-    scales: { x: { time: asked.time, range: (_, low, high) => within(asked.range(), low, high) }, y: asked.log ? { distr: 3 } : {} },
-    axes: [axis, { ...axis, size: sizeOf, values: (_, ticks) => ticks.map(tickText) }],
+    scales: { x: { time: asked.time, range: (plot, low, high) => within(asked.range(), plot.data[0], low, high) }, y: asked.log ? { distr: 3 } : {} },
+    axes: [
+      { ...axis, ...(asked.time ? { size: 50 } : { size: 34, incrs: asked.whole ? WHOLE : FINE, values: (_: uPlot, ticks: number[]) => ticks.map(tickText) }) },
+      { ...axis, size: sizeOf, values: (_, ticks) => ticks.map(tickText) },
+    ],
     cursor: {
       y: false,
       points: { show: false },
@@ -99,10 +105,13 @@ export function optionsOf(prepared: Prepared, asked: Asked): uPlot.Options {
   };
 }
 
-function within(range: readonly [number, number] | null, low: number | null, high: number | null): uPlot.Range.MinMax {
+const WHOLE = Array.from({ length: 12 }, (_, power) => [1, 2, 5].map((one) => one * 10 ** power)).flat();
+const FINE = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, ...WHOLE];
+
+function within(range: readonly [number, number] | null, xs: ArrayLike<number>, low: number | null, high: number | null): uPlot.Range.MinMax {
   if (range) return [range[0], range[1]];
-  if (low === null || high === null) return [0, 1];
-  return low === high ? [low - 0.5, high + 0.5] : [low, high];
+  if (low === null || high === null || !xs.length) return [0, 1];
+  return xs.length === 1 ? [xs[0]! - 1, xs[0]! + 1] : [low, high];
 }
 
 function tickText(value: number | null): string {
@@ -115,7 +124,7 @@ function tickText(value: number | null): string {
 
 /** Wide enough for its longest number. */
 function sizeOf(_: uPlot, values: string[] | null): number {
-  return Math.max(38, 14 + 7 * Math.max(0, ...(values ?? []).map((text) => text?.length ?? 0)));
+  return Math.max(40, 20 + 7.5 * Math.max(0, ...(values ?? []).map((text) => text?.length ?? 0)));
 }
 
 function select(plot: uPlot, zoom: Asked["zoom"]): void {

@@ -30,6 +30,13 @@ export function smooth(ys: readonly number[], weight: number): (number | null)[]
   });
 }
 
+/** The weight of each series, so that all are smoothed over the same stretch of x: one with few points is left nearly as it is. */
+export function weights(series: readonly Pick<Series, "xs">[], weight: number): number[] {
+  const dense = series.map(({ xs }) => (xs.length > 1 ? (xs.length - 1) / (xs.at(-1)! - xs[0]!) : 0));
+  const most = Math.max(0, ...dense);
+  return dense.map((one) => (one ? weight ** (most / one) : weight));
+}
+
 /** A thinned series as a band: each two neighbouring finite points are one place, with least, greatest and middle. */
 export function envelope({ xs, ys }: Pick<Series, "xs" | "ys">): Required<Pick<Series, "xs" | "ys" | "low" | "high">> {
   const band = { xs: [] as number[], ys: [] as number[], low: [] as number[], high: [] as number[] };

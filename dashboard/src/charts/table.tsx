@@ -7,7 +7,16 @@ import { atText, csv, rows, type Series } from "./series";
 
 const PAGE = 100;
 
-export function ChartTable({ title, series, markers, xName }: { title: string; series: readonly Series[]; markers: readonly Marker[]; xName: string }) {
+interface TableProps {
+  title: string;
+  series: readonly Series[];
+  xName: string;
+  markers: readonly Marker[];
+  /** On what axis the marks are. */
+  markName: string;
+}
+
+export function ChartTable({ title, series, markers, xName, markName }: TableProps) {
   const all = rows(series);
   const pages = Math.max(1, Math.ceil(all.length / PAGE));
   const [asked, setPage] = useState(0);
@@ -35,7 +44,7 @@ export function ChartTable({ title, series, markers, xName }: { title: string; s
         </p>
       )}
       {markers.length > 0 && (
-        <ul aria-label="Marks">{markers.slice(-PAGE).map((one) => <li key={one.kind + one.name + one.x}>{xName} {atText(one.x, xName)}: {one.name}</li>)}</ul>
+        <ul aria-label="Marks">{markers.slice(-PAGE).map((one) => <li key={one.kind + one.name + one.x}>{markName} {atText(one.x, markName)}: {one.name}</li>)}</ul>
       )}
     </div>
   );

@@ -151,6 +151,22 @@ def test_an_answer_says_what_it_may_cost_before_anything_was_measured(api: httpx
     assert attached(api, job, every=None, on="nonfinite")["every_now"] == 1
 
 
+def test_a_dry_run_says_what_a_probe_would_cost_and_attaches_nothing(api: httpx2.Client, job: str):
+    wanted = FC | {"layers": ["fc*"], "kinds": ["param"], "want": ["full"]}
+    answer = api.post(f"{job}/probes?dry_run=true", json=wanted)
+    assert answer.status_code == 200, answer.text
+    told = inside.EstimatedProbe.model_validate_json(answer.content)
+    assert len(api.get(f"{job}/probes").json()["data"]) == 1
+    made = inside.AttachedProbe.model_validate_json(api.post(f"{job}/probes", json=wanted).content)
+    assert told.matched == made.matched == ["fc.weight", "fc.bias"]
+    assert (told.bytes_per_step, told.estimated_cost_s) == (
+        made.bytes_per_step,
+        made.estimated_cost_s,
+    )
+    refused = api.post(f"{job}/probes?dry_run=true", json=wanted | {"layers": ["nothing*"]})
+    assert (refused.status_code, refused.json()["errors"][0]["pointer"]) == (422, "/layers/0")
+
+
 def test_null_turns_governing_off_and_stays_so(api: httpx2.Client, job: str):
     made = attached(api, job, max_overhead=None)
     assert made["max_overhead"] is None

@@ -462,6 +462,7 @@ def test_the_doctor_names_what_is_wrong_and_how_to_mend_it(run: Run, tmp_path: P
         "torch",
         "kernel",
         "cuda kernel",
+        "page",
         "broker",
         "sqlite",
         "disk",

@@ -1,5 +1,107 @@
-import { Empty } from "../../ui/state";
+// The page of one layer: its tensors by kind, each over steps, as histograms, and as they were kept.
+import { useRoute } from "preact-iso";
+import { useEffect } from "preact/hooks";
 
-export default function View() {
-  return <Empty><p>inside/layer</p></Empty>;
+import { useLive } from "../../api/live";
+import { ended, type Job, type Page } from "../../api/types";
+import { count } from "../../format";
+import { useQuery } from "../../query";
+import { Empty, Loading, ProblemBox, StateBadge } from "../../ui/state";
+import { Figures } from "./figures";
+import { Histograms } from "./histograms";
+import { chosen, find, tensorNames, WORDS } from "./kinds";
+import { Light, LightTip, Rules } from "./light";
+import { type Layer, rowOf, shapeText } from "./rows";
+import { TensorView } from "./tensor";
+
+const VIEWS = { steps: "Over steps", histogram: "Histograms", tensor: "Values and maps" } as const;
+
+export default function LayerPage() {
+  const { id = "", layer: name = "" } = useRoute().params;
+  const job = useLive<Job>(`jobs/${id}`, 2);
+  const layers = useLive<Page<Layer>>(`jobs/${id}/layers`, job.value && ended(job.value) ? Infinity : 3);
+  useEffect(() => {
+    document.title = `${name} · ${job.value?.name ?? id} · Glasshouse`;
+    return () => void (document.title = "Glasshouse");
+  }, [name, job.value?.name, id]);
+  const problem = job.problem ?? layers.problem;
+  if (!job.value || !layers.value) return problem ? <ProblemBox problem={problem} /> : <Loading what="Reading the layer" />;
+  const found = find(layers.value.data, name);
+  if (!found) return <Empty><p>The network has no layer <code>{name}</code>.</p><a class="button" href={`/jobs/${id}/inside`}>To its layers</a></Empty>;
+  return <Whole job={job.value} layers={layers.value.data} layer={found.layer} place={found.place} named={found.tensor} />;
+}
+
+function Whole({ job, layers, layer, place, named }: { job: Job; layers: readonly Layer[]; layer: Layer; place: number; named: string | null }) {
+  const [query] = useQuery();
+  const { kind, tensor } = chosen(layer, query.get("kind"), query.get("tensor") ?? named);
+  const asked = query.get("view") ?? "steps";
+  const view = asked in VIEWS ? asked : "steps";
+  const to = (changes: Record<string, string>) => `?${new URLSearchParams({ kind, tensor, view, ...changes })}`;
+  const names = tensorNames(layer).find(([one]) => one === kind)![1];
+  const Shown = { steps: Figures, histogram: Histograms, tensor: TensorView }[view as keyof typeof VIEWS];
+  return (
+    <div class="stack inside">
+      <Head job={job} layers={layers} layer={layer} place={place} />
+      <nav class="tabs" aria-label="Kinds of tensor">
+        {tensorNames(layer).map(([one]) => <a key={one} href={`?${new URLSearchParams({ kind: one, view })}`} title={WORDS[one]} aria-current={one === kind ? "page" : undefined}>{one}</a>)}
+      </nav>
+      <div class="spread">
+        <nav class="row" aria-label="How it is shown">
+          {Object.entries(VIEWS).map(([key, words]) => <a key={key} class="button" href={to({ view: key })} aria-current={key === view ? "page" : undefined}>{words}</a>)}
+        </nav>
+        {names.length > 1 ? <TensorChoice names={names} tensor={tensor} /> : <code>{tensor}</code>}
+      </div>
+      <Shown key={`${tensor} ${kind}`} job={job} layer={layer} tensor={tensor} kind={kind} />
+      <LightTip />
+    </div>
+  );
+}
+
+function TensorChoice({ names, tensor }: { names: readonly string[]; tensor: string }) {
+  const [, change] = useQuery();
+  return (
+    <label class="row"><span class="muted">Tensor</span>
+      <select value={tensor} onChange={(event) => change({ tensor: event.currentTarget.value, step: null, at: null })}>
+        {names.map((one) => <option key={one} value={one}>{one}</option>)}
+      </select>
+    </label>
+  );
+}
+
+function Head({ job, layers, layer, place }: { job: Job; layers: readonly Layer[]; layer: Layer; place: number }) {
+  const row = rowOf(layer, place);
+  const [before, after] = [layers[place - 1], place >= 0 ? layers[place + 1] : undefined];
+  const readers = layers.filter((one) => one.inputs.some((input) => input === layer.name || input.startsWith(`${layer.name}.`)));
+  const shapes = Object.entries(layer.parameter_shapes);
+  return (
+    <header class="card">
+      <div class="spread">
+        <div class="row">
+          <a href={`/jobs/${job.id}/inside`}>{job.name ?? job.id}</a> <span aria-hidden="true">›</span> <h1>{layer.name}</h1>
+          <Light verdict={row.verdict} name={layer.name} /> <StateBadge state={job.state} />
+        </div>
+        <nav class="row" aria-label="Neighbours">
+          {before && <a class="button" href={linkTo(job, before.name)} aria-label={`Layer before: ${before.name}`}>◀ {before.name}</a>}
+          {after && <a class="button" href={linkTo(job, after.name)} aria-label={`Layer after: ${after.name}`}>{after.name} ▶</a>}
+        </nav>
+      </div>
+      <dl class="facts">
+        <dt>Type</dt><dd>{layer.type}{layer.shared_with && <> of <a href={linkTo(job, layer.shared_with)}>{layer.shared_with}</a></>}</dd>
+        {place >= 0 && <><dt>Output</dt><dd>{shapeText(layer.output_shape)} {layer.dtype}</dd></>}
+        {place >= 0 && <><dt>Parameters</dt><dd>{count(layer.parameters)}{layer.parameters > 0 && !layer.trainable && ", not trained"}{shapes.length > 0 && `: ${shapes.map(([name, shape]) => `${name} ${shape.join(" × ") || "scalar"}`).join(", ")}`}</dd></>}
+        {layer.inputs.length > 0 && <><dt>Reads</dt><dd><Links job={job} layers={layers} names={layer.inputs} /></dd></>}
+        {readers.length > 0 && <><dt>Read by</dt><dd><Links job={job} layers={layers} names={readers.map((one) => one.name)} /></dd></>}
+      </dl>
+      {row.verdict.level !== "unknown" && <details><summary>Rules of its health, newest figures</summary><Rules verdict={row.verdict} /></details>}
+    </header>
+  );
+}
+
+function Links({ job, layers, names }: { job: Job; layers: readonly Layer[]; names: readonly string[] }) {
+  const known = new Set(layers.map((layer) => layer.name));
+  return <>{names.map((name, place) => <span key={name}>{place > 0 && ", "}{known.has(name.split(".")[0]!) ? <a href={linkTo(job, name.split(".")[0]!)}>{name}</a> : `${name} (data)`}</span>)}</>;
+}
+
+function linkTo(job: Job, layer: string): string {
+  return `/jobs/${job.id}/layers/${encodeURIComponent(layer)}`;
 }

@@ -1,5 +1,69 @@
-import { Empty } from "../../ui/state";
+// The page of a job: who it is and what can be done with it, and its tabs.
+import { lazy, useLocation, useRoute } from "preact-iso";
+import { useEffect } from "preact/hooks";
+
+import { useLive } from "../../api/live";
+import { ended, type Job } from "../../api/types";
+import { Empty, Loading, ProblemBox } from "../../ui/state";
+import { Checkpoints } from "./checkpoints";
+import { Events } from "./events";
+import { Header } from "./header";
+import { Logs } from "./logs";
+import { Overview } from "./overview";
+import { Predictions } from "./predictions";
+import { SpecTab } from "./spec";
+
+const Inside = lazy(() => import("../inside/panel").then((it) => it.Inside));
 
 export default function View() {
-  return <Empty><p>job/view</p></Empty>;
+  const { id = "", tab = "overview" } = useRoute().params;
+  const live = useLive<Job>(`jobs/${id}`, 1);
+  const job = live.value;
+  useTitle(job);
+  if (!job) return live.problem ? <Missing problem={live.problem} /> : <Loading what="Reading the job" />;
+  return (
+    <div class="stack">
+      <Header job={job} />
+      <Tabs job={job} tab={tab} />
+      <Tab job={job} tab={tab} />
+    </div>
+  );
+}
+
+function Missing({ problem }: { problem: NonNullable<ReturnType<typeof useLive>["problem"]> }) {
+  return <div class="stack"><ProblemBox problem={problem} /><a href="/jobs">To the jobs</a></div>;
+}
+
+function useTitle(job: Job | null): void {
+  useEffect(() => {
+    if (!job) return;
+    document.title = `${ended(job) || job.state !== "running" ? `${job.state}: ` : ""}${job.name ?? job.id} · Glasshouse`;
+    return () => void (document.title = "Glasshouse");
+  }, [job?.name, job?.state, job?.id]);
+}
+
+const NAMES: Record<string, string> = { overview: "Overview", inside: "Inside", logs: "Logs", events: "Events", checkpoints: "Checkpoints", predictions: "Predictions", spec: "Spec" };
+const OF_TRAINING = ["inside", "checkpoints"];
+
+function Tabs({ job, tab }: { job: Job; tab: string }) {
+  const { path } = useLocation();
+  const shown = Object.keys(NAMES).filter((key) => (job.kind === "infer" ? !OF_TRAINING.includes(key) : key !== "predictions"));
+  return (
+    <nav class="tabs" aria-label="Of the job" data-path={path}>
+      {shown.map((key) => <a key={key} href={key === "overview" ? `/jobs/${job.id}` : `/jobs/${job.id}/${key}`} aria-current={key === tab ? "page" : undefined}>{NAMES[key]}</a>)}
+    </nav>
+  );
+}
+
+function Tab({ job, tab }: { job: Job; tab: string }) {
+  switch (tab) {
+    case "overview": return job.kind === "infer" && !job.error ? <Predictions job={job} /> : <Overview job={job} />;
+    case "inside": return <Inside job={job} />;
+    case "logs": return <Logs job={job} />;
+    case "events": return <Events job={job} />;
+    case "checkpoints": return <Checkpoints job={job} />;
+    case "predictions": return <Predictions job={job} />;
+    case "spec": return <SpecTab job={job} />;
+    default: return <Empty><p>A job has no such tab.</p><a class="button" href={`/jobs/${job.id}`}>To its overview</a></Empty>;
+  }
 }

@@ -13,7 +13,7 @@ export function Bulk({ jobs, clear }: { jobs: Job[]; clear(): void }) {
     const reason = failed[0]?.status === "rejected" ? `: ${String(failed[0].reason.message)}` : "";
     say(`${word} ${told.length - failed.length} of ${told.length}${reason}`, failed.length > 0);
     clear();
-    refresh("jobs");
+    refresh("jobs?"); // the list; not what is asked of each job, which may be gone
   };
   const remove = () => {
     if (confirm(`Delete ${done.length} ended jobs with all their events, captures and checkpoints?`))

@@ -79,7 +79,7 @@ function Actions({ job }: { job: Job }) {
   const name = job.name ?? job.id;
   const act = async (verb: string, done: string) => {
     await tell(post(`jobs/${job.id}/${verb}`), done);
-    refresh("jobs");
+    refresh("jobs?");
   };
   return (
     <>

@@ -1,0 +1,72 @@
+// Histograms over steps as ridges: one curve a step, the oldest behind.
+import { useCallback } from "preact/hooks";
+
+import { figure } from "../format";
+import { colour } from "../theme";
+import { atMost, type Axis, densities } from "../views/inside/spread";
+import { Canvas, type Draw } from "./canvas";
+import type { Spread } from "./heat";
+import { css, sequential } from "./palette";
+
+const LEFT = 48;
+const BOTTOM = 22;
+const MOST = 40; // ridges
+
+export function Ridgeline({ spread, axis, chosen, label, height = 340 }: { spread: Spread; axis: Axis; chosen: number; label: string; height?: number }) {
+  const draw = useCallback<Draw>((context, width, tall) => paint(context, width, tall, spread, axis, chosen), [spread, axis, chosen]);
+  return <Canvas draw={draw} height={height} label={label} />;
+}
+
+function paint(context: CanvasRenderingContext2D, width: number, height: number, spread: Spread, axis: Axis, chosen: number): void {
+  const places = atMost(spread.step.length, MOST);
+  if (!places.includes(chosen)) places.push(chosen);
+  places.sort((a, b) => a - b);
+  const dense = places.map((place) => densities(spread.counts[place]!, spread.edges, axis));
+  const most = dense.reduce((high, one) => Math.max(high, ...one), 0) || 1;
+  const rise = Math.min(110, height * 0.4);
+  const apart = (height - BOTTOM - rise - 4) / Math.max(1, places.length - 1);
+  const x = (value: number) => LEFT + (width - LEFT - 4) * axis.place(value);
+  places.forEach((place, n) => {
+    const base = rise + 4 + n * apart;
+    ridge(context, spread.edges, dense[n]!, x, base, rise / most, place === chosen, n / Math.max(1, places.length - 1));
+  });
+  context.textAlign = "right";
+  context.textBaseline = "alphabetic";
+  const every = Math.max(1, Math.ceil(14 / Math.max(apart, 0.1)));
+  places.forEach((place, n) => {
+    if (n % every && place !== chosen) return;
+    context.fillStyle = colour(place === chosen ? "text" : "muted");
+    context.fillText(String(spread.step[place]), LEFT - 6, rise + 6 + n * apart);
+  });
+  valuesBelow(context, axis, x, height);
+}
+
+function ridge(context: CanvasRenderingContext2D, edges: readonly number[], density: readonly number[], x: (value: number) => number, base: number, rise: number, isChosen: boolean, age: number): void {
+  context.beginPath();
+  context.moveTo(x(edges[0]!), base);
+  density.forEach((one, bar) => {
+    context.lineTo(x(edges[bar]!), base - one * rise);
+    context.lineTo(x(edges[bar + 1]!), base - one * rise);
+  });
+  context.lineTo(x(edges.at(-1)!), base);
+  context.closePath();
+  context.globalAlpha = 0.85;
+  context.fillStyle = css(sequential(0.15 + 0.7 * age));
+  context.fill();
+  context.globalAlpha = 1;
+  context.lineWidth = isChosen ? 2.5 : 1;
+  context.strokeStyle = colour(isChosen ? "text" : "card");
+  context.stroke();
+}
+
+export function valuesBelow(context: CanvasRenderingContext2D, axis: Axis, x: (value: number) => number, height: number): void {
+  context.fillStyle = colour("muted");
+  context.textAlign = "center";
+  context.textBaseline = "bottom";
+  let last = -Infinity;
+  for (const tick of axis.ticks) {
+    if (x(tick) - last < 52) continue;
+    context.fillText(figure(tick, 3), x(tick), height - 2);
+    last = x(tick);
+  }
+}

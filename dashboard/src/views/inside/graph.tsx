@@ -1,0 +1,187 @@
+// The network drawn: what it reads at the top, branches side by side, each layer with its light; large ones by groups.
+import { useLocation } from "preact-iso";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+
+import type { Job } from "../../api/types";
+import { count } from "../../format";
+import { useQuery } from "../../query";
+import { between, type Box, boxes, MOST, readers } from "./groups";
+import { type Level, SIGNS } from "./health";
+import { BOX, curve, place, type Placed } from "./layout";
+import type { Row } from "./rows";
+
+interface Node { key: string; title: string; lines: [string, string]; level: Level | "field"; href: string | null; group: string | null }
+interface Drawing { nodes: Node[]; edges: [number, number][]; placed: Placed; isGrouped: boolean }
+interface Sight { x: number; y: number; scale: number }
+
+export function Graph({ job, rows }: { job: Job; rows: readonly Row[] }) {
+  const [query, change] = useQuery();
+  const opened = query.get("open") ?? "";
+  const shape = useMemo(() => arranged(rows, opened), [rows.length, job.id, opened]);
+  const drawing = useMemo(() => ({ ...shape, nodes: [...shape.fields.map(fieldNode), ...shape.shown.map((box) => nodeOf(job.id, rows, box))] }), [shape, rows]);
+  const ids = opened.split(",").filter(Boolean);
+  const open = (id: string) => change({ open: [...ids, id].slice(-20).join(",") });
+  const groups = shape.shown.filter((box) => box.to - box.from > 1).length;
+  return (
+    <div class="stack">
+      <div class="spread">
+        <span class="muted" role="status">
+          {count(rows.length)} layers{groups ? `, ${count(groups)} groups of them: choose one to open it` : ""}.
+          {shape.refused && ` More than ${MOST} boxes would be too many: the last group stays closed.`}
+        </span>
+        {ids.length > 0 && <button onClick={() => change({ open: null })}>Close all groups</button>}
+      </div>
+      <Canvas drawing={drawing} onOpen={open} />
+      <p class="muted">Drag, or the arrow keys, move the graph; + and −, the buttons, or Ctrl and the wheel make it larger and smaller; 0 shows all of it. Enter opens a layer or a group.</p>
+    </div>
+  );
+}
+
+interface Arranged { shown: Box[]; fields: string[]; edges: [number, number][]; placed: Placed; isGrouped: boolean; refused: boolean }
+
+/** Which boxes there are and where; the same until the network or what is open changes. */
+function arranged(rows: readonly Row[], opened: string): Arranged {
+  const names = rows.map((row) => row.name);
+  const ids = opened.split(",").filter(Boolean);
+  let shown = boxes(names, new Set(ids));
+  const refused = shown.length > MOST && ids.length > 0;
+  for (let kept = ids.length - 1; shown.length > MOST && kept >= 0; kept--) shown = boxes(names, new Set(ids.slice(0, kept)));
+  const { edges, fields } = readers(rows.map((row) => row.layer));
+  const of = new Map(shown.flatMap((box, at) => Array.from({ length: box.to - box.from }, (_, n) => [box.from + n, at] as const)));
+  const read = [...fields.keys()];
+  const all = between(shown, edges).map(([from, to]): [number, number] => [from + read.length, to + read.length]);
+  read.forEach((name, at) => new Set(fields.get(name)!.map((layer) => of.get(layer)!)).forEach((box) => all.push([at, box + read.length])));
+  return { shown, fields: read, edges: all, placed: place(read.length + shown.length, all), isGrouped: shown.length < rows.length, refused };
+}
+
+function fieldNode(name: string): Node {
+  return { key: `field ${name}`, title: `Field ${name} of the data`, lines: [name, "data"], level: "field", href: null, group: null };
+}
+
+const WORST: readonly Level[] = ["bad", "warn", "ok", "unknown"];
+
+function nodeOf(job: string, rows: readonly Row[], box: Box): Node {
+  const members = rows.slice(box.from, box.to);
+  const level = WORST.find((one) => members.some((row) => row.verdict.level === one)) ?? "unknown";
+  const [, word] = SIGNS[level];
+  if (members.length === 1) {
+    const row = members[0]!;
+    const shared = row.layer.shared_with ? ` of ${row.layer.shared_with}` : "";
+    return { key: box.id, title: `${row.name}, ${row.type}${shared}, ${row.shape}: ${word}`, lines: [row.name, `${row.type}${shared} · ${row.shape}`], level, href: `/jobs/${job}/layers/${encodeURIComponent(row.name)}`, group: null };
+  }
+  const amiss = members.filter((row) => row.verdict.level === level).length;
+  const told = level === "ok" || level === "unknown" ? word : `${amiss} ${word}`;
+  return { key: box.id, title: `${box.label}, ${members.length} layers, ${told}: open`, lines: [box.label, `${members.length} layers · ${told}`], level, href: null, group: box.id };
+}
+
+function Canvas({ drawing, onOpen }: { drawing: Drawing; onOpen: (id: string) => void }) {
+  const { route } = useLocation();
+  const host = useRef<HTMLDivElement>(null);
+  const { placed } = drawing;
+  const [sight, setSight] = useState<Sight | null>(null);
+  const fit = (): Sight => {
+    const { clientWidth: width, clientHeight: height } = host.current!;
+    const scale = Math.min(1, Math.max(0.35, Math.min(width / (placed.width + 40), height / (placed.height + 40))));
+    return { scale, x: width / 2 - (placed.width / 2) * scale, y: placed.height * scale + 40 > height ? 20 : (height - placed.height * scale) / 2 };
+  };
+  useEffect(() => setSight((before) => before ?? fit()), []);
+  const now = sight ?? { x: 0, y: 0, scale: 1 };
+  const zoom = (factor: number, x = host.current!.clientWidth / 2, y = host.current!.clientHeight / 2) =>
+    setSight((it) => {
+      const old = it ?? now;
+      const scale = Math.min(2.5, Math.max(0.05, old.scale * factor));
+      return { scale, x: x - ((x - old.x) * scale) / old.scale, y: y - ((y - old.y) * scale) / old.scale };
+    });
+  const pan = (x: number, y: number) => setSight((it) => ({ ...(it ?? now), x: (it ?? now).x + x, y: (it ?? now).y + y }));
+  const act = (node: Node) => (node.group ? onOpen(node.group) : node.href && route(node.href));
+  const onKey = (event: KeyboardEvent) => {
+    const moves: Record<string, [number, number]> = { ArrowLeft: [60, 0], ArrowRight: [-60, 0], ArrowUp: [0, 60], ArrowDown: [0, -60] };
+    const move = moves[event.key];
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (move) pan(...move);
+    else if (event.key === "+" || event.key === "=") zoom(1.25);
+    else if (event.key === "-") zoom(0.8);
+    else if (event.key === "0") setSight(fit());
+    else return;
+    event.preventDefault();
+  };
+  const drag = useDrag(pan);
+  useWheel(host, zoom);
+  /** A box that the keyboard has reached must be in sight. */
+  const reveal = (n: number) => {
+    const { clientWidth, clientHeight } = host.current!;
+    const [x, y] = [placed.nodes[n]!.x * now.scale + now.x, placed.nodes[n]!.y * now.scale + now.y];
+    if (x < 40 || y < 30 || x > clientWidth - 40 || y > clientHeight - 30) pan(clientWidth / 2 - x, clientHeight / 2 - y);
+  };
+  return (
+    <div class="graph" ref={host} onKeyDown={onKey} onScroll={(event) => event.currentTarget.scrollTo(0, 0)}>
+      <svg role="group" aria-label={`Graph of ${drawing.nodes.length} boxes, the inputs at the top`} tabIndex={0} {...drag}>
+        <g transform={`translate(${now.x} ${now.y}) scale(${now.scale})`}>
+          <g aria-hidden="true">{drawing.edges.map(([from, to], n) => <path key={`${from} ${to}`} class="edge" d={curve(placed.routes[n]!)} />)}</g>
+          {drawing.nodes.map((node, n) => (
+            <BoxOf key={node.key} node={node} x={placed.nodes[n]!.x} y={placed.nodes[n]!.y} onAct={() => drag.wasClick() && act(node)} onEnter={() => act(node)} onFocus={() => reveal(n)} />
+          ))}
+        </g>
+      </svg>
+      <div class="tools">
+        <button aria-label="Larger" onClick={() => zoom(1.25)}>+</button>
+        <button aria-label="Smaller" onClick={() => zoom(0.8)}>−</button>
+        <button onClick={() => setSight(fit())}>Fit</button>
+      </div>
+    </div>
+  );
+}
+
+function BoxOf({ node, x, y, onAct, onEnter, onFocus }: { node: Node; x: number; y: number; onAct: () => void; onEnter: () => void; onFocus: () => void }) {
+  const [left, top] = [x - BOX.width / 2, y - BOX.height / 2];
+  const sign = node.level === "field" ? "▽" : SIGNS[node.level][0];
+  const acts = node.group || node.href;
+  return (
+    <g class={`box ${node.level}`} data-box={node.key} transform={`translate(${left} ${top})`} role={acts ? (node.group ? "button" : "link") : "img"} aria-label={node.title}
+      tabIndex={acts ? 0 : undefined} onClick={onAct} onFocus={onFocus} onKeyDown={(event) => event.key === "Enter" && onEnter()}>
+      <title>{node.title}</title>
+      {node.group && <rect x={5} y={5} width={BOX.width} height={BOX.height} rx={6} />}
+      <rect width={BOX.width} height={BOX.height} rx={6} />
+      <text x={10} y={19}>{sign} {cut(node.lines[0], 20)}</text>
+      <text class="small" x={10} y={36}>{cut(node.lines[1], 27)}</text>
+    </g>
+  );
+}
+
+function cut(text: string, most: number): string {
+  return text.length > most ? `${text.slice(0, most - 1)}…` : text;
+}
+
+/** Moves by dragging; a press that has hardly moved was a click. */
+function useDrag(pan: (x: number, y: number) => void) {
+  const drag = useRef({ x: 0, y: 0, moved: 0, on: false });
+  return {
+    onPointerDown: (event: PointerEvent) => (drag.current = { x: event.clientX, y: event.clientY, moved: 0, on: true }),
+    onPointerMove: (event: PointerEvent) => {
+      const it = drag.current;
+      if (!it.on || !event.buttons) return void (it.on = false);
+      const [x, y] = [event.clientX - it.x, event.clientY - it.y];
+      pan(x, y);
+      drag.current = { x: event.clientX, y: event.clientY, moved: it.moved + Math.abs(x) + Math.abs(y), on: true };
+    },
+    onPointerUp: () => (drag.current.on = false),
+    wasClick: () => drag.current.moved < 5,
+  };
+}
+
+/** Ctrl and the wheel (or two fingers): not passive, for else the browser zooms the page. */
+function useWheel(host: { current: HTMLDivElement | null }, zoom: (factor: number, x: number, y: number) => void): void {
+  const newest = useRef(zoom);
+  newest.current = zoom;
+  useEffect(() => {
+    const element = host.current!;
+    const onWheel = (event: WheelEvent) => {
+      if (!event.ctrlKey && !event.metaKey) return;
+      event.preventDefault();
+      const box = element.getBoundingClientRect();
+      newest.current(Math.exp(-event.deltaY / 300), event.clientX - box.left, event.clientY - box.top);
+    };
+    element.addEventListener("wheel", onWheel, { passive: false });
+    return () => element.removeEventListener("wheel", onWheel);
+  }, []);
+}

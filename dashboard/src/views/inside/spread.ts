@@ -1,0 +1,70 @@
+// Histograms over steps: densities over an axis that is linear, or logarithmic to both sides of zero. Pure.
+
+export type Scale = "linear" | "log";
+
+export interface Axis {
+  readonly low: number;
+  readonly high: number;
+  /** From 0 (low) to 1 (high). */
+  place(value: number): number;
+  readonly ticks: readonly number[];
+}
+
+/** Under this a signed-log axis is linear: a hundredth of the middle magnitude of the edges. */
+export function threshold(edges: readonly number[]): number {
+  const sizes = edges.map(Math.abs).filter((size) => size > 0).sort((a, b) => a - b);
+  return sizes.length ? sizes[Math.floor(sizes.length / 2)]! / 100 : 1;
+}
+
+export function axisOf(edges: readonly number[], scale: Scale): Axis {
+  const [low, high] = [edges[0] ?? 0, edges.at(-1) ?? 1];
+  const soft = threshold(edges);
+  const map = scale === "linear" ? (value: number) => value : (value: number) => Math.asinh(value / soft);
+  const [first, last] = [map(low), map(high)];
+  const span = last - first || 1;
+  const ticks = scale === "linear" ? evenTicks(low, high) : powerTicks(low, high, soft);
+  return { low, high, place: (value) => (map(value) - first) / span, ticks };
+}
+
+export function evenTicks(low: number, high: number, num = 5): number[] {
+  const span = high - low;
+  if (!(span > 0) || !Number.isFinite(span)) return [low];
+  const raw = span / num;
+  const power = 10 ** Math.floor(Math.log10(raw));
+  const step = [1, 2, 5, 10].map((times) => times * power).find((one) => one >= raw) ?? raw;
+  const ticks: number[] = [];
+  for (let n = Math.ceil(low / step); n * step <= high + step * 1e-9; n++) ticks.push(+(n * step).toPrecision(12));
+  return ticks;
+}
+
+function powerTicks(low: number, high: number, soft: number): number[] {
+  const first = Math.ceil(Math.log10(soft));
+  const last = Math.floor(Math.log10(Math.max(Math.abs(low), Math.abs(high), soft)));
+  const every = Math.max(1, Math.ceil((last - first + 1) / 4));
+  const powers: number[] = [];
+  for (let power = last; power >= first; power -= every) powers.unshift(10 ** power);
+  return [...powers.map((size) => -size).reverse(), 0, ...powers].filter((tick) => tick >= low && tick <= high);
+}
+
+/** Values for each unit of the axis, of one step; the sum over the bars of density times width is 1. */
+export function densities(counts: readonly number[], edges: readonly number[], axis: Axis): number[] {
+  const total = counts.reduce((sum, count) => sum + count, 0) || 1;
+  return counts.map((count, bar) => {
+    const width = axis.place(edges[bar + 1]!) - axis.place(edges[bar]!);
+    return width > 0 ? count / total / width : 0;
+  });
+}
+
+/** Every n-th of the places, first and last among them. */
+export function atMost(num: number, most: number): number[] {
+  if (num <= most) return Array.from({ length: num }, (_, n) => n);
+  return Array.from({ length: most }, (_, n) => Math.round((n * (num - 1)) / (most - 1)));
+}
+
+/** The place of the newest step that is not after the wished one; the last where none was wished. */
+export function placeOfStep(steps: readonly number[], wished: number | null): number {
+  if (wished === null) return steps.length - 1;
+  let found = 0;
+  steps.forEach((step, place) => step <= wished && (found = place));
+  return found;
+}

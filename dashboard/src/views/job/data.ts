@@ -1,0 +1,175 @@
+// What the views of a job ask for: series, events by cursor, and where a step is in epochs and in time.
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+
+import { get, type Problem, withQuery } from "../../api/http";
+import { type Live, useLive } from "../../api/live";
+import { ended, type Job, num, type Number, type Page } from "../../api/types";
+import { between, epochLadder, ladder, type Series } from "../../charts/series";
+
+export const MAX_POINTS = 1000;
+const AGAIN_MS = 3000;
+const RESTING = new Set<Job["state"]>(["queued", "paused"]);
+
+export interface Metric {
+  name: string;
+  last: Number;
+  last_step: number;
+  min: Number | null;
+  max: Number | null;
+  count: number;
+  first_nonfinite_step: number | null;
+}
+
+export interface Columns {
+  step: number[];
+  epoch: number[];
+  values: Record<string, (Number | null)[]>;
+}
+
+export interface Logged {
+  job: string;
+  seq: number;
+  attempt: number;
+  at: string;
+  type: string;
+  [field: string]: unknown;
+}
+
+/** How often to ask: not at all where nothing changes any more, seldom where the job rests. */
+export function pace(job: Job, everyS = 2): number {
+  if (ended(job)) return Infinity;
+  return RESTING.has(job.state) ? 4 * everyS : everyS;
+}
+
+export function useMetrics(job: Job): Live<Page<Metric>> {
+  return useLive<Page<Metric>>(`jobs/${job.id}/metrics`, pace(job, 3));
+}
+
+export type Steps = readonly [from: number, to: number];
+
+/** The columns of some metrics. What there was stays until the new ones have come. */
+export function useColumns(job: Job, metrics: readonly Metric[], range: Steps | null, visible: boolean): { columns: Columns | null; problem: Problem | null } {
+  const query = { name: metrics.map((one) => one.name), from_step: range?.[0], to_step: range?.[1], max_points: MAX_POINTS };
+  const points = Math.max(0, ...metrics.map((one) => one.count));
+  // A series of a million points takes the service seconds to read, and looks no different after one more.
+  const live = useLive<Columns>(visible && metrics.length ? withQuery(`jobs/${job.id}/metrics/query`, query) : null, pace(job, 2 + points / 20_000));
+  const kept = useRef<Columns | null>(null);
+  if (live.value) kept.current = live.value;
+  return { columns: kept.current, problem: live.problem };
+}
+
+/** A metric of the columns as a series over steps. */
+export function seriesOf(columns: Columns, metric: Metric, range: Steps | null, label = metric.name): Series {
+  const xs: number[] = [];
+  const ys: number[] = [];
+  (columns.values[metric.name] ?? []).forEach((value, place) => {
+    if (value === null) return;
+    xs.push(columns.step[place]!);
+    ys.push(num(value)!);
+  });
+  return { label, xs, ys, thinned: expected(metric, range) > MAX_POINTS };
+}
+
+/** How many points there are within a range, if they are as dense there as elsewhere. */
+function expected(metric: Metric, range: Steps | null): number {
+  if (!range) return metric.count;
+  const part = (Math.min(range[1], metric.last_step) - range[0] + 1) / (metric.last_step + 1);
+  return metric.count * Math.max(0, part);
+}
+
+/** All events of some types so far, and those that come; oldest first. */
+export function useEvents(job: Job, types: string, from = 0, wanted = true): { events: Logged[]; problem: Problem | null; loading: boolean } {
+  const [state, setState] = useState<{ events: Logged[]; problem: Problem | null; loading: boolean }>({ events: [], problem: null, loading: true });
+  const key = `${job.id} ${types} ${from}`;
+  const cursor = useRef({ key, after: from, asked: -1, busy: false });
+  if (cursor.current.key !== key) cursor.current = { key, after: from, asked: -1, busy: false };
+  useEffect(() => setState({ events: [], problem: null, loading: true }), [key]);
+  useEffect(() => {
+    const mine = cursor.current;
+    if (!wanted || mine.busy || mine.asked === job.last_seq) return;
+    mine.busy = true;
+    void readOn(job, types, mine, (found) => {
+      if (cursor.current !== mine) return;
+      setState((was) => ({ events: found.length ? [...was.events, ...found] : was.events, problem: null, loading: false }));
+    })
+      .then(() => Object.assign(mine, { asked: job.last_seq, busy: false }))
+      .catch((problem: Problem) => {
+        if (cursor.current === mine) setState((was) => ({ ...was, problem, loading: false }));
+        setTimeout(() => {
+          mine.busy = false;
+          if (cursor.current === mine) setState((was) => ({ ...was }));
+        }, AGAIN_MS);
+      });
+  });
+  return state;
+}
+
+async function readOn(job: Job, types: string, cursor: { after: number }, put: (found: Logged[]) => void): Promise<void> {
+  for (let more = true; more; ) {
+    const page = await get<Page<Logged>>(withQuery(`jobs/${job.id}/events`, { types, after: cursor.after, limit: 1000 }));
+    cursor.after = page.has_more && page.next ? +page.next : (page.data.at(-1)?.seq ?? cursor.after);
+    more = page.has_more;
+    put(page.data);
+  }
+}
+
+/** A step's place on the axis, and back. */
+export interface Axis {
+  name: "step" | "epoch" | "time";
+  of(step: number): number;
+  steps(x: number): number;
+  ready: boolean;
+  note: string | null;
+}
+
+const STEPS: Axis = { name: "step", of: (step) => step, steps: (x) => x, ready: true, note: null };
+
+export function useAxis(job: Job, name: string | null): Axis {
+  const columns = useLive<Columns>(name === "epoch" ? withQuery(`jobs/${job.id}/metrics/query`, { name: ["loss"], max_points: MAX_POINTS }) : null, pace(job, 5)).value;
+  const anchors = useAnchors(job, name === "time");
+  return useMemo(() => {
+    if (name === "epoch") return axisOf("epoch", columns ? epochLadder(columns.step, columns.epoch, null) : [[], []], null);
+    if (name === "time") return axisOf("time", ladder(anchors.map((one) => [one.step, one.at] as const)), TIME_NOTE);
+    return STEPS;
+  }, [name, columns, anchors]);
+}
+
+const TIME_NOTE = "Times are read off the log at some steps; between them steps are taken as evenly long.";
+
+function axisOf(name: Axis["name"], [xs, ys]: [number[], number[]], note: string | null): Axis {
+  if (xs.length < 2) return { ...STEPS, name, ready: false };
+  return { name, note, ready: true, of: (step) => between(xs, ys, step), steps: (x) => between(ys, xs, x) };
+}
+
+interface Anchor { seq: number; step: number; at: number }
+const ANCHORS = 40;
+
+/** When some steps ended, by the log: spread over it, and the newest again and again. */
+function useAnchors(job: Job, wanted: boolean): Anchor[] {
+  const [anchors, setAnchors] = useState<Anchor[]>([]);
+  const state = useRef({ seq: 0, busy: false, at: 0 });
+  useEffect(() => {
+    const mine = state.current;
+    const fresh = mine.seq === 0;
+    const due = fresh || ended(job) || performance.now() - mine.at > 4000;
+    if (!wanted || mine.busy || mine.seq >= job.last_seq || !due) return;
+    const seqs = fresh ? spread(job.last_seq) : [Math.max(mine.seq, job.last_seq - 20)];
+    Object.assign(mine, { busy: true, seq: job.last_seq, at: performance.now() });
+    void Promise.all(seqs.map((seq) => anchorAfter(job.id, seq)))
+      .then((found) => setAnchors((was) => [...was, ...found.flat()]))
+      .catch(() => (mine.seq = fresh ? 0 : mine.seq))
+      .finally(() => (mine.busy = false));
+  });
+  return anchors;
+}
+
+/** Where to look in a log so long: evenly, and at its end. */
+function spread(last: number): number[] {
+  const places = Array.from({ length: ANCHORS }, (_, place) => Math.floor((place * last) / ANCHORS));
+  return [...new Set([...places, Math.max(0, last - 20), Math.max(0, last - 5)])];
+}
+
+async function anchorAfter(job: string, seq: number): Promise<Anchor[]> {
+  const page = await get<Page<Logged>>(withQuery(`jobs/${job}/events`, { types: "metrics", after: seq, limit: 1 }));
+  return page.data.filter((one) => one.type === "metrics").map((one) => ({ seq: one.seq, step: one["step"] as number, at: Date.parse(one.at) / 1000 }));
+}

@@ -1,0 +1,135 @@
+// What the processes printed: by rank and stream, searched by the service, followed while it grows.
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+
+import { ask, type Problem, withQuery } from "../../api/http";
+import { ended, type Job, type Page } from "../../api/types";
+import { count } from "../../format";
+import { useQuery } from "../../query";
+import { Empty, Loading, ProblemBox } from "../../ui/state";
+import { Labelled } from "./chart";
+
+interface Printed { seq: number; attempt: number; at: string; rank: number; stream: string; lines: string[] }
+interface Line { key: string; rank: number; stream: string; at: string; attempt: number; text: string }
+
+const TAIL = 5000;
+const KEPT = 500_000;
+const HEIGHT = 20;
+const SPARE = 20;
+const AGAIN_MS = 3000;
+
+export function Logs({ job }: { job: Job }) {
+  const [query, change] = useQuery();
+  const [all, setAll] = useState(false);
+  const [rank, stream, grep] = [query.get("rank"), query.get("stream"), query.get("grep") ?? ""];
+  const [typed, setTyped] = useState(grep);
+  const [follow, setFollow] = useState(!ended(job));
+  const { lines, problem, loading } = useLines(job, rank, grep, all);
+  const ranks = useSeen(lines, rank);
+  const shown = stream ? lines.filter((one) => one.stream === stream) : lines;
+  const cut = !all && lines.length >= TAIL;
+  const search = (event: Event) => (event.preventDefault(), change({ grep: typed }));
+  return (
+    <div class="stack">
+      <form class="row" onSubmit={search} role="search" aria-label="The log">
+        <input type="search" aria-label="Lines that contain" placeholder="Lines that contain …" value={typed} onInput={(event) => setTyped(event.currentTarget.value)} />
+        <button>Search</button>
+        <Labelled name="rank">
+          <select value={rank ?? ""} onChange={(event) => change({ rank: event.currentTarget.value })}>
+            <option value="">all</option>
+            {ranks.map((one) => <option key={one} value={String(one)}>{one}</option>)}
+          </select>
+        </Labelled>
+        <Labelled name="stream">
+          <select value={stream ?? ""} onChange={(event) => change({ stream: event.currentTarget.value })}>
+            <option value="">both</option><option value="stdout">stdout</option><option value="stderr">stderr</option>
+          </select>
+        </Labelled>
+        <label class="row"><input type="checkbox" checked={follow} onChange={(event) => setFollow(event.currentTarget.checked)} /> follow</label>
+        <span class="muted" role="status">{count(shown.length)} lines{grep && ` that contain “${grep}”`}</span>
+        {cut && <button type="button" class="plain" onClick={() => setAll(true)}>These are the newest: read all</button>}
+      </form>
+      {problem && <ProblemBox problem={problem} />}
+      {loading && !lines.length && <Loading what="Reading the log" />}
+      {!loading && !shown.length && !problem && <Empty><p>{grep ? "No line contains this text." : "Nothing was printed yet."}</p></Empty>}
+      {shown.length > 0 && <Lines lines={shown} marked={grep} follow={follow} onFollow={setFollow} />}
+    </div>
+  );
+}
+
+/** The lines so far, and those that come: asked for when the job's log has grown. */
+function useLines(job: Job, rank: string | null, grep: string, all: boolean) {
+  const [state, setState] = useState<{ lines: Line[]; problem: Problem | null; loading: boolean }>({ lines: [], problem: null, loading: true });
+  const key = [job.id, rank, grep, all].join("\n");
+  const cursor = useRef({ key: "", after: null as string | null, asked: -1, busy: false });
+  if (cursor.current.key !== key) cursor.current = { key, after: null, asked: -1, busy: false };
+  useEffect(() => setState({ lines: [], problem: null, loading: true }), [key]);
+  useEffect(() => {
+    const mine = cursor.current;
+    if (mine.busy || mine.asked === job.last_seq) return;
+    mine.busy = true;
+    const seen = job.last_seq;
+    const tail = mine.after === null && !all ? TAIL : null;
+    void ask(withQuery(`jobs/${job.id}/logs`, { rank, grep, after: mine.after, tail }))
+      .then(async (answer) => {
+        const found = flat(((await answer.json()) as Page<Printed>).data);
+        if (cursor.current !== mine) return;
+        Object.assign(mine, { asked: seen, after: answer.headers.get("x-last-seq"), busy: false });
+        setState((was) => ({ lines: found.length ? [...was.lines, ...found].slice(-KEPT) : was.lines, problem: null, loading: false }));
+      })
+      .catch((problem: Problem) => {
+        if (cursor.current === mine) setState((was) => ({ ...was, problem, loading: false }));
+        setTimeout(() => {
+          mine.busy = false;
+          if (cursor.current === mine) setState((was) => ({ ...was }));
+        }, AGAIN_MS);
+      });
+  });
+  return state;
+}
+
+function flat(printed: readonly Printed[]): Line[] {
+  return printed.flatMap(({ seq, rank, stream, at, attempt, lines }) => lines.map((text, place) => ({ key: `${seq}.${place}`, rank, stream, at, attempt, text })));
+}
+
+/** Every rank that was ever seen here, so that choosing one does not take the others away. */
+function useSeen(lines: readonly Line[], rank: string | null): number[] {
+  const seen = useRef(new Set<number>());
+  if (rank !== null) seen.current.add(+rank);
+  for (const one of lines) seen.current.add(one.rank);
+  return [...seen.current].sort((a, b) => a - b);
+}
+
+/** A window over the lines: only those that can be seen are in the document. */
+function Lines({ lines, marked, follow, onFollow }: { lines: readonly Line[]; marked: string; follow: boolean; onFollow(on: boolean): void }) {
+  const host = useRef<HTMLDivElement>(null);
+  const [top, setTop] = useState(0);
+  const tall = host.current?.clientHeight ?? 600;
+  useLayoutEffect(() => {
+    if (follow && host.current) host.current.scrollTop = host.current.scrollHeight;
+  }, [lines.length, follow]);
+  const first = Math.max(0, Math.floor(top / HEIGHT) - SPARE);
+  const last = Math.min(lines.length, Math.ceil((top + tall) / HEIGHT) + SPARE);
+  const scrolled = (element: HTMLDivElement) => {
+    setTop(element.scrollTop);
+    const atEnd = element.scrollTop + element.clientHeight >= element.scrollHeight - HEIGHT;
+    if (follow && !atEnd && element.scrollTop < top) onFollow(false);
+  };
+  return (
+    <div class="log" ref={host} tabIndex={0} role="log" aria-label="Printed lines" aria-live="off" onScroll={(event) => scrolled(event.currentTarget)}>
+      <div style={{ height: `${lines.length * HEIGHT}px` }}>
+        {lines.slice(first, last).map((one, place) => (
+          <div key={one.key} class={`line ${one.stream}`} style={{ top: `${(first + place) * HEIGHT}px` }}>
+            <span class="who" title={`${one.at}, attempt ${one.attempt}`}>{new Date(one.at).toLocaleTimeString("en-GB")} {one.rank} {one.stream} </span>
+            <Marked text={one.text} marked={marked} />
+          </div>
+        ))}
+      </div>
+    </div>
+  );
+}
+
+function Marked({ text, marked }: { text: string; marked: string }) {
+  if (!marked) return <>{text}</>;
+  const parts = text.split(marked);
+  return <>{parts.map((part, place) => <>{place > 0 && <mark>{marked}</mark>}{part}</>)}</>;
+}

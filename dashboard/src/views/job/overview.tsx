@@ -1,0 +1,144 @@
+// The charts of a job, its best values, and why it failed.
+import { useMemo, useState } from "preact/hooks";
+
+import { type Job, num } from "../../api/types";
+import { count, figure } from "../../format";
+import { useQuery } from "../../query";
+import { Empty, Loading, ProblemBox } from "../../ui/state";
+import { type ChartLook, Labelled, MetricChart } from "./chart";
+import { type Axis, type Metric, type Steps, useAxis, useEvents, useMetrics } from "./data";
+import { Failure } from "./failure";
+import { type Group, grouped, isUpkeep } from "./groups";
+import { MARKED, markersOf } from "./marks";
+
+type Asked = ReturnType<typeof useQuery>;
+const FEW = 12; // so many charts need no search
+
+export function Overview({ job }: { job: Job }) {
+  const list = useMetrics(job);
+  const metrics = list.value?.data;
+  return (
+    <div class="stack">
+      <Failure job={job} />
+      <Best job={job} />
+      {metrics?.length ? <Charts job={job} metrics={metrics} /> : <Waiting job={job} known={!!metrics} />}
+      {list.problem && !metrics && <ProblemBox problem={list.problem} />}
+    </div>
+  );
+}
+
+function Waiting({ job, known }: { job: Job; known: boolean }) {
+  if (!known) return <Loading what="Reading the metrics" />;
+  return <Empty><p>{job.kind === "infer" ? "An inference reports no metrics: its results are under predictions." : "Nothing was measured yet."}</p></Empty>;
+}
+
+function Charts({ job, metrics }: { job: Job; metrics: readonly Metric[] }) {
+  const [query, change] = useQuery();
+  const range = rangeOf(query);
+  const axis = useAxis(job, query.get("x"));
+  const { events } = useEvents(job, MARKED);
+  const markers = useMemo(() => markersOf(events, axis), [events, axis]);
+  const logs = (query.get("log") ?? "").split(",").filter(Boolean);
+  const groups = useMemo(() => grouped(metrics.map((one) => one.name)), [metrics.map((one) => one.name).join("\n")]);
+  const [typed, setTyped] = useState(query.get("q") ?? "");
+  const shown = groups.filter((one) => matches(one, typed));
+  const lookOf = (group: Group): ChartLook => ({
+    axis,
+    markers,
+    range,
+    smoothing: +(query.get("smooth") ?? 0),
+    log: logs.includes(group.key),
+    onLog: () => change({ log: toggled(logs, group.key).join(",") }),
+    onRange: (steps) => change({ from: steps && String(steps[0]), to: steps && String(steps[1]) }),
+  });
+  return (
+    <>
+      <Toolbar query={query} change={change} axis={axis} range={range} />
+      {groups.length > FEW && (
+        <label class="field" style={{ maxWidth: "30rem" }}><span>Metrics whose name contains</span>
+          <input type="search" value={typed} onInput={(event) => setTyped(event.currentTarget.value)} onChange={() => change({ q: typed })} />
+        </label>
+      )}
+      {shown.length === 0 && <Empty><p>No metric of this name.</p></Empty>}
+      <div class="charts">
+        {shown.map((one) => (
+          <MetricChart key={one.key} job={job} group={one} metrics={metrics.filter((metric) => one.names.includes(metric.name))} look={lookOf(one)} />
+        ))}
+      </div>
+    </>
+  );
+}
+
+function matches(group: Group, text: string): boolean {
+  const wanted = text.trim().toLowerCase();
+  return !wanted || [group.title, ...group.names].some((name) => name.toLowerCase().includes(wanted));
+}
+
+function toggled(list: readonly string[], one: string): string[] {
+  return list.includes(one) ? list.filter((other) => other !== one) : [...list, one];
+}
+
+function rangeOf(query: URLSearchParams): Steps | null {
+  const [from, to] = [query.get("from"), query.get("to")];
+  return from && to && /^\d+$/.test(from) && /^\d+$/.test(to) && +from < +to ? [+from, +to] : null;
+}
+
+/** What holds for all charts: x, smoothing, zoom. */
+function Toolbar({ query, change, axis, range }: { query: URLSearchParams; change: Asked[1]; axis: Axis; range: Steps | null }) {
+  const kept = query.get("smooth") ?? "0";
+  const [dragged, setDragged] = useState<string | null>(null);
+  return (
+    <div class="row" role="group" aria-label="How the charts are drawn">
+      <Labelled name="x">
+        <select value={query.get("x") ?? "step"} onChange={(event) => change({ x: event.currentTarget.value === "step" ? null : event.currentTarget.value })}>
+          <option value="step">step</option>
+          <option value="epoch">epoch</option>
+          <option value="time">time</option>
+        </select>
+      </Labelled>
+      <Labelled name="smoothing">
+        <input type="range" min="0" max="0.99" step="0.01" value={dragged ?? kept} onInput={(event) => setDragged(event.currentTarget.value)}
+          onChange={(event) => (setDragged(null), change({ smooth: +event.currentTarget.value ? event.currentTarget.value : null }))} />
+        <span class="number mono">{+(dragged ?? kept) ? dragged ?? kept : "off"}</span>
+      </Labelled>
+      {range && (
+        <span class="row">
+          <span>steps {count(range[0])} to {count(range[1])}</span>
+          <button onClick={() => change({ from: null, to: null })}>Show all steps</button>
+        </span>
+      )}
+      {!axis.ready && axis.name !== "step" && <span class="muted">Too few steps to place them on this axis.</span>}
+      {axis.note && axis.ready && <span class="muted">{axis.note}</span>}
+      {!range && <span class="muted wide-only">Drag over a chart to zoom; double-click or Escape shows all.</span>}
+    </div>
+  );
+}
+
+const LOWER_IS_BETTER = /loss|error|diff|perplexity|divergence|distance|mse|mae|wer|cer/i;
+const NO_BEST = /^(lr|grad_norm|clipped_steps|skipped_steps)(\/|$)|^output_grad_clip\//;
+
+/** The best value of each metric with its step, as the job's summary has it. */
+function Best({ job }: { job: Job }) {
+  const names = Object.keys(job.summary).filter((name) => !isUpkeep(name) && !NO_BEST.test(name));
+  if (!names.length) return null;
+  return (
+    <div class="tiles" role="list" aria-label="Best values">
+      {names.slice(0, FEW).map((name) => <Tile key={name} name={name} summary={job.summary[name]!} />)}
+    </div>
+  );
+}
+
+function Tile({ name, summary }: { name: string; summary: Job["summary"][string] }) {
+  const lower = LOWER_IS_BETTER.test(name);
+  const best = num(lower ? summary["min"] : summary["max"]);
+  const step = num(lower ? summary["min_step"] : summary["max_step"]);
+  const odd = num(summary["first_nonfinite_step"]);
+  return (
+    <div class="tile" role="listitem">
+      <small>{name}, {lower ? "lowest" : "highest"}</small>
+      <b>{figure(best)}</b>
+      <small>{step === null ? "" : `at step ${count(step)} · `}now {figure(num(summary["last"]))}</small>
+      {odd !== null && <div><span class="badge bad">✕ not finite from step {count(odd)}</span></div>}
+    </div>
+  );
+}

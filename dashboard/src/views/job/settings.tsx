@@ -1,0 +1,128 @@
+// Settings of a running job, changed at its next step boundary; and whether and at which step they took effect.
+import { useEffect, useRef, useState } from "preact/hooks";
+
+import { post, Problem } from "../../api/http";
+import { refresh, useLive } from "../../api/live";
+import type { Job, Page } from "../../api/types";
+import { count } from "../../format";
+import { ProblemBox } from "../../ui/state";
+import { say } from "../../ui/toast";
+import { Dialog, Ending } from "./dialog";
+import { commandText } from "./marks";
+import { current, settable } from "./settable";
+
+export interface Command {
+  id: string;
+  body: { set?: Record<string, unknown>; do?: string; [other: string]: unknown };
+  by: string;
+  state: "pending" | "applied" | "rejected";
+  step: number | null;
+  old: Record<string, unknown> | null;
+  new: Record<string, unknown> | null;
+  problem: { detail?: string; message?: string } | null;
+  created_at: string;
+}
+
+interface Row { path: string; value: string }
+
+export function Settings({ job, onClose }: { job: Job; onClose(): void }) {
+  const spec = useLive<Record<string, unknown>>(`jobs/${job.id}/spec?resolved=true`, Infinity).value;
+  const commands = useLive<Page<Command>>(`jobs/${job.id}/commands?limit=1000`, 1);
+  const [rows, setRows] = useState<Row[]>([{ path: "optimizer.lr", value: "" }]);
+  const [problem, setProblem] = useState<Problem | null>(null);
+  const [busy, setBusy] = useState(false);
+  const [sent, setSent] = useState<string[]>([]);
+  const done = commands.value?.data ?? [];
+  useApplied(done.filter((one) => sent.includes(one.id)));
+  const now = current(spec, done);
+  const change = (place: number, row: Partial<Row>) => setRows(rows.map((one, at) => (at === place ? { ...one, ...row } : one)));
+  const send = async (event: Event) => {
+    event.preventDefault();
+    setBusy(true);
+    setProblem(null);
+    try {
+      const set = Object.fromEntries(rows.map(({ path, value }) => [path.trim(), parsed(value)]));
+      const made = await post<Command>(`jobs/${job.id}/commands`, { set });
+      setSent([...sent, made.id]);
+      refresh(`jobs/${job.id}`);
+    } catch (error) {
+      setProblem(error instanceof Problem ? error : new Problem(0, "unreadable", (error as Error).message));
+    }
+    setBusy(false);
+  };
+  return (
+    <Dialog title="Change settings" onClose={onClose}>
+      <form onSubmit={send}>
+        <datalist id="settable">{settable(spec).map((path) => <option key={path} value={path} />)}</datalist>
+        {rows.map((row, place) => (
+          <div key={place} class="row">
+            <label class="field" style={{ flex: 2 }}><span>Setting</span>
+              <input list="settable" required value={row.path} aria-invalid={wrong(problem, row.path)} onInput={(event) => change(place, { path: event.currentTarget.value })} />
+            </label>
+            <label class="field" style={{ flex: 1 }}><span>{now(row.path) === undefined ? "New value" : `New value, now ${JSON.stringify(now(row.path))}`}</span>
+              <input required value={row.value} aria-invalid={wrong(problem, row.path)} onInput={(event) => change(place, { value: event.currentTarget.value })} />
+            </label>
+            {rows.length > 1 && <button type="button" class="plain" aria-label={`Leave ${row.path} out`} onClick={() => setRows(rows.filter((_, at) => at !== place))}>✕</button>}
+          </div>
+        ))}
+        <div><button type="button" class="plain" onClick={() => setRows([...rows, { path: "", value: "" }])}>Another setting</button></div>
+        <p class="muted">All of them change at one step boundary, or none does.</p>
+        {problem && <ProblemBox problem={problem} />}
+        <Ending does="Change" busy={busy} onClose={onClose} />
+      </form>
+      <Commands commands={done} />
+    </Dialog>
+  );
+}
+
+/** Say once of each command that was sent here how it ended. */
+function useApplied(commands: readonly Command[]): void {
+  const told = useRef(new Set<string>());
+  useEffect(() => {
+    for (const one of commands) {
+      if (one.state === "pending" || told.current.has(one.id)) continue;
+      told.current.add(one.id);
+      if (one.state === "applied") say(`${commandText({ ...one.body, ...one })}: applied from step ${count(one.step)} on.`);
+      else say(`Rejected: ${reason(one)}`, true);
+    }
+  });
+}
+
+/** A value as JSON; what is not JSON is a text. */
+function parsed(text: string): unknown {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return text;
+  }
+}
+
+function wrong(problem: Problem | null, path: string): true | undefined {
+  const escaped = path.trim().replaceAll("~", "~0").replaceAll("/", "~1");
+  return problem?.errors.some((one) => one.pointer === `/set/${escaped}`) || undefined;
+}
+
+export function reason(command: Command): string {
+  return command.problem?.detail ?? command.problem?.message ?? "no reason was given";
+}
+
+export function Commands({ commands }: { commands: readonly Command[] }) {
+  if (!commands.length) return null;
+  return (
+    <div class="table">
+      <table>
+        <caption class="only-readers">What was asked of the job</caption>
+        <thead><tr><th scope="col">asked</th><th scope="col">state</th><th scope="col" class="number">from step</th></tr></thead>
+        <tbody>
+          {[...commands].reverse().slice(0, 20).map((one) => (
+            <tr key={one.id}>
+              <td>{commandText({ ...one.body, ...one })}{one.state === "rejected" && <div class="muted">{reason(one)}</div>}</td>
+              <td><span class={`badge ${one.state === "applied" ? "good" : one.state === "rejected" ? "bad" : "busy"}`}>{one.state}</span></td>
+              <td class="number">{count(one.step)}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
+  );
+}

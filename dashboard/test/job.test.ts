@@ -1,0 +1,43 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { confusion, worstFirst } from "../src/views/job/confusion";
+import { differences } from "../src/views/job/diff";
+import { grouped } from "../src/views/job/groups";
+
+test("a metric and its validation are one chart, loss comes first and the machine last", () => {
+  const groups = grouped(["accuracy", "grad_norm", "loss", "lr", "lr/sparse", "system/memory_bytes", "time/step", "time/forward", "validation/accuracy", "validation/loss", "throughput/samples_per_s"]);
+  assert.deepEqual(groups.map((one) => one.key), ["loss", "accuracy", "grad_norm", "lr", "throughput/samples_per_s", "system/memory_bytes", "time"]);
+  assert.deepEqual(groups[0]!.names, ["loss", "validation/loss"]);
+  assert.deepEqual(groups.find((one) => one.key === "lr")!.names, ["lr", "lr/sparse"]);
+});
+
+test("a metric that only evaluations have stands under its own name", () => {
+  assert.deepEqual(grouped(["validation/f1"]), [{ key: "f1", title: "f1", names: ["validation/f1"] }]);
+});
+
+test("two specs differ in the leaves that differ, layers being found by name", () => {
+  const layers = (size: number) => [{ name: "fc", args: { out_features: size } }, { name: "relu" }];
+  const before = { seed: 1, network: { layers: layers(10) }, stop: { epochs: 2 } };
+  const after = { seed: 1, network: { layers: layers(20).reverse() }, stop: { steps: 5 } };
+  assert.deepEqual(differences(before, after), [
+    { path: "network.layers.fc.args.out_features", before: 10, after: 20 },
+    { path: "stop.epochs", before: 2, after: undefined },
+    { path: "stop.steps", before: undefined, after: 5 },
+  ]);
+});
+
+test("a list that is no list of named things differs as a whole", () => {
+  assert.deepEqual(differences({ a: [1, 2] }, { a: [1, 3] }), [{ path: "a", before: [1, 2], after: [1, 3] }]);
+  assert.deepEqual(differences({ a: [1, 2] }, { a: [1, 2] }), []);
+});
+
+test("a confusion matrix counts rows by what is true and what was told", () => {
+  const told = confusion([2, 0, 2, 2], [2, 2, 0, 2]);
+  assert.deepEqual(told, { classes: [0, 2], counts: [[0, 1], [1, 2]], right: 2, total: 4 });
+});
+
+test("the surest mistakes come first, then the least sure of what is right", () => {
+  assert.deepEqual(worstFirst([0, 1, 1, 0], [1, 1, 0, 0], [0.6, 0.9, 0.8, 0.7]), [2, 0, 3, 1]);
+  assert.deepEqual(worstFirst(null, [1, 1, 0], [0.6, 0.9, 0.5]), [2, 0, 1]);
+});

@@ -1,0 +1,144 @@
+"""The page of a job that met numbers that are not finite: where, since when, and what it printed."""
+
+import re
+from collections.abc import Callable
+
+import httpx2
+import pytest
+from playwright.sync_api import Page, expect
+
+import glasshouse as gh
+from tests.page.browser import Screenshot
+from tests.page.test_job import chart, spec, table_of
+
+Axe = Callable[[Page], None]
+LAYERS = [
+    {"name": "flat", "type": "Flatten", "inputs": ["image"]},
+    {"name": "hidden", "type": "Linear", "args": {"out_features": 16}},
+    {"name": "relu", "type": "ReLU"},
+    {"name": "fc", "type": "Linear", "args": {"out_features": 10}},
+]
+WILD = {
+    "optimizer": {"type": "SGD", "args": {"lr": 1e30}},
+    "network": {"type": "graph", "layers": LAYERS, "outputs": ["fc"]},
+}
+
+
+@pytest.fixture(scope="module")
+def failed(client: gh.Client, digits: str) -> gh.Job:
+    """A job whose learning rate is far too high, and which ends by it."""
+    guards = {"nonfinite": {"check": ["loss"], "action": "fail"}}
+    job = client.jobs.create(spec(digits, "wild one", guards=guards) | WILD)
+    with pytest.raises(gh.JobFailed):
+        job.wait(timeout=120)
+    return job.refresh()
+
+
+def test_the_failure_is_explained_where_it_happened(page: Page, failed: gh.Job):
+    error = failed.error or {}
+    page.goto(f"/jobs/{failed.id}")
+    box = page.get_by_role("region", name="Why it failed")
+    expect(box).to_contain_text(error["message"])
+    expect(box).to_contain_text(error["hint"])
+    expect(box).to_contain_text("Numbers that are not finite")
+    layer = box.get_by_role("link", name=error["layer"], exact=True)
+    expect(layer).to_have_attribute(
+        "href", f"/jobs/{failed.id}/layers/{error['layer']}?step={error['step']}"
+    )
+    expect(box.get_by_role("link", name="non_finite")).to_have_attribute(
+        "href", "/errors/non_finite"
+    )
+    box.get_by_text("Last lines of its log").click()
+    expect(box.locator("pre")).to_contain_text(str(error["log_tail"]).splitlines()[-1])
+
+
+def test_a_nan_is_a_mark_that_leads_to_the_layer(page: Page, failed: gh.Job, http: httpx2.Client):
+    told = http.get(f"/jobs/{failed.id}/metrics/query", params={"name": "loss"}).json()
+    bad = [
+        (step, value)
+        for step, value in zip(told["step"], told["values"]["loss"], strict=True)
+        if isinstance(value, str)
+    ]
+    page.goto(f"/jobs/{failed.id}")
+    card = chart(page, "loss")
+    note = card.locator(".odd")
+    expect(note).to_contain_text(f"{len(bad)} {bad[0][1]}, first in loss at step {bad[0][0]}")
+    layer = (failed.error or {})["layer"]
+    expect(note.get_by_role("link", name=f"look into {layer}")).to_have_attribute(
+        "href", re.compile(f"/layers/{layer}")
+    )
+    words = re.compile(rf"{len(bad)} {bad[0][1]}")
+    expect(card.get_by_role("img")).to_have_attribute("aria-label", words)
+    rows = {str(row["step"]): row["loss"] for row in table_of(card)}
+    assert rows[str(bad[0][0])] == bad[0][1]
+
+
+def test_the_mark_is_red_on_the_canvas_where_the_nan_is(page: Page, failed: gh.Job):
+    page.goto(f"/jobs/{failed.id}")
+    canvas = chart(page, "loss").locator("canvas")
+    expect(chart(page, "loss").locator(".odd")).to_be_visible()
+    page.wait_for_function(_HAS_RED, arg=canvas.element_handle())
+    clean = chart(page, "lr").locator("canvas")
+    assert not page.evaluate(_HAS_RED, clean.element_handle())
+
+
+_HAS_RED = """(canvas) => {
+  const probe = document.createElement('i');
+  probe.style.color = 'var(--bad)';
+  document.body.append(probe);
+  const wanted = getComputedStyle(probe).color.match(/\\d+/g).map(Number);
+  probe.remove();
+  const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+  for (let at = 0; at < data.length; at += 4)
+    if (data[at + 3] > 200 && wanted.every((one, place) => Math.abs(one - data[at + place]) < 8))
+      return true;
+  return false;
+}"""
+
+
+def test_a_job_that_went_on_names_what_was_found(page: Page, client: gh.Client, digits: str):
+    job = client.jobs.create(spec(digits, "went on", stop={"steps": 50}) | WILD).wait(timeout=120)
+    page.goto(f"/jobs/{job.id}")
+    found = page.get_by_role("region", name="Findings")
+    expect(found).to_contain_text("not finite")
+    found.get_by_role("link", name="All findings").click()
+    expect(page).to_have_url(re.compile("types=finding"))
+    expect(page.locator("tbody tr").first).to_contain_text("finding")
+
+
+def test_the_log_is_searched_by_the_service(page: Page, failed: gh.Job, http: httpx2.Client):
+    page.goto(f"/jobs/{failed.id}/logs")
+    lines = page.get_by_role("log").locator(".line")
+    everything = http.get(f"/jobs/{failed.id}/logs", headers={"Accept": "text/plain"}).text
+    count = page.get_by_text(re.compile(r"^\d+ lines$"))
+    expect(count).to_have_text(f"{len(everything.splitlines())} lines")
+    page.get_by_label("Lines that contain").fill("NonFinite")
+    page.get_by_role("button", name="Search").click()
+    wanted = [line for line in everything.splitlines() if "NonFinite" in line]
+    assert 0 < len(wanted) < len(everything.splitlines())
+    expect(lines).to_have_count(len(wanted))
+    for line, text in zip(lines.all(), wanted, strict=True):
+        expect(line).to_contain_text(text.strip())
+    expect(page).to_have_url(re.compile("grep=NonFinite"))
+    page.reload()
+    expect(lines).to_have_count(len(wanted))
+    page.get_by_label("stream").select_option("stdout")
+    expect(page.get_by_text("No line contains this text.")).to_be_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_failure_has_no_serious_fault_for_readers_of_screens(
+    page: Page, failed: gh.Job, axe: Axe, screenshot: Screenshot, scheme: str
+):
+    page.goto(f"/jobs/{failed.id}")
+    page.get_by_label("Colours").select_option(scheme)
+    expect(chart(page, "loss").locator(".odd")).to_be_visible()
+    axe(page)
+    page.goto(f"/jobs/{failed.id}/logs")
+    expect(page.get_by_role("log")).to_be_visible()
+    axe(page)
+    if scheme == "light":
+        page.get_by_label("Colours").select_option("system")
+        page.goto(f"/jobs/{failed.id}")
+        expect(chart(page, "loss").locator(".odd")).to_be_visible()
+        screenshot("job-failed")

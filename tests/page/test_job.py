@@ -1,0 +1,378 @@
+"""A job's page: its numbers are the API's, and what is done on it is done to the job."""
+
+import json
+import math
+import re
+from collections.abc import Callable, Generator
+from typing import Any
+
+import httpx2
+import psutil
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+import glasshouse as gh
+from tests.acceptance.houses import House, until
+from tests.page.browser import Screenshot, Witness
+
+STEPS = 240
+OVER = ("succeeded", "failed", "cancelled")
+Axe = Callable[[Page], None]
+
+
+def spec(digits: str, name: str, **more: Any) -> dict[str, Any]:
+    """A small network on the digits."""
+    layers = [
+        {"name": "flat", "type": "Flatten", "inputs": ["image"]},
+        {"name": "fc", "type": "Linear", "args": {"out_features": 10}},
+    ]
+    fields = {
+        "image": {"type": "dense", "shape": [1, 8, 8]},
+        "label": {"type": "integer", "dim": 10},
+    }
+    return {
+        "kind": "train",
+        "name": name,
+        "seed": 1,
+        "network": {"type": "graph", "layers": layers, "outputs": ["fc"]},
+        "loss": {"type": "CrossEntropyLoss", "inputs": ["fc", "label"]},
+        "optimizer": {"type": "SGD", "args": {"lr": 0.1}},
+        "data": {
+            "train": {"dataset": digits, "split": "train"},
+            "validation": {"dataset": digits, "split": "validation"},
+            "fields": fields,
+            "batch_size": 32,
+        },
+        "stop": {"steps": STEPS},
+        "evaluate": {"every_epochs": 1},
+        "checkpoint": {"every_steps": 100},
+        "metrics": [{"type": "accuracy", "inputs": ["fc", "label"]}],
+    } | more
+
+
+@pytest.fixture(scope="module")
+def ended(client: gh.Client, digits: str) -> gh.Job:
+    """A job that has trained to its end."""
+    return client.jobs.create(spec(digits, "ended one")).wait(timeout=120)
+
+
+@pytest.fixture
+def running(client: gh.Client, digits: str) -> Generator[gh.Job]:
+    """A job that trains until it is told to stop."""
+    job = client.jobs.create(spec(digits, "long one", stop={"steps": 50_000_000}))
+    until(lambda: (job.refresh().progress or {}).get("step"), what="a step")
+    yield job
+    if job.refresh().state not in OVER:
+        job.cancel()
+    until(lambda: job.refresh().state in OVER, what="the end")
+
+
+def chart(page: Page, key: str) -> Locator:
+    """The card of a chart."""
+    return page.locator(f"[data-group='{key}']")
+
+
+def table_of(card: Locator) -> list[dict[str, float | None]]:
+    """All pages of a chart's table: of each row the x, and by series the value or None."""
+    card.get_by_role("button", name="Table").click()
+    found: list[dict[str, float | None]] = []
+    while True:
+        found += card.locator("table").evaluate(_READ)
+        later = card.get_by_role("button", name="Later")
+        if later.count() == 0 or later.is_disabled():
+            return found
+        later.click()
+
+
+_READ = """(table) => {
+  const names = [...table.tHead.rows[0].cells].map((cell) => cell.textContent);
+  const value = (cell) => cell.dataset.value === undefined ? null : cell.dataset.value;
+  return [...table.tBodies[0].rows].map((row) => Object.fromEntries([...row.cells].map(
+    (cell, place) => [names[place], place ? value(cell) : cell.textContent])));
+}"""
+
+
+def test_the_table_of_a_chart_has_the_numbers_of_the_api(
+    page: Page, ended: gh.Job, http: httpx2.Client
+):
+    names = ["loss", "validation/loss"]
+    told = http.get(f"/jobs/{ended.id}/metrics/query", params={"name": names}).json()
+    page.goto(f"/jobs/{ended.id}")
+    shown = table_of(chart(page, "loss"))
+    assert [int(str(row["step"])) for row in shown] == told["step"]
+    for name in names:
+        values = [None if row[name] is None else float(str(row[name])) for row in shown]
+        assert values == told["values"][name]
+    marks = chart(page, "loss").get_by_role("list", name="Marks")
+    expect(marks).to_contain_text("step 100: checkpoint of step 100")
+    expect(marks).to_contain_text("attempt 1")
+
+
+def test_a_chart_says_in_words_what_it_shows_and_what_is_best(
+    page: Page, ended: gh.Job, http: httpx2.Client
+):
+    told = http.get(f"/jobs/{ended.id}/metrics/query", params={"name": "loss"}).json()
+    first, last = told["values"]["loss"][0], told["values"]["loss"][-1]
+    page.goto(f"/jobs/{ended.id}")
+    image = chart(page, "loss").get_by_role("img")
+    words = rf"loss fell from {first:.4g} to {last:.4g} over {STEPS - 1} steps"
+    expect(image).to_have_attribute("aria-label", re.compile(re.escape(words)))
+    best = http.get(f"/jobs/{ended.id}").json()["summary"]["validation/accuracy"]
+    tile = page.get_by_role("list", name="Best values").get_by_role("listitem").last
+    expect(tile).to_contain_text(f"{best['max']:.4g}")
+    expect(tile).to_contain_text(f"at step {best['max_step']}")
+
+
+def test_a_range_that_is_dragged_is_asked_for_again_and_escape_shows_all(page: Page, ended: gh.Job):
+    page.goto(f"/jobs/{ended.id}")
+    card = chart(page, "loss")
+    over = card.locator(".u-over")
+    box = over.bounding_box()
+    assert box is not None
+    with page.expect_request(re.compile(r"metrics/query\?.*from_step=")) as asked:
+        page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + 40)
+        page.mouse.down()
+        page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 40, steps=5)
+        page.mouse.up()
+    query = httpx2.URL(asked.value.url).params
+    low, high = int(query["from_step"]), int(query["to_step"])
+    assert math.isclose(low, STEPS * 0.25, abs_tol=5)
+    assert math.isclose(high, STEPS * 0.5, abs_tol=5)
+    assert int(query["max_points"]) <= 1000
+    expect(page).to_have_url(re.compile(rf"from={low}&to={high}"))
+    expect(card.get_by_role("img")).to_have_attribute(
+        "aria-label", re.compile(rf"over {high - low} steps")
+    )
+    page.reload()
+    steps = [int(str(row["step"])) for row in table_of(chart(page, "loss"))]
+    assert (steps[0], steps[-1]) == (low, high)
+    chart(page, "accuracy").get_by_role("img").press("Escape")
+    expect(page).not_to_have_url(re.compile("from="))
+
+
+def test_a_cursor_goes_over_the_points_by_keys(page: Page, ended: gh.Job, http: httpx2.Client):
+    told = http.get(f"/jobs/{ended.id}/metrics/query", params={"name": "lr"}).json()
+    page.goto(f"/jobs/{ended.id}")
+    card = chart(page, "lr")
+    image = card.get_by_role("img")
+    expect(card.locator(".u-over")).to_be_visible()
+    image.press("Home")
+    for _ in range(3):
+        image.press("ArrowRight")
+    expect(card.get_by_role("status")).to_have_text(f"step 3: lr {told['values']['lr'][3]:.4g}")
+    image.press("End")
+    expect(card.get_by_role("status")).to_contain_text(f"step {STEPS - 1}")
+
+
+def test_the_axis_is_in_epochs_and_in_times_too(page: Page, ended: gh.Job):
+    page.goto(f"/jobs/{ended.id}?smooth=0.9&log=loss")
+    expect(page.get_by_label("smoothing")).to_have_value("0.9")
+    expect(chart(page, "loss").get_by_role("button", name="Log")).to_have_attribute(
+        "aria-pressed", "true"
+    )
+    page.get_by_role("combobox", name="x", exact=True).select_option("epoch")
+    words = re.compile(r"loss fell .* over 5\.\d+ epochs")  # 240 steps of 32, of 1297 rows
+    expect(chart(page, "loss").get_by_role("img")).to_have_attribute("aria-label", words)
+    page.get_by_role("combobox", name="x", exact=True).select_option("time")
+    words = re.compile(r"loss fell .* over \d+ seconds")
+    expect(chart(page, "loss").get_by_role("img")).to_have_attribute("aria-label", words)
+
+
+def test_a_changed_learning_rate_is_confirmed_with_its_step(
+    page: Page, running: gh.Job, http: httpx2.Client, witness: Witness
+):
+    witness.expect("status of 422")
+    page.goto(f"/jobs/{running.id}")
+    page.get_by_role("button", name="Change settings").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_label("Setting")).to_have_value("optimizer.lr")
+    dialog.get_by_label("New value, now 0.1").fill("-5")
+    dialog.get_by_role("button", name="Change", exact=True).click()
+    expect(dialog.get_by_role("alert")).to_contain_text("/set/optimizer.lr")
+    dialog.get_by_label("New value").fill("0.025")
+    dialog.get_by_role("button", name="Change", exact=True).click()
+    row = dialog.get_by_role("row").last
+    expect(row).to_contain_text("optimizer.lr 0.1 → 0.025")
+    expect(row).to_contain_text("applied")
+    (command,) = http.get(f"/jobs/{running.id}/commands").json()["data"]
+    expect(row.get_by_role("cell").last).to_have_text(f"{command['step']:,}")
+    expect(page.locator(".toast").last).to_contain_text(f"from step {command['step']:,} on")
+    around = {"name": "lr", "from_step": command["step"] - 1, "to_step": command["step"]}
+    until(lambda: (running.refresh().progress or {}).get("step", 0) > command["step"] + 1)
+    rates = http.get(f"/jobs/{running.id}/metrics/query", params=around).json()
+    assert rates["values"]["lr"] == [0.1, 0.025]
+
+
+def test_a_job_is_paused_resumed_forked_and_cancelled(
+    page: Page, running: gh.Job, http: httpx2.Client, witness: Witness
+):
+    page.goto(f"/jobs/{running.id}")
+    state = page.locator("header.head [role=status]")
+    page.get_by_role("button", name="Checkpoint now").click()
+    page.get_by_role("button", name="Pause").click()
+    expect(state).to_have_text("paused")
+    assert running.refresh().state == "paused"
+    page.get_by_role("button", name="Resume").click()
+    expect(state).to_have_text("running")
+
+    page.get_by_role("button", name="Fork").click()
+    dialog = page.get_by_role("dialog")
+    patch = dialog.get_by_label("What is other in its spec")
+    witness.expect("status of 422")
+    patch.fill('{"stop": {"steps": "many"}}')
+    dialog.get_by_role("button", name="Fork", exact=True).click()
+    expect(dialog.get_by_role("alert")).to_contain_text("/spec/stop/steps")
+    patch.fill(json.dumps({"name": "forked", "stop": {"steps": 10**7}}))
+    dialog.get_by_role("button", name="Fork", exact=True).click()
+    expect(page.get_by_role("heading", name="forked")).to_be_visible()
+    forked = page.url.rsplit("/", 1)[1]
+    assert http.get(f"/jobs/{forked}").json()["parent"] == running.id
+    page.goto(f"/jobs/{forked}/spec?spec=parent")
+    changed = page.get_by_role("row").filter(has_text="stop.steps")
+    expect(changed).to_contain_text("50000000")
+    expect(changed).to_contain_text("10000000")
+
+    for job in (forked, running.id):
+        page.goto(f"/jobs/{job}")
+        page.get_by_role("button", name="Cancel job").click()
+        page.get_by_role("dialog").get_by_role("button", name="Cancel it").click()
+        expect(state).to_have_text("cancelled")
+        assert http.get(f"/jobs/{job}").json()["state"] == "cancelled"
+
+
+def test_name_and_labels_are_edited_and_an_ended_job_is_deleted(
+    page: Page, client: gh.Client, digits: str
+):
+    job = client.jobs.create(spec(digits, "to go", stop={"steps": 2}, labels={"old": "1"}))
+    job.wait(timeout=120)
+    page.goto(f"/jobs/{job.id}")
+    page.get_by_role("button", name="Edit").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Name", exact=True).fill("another name")
+    dialog.get_by_label("Labels").fill("team: vision\nurl: http://x:1")
+    dialog.get_by_role("button", name="Save").click()
+    expect(page.get_by_role("heading", name="another name")).to_be_visible()
+    assert job.refresh().data["labels"] == {"team": "vision", "url": "http://x:1"}
+    page.get_by_role("button", name="Delete").click()
+    page.get_by_role("dialog").get_by_role("button", name="Delete it for good").click()
+    expect(page).to_have_url(re.compile(r"/jobs$"))
+    with pytest.raises(gh.NotFoundError):
+        client.jobs.get(job.id)
+
+
+def test_checkpoints_are_listed_with_their_metrics_and_deleted(
+    page: Page, client: gh.Client, digits: str, http: httpx2.Client
+):
+    job = client.jobs.create(spec(digits, "saved", stop={"steps": 120})).wait(timeout=120)
+    first, last = http.get(f"/jobs/{job.id}/checkpoints").json()["data"]
+    page.goto(f"/jobs/{job.id}/checkpoints")
+    rows = page.locator("tbody tr")
+    expect(rows).to_have_count(2)
+    expect(rows.first).to_contain_text("120")
+    expect(rows.first).to_contain_text(f"{last['metrics']['validation/accuracy']:.4g}")
+    with page.expect_download() as download:
+        rows.first.get_by_role("link", name="Weights").click()
+    assert download.value.path().stat().st_size == last["files"]["model.safetensors"]["size_bytes"]
+    rows.last.get_by_role("button", name="Delete").click()
+    page.get_by_role("dialog").get_by_role("button", name="Delete it for good").click()
+    expect(rows).to_have_count(1)
+    assert http.get(f"/checkpoints/{first['id']}").status_code == 404
+
+
+def test_the_events_are_those_of_the_log_by_type(page: Page, ended: gh.Job, http: httpx2.Client):
+    page.goto(f"/jobs/{ended.id}/events")
+    told = http.get(f"/jobs/{ended.id}/events", params={"types": "state,checkpoint,end"}).json()
+    rows = page.locator("tbody tr")
+    numbers = [f"{one['seq']:,}" for one in reversed(told["data"])]
+    for name in ("attempt", "command", "finding", "probe", "adjusted", "stalled", "dropped", "gap"):
+        page.get_by_label(name, exact=True).uncheck()
+    expect(rows.locator("td:first-child")).to_have_text(numbers)
+    page.get_by_label("end", exact=True).uncheck()
+    page.get_by_label("checkpoint", exact=True).uncheck()
+    expect(page).to_have_url(re.compile("types=state$"))
+    expect(rows.first).to_contain_text("running → succeeded")
+
+
+def test_predictions_show_each_class_and_the_least_sure_rows_first(
+    page: Page, client: gh.Client, ended: gh.Job, digits: str, http: httpx2.Client
+):
+    data = {"dataset": digits, "split": "test"}
+    asked = {"kind": "infer", "job": ended.id, "data": data, "outputs": ["fc"]}
+    job = client.jobs.create(asked | {"fields": ["id", "prob"]}).wait(timeout=120)
+    told = http.get(f"/jobs/{job.id}").json()["result"]["fc"]
+    probs = told["prob"]["data"]
+    worst = min(range(len(probs)), key=probs.__getitem__)
+    page.goto(f"/jobs/{job.id}")
+    row = page.locator(".predicted tbody tr").first
+    expect(row.get_by_role("rowheader")).to_have_text(str(worst))
+    expect(row.get_by_role("cell").first).to_have_text(str(told["id"]["data"][worst]))
+    threes = told["id"]["data"].count(3)
+    expect(page.get_by_role("button", name=f"class 3: {threes}")).to_be_visible()
+    pages = http.get(f"/datasets/{digits}/rows", params={"split": "test", "limit": 1000}).json()
+    truth = [row["label"] for row in pages["data"]]
+    pairs = list(zip(truth, told["id"]["data"], strict=True))
+    wrong = [at for at, (right, said) in enumerate(pairs) if right != said]
+    page.get_by_label("compare with the column").select_option("label")
+    expect(page.get_by_text(f"{len(truth) - len(wrong)} of {len(truth)} rows")).to_be_visible()
+    surest = max(wrong, key=probs.__getitem__)
+    expect(row.get_by_role("rowheader")).to_have_text(str(surest))
+    right, said = pairs[surest]
+    cell = f"{pairs.count((right, said))} of class {right} predicted as {said}"
+    page.get_by_role("button", name=cell).click()
+    rows = page.locator(".predicted tbody tr")
+    expect(rows).to_have_count(pairs.count((right, said)))
+    with page.expect_download() as download:
+        page.get_by_role("link", name="outputs.safetensors").click()
+    (file,) = http.get(f"/jobs/{job.id}/artifacts").json()["data"]
+    assert download.value.path().stat().st_size == file["size_bytes"]
+
+
+def test_the_spec_is_copied_as_a_command_that_has_all_of_it(page: Page, ended: gh.Job):
+    page.goto(f"/jobs/{ended.id}")
+    page.get_by_role("button", name="Copy as").click()
+    text = page.get_by_role("dialog").locator("pre")
+    expect(text).to_contain_text("curl")
+    body = text.inner_text().split("<<'JSON'\n")[1].split("\nJSON")[0]
+    assert json.loads(body)["optimizer"] == {"type": "SGD", "args": {"lr": 0.1}}
+
+
+def test_the_page_says_that_the_api_is_gone_and_goes_on_with_right_numbers(
+    page: Page, running: gh.Job, house: House, http: httpx2.Client, witness: Witness
+):
+    page.goto(f"/jobs/{running.id}")
+    expect(chart(page, "loss").get_by_role("img")).to_have_attribute(
+        "aria-label", re.compile("loss")
+    )
+    witness.expect("ERR_CONNECTION_REFUSED|ERR_EMPTY_RESPONSE|ERR_CONNECTION_RESET|status of 5")
+    api_of(house).kill()
+    bar = page.get_by_text("The service does not answer.")
+    expect(bar).to_be_visible()
+    expect(bar).to_have_count(0)
+    running.pause()
+    until(lambda: running.refresh().state == "paused", what="the pause")
+    expect(page.locator("header.head [role=status]")).to_have_text("paused")
+    told = http.get(f"/jobs/{running.id}/metrics/query", params={"name": "lr"}).json()
+    words = re.compile(rf"over {told['step'][-1] - told['step'][0]:,} steps")
+    expect(chart(page, "lr").get_by_role("img")).to_have_attribute("aria-label", words)
+
+
+def api_of(house: House) -> psutil.Process:
+    """The process that answers the requests of a service."""
+    runtime = json.loads((house.home / "runtime.json").read_text())
+    above = psutil.Process(runtime["pid"])
+    (api,) = [one for one in above.children() if one.cmdline()[1:3] == ["-m", "api"]]
+    return api
+
+
+@pytest.mark.parametrize("tab", ["", "/logs", "/events", "/checkpoints", "/spec"])
+def test_no_tab_has_a_serious_fault_for_readers_of_screens(
+    page: Page, ended: gh.Job, axe: Axe, screenshot: Screenshot, tab: str
+):
+    page.goto(f"/jobs/{ended.id}{tab}")
+    expect(page.locator("nav.tabs [aria-current=page]")).to_be_visible()
+    expect(page.locator("main [role=status]").filter(has_text="Reading")).to_have_count(0)
+    for scheme in ("light", "dark"):
+        page.get_by_label("Colours").select_option(scheme)
+        axe(page)
+    page.get_by_label("Colours").select_option("system")
+    screenshot(f"job{tab.replace('/', '-')}")
