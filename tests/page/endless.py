@@ -1,6 +1,25 @@
 """A job that runs until it is cancelled."""
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
+
+import pytest
+
+import glasshouse as gh
+
+
+@contextmanager
+def running(*jobs: gh.Job) -> Generator[None]:
+    """Afterwards they are cancelled, and their devices are free."""
+    try:
+        yield
+    finally:
+        for job in reversed(jobs):
+            job.cancel()
+        for job in jobs:
+            with pytest.raises(gh.JobCancelled):
+                job.wait(timeout=240)
 
 
 def endless(digits: str, name: str, **more: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 
 import glasshouse as gh
 from tests.page.browser import Screenshot, Witness
-from tests.page.endless import endless
+from tests.page.endless import endless, running
 
 Axe = Callable[[Page], None]
 PIXELS = """(canvas) => {
@@ -41,12 +41,14 @@ def test_a_file_is_uploaded_and_its_columns_and_rows_are_those_of_the_api(
     figures = columns.locator("tbody tr", has_text="length").locator("td").all_inner_texts()
     assert figures[1:6] == ["float64", "one value", "0", "24.5", "12.25"]
     balance = page.get_by_role("table", name="Values of species").locator("tr")
+    expect(balance).to_have_count(2)
     assert [row.inner_text().split() for row in balance.all()] == [
         ["Adelie", "33", "66.0", "%"],
         ["Gentoo", "17", "34.0", "%"],
     ]
     page.get_by_role("button", name="Next").click()
     expect(page).to_have_url(re.compile("offset=20"))
+    expect(page.get_by_role("table", name="Rows 20 and on")).to_be_visible()
     first = page.get_by_role("table", name="Rows 20 and on").locator("tbody tr").first
     assert first.inner_text().split() == ["20", "Adelie", "10", "20"]
     page.reload()
@@ -67,9 +69,7 @@ def test_a_bad_row_is_named_by_its_line_and_leaves_no_dataset_to_train_on(
     expect(page.get_by_role("alert")).to_contain_text("line 3 has 1 cells")
 
 
-def test_a_file_that_is_refused_at_the_door_says_why(
-    page: Page, witness: Witness, tmp_path: Path
-):
+def test_a_file_that_is_refused_at_the_door_says_why(page: Page, witness: Witness, tmp_path: Path):
     witness.expect("status of 422")
     path = tmp_path / "nothing.csv"
     path.write_text("")
@@ -106,6 +106,7 @@ def test_lengths_of_sequences_are_counted(page: Page, tmp_path: Path):
     upload(page, path)
     page.get_by_role("link", name="words.jsonl").click()
     bars = page.get_by_role("table", name="Lengths of ids").locator("tr")
+    expect(bars).to_have_count(4)
     counted = [row.inner_text().split()[:2] for row in bars.all()]
     assert counted == [["1", "1"], ["2", "2"], ["3", "0"], ["4", "1"]]
 
@@ -115,13 +116,11 @@ def test_a_dataset_that_a_job_reads_stays_and_says_so_and_goes_afterwards(
 ):
     witness.expect("status of 409")
     dataset = client.datasets.create(builtin="digits")
-    job = client.jobs.create(endless(dataset.id, "reads it"))
     page.goto(f"/datasets/{dataset.id}")
-    delete(page)
-    expect(page.locator(".toast.bad")).to_contain_text(job.id)
-    assert client.datasets.get(dataset.id).id == dataset.id
-    job.cancel()
-    job.wait(timeout=120)
+    with running(client.jobs.create(endless(dataset.id, "reads it"))):
+        delete(page)
+        expect(page.locator(".toast.bad")).to_contain_text("A job that has not ended uses this")
+        assert client.datasets.get(dataset.id).id == dataset.id
     delete(page)
     expect(page).to_have_url(re.compile("/datasets$"))
     assert dataset.id not in [one.id for one in client.datasets.list()]

@@ -14,7 +14,7 @@ import glasshouse as gh
 from tests import leaks
 from tests.acceptance.houses import House, until
 from tests.page.browser import Screenshot
-from tests.page.endless import endless
+from tests.page.endless import endless, running
 
 Axe = Callable[[Page], None]
 
@@ -25,12 +25,9 @@ def crowded(client: gh.Client, http: httpx2.Client, digits: str) -> Generator[li
     cores = len(http.get("/devices").json()["data"])
     devices = {"type": "cpu", "threads": cores}
     jobs = [client.jobs.create(endless(digits, name, devices=devices)) for name in ("has", "waits")]
-    until(lambda: jobs[0].refresh().state == "running")
-    yield jobs
-    for job in jobs:
-        job.cancel()
-    for job in jobs:
-        job.wait(timeout=120)
+    with running(*jobs):
+        until(lambda: client.jobs.get(jobs[0].id).state == "running", 240)
+        yield jobs
 
 
 @pytest.mark.parametrize("size", [(1280, 800), (390, 844)])

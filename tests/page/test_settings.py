@@ -11,7 +11,7 @@ from playwright.sync_api import Locator, Page, expect
 import glasshouse as gh
 from tests.acceptance.houses import House, until
 from tests.page.browser import Screenshot, Witness
-from tests.page.endless import endless
+from tests.page.endless import endless, running
 
 Axe = Callable[[Page], None]
 
@@ -20,9 +20,7 @@ def card(page: Page, name: str) -> Locator:
     return page.get_by_role("region", name=name)
 
 
-def test_a_key_is_shown_once_works_and_is_refused_after_it_was_revoked(
-    page: Page, house: House
-):
+def test_a_key_is_shown_once_works_and_is_refused_after_it_was_revoked(page: Page, house: House):
     page.goto("/settings")
     keys = card(page, "API keys")
     keys.get_by_label("Name of the new key").fill("a laptop")
@@ -65,8 +63,8 @@ def test_quotas_and_limits_are_those_of_the_api(page: Page, http: httpx2.Client)
     page.goto("/settings")
     quotas = http.get("/quotas").json()
     waiting = card(page, "Quotas").locator("tr", has_text="jobs that wait").locator("td")
-    limit = quotas["limits"]["queued_jobs"]
-    expect(waiting).to_have_text(["jobs that wait", "0", f"{limit:,}", "everybody"])
+    used, limit = quotas["used"]["queued_jobs"], quotas["limits"]["queued_jobs"]
+    expect(waiting).to_have_text(["jobs that wait", f"{used:,}", f"{limit:,}", "everybody"])
     told = card(page, "Service")
     service = http.get("/").json()
     expect(told).to_contain_text(service["version"])
@@ -91,9 +89,8 @@ def test_a_webhook_is_made_tells_what_was_sent_and_is_deleted(
     expect(hooks.locator("code.secret")).to_have_text(re.compile("^whsec_"))
     (made,) = http.get("/webhooks").json()["data"]
     assert (made["url"], made["events"]) == ("https://hook.invalid/it", ["job.cancelled"])
-    job = client.jobs.create(endless(digits, "told"))
-    job.cancel()
-    job.wait(timeout=120)
+    with running(client.jobs.create(endless(digits, "told"))):
+        pass  # it is cancelled
     path = f"/webhooks/{made['id']}/deliveries"
     (sent,) = until(lambda: http.get(path).json()["data"], what="the message")
     hooks.get_by_text("https://hook.invalid/it", exact=True).click()

@@ -19,6 +19,7 @@ from tests.page.browser import Screenshot, Witness, drawn
 
 Axe = Callable[[Page], None]
 REFUSED = r"status of 422"
+TIMES = " \N{MULTIPLICATION SIGN} "
 
 
 def opened(page: Page, query: str) -> Page:
@@ -88,7 +89,7 @@ def test_a_job_made_in_the_form_trains_to_its_end_and_is_what_was_on_the_screen(
     screenshot("submit")
     page.get_by_role("button", name="Submit").click()
     page.wait_for_url(re.compile(r"/jobs/job_[^/]+$"))
-    job = client.jobs.get(page.url.rsplit("/", 1)[1]).wait(timeout=120)
+    job = client.jobs.get(page.url.rsplit("/", 1)[1]).wait(timeout=300)
     assert job.state == "succeeded"
     assert job.spec(resolved=False) == spec
     assert job.spec()["network"] == plan["spec"]["network"]
@@ -107,7 +108,7 @@ def shows_plan(page: Page, plan: dict[str, Any]) -> None:
     expect(rows).to_have_count(len(plan["layers"]))
     for row, layer in zip(rows.all(), plan["layers"], strict=True):
         cells = row.locator("td").all_inner_texts()
-        shape = " × ".join(map(str, layer["output_shape"]))
+        shape = TIMES.join(map(str, layer["output_shape"]))
         assert cells[:4] == [layer["name"], layer["type"], shape, f"{layer['parameters']:,}"]
 
 
@@ -211,21 +212,21 @@ def test_two_clicks_make_one_job_which_another_can_begin_with(
     (job,) = client.jobs.list(q="clicked twice")
     opened(page, f"from={job.id}")
     assert on_screen(page) == job.spec(resolved=False)
-    job.wait(timeout=120)
+    job.wait(timeout=300)
 
 
 def test_what_is_copied_runs_as_it_is_and_makes_the_same_spec(
     page: Page, house: House, client: gh.Client, digits: str, tmp_path: Path
 ):
     opened(page, f"dataset={digits}")
-    small(page, "it's a \"copy\" of $HOME")
+    small(page, 'it\'s a "copy" of $HOME')
     spec = on_screen(page)
     ran = {name: run_copy(page, house, name, tmp_path) for name in ("curl", "Python", "CLI")}
     jobs = list(client.jobs.list(q="it's a"))
     assert len(jobs) == 3, ran
     for job in jobs:
         assert job.spec(resolved=False) == spec
-        assert job.wait(timeout=120).state == "succeeded"
+        assert job.wait(timeout=300).state == "succeeded"
 
 
 def run_copy(page: Page, house: House, name: str, folder: Path) -> str:

@@ -102,6 +102,9 @@ function writingOf(field: Field): Writing {
   return { read: (text) => readList(text, isNumeric), write: writeList };
 }
 
+/** Null says what leaving it out says, unless leaving it out says something else. */
+const isLeftOut = (field: Field, value: Json | undefined) => value === null && field.nullable && (field.fallback ?? null) === null;
+
 function Line(props: Edited) {
   const form = useForm();
   const { field, pointer, list } = props;
@@ -109,7 +112,7 @@ function Line(props: Edited) {
   const { read, write } = writingOf(field);
   const [draft, setDraft] = useState<string | null>(null);
   // While it says the same as the value, what was typed stays as it was typed: "0.0" on its way to "0.01".
-  const shown = draft !== null && same(read(draft), value) ? draft : write(value);
+  const shown = draft !== null && same(read(draft), value) ? draft : isLeftOut(field, value) ? "" : write(value);
   const type = (text: string) => {
     setDraft(text);
     form.set(pointer, read(text));

@@ -2,6 +2,7 @@
 import { num, type Number as Told } from "../../api/types";
 import { count, figure } from "../../format";
 import type { Column, ColumnStats } from "../../spec/suggest";
+import { Scroll } from "../../ui/scroll";
 
 type Figures = ColumnStats & { count?: number; missing?: number; infinite?: number; mean?: Told | null; std?: Told | null };
 
@@ -11,14 +12,14 @@ export function ColumnFigures({ columns, figures }: { columns: Column[]; figures
   return (
     <section class="card">
       <h2>Columns</h2>
-      <div class="table">
+      <Scroll label="Columns">
         <table>
           <thead>
             <tr><th>Column</th><th>Type</th><th>Shape</th><th class="number">Least</th><th class="number">Greatest</th><th class="number">Mean</th><th class="number">Spread</th><th class="number">Missing</th><th class="number">Different</th></tr>
           </thead>
           <tbody>{columns.slice(0, SHOWN).map((one) => <Line key={one.name} column={one} figures={figures?.[one.name] ?? {}} />)}</tbody>
         </table>
-      </div>
+      </Scroll>
       {columns.length > SHOWN && <p class="muted">The first {SHOWN} of {count(columns.length)} columns.</p>}
     </section>
   );

@@ -5,6 +5,7 @@ import { withQuery } from "../../api/http";
 import { useLive } from "../../api/live";
 import type { Dataset, Page } from "../../api/types";
 import { ago, bytes, count } from "../../format";
+import { Scroll } from "../../ui/scroll";
 import { Empty, Loading, ProblemBox } from "../../ui/state";
 import { DatasetState, whatIsWrong } from "./condition";
 import { Upload } from "./upload";
@@ -26,13 +27,13 @@ function List({ page, isLater }: { page: Page<Dataset>; isLater: boolean }) {
   if (!page.data.length) return <Empty><p>No dataset yet. Upload a file, or add the built-in digits to try things out.</p></Empty>;
   return (
     <div class="card">
-      <div class="table">
+      <Scroll label="Datasets">
         <table>
           <caption class="only-readers">Datasets</caption>
           <thead><tr><th>Name</th><th>State</th><th class="number">Rows</th><th>Splits</th><th class="number">Size</th><th>Format</th><th>Made</th><th><span class="only-readers">Use</span></th></tr></thead>
           <tbody>{page.data.map((one) => <Line key={one.id} dataset={one} />)}</tbody>
         </table>
-      </div>
+      </Scroll>
       <div class="row">
         {isLater && <a class="button" href="/datasets">The newest</a>}
         {page.has_more && page.next && <a class="button" href={withQuery("/datasets", { after: page.next })}>Older ones</a>}

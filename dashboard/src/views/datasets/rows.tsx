@@ -7,6 +7,7 @@ import { num, type Number as Told, type Rows } from "../../api/types";
 import { count, figure } from "../../format";
 import { isObject, type Json } from "../../spec/pointer";
 import type { Column, ColumnStats } from "../../spec/suggest";
+import { Scroll } from "../../ui/scroll";
 import { Loading, ProblemBox } from "../../ui/state";
 
 const PAGE = 20;
@@ -40,7 +41,7 @@ export function RowTable({ id, split, columns, figures, offset, go }: Shown) {
       </div>
       {note && <p class="muted">{note}</p>}
       {columns.length > COLUMNS && <p class="muted">The first {COLUMNS} of {count(columns.length)} columns.</p>}
-      <div class="table">
+      <Scroll label="Rows">
         <table>
           <caption class="only-readers">Rows {offset} and on</caption>
           <thead><tr><th class="number">Row</th>{shown.map((one) => <th key={one.name}>{one.name}</th>)}</tr></thead>
@@ -53,7 +54,7 @@ export function RowTable({ id, split, columns, figures, offset, go }: Shown) {
             ))}
           </tbody>
         </table>
-      </div>
+      </Scroll>
     </section>
   );
 }

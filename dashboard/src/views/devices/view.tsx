@@ -4,6 +4,7 @@ import { refresh, useLive } from "../../api/live";
 import type { Device, Page, QueuedJob, Worker } from "../../api/types";
 import { ago, bytes, count } from "../../format";
 import { Confirm } from "../../ui/confirm";
+import { Scroll } from "../../ui/scroll";
 import { Empty, Loading, ProblemBox } from "../../ui/state";
 import { tell } from "../../ui/toast";
 import { grouped, type Group } from "./groups";
@@ -59,13 +60,13 @@ function WorkerCard({ worker, devices }: { worker: Worker; devices: Device[] }) 
 
 function DeviceTable({ devices }: { devices: Device[] }) {
   return (
-    <div class="table">
+    <Scroll label="Devices">
       <table>
         <caption class="only-readers">Devices</caption>
         <thead><tr><th>Device</th><th>Name</th><th class="number">Memory</th><th>State</th><th>Job</th></tr></thead>
         <tbody>{grouped(devices).map((group) => <DeviceLine key={group.ids} {...group} />)}</tbody>
       </table>
-    </div>
+    </Scroll>
   );
 }
 
@@ -90,7 +91,7 @@ function Queue({ jobs }: { jobs: QueuedJob[] | null }) {
     <section class="card" aria-label="Queue">
       <h2>Queue</h2>
       {jobs === null ? <Loading /> : jobs.length === 0 ? <p class="muted">No job waits.</p> : (
-        <div class="table">
+        <Scroll label="Queue">
           <table>
             <caption class="only-readers">Jobs that wait, in the order in which they start</caption>
             <thead><tr><th class="number">Before it</th><th>Job</th><th class="number">Priority</th><th>Waits since</th><th>Why</th></tr></thead>
@@ -106,7 +107,7 @@ function Queue({ jobs }: { jobs: QueuedJob[] | null }) {
               ))}
             </tbody>
           </table>
-        </div>
+        </Scroll>
       )}
       {jobs && jobs.length > SHOWN && <p class="muted">The first {SHOWN} of {count(jobs.length)}.</p>}
     </section>

@@ -9,6 +9,7 @@ import type { Key, NewKey, Page } from "../../api/types";
 import { ago } from "../../format";
 import { Confirm } from "../../ui/confirm";
 import { Once } from "../../ui/once";
+import { Scroll } from "../../ui/scroll";
 import { Loading, ProblemBox } from "../../ui/state";
 import { tell } from "../../ui/toast";
 
@@ -66,13 +67,13 @@ function NewKeyForm() {
 function KeyTable({ page, isLater }: { page: Page<Key>; isLater: boolean }) {
   return (
     <>
-      <div class="table">
+      <Scroll label="API keys">
         <table>
           <caption class="only-readers">API keys</caption>
           <thead><tr><th>Name</th><th>Begins with</th><th>Owner</th><th>Scopes</th><th>Made</th><th>State</th></tr></thead>
           <tbody>{page.data.map((one) => <KeyLine key={one.id} of={one} />)}</tbody>
         </table>
-      </div>
+      </Scroll>
       <div class="row">
         {isLater && <a class="button" href="/settings">The newest</a>}
         {page.has_more && page.next && <a class="button" href={withQuery("/settings", { keys_after: page.next })}>Older keys</a>}

@@ -3,6 +3,7 @@ import { useLive } from "../../api/live";
 import type { Quotas, Service } from "../../api/types";
 import { bytes, count } from "../../format";
 import { choice, choose, type Choice } from "../../theme";
+import { Scroll } from "../../ui/scroll";
 import { Loading, ProblemBox } from "../../ui/state";
 import { Keys } from "./keys";
 import { Webhooks } from "./webhooks";
@@ -37,7 +38,7 @@ function QuotaCard() {
       <h2>Quotas{value && <span class="muted"> of {value.owner}</span>}</h2>
       {problem && <ProblemBox problem={problem} />}
       {!value ? !problem && <Loading /> : (
-        <div class="table">
+        <Scroll label="Quotas">
           <table>
             <thead><tr><th>What</th><th class="number">Used</th><th class="number">At most</th><th>Set for</th></tr></thead>
             <tbody>
@@ -55,7 +56,7 @@ function QuotaCard() {
               })}
             </tbody>
           </table>
-        </div>
+        </Scroll>
       )}
     </section>
   );

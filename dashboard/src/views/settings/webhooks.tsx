@@ -8,6 +8,7 @@ import type { Delivery, NewWebhook, Page, Webhook } from "../../api/types";
 import { ago } from "../../format";
 import { Confirm } from "../../ui/confirm";
 import { Once } from "../../ui/once";
+import { Scroll } from "../../ui/scroll";
 import { Loading, ProblemBox } from "../../ui/state";
 import { tell } from "../../ui/toast";
 
@@ -94,7 +95,7 @@ function Deliveries({ id }: { id: string }) {
   if (!value) return problem ? <ProblemBox problem={problem} /> : <Loading />;
   if (!value.data.length) return <p class="muted">Nothing was sent yet.</p>;
   return (
-    <div class="table">
+    <Scroll label="Deliveries">
       <table>
         <caption class="only-readers">Deliveries</caption>
         <thead><tr><th>Message</th><th>State</th><th class="number">Tries</th><th class="number">Answer</th><th>When</th><th>Problem</th></tr></thead>
@@ -111,6 +112,6 @@ function Deliveries({ id }: { id: string }) {
           ))}
         </tbody>
       </table>
-    </div>
+    </Scroll>
   );
 }

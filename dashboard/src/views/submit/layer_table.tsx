@@ -3,6 +3,7 @@ import { useState } from "preact/hooks";
 
 import type { Plan } from "../../api/types";
 import { count, figure } from "../../format";
+import { Scroll } from "../../ui/scroll";
 
 export interface PlannedLayer {
   name: string;
@@ -21,7 +22,7 @@ export function LayerTable({ plan }: { plan: Plan }) {
   const layers = layersOf(plan);
   const [shown, setShown] = useState(PAGE);
   return (
-    <div class="table">
+    <Scroll label="Layers">
       <table>
         <caption class="only-readers">Layers</caption>
         <thead><tr><th>Layer</th><th>Type</th><th class="number">Output</th><th class="number">Parameters</th><th class="number">FLOPs</th></tr></thead>
@@ -38,6 +39,6 @@ export function LayerTable({ plan }: { plan: Plan }) {
         </tbody>
       </table>
       {layers.length > shown && <button type="button" onClick={() => setShown(shown + PAGE)}>{count(layers.length - shown)} more layers</button>}
-    </div>
+    </Scroll>
   );
 }

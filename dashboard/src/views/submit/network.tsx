@@ -1,6 +1,6 @@
 // The network of the spec: a preset with its sizes, or layers.
 import type { Plan } from "../../api/types";
-import { getAt, isObject, type Json, setAt } from "../../spec/pointer";
+import { getAt, isObject, type Json, type JsonObject, setAt } from "../../spec/pointer";
 import type { Field } from "../../spec/schema";
 import { presetNetwork } from "../../spec/suggest";
 import { Edit, idOf, Problems, useForm } from "../../ui/form";
@@ -56,9 +56,11 @@ function Graph({ known, network, plan }: { known: Known; network: Json | undefin
   );
 }
 
-/** The layers of a preset, as the plan has put them in its place. */
+/** The layers of a preset, as the plan has put them in its place, without what they leave out. */
 function graphOf(plan: Plan | null): Json {
-  return (plan?.spec["network"] ?? null) as Json;
+  const graph = (plan?.spec["network"] ?? {}) as JsonObject;
+  const layers = (graph["layers"] ?? []) as JsonObject[];
+  return { ...graph, layers: layers.map((layer) => Object.fromEntries(Object.entries(layer).filter(([, value]) => value !== null))) };
 }
 
 /** The spec with another network; what read the old one's output reads the new one's. */
