@@ -19,6 +19,16 @@ if TYPE_CHECKING:
         Probe,
         Series,
     )
+    from glasshouse.client.aio import (
+        AsyncCheckpoint,
+        AsyncClient,
+        AsyncCommand,
+        AsyncDataset,
+        AsyncEventStream,
+        AsyncJob,
+        AsyncLayer,
+        AsyncProbe,
+    )
     from glasshouse.errors import (
         APIConnectionError,
         APIError,
@@ -50,6 +60,14 @@ __all__ = [
     "APIError",
     "APIStatusError",
     "APITimeoutError",
+    "AsyncCheckpoint",
+    "AsyncClient",
+    "AsyncCommand",
+    "AsyncDataset",
+    "AsyncEventStream",
+    "AsyncJob",
+    "AsyncLayer",
+    "AsyncProbe",
     "AuthenticationError",
     "BadRequestError",
     "CannotTrace",
@@ -97,10 +115,15 @@ def __getattr__(name: str) -> Any:
         return import_module("glasshouse.spec")
     if name not in __all__:
         raise AttributeError(f"module 'glasshouse' has no attribute {name!r}")
-    home = "glasshouse.client" if name in _CLIENT else "glasshouse.errors"
-    value = getattr(import_module(home), name)
+    value = getattr(import_module(_home(name)), name)
     globals()[name] = value
     return value
+
+
+def _home(name: str) -> str:
+    if name.startswith("Async"):
+        return "glasshouse.client.aio"
+    return "glasshouse.client" if name in _CLIENT else "glasshouse.errors"
 
 
 def __dir__() -> list[str]:

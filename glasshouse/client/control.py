@@ -1,3 +1,4 @@
+# Made from glasshouse/client/aio/control.py by .ci/twins.py: change that file.
 """Steering a job that runs: pause, resume, change its settings; and its successors."""
 
 from collections.abc import Mapping
@@ -29,7 +30,7 @@ class Command(Record):
         """Why it was rejected."""
         return self.data["problem"]
 
-    def refresh(self) -> "Command":
+    def refresh(self) -> Self:
         """Read it anew."""
         self._fetch()
         return self
@@ -120,11 +121,12 @@ class Steered(Record):
 
     def get_command(self, command_id: str) -> Command:
         """One thing that was asked of it."""
-        return Command(self._transport, {"id": command_id, "job": self.id}).refresh()
+        asked = Command(self._transport, {"id": command_id, "job": self.id})
+        return asked.refresh()
 
     def commands(self, *, state: str | None = None) -> list[Command]:
         """All that was asked of it, oldest first; cancellations and changes of probes too."""
-        entries = self._transport.pages(f"{self.path}/commands", {"state": state})
+        entries = self._transport.all(f"{self.path}/commands", {"state": state})
         return [Command(self._transport, entry) for entry in entries]
 
     def _command(self, body: dict[str, Any]) -> Command:

@@ -1,34 +1,23 @@
+# Made from glasshouse/client/aio/stream.py by .ci/twins.py: change that file.
 """The events of a job as they happen: reconnects by itself, loses and doubles nothing."""
 
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
+from contextlib import closing
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
 from glasshouse import jsonio
+from glasshouse.client.events import AnyEvent, read_event
+from glasshouse.client.requests import Request, backoff
+from glasshouse.client.running import sleep
 from glasshouse.client.sse import Decoder, Message
-from glasshouse.client.transport import Request, Transport, backoff
+from glasshouse.client.transport import Transport
 from glasshouse.errors import APIConnectionError, APIStatusError
-from glasshouse.events import Event, parse_event
 
 SILENCE_S = 45.0
 """A stream without even a ping (due every 15 s) for this long is taken for dead."""
 _WORTH_ANOTHER_TRY = frozenset({408, 409, 429, 500, 502, 503, 504})
-
-
-class OtherEvent(BaseModel):
-    """An event of a type that this version of the client does not know."""
-
-    model_config = ConfigDict(extra="allow")
-
-    job: str
-    seq: int
-    type: str
-
-
-AnyEvent = Event | OtherEvent
 
 
 class EventStream:
@@ -58,7 +47,6 @@ class EventStream:
         self._types = None if types is None else frozenset(types)
         self._attempt = attempt
         self._give_up_after_s = give_up_after_s
-        self._sleep: Callable[[float], None] = time.sleep
         self._retry_s: float | None = None
         self._connected = False
         self._seen_at = 0.0
@@ -92,17 +80,18 @@ class EventStream:
         self._seen_at = time.monotonic()
         while True:
             try:
-                for record in self._connection():
-                    failures = 0
-                    if self._types is None or record["type"] in self._types:
-                        yield record
-                    if record["type"] == "end":
-                        return
+                with closing(self._connection()) as records:
+                    for record in records:
+                        failures = 0
+                        if self._types is None or record["type"] in self._types:
+                            yield record
+                        if record["type"] == "end":
+                            return
                 if not self._connected:  # 204: the job has ended and all its events were given
                     return
             except (APIStatusError, APIConnectionError) as error:
                 self._raise_if_hopeless(error)
-            self._sleep(self._delay(failures))
+            sleep(self._delay(failures))
             failures += 1
 
     def _raise_if_hopeless(self, error: APIStatusError | APIConnectionError) -> None:
@@ -156,17 +145,3 @@ class EventStream:
             return None
         self.last_seq = seq
         return record  # pyright: ignore[reportUnknownVariableType]
-
-
-def read_event(record: dict[str, Any]) -> AnyEvent:
-    """Read an event from the service's JSON; named non-finite numbers become floats."""
-    value = dict(record)
-    if isinstance(value.get("values"), dict):
-        value["values"] = {key: jsonio.number(item) for key, item in value["values"].items()}
-    if isinstance(value.get("rows"), list):
-        # the first two columns are names: a layer may well be called NaN
-        value["rows"] = [[*row[:2], *map(jsonio.number, row[2:])] for row in value["rows"]]
-    try:
-        return parse_event(value)
-    except ValidationError:
-        return OtherEvent.model_validate(value)

@@ -14,8 +14,8 @@ from starlette.routing import Route
 
 import glasshouse as gh
 from glasshouse import jsonio
+from glasshouse.client.asking import as_probe
 from glasshouse.client.job import Job
-from glasshouse.client.probes import as_probe
 from tests.little_service import answer, events, job, listing, problem
 
 Connect = Callable[..., gh.Client]

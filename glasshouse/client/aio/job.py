@@ -1,0 +1,210 @@
+"""One job: waiting for it, watching it, and what came of it."""
+
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from typing import Any, Literal, overload
+
+from glasshouse import jsonio
+from glasshouse.client.aio.control import AsyncSteered
+from glasshouse.client.aio.layers import AsyncLayers
+from glasshouse.client.aio.probes import AsyncProbe
+from glasshouse.client.aio.results import AsyncResults
+from glasshouse.client.aio.stream import AsyncEventStream
+from glasshouse.client.asking import as_probe
+from glasshouse.client.events import AnyEvent, read_event
+from glasshouse.client.progress import Bar
+from glasshouse.client.requests import API, Request
+from glasshouse.client.series import Series
+
+Attempts = int | Literal["all"] | None
+"""Whose rows: None, those of one uninterrupted run; ``"all"``; or one attempt's."""
+
+
+class AsyncJob(AsyncSteered, AsyncResults):
+    """A job, as it was when it was last read; `refresh` reads it anew."""
+
+    _PATH = "/jobs"
+
+    @property
+    def progress(self) -> dict[str, Any]:
+        """Step, epoch, samples per second and what is left; empty before the first step."""
+        return jsonio.numbers(self.data.get("progress") or {})
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Last, lowest and highest value of each metric."""
+        return jsonio.numbers(self.data.get("summary") or {})
+
+    @property
+    def probe_overhead(self) -> dict[str, Any] | None:
+        """What watching costs: ``fraction`` of step time, and the ``budget``; None: unknown."""
+        told = self.data.get("probe_overhead")
+        return None if told is None else jsonio.numbers(told)
+
+    @property
+    def layers(self) -> AsyncLayers:
+        """The layers of its network: ``job.layers["conv1"].output(step=25)``."""
+        return AsyncLayers(self._transport, self.id)
+
+    async def wait(self, timeout: float | None = None, *, progress: bool = False) -> "AsyncJob":
+        """Wait until it has succeeded; while it is paused too.
+
+        Args:
+            timeout: seconds; left out, as long as it takes.
+            progress: draw a bar on standard error.
+
+        Raises:
+            JobFailed: it failed; says why.
+            JobCancelled: it was cancelled.
+            WaitTimeout: it has not ended in time. The job goes on.
+        """
+        with Bar(self.id, shown=progress) as bar:
+            async for _ in self._changes(timeout, "end"):
+                bar.show(self.state, self.progress, self.summary)
+                if self.has_ended:
+                    break
+        self.raise_if_unsuccessful()
+        return self
+
+    def stream(
+        self,
+        types: Iterable[str] | None = None,
+        after: int = 0,
+        *,
+        attempt: Attempts = None,
+        give_up_after_s: float = 120.0,
+    ) -> AsyncEventStream:
+        """Its events as they happen, from its first (or the one after ``after``) to its end.
+
+        Args:
+            types: only events of these types.
+            after: ``seq`` of the last event that is known already.
+            attempt: ``"all"``: also what gave way to a later attempt; a number: only that one's.
+            give_up_after_s: raise after this long without reaching the service.
+        """
+        return AsyncEventStream(
+            self._transport,
+            f"{API}{self.path}/stream",
+            types=types,
+            after=after,
+            attempt=attempt,
+            give_up_after_s=give_up_after_s,
+        )
+
+    async def events(
+        self, types: Iterable[str] | None = None, after: int = 0, *, attempt: Attempts = None
+    ) -> AsyncGenerator[AnyEvent]:
+        """Its events so far; does not wait for more. ``attempt`` as in ``stream``."""
+        params = {"types": None if types is None else ",".join(types), "after": after}
+        params["attempt"] = attempt
+        async for page in self._transport.pages(f"{self.path}/events", params):
+            for record in page:
+                yield read_event(record)
+
+    @overload
+    async def metrics(
+        self, name: str, *, max_points: int | None = None, attempt: Attempts = None
+    ) -> Series: ...
+
+    @overload
+    async def metrics(self) -> dict[str, dict[str, Any]]: ...
+
+    async def metrics(
+        self,
+        name: str | None = None,
+        *,
+        max_points: int | None = None,
+        attempt: Attempts = None,
+    ) -> Any:
+        """One metric as a `Series`; without a name, a table of all: last, min, max, count.
+
+        A job that was begun again has one value for each step, as if it had not been;
+        ``attempt="all"`` gives those of every attempt, a number those of one.
+        """
+        if name is None:
+            entries = await self._transport.all(f"{self.path}/metrics")
+            return {entry["name"]: jsonio.numbers(entry) for entry in entries}
+        return (await self.series([name], max_points=max_points, attempt=attempt))[0]
+
+    async def series(
+        self, names: list[str], *, max_points: int | None = None, attempt: Attempts = None
+    ) -> list[Series]:
+        """Several metrics in one request."""
+        params = {"name": names, "max_points": max_points, "attempt": attempt}
+        columns = await self._transport.get(f"{self.path}/metrics/query", params)
+        return [Series.read(name, columns) for name in names]
+
+    async def logs(self, rank: int | None = None, *, tail: int | None = None) -> str:
+        """What its processes printed."""
+        params = {"rank": rank, "tail": tail}
+        request = Request("GET", f"{API}{self.path}/logs", params, {"Accept": "text/plain"})
+        return (await self._transport.send(request)).text
+
+    async def probe(
+        self,
+        layers: str | Sequence[str],
+        kinds: str | Sequence[str] = ("output",),
+        *,
+        want: str | Sequence[str] = ("stats",),
+        slice: str | None = None,  # noqa: A002 (the name of the field)
+        max_bytes: int | None = None,
+        **when: Any,
+    ) -> AsyncProbe:
+        """Watch more of it, from its next step boundary on.
+
+        Args:
+            layers: globs over names of layers and parameters.
+            kinds: ``output``, ``input``, ``output_grad``, ``param``, ``param_grad``, ``update``,
+                ``optim_state``.
+            want: ``stats``, ``histogram``, ``quantiles``, ``full``, ``sample``.
+            slice: the part that ``full`` keeps, as numpy writes it.
+            max_bytes: what ``full`` or ``sample`` may keep of one tensor.
+            when: ``every`` (left out, 1), ``at``, or ``on="nonfinite"``; ``start``, ``stop``;
+                ``phase="evaluate"``; ``max_overhead``, a fraction of step time, None for
+                none; ``point``.
+        """
+        body = as_probe(layers, kinds, want, {"slice": slice, "max_bytes": max_bytes, **when})
+        return AsyncProbe(
+            self._transport, await self._transport.create(f"{self.path}/probes", body)
+        )
+
+    async def get_probe(self, probe_id: str) -> AsyncProbe:
+        """One of its probes."""
+        probe = AsyncProbe(self._transport, {"id": probe_id, "job": self.id})
+        return await probe.refresh()
+
+    async def probes(self, *, removed: bool = False) -> list[AsyncProbe]:
+        """What of it is watched; with ``removed``, also what is no more."""
+        entries = await self._transport.all(f"{self.path}/probes", {"removed": removed or None})
+        return [AsyncProbe(self._transport, entry) for entry in entries]
+
+    async def update(self, **fields: Any) -> "AsyncJob":
+        """Change its name, labels or priority."""
+        self.data = await self._transport.patch(self.path, fields)
+        return self
+
+    async def delete(self) -> None:
+        """Delete it with all it made; only after it has ended."""
+        await self._transport.delete(self.path)
+
+    async def spec(self, *, resolved: bool = True) -> dict[str, Any]:
+        """What runs: with sizes, seeds and versions filled in, or as it was submitted."""
+        return await self._transport.get(f"{self.path}/spec", {"resolved": resolved})
+
+    async def plot(
+        self,
+        name: str = "loss",
+        *,
+        layer: str | None = None,
+        kind: str | None = None,
+        format: Literal["png", "svg"] = "png",  # noqa: A002
+    ) -> bytes:
+        """A picture drawn on the server, as PNG or SVG.
+
+        Args:
+            name: ``loss``, ``lr``, ``throughput``, ``gradient_flow`` or ``histogram``.
+            layer: of ``histogram``, whose; of ``gradient_flow``, a glob.
+            kind: of ``histogram``: ``output``, ``param`` …
+            format: ``png`` or ``svg``.
+        """
+        params = {"layer": layer, "kind": kind, "format": format}
+        return await self._transport.download(f"{self.path}/plots/{name}", params)

@@ -1,0 +1,28 @@
+"""What waiting is for the client that must never hold up its event loop.
+
+The only module beside this client's `__init__` that is written twice, here and one folder up; all
+others are made from those here by ``python .ci/twins.py``.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterable
+from typing import TypeVar
+
+Result = TypeVar("Result")
+
+
+async def sleep(seconds: float) -> None:
+    """Wait, while the loop does other things."""
+    await asyncio.sleep(seconds)
+
+
+async def in_thread(work: Callable[[], Result]) -> Result:
+    """Do heavy work (tracing, hashing, files) in a thread."""
+    return await asyncio.to_thread(work)
+
+
+async def chunks(content: Iterable[bytes]) -> AsyncGenerator[bytes]:
+    """A body as the HTTP client takes it, each piece read or made in a thread."""
+    pieces = iter(content)
+    while (piece := await in_thread(lambda: next(pieces, None))) is not None:
+        yield piece
