@@ -53,9 +53,9 @@ class AsyncRecord:
         headers: dict[str, str] = {}
         if wait_s >= 1 and self._etag:
             headers = {"If-None-Match": self._etag, "Prefer": f"wait={int(wait_s)}"}
-        response = await self._transport.send(
-            Request("GET", API + self.path, headers=headers, timeout_s=wait_s + 60)
-        )
+        timeout_s = wait_s + self._transport.timeout_s
+        request = Request("GET", API + self.path, headers=headers, timeout_s=timeout_s)
+        response = await self._transport.send(request)
         if response.status_code == 304:
             return False
         self._etag = response.headers.get("etag")

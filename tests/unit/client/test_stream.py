@@ -11,8 +11,7 @@ from starlette.routing import Route
 
 import glasshouse as gh
 from glasshouse import jsonio
-from glasshouse.client.job import Job
-from tests.little_service import events, job, problem
+from tests.little_service import events, job, job_of, problem
 
 Connect = Callable[..., gh.Client]
 
@@ -52,14 +51,15 @@ def frame(event: str, data: Any, seq: int | None) -> bytes:
     return f"{id_line}event: {event}\ndata: {jsonio.dumps(data)}\n\n".encode()
 
 
-def job_of(client: gh.Client) -> Job:
-    return Job(client._transport, job())
-
-
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch):
     """Reconnect without waiting."""
-    monkeypatch.setattr("glasshouse.client.stream.time.sleep", lambda _: None)
+
+    async def sleep(_: float) -> None:
+        return
+
+    monkeypatch.setattr("glasshouse.client.stream.sleep", lambda _: None)
+    monkeypatch.setattr("glasshouse.client.aio.stream.sleep", sleep)
 
 
 def seqs(stream: Any) -> list[int]:
