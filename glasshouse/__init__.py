@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from glasshouse import spec
     from glasshouse.client import (
+        Callback,
         Checkpoint,
         Client,
         Command,
@@ -70,6 +71,7 @@ __all__ = [
     "AsyncProbe",
     "AuthenticationError",
     "BadRequestError",
+    "Callback",
     "CannotTrace",
     "Checkpoint",
     "Client",
@@ -98,6 +100,7 @@ __all__ = [
 ]
 
 _CLIENT = {
+    "Callback",
     "Checkpoint",
     "Client",
     "Command",

@@ -4,6 +4,7 @@ What waits for the service is written once, in ``aio``; the modules of the same 
 from it.
 """
 
+from glasshouse.client.callbacks import Callback
 from glasshouse.client.client import Client
 from glasshouse.client.control import Command
 from glasshouse.client.events import OtherEvent
@@ -16,6 +17,7 @@ from glasshouse.client.statistics import History, LayerStats
 from glasshouse.client.stream import EventStream
 
 __all__ = [
+    "Callback",
     "Checkpoint",
     "Client",
     "Command",

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from glasshouse.client.records import Record
+from glasshouse.client.stopping import StopLimit
 
 
 class Command(Record):
@@ -97,6 +98,28 @@ class Steered(Record):
         asked = {"spec": spec, "checkpoint": checkpoint, "step": step, "load": load}
         body = {key: value for key, value in asked.items() if value is not None}
         return type(self)(self._transport, self._transport.create(f"{self.path}/fork", body))
+
+    def stop(self, timeout: float | None = 60.0) -> Self:
+        """Have its training end well and soon, as if its spec had said so, and wait for that word.
+
+        The last evaluation and the last checkpoint are made, and it has succeeded. Where the spec
+        counts epochs, the one under way is finished.
+
+        Args:
+            timeout: seconds to wait for a step boundary; a job that is paused makes none.
+
+        Raises:
+            WaitTimeout: there was none in time.
+            ConflictError: it has ended.
+        """
+        limit = StopLimit(self._transport.get(f"{self.path}/spec", {"resolved": True}))
+        while True:
+            self._fetch()
+            progress = self.data.get("progress") or {}
+            command = self.set({limit.path: limit.soonest(progress)})
+            if (command.wait(timeout)).state == "applied":
+                return self
+            limit.widen(command.step)  # it has gone on meanwhile
 
     def set(self, settings: Mapping[str, Any] | None = None, **of_optimizer: Any) -> Command:
         """Change settings from its next step boundary on; all of them or none.

@@ -6,6 +6,7 @@ from typing import Any, Literal, overload
 
 from glasshouse import jsonio
 from glasshouse.client.asking import as_probe
+from glasshouse.client.callbacks import Call, Director, Wish, check_callbacks, wish_of
 from glasshouse.client.control import Steered
 from glasshouse.client.events import AnyEvent, read_event
 from glasshouse.client.layers import Layers
@@ -13,8 +14,10 @@ from glasshouse.client.probes import Probe
 from glasshouse.client.progress import Bar
 from glasshouse.client.requests import API, Request
 from glasshouse.client.results import Results
+from glasshouse.client.running import settled
 from glasshouse.client.series import Series
 from glasshouse.client.stream import EventStream
+from glasshouse.errors import ConflictError
 
 Attempts = int | Literal["all"] | None
 """Whose rows: None, those of one uninterrupted run; ``"all"``; or one attempt's."""
@@ -90,6 +93,53 @@ class Job(Steered, Results):
             attempt=attempt,
             give_up_after_s=give_up_after_s,
         )
+
+    def watch(self, *callbacks: Any, after: int = 0) -> "Job":
+        """Call callbacks as its events come, until it has ended; do what they answer.
+
+        Args:
+            callbacks: objects with some of the methods of `Callback`: ``on_train_begin``,
+                ``on_epoch_begin``, ``on_train_batch_end``, ``on_eval_end``, ``on_epoch_end``,
+                ``on_train_end``, ``on_event``.
+            after: ``seq`` of the last event that is of no interest; left out, all that there was
+                comes first.
+
+        Returns:
+            The job, ended.
+
+        Raises:
+            JobFailed: it failed; says why. One that was cancelled is returned like all others.
+            TypeError: a callback has a method that is never called, or answers what nobody can do.
+        """
+        check_callbacks(callbacks)
+        director = Director()
+        with self.stream(after=after) as stream:
+            for event in stream:
+                for call in director.calls(event):
+                    self._call(callbacks, call)
+        self.refresh()
+        if self.state == "failed":
+            self.raise_if_unsuccessful()
+        return self
+
+    def _call(self, callbacks: tuple[Any, ...], call: Call) -> None:
+        for callback in callbacks:
+            method = getattr(callback, call.name, None)
+            if method is None:
+                continue
+            wish = wish_of(settled(method(*call.arguments)))
+            if wish is not None:
+                self._grant(wish)
+
+    def _grant(self, wish: Wish) -> None:
+        try:
+            if wish.verb == "set":
+                self.set(wish.settings)
+            else:
+                getattr(self, wish.verb)()
+        except ConflictError as error:
+            if error.code != "job_ended":  # a wish that came too late
+                raise
 
     def events(
         self, types: Iterable[str] | None = None, after: int = 0, *, attempt: Attempts = None

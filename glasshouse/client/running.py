@@ -1,8 +1,8 @@
 """What waiting is for the client that blocks. Its twin is `glasshouse.client.aio.running`."""
 
 import time
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, TypeVar, cast
 
 Result = TypeVar("Result")
 
@@ -20,3 +20,15 @@ def in_thread(work: Callable[[], Result]) -> Result:
 def chunks(content: Iterable[bytes]) -> Iterable[bytes]:
     """A body as the HTTP client takes it."""
     return content
+
+
+def settled(value: object) -> object:
+    """What a callback returned.
+
+    Raises:
+        TypeError: a coroutine, which nobody here can wait for.
+    """
+    if isinstance(value, Coroutine):
+        cast("Coroutine[Any, Any, Any]", value).close()
+        raise TypeError("a callback is a coroutine: that needs gh.AsyncClient")
+    return value

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from glasshouse.client.aio.records import AsyncRecord
+from glasshouse.client.stopping import StopLimit
 
 
 class AsyncCommand(AsyncRecord):
@@ -98,6 +99,28 @@ class AsyncSteered(AsyncRecord):
         asked = {"spec": spec, "checkpoint": checkpoint, "step": step, "load": load}
         body = {key: value for key, value in asked.items() if value is not None}
         return type(self)(self._transport, await self._transport.create(f"{self.path}/fork", body))
+
+    async def stop(self, timeout: float | None = 60.0) -> Self:
+        """Have its training end well and soon, as if its spec had said so, and wait for that word.
+
+        The last evaluation and the last checkpoint are made, and it has succeeded. Where the spec
+        counts epochs, the one under way is finished.
+
+        Args:
+            timeout: seconds to wait for a step boundary; a job that is paused makes none.
+
+        Raises:
+            WaitTimeout: there was none in time.
+            ConflictError: it has ended.
+        """
+        limit = StopLimit(await self._transport.get(f"{self.path}/spec", {"resolved": True}))
+        while True:
+            await self._fetch()
+            progress = self.data.get("progress") or {}
+            command = await self.set({limit.path: limit.soonest(progress)})
+            if (await command.wait(timeout)).state == "applied":
+                return self
+            limit.widen(command.step)  # it has gone on meanwhile
 
     async def set(
         self, settings: Mapping[str, Any] | None = None, **of_optimizer: Any

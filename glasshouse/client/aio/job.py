@@ -8,12 +8,15 @@ from glasshouse.client.aio.control import AsyncSteered
 from glasshouse.client.aio.layers import AsyncLayers
 from glasshouse.client.aio.probes import AsyncProbe
 from glasshouse.client.aio.results import AsyncResults
+from glasshouse.client.aio.running import settled
 from glasshouse.client.aio.stream import AsyncEventStream
 from glasshouse.client.asking import as_probe
+from glasshouse.client.callbacks import Call, Director, Wish, check_callbacks, wish_of
 from glasshouse.client.events import AnyEvent, read_event
 from glasshouse.client.progress import Bar
 from glasshouse.client.requests import API, Request
 from glasshouse.client.series import Series
+from glasshouse.errors import ConflictError
 
 Attempts = int | Literal["all"] | None
 """Whose rows: None, those of one uninterrupted run; ``"all"``; or one attempt's."""
@@ -89,6 +92,53 @@ class AsyncJob(AsyncSteered, AsyncResults):
             attempt=attempt,
             give_up_after_s=give_up_after_s,
         )
+
+    async def watch(self, *callbacks: Any, after: int = 0) -> "AsyncJob":
+        """Call callbacks as its events come, until it has ended; do what they answer.
+
+        Args:
+            callbacks: objects with some of the methods of `Callback`: ``on_train_begin``,
+                ``on_epoch_begin``, ``on_train_batch_end``, ``on_eval_end``, ``on_epoch_end``,
+                ``on_train_end``, ``on_event``.
+            after: ``seq`` of the last event that is of no interest; left out, all that there was
+                comes first.
+
+        Returns:
+            The job, ended.
+
+        Raises:
+            JobFailed: it failed; says why. One that was cancelled is returned like all others.
+            TypeError: a callback has a method that is never called, or answers what nobody can do.
+        """
+        check_callbacks(callbacks)
+        director = Director()
+        async with self.stream(after=after) as stream:
+            async for event in stream:
+                for call in director.calls(event):
+                    await self._call(callbacks, call)
+        await self.refresh()
+        if self.state == "failed":
+            self.raise_if_unsuccessful()
+        return self
+
+    async def _call(self, callbacks: tuple[Any, ...], call: Call) -> None:
+        for callback in callbacks:
+            method = getattr(callback, call.name, None)
+            if method is None:
+                continue
+            wish = wish_of(await settled(method(*call.arguments)))
+            if wish is not None:
+                await self._grant(wish)
+
+    async def _grant(self, wish: Wish) -> None:
+        try:
+            if wish.verb == "set":
+                await self.set(wish.settings)
+            else:
+                await getattr(self, wish.verb)()
+        except ConflictError as error:
+            if error.code != "job_ended":  # a wish that came too late
+                raise
 
     async def events(
         self, types: Iterable[str] | None = None, after: int = 0, *, attempt: Attempts = None

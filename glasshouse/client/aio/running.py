@@ -5,8 +5,9 @@ others are made from those here by ``python .ci/twins.py``.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable
-from typing import TypeVar
+import inspect
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from typing import TypeVar, cast
 
 Result = TypeVar("Result")
 
@@ -26,3 +27,8 @@ async def chunks(content: Iterable[bytes]) -> AsyncGenerator[bytes]:
     pieces = iter(content)
     while (piece := await in_thread(lambda: next(pieces, None))) is not None:
         yield piece
+
+
+async def settled(value: object) -> object:
+    """What a callback returned, waited for if it is a coroutine."""
+    return await cast("Awaitable[object]", value) if inspect.isawaitable(value) else value
