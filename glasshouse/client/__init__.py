@@ -8,13 +8,15 @@ from glasshouse.client.callbacks import Callback
 from glasshouse.client.client import Client
 from glasshouse.client.control import Command
 from glasshouse.client.events import OtherEvent
+from glasshouse.client.explaining import Explanation
 from glasshouse.client.job import Job
 from glasshouse.client.layers import Layer
 from glasshouse.client.probes import Probe
 from glasshouse.client.records import Checkpoint, Dataset, Record
-from glasshouse.client.series import Series
+from glasshouse.client.series import Series, SeriesTable
 from glasshouse.client.statistics import History, LayerStats
 from glasshouse.client.stream import EventStream
+from glasshouse.client.tensors import as_torch
 
 __all__ = [
     "Callback",
@@ -23,6 +25,7 @@ __all__ = [
     "Command",
     "Dataset",
     "EventStream",
+    "Explanation",
     "History",
     "Job",
     "Layer",
@@ -31,4 +34,6 @@ __all__ = [
     "Probe",
     "Record",
     "Series",
+    "SeriesTable",
+    "as_torch",
 ]

@@ -1,7 +1,7 @@
 # Made from glasshouse/client/aio/client.py by .ci/twins.py: change that file.
 """The client: one object for one service."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -10,8 +10,8 @@ import httpx2
 from glasshouse.client.address import find_service
 from glasshouse.client.inferring import Inferring
 from glasshouse.client.job import Job
-from glasshouse.client.records import Checkpoint
-from glasshouse.client.requests import Request, with_json
+from glasshouse.client.records import Checkpoint, Record
+from glasshouse.client.requests import API, Request, with_json
 from glasshouse.client.resources import (
     Catalog,
     Checkpoints,
@@ -23,6 +23,7 @@ from glasshouse.client.resources import (
     Webhooks,
     Workers,
 )
+from glasshouse.client.stream import EventStream
 from glasshouse.client.tensors import Array
 from glasshouse.client.trainer import Trainer
 from glasshouse.client.training import JobOptions, ResultField, Spec, TrainOptions, as_document
@@ -146,6 +147,36 @@ class Client:
     def browser_link(self) -> str:
         """Make a link that opens the service in a browser: once, within a minute."""
         return (self._transport.post("/tickets"))["url"]
+
+    def queue(self) -> list[Record]:
+        """The jobs that wait, the next one first, and why each does."""
+        entries = self._transport.all("/queue")
+        return [Record(self._transport, entry) for entry in entries]
+
+    def stream(
+        self,
+        jobs: Sequence[Job | str],
+        types: Iterable[str] | None = None,
+        after: Mapping[str, int] | None = None,
+        *,
+        give_up_after_s: float = 120.0,
+    ) -> EventStream:
+        """The events of several jobs over one connection, until all have ended.
+
+        Args:
+            jobs: up to 32 jobs, or their ids.
+            types: only events of these types.
+            after: for each job's id the ``seq`` of the last event that is known already.
+            give_up_after_s: raise after this long without reaching the service.
+        """
+        ids = [job if isinstance(job, str) else job.id for job in jobs]
+        return EventStream(
+            self._transport,
+            f"{API}/stream",
+            types=types,
+            after={job: (after or {}).get(job, 0) for job in ids},
+            give_up_after_s=give_up_after_s,
+        )
 
     def plan(self, spec: Spec) -> dict[str, Any]:
         """Check a job spec and see its layers, shapes, memory and devices; stores nothing."""

@@ -11,6 +11,17 @@ from glasshouse.client.stopping import StopLimit
 class Command(Record):
     """Something asked of a running job, as it was when it was last read."""
 
+    job: str
+    body: dict[str, Any]
+    """What was asked: ``set`` or ``do``."""
+    by: str
+    """The owner of the key that asked."""
+    old: dict[str, Any] | None
+    """The settings that it changed, as they were."""
+    new: dict[str, Any] | None
+    created_at: str
+    links: dict[str, str]
+
     @property
     def path(self) -> str:
         """Where it lives, under ``/api/v1``."""
@@ -115,7 +126,7 @@ class Steered(Record):
         limit = StopLimit(self._transport.get(f"{self.path}/spec", {"resolved": True}))
         while True:
             self._fetch()
-            progress = self.data.get("progress") or {}
+            progress: dict[str, Any] = self.data.get("progress") or {}
             command = self.set({limit.path: limit.soonest(progress)})
             if (command.wait(timeout)).state == "applied":
                 return self

@@ -9,16 +9,18 @@ from glasshouse.client.asking import as_probe
 from glasshouse.client.callbacks import Call, Director, Wish, check_callbacks, wish_of
 from glasshouse.client.control import Steered
 from glasshouse.client.events import AnyEvent, read_event
+from glasshouse.client.explaining import LOG_LINES, Explanation, explain
 from glasshouse.client.layers import Layers
 from glasshouse.client.probes import Probe
 from glasshouse.client.progress import Bar
 from glasshouse.client.requests import API, Request
 from glasshouse.client.results import Results
 from glasshouse.client.running import settled
-from glasshouse.client.series import Series
+from glasshouse.client.series import Series, SeriesTable
 from glasshouse.client.stream import EventStream
 from glasshouse.errors import ConflictError
 
+Names = list[str] | tuple[str, ...]
 Attempts = int | Literal["all"] | None
 """Whose rows: None, those of one uninterrupted run; ``"all"``; or one attempt's."""
 
@@ -27,6 +29,35 @@ class Job(Steered, Results):
     """A job, as it was when it was last read; `refresh` reads it anew."""
 
     _PATH = "/jobs"
+
+    kind: str
+    """``train``, ``infer`` …"""
+    name: str | None
+    state_reason: str | None
+    """Why it is in its state, where there is more to say than the state."""
+    created_at: str
+    """Times are in UTC as RFC 3339 writes them."""
+    queued_at: str
+    started_at: str | None
+    ended_at: str | None
+    not_before: str | None
+    """Until when a job that is tried again waits."""
+    paused_at: str | None
+    paused_s: float
+    """Of the pauses before."""
+    attempt: int
+    """How often a worker has taken it."""
+    labels: dict[str, str]
+    priority: int
+    parent: str | None
+    """The job that it is a fork or a retry of."""
+    devices: list[dict[str, Any]]
+    """``worker``, ``kind`` and ``id`` of each."""
+    last_seq: int
+    """The newest event of its log."""
+    warnings: list[dict[str, Any]]
+    """What the plan says may not be meant: ``pointer``, ``detail``, ``code``."""
+    links: dict[str, str]
 
     @property
     def progress(self) -> dict[str, Any]:
@@ -157,16 +188,23 @@ class Job(Steered, Results):
     ) -> Series: ...
 
     @overload
+    def metrics(
+        self, name: Names, *, max_points: int | None = None, attempt: Attempts = None
+    ) -> SeriesTable: ...
+
+    @overload
     def metrics(self) -> dict[str, dict[str, Any]]: ...
 
     def metrics(
         self,
-        name: str | None = None,
+        name: str | Names | None = None,
         *,
         max_points: int | None = None,
         attempt: Attempts = None,
     ) -> Any:
-        """One metric as a `Series`; without a name, a table of all: last, min, max, count.
+        """One metric as a `Series`, several as a `SeriesTable`; both have ``df()``.
+
+        Without a name, a table of all metrics that there are: last, min, max, count.
 
         A job that was begun again has one value for each step, as if it had not been;
         ``attempt="all"`` gives those of every attempt, a number those of one.
@@ -174,19 +212,78 @@ class Job(Steered, Results):
         if name is None:
             entries = self._transport.all(f"{self.path}/metrics")
             return {entry["name"]: jsonio.numbers(entry) for entry in entries}
-        return (self.series([name], max_points=max_points, attempt=attempt))[0]
+        names = [name] if isinstance(name, str) else list(name)
+        found = self.series(names, max_points=max_points, attempt=attempt)
+        return found[0] if isinstance(name, str) else SeriesTable(found)
 
     def series(
-        self, names: list[str], *, max_points: int | None = None, attempt: Attempts = None
+        self,
+        names: list[str],
+        *,
+        from_step: int | None = None,
+        to_step: int | None = None,
+        max_points: int | None = None,
+        attempt: Attempts = None,
     ) -> list[Series]:
-        """Several metrics in one request."""
-        params = {"name": names, "max_points": max_points, "attempt": attempt}
+        """Several metrics in one request.
+
+        Args:
+            names: of the metrics.
+            from_step: the first step, included.
+            to_step: the last step, included.
+            max_points: about so many of each; first, last, extremes and bad values stay.
+            attempt: as in `metrics`.
+        """
+        params = {"name": names, "from_step": from_step, "to_step": to_step}
+        params |= {"max_points": max_points, "attempt": attempt}
         columns = self._transport.get(f"{self.path}/metrics/query", params)
         return [Series.read(name, columns) for name in names]
 
-    def logs(self, rank: int | None = None, *, tail: int | None = None) -> str:
-        """What its processes printed."""
-        params = {"rank": rank, "tail": tail}
+    def explain(self) -> Explanation:
+        """Why it is where it is: the reason, where numbers first went bad, what was printed last.
+
+        ``print(job.explain())`` shows it as text.
+        """
+        self.refresh()
+        rank = (self.error or {}).get("rank")
+        waits_for = None
+        if self.state == "queued":
+            entries = self._transport.all("/queue")
+            waits_for = next((one["reason"] for one in entries if one["job"] == self.id), None)
+        return explain(
+            self.data,
+            url=self._transport.address.url,
+            finding=self._first_finding(),
+            log=self.logs(rank, tail=LOG_LINES),
+            waits_for=waits_for,
+        )
+
+    def _first_finding(self) -> dict[str, Any] | None:
+        found = self._transport.get(f"{self.path}/events", {"types": "finding", "limit": 1})
+        return found["data"][0] if found["data"] else None
+
+    def follow(self, rank: int | None = None) -> Generator[str]:
+        """The lines that its processes print, as they come, until it has ended.
+
+        Args:
+            rank: of this process only.
+        """
+        with self.stream(types=["log"]) as stream:
+            for event in stream.records():
+                if rank is None or event["rank"] == rank:
+                    yield from event["lines"]
+
+    def logs(
+        self, rank: int | None = None, *, tail: int | None = None, grep: str | None = None
+    ) -> str:
+        """What its processes have printed so far; `follow` goes on from there.
+
+        Args:
+            rank: of this process only.
+            tail: only so many lines, the last.
+            grep: only lines that contain this text.
+        """
+        params = {"rank": rank, "tail": tail, "grep": grep}
         request = Request("GET", f"{API}{self.path}/logs", params, {"Accept": "text/plain"})
         return (self._transport.send(request)).text
 

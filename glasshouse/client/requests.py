@@ -75,7 +75,7 @@ def query(params: Params) -> list[tuple[str, Primitive]]:
 
 def status_error(response: httpx2.Response) -> APIStatusError:
     """The error of an answer whose body has been read."""
-    problem: Any = None
+    problem: dict[str, Any] | None = None
     if "json" in response.headers.get("content-type", ""):
         try:
             problem = jsonio.loads(response.content)
@@ -83,7 +83,10 @@ def status_error(response: httpx2.Response) -> APIStatusError:
             problem = None
     if not isinstance(problem, dict):  # a proxy's page, for one
         problem = {"title": response.reason_phrase, "status": response.status_code}
-    error = APIStatusError.of(response.status_code, problem)  # pyright: ignore[reportUnknownArgumentType]
+    named = response.headers.get("x-request-id")
+    if named is not None:  # an answer that is no problem document has one as well
+        problem = {"request_id": named, **problem}
+    error = APIStatusError.of(response.status_code, problem)
     error.retry_after_s = _retry_after(response.headers.get("retry-after"))
     return error
 

@@ -2,10 +2,12 @@
 """How a job ended, and what came of it: outputs, samples, checkpoints, files."""
 
 import re
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import Any, Literal, Self
 from urllib.parse import quote
 
 from glasshouse.client.records import Checkpoint, Record
+from glasshouse.client.statistics import Phase, Step
 from glasshouse.client.tensors import Array, read_tensors
 from glasshouse.errors import APIError, JobCancelled, JobFailed
 
@@ -111,6 +113,66 @@ class Results(Record):
         """The files it made."""
         entries = self._transport.all(f"{self.path}/artifacts")
         return [Record(self._transport, entry) for entry in entries]
+
+    def captures(
+        self,
+        layer: str | None = None,
+        *,
+        kind: str | None = None,
+        step: int | None = None,
+        phase: Phase | None = None,
+    ) -> list[Record]:
+        """Which tensors were kept whole or in part: layer, kind, step, shape, size.
+
+        Args:
+            layer: a glob over names.
+            kind: ``output``, ``param`` …
+            step: of this step only.
+            phase: of training steps, or of evaluations.
+        """
+        params = {"layer": layer, "kind": kind, "step": step, "phase": phase}
+        entries = self._transport.all(f"{self.path}/captures", params)
+        return [Record(self._transport, entry) for entry in entries]
+
+    def tensors(
+        self, names: Sequence[str], *, step: Step = "latest", phase: Phase | None = None
+    ) -> dict[str, Array]:
+        """Several captured tensors of one step in one request.
+
+        Args:
+            names: as ``<layer>/<kind>``: ``conv1/output``, ``fc.weight/param_grad``.
+            step: which one.
+            phase: of a training step, or of an evaluation.
+
+        Raises:
+            NotFoundError: one was not captured at that step.
+        """
+        params = {"name": list(names), "step": step, "phase": phase}
+        return read_tensors(self._transport.download(f"{self.path}/tensors", params))
+
+    def best_checkpoint(
+        self, metric: str = "validation/loss", mode: Literal["min", "max"] = "min"
+    ) -> Checkpoint:
+        """Of its complete checkpoints the one with the best value of a metric.
+
+        Args:
+            metric: one that it had reported by then.
+            mode: whether less is better, or more.
+
+        Raises:
+            APIError: none has this metric as a finite number.
+        """
+        best: tuple[float, Checkpoint] | None = None
+        sign = 1 if mode == "min" else -1
+        for one in self.checkpoints():
+            value = one.metrics.get(metric)
+            if not isinstance(value, (int, float)):  # none, or one that is no number
+                continue
+            if best is None or sign * value < best[0]:
+                best = sign * value, one
+        if best is None:
+            raise APIError(f"{self.id} has no checkpoint with a value of {metric}")
+        return best[1]
 
     def checkpoints(self) -> list[Checkpoint]:
         """Its checkpoints, in the order of their steps."""

@@ -7,8 +7,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from glasshouse.client.frames import Library, frame
 from glasshouse.client.series import Floats, Steps, floats
-from glasshouse.client.tensors import Array
+from glasshouse.client.tensors import Array, as_torch
 
 Kind = Literal["output", "input", "output_grad", "param", "param_grad", "update", "optim_state"]
 Step = int | Literal["latest"]
@@ -21,6 +22,18 @@ class Captured:
 
     step: int
     values: Array
+
+    def numpy(self) -> Array:
+        """It as numpy has it; bfloat16 and 8-bit floats in the dtypes of ml_dtypes."""
+        return self.values
+
+    def torch(self) -> Any:
+        """It as a tensor of torch, in its own dtype.
+
+        Raises:
+            ImportError: there is no torch.
+        """
+        return as_torch(self.values)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -39,6 +52,10 @@ class LayerStats(Mapping[str, Floats]):
         columns = {name: floats(values) for name, values in entry["values"].items()}
         steps = np.array(entry["step"], np.int64)
         return cls(entry["layer"], entry["kind"], steps, columns, entry["phase"])
+
+    def df(self, library: Library | None = None) -> Any:
+        """A data frame with the column ``step`` and one for each figure; see `Series.df`."""
+        return frame({"step": self.steps, **self.columns}, library)
 
     def __getitem__(self, name: str) -> Floats:
         return self.columns[name]

@@ -1,6 +1,6 @@
 """The client: one object for one service."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -9,7 +9,7 @@ import httpx2
 from glasshouse.client.address import find_service
 from glasshouse.client.aio.inferring import AsyncInferring
 from glasshouse.client.aio.job import AsyncJob
-from glasshouse.client.aio.records import AsyncCheckpoint
+from glasshouse.client.aio.records import AsyncCheckpoint, AsyncRecord
 from glasshouse.client.aio.resources import (
     AsyncCatalog,
     AsyncCheckpoints,
@@ -21,9 +21,10 @@ from glasshouse.client.aio.resources import (
     AsyncWebhooks,
     AsyncWorkers,
 )
+from glasshouse.client.aio.stream import AsyncEventStream
 from glasshouse.client.aio.trainer import AsyncTrainer
 from glasshouse.client.aio.transport import AsyncTransport
-from glasshouse.client.requests import Request, with_json
+from glasshouse.client.requests import API, Request, with_json
 from glasshouse.client.tensors import Array
 from glasshouse.client.training import JobOptions, ResultField, Spec, TrainOptions, as_document
 
@@ -145,6 +146,36 @@ class AsyncClient:
     async def browser_link(self) -> str:
         """Make a link that opens the service in a browser: once, within a minute."""
         return (await self._transport.post("/tickets"))["url"]
+
+    async def queue(self) -> list[AsyncRecord]:
+        """The jobs that wait, the next one first, and why each does."""
+        entries = await self._transport.all("/queue")
+        return [AsyncRecord(self._transport, entry) for entry in entries]
+
+    def stream(
+        self,
+        jobs: Sequence[AsyncJob | str],
+        types: Iterable[str] | None = None,
+        after: Mapping[str, int] | None = None,
+        *,
+        give_up_after_s: float = 120.0,
+    ) -> AsyncEventStream:
+        """The events of several jobs over one connection, until all have ended.
+
+        Args:
+            jobs: up to 32 jobs, or their ids.
+            types: only events of these types.
+            after: for each job's id the ``seq`` of the last event that is known already.
+            give_up_after_s: raise after this long without reaching the service.
+        """
+        ids = [job if isinstance(job, str) else job.id for job in jobs]
+        return AsyncEventStream(
+            self._transport,
+            f"{API}/stream",
+            types=types,
+            after={job: (after or {}).get(job, 0) for job in ids},
+            give_up_after_s=give_up_after_s,
+        )
 
     async def plan(self, spec: Spec) -> dict[str, Any]:
         """Check a job spec and see its layers, shapes, memory and devices; stores nothing."""

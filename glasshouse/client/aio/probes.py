@@ -1,12 +1,38 @@
 """What is watched of a running job, and how to change it."""
 
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from glasshouse.client.aio.records import AsyncRecord
 
 
 class AsyncProbe(AsyncRecord):
     """A probe of a job, as it was when it was last read; `refresh` reads it anew."""
+
+    job: str
+    layers: list[str]
+    kinds: list[str]
+    every: int | None
+    at: list[int] | None
+    on: Literal["nonfinite"] | None
+    phase: str
+    max_overhead: float | None
+    start: int
+    stop: int | None
+    point: str
+    want: list[str]
+    slice: str | None
+    max_bytes: int | None
+    lossless: bool
+    bytes_per_step: int
+    """What it keeps of a step on which it looks."""
+    estimated_cost_s: float | None
+    """Before it is measured."""
+    applied_step: int | None
+    """The first step for which its last change holds."""
+    position: int
+    problem: dict[str, Any] | None
+    created_at: str
+    links: dict[str, str]
 
     @property
     def path(self) -> str:

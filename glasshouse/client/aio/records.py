@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Any, Self
 
+from glasshouse import jsonio
 from glasshouse.client.aio.running import in_thread, sleep
 from glasshouse.client.aio.transport import AsyncTransport
 from glasshouse.client.requests import API, Request
@@ -28,6 +29,9 @@ class AsyncRecord:
         self._etag: str | None = None
         self.data = data
 
+    object: str
+    """What it is: ``job``, ``dataset`` …"""
+
     @property
     def id(self) -> str:
         """Its id."""
@@ -37,6 +41,10 @@ class AsyncRecord:
     def path(self) -> str:
         """Where it lives, under ``/api/v1``."""
         return f"{self._PATH}/{self.id}"
+
+    def to_json(self) -> str:
+        """The whole document as JSON, as the service gave it."""
+        return jsonio.dumps(self.data)
 
     def __getattr__(self, name: str) -> Any:
         data = self.__dict__.get("data", {})
@@ -86,6 +94,17 @@ class AsyncDataset(AsyncRecord):
     """A dataset: rows of named columns, in splits."""
 
     _PATH = "/datasets"
+
+    name: str
+    format: str
+    problem: dict[str, Any] | None
+    """Why it could not be read."""
+    size_bytes: int
+    sha256: str | None
+    """Of the file that was sent."""
+    resize: str | None
+    created_at: str
+    links: dict[str, str]
 
     @property
     def state(self) -> str:
@@ -143,6 +162,23 @@ class AsyncCheckpoint(AsyncRecord):
     """A saved state of training."""
 
     _PATH = "/checkpoints"
+
+    name: str | None
+    job: str | None
+    """None: weights that were sent."""
+    attempt: int | None
+    step: int
+    """The step that would come next."""
+    epoch: int
+    final: bool
+    """Whether it is of the end of the training."""
+    state: str
+    size_bytes: int
+    files: dict[str, Any]
+    metrics: dict[str, Any]
+    """What was known by then; numbers that are not finite by their names."""
+    created_at: str
+    links: dict[str, str]
 
     async def weights(self) -> dict[str, Array]:
         """The network's weights, by torch's parameter names."""

@@ -1,10 +1,12 @@
 """How a job ended, and what came of it: outputs, samples, checkpoints, files."""
 
 import re
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import Any, Literal, Self
 from urllib.parse import quote
 
 from glasshouse.client.aio.records import AsyncCheckpoint, AsyncRecord
+from glasshouse.client.statistics import Phase, Step
 from glasshouse.client.tensors import Array, read_tensors
 from glasshouse.errors import APIError, JobCancelled, JobFailed
 
@@ -110,6 +112,66 @@ class AsyncResults(AsyncRecord):
         """The files it made."""
         entries = await self._transport.all(f"{self.path}/artifacts")
         return [AsyncRecord(self._transport, entry) for entry in entries]
+
+    async def captures(
+        self,
+        layer: str | None = None,
+        *,
+        kind: str | None = None,
+        step: int | None = None,
+        phase: Phase | None = None,
+    ) -> list[AsyncRecord]:
+        """Which tensors were kept whole or in part: layer, kind, step, shape, size.
+
+        Args:
+            layer: a glob over names.
+            kind: ``output``, ``param`` …
+            step: of this step only.
+            phase: of training steps, or of evaluations.
+        """
+        params = {"layer": layer, "kind": kind, "step": step, "phase": phase}
+        entries = await self._transport.all(f"{self.path}/captures", params)
+        return [AsyncRecord(self._transport, entry) for entry in entries]
+
+    async def tensors(
+        self, names: Sequence[str], *, step: Step = "latest", phase: Phase | None = None
+    ) -> dict[str, Array]:
+        """Several captured tensors of one step in one request.
+
+        Args:
+            names: as ``<layer>/<kind>``: ``conv1/output``, ``fc.weight/param_grad``.
+            step: which one.
+            phase: of a training step, or of an evaluation.
+
+        Raises:
+            NotFoundError: one was not captured at that step.
+        """
+        params = {"name": list(names), "step": step, "phase": phase}
+        return read_tensors(await self._transport.download(f"{self.path}/tensors", params))
+
+    async def best_checkpoint(
+        self, metric: str = "validation/loss", mode: Literal["min", "max"] = "min"
+    ) -> AsyncCheckpoint:
+        """Of its complete checkpoints the one with the best value of a metric.
+
+        Args:
+            metric: one that it had reported by then.
+            mode: whether less is better, or more.
+
+        Raises:
+            APIError: none has this metric as a finite number.
+        """
+        best: tuple[float, AsyncCheckpoint] | None = None
+        sign = 1 if mode == "min" else -1
+        for one in await self.checkpoints():
+            value = one.metrics.get(metric)
+            if not isinstance(value, (int, float)):  # none, or one that is no number
+                continue
+            if best is None or sign * value < best[0]:
+                best = sign * value, one
+        if best is None:
+            raise APIError(f"{self.id} has no checkpoint with a value of {metric}")
+        return best[1]
 
     async def checkpoints(self) -> list[AsyncCheckpoint]:
         """Its checkpoints, in the order of their steps."""

@@ -37,3 +37,14 @@ def connect(
             return stack.enter_context(client)
 
         yield connect
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch):
+    """Reconnect without waiting."""
+
+    async def sleep(_: float) -> None:
+        return
+
+    monkeypatch.setattr("glasshouse.client.stream.sleep", lambda _: None)
+    monkeypatch.setattr("glasshouse.client.aio.stream.sleep", sleep)

@@ -51,17 +51,6 @@ def frame(event: str, data: Any, seq: int | None) -> bytes:
     return f"{id_line}event: {event}\ndata: {jsonio.dumps(data)}\n\n".encode()
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch):
-    """Reconnect without waiting."""
-
-    async def sleep(_: float) -> None:
-        return
-
-    monkeypatch.setattr("glasshouse.client.stream.sleep", lambda _: None)
-    monkeypatch.setattr("glasshouse.client.aio.stream.sleep", sleep)
-
-
 def seqs(stream: Any) -> list[int]:
     return [event.seq for event in stream]
 
