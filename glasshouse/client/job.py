@@ -7,6 +7,7 @@ from typing import Any, Literal, overload
 from glasshouse import jsonio
 from glasshouse.client.asking import as_probe
 from glasshouse.client.callbacks import Call, Director, Wish, check_callbacks, wish_of
+from glasshouse.client.card import MOST_POINTS, Card
 from glasshouse.client.control import Steered
 from glasshouse.client.events import AnyEvent, read_event
 from glasshouse.client.explaining import LOG_LINES, Explanation, explain
@@ -15,7 +16,7 @@ from glasshouse.client.probes import Probe
 from glasshouse.client.progress import Bar
 from glasshouse.client.requests import API, Request
 from glasshouse.client.results import Results
-from glasshouse.client.running import settled
+from glasshouse.client.running import settled, show_at_once
 from glasshouse.client.series import Series, SeriesTable
 from glasshouse.client.stream import EventStream
 from glasshouse.errors import ConflictError
@@ -85,7 +86,7 @@ class Job(Steered, Results):
 
         Args:
             timeout: seconds; left out, as long as it takes.
-            progress: draw a bar on standard error.
+            progress: draw a bar on standard error; in a notebook, a card that is kept up to date.
 
         Raises:
             JobFailed: it failed; says why.
@@ -95,6 +96,8 @@ class Job(Steered, Results):
         with Bar(self.id, shown=progress) as bar:
             for _ in self._changes(timeout, "end"):
                 bar.show(self.state, self.progress, self.summary)
+                if bar.is_notebook:
+                    bar.show_card(self._card())
                 if self.has_ended:
                     break
         self.raise_if_unsuccessful()
@@ -238,6 +241,22 @@ class Job(Steered, Results):
         params |= {"max_points": max_points, "attempt": attempt}
         columns = self._transport.get(f"{self.path}/metrics/query", params)
         return [Series.read(name, columns) for name in names]
+
+    def card(self) -> Card:
+        """Itself with the line of its loss, for a notebook to show; read anew."""
+        self.refresh()
+        return self._card()
+
+    def _card(self) -> Card:
+        """The line of its loss around what was read last."""
+        if "loss" not in self.summary:
+            return Card(self.data, self._transport.address.url)
+        (loss,) = self.series(["loss"], max_points=MOST_POINTS)
+        return Card(self.data, self._transport.address.url, list(loss))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: read anew where the client blocks, else what it has."""
+        return show_at_once(self.card, Card(self.data, self._transport.address.url))
 
     def explain(self) -> Explanation:
         """Why it is where it is: the reason, where numbers first went bad, what was printed last.

@@ -4,6 +4,9 @@ import time
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar, cast
 
+from glasshouse.client.card import Card
+from glasshouse.errors import APIError
+
 Result = TypeVar("Result")
 
 
@@ -32,3 +35,11 @@ def settled(value: object) -> object:
         cast("Coroutine[Any, Any, Any]", value).close()
         raise TypeError("a callback is a coroutine: that needs gh.AsyncClient")
     return value
+
+
+def show_at_once(read: Callable[[], Card], known: Card) -> str:
+    """The HTML of a card that is read now; where that is not possible, of what is known."""
+    try:
+        return read()._repr_html_()  # pyright: ignore[reportPrivateUsage] (Jupyter's name)
+    except APIError:
+        return known._repr_html_()  # pyright: ignore[reportPrivateUsage]

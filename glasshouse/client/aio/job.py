@@ -8,10 +8,11 @@ from glasshouse.client.aio.control import AsyncSteered
 from glasshouse.client.aio.layers import AsyncLayers
 from glasshouse.client.aio.probes import AsyncProbe
 from glasshouse.client.aio.results import AsyncResults
-from glasshouse.client.aio.running import settled
+from glasshouse.client.aio.running import settled, show_at_once
 from glasshouse.client.aio.stream import AsyncEventStream
 from glasshouse.client.asking import as_probe
 from glasshouse.client.callbacks import Call, Director, Wish, check_callbacks, wish_of
+from glasshouse.client.card import MOST_POINTS, Card
 from glasshouse.client.events import AnyEvent, read_event
 from glasshouse.client.explaining import LOG_LINES, Explanation, explain
 from glasshouse.client.progress import Bar
@@ -84,7 +85,7 @@ class AsyncJob(AsyncSteered, AsyncResults):
 
         Args:
             timeout: seconds; left out, as long as it takes.
-            progress: draw a bar on standard error.
+            progress: draw a bar on standard error; in a notebook, a card that is kept up to date.
 
         Raises:
             JobFailed: it failed; says why.
@@ -94,6 +95,8 @@ class AsyncJob(AsyncSteered, AsyncResults):
         with Bar(self.id, shown=progress) as bar:
             async for _ in self._changes(timeout, "end"):
                 bar.show(self.state, self.progress, self.summary)
+                if bar.is_notebook:
+                    bar.show_card(await self._card())
                 if self.has_ended:
                     break
         self.raise_if_unsuccessful()
@@ -237,6 +240,22 @@ class AsyncJob(AsyncSteered, AsyncResults):
         params |= {"max_points": max_points, "attempt": attempt}
         columns = await self._transport.get(f"{self.path}/metrics/query", params)
         return [Series.read(name, columns) for name in names]
+
+    async def card(self) -> Card:
+        """Itself with the line of its loss, for a notebook to show; read anew."""
+        await self.refresh()
+        return await self._card()
+
+    async def _card(self) -> Card:
+        """The line of its loss around what was read last."""
+        if "loss" not in self.summary:
+            return Card(self.data, self._transport.address.url)
+        (loss,) = await self.series(["loss"], max_points=MOST_POINTS)
+        return Card(self.data, self._transport.address.url, list(loss))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: read anew where the client blocks, else what it has."""
+        return show_at_once(self.card, Card(self.data, self._transport.address.url))
 
     async def explain(self) -> Explanation:
         """Why it is where it is: the reason, where numbers first went bad, what was printed last.

@@ -9,6 +9,8 @@ import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from typing import TypeVar, cast
 
+from glasshouse.client.card import Card
+
 Result = TypeVar("Result")
 
 
@@ -32,3 +34,8 @@ async def chunks(content: Iterable[bytes]) -> AsyncGenerator[bytes]:
 async def settled(value: object) -> object:
     """What a callback returned, waited for if it is a coroutine."""
     return await cast("Awaitable[object]", value) if inspect.isawaitable(value) else value
+
+
+def show_at_once(read: Callable[[], Awaitable[Card]], known: Card) -> str:
+    """The HTML of a card: of what is known, for who shows things cannot wait."""
+    return known._repr_html_()  # pyright: ignore[reportPrivateUsage] (Jupyter's name)
