@@ -23,11 +23,14 @@ from glasshouse.client.resources import (
     Webhooks,
     Workers,
 )
+from glasshouse.client.running import in_process
 from glasshouse.client.stream import EventStream
 from glasshouse.client.tensors import Array
 from glasshouse.client.trainer import Trainer
 from glasshouse.client.training import JobOptions, ResultField, Spec, TrainOptions, as_document
 from glasshouse.client.transport import Transport
+
+INPROC = "inproc://"
 
 
 class Client:
@@ -52,7 +55,8 @@ class Client:
         """Find the service; nothing is sent yet.
 
         Args:
-            url: its address.
+            url: its address; ``inproc://`` runs one in this process, for a debugger: see
+                docs/how-to/debug.md.
             api_key: the key to use there.
             timeout: seconds to wait for bytes of an answer.
             max_retries: how often what may help is tried again.
@@ -62,11 +66,17 @@ class Client:
         Raises:
             APIConnectionError: nothing says where a service is.
         """
+        own = None
+        if url == INPROC:
+            address, own = in_process()
+        else:
+            address = find_service(url, api_key)
         self._transport = Transport(
-            find_service(url, api_key),
+            address,
             timeout_s=timeout,
             max_retries=max_retries,
-            http=http_client,
+            http=http_client or own,
+            owns_http=http_client is None,
         )
         self._furnish()
 

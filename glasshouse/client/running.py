@@ -4,6 +4,9 @@ import time
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar, cast
 
+import httpx2
+
+from glasshouse.client.address import Address
 from glasshouse.client.card import Card
 from glasshouse.errors import APIError
 
@@ -43,3 +46,15 @@ def show_at_once(read: Callable[[], Card], known: Card) -> str:
         return read()._repr_html_()  # pyright: ignore[reportPrivateUsage] (Jupyter's name)
     except APIError:
         return known._repr_html_()  # pyright: ignore[reportPrivateUsage]
+
+
+def in_process() -> tuple[Address, httpx2.Client]:
+    """A service of this process, and what sends requests to it.
+
+    Raises:
+        APIConnectionError: what it needs is not installed, or something else has its name.
+    """
+    from glasshouse.client.inproc import InProcess  # noqa: PLC0415 (imports the whole service)
+
+    made = InProcess()
+    return made.address, made

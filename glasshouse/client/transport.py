@@ -37,12 +37,13 @@ class Transport:
         timeout_s: float = 60.0,
         max_retries: int = 2,
         http: httpx2.Client | None = None,
+        owns_http: bool = True,
     ) -> None:
         self.address = address
         self.timeout_s = timeout_s
         self.max_retries = max_retries
         self._sleep: Callable[[float], None] = sleep
-        self._owns_http = http is None
+        self._owns_http = owns_http
         # a stream holds its connection for as long as its job runs: none may use up the others
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
         self._http = http or httpx2.Client(limits=limits, trust_env=not address.is_local)
@@ -60,6 +61,7 @@ class Transport:
             timeout_s=self.timeout_s if timeout_s is None else timeout_s,
             max_retries=self.max_retries if max_retries is None else max_retries,
             http=self._http,
+            owns_http=False,
         )
         made._sleep = self._sleep
         return made

@@ -21,12 +21,15 @@ from glasshouse.client.aio.resources import (
     AsyncWebhooks,
     AsyncWorkers,
 )
+from glasshouse.client.aio.running import in_process
 from glasshouse.client.aio.stream import AsyncEventStream
 from glasshouse.client.aio.trainer import AsyncTrainer
 from glasshouse.client.aio.transport import AsyncTransport
 from glasshouse.client.requests import API, Request, with_json
 from glasshouse.client.tensors import Array
 from glasshouse.client.training import JobOptions, ResultField, Spec, TrainOptions, as_document
+
+INPROC = "inproc://"
 
 
 class AsyncClient:
@@ -51,7 +54,8 @@ class AsyncClient:
         """Find the service; nothing is sent yet.
 
         Args:
-            url: its address.
+            url: its address; ``inproc://`` runs one in this process, for a debugger: see
+                docs/how-to/debug.md.
             api_key: the key to use there.
             timeout: seconds to wait for bytes of an answer.
             max_retries: how often what may help is tried again.
@@ -61,11 +65,17 @@ class AsyncClient:
         Raises:
             APIConnectionError: nothing says where a service is.
         """
+        own = None
+        if url == INPROC:
+            address, own = in_process()
+        else:
+            address = find_service(url, api_key)
         self._transport = AsyncTransport(
-            find_service(url, api_key),
+            address,
             timeout_s=timeout,
             max_retries=max_retries,
-            http=http_client,
+            http=http_client or own,
+            owns_http=http_client is None,
         )
         self._furnish()
 

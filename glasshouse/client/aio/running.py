@@ -9,7 +9,11 @@ import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from typing import TypeVar, cast
 
+import httpx2
+
+from glasshouse.client.address import Address
 from glasshouse.client.card import Card
+from glasshouse.errors import APIConnectionError
 
 Result = TypeVar("Result")
 
@@ -39,3 +43,12 @@ async def settled(value: object) -> object:
 def show_at_once(read: Callable[[], Awaitable[Card]], known: Card) -> str:
     """The HTML of a card: of what is known, for who shows things cannot wait."""
     return known._repr_html_()  # pyright: ignore[reportPrivateUsage] (Jupyter's name)
+
+
+def in_process() -> tuple[Address, httpx2.AsyncClient]:
+    """There is none here: a job that runs in this process would hold up the loop.
+
+    Raises:
+        APIConnectionError: always.
+    """
+    raise APIConnectionError("inproc:// runs jobs in the calling thread: use gh.Client, not this")
