@@ -59,11 +59,13 @@ audit: setup ## known holes of the dependencies, and their licences
 check: setup ## format, lint, types (of the page, too), import rules
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
+	$(PY) .ci/twins.py --check
 	.venv/bin/pyright --pythonpath $(PY)
 	.venv/bin/lint-imports
 	$(PY) dashboard/build.py check
 
 format: setup ## rewrite the code in house style
+	$(PY) .ci/twins.py
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
 

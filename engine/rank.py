@@ -301,6 +301,13 @@ def main(job_dir: Path, control_fd: int | None = None) -> int:
     """
     calm_collector()
     failpoint("rank.begin")
+    carry_out(job_dir, control_fd)
+    failpoint("rank.end")
+    return 0
+
+
+def carry_out(job_dir: Path, control_fd: int | None = None) -> None:
+    """Run ``job.json`` of a directory, writing its spool up to the ``end`` record."""
     spool = SpoolWriter(job_dir / "spool")
     control = Lifeline(control_fd, job_dir)
     out = Outputs(job_dir, spool.append, spool.settle, spool.flush)
@@ -309,8 +316,6 @@ def main(job_dir: Path, control_fd: int | None = None) -> int:
     )
     spool.append(end_record(end, failure))
     spool.close()
-    failpoint("rank.end")
-    return 0
 
 
 def end_record(end: End, failure: RunFailure | None) -> dict[str, Any]:

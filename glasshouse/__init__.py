@@ -9,15 +9,29 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from glasshouse import spec
     from glasshouse.client import (
+        Callback,
         Checkpoint,
         Client,
         Command,
         Dataset,
         EventStream,
+        Explanation,
         Job,
         Layer,
         Probe,
         Series,
+        SeriesTable,
+        as_torch,
+    )
+    from glasshouse.client.aio import (
+        AsyncCheckpoint,
+        AsyncClient,
+        AsyncCommand,
+        AsyncDataset,
+        AsyncEventStream,
+        AsyncJob,
+        AsyncLayer,
+        AsyncProbe,
     )
     from glasshouse.errors import (
         APIConnectionError,
@@ -25,18 +39,25 @@ if TYPE_CHECKING:
         APIStatusError,
         APITimeoutError,
         AuthenticationError,
+        BadGatewayError,
         BadRequestError,
         CannotTrace,
         ConflictError,
+        GatewayTimeoutError,
         GlasshouseError,
+        HeadersTooLargeError,
         InternalServerError,
         JobCancelled,
         JobFailed,
+        MethodNotAllowedError,
+        MisdirectedRequestError,
+        NotAcceptableError,
         NotFoundError,
         PayloadTooLargeError,
         PermissionDeniedError,
         PreconditionFailedError,
         RateLimitError,
+        RequestTimeoutError,
         ServiceUnavailableError,
         UnprocessableEntityError,
         UnsupportedMediaError,
@@ -50,8 +71,18 @@ __all__ = [
     "APIError",
     "APIStatusError",
     "APITimeoutError",
+    "AsyncCheckpoint",
+    "AsyncClient",
+    "AsyncCommand",
+    "AsyncDataset",
+    "AsyncEventStream",
+    "AsyncJob",
+    "AsyncLayer",
+    "AsyncProbe",
     "AuthenticationError",
+    "BadGatewayError",
     "BadRequestError",
+    "Callback",
     "CannotTrace",
     "Checkpoint",
     "Client",
@@ -59,36 +90,49 @@ __all__ = [
     "ConflictError",
     "Dataset",
     "EventStream",
+    "Explanation",
+    "GatewayTimeoutError",
     "GlasshouseError",
+    "HeadersTooLargeError",
     "InternalServerError",
     "Job",
     "JobCancelled",
     "JobFailed",
     "Layer",
+    "MethodNotAllowedError",
+    "MisdirectedRequestError",
+    "NotAcceptableError",
     "NotFoundError",
     "PayloadTooLargeError",
     "PermissionDeniedError",
     "PreconditionFailedError",
     "Probe",
     "RateLimitError",
+    "RequestTimeoutError",
     "Series",
+    "SeriesTable",
     "ServiceUnavailableError",
     "UnprocessableEntityError",
     "UnsupportedMediaError",
     "WaitTimeout",
+    "as_torch",
     "spec",
 ]
 
 _CLIENT = {
+    "Callback",
     "Checkpoint",
     "Client",
     "Command",
     "Dataset",
     "EventStream",
+    "Explanation",
     "Job",
     "Layer",
     "Probe",
     "Series",
+    "SeriesTable",
+    "as_torch",
 }
 
 
@@ -97,10 +141,15 @@ def __getattr__(name: str) -> Any:
         return import_module("glasshouse.spec")
     if name not in __all__:
         raise AttributeError(f"module 'glasshouse' has no attribute {name!r}")
-    home = "glasshouse.client" if name in _CLIENT else "glasshouse.errors"
-    value = getattr(import_module(home), name)
+    value = getattr(import_module(_home(name)), name)
     globals()[name] = value
     return value
+
+
+def _home(name: str) -> str:
+    if name.startswith("Async"):
+        return "glasshouse.client.aio"
+    return "glasshouse.client" if name in _CLIENT else "glasshouse.errors"
 
 
 def __dir__() -> list[str]:

@@ -33,7 +33,13 @@ GlasshouseError
 │       EngineFailed, StorageFailed ── DiskFull, CheckpointDamaged
 ├── APIError                     raised by the client for an error answer, one class per status
 │   ├── APIConnectionError ── APITimeoutError
-│   └── APIStatusError ── BadRequestError … ServiceUnavailableError
+│   └── APIStatusError           one for each status that the service or a proxy answers with
+│       ├── BadRequestError      400 and any other 4xx ── MethodNotAllowedError, NotAcceptableError,
+│       │                        RequestTimeoutError, MisdirectedRequestError, HeadersTooLargeError
+│       ├── AuthenticationError, PermissionDeniedError, NotFoundError, ConflictError,
+│       │   PreconditionFailedError, PayloadTooLargeError, UnsupportedMediaError,
+│       │   UnprocessableEntityError, RateLimitError, ServiceUnavailableError
+│       └── InternalServerError  500 and any other 5xx ── BadGatewayError, GatewayTimeoutError
 ├── CannotTrace                  raised by the client: a module that no graph can say
 ├── JobFailed                    raised by the client when a job that was waited for failed
 ├── JobCancelled                 … was cancelled
@@ -41,7 +47,7 @@ GlasshouseError
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
@@ -644,17 +650,53 @@ class APIStatusError(APIError):
     @staticmethod
     def of(status_code: int, problem: dict[str, Any]) -> "APIStatusError":
         """Make the error of the class that belongs to a status."""
-        known = {cls.status: cls for cls in APIStatusError.__subclasses__()}
+        known = {cls.status: cls for cls in _all_below(APIStatusError)}
         fallback = InternalServerError if status_code >= 500 else BadRequestError
         cls = known.get(status_code, fallback)
         detail = problem.get("detail") or problem.get("title") or f"HTTP status {status_code}"
         return cls(str(detail), status_code=status_code, problem=problem)
 
 
+def _all_below(cls: type[APIStatusError]) -> Generator[type[APIStatusError]]:
+    for below in cls.__subclasses__():
+        yield below
+        yield from _all_below(below)
+
+
 class BadRequestError(APIStatusError):
     """400: the request could not be read."""
 
     status = 400
+
+
+class MethodNotAllowedError(BadRequestError):
+    """405: this path does not take this method."""
+
+    status = 405
+
+
+class NotAcceptableError(BadRequestError):
+    """406: the answer cannot be given in the format asked for."""
+
+    status = 406
+
+
+class RequestTimeoutError(BadRequestError):
+    """408: the rest of the request did not come in time."""
+
+    status = 408
+
+
+class MisdirectedRequestError(BadRequestError):
+    """421: the service does not answer for the host in the address."""
+
+    status = 421
+
+
+class HeadersTooLargeError(BadRequestError):
+    """431: the head of the request is larger than the limit."""
+
+    status = 431
 
 
 class AuthenticationError(APIStatusError):
@@ -715,6 +757,18 @@ class InternalServerError(APIStatusError):
     """500: the service failed in a way it did not expect."""
 
     status = 500
+
+
+class BadGatewayError(InternalServerError):
+    """502: what stands before the service had no answer from it."""
+
+    status = 502
+
+
+class GatewayTimeoutError(InternalServerError):
+    """504: what stands before the service had no answer from it in time."""
+
+    status = 504
 
 
 class ServiceUnavailableError(APIStatusError):

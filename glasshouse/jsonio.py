@@ -37,6 +37,13 @@ def number(value: Any) -> Any:
     return NONFINITE.get(value, value) if isinstance(value, str) else value
 
 
+def numbers(value: Any) -> Any:
+    """Copy a document with the names of non-finite numbers turned into numbers."""
+    if isinstance(value, dict):
+        return {key: numbers(item) for key, item in value.items()}  # pyright: ignore[reportUnknownVariableType]
+    return number(value)
+
+
 def loads(text: str | bytes) -> Any:
     """Decode strictly.
 

@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
 
-from glasshouse import Client, jsonio
+from glasshouse import Client, Job, jsonio
 
 Serve = Callable[[Sequence[Route]], str]
 
@@ -136,6 +136,13 @@ def job(**fields: Any) -> dict[str, Any]:
         "error": None,
         **fields,
     }
+
+
+def job_of(client: Client) -> Job:
+    """That job, of a client that has read it."""
+    found = client.jobs._job("job_1")
+    found.data = job()
+    return found
 
 
 def events(count: int = 30) -> list[dict[str, Any]]:

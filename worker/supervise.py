@@ -72,8 +72,16 @@ def supervise(station: Station, job_id: str) -> None:
 class Supervisor:
     """Runs one attempt."""
 
-    def __init__(self, station: Station, claim: Claim, job: Job, *, spent_s: float = 0.0) -> None:
-        """``spent_s``: what the earlier attempts of the job took."""
+    def __init__(
+        self,
+        station: Station,
+        claim: Claim,
+        job: Job,
+        *,
+        spent_s: float = 0.0,
+        launch: type[Launch] = Launch,
+    ) -> None:
+        """``spent_s``: what the earlier attempts of the job took. ``launch``: how ranks start."""
         self._station = station
         self._claim = claim
         self._job = job
@@ -82,7 +90,7 @@ class Supervisor:
         self._orders = Orders(self._dir)
         self._asked = Asked(station, claim.job, self._watching, self._orders)
         self._store = Store(station, claim, job, self._dir, self._asked)
-        self._launch = Launch(station, claim, job, self._dir, self._watching, self._orders)
+        self._launch = launch(station, claim, job, self._dir, self._watching, self._orders)
         self._folding = Folding(station.database, claim)
         self._patience = Patience(job.resolved, station.settings, spent_s=spent_s)
         self._is_overdue = False

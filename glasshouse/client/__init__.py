@@ -1,20 +1,31 @@
-"""The client: speaks the public API over HTTP, and knows nothing else of the service."""
+"""The client: speaks the public API over HTTP, and knows nothing else of the service.
 
+What waits for the service is written once, in ``aio``; the modules of the same names here are made
+from it.
+"""
+
+from glasshouse.client.callbacks import Callback
 from glasshouse.client.client import Client
 from glasshouse.client.control import Command
+from glasshouse.client.events import OtherEvent
+from glasshouse.client.explaining import Explanation
 from glasshouse.client.job import Job
-from glasshouse.client.layers import History, Layer, LayerStats
+from glasshouse.client.layers import Layer
 from glasshouse.client.probes import Probe
 from glasshouse.client.records import Checkpoint, Dataset, Record
-from glasshouse.client.series import Series
-from glasshouse.client.stream import EventStream, OtherEvent
+from glasshouse.client.series import Series, SeriesTable
+from glasshouse.client.statistics import History, LayerStats
+from glasshouse.client.stream import EventStream
+from glasshouse.client.tensors import as_torch
 
 __all__ = [
+    "Callback",
     "Checkpoint",
     "Client",
     "Command",
     "Dataset",
     "EventStream",
+    "Explanation",
     "History",
     "Job",
     "Layer",
@@ -23,4 +34,6 @@ __all__ = [
     "Probe",
     "Record",
     "Series",
+    "SeriesTable",
+    "as_torch",
 ]

@@ -1,13 +1,26 @@
+# Made from glasshouse/client/aio/control.py by .ci/twins.py: change that file.
 """Steering a job that runs: pause, resume, change its settings; and its successors."""
 
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from glasshouse.client.records import Record
+from glasshouse.client.stopping import StopLimit
 
 
 class Command(Record):
     """Something asked of a running job, as it was when it was last read."""
+
+    job: str
+    body: dict[str, Any]
+    """What was asked: ``set`` or ``do``."""
+    by: str
+    """The owner of the key that asked."""
+    old: dict[str, Any] | None
+    """The settings that it changed, as they were."""
+    new: dict[str, Any] | None
+    created_at: str
+    links: dict[str, str]
 
     @property
     def path(self) -> str:
@@ -29,7 +42,7 @@ class Command(Record):
         """Why it was rejected."""
         return self.data["problem"]
 
-    def refresh(self) -> "Command":
+    def refresh(self) -> Self:
         """Read it anew."""
         self._fetch()
         return self
@@ -97,6 +110,28 @@ class Steered(Record):
         body = {key: value for key, value in asked.items() if value is not None}
         return type(self)(self._transport, self._transport.create(f"{self.path}/fork", body))
 
+    def stop(self, timeout: float | None = 60.0) -> Self:
+        """Have its training end well and soon, as if its spec had said so, and wait for that word.
+
+        The last evaluation and the last checkpoint are made, and it has succeeded. Where the spec
+        counts epochs, the one under way is finished.
+
+        Args:
+            timeout: seconds to wait for a step boundary; a job that is paused makes none.
+
+        Raises:
+            WaitTimeout: there was none in time.
+            ConflictError: it has ended.
+        """
+        limit = StopLimit(self._transport.get(f"{self.path}/spec", {"resolved": True}))
+        while True:
+            self._fetch()
+            progress: dict[str, Any] = self.data.get("progress") or {}
+            command = self.set({limit.path: limit.soonest(progress)})
+            if (command.wait(timeout)).state == "applied":
+                return self
+            limit.widen(command.step)  # it has gone on meanwhile
+
     def set(self, settings: Mapping[str, Any] | None = None, **of_optimizer: Any) -> Command:
         """Change settings from its next step boundary on; all of them or none.
 
@@ -120,11 +155,12 @@ class Steered(Record):
 
     def get_command(self, command_id: str) -> Command:
         """One thing that was asked of it."""
-        return Command(self._transport, {"id": command_id, "job": self.id}).refresh()
+        asked = Command(self._transport, {"id": command_id, "job": self.id})
+        return asked.refresh()
 
     def commands(self, *, state: str | None = None) -> list[Command]:
         """All that was asked of it, oldest first; cancellations and changes of probes too."""
-        entries = self._transport.pages(f"{self.path}/commands", {"state": state})
+        entries = self._transport.all(f"{self.path}/commands", {"state": state})
         return [Command(self._transport, entry) for entry in entries]
 
     def _command(self, body: dict[str, Any]) -> Command:

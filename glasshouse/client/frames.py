@@ -4,8 +4,10 @@ A frame's numbers become one vector ``x``, side by side in the frame's order; it
 categories fields of their own, and ``label`` the target.
 """
 
+import importlib.util
+import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
@@ -15,6 +17,8 @@ from glasshouse.client.tensors import Array
 
 FEATURES = "x"
 """The field of a frame's numbers."""
+Library = Literal["pandas", "polars"]
+_FRAMES: tuple[Library, ...] = ("pandas", "polars")
 _LIBRARIES = ("pandas", "polars", "pyarrow")
 _CATEGORIES = ("category", "Categorical", "Enum", "dictionary")
 
@@ -37,6 +41,23 @@ def is_frame(data: Any) -> bool:
     """Whether this is a data frame of a library that is known."""
     library = type(data).__module__.partition(".")[0]
     return library in _LIBRARIES and hasattr(data, "columns")
+
+
+def frame(columns: Mapping[str, Array], library: Library | None = None) -> Any:
+    """Make a data frame of columns.
+
+    Args:
+        columns: arrays of one length by their names.
+        library: which one; left out, the one that is imported already, else one that is installed.
+
+    Raises:
+        ImportError: there is none.
+    """
+    wanted = _FRAMES if library is None else (library,)
+    for name in sorted(wanted, key=lambda one: one not in sys.modules):
+        if importlib.util.find_spec(name) is not None:
+            return importlib.import_module(name).DataFrame(dict(columns))
+    raise ImportError(f"a data frame needs {' or '.join(wanted)}: install it")
 
 
 def read_frame(data: Any, label: str | None, wanted: Sequence[str] = ()) -> Table:

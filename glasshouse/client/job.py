@@ -1,83 +1,92 @@
+# Made from glasshouse/client/aio/job.py by .ci/twins.py: change that file.
 """One job: waiting for it, watching it, and what came of it."""
 
-import re
 from collections.abc import Generator, Iterable, Sequence
 from typing import Any, Literal, overload
-from urllib.parse import quote
 
 from glasshouse import jsonio
+from glasshouse.client.asking import as_probe
+from glasshouse.client.callbacks import Call, Director, Wish, check_callbacks, wish_of
+from glasshouse.client.card import MOST_POINTS, Card
 from glasshouse.client.control import Steered
+from glasshouse.client.events import AnyEvent, read_event
+from glasshouse.client.explaining import LOG_LINES, Explanation, explain
 from glasshouse.client.layers import Layers
-from glasshouse.client.probes import Probe, as_probe
+from glasshouse.client.probes import Probe
 from glasshouse.client.progress import Bar
-from glasshouse.client.records import Checkpoint, Record, download
-from glasshouse.client.series import Series
-from glasshouse.client.stream import AnyEvent, EventStream, read_event
-from glasshouse.client.tensors import Array, read_tensors
-from glasshouse.client.transport import API, Request
-from glasshouse.errors import APIError, JobCancelled, JobFailed
+from glasshouse.client.requests import API, Request
+from glasshouse.client.results import Results
+from glasshouse.client.running import settled, show_at_once
+from glasshouse.client.series import Series, SeriesTable
+from glasshouse.client.stream import EventStream
+from glasshouse.errors import ConflictError
 
-_KEPT = re.compile(r"(samples|metrics)-(\d+)\.safetensors")
+Names = list[str] | tuple[str, ...]
 Attempts = int | Literal["all"] | None
 """Whose rows: None, those of one uninterrupted run; ``"all"``; or one attempt's."""
-ENDINGS = frozenset({"succeeded", "failed", "cancelled"})
 
 
-class Job(Steered):
+class Job(Steered, Results):
     """A job, as it was when it was last read; `refresh` reads it anew."""
 
     _PATH = "/jobs"
 
-    @property
-    def state(self) -> str:
-        """``queued``, ``starting``, ``running``, ``pausing``, ``paused``, ``cancelling``, or ended.
-
-        Ended is ``succeeded``, ``failed``, ``cancelled``.
-        """
-        return self.data["state"]
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether it is succeeded, failed or cancelled."""
-        return self.state in ENDINGS
+    kind: str
+    """``train``, ``infer`` …"""
+    name: str | None
+    state_reason: str | None
+    """Why it is in its state, where there is more to say than the state."""
+    created_at: str
+    """Times are in UTC as RFC 3339 writes them."""
+    queued_at: str
+    started_at: str | None
+    ended_at: str | None
+    not_before: str | None
+    """Until when a job that is tried again waits."""
+    paused_at: str | None
+    paused_s: float
+    """Of the pauses before."""
+    attempt: int
+    """How often a worker has taken it."""
+    labels: dict[str, str]
+    priority: int
+    parent: str | None
+    """The job that it is a fork or a retry of."""
+    devices: list[dict[str, Any]]
+    """``worker``, ``kind`` and ``id`` of each."""
+    last_seq: int
+    """The newest event of its log."""
+    warnings: list[dict[str, Any]]
+    """What the plan says may not be meant: ``pointer``, ``detail``, ``code``."""
+    links: dict[str, str]
 
     @property
     def progress(self) -> dict[str, Any]:
         """Step, epoch, samples per second and what is left; empty before the first step."""
-        return _numbers(self.data.get("progress") or {})
+        return jsonio.numbers(self.data.get("progress") or {})
 
     @property
     def summary(self) -> dict[str, Any]:
         """Last, lowest and highest value of each metric."""
-        return _numbers(self.data.get("summary") or {})
+        return jsonio.numbers(self.data.get("summary") or {})
 
     @property
     def probe_overhead(self) -> dict[str, Any] | None:
         """What watching costs: ``fraction`` of step time, and the ``budget``; None: unknown."""
         told = self.data.get("probe_overhead")
-        return None if told is None else _numbers(told)
-
-    @property
-    def error(self) -> dict[str, Any] | None:
-        """Why it failed."""
-        return self.data.get("error")
+        return None if told is None else jsonio.numbers(told)
 
     @property
     def layers(self) -> Layers:
         """The layers of its network: ``job.layers["conv1"].output(step=25)``."""
         return Layers(self._transport, self.id)
 
-    def refresh(self) -> "Job":
-        """Read it anew."""
-        self._fetch()
-        return self
-
     def wait(self, timeout: float | None = None, *, progress: bool = False) -> "Job":
         """Wait until it has succeeded; while it is paused too.
 
         Args:
             timeout: seconds; left out, as long as it takes.
-            progress: draw a bar on standard error.
+            progress: draw a bar on standard error; in a notebook, a card that is kept up to date.
 
         Raises:
             JobFailed: it failed; says why.
@@ -87,17 +96,12 @@ class Job(Steered):
         with Bar(self.id, shown=progress) as bar:
             for _ in self._changes(timeout, "end"):
                 bar.show(self.state, self.progress, self.summary)
+                if bar.is_notebook:
+                    bar.show_card(self._card())
                 if self.has_ended:
                     break
         self.raise_if_unsuccessful()
         return self
-
-    def raise_if_unsuccessful(self) -> None:
-        """Raise `JobFailed` or `JobCancelled` if that is how it ended."""
-        if self.state == "failed":
-            raise JobFailed(self.id, self.error or {})
-        if self.state == "cancelled":
-            raise JobCancelled(f"{self.id} was cancelled")
 
     def stream(
         self,
@@ -124,14 +128,62 @@ class Job(Steered):
             give_up_after_s=give_up_after_s,
         )
 
+    def watch(self, *callbacks: Any, after: int = 0) -> "Job":
+        """Call callbacks as its events come, until it has ended; do what they answer.
+
+        Args:
+            callbacks: objects with some of the methods of `Callback`: ``on_train_begin``,
+                ``on_epoch_begin``, ``on_train_batch_end``, ``on_eval_end``, ``on_epoch_end``,
+                ``on_train_end``, ``on_event``.
+            after: ``seq`` of the last event that is of no interest; left out, all that there was
+                comes first.
+
+        Returns:
+            The job, ended.
+
+        Raises:
+            JobFailed: it failed; says why. One that was cancelled is returned like all others.
+            TypeError: a callback has a method that is never called, or answers what nobody can do.
+        """
+        check_callbacks(callbacks)
+        director = Director()
+        with self.stream(after=after) as stream:
+            for event in stream:
+                for call in director.calls(event):
+                    self._call(callbacks, call)
+        self.refresh()
+        if self.state == "failed":
+            self.raise_if_unsuccessful()
+        return self
+
+    def _call(self, callbacks: tuple[Any, ...], call: Call) -> None:
+        for callback in callbacks:
+            method = getattr(callback, call.name, None)
+            if method is None:
+                continue
+            wish = wish_of(settled(method(*call.arguments)))
+            if wish is not None:
+                self._grant(wish)
+
+    def _grant(self, wish: Wish) -> None:
+        try:
+            if wish.verb == "set":
+                self.set(wish.settings)
+            else:
+                getattr(self, wish.verb)()
+        except ConflictError as error:
+            if error.code != "job_ended":  # a wish that came too late
+                raise
+
     def events(
         self, types: Iterable[str] | None = None, after: int = 0, *, attempt: Attempts = None
     ) -> Generator[AnyEvent]:
         """Its events so far; does not wait for more. ``attempt`` as in ``stream``."""
         params = {"types": None if types is None else ",".join(types), "after": after}
         params["attempt"] = attempt
-        for record in self._transport.pages(f"{self.path}/events", params):
-            yield read_event(record)
+        for page in self._transport.pages(f"{self.path}/events", params):
+            for record in page:
+                yield read_event(record)
 
     @overload
     def metrics(
@@ -139,38 +191,120 @@ class Job(Steered):
     ) -> Series: ...
 
     @overload
+    def metrics(
+        self, name: Names, *, max_points: int | None = None, attempt: Attempts = None
+    ) -> SeriesTable: ...
+
+    @overload
     def metrics(self) -> dict[str, dict[str, Any]]: ...
 
     def metrics(
         self,
-        name: str | None = None,
+        name: str | Names | None = None,
         *,
         max_points: int | None = None,
         attempt: Attempts = None,
     ) -> Any:
-        """One metric as a `Series`; without a name, a table of all: last, min, max, count.
+        """One metric as a `Series`, several as a `SeriesTable`; both have ``df()``.
+
+        Without a name, a table of all metrics that there are: last, min, max, count.
 
         A job that was begun again has one value for each step, as if it had not been;
         ``attempt="all"`` gives those of every attempt, a number those of one.
         """
         if name is None:
-            entries = self._transport.pages(f"{self.path}/metrics")
-            return {entry["name"]: _numbers(entry) for entry in entries}
-        return self.series([name], max_points=max_points, attempt=attempt)[0]
+            entries = self._transport.all(f"{self.path}/metrics")
+            return {entry["name"]: jsonio.numbers(entry) for entry in entries}
+        names = [name] if isinstance(name, str) else list(name)
+        found = self.series(names, max_points=max_points, attempt=attempt)
+        return found[0] if isinstance(name, str) else SeriesTable(found)
 
     def series(
-        self, names: list[str], *, max_points: int | None = None, attempt: Attempts = None
+        self,
+        names: list[str],
+        *,
+        from_step: int | None = None,
+        to_step: int | None = None,
+        max_points: int | None = None,
+        attempt: Attempts = None,
     ) -> list[Series]:
-        """Several metrics in one request."""
-        params = {"name": names, "max_points": max_points, "attempt": attempt}
+        """Several metrics in one request.
+
+        Args:
+            names: of the metrics.
+            from_step: the first step, included.
+            to_step: the last step, included.
+            max_points: about so many of each; first, last, extremes and bad values stay.
+            attempt: as in `metrics`.
+        """
+        params = {"name": names, "from_step": from_step, "to_step": to_step}
+        params |= {"max_points": max_points, "attempt": attempt}
         columns = self._transport.get(f"{self.path}/metrics/query", params)
         return [Series.read(name, columns) for name in names]
 
-    def logs(self, rank: int | None = None, *, tail: int | None = None) -> str:
-        """What its processes printed."""
-        params = {"rank": rank, "tail": tail}
+    def card(self) -> Card:
+        """Itself with the line of its loss, for a notebook to show; read anew."""
+        self.refresh()
+        return self._card()
+
+    def _card(self) -> Card:
+        """The line of its loss around what was read last."""
+        if "loss" not in self.summary:
+            return Card(self.data, self._transport.address.url)
+        (loss,) = self.series(["loss"], max_points=MOST_POINTS)
+        return Card(self.data, self._transport.address.url, list(loss))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: read anew where the client blocks, else what it has."""
+        return show_at_once(self.card, Card(self.data, self._transport.address.url))
+
+    def explain(self) -> Explanation:
+        """Why it is where it is: the reason, where numbers first went bad, what was printed last.
+
+        ``print(job.explain())`` shows it as text.
+        """
+        self.refresh()
+        rank = (self.error or {}).get("rank")
+        waits_for = None
+        if self.state == "queued":
+            entries = self._transport.all("/queue")
+            waits_for = next((one["reason"] for one in entries if one["job"] == self.id), None)
+        return explain(
+            self.data,
+            url=self._transport.address.url,
+            finding=self._first_finding(),
+            log=self.logs(rank, tail=LOG_LINES),
+            waits_for=waits_for,
+        )
+
+    def _first_finding(self) -> dict[str, Any] | None:
+        found = self._transport.get(f"{self.path}/events", {"types": "finding", "limit": 1})
+        return found["data"][0] if found["data"] else None
+
+    def follow(self, rank: int | None = None) -> Generator[str]:
+        """The lines that its processes print, as they come, until it has ended.
+
+        Args:
+            rank: of this process only.
+        """
+        with self.stream(types=["log"]) as stream:
+            for event in stream.records():
+                if rank is None or event["rank"] == rank:
+                    yield from event["lines"]
+
+    def logs(
+        self, rank: int | None = None, *, tail: int | None = None, grep: str | None = None
+    ) -> str:
+        """What its processes have printed so far; `follow` goes on from there.
+
+        Args:
+            rank: of this process only.
+            tail: only so many lines, the last.
+            grep: only lines that contain this text.
+        """
+        params = {"rank": rank, "tail": tail, "grep": grep}
         request = Request("GET", f"{API}{self.path}/logs", params, {"Accept": "text/plain"})
-        return self._transport.send(request).text
+        return (self._transport.send(request)).text
 
     def probe(
         self,
@@ -200,11 +334,12 @@ class Job(Steered):
 
     def get_probe(self, probe_id: str) -> Probe:
         """One of its probes."""
-        return Probe(self._transport, {"id": probe_id, "job": self.id}).refresh()
+        probe = Probe(self._transport, {"id": probe_id, "job": self.id})
+        return probe.refresh()
 
     def probes(self, *, removed: bool = False) -> list[Probe]:
         """What of it is watched; with ``removed``, also what is no more."""
-        entries = self._transport.pages(f"{self.path}/probes", {"removed": removed or None})
+        entries = self._transport.all(f"{self.path}/probes", {"removed": removed or None})
         return [Probe(self._transport, entry) for entry in entries]
 
     def update(self, **fields: Any) -> "Job":
@@ -219,67 +354,6 @@ class Job(Steered):
     def spec(self, *, resolved: bool = True) -> dict[str, Any]:
         """What runs: with sizes, seeds and versions filled in, or as it was submitted."""
         return self._transport.get(f"{self.path}/spec", {"resolved": resolved})
-
-    def result(self) -> Any:
-        """The small result of an inference job that has ended; None if it is only a file."""
-        if not self.has_ended:
-            self.refresh()
-        self.raise_if_unsuccessful()
-        return self.data.get("result")
-
-    def outputs(self) -> dict[str, Array]:
-        """The tensors of an inference job, named ``<layer>/<field>``."""
-        return read_tensors(self.artifact("outputs.safetensors"))
-
-    def artifact(self, name: str) -> bytes:
-        """The bytes of one file it made."""
-        return download(self._transport, f"{self.path}/artifacts/{quote(name, safe='')}")
-
-    def sampled_steps(self) -> list[int]:
-        """The steps after which an evaluation kept sample predictions."""
-        return self._kept_steps("samples")
-
-    def samples(self, step: int | None = None) -> dict[str, Array]:
-        """What the network said of the sampled validation rows: outputs and targets by name.
-
-        ``row`` has the rows' numbers. The job's ``evaluate`` says how many: ``{"samples": 8}``.
-
-        Args:
-            step: of the evaluation after this step; left out, of the newest.
-
-        Raises:
-            APIError: no evaluation has kept any.
-        """
-        return self._kept("samples", step)
-
-    def metric_tensors(self, step: int | None = None) -> dict[str, Array]:
-        """What the metrics of an evaluation gave that is no single number, by the metric's name.
-
-        A confusion matrix of shape [classes, classes]; the curves of a ROC as ``roc/0``, ``roc/1``.
-
-        Args:
-            step: of the evaluation after this step; left out, of the newest.
-
-        Raises:
-            APIError: no evaluation has kept any.
-        """
-        return self._kept("metrics", step)
-
-    def metric_tensor_steps(self) -> list[int]:
-        """The steps after which an evaluation kept tensors of metrics."""
-        return self._kept_steps("metrics")
-
-    def _kept(self, what: str, step: int | None) -> dict[str, Array]:
-        if step is None:
-            steps = self._kept_steps(what)
-            if not steps:
-                raise APIError(f"{self.id} has kept no {what} yet")
-            step = steps[-1]
-        return read_tensors(self.artifact(f"{what}-{step}.safetensors"))
-
-    def _kept_steps(self, what: str) -> list[int]:
-        found = [_KEPT.fullmatch(item.data["name"]) for item in self.artifacts()]
-        return sorted(int(name[2]) for name in found if name is not None and name[1] == what)
 
     def plot(
         self,
@@ -298,50 +372,4 @@ class Job(Steered):
             format: ``png`` or ``svg``.
         """
         params = {"layer": layer, "kind": kind, "format": format}
-        return download(self._transport, f"{self.path}/plots/{name}", params)
-
-    def artifacts(self) -> list[Record]:
-        """The files it made."""
-        entries = self._transport.pages(f"{self.path}/artifacts")
-        return [Record(self._transport, entry) for entry in entries]
-
-    def checkpoints(self) -> list[Checkpoint]:
-        """Its checkpoints, in the order of their steps."""
-        entries = self._transport.pages(f"{self.path}/checkpoints")
-        found = [Checkpoint(self._transport, entry) for entry in entries]
-        return sorted(found, key=lambda checkpoint: checkpoint.data.get("step", 0))
-
-    def weights(self) -> dict[str, Array]:
-        """The weights of its newest checkpoint, by torch's parameter names."""
-        return self._newest().weights()
-
-    def state_dict(self) -> dict[str, Any]:
-        """The weights of its newest checkpoint as torch tensors, by the trained module's names.
-
-        ``module.load_state_dict(job.state_dict())``, for a module that uses all that it has; see
-        `load_into`.
-        """
-        return self._newest().state_dict()
-
-    def load_into(self, module: Any) -> None:
-        """Put the weights of its newest checkpoint back into the torch module that was trained.
-
-        What the module has and never uses stays as it is.
-
-        Raises:
-            ValueError: it is another module.
-        """
-        self._newest().load_into(module)
-
-    def _newest(self) -> Checkpoint:
-        found = self.checkpoints()
-        if not found:
-            raise APIError(f"{self.id} has no complete checkpoint yet")
-        return found[-1]
-
-
-def _numbers(value: Any) -> Any:
-    """The same document with the names of non-finite numbers turned into numbers."""
-    if isinstance(value, dict):
-        return {key: _numbers(item) for key, item in value.items()}  # pyright: ignore[reportUnknownVariableType]
-    return jsonio.number(value)
+        return self._transport.download(f"{self.path}/plots/{name}", params)

@@ -1,103 +1,18 @@
+# Made from glasshouse/client/aio/layers.py by .ci/twins.py: change that file.
 """Looking into a job's network: its layers, what was captured of them, and their statistics."""
 
-from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Generator
+from typing import Any
 from urllib.parse import quote
 
-import numpy as np
-from numpy.typing import NDArray
-
-from glasshouse.client.records import download
-from glasshouse.client.series import Floats, Steps, floats
+from glasshouse.client.requests import API, Request
+from glasshouse.client.statistics import Captured, History, Kind, LayerStats, Phase, Step
 from glasshouse.client.tensors import Array, read_tensors
-from glasshouse.client.transport import API, Request, Transport
+from glasshouse.client.transport import Transport
 from glasshouse.errors import APIError
 
 ALL_POINTS = 1_000_000
 """The service gives about 1,000 points of a series unless it is asked for more."""
-Kind = Literal["output", "input", "output_grad", "param", "param_grad", "update", "optim_state"]
-Step = int | Literal["latest"]
-Phase = Literal["train", "evaluate"]
-
-
-@dataclass(frozen=True, slots=True)
-class Captured:
-    """A tensor as it was at one step."""
-
-    step: int
-    values: Array
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class LayerStats(Mapping[str, Floats]):
-    """Figures of one watched tensor over steps: ``stats["mean"]`` beside ``stats.steps``."""
-
-    layer: str
-    kind: str
-    steps: Steps
-    columns: Mapping[str, Floats]
-    phase: str = "train"
-
-    @classmethod
-    def read(cls, entry: dict[str, Any]) -> "LayerStats":
-        """Read one entry of ``GET /jobs/{id}/stats``."""
-        columns = {name: floats(values) for name, values in entry["values"].items()}
-        steps = np.array(entry["step"], np.int64)
-        return cls(entry["layer"], entry["kind"], steps, columns, entry["phase"])
-
-    def __getitem__(self, name: str) -> Floats:
-        return self.columns[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.columns)
-
-    def __len__(self) -> int:
-        return len(self.columns)
-
-    def __repr__(self) -> str:
-        figures = ", ".join(self.columns)
-        return f"LayerStats({self.layer!r}, {self.kind!r}, {len(self.steps)} steps: {figures})"
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class History:
-    """Histograms of one watched tensor over steps, all with the same edges."""
-
-    layer: str
-    kind: str
-    phase: str
-    steps: Steps
-    edges: Floats
-    """One more than bars, ascending. Bars are not equally wide: divide by ``widths`` to draw."""
-    counts: NDArray[np.int64]
-    """(steps, bars): how many values lay between two edges. What is not finite is in none."""
-
-    @classmethod
-    def read(cls, entry: dict[str, Any]) -> "History":
-        """Read one entry of ``GET /jobs/{id}/stats?stat=histogram``."""
-        steps = np.array(entry["step"], np.int64)
-        counts = np.array(entry["counts"], np.int64).reshape(len(steps), -1)
-        edges = np.array(entry["edges"], np.float64)
-        return cls(entry["layer"], entry["kind"], entry["phase"], steps, edges, counts)
-
-    @property
-    def widths(self) -> Floats:
-        """How wide each bar is."""
-        return np.diff(self.edges)
-
-    @property
-    def density(self) -> Floats:
-        """The share of the values of each step in each bar, by the bar's width."""
-        totals = np.maximum(self.counts.sum(axis=1, keepdims=True), 1)
-        return self.counts / totals / self.widths
-
-    def __len__(self) -> int:
-        return len(self.steps)
-
-    def __repr__(self) -> str:
-        shape = f"{len(self.steps)} steps, {self.counts.shape[1]} bars"
-        return f"History({self.layer!r}, {self.kind!r}, {shape})"
 
 
 class Layer:
@@ -113,31 +28,35 @@ class Layer:
 
     def output(self, *, step: Step = "latest", slice: str | None = None) -> Array:  # noqa: A002
         """What the layer gave, captured by a probe that wants ``full``."""
-        return self.tensor("output", step=step, slice=slice).values
+        return (self.tensor("output", step=step, slice=slice)).values
 
     def input(self, *, step: Step = "latest", slice: str | None = None) -> Array:  # noqa: A002
         """What went into the layer; of several, the first (``layers["add.1"]`` is the second)."""
-        return self.tensor("input", step=step, slice=slice).values
+        return (self.tensor("input", step=step, slice=slice)).values
 
     def output_grad(self, *, step: Step = "latest", slice: str | None = None) -> Array:  # noqa: A002
         """The gradient of the loss with respect to what the layer gave."""
-        return self.tensor("output_grad", step=step, slice=slice).values
+        return (self.tensor("output_grad", step=step, slice=slice)).values
 
     def param(self, name: str | None = None, *, step: Step = "latest") -> Array:
         """A parameter as it was used in that step's forward: ``param("weight")``."""
-        return self._parameter(name).tensor("param", step=step).values
+        captured = self._parameter(name).tensor("param", step=step)
+        return captured.values
 
     def param_grad(self, name: str | None = None, *, step: Step = "latest") -> Array:
         """The gradient of a parameter: ``param_grad("weight")``."""
-        return self._parameter(name).tensor("param_grad", step=step).values
+        captured = self._parameter(name).tensor("param_grad", step=step)
+        return captured.values
 
     def update(self, name: str | None = None, *, step: Step = "latest") -> Array:
         """What the optimizer added to a parameter in that step: ``update("weight")``."""
-        return self._parameter(name).tensor("update", step=step).values
+        captured = self._parameter(name).tensor("update", step=step)
+        return captured.values
 
     def optim_state(self, name: str | None = None, *, step: Step = "latest") -> Array:
         """What the optimizer keeps of a parameter: ``optim_state("weight.exp_avg")``."""
-        return self._parameter(name).tensor("optim_state", step=step).values
+        captured = self._parameter(name).tensor("optim_state", step=step)
+        return captured.values
 
     def tensor(
         self,
@@ -186,7 +105,8 @@ class Layer:
         if len(found) > 1 and phase is None:
             found = [entry for entry in found if entry.phase == "train"]
         if len(found) != 1:
-            names = ", ".join(entry.layer for entry in found or self._leaves(kind)) or "none so far"
+            seen = found or self._leaves(kind)
+            names = ", ".join(entry.layer for entry in seen) or "none so far"
             raise APIError(f"{self.name} has statistics of {kind} for: {names}")
         return found[0]
 
@@ -204,8 +124,9 @@ class Layer:
     ) -> Generator[LayerStats]:
         """The statistics of each watched tensor of the layer."""
         params = {"layer": self.name, "kind": kind, "max_points": max_points or ALL_POINTS}
-        for entry in self._transport.pages(f"{self._path}/stats", params | {"phase": phase}):
-            yield LayerStats.read(entry)
+        for page in self._transport.pages(f"{self._path}/stats", params | {"phase": phase}):
+            for entry in page:
+                yield LayerStats.read(entry)
 
     def history(
         self,
@@ -228,8 +149,7 @@ class Layer:
         """
         params: dict[str, Any] = {"layer": self.name, "kind": kind, "stat": "histogram"}
         params |= {"bins": bins, "max_points": max_points, "phase": phase}
-        entries = self._transport.pages(f"{self._path}/stats", params)
-        found = list(entries)
+        found = self._transport.all(f"{self._path}/stats", params)
         if len(found) != 1:
             names = ", ".join(entry["layer"] for entry in found) or "none so far"
             raise APIError(f"{self.name} has histograms of {kind} for: {names}")
@@ -244,7 +164,7 @@ class Layer:
     ) -> bytes:
         """A captured tensor as a PNG: feature maps and filters as a grid, matrices, vectors."""
         path = f"{self._path}/layers/{quote(self.name, safe='')}/{quote(kind, safe='')}"
-        return download(self._transport, path, {"step": step, "slice": slice, "format": "png"})
+        return self._transport.download(path, {"step": step, "slice": slice, "format": "png"})
 
     def _parameter(self, name: str | None) -> "Layer":
         if name is None:
@@ -268,4 +188,4 @@ class Layers:
 
     def table(self) -> list[dict[str, Any]]:
         """Name, type, output shape, parameters and newest statistics of each layer."""
-        return list(self._transport.pages(f"/jobs/{self._job_id}/layers"))
+        return self._transport.all(f"/jobs/{self._job_id}/layers")

@@ -1,16 +1,39 @@
+# Made from glasshouse/client/aio/probes.py by .ci/twins.py: change that file.
 """What is watched of a running job, and how to change it."""
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, Self
 
 from glasshouse.client.records import Record
-
-_NULL = ("max_overhead",)
-"""Fields whose None is not their default."""
 
 
 class Probe(Record):
     """A probe of a job, as it was when it was last read; `refresh` reads it anew."""
+
+    job: str
+    layers: list[str]
+    kinds: list[str]
+    every: int | None
+    at: list[int] | None
+    on: Literal["nonfinite"] | None
+    phase: str
+    max_overhead: float | None
+    start: int
+    stop: int | None
+    point: str
+    want: list[str]
+    slice: str | None
+    max_bytes: int | None
+    lossless: bool
+    bytes_per_step: int
+    """What it keeps of a step on which it looks."""
+    estimated_cost_s: float | None
+    """Before it is measured."""
+    applied_step: int | None
+    """The first step for which its last change holds."""
+    position: int
+    problem: dict[str, Any] | None
+    created_at: str
+    links: dict[str, str]
 
     @property
     def path(self) -> str:
@@ -37,7 +60,7 @@ class Probe(Record):
         """The interval in force; wider than ``every`` where watching took more than it may."""
         return self.data["every_now"]
 
-    def refresh(self) -> "Probe":
+    def refresh(self) -> Self:
         """Read it anew."""
         self._fetch()
         return self
@@ -62,15 +85,3 @@ class Probe(Record):
         """Stop looking, from the next step boundary on. What it has seen stays."""
         self.data = self._transport.delete(self.path)
         return self
-
-
-def as_probe(
-    layers: str | Sequence[str], kinds: str | Sequence[str], want: str | Sequence[str], when: Any
-) -> dict[str, Any]:
-    """A probe as a spec has it; one name alone stands for a list of it."""
-    named = {"layers": layers, "kinds": kinds, "want": want}
-    lists = {key: [item] if isinstance(item, str) else list(item) for key, item in named.items()}
-    given = {key: value for key, value in when.items() if value is not None or key in _NULL}
-    if not given.keys() & {"every", "at", "on"}:
-        given["every"] = 1
-    return {**lists, **given}

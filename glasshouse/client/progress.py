@@ -1,19 +1,29 @@
-"""A progress bar on standard error, drawn only where somebody can see it."""
+"""How far a job is: a bar on standard error where a terminal is, a card where a notebook is."""
 
+import sys
 from types import TracebackType
 from typing import Any, Self
 
+from glasshouse.client.card import Card
+
 
 class Bar:
-    """Shows how far a job is. Draws nothing when it is not wanted or no terminal is there."""
+    """Shows how far a job is. Draws nothing when it is not wanted or nobody is there to see it."""
 
     def __init__(self, title: str, *, shown: bool) -> None:
         self._title = title
         self._progress: Any = None
         self._shown = shown
+        self._display = notebook_display() if shown else None
+        self._handle: Any = None
+
+    @property
+    def is_notebook(self) -> bool:
+        """Whether it wants cards."""
+        return self._display is not None
 
     def __enter__(self) -> Self:
-        if not self._shown:
+        if not self._shown or self.is_notebook:
             return self
         from rich.console import Console  # noqa: PLC0415 - rich only where it is used
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
@@ -38,6 +48,13 @@ class Bar:
         if self._progress is not None:
             self._progress.stop()
 
+    def show_card(self, card: Card) -> None:
+        """Put a card in the place of the one before."""
+        if self._handle is not None:
+            self._handle.update(card)
+        elif self._display is not None:
+            self._handle = self._display(card, display_id=True)
+
     def show(self, state: str, progress: dict[str, Any], summary: dict[str, Any]) -> None:
         """Draw the newest figures."""
         if self._progress is None:
@@ -51,3 +68,11 @@ class Bar:
         if state == "succeeded":
             done, total = total or done or 1, total or done or 1
         self._progress.update(self._task, completed=done, total=total, figures=figures)
+
+
+def notebook_display() -> Any:
+    """IPython's ``display`` where a notebook runs this; None elsewhere. Imports nothing new."""
+    ipython: Any = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    # IPython in a terminal shows no HTML, and has no kernel
+    return ipython.display.display if getattr(shell, "kernel", None) is not None else None

@@ -1,12 +1,16 @@
+# Made from glasshouse/client/aio/records.py by .ci/twins.py: change that file.
 """Things the service keeps, as the client sees them: every field stays, also unknown ones."""
 
 import json
 import time
 from collections.abc import Generator
-from typing import Any
+from typing import Any, Self
 
+from glasshouse import jsonio
+from glasshouse.client.requests import API, Request
+from glasshouse.client.running import in_thread, sleep
 from glasshouse.client.tensors import Array, read_tensors
-from glasshouse.client.transport import API, Request, Transport
+from glasshouse.client.transport import Transport
 from glasshouse.client.weights import as_state_dict, in_module, load_into
 from glasshouse.errors import APIError, UnprocessableEntityError, WaitTimeout
 
@@ -26,6 +30,9 @@ class Record:
         self._etag: str | None = None
         self.data = data
 
+    object: str
+    """What it is: ``job``, ``dataset`` …"""
+
     @property
     def id(self) -> str:
         """Its id."""
@@ -35,6 +42,10 @@ class Record:
     def path(self) -> str:
         """Where it lives, under ``/api/v1``."""
         return f"{self._PATH}/{self.id}"
+
+    def to_json(self) -> str:
+        """The whole document as JSON, as the service gave it."""
+        return jsonio.dumps(self.data)
 
     def __getattr__(self, name: str) -> Any:
         data = self.__dict__.get("data", {})
@@ -51,9 +62,9 @@ class Record:
         headers: dict[str, str] = {}
         if wait_s >= 1 and self._etag:
             headers = {"If-None-Match": self._etag, "Prefer": f"wait={int(wait_s)}"}
-        response = self._transport.send(
-            Request("GET", API + self.path, headers=headers, timeout_s=wait_s + 60)
-        )
+        timeout_s = wait_s + self._transport.timeout_s
+        request = Request("GET", API + self.path, headers=headers, timeout_s=timeout_s)
+        response = self._transport.send(request)
         if response.status_code == 304:
             return False
         self._etag = response.headers.get("etag")
@@ -75,7 +86,7 @@ class Record:
             if left_s <= 0:
                 raise WaitTimeout(f"{self.id} did not {goal} within {timeout:g} s; it goes on")
             # a running job changes all the time: the pause bounds how often it is asked
-            time.sleep(min(pause_s, left_s))
+            sleep(min(pause_s, left_s))
             pause_s = min(pause_s * 1.5, LONGEST_PAUSE_S)
             self._fetch(wait_s=min(left_s, HELD_S))
 
@@ -84,6 +95,17 @@ class Dataset(Record):
     """A dataset: rows of named columns, in splits."""
 
     _PATH = "/datasets"
+
+    name: str
+    format: str
+    problem: dict[str, Any] | None
+    """Why it could not be read."""
+    size_bytes: int
+    sha256: str | None
+    """Of the file that was sent."""
+    resize: str | None
+    created_at: str
+    links: dict[str, str]
 
     @property
     def state(self) -> str:
@@ -100,7 +122,7 @@ class Dataset(Record):
         """The rows of each split."""
         return self.data["splits"]
 
-    def refresh(self) -> "Dataset":
+    def refresh(self) -> Self:
         """Read it anew."""
         self._fetch()
         return self
@@ -126,7 +148,7 @@ class Dataset(Record):
     ) -> list[dict[str, Any]]:
         """Some rows, each as a dict by column."""
         params = {"split": split, "offset": offset, "limit": limit}
-        return self._transport.get(f"{self.path}/rows", params)["data"]
+        return (self._transport.get(f"{self.path}/rows", params))["data"]
 
     def stats(self) -> dict[str, Any]:
         """Figures of each column."""
@@ -142,6 +164,23 @@ class Checkpoint(Record):
 
     _PATH = "/checkpoints"
 
+    name: str | None
+    job: str | None
+    """None: weights that were sent."""
+    attempt: int | None
+    step: int
+    """The step that would come next."""
+    epoch: int
+    final: bool
+    """Whether it is of the end of the training."""
+    state: str
+    size_bytes: int
+    files: dict[str, Any]
+    metrics: dict[str, Any]
+    """What was known by then; numbers that are not finite by their names."""
+    created_at: str
+    links: dict[str, str]
+
     def weights(self) -> dict[str, Array]:
         """The network's weights, by torch's parameter names."""
         return read_tensors(self.read_weights())
@@ -155,7 +194,8 @@ class Checkpoint(Record):
 
         Of a network that was written as a graph: by the graph's names.
         """
-        return as_state_dict(self._named())
+        named = self._named()
+        return in_thread(lambda: as_state_dict(named))
 
     def load_into(self, module: Any) -> None:
         """Put the weights back into a torch module like the one that was trained.
@@ -163,14 +203,16 @@ class Checkpoint(Record):
         Raises:
             ValueError: it is another module.
         """
-        load_into(module, self._named())
+        named = self._named()
+        in_thread(lambda: load_into(module, named))
 
     def _named(self) -> dict[str, Array]:
-        return in_module(self.network()["network"], self.weights())
+        graph = (self.network())["network"]
+        return in_module(graph, self.weights())
 
     def read_weights(self) -> bytes:
         """The weights as the bytes of a safetensors file."""
-        return download(self._transport, f"{self.path}/weights")
+        return self._transport.download(f"{self.path}/weights")
 
     def learned(self) -> dict[str, Array]:
         """What was learned of the training rows before the first step.
@@ -181,7 +223,7 @@ class Checkpoint(Record):
         Raises:
             NotFoundError: nothing was.
         """
-        return read_tensors(download(self._transport, f"{self.path}/data"))
+        return read_tensors(self._transport.download(f"{self.path}/data"))
 
     def vocabulary(self, field: str | None = None) -> list[str]:
         """The tokens of a field of texts, each at the place that is its id.
@@ -211,14 +253,3 @@ class Checkpoint(Record):
     def delete(self) -> None:
         """Delete it and its files; refused while a job uses it."""
         self._transport.delete(self.path)
-
-
-def download(transport: Transport, path: str, params: dict[str, Any] | None = None) -> bytes:
-    """The bytes of an answer, checked to be as many as announced."""
-    request = Request("GET", API + path, params or {}, {"Accept": "*/*"})
-    response = transport.send(request)
-    announced = response.headers.get("content-length")
-    encoded = "content-encoding" in response.headers
-    if announced is not None and not encoded and int(announced) != len(response.content):
-        raise APIError(f"{path}: {len(response.content)} of {announced} bytes came")
-    return response.content

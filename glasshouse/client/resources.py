@@ -1,6 +1,6 @@
+# Made from glasshouse/client/aio/resources.py by .ci/twins.py: change that file.
 """What the service keeps, by kind: ``client.jobs``, ``client.datasets`` and the others."""
 
-import hashlib
 import tempfile
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from functools import partial
@@ -8,33 +8,18 @@ from pathlib import Path
 from typing import IO, Any
 
 from glasshouse.client.arrays import read_splits, write_splits
+from glasshouse.client.events import AnyEvent
+from glasshouse.client.files import format_of, pieces, sha256_of
 from glasshouse.client.job import Job
 from glasshouse.client.records import Checkpoint, Dataset, Record
-from glasshouse.client.stream import AnyEvent
+from glasshouse.client.requests import API, Request
+from glasshouse.client.running import in_thread
 from glasshouse.client.training import Network, Spec, as_document, network_of
-from glasshouse.client.transport import API, Request, Transport
+from glasshouse.client.transport import Transport
 from glasshouse.client.weights import weights_file
 from glasshouse.spec.data import IMAGES
 
-CHUNK_BYTES = 1 << 18
 _SAFETENSORS = "application/vnd.safetensors"
-
-_FORMATS = {
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".jsonl": "jsonl",
-    ".parquet": "parquet",
-    ".npz": "npz",
-    ".npy": "npy",
-    ".json.gz": "mnist.json.gz",
-    ".idx": "idx",
-    "-ubyte": "idx",
-    ".idx.gz": "idx.gz",
-    "-ubyte.gz": "idx.gz",
-    ".zip": "idx.zip",
-    ".images.zip": "images.zip",
-    ".txt": "text",
-}
 
 
 class Resource:
@@ -42,6 +27,10 @@ class Resource:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
+
+    def _all(self, path: str) -> list[Record]:
+        entries = self._transport.all(path)
+        return [Record(self._transport, entry) for entry in entries]
 
 
 class Jobs(Resource):
@@ -53,7 +42,7 @@ class Jobs(Resource):
 
     def get(self, job_id: str) -> Job:
         """Read one job."""
-        return Job(self._transport, {"id": job_id}).refresh()
+        return self._job(job_id).refresh()
 
     def list(self, *, limit: int | None = None, **filters: Any) -> Generator[Job]:
         """All jobs that match, newest first unless ``order`` says otherwise.
@@ -66,8 +55,9 @@ class Jobs(Resource):
         if isinstance(label, Mapping):
             label = [f"{key}:{value}" for key, value in label.items()]  # pyright: ignore[reportUnknownVariableType]
         params = {**filters, "label": label, "limit": limit}
-        for entry in self._transport.pages("/jobs", params):
-            yield Job(self._transport, entry)
+        for page in self._transport.pages("/jobs", params):
+            for entry in page:
+                yield Job(self._transport, entry)
 
     def cancel(self, job_id: str, *, force: bool = False) -> Job:
         """Ask a job to stop."""
@@ -139,37 +129,39 @@ class Datasets(Resource):
         if isinstance(source, bytes):
             if format is None:
                 raise ValueError("say which format the bytes are in: format='csv', 'npz', …")
-            return self._made(self._send(source, name, format, resize), wait=wait)
+            data = self._send(source, name, format, resize)
+            return self._made(data, wait=wait)
         if not isinstance(source, (str, Path)):
             return self._upload_arrays(source, name, wait=wait, reuse=reuse)
         path = Path(source)
-        with path.open("rb") as file:
+        with in_thread(lambda: path.open("rb")) as file:
             form = format or (IMAGES if resize is not None else format_of(path.name))
             data = self._send(file, name or path.name, form, resize)
         return self._made(data, wait=wait)
 
     def get(self, dataset_id: str) -> Dataset:
         """Read one dataset."""
-        return Dataset(self._transport, {"id": dataset_id}).refresh()
+        return self._dataset(dataset_id).refresh()
 
     def rows(
         self, dataset_id: str, split: str | None = None, offset: int = 0, limit: int | None = None
     ) -> list[dict[str, Any]]:
         """Some rows of a dataset."""
-        return Dataset(self._transport, {"id": dataset_id}).rows(split, offset, limit)
+        return self._dataset(dataset_id).rows(split, offset, limit)
 
     def list(self, *, limit: int | None = None) -> Generator[Dataset]:
         """All datasets."""
-        for entry in self._transport.pages("/datasets", {"limit": limit}):
-            yield Dataset(self._transport, entry)
+        for page in self._transport.pages("/datasets", {"limit": limit}):
+            for entry in page:
+                yield Dataset(self._transport, entry)
 
     def stats(self, dataset_id: str) -> dict[str, Any]:
         """Figures of each column of a dataset."""
-        return Dataset(self._transport, {"id": dataset_id}).stats()
+        return self._dataset(dataset_id).stats()
 
     def delete(self, dataset_id: str) -> None:
         """Delete a dataset and its files."""
-        Dataset(self._transport, {"id": dataset_id}).delete()
+        self._dataset(dataset_id).delete()
 
     def _upload_arrays(
         self,
@@ -179,18 +171,17 @@ class Datasets(Resource):
         wait: bool,
         reuse: bool,
     ) -> Dataset:
-        splits = read_splits(arrays)
+        splits = in_thread(lambda: read_splits(arrays))
         with tempfile.TemporaryFile() as file:
-            form = write_splits(splits, file)
+            form = in_thread(lambda: write_splits(splits, file))
             known = self._uploaded_before(file, form) if reuse else None
             data = known or self._send(file, name or "arrays", form)
             return self._made(data, wait=wait)
 
     def _uploaded_before(self, file: IO[bytes], form: str) -> dict[str, Any] | None:
         """The dataset that was made of a file with this content, unless it could not be read."""
-        file.seek(0)
-        digest = hashlib.file_digest(file, "sha256").hexdigest()  # pyright: ignore[reportArgumentType]
-        for entry in self._transport.get("/datasets", {"sha256": digest})["data"]:
+        digest = in_thread(lambda: sha256_of(file))
+        for entry in (self._transport.get("/datasets", {"sha256": digest}))["data"]:
             if entry["format"] == form and entry["state"] != "failed":
                 return entry
         return None
@@ -211,6 +202,9 @@ class Datasets(Resource):
     def _made(self, data: dict[str, Any], *, wait: bool) -> Dataset:
         dataset = Dataset(self._transport, data)
         return dataset.wait() if wait else dataset
+
+    def _dataset(self, dataset_id: str) -> Dataset:
+        return Dataset(self._transport, {"id": dataset_id})
 
 
 class Checkpoints(Resource):
@@ -237,9 +231,12 @@ class Checkpoints(Resource):
         Raises:
             UnprocessableEntityError: the weights are not the network's.
         """
-        file = weights_file(weights, network_of(network), as_document(fields))
-        if reuse and (known := self._sent_before(file.sha256())) is not None:
-            return known
+        graph, read = network_of(network), as_document(fields)
+        file = in_thread(lambda: weights_file(weights, graph, read))
+        if reuse:
+            known = self._sent_before(in_thread(file.sha256))
+            if known is not None:
+                return known
         request = Request.creating(f"{API}/checkpoints", file.chunks, _SAFETENSORS, {"name": name})
         data = self._transport.decode(self._transport.send(request))
         return Checkpoint(self._transport, data)
@@ -247,7 +244,7 @@ class Checkpoints(Resource):
     def upload(self, path: str | Path, *, name: str | None = None) -> Checkpoint:
         """Send a safetensors file that says in its metadata which network its weights are of."""
         source = Path(path)
-        with source.open("rb") as file:
+        with in_thread(lambda: source.open("rb")) as file:
             params = {"name": name or source.name}
             send = partial(pieces, file)
             request = Request.creating(f"{API}/checkpoints", send, _SAFETENSORS, params)
@@ -255,7 +252,7 @@ class Checkpoints(Resource):
         return Checkpoint(self._transport, data)
 
     def _sent_before(self, sha256: str) -> Checkpoint | None:
-        for entry in self._transport.get("/checkpoints", {"sha256": sha256})["data"]:
+        for entry in (self._transport.get("/checkpoints", {"sha256": sha256}))["data"]:
             if entry["state"] == "complete":
                 return Checkpoint(self._transport, entry)
         return None
@@ -269,7 +266,7 @@ class Checkpoints(Resource):
         """The checkpoints of a job, in the order of their steps; of all jobs, newest first."""
         if job_id is not None:
             return Job(self._transport, {"id": job_id}).checkpoints()
-        entries = self._transport.pages("/checkpoints")
+        entries = self._transport.all("/checkpoints")
         return [Checkpoint(self._transport, entry) for entry in entries]
 
     def delete(self, checkpoint_id: str) -> None:
@@ -282,7 +279,7 @@ class Devices(Resource):
 
     def list(self) -> list[Record]:
         """Each device, what it can do, and who has it."""
-        return [Record(self._transport, entry) for entry in self._transport.pages("/devices")]
+        return self._all("/devices")
 
 
 class Workers(Resource):
@@ -290,7 +287,7 @@ class Workers(Resource):
 
     def list(self) -> list[Record]:
         """Each worker and its state."""
-        return [Record(self._transport, entry) for entry in self._transport.pages("/workers")]
+        return self._all("/workers")
 
     def drain(self, worker_id: str) -> Record:
         """Let a worker finish what it runs and take nothing new."""
@@ -307,7 +304,7 @@ class Keys(Resource):
 
     def list(self) -> list[Record]:
         """All keys, without their texts."""
-        return [Record(self._transport, entry) for entry in self._transport.pages("/keys")]
+        return self._all("/keys")
 
     def delete(self, key_id: str) -> None:
         """Revoke a key."""
@@ -330,14 +327,17 @@ class Webhooks(Resource):
         body = {"url": url, "events": list(events), "labels": dict(labels or {})}
         return Record(self._transport, self._transport.create("/webhooks", body))
 
+    def get(self, webhook_id: str) -> Record:
+        """Read one webhook."""
+        return Record(self._transport, self._transport.get(f"/webhooks/{webhook_id}"))
+
     def deliveries(self, webhook_id: str) -> list[Record]:
         """What was sent to a webhook, newest first."""
-        pages = self._transport.pages(f"/webhooks/{webhook_id}/deliveries")
-        return [Record(self._transport, entry) for entry in pages]
+        return self._all(f"/webhooks/{webhook_id}/deliveries")
 
     def list(self) -> list[Record]:
         """All webhooks, without their secrets."""
-        return [Record(self._transport, entry) for entry in self._transport.pages("/webhooks")]
+        return self._all("/webhooks")
 
     def delete(self, webhook_id: str) -> None:
         """Delete a webhook."""
@@ -349,31 +349,7 @@ class Catalog(Resource):
 
     def get(self, section: str) -> list[dict[str, Any]]:
         """The entries of ``layers``, ``losses``, ``optimizers``, ``metrics`` or ``datasets``."""
-        return self._transport.get(f"/catalog/{section}")["entries"]
-
-
-def pieces(content: bytes | IO[bytes]) -> Generator[bytes]:
-    """A file from its start, as often as it is asked for; or bytes, as they are."""
-    if isinstance(content, bytes):
-        yield content
-        return
-    content.seek(0)
-    while chunk := content.read(CHUNK_BYTES):
-        yield chunk
-
-
-def format_of(name: str) -> str:
-    """Tell a dataset's format from a file's name.
-
-    Raises:
-        ValueError: the name does not tell.
-    """
-    lowered = name.lower()
-    for suffix in sorted(_FORMATS, key=len, reverse=True):
-        if lowered.endswith(suffix):
-            return _FORMATS[suffix]
-    known = ", ".join(sorted(set(_FORMATS.values())))
-    raise ValueError(f"the name {name!r} does not tell the format; give format= one of {known}")
+        return (self._transport.get(f"/catalog/{section}"))["entries"]
 
 
 class Quotas(Resource):

@@ -1,11 +1,13 @@
 """One metric of a job over its steps."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from glasshouse.client.frames import Library, frame
 
 Floats = NDArray[np.float64]
 Steps = NDArray[np.int64]
@@ -38,6 +40,18 @@ class Series:
         """The values as float64; ``steps`` has the step of each."""
         return self.values
 
+    def df(self, library: Library | None = None) -> Any:
+        """A data frame with the columns ``step``, ``epoch`` and the metric's name.
+
+        Args:
+            library: ``pandas`` or ``polars``; left out, the one that is imported already, else the
+                one that is installed.
+
+        Raises:
+            ImportError: neither is.
+        """
+        return frame({"step": self.steps, "epoch": self.epochs, self.name: self.values}, library)
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.array(self.values, dtype=dtype, copy=copy)
 
@@ -52,6 +66,39 @@ class Series:
             return f"Series({self.name!r}, empty)"
         last = f"{self.values[-1]:.6g} at step {self.steps[-1]}"
         return f"Series({self.name!r}, {len(self)} values, last {last})"
+
+
+class SeriesTable(Mapping[str, Series]):
+    """Several metrics of a job by their names."""
+
+    def __init__(self, series: Sequence[Series]) -> None:
+        self._series = {one.name: one for one in series}
+
+    def __getitem__(self, name: str) -> Series:
+        return self._series[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._series)
+
+    def __len__(self) -> int:
+        return len(self._series)
+
+    def __repr__(self) -> str:
+        return f"SeriesTable({', '.join(map(repr, self._series.values()))})"
+
+    def df(self, library: Library | None = None) -> Any:
+        """A data frame with a row for each step that any of them has; what is missing is NaN.
+
+        Columns are ``step``, ``epoch`` and the metrics' names. ``library`` as in `Series.df`.
+        """
+        steps = np.unique(np.concatenate([one.steps for one in self._series.values()]))
+        columns: dict[str, Any] = {"step": steps, "epoch": np.zeros(len(steps), np.int64)}
+        for name, one in self._series.items():
+            places = np.searchsorted(steps, one.steps)
+            columns["epoch"][places] = one.epochs
+            columns[name] = np.full(len(steps), np.nan)
+            columns[name][places] = one.values
+        return frame(columns, library)
 
 
 def floats(values: list[Any]) -> Floats:

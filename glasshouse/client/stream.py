@@ -1,38 +1,29 @@
-"""The events of a job as they happen: reconnects by itself, loses and doubles nothing."""
+# Made from glasshouse/client/aio/stream.py by .ci/twins.py: change that file.
+"""The events of jobs as they happen: reconnects by itself, loses and doubles nothing."""
 
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import closing
 from types import TracebackType
-from typing import Any, Literal, Self
-
-from pydantic import BaseModel, ConfigDict, ValidationError
+from typing import Any, Literal, Self, cast
 
 from glasshouse import jsonio
+from glasshouse.client.events import AnyEvent, read_event
+from glasshouse.client.requests import Request, backoff
+from glasshouse.client.running import sleep
 from glasshouse.client.sse import Decoder, Message
-from glasshouse.client.transport import Request, Transport, backoff
+from glasshouse.client.transport import Transport
 from glasshouse.errors import APIConnectionError, APIStatusError
-from glasshouse.events import Event, parse_event
 
 SILENCE_S = 45.0
 """A stream without even a ping (due every 15 s) for this long is taken for dead."""
+ONE = ""
+"""Stands for the job of a stream of one."""
 _WORTH_ANOTHER_TRY = frozenset({408, 409, 429, 500, 502, 503, 504})
 
 
-class OtherEvent(BaseModel):
-    """An event of a type that this version of the client does not know."""
-
-    model_config = ConfigDict(extra="allow")
-
-    job: str
-    seq: int
-    type: str
-
-
-AnyEvent = Event | OtherEvent
-
-
 class EventStream:
-    """The events of one job, each once and in order, until it has ended.
+    """The events of one job or several, each once and in order, until all have ended.
 
     After an event ``attempt`` with a ``resumed_from_step`` the steps from that one on come again,
     from an attempt that goes on from a checkpoint: what is kept of them should be dropped then.
@@ -47,22 +38,32 @@ class EventStream:
         path: str,
         *,
         types: Iterable[str] | None = None,
-        after: int = 0,
+        after: int | Mapping[str, int] = 0,
         attempt: int | Literal["all"] | None = None,
         give_up_after_s: float = 120.0,
     ) -> None:
-        self.last_seq = after
-        """The newest event that was given out; pass it as ``after`` to go on from there."""
+        self._many = not isinstance(after, int)
+        self._seqs = {ONE: after} if isinstance(after, int) else dict(after)
+        self._ended: set[str] = set()
         self._transport = transport
         self._path = path
         self._types = None if types is None else frozenset(types)
         self._attempt = attempt
         self._give_up_after_s = give_up_after_s
-        self._sleep: Callable[[float], None] = time.sleep
         self._retry_s: float | None = None
         self._connected = False
         self._seen_at = 0.0
         self._events = self._run()
+
+    @property
+    def last_seq(self) -> int:
+        """The newest event that was given out; pass it as ``after`` to go on from there."""
+        return max(self._seqs.values())
+
+    @property
+    def last_seqs(self) -> dict[str, int]:
+        """Of a stream of several jobs: the newest event of each, to be passed as ``after``."""
+        return dict(self._seqs)
 
     def __iter__(self) -> Generator[AnyEvent]:
         for record in self._events:
@@ -92,18 +93,28 @@ class EventStream:
         self._seen_at = time.monotonic()
         while True:
             try:
-                for record in self._connection():
-                    failures = 0
-                    if self._types is None or record["type"] in self._types:
-                        yield record
-                    if record["type"] == "end":
-                        return
+                with closing(self._connection()) as records:
+                    for record in records:
+                        failures = 0
+                        if self._types is None or record["type"] in self._types:
+                            yield record
+                        if self._is_over(record):
+                            return
                 if not self._connected:  # 204: the job has ended and all its events were given
                     return
             except (APIStatusError, APIConnectionError) as error:
                 self._raise_if_hopeless(error)
-            self._sleep(self._delay(failures))
+            sleep(self._delay(failures))
             failures += 1
+
+    def _is_over(self, record: dict[str, Any]) -> bool:
+        """Whether this event is the last of all."""
+        if record["type"] == "end":
+            self._ended.add(self._key(record))
+        return self._ended >= self._seqs.keys()
+
+    def _key(self, record: dict[str, Any]) -> str:
+        return str(record.get("job")) if self._many else ONE
 
     def _raise_if_hopeless(self, error: APIStatusError | APIConnectionError) -> None:
         if isinstance(error, APIStatusError) and error.status_code not in _WORTH_ANOTHER_TRY:
@@ -136,37 +147,34 @@ class EventStream:
                     self._retry_s = decoder.retry_ms / 1000
 
     def _request(self) -> Request:
-        params: dict[str, Any] = {"after": self.last_seq}
+        cursor = self._cursor()
+        params: dict[str, Any] = {"after": cursor}
+        if self._many:
+            params["job"] = list(self._seqs)
         if self._types is not None:  # 'end' too: without it the stream would not know it is over
             params["types"] = ",".join(sorted(self._types | {"end"}))
         if self._attempt is not None:
             params["attempt"] = self._attempt
         headers = {"Accept": "text/event-stream", "Cache-Control": "no-store"}
         if self.last_seq:
-            headers["Last-Event-ID"] = str(self.last_seq)
+            headers["Last-Event-ID"] = cursor
         return Request("GET", self._path, params, headers, timeout_s=SILENCE_S)
+
+    def _cursor(self) -> str:
+        if not self._many:
+            return str(self.last_seq)
+        return ",".join(f"{job}:{seq}" for job, seq in self._seqs.items())
 
     def _new(self, message: Message) -> dict[str, Any] | None:
         """The event of a message, unless it was given out before or is none (``hello``)."""
         if message.event == "hello":
             return None
-        record = jsonio.loads(message.data)
-        seq = record.get("seq") if isinstance(record, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-        if not isinstance(seq, int) or seq <= self.last_seq:
+        data: Any = jsonio.loads(message.data)
+        if not isinstance(data, dict):
             return None
-        self.last_seq = seq
-        return record  # pyright: ignore[reportUnknownVariableType]
-
-
-def read_event(record: dict[str, Any]) -> AnyEvent:
-    """Read an event from the service's JSON; named non-finite numbers become floats."""
-    value = dict(record)
-    if isinstance(value.get("values"), dict):
-        value["values"] = {key: jsonio.number(item) for key, item in value["values"].items()}
-    if isinstance(value.get("rows"), list):
-        # the first two columns are names: a layer may well be called NaN
-        value["rows"] = [[*row[:2], *map(jsonio.number, row[2:])] for row in value["rows"]]
-    try:
-        return parse_event(value)
-    except ValidationError:
-        return OtherEvent.model_validate(value)
+        record = cast("dict[str, Any]", data)
+        key, seq = self._key(record), record.get("seq")
+        if not isinstance(seq, int) or seq <= self._seqs.get(key, 0):
+            return None
+        self._seqs[key] = seq
+        return record

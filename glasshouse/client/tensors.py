@@ -1,5 +1,6 @@
 """Tensors as numpy arrays. bfloat16 and the 8-bit floats come in the dtypes of ml_dtypes."""
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 import ml_dtypes
@@ -48,6 +49,19 @@ def _array(name: str, entry: dict[str, Any]) -> Array:
             "open the file with torch"
         )
     return np.frombuffer(entry["data"], dtype=dtype).reshape(entry["shape"])
+
+
+def as_torch(values: Array | Mapping[str, Array]) -> Any:
+    """An array as a tensor of torch in its own dtype; a dict of arrays as a dict of tensors.
+
+    Raises:
+        ImportError: there is no torch.
+    """
+    from glasshouse.client.modules.loading import as_tensors  # noqa: PLC0415 (imports torch)
+
+    if isinstance(values, Mapping):
+        return as_tensors(values)
+    return as_tensors({"": values})[""]
 
 
 def write_tensors(tensors: dict[str, Array]) -> bytes:

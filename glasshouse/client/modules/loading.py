@@ -1,12 +1,20 @@
 """Arrays as torch's tensors."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from glasshouse.client.tensors import Array
+
+_BYTES: dict[str, tuple[Any, torch.dtype]] = {
+    "bfloat16": (np.uint16, torch.bfloat16),
+    "float8_e4m3fn": (np.uint8, torch.float8_e4m3fn),
+    "float8_e5m2": (np.uint8, torch.float8_e5m2),
+}
+"""What numpy knows by ml_dtypes only: as which integers, and what they are to torch."""
 
 
 def as_tensors(named: Mapping[str, Array]) -> dict[str, Tensor]:
@@ -15,6 +23,8 @@ def as_tensors(named: Mapping[str, Array]) -> dict[str, Tensor]:
 
 
 def _tensor(array: Array) -> Tensor:
-    if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view(np.uint16).copy()).view(torch.bfloat16)
+    as_bytes = _BYTES.get(array.dtype.name)
+    if as_bytes is not None:
+        held, dtype = as_bytes
+        return torch.from_numpy(array.view(held).copy()).view(dtype)
     return torch.from_numpy(array.copy())

@@ -38,7 +38,7 @@ def run(
         monkeypatch.setenv("GLASSHOUSE_HOME", str(tmp_path / "home"))
         monkeypatch.setenv("GLASSHOUSE_URL", serve(routes))
         monkeypatch.setenv("GLASSHOUSE_API_KEY", "gh_test")
-        monkeypatch.setattr("glasshouse.client.transport.FIRST_DELAY_S", 0.0)
+        monkeypatch.setattr("glasshouse.client.requests.FIRST_DELAY_S", 0.0)
         code = main(list(arguments))
         return code, *capsys.readouterr()
 
@@ -88,7 +88,7 @@ def test_wrong_usage_is_2(run: Run):
 
 
 def test_an_unreachable_service_is_8(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr("glasshouse.client.transport.FIRST_DELAY_S", 0.0)
+    monkeypatch.setattr("glasshouse.client.requests.FIRST_DELAY_S", 0.0)
     monkeypatch.delenv("GLASSHOUSE_URL", raising=False)
     monkeypatch.setenv("GLASSHOUSE_HOME", str(tmp_path))
     assert main(["jobs"]) == 8

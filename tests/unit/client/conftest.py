@@ -1,3 +1,50 @@
-from tests.little_service import connect, serve, server
+import asyncio
+from collections.abc import Callable, Generator
+from contextlib import ExitStack
+from typing import Any
 
-__all__ = ["connect", "serve", "server"]
+import pytest
+from starlette.routing import Route
+
+import glasshouse as gh
+from tests.awaited import blocking_client
+from tests.little_service import Serve, serve, server
+
+__all__ = ["serve", "server"]
+
+
+@pytest.fixture(params=["blocking", "awaited"])
+def make_client(request: pytest.FixtureRequest) -> Generator[Callable[..., gh.Client]]:
+    """Makes a client: once the one that blocks, once the one that is awaited."""
+    if request.param == "blocking":
+        yield gh.Client
+        return
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        yield lambda *given, **options: blocking_client(loop, *given, **options)
+
+
+@pytest.fixture
+def connect(
+    serve: Serve, make_client: Callable[..., gh.Client]
+) -> Generator[Callable[..., gh.Client]]:
+    """A client of a server with these routes."""
+    with ExitStack() as stack:
+
+        def connect(*routes: Route, **options: Any) -> gh.Client:
+            client = make_client(serve(routes), "gh_test", **options)
+            client._transport._sleep = lambda _: None  # retries need not take time here
+            return stack.enter_context(client)
+
+        yield connect
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch):
+    """Reconnect without waiting."""
+
+    async def sleep(_: float) -> None:
+        return
+
+    monkeypatch.setattr("glasshouse.client.stream.sleep", lambda _: None)
+    monkeypatch.setattr("glasshouse.client.aio.stream.sleep", sleep)

@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 import glasshouse as gh
 from glasshouse import Client, jsonio
-from tests.little_service import answer, job, listing, problem
+from tests.little_service import answer, job, job_of, listing, problem
 
 Connect = Callable[..., Client]
 COMMAND = {
@@ -41,10 +41,6 @@ def route(
         return left.pop(0) if len(left) > 1 else left[0]
 
     return Route(f"/api/v1{path}", endpoint, methods=[method])
-
-
-def job_of(client: Client) -> gh.Job:
-    return gh.Job(client._transport, job())
 
 
 def test_a_job_is_paused_resumed_retried_and_forked(connect: Connect):

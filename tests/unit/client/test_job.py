@@ -14,9 +14,8 @@ from starlette.routing import Route
 
 import glasshouse as gh
 from glasshouse import jsonio
-from glasshouse.client.job import Job
-from glasshouse.client.probes import as_probe
-from tests.little_service import answer, events, job, listing, problem
+from glasshouse.client.asking import as_probe
+from tests.little_service import answer, events, job, job_of, listing, problem
 
 Connect = Callable[..., gh.Client]
 SAFETENSORS = "application/vnd.safetensors"
@@ -32,10 +31,6 @@ def route(path: str, *responses: Response, keep: list[Request] | None = None) ->
         return left.pop(0) if len(left) > 1 else left[0]
 
     return Route(f"/api/v1{path}", endpoint, methods=["GET", "POST", "PATCH", "DELETE"])
-
-
-def job_of(client: gh.Client) -> Job:
-    return Job(client._transport, job())
 
 
 def test_waiting_ends_when_the_job_has_succeeded(connect: Connect):

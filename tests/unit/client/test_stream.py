@@ -11,8 +11,7 @@ from starlette.routing import Route
 
 import glasshouse as gh
 from glasshouse import jsonio
-from glasshouse.client.job import Job
-from tests.little_service import events, job, problem
+from tests.little_service import events, job, job_of, problem
 
 Connect = Callable[..., gh.Client]
 
@@ -50,16 +49,6 @@ class Streamed:
 def frame(event: str, data: Any, seq: int | None) -> bytes:
     id_line = "" if seq is None else f"id: {seq}\n"
     return f"{id_line}event: {event}\ndata: {jsonio.dumps(data)}\n\n".encode()
-
-
-def job_of(client: gh.Client) -> Job:
-    return Job(client._transport, job())
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch):
-    """Reconnect without waiting."""
-    monkeypatch.setattr("glasshouse.client.stream.time.sleep", lambda _: None)
 
 
 def seqs(stream: Any) -> list[int]:

@@ -43,16 +43,22 @@ class Scripted:
         (401, gh.AuthenticationError),
         (403, gh.PermissionDeniedError),
         (404, gh.NotFoundError),
-        (405, gh.BadRequestError),
+        (405, gh.MethodNotAllowedError),
+        (406, gh.NotAcceptableError),
+        (408, gh.RequestTimeoutError),
         (409, gh.ConflictError),
         (412, gh.PreconditionFailedError),
         (413, gh.PayloadTooLargeError),
         (415, gh.UnsupportedMediaError),
         (418, gh.BadRequestError),
         (422, gh.UnprocessableEntityError),
+        (421, gh.MisdirectedRequestError),
         (429, gh.RateLimitError),
+        (431, gh.HeadersTooLargeError),
         (500, gh.InternalServerError),
+        (502, gh.BadGatewayError),
         (503, gh.ServiceUnavailableError),
+        (504, gh.GatewayTimeoutError),
         (507, gh.InternalServerError),
     ],
 )
@@ -70,9 +76,16 @@ def test_each_status_has_its_error(connect: Connect, status: int, error: type[gh
     assert "Do this." in str(caught.value)
 
 
-def test_every_status_error_is_exported():
-    for cls in errors.APIStatusError.__subclasses__():
+def test_every_status_error_is_exported_and_every_status_of_the_service_has_one():
+    left = list(errors.APIStatusError.__subclasses__())
+    found = {cls.status: cls for cls in left}
+    while left:
+        cls = left.pop()
         assert getattr(gh, cls.__name__) is cls
+        left += cls.__subclasses__()
+        found[cls.status] = cls
+    raised = list(errors.ServiceError.__subclasses__())
+    assert {cls.status for cls in raised} <= found.keys()
 
 
 @pytest.mark.parametrize(

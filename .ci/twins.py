@@ -1,0 +1,78 @@
+"""The client that blocks, made from the one that is awaited.
+
+``python .ci/twins.py`` writes ``glasshouse/client/*.py`` from ``glasshouse/client/aio/*.py``;
+``--check`` only says whether they are what it would write. Written by hand in both places is
+``running.py``, which says what waiting is, and ``__init__.py``.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SYNC = ROOT / "glasshouse" / "client"
+ASYNC = SYNC / "aio"
+BY_HAND = {"__init__.py", "running.py"}
+WORDS = (
+    (r"\basync (def|with|for)\b", r"\1"),
+    (r"\bawait ", ""),
+    (r"\bAwaitable\[(\w+)\]", r"\1"),
+    (r"\bAsync(?=[A-Z])", ""),
+    (r"\b__a(enter|exit|iter|next)__\b", r"__\1__"),
+    (r"\ba(closing|close|read|iter_bytes)\b", r"\1"),
+    (r"\basynccontextmanager\b", "contextmanager"),
+    (r"\bglasshouse\.client\.aio\b", "glasshouse.client"),
+)
+RULES = "I,F401,UP,C4,PERF"
+"""What ruff may mend in what the words leave: the order of imports, needless comprehensions."""
+
+
+def sources() -> list[Path]:
+    """The modules that are written for both."""
+    return sorted(path for path in ASYNC.glob("*.py") if path.name not in BY_HAND)
+
+
+def twin(source: Path) -> str:
+    """The text of a module as the client that blocks has it."""
+    text = source.read_text()
+    for pattern, replacement in WORDS:
+        text = re.sub(pattern, replacement, text)
+    name = source.relative_to(ROOT).as_posix()
+    text = f"# Made from {name} by .ci/twins.py: change that file.\n{text}"
+    target = str(SYNC / source.name)
+    fix = ["check", "--quiet", "--fix", "--unsafe-fixes", "--select", RULES]
+    for command in (
+        [*fix, "--stdin-filename", target, "-"],
+        ["format", "--stdin-filename", target],
+    ):
+        text = ruff(command, text)
+    return text
+
+
+def ruff(command: list[str], text: str) -> str:
+    """What ruff makes of a text."""
+    whole = [sys.executable, "-m", "ruff", *command]
+    done = subprocess.run(whole, input=text, text=True, capture_output=True, cwd=ROOT, check=False)
+    if not done.stdout:
+        raise SystemExit(done.stderr)
+    return done.stdout
+
+
+def main() -> None:
+    """Write the twins, or say which are not what they should be."""
+    stale: list[str] = []
+    for source in sources():
+        target = SYNC / source.name
+        text = twin(source)
+        if not target.exists() or target.read_text() != text:
+            stale.append(target.relative_to(ROOT).as_posix())
+            if "--check" not in sys.argv:
+                target.write_text(text)
+    if stale and "--check" in sys.argv:
+        raise SystemExit(f"not what .ci/twins.py makes: {', '.join(stale)}")
+    print(f"{len(sources())} twins, {len(stale)} written" if stale else "the twins are the same")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+"""The client for programs with an event loop; the other one is made from it (``.ci/twins.py``)."""
+
+from glasshouse.client.aio.client import AsyncClient
+from glasshouse.client.aio.control import AsyncCommand
+from glasshouse.client.aio.job import AsyncJob
+from glasshouse.client.aio.layers import AsyncLayer
+from glasshouse.client.aio.probes import AsyncProbe
+from glasshouse.client.aio.records import AsyncCheckpoint, AsyncDataset, AsyncRecord
+from glasshouse.client.aio.stream import AsyncEventStream
+
+__all__ = [
+    "AsyncCheckpoint",
+    "AsyncClient",
+    "AsyncCommand",
+    "AsyncDataset",
+    "AsyncEventStream",
+    "AsyncJob",
+    "AsyncLayer",
+    "AsyncProbe",
+    "AsyncRecord",
+]

@@ -1,0 +1,237 @@
+"""The client: one object for one service."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+import httpx2
+
+from glasshouse.client.address import find_service
+from glasshouse.client.aio.inferring import AsyncInferring
+from glasshouse.client.aio.job import AsyncJob
+from glasshouse.client.aio.records import AsyncCheckpoint, AsyncRecord
+from glasshouse.client.aio.resources import (
+    AsyncCatalog,
+    AsyncCheckpoints,
+    AsyncDatasets,
+    AsyncDevices,
+    AsyncJobs,
+    AsyncKeys,
+    AsyncQuotas,
+    AsyncWebhooks,
+    AsyncWorkers,
+)
+from glasshouse.client.aio.running import in_process
+from glasshouse.client.aio.stream import AsyncEventStream
+from glasshouse.client.aio.trainer import AsyncTrainer
+from glasshouse.client.aio.transport import AsyncTransport
+from glasshouse.client.requests import API, Request, with_json
+from glasshouse.client.tensors import Array
+from glasshouse.client.training import JobOptions, ResultField, Spec, TrainOptions, as_document
+
+INPROC = "inproc://"
+
+
+class AsyncClient:
+    """Speaks to a Glasshouse service.
+
+    Without arguments it finds the one that ``glasshouse up`` runs on this machine, or the one
+    that ``GLASSHOUSE_URL`` and ``GLASSHOUSE_API_KEY`` name.
+
+    `Client` blocks, and may be used from several threads; `AsyncClient` has the same methods to be
+    awaited, and belongs to one event loop.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        api_key: str | None = None,
+        *,
+        timeout: float = 60.0,
+        max_retries: int = 2,
+        http_client: httpx2.AsyncClient | None = None,
+    ) -> None:
+        """Find the service; nothing is sent yet.
+
+        Args:
+            url: its address; ``inproc://`` runs one in this process, for a debugger: see
+                docs/how-to/debug.md.
+            api_key: the key to use there.
+            timeout: seconds to wait for bytes of an answer.
+            max_retries: how often what may help is tried again.
+            http_client: what sends requests, with proxies and certificates of your own. It stays
+                yours to close.
+
+        Raises:
+            APIConnectionError: nothing says where a service is.
+        """
+        own = None
+        if url == INPROC:
+            address, own = in_process()
+        else:
+            address = find_service(url, api_key)
+        self._transport = AsyncTransport(
+            address,
+            timeout_s=timeout,
+            max_retries=max_retries,
+            http=http_client or own,
+            owns_http=http_client is None,
+        )
+        self._furnish()
+
+    def _furnish(self) -> None:
+        self.url = self._transport.address.url
+        self.jobs = AsyncJobs(self._transport)
+        self.datasets = AsyncDatasets(self._transport)
+        self.checkpoints = AsyncCheckpoints(self._transport)
+        self.devices = AsyncDevices(self._transport)
+        self.workers = AsyncWorkers(self._transport)
+        self.keys = AsyncKeys(self._transport)
+        self.quotas = AsyncQuotas(self._transport)
+        self.webhooks = AsyncWebhooks(self._transport)
+        self.catalog = AsyncCatalog(self._transport)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._transport.close()
+
+    def with_options(self, *, timeout: float | None = None, max_retries: int | None = None) -> Self:
+        """The same client with other options, over the same connections: for one call, say.
+
+        Args:
+            timeout: seconds to wait for bytes of an answer; left out, as it is.
+            max_retries: how often what may help is tried again; left out, as it is.
+        """
+        made = object.__new__(type(self))
+        made._transport = self._transport.with_options(timeout, max_retries)
+        made._furnish()
+        return made
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        json: Any = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> httpx2.Response:
+        """Any request of the API, with the key, the retries and the errors of all others.
+
+        Args:
+            method: ``GET``, ``POST`` …; retried as all are, so a POST needs an ``Idempotency-Key``.
+            path: under the address: ``/api/v1/jobs``.
+            params: the query; a list gives a parameter several times.
+            json: the body.
+            headers: further headers.
+
+        Returns:
+            The whole answer: ``status_code``, ``headers``, ``content``.
+        """
+        request = with_json(Request(method, path, params or {}, headers or {}), json)
+        return await self._transport.send(request)
+
+    async def info(self) -> dict[str, Any]:
+        """The service's version, capabilities and limits."""
+        return await self._transport.get("/")
+
+    async def ready(self) -> dict[str, Any]:
+        """What the service says of its health; raises when it is not ready."""
+        return self._transport.decode(await self.request("GET", "/readyz")) or {}
+
+    async def browser_link(self) -> str:
+        """Make a link that opens the service in a browser: once, within a minute."""
+        return (await self._transport.post("/tickets"))["url"]
+
+    async def queue(self) -> list[AsyncRecord]:
+        """The jobs that wait, the next one first, and why each does."""
+        entries = await self._transport.all("/queue")
+        return [AsyncRecord(self._transport, entry) for entry in entries]
+
+    def stream(
+        self,
+        jobs: Sequence[AsyncJob | str],
+        types: Iterable[str] | None = None,
+        after: Mapping[str, int] | None = None,
+        *,
+        give_up_after_s: float = 120.0,
+    ) -> AsyncEventStream:
+        """The events of several jobs over one connection, until all have ended.
+
+        Args:
+            jobs: up to 32 jobs, or their ids.
+            types: only events of these types.
+            after: for each job's id the ``seq`` of the last event that is known already.
+            give_up_after_s: raise after this long without reaching the service.
+        """
+        ids = [job if isinstance(job, str) else job.id for job in jobs]
+        return AsyncEventStream(
+            self._transport,
+            f"{API}/stream",
+            types=types,
+            after={job: (after or {}).get(job, 0) for job in ids},
+            give_up_after_s=give_up_after_s,
+        )
+
+    async def plan(self, spec: Spec) -> dict[str, Any]:
+        """Check a job spec and see its layers, shapes, memory and devices; stores nothing."""
+        return await self._transport.post("/plan", as_document(spec))
+
+    async def train(self, network: Any, data: Any, **options: Unpack[TrainOptions]) -> AsyncJob:
+        """Train a network.
+
+        Args:
+            network: a `Graph`, its dict, or the list of its layers; or a preset: its name, or
+                ``{"type": "preset", "preset", "args"}``; or a torch ``nn.Module``, which is read as
+                a graph, compared with it, and sent with its weights.
+            data: a dataset or its id, a list of such to train on as one, arrays (a dict by column,
+                a dict of splits of them, an ``(x, y)`` pair; they are uploaded), a data frame, a
+                torch dataset, or a dict as ``data`` in a spec.
+            options: see `TrainOptions`: ``loss``, ``optimizer``, ``epochs`` …
+
+        Returns:
+            The job, queued.
+        """
+        trainer = AsyncTrainer(self.datasets, self.checkpoints)
+        return await self.jobs.create(await trainer.spec(network, data, options))
+
+    async def infer(
+        self,
+        source: AsyncJob | AsyncCheckpoint | str,
+        inputs: Any = None,
+        *,
+        data: Any = None,
+        outputs: Sequence[str] | None = None,
+        fields: Sequence[ResultField] | ResultField = ("value",),
+        **options: Unpack[JobOptions],
+    ) -> dict[str, Array]:
+        """Run a trained network and wait for the outputs of any of its layers.
+
+        Args:
+            source: a training job (its newest checkpoint) or a checkpoint, or the id of one.
+            inputs: an array for the network's input, or a dict of them by field; for a sequence
+                a list of rows, each with its own length, or of texts where it is made of tokens.
+            data: instead of inputs: a dataset, its id, or ``{"dataset", "split"}``.
+            outputs: the layers to return; left out, the network's own outputs.
+            fields: ``value``, ``id`` (of the largest) and ``prob`` (its probability).
+            options: name, labels, priority, devices.
+
+        Returns:
+            Arrays by layer; by ``<layer>/<field>`` when there are several fields.
+        """
+        running = AsyncInferring(self.jobs, self.datasets, self.checkpoints)
+        return await running.run(source, (inputs, data), outputs, fields, options)

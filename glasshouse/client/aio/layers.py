@@ -1,0 +1,190 @@
+"""Looking into a job's network: its layers, what was captured of them, and their statistics."""
+
+from collections.abc import AsyncGenerator
+from typing import Any
+from urllib.parse import quote
+
+from glasshouse.client.aio.transport import AsyncTransport
+from glasshouse.client.requests import API, Request
+from glasshouse.client.statistics import Captured, History, Kind, LayerStats, Phase, Step
+from glasshouse.client.tensors import Array, read_tensors
+from glasshouse.errors import APIError
+
+ALL_POINTS = 1_000_000
+"""The service gives about 1,000 points of a series unless it is asked for more."""
+
+
+class AsyncLayer:
+    """One layer of a job's network, or one parameter (``conv1.weight``)."""
+
+    def __init__(self, transport: AsyncTransport, job_id: str, name: str) -> None:
+        self.name = name
+        self._transport = transport
+        self._path = f"/jobs/{job_id}"
+
+    def __repr__(self) -> str:
+        return f"AsyncLayer({self.name!r})"
+
+    async def output(self, *, step: Step = "latest", slice: str | None = None) -> Array:  # noqa: A002
+        """What the layer gave, captured by a probe that wants ``full``."""
+        return (await self.tensor("output", step=step, slice=slice)).values
+
+    async def input(self, *, step: Step = "latest", slice: str | None = None) -> Array:  # noqa: A002
+        """What went into the layer; of several, the first (``layers["add.1"]`` is the second)."""
+        return (await self.tensor("input", step=step, slice=slice)).values
+
+    async def output_grad(self, *, step: Step = "latest", slice: str | None = None) -> Array:  # noqa: A002
+        """The gradient of the loss with respect to what the layer gave."""
+        return (await self.tensor("output_grad", step=step, slice=slice)).values
+
+    async def param(self, name: str | None = None, *, step: Step = "latest") -> Array:
+        """A parameter as it was used in that step's forward: ``param("weight")``."""
+        captured = await self._parameter(name).tensor("param", step=step)
+        return captured.values
+
+    async def param_grad(self, name: str | None = None, *, step: Step = "latest") -> Array:
+        """The gradient of a parameter: ``param_grad("weight")``."""
+        captured = await self._parameter(name).tensor("param_grad", step=step)
+        return captured.values
+
+    async def update(self, name: str | None = None, *, step: Step = "latest") -> Array:
+        """What the optimizer added to a parameter in that step: ``update("weight")``."""
+        captured = await self._parameter(name).tensor("update", step=step)
+        return captured.values
+
+    async def optim_state(self, name: str | None = None, *, step: Step = "latest") -> Array:
+        """What the optimizer keeps of a parameter: ``optim_state("weight.exp_avg")``."""
+        captured = await self._parameter(name).tensor("optim_state", step=step)
+        return captured.values
+
+    async def tensor(
+        self,
+        kind: Kind | str,
+        *,
+        step: Step = "latest",
+        phase: Phase | None = None,
+        slice: str | None = None,  # noqa: A002 - the API's word
+    ) -> Captured:
+        """One captured tensor and the step it is of.
+
+        Raises:
+            NotFoundError: it was not captured at that step; the problem lists the nearest.
+        """
+        path = f"{API}{self._path}/layers/{quote(self.name, safe='')}/{quote(kind, safe='')}"
+        params = {"step": step, "phase": phase, "slice": slice, "format": "safetensors"}
+        response = await self._transport.send(
+            Request("GET", path, params, {"Accept": "application/vnd.safetensors, */*"})
+        )
+        tensors = list(read_tensors(response.content).values())
+        if len(tensors) != 1:
+            raise APIError(
+                f"{self.name}/{kind}: expected one tensor, the answer has {len(tensors)}"
+            )
+        return Captured(int(response.headers.get("x-tensor-step", -1)), tensors[0])
+
+    async def stats(
+        self,
+        kind: Kind | str = "output",
+        *,
+        phase: Phase | None = None,
+        max_points: int | None = None,
+    ) -> LayerStats:
+        """The figures and quantiles of one kind over all steps on which a probe looked.
+
+        A figure that a step does not have is NaN.
+
+        Where both training and evaluations were looked at and ``phase`` is left out: of training.
+
+        Raises:
+            APIError: no probe has looked yet, or the name is a layer's and the kind a
+                parameter's; then ask for the parameter by its own name. Or the layer gives several
+                tensors; then ask for one: ``lstm.0``.
+        """
+        found = [one async for one in self.all_stats(kind, phase=phase, max_points=max_points)]
+        if len(found) > 1 and phase is None:
+            found = [entry for entry in found if entry.phase == "train"]
+        if len(found) != 1:
+            seen = found or await self._leaves(kind)
+            names = ", ".join(entry.layer for entry in seen) or "none so far"
+            raise APIError(f"{self.name} has statistics of {kind} for: {names}")
+        return found[0]
+
+    async def _leaves(self, kind: str) -> list[LayerStats]:
+        """What was seen of a layer that gives several tensors, each of which has a name."""
+        leaves = AsyncLayer(self._transport, self._path.removeprefix("/jobs/"), f"{self.name}.*")
+        return [entry async for entry in leaves.all_stats(kind)]
+
+    async def all_stats(
+        self,
+        kind: str | None = None,
+        *,
+        phase: Phase | None = None,
+        max_points: int | None = None,
+    ) -> AsyncGenerator[LayerStats]:
+        """The statistics of each watched tensor of the layer."""
+        params = {"layer": self.name, "kind": kind, "max_points": max_points or ALL_POINTS}
+        async for page in self._transport.pages(f"{self._path}/stats", params | {"phase": phase}):
+            for entry in page:
+                yield LayerStats.read(entry)
+
+    async def history(
+        self,
+        kind: Kind | str = "output",
+        *,
+        bins: int = 64,
+        max_points: int | None = None,
+        phase: Phase = "train",
+    ) -> History:
+        """How its values were spread over the steps on which a probe took a histogram.
+
+        Args:
+            kind: ``output``, ``param`` …; a parameter is asked for by its own name.
+            bins: at most so many bars.
+            max_points: at most so many steps, evenly apart; left out, 1,000.
+            phase: ``train`` or ``evaluate``.
+
+        Raises:
+            APIError: no probe that wants ``histogram`` has looked yet.
+        """
+        params: dict[str, Any] = {"layer": self.name, "kind": kind, "stat": "histogram"}
+        params |= {"bins": bins, "max_points": max_points, "phase": phase}
+        found = await self._transport.all(f"{self._path}/stats", params)
+        if len(found) != 1:
+            names = ", ".join(entry["layer"] for entry in found) or "none so far"
+            raise APIError(f"{self.name} has histograms of {kind} for: {names}")
+        return History.read(found[0])
+
+    async def image(
+        self,
+        kind: Kind | str = "output",
+        *,
+        step: Step = "latest",
+        slice: str | None = None,  # noqa: A002 - the API's word
+    ) -> bytes:
+        """A captured tensor as a PNG: feature maps and filters as a grid, matrices, vectors."""
+        path = f"{self._path}/layers/{quote(self.name, safe='')}/{quote(kind, safe='')}"
+        return await self._transport.download(path, {"step": step, "slice": slice, "format": "png"})
+
+    def _parameter(self, name: str | None) -> "AsyncLayer":
+        if name is None:
+            return self
+        return AsyncLayer(self._transport, self._path.removeprefix("/jobs/"), f"{self.name}.{name}")
+
+
+class AsyncLayers:
+    """The layers of a job's network, by name; iterating asks the service for the names."""
+
+    def __init__(self, transport: AsyncTransport, job_id: str) -> None:
+        self._transport = transport
+        self._job_id = job_id
+
+    def __getitem__(self, name: str) -> AsyncLayer:
+        return AsyncLayer(self._transport, self._job_id, name)
+
+    async def __aiter__(self) -> AsyncGenerator[str]:
+        for entry in await self.table():
+            yield entry["name"]
+
+    async def table(self) -> list[dict[str, Any]]:
+        """Name, type, output shape, parameters and newest statistics of each layer."""
+        return await self._transport.all(f"/jobs/{self._job_id}/layers")

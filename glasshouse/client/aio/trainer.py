@@ -1,0 +1,146 @@
+"""What `AsyncClient.train` does before it submits: data and modules go to the service, once."""
+
+from collections.abc import Sequence
+from typing import Any, TypeGuard, cast
+
+from glasshouse.client.aio.records import AsyncDataset
+from glasshouse.client.aio.resources import AsyncCheckpoints, AsyncDatasets
+from glasshouse.client.aio.running import in_thread
+from glasshouse.client.arrays import Splits, derive_fields, is_arrays, is_ragged, read_splits
+from glasshouse.client.frames import as_columns, is_frame
+from glasshouse.client.modules import is_dataset, is_module
+from glasshouse.client.sources import (
+    arguments_of,
+    declared,
+    first_split,
+    for_all,
+    has_uncounted,
+    sources,
+    with_shapes,
+)
+from glasshouse.client.training import (
+    Document,
+    TrainOptions,
+    as_document,
+    check_options,
+    train_spec,
+    window_fields,
+)
+
+
+class AsyncTrainer:
+    """Makes a spec of whatever a user trains and trains on."""
+
+    def __init__(self, datasets: AsyncDatasets, checkpoints: AsyncCheckpoints) -> None:
+        self._datasets = datasets
+        self._checkpoints = checkpoints
+
+    async def spec(self, network: Any, data: Any, options: TrainOptions) -> Document:
+        """The spec, after what it names has been sent.
+
+        Raises:
+            TypeError: an option is unknown or missing.
+            ValueError: the data does not fit together.
+            CannotTrace: no graph can say what a module does.
+        """
+        check_options(network, options)
+        described = await self._data(data, arguments_of(network), options)
+        if is_module(network):
+            network, begin = await self._send_module(network, described, options)
+            options["init"] = begin
+        return train_spec(network, described, options)
+
+    async def _send_module(
+        self, module: Any, data: Document, options: TrainOptions
+    ) -> tuple[Document, Document]:
+        """Read a module as a graph and send its weights; gives the graph and what to begin with."""
+        from glasshouse.client.modules.preparing import trace_for  # noqa: PLC0415 (imports torch)
+
+        dataset = await self._datasets.get(data["train"]["dataset"])
+        fields = with_shapes(data["fields"], dataset)
+        limit = as_document(options.get("sequence") or data.get("sequence") or {})
+        longest, asked = limit.get("max_length"), options.get("inputs")
+        traced, inputs = await in_thread(lambda: trace_for(module, fields, longest, asked))
+        read = {name.partition(".")[0] for name in inputs.values()}
+        sent = await self._checkpoints.create(
+            traced.weights,
+            traced.graph,
+            {name: field for name, field in fields.items() if name in read},
+            name=type(module).__name__,
+            reuse=True,
+        )
+        return traced.graph, {"checkpoint": sent.id}
+
+    async def _data(self, data: Any, arguments: Sequence[str], options: TrainOptions) -> Document:
+        if _is_several(data):
+            return await self._several(data, arguments, options)
+        if is_frame(data) or is_dataset(data) or is_arrays(data):
+            return await self._uploaded(data, arguments, options)
+        if isinstance(data, (str, AsyncDataset)):
+            return await self._stored(data, options)
+        described = as_document(data)
+        if "fields" in options:
+            described = {**described, "fields": as_document(options["fields"])}
+        if "fields" not in described:
+            raise ValueError("say how the columns are read: fields={name: {'type': …}, …}")
+        return described
+
+    async def _stored(self, data: str | AsyncDataset, options: TrainOptions) -> Document:
+        """A dataset of the service."""
+        dataset = await self._datasets.get(data) if isinstance(data, str) else data
+        dataset = await dataset.wait()
+        fields: Document = {}
+        if options.get("windows") is not None:
+            fields = window_fields(options.get("windows"))
+        elif "fields" not in options:
+            fields = declared(dataset, await dataset.stats() if has_uncounted(dataset) else None)
+        return {
+            **sources(dataset, options),
+            "fields": as_document(options.get("fields", fields)),
+        }
+
+    async def _uploaded(
+        self, data: Any, arguments: Sequence[str], options: TrainOptions
+    ) -> Document:
+        """Arrays, a frame or a torch dataset as datasets of the service, uploaded once."""
+        splits, fields = await in_thread(lambda: _read(data, arguments, options))
+        name = options.get("name")
+        if not is_ragged(splits) or len(splits) == 1:
+            dataset = await self._datasets.upload(splits, name=name, reuse=True)
+            return {**sources(dataset, options), "fields": fields}
+        found: Document = {}
+        for part, split in splits.items():
+            dataset = await self._datasets.upload({"train": split}, name=name, reuse=True)
+            found[part] = {"dataset": dataset.id, "split": first_split(dataset, "all")}
+        return {**found, "fields": fields}
+
+    async def _several(
+        self, data: list[str | AsyncDataset], arguments: Sequence[str], options: TrainOptions
+    ) -> Document:
+        """Several datasets to train on as one; the first says how columns are read."""
+        validation = options.get("validation")
+        first, *others = [await self._data(item, arguments, options) for item in data]
+        if isinstance(validation, float):
+            detail = "of several datasets no fraction can be held back"
+            raise ValueError(f"{detail}: give each a fraction in data={{'train': [...]}}")
+        train = [first["train"], *(item["train"] for item in others)]
+        return {**first, "train": train, "fields": for_all([first, *others])}
+
+
+def _read(data: Any, arguments: Sequence[str], options: TrainOptions) -> tuple[Splits, Document]:
+    """The columns of what lies in memory, and the fields that read them."""
+    label, validation = options.get("label"), options.get("validation")
+    columns, fields = as_columns(data, label, arguments)
+    held_back = validation is None or isinstance(validation, (float, str))
+    judged = None if held_back else as_columns(validation, label, arguments)[0]
+    splits = read_splits(columns, judged)
+    derived = derive_fields(splits) if fields is None else fields
+    return splits, as_document(options.get("fields", derived))
+
+
+def _is_several(data: Any) -> TypeGuard[list[str | AsyncDataset]]:
+    """Whether it is a list of datasets."""
+    several = isinstance(data, list) and bool(data)  # pyright: ignore[reportUnknownArgumentType]
+    return several and all(
+        isinstance(item, (str, AsyncDataset)) for item in cast("list[Any]", data)
+    )

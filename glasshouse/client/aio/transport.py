@@ -1,0 +1,203 @@
+"""One request and its answer: key, timeouts, retries, and errors of the right class."""
+
+import platform
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Self
+
+import httpx2
+
+import glasshouse
+from glasshouse import jsonio
+from glasshouse.client.address import Address
+from glasshouse.client.aio.running import chunks, sleep
+from glasshouse.client.requests import (
+    API,
+    Params,
+    Request,
+    backoff,
+    query,
+    status_error,
+    wait_after,
+    with_json,
+)
+from glasshouse.errors import APIConnectionError, APIError, APIStatusError, APITimeoutError
+
+CONNECT_S = 5.0
+
+
+class AsyncTransport:
+    """Sends requests to one service."""
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        timeout_s: float = 60.0,
+        max_retries: int = 2,
+        http: httpx2.AsyncClient | None = None,
+        owns_http: bool = True,
+    ) -> None:
+        self.address = address
+        self.timeout_s = timeout_s
+        self.max_retries = max_retries
+        self._sleep: Callable[[float], Awaitable[None]] = sleep
+        self._owns_http = owns_http
+        # a stream holds its connection for as long as its job runs: none may use up the others
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
+        self._http = http or httpx2.AsyncClient(limits=limits, trust_env=not address.is_local)
+        self._headers = {
+            "User-Agent": f"glasshouse/{glasshouse.__version__} python/{platform.python_version()}",
+            "Accept": "application/json",
+        }
+        if address.api_key:
+            self._headers["Authorization"] = f"Bearer {address.api_key}"
+
+    def with_options(self, timeout_s: float | None, max_retries: int | None) -> Self:
+        """Other options over the same connections, which stay this one's to close."""
+        made = type(self)(
+            self.address,
+            timeout_s=self.timeout_s if timeout_s is None else timeout_s,
+            max_retries=self.max_retries if max_retries is None else max_retries,
+            http=self._http,
+            owns_http=False,
+        )
+        made._sleep = self._sleep
+        return made
+
+    async def close(self) -> None:
+        """Close the connections, unless they are somebody else's."""
+        if self._owns_http:
+            await self._http.aclose()
+
+    async def send(self, request: Request) -> httpx2.Response:
+        """Send a request and read the whole answer; 304 is an answer, not an error.
+
+        Raises:
+            APIConnectionError: the service could not be reached, or not in time.
+            APIStatusError: it answered with an error.
+        """
+        async with self.open(request) as response:
+            await response.aread()
+            return response
+
+    @asynccontextmanager
+    async def open(self, request: Request) -> AsyncGenerator[httpx2.Response]:
+        """Send a request and give its answer with the body unread. Errors as in `send`."""
+        response = await self._send_with_retries(request)
+        try:
+            yield response
+        except httpx2.TransportError as cause:
+            raise self._connection_error(cause) from cause
+        finally:
+            await response.aclose()
+
+    async def get(self, path: str, params: Params | None = None) -> Any:
+        """GET a JSON document."""
+        return self.decode(await self.send(Request("GET", API + path, params or {})))
+
+    async def post(self, path: str, body: Any = None, params: Params | None = None) -> Any:
+        """POST an action; what creates something goes through `create`."""
+        request = with_json(Request("POST", API + path, params or {}), body)
+        return self.decode(await self.send(request))
+
+    async def create(self, path: str, body: Any, params: Params | None = None) -> Any:
+        """POST something new, once."""
+        encoded = jsonio.dumps(body).encode()
+        request = Request.creating(API + path, encoded, "application/json", params or {})
+        return self.decode(await self.send(request))
+
+    async def put(self, path: str, body: Any) -> Any:
+        """PUT a whole document in the place of another."""
+        return self.decode(await self.send(with_json(Request("PUT", API + path), body)))
+
+    async def patch(self, path: str, body: Any) -> Any:
+        """PATCH with a merge-patch."""
+        request = with_json(Request("PATCH", API + path), body, "application/merge-patch+json")
+        return self.decode(await self.send(request))
+
+    async def delete(self, path: str) -> Any:
+        """DELETE; gives what is answered, if anything is."""
+        return self.decode(await self.send(Request("DELETE", API + path)))
+
+    async def download(self, path: str, params: Params | None = None) -> bytes:
+        """The bytes of an answer, checked to be as many as announced."""
+        response = await self.send(Request("GET", API + path, params or {}, {"Accept": "*/*"}))
+        announced = response.headers.get("content-length")
+        encoded = "content-encoding" in response.headers
+        if announced is not None and not encoded and int(announced) != len(response.content):
+            raise APIError(f"{path}: {len(response.content)} of {announced} bytes came")
+        return response.content
+
+    async def pages(
+        self, path: str, params: Params | None = None
+    ) -> AsyncGenerator[list[dict[str, Any]]]:
+        """Walk a list from its first page to its last."""
+        asked = dict(params or {})
+        while True:
+            page = await self.get(path, asked)
+            yield page["data"]
+            if not page.get("has_more") or page.get("next") is None:
+                return
+            asked["after"] = page["next"]
+
+    async def all(self, path: str, params: Params | None = None) -> list[dict[str, Any]]:
+        """The entries of all pages of a list."""
+        return [entry async for page in self.pages(path, params) for entry in page]
+
+    def decode(self, response: httpx2.Response) -> Any:
+        """Read the JSON of an answer; None when it has no body."""
+        if not response.content:
+            return None
+        try:
+            return jsonio.loads(response.content)
+        except ValueError as cause:
+            kind = response.headers.get("content-type", "no media type")
+            raise APIError(
+                f"{response.request.url} answered with {kind}, which is not JSON; "
+                f"is {self.address.url} the address of a Glasshouse service?"
+            ) from cause
+
+    async def _send_with_retries(self, request: Request) -> httpx2.Response:
+        attempt = 0
+        while True:
+            try:
+                return await self._send_once(request)
+            except APIStatusError as error:
+                wait_s = wait_after(error, attempt)
+                if wait_s is None or attempt >= self.max_retries:
+                    raise
+            except APIConnectionError:
+                if attempt >= self.max_retries:
+                    raise
+                wait_s = backoff(attempt)
+            await self._sleep(wait_s)
+            attempt += 1
+
+    async def _send_once(self, request: Request) -> httpx2.Response:
+        body = request.body
+        read_s = self.timeout_s if request.timeout_s is None else request.timeout_s
+        try:
+            message = self._http.build_request(
+                request.method,
+                self.address.url + request.path,
+                params=query(request.params),
+                headers={**self._headers, **request.headers},
+                content=body if body is None or isinstance(body, bytes) else chunks(body()),
+                timeout=httpx2.Timeout(self.timeout_s, connect=CONNECT_S, read=read_s),
+            )
+            response = await self._http.send(message, stream=True)
+            if response.status_code >= 300 and response.status_code != 304:
+                await response.aread()
+                await response.aclose()
+                raise status_error(response)
+        except httpx2.TransportError as cause:
+            raise self._connection_error(cause) from cause
+        return response
+
+    def _connection_error(self, cause: httpx2.TransportError) -> APIConnectionError:
+        reason = str(cause) or type(cause).__name__
+        if isinstance(cause, httpx2.TimeoutException):
+            return APITimeoutError(f"{self.address.url} did not answer in time ({reason})")
+        hint = "; is it running? Start it with 'glasshouse up'" if self.address.is_local else ""
+        return APIConnectionError(f"{self.address.url} could not be reached ({reason}){hint}")

@@ -1,0 +1,19 @@
+"""A probe from the few things a user says in Python."""
+
+from collections.abc import Sequence
+from typing import Any
+
+_NULL = ("max_overhead",)
+"""Fields whose None is not their default."""
+
+
+def as_probe(
+    layers: str | Sequence[str], kinds: str | Sequence[str], want: str | Sequence[str], when: Any
+) -> dict[str, Any]:
+    """A probe as a spec has it; one name alone stands for a list of it."""
+    named = {"layers": layers, "kinds": kinds, "want": want}
+    lists = {key: [item] if isinstance(item, str) else list(item) for key, item in named.items()}
+    given = {key: value for key, value in when.items() if value is not None or key in _NULL}
+    if not given.keys() & {"every", "at", "on"}:
+        given["every"] = 1
+    return {**lists, **given}

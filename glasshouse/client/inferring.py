@@ -1,0 +1,114 @@
+# Made from glasshouse/client/aio/inferring.py by .ci/twins.py: change that file.
+"""What `Client.infer` does: inputs go to the service, outputs of layers come back."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from glasshouse.client.job import Job
+from glasshouse.client.records import Checkpoint, Dataset
+from glasshouse.client.resources import Checkpoints, Datasets, Jobs
+from glasshouse.client.running import in_thread
+from glasshouse.client.sources import first_split
+from glasshouse.client.tensors import Array
+from glasshouse.client.training import (
+    Document,
+    JobOptions,
+    ResultField,
+    as_document,
+    read_inputs,
+    read_sequences,
+    result_names,
+)
+from glasshouse.errors import ConflictError
+
+INLINE_VALUES = 20_000
+"""Inputs with more values than this travel as a dataset; JSON is slow for numbers."""
+Source = Job | Checkpoint | str
+
+
+class Inferring:
+    """Runs trained networks."""
+
+    def __init__(self, jobs: Jobs, datasets: Datasets, checkpoints: Checkpoints) -> None:
+        self._jobs = jobs
+        self._datasets = datasets
+        self._checkpoints = checkpoints
+
+    def run(
+        self,
+        source: Source,
+        given: tuple[Any, Any],
+        outputs: Sequence[str] | None,
+        fields: Sequence[ResultField] | ResultField,
+        options: JobOptions,
+    ) -> dict[str, Array]:
+        """Run and wait; ``given`` is inputs and data, of which one is None."""
+        inputs, data = given
+        if (inputs is None) == (data is None):
+            raise TypeError("give exactly one of inputs and data")
+        wanted: list[ResultField] = [fields] if isinstance(fields, str) else list(fields)  # pyright: ignore[reportAssignmentType]
+        spec: Document = {"kind": "infer", **_source(source), "fields": wanted, **options}
+        if outputs is not None:
+            spec["outputs"] = list(outputs)
+        uploaded: Dataset | None = None
+        if inputs is None:
+            spec["data"] = _rows(data)
+        else:
+            uploaded = self._add_inputs(spec, source, inputs)
+        try:
+            job = (self._jobs.create(spec)).wait()
+            return result_names(job.outputs(), wanted)
+        finally:
+            if uploaded is not None:
+                _discard(uploaded)
+
+    def _add_inputs(self, spec: Document, source: Source, inputs: Any) -> Dataset | None:
+        """Put inputs into a spec, or into a dataset when they are many or need its dtypes."""
+        trained = self._trained_by(source)
+        sequences = in_thread(lambda: read_sequences(inputs, trained))
+        if sequences is not None:
+            spec["inputs"] = sequences
+            return None
+        arrays = in_thread(lambda: read_inputs(inputs, trained))
+        is_small = sum(array.size for array in arrays.values()) <= INLINE_VALUES
+        # a uint8 column is scaled to [0, 1] as in training; plain numbers in JSON would not be
+        if is_small and not any(array.dtype.name == "uint8" for array in arrays.values()):
+            spec["inputs"] = {name: array.tolist() for name, array in arrays.items()}
+            return None
+        declared = trained["data"]["fields"]
+        dataset = self._datasets.upload({"test": arrays}, name="inputs")
+        fields = {name: {**declared[name], "column": name} for name in arrays if name in declared}
+        for field in fields.values():
+            field.pop("columns", None)
+        spec["data"] = {"dataset": dataset.id, "split": "test", "fields": fields}
+        return dataset
+
+    def _trained_by(self, source: Source) -> Document:
+        """The spec of the job that trained a network, or what was sent with its weights."""
+        if isinstance(source, Job):
+            return source.spec()
+        if isinstance(source, str) and source.startswith("ckpt_"):
+            source = self._checkpoints.get(source)
+        if isinstance(source, Checkpoint) and source.data["job"] is None:
+            found = source.network()
+            return {"network": found["network"], "data": {"fields": found["fields"]}}
+        job_id = source if isinstance(source, str) else source.data["job"]
+        return (self._jobs.get(job_id)).spec()
+
+
+def _discard(dataset: Dataset) -> None:
+    try:
+        dataset.delete()
+    except ConflictError:  # the job that was given up on still reads it
+        return
+
+
+def _source(source: Source) -> Document:
+    name = source if isinstance(source, str) else source.id
+    return {"checkpoint" if name.startswith("ckpt_") else "job": name}
+
+
+def _rows(data: Any) -> Document:
+    if isinstance(data, Dataset):
+        return {"dataset": data.id, "split": first_split(data, "test")}
+    return {"dataset": data} if isinstance(data, str) else cast("Document", as_document(data))

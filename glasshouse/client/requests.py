@@ -1,0 +1,115 @@
+"""One request of the client, and what its answer means: when to try again, which error it is.
+
+What is retried, at most twice: connection errors, 408, 429, 502 and 504; 409 and 503 only when
+the problem says ``retryable``. A creating POST sends the same Idempotency-Key on each try.
+"""
+
+import random
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, cast
+
+import httpx2
+
+from glasshouse import jsonio
+from glasshouse.errors import APIStatusError
+
+API = "/api/v1"
+MAX_RETRY_AFTER_S = 120.0
+FIRST_DELAY_S = 0.5
+MAX_DELAY_S = 8.0
+_ALWAYS_RETRIED = frozenset({408, 429, 502, 504})
+_RETRIED_WHEN_TOLD = frozenset({409, 503})
+
+Body = bytes | Callable[[], Iterable[bytes]]
+"""Bytes, or a function that opens the stream of them anew for each try."""
+Params = Mapping[str, Any]
+Primitive = str | int | float | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request, which may be sent several times."""
+
+    method: str
+    path: str
+    """Under the service's address, e.g. ``/api/v1/jobs``."""
+    params: Params = field(default_factory=dict[str, Any])
+    """None is left out; a list gives the parameter once for each of its items."""
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    body: Body | None = None
+    timeout_s: float | None = None
+    """How long to wait for bytes of the answer; None: the client's own."""
+
+    @classmethod
+    def creating(cls, path: str, body: Body, media_type: str, params: Params) -> "Request":
+        """Make a POST that creates something once, however often it is sent."""
+        headers = {"Content-Type": media_type, "Idempotency-Key": uuid.uuid4().hex}
+        return cls("POST", path, params, headers, body)
+
+
+def backoff(attempt: int) -> float:
+    """Seconds to wait after a failed try: 0.5 s doubling to 8 s, less up to a quarter."""
+    return min(FIRST_DELAY_S * 2**attempt, MAX_DELAY_S) * random.uniform(0.75, 1.0)  # noqa: S311
+
+
+def with_json(request: Request, body: Any, media_type: str = "application/json") -> Request:
+    """The same request with a JSON body; without one if it is None."""
+    if body is None:
+        return request
+    headers = {**request.headers, "Content-Type": media_type}
+    return replace(request, headers=headers, body=jsonio.dumps(body).encode())
+
+
+def query(params: Params) -> list[tuple[str, Primitive]]:
+    """The parameters of a query, one pair for each value."""
+    pairs: list[tuple[str, Primitive]] = []
+    for name, value in params.items():
+        items = cast("Sequence[Any]", value if isinstance(value, (list, tuple)) else [value])
+        pairs.extend((name, item) for item in items if item is not None)
+    return pairs
+
+
+def status_error(response: httpx2.Response) -> APIStatusError:
+    """The error of an answer whose body has been read."""
+    problem: dict[str, Any] | None = None
+    if "json" in response.headers.get("content-type", ""):
+        try:
+            problem = jsonio.loads(response.content)
+        except ValueError:
+            problem = None
+    if not isinstance(problem, dict):  # a proxy's page, for one
+        problem = {"title": response.reason_phrase, "status": response.status_code}
+    named = response.headers.get("x-request-id")
+    if named is not None:  # an answer that is no problem document has one as well
+        problem = {"request_id": named, **problem}
+    error = APIStatusError.of(response.status_code, problem)
+    error.retry_after_s = _retry_after(response.headers.get("retry-after"))
+    return error
+
+
+def _retry_after(value: str | None) -> float | None:
+    """Seconds, from a number of them or a date."""
+    if not value:
+        return None
+    if value.strip().isdigit():
+        return float(value)
+    try:
+        at = parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    at = at if at.tzinfo else at.replace(tzinfo=UTC)
+    return max(0.0, (at - datetime.now(UTC)).total_seconds())
+
+
+def wait_after(error: APIStatusError, attempt: int) -> float | None:
+    """Seconds until the next try; None when there should be none."""
+    status = error.status_code
+    if status not in _ALWAYS_RETRIED and not (status in _RETRIED_WHEN_TOLD and error.retryable):
+        return None
+    if error.retry_after_s is None:
+        return backoff(attempt)
+    return error.retry_after_s if error.retry_after_s <= MAX_RETRY_AFTER_S else None

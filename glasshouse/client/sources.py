@@ -1,0 +1,119 @@
+"""What a spec says of the data that is given in Python: which rows, and how columns are read."""
+
+import inspect
+from math import prod
+from typing import Any, Protocol
+
+from glasshouse.client.modules import is_module
+from glasshouse.client.training import Document, TrainOptions, as_document, network_of
+
+
+class Stored(Protocol):
+    """A dataset of the service, as far as specs need to know it."""
+
+    @property
+    def id(self) -> str: ...  # noqa: D102
+
+    @property
+    def splits(self) -> dict[str, int]: ...  # noqa: D102
+
+    @property
+    def columns(self) -> list[dict[str, Any]]: ...  # noqa: D102
+
+
+def arguments_of(network: Any) -> list[str]:
+    """What a module's ``forward`` takes, or a graph's layers read of the data."""
+    if is_module(network):
+        known = inspect.signature(network.forward).parameters.values()
+        return [item.name for item in known if item.default is item.empty]
+    described = network_of(network)
+    layers = described.get("layers", ())
+    made = {layer["name"] for layer in layers}
+    read = [name for layer in layers for name in layer.get("inputs") or ()]
+    return [name for name in dict.fromkeys(read) if name.partition(".")[0] not in made]
+
+
+def for_all(described: list[Document]) -> Document:
+    """The fields of the first of several datasets, with room for the values of all."""
+    fields: Document = {}
+    for name, item in described[0]["fields"].items():
+        dims = [other["fields"].get(name, {}).get("dim") for other in described]
+        known = [dim for dim in dims if dim is not None]
+        fields[name] = {**item, "dim": max(known)} if known else item
+    return fields
+
+
+def first_split(dataset: Stored, wanted: str) -> str:
+    """The split of this name, or what there is instead."""
+    return wanted if wanted in dataset.splits else next(iter(dataset.splits), "all")
+
+
+def sources(dataset: Stored, options: TrainOptions) -> Document:
+    """Which rows train and which ones judge."""
+    train = options.get("split") or first_split(dataset, "train")
+    validation = options.get("validation")
+    if isinstance(validation, float):
+        kept = 1 - validation
+        return {
+            "train": {"dataset": dataset.id, "split": train, "fraction": [0.0, kept]},
+            "validation": {"dataset": dataset.id, "split": train, "fraction": [kept, 1.0]},
+        }
+    sources: Document = {"train": {"dataset": dataset.id, "split": train}}
+    held = validation if isinstance(validation, str) else "validation"
+    if isinstance(validation, str) or held in dataset.splits:
+        sources["validation"] = {"dataset": dataset.id, "split": held}
+    return sources
+
+
+def has_uncounted(dataset: Stored) -> bool:
+    """Whether figures must be read to tell how many classes a column has."""
+    return any(_is_whole(column) and column.get("classes") is None for column in dataset.columns)
+
+
+def declared(dataset: Stored, stats: Document | None) -> Document:
+    """Fields for the columns of a stored dataset: whole numbers per row are classes."""
+    largest = _largest(stats or {"splits": {}})
+    fields: Document = {}
+    for column in dataset.columns:
+        name, shape = column["name"], column["shape"]
+        if column["dtype"] == "string":
+            continue
+        if _is_whole(column):
+            kind = "integer_sequence" if shape else "integer"
+            classes: list[str] | None = column.get("classes")
+            dim = largest[name] + 1 if classes is None else len(classes)
+            fields[name] = {"type": kind, "dim": dim}
+        elif None in shape:
+            fields[name] = {"type": "dense_sequence", "dim": prod(shape[1:])}
+        else:
+            fields[name] = {"type": "dense", "shape": shape or [1]}
+    return fields
+
+
+def with_shapes(fields: Document, dataset: Stored) -> Document:
+    """The fields, dense ones with the shape of a row."""
+    shapes = {column["name"]: column["shape"] for column in dataset.columns}
+    made: Document = {}
+    for name, field in fields.items():
+        made[name] = as_document(field)
+        if field["type"] == "dense" and field.get("shape") is None:
+            columns = field.get("columns") or [field.get("column") or name]
+            known = [shapes.get(column, []) for column in columns]
+            is_one = len(known) == 1 and "columns" not in field
+            made[name]["shape"] = known[0] if is_one else [sum(map(prod, known))]
+    return made
+
+
+def _is_whole(column: Document) -> bool:
+    is_integer = column["dtype"].lstrip("u").startswith("int")
+    return is_integer and column["shape"] in ([], [None])
+
+
+def _largest(stats: Document) -> dict[str, int]:
+    """The largest value of each column over all splits."""
+    largest: dict[str, int] = {}
+    for columns in stats["splits"].values():
+        for name, figures in columns.items():
+            if isinstance(figures.get("max"), (int, float)):
+                largest[name] = max(largest.get(name, 0), int(figures["max"]))
+    return largest

@@ -1,0 +1,113 @@
+"""The jobs that wait, run in this process one after the other: for a debugger.
+
+There is no broker, no nursery and no process of a rank: a job is carried out to its end in the
+thread that asks for it, and then what it said is stored as always.
+"""
+
+import os
+import platform
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+from glasshouse import __version__
+from models import workers
+from models.artifacts import LocalArtifacts
+from models.database import Database
+from models.settings import Settings
+from worker import dispatch, resuming
+from worker.bells import Bells
+from worker.inventory import cpu_devices, num_cores
+from worker.launch import Launch
+from worker.processes import Identity
+from worker.ranks import Exit, Rank
+from worker.station import Station
+from worker.stopping import Stop
+from worker.supervise import Supervisor
+
+CarryOut = Callable[[Path], None]
+"""Runs ``job.json`` of a directory to its end. Handed in: a worker imports no torch."""
+
+
+class _Over(Rank):
+    """A rank that has ended already; nobody can be told or signalled any more."""
+
+    def __init__(self) -> None:
+        super().__init__(Identity(0, ""), -1)
+        self._lifeline = None
+        self.ended(Exit(code=0))
+
+    def signal(self, number: signal.Signals) -> bool:
+        return False
+
+
+class _Silence(Bells):
+    """Nobody else is there to be woken."""
+
+    def __init__(self) -> None:
+        self._away_until = float("inf")
+
+
+class Bench:
+    """A worker without threads: `work` runs what waits, and returns when nothing does."""
+
+    def __init__(self, settings: Settings, carry_out: CarryOut) -> None:
+        self._settings = settings
+        self._database = Database(settings.database)
+        artifacts = LocalArtifacts(settings.artifacts)
+        nursery: Any = None  # nothing is forked
+        self._station = Station(settings, self._database, artifacts, _Silence(), nursery)
+        self._launch = _launching(carry_out)
+        with self._database.write() as tx:
+            devices = cpu_devices(num_cores(settings))
+            workers.register(
+                tx,
+                worker=settings.worker_name,
+                host=platform.node(),
+                pid=os.getpid(),
+                version=__version__,
+                info={},
+                devices=devices,
+            )
+
+    def work(self) -> None:
+        """Run the jobs that wait and can run now, to their ends."""
+        while True:
+            with self._database.write() as tx:
+                workers.beat(tx, self._settings.worker_name)
+            given = dispatch.dispatch(self._database, self._settings)
+            if not given:
+                return
+            for choice in given:
+                self._run(choice.job)
+
+    def _run(self, job_id: str) -> None:
+        claimed = resuming.claim(self._station, job_id)
+        if claimed is None:
+            return
+        claim, job = claimed
+        supervisor = Supervisor(self._station, claim, job, launch=self._launch)
+        supervisor.run()
+        if supervisor.has_ended_job:
+            supervisor.tidy()
+
+    def close(self) -> None:
+        """Close the database."""
+        self._database.close()
+
+
+def _launching(carry_out: CarryOut) -> type[Launch]:
+    class Here(Launch):
+        """Starts a rank by being it."""
+
+        def start(self, ring: str | None, meanwhile: Callable[[], None]) -> tuple[Rank, Stop]:
+            # without a ring, which somebody would have to empty, it writes the files itself
+            self._station.insist(lambda: self._prepare(None))
+            carry_out(self._dir)
+            return _Over(), Stop(_Over(), grace_s=0.0, kill_s=0.0, unkillable_s=float("inf"))
+
+        def end(self, *, gently: bool = False) -> None:
+            """Nothing of it runs any more."""
+
+    return cast("type[Launch]", Here)
