@@ -36,6 +36,7 @@ _STREAMED = frozenset(
 _STREAMED_FIELDS = frozenset(
     (
         *("type", "column", "columns", "shape", "scale", "dim", "padding_value", "fill"),
+        "augment",
         *("classes", "tokens", "vocabulary"),
     )
 )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.augment.augmenting import Augmenting, unchanged
 from engine.data.ahead import Ahead
 from engine.data.joined import Joined, JoinedStored, Part, name_of
 from engine.data.loading import load
@@ -71,7 +72,21 @@ class Gathering:
     out: Outputs
     first_step: int = 0
 
-    def rows(self, sources: Sequence[Source], known: Prepared | None) -> Rows:
+    def training(self, known: Prepared | None) -> Rows:
+        """The rows that are trained on."""
+        fields = fields_read(self.job)
+        rows = self._rows(self.job.data.sources, fields, known)
+        rows.augmenting = Augmenting.of(self.job.seed, fields)
+        return rows
+
+    def judging(self, source: Source, known: Prepared | None) -> Rows:
+        """The rows of evaluations."""
+        fields = {name: unchanged(field) for name, field in fields_read(self.job).items()}
+        return self._rows([source], fields, known)
+
+    def _rows(
+        self, sources: Sequence[Source], fields: dict[str, Field], known: Prepared | None
+    ) -> Rows:
         """The rows of some sources as those of one; what is left out of them is told.
 
         ``known``: what was learned of training rows before.
@@ -81,7 +96,6 @@ class Gathering:
             Ended: the job was asked to end meanwhile.
         """
         job, data = self.job, self.job.data
-        fields = fields_read(job)
         source, table = sources[0], self.tables[sources[0].dataset]
         if len(sources) > 1:
             source, table = self._joined(sources)
