@@ -20,6 +20,7 @@ from engine.data.reading import Reader
 from engine.data.streamed import StreamedRows
 from engine.data.table import Table
 from engine.data.window import StoredTable
+from engine.gathering import Gathering
 from engine.spool import read_frames
 from glasshouse.spec import DenseField, InferJob, Normalize, Sequences, Shuffle, Source, parse_job
 from tests.unit.engine.making import errors, losses, of_type, planned, run, spec, write_job
@@ -102,8 +103,9 @@ def by_number(rows: Any, batches: Iterator[dict[str, Tensor]]) -> dict[int, Tens
 @pytest.mark.parametrize("kind", ["memory", "two workers", "pool", "pool and workers", "cache"])
 def test_each_row_of_an_epoch_is_changed_by_its_number_and_not_by_its_batch(table, kind, fraction):
     source = Source(dataset="ds_1", split="train", fraction=fraction)
-    expected = loaded(table, source)
-    by_hand = by_number(expected, expected.epoch(1, drop_last=False, order=None, trained_in=1))
+    change = Augmenting(SEED, {"x": field().augment}).changes(torch.arange(70), 1)["x"]
+    images = torch.from_numpy(np.load(table / "train" / "0.npy")).float() / 255
+    by_hand = dict(enumerate(change(images)))
     if kind in ("memory", "two workers"):
         rows = loaded(table, source)
         rows.ahead.workers = 2 * (kind == "two workers")
@@ -284,6 +286,21 @@ def test_evaluations_are_of_rows_as_they_are(table, tmp_path):
         found.append([item["validation/loss"] for item in values if "validation/loss" in item])
     assert len(found[0]) == 2
     assert found[0] == found[1]
+
+
+def test_rows_to_judge_by_have_the_bits_that_they_have_without(table):
+    """Of numbers that are normalised before a batch is made, but for fields that are augmented."""
+    normalize = {"image": {"type": "standard"}}
+    asked = job([], {"fields": fields([FLIP], column="floats"), "normalize": normalize})
+    found = Gathering(parse_job(json.dumps(asked)), {"ds_1": Table(table)}, CPU, Any, Any)
+    judges = Source(dataset="ds_1", split="test")
+    training = found.training(None)
+    preparing = Preparing(found.job.data.normalize, known=training.prepared)
+    plain = {"image": field("floats", [])}
+    expected = load(judges, plain, Table(table), **PLAIN, preparing=preparing)
+    judged = found.judging(judges, training.prepared)
+    assert judged.augmenting is None
+    assert torch.equal(*(rows.batch(slice(0, 20))["image"] for rows in (judged, expected)))
 
 
 def test_the_guard_names_rows_that_only_their_change_has_spoilt(table, tmp_path):

@@ -265,6 +265,20 @@ def test_a_turned_hue_is_that_of_the_standard_library_pixel_by_pixel():
         assert made[row, :, y, z].tolist() == pytest.approx(expected, abs=1e-5)
 
 
+def test_the_mean_grey_of_a_large_image_has_the_same_bits_alone():
+    """Threads share the sum of one row, and not those of many."""
+    x, before = torch.rand(9, 1, 301, 307), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        whole = changed(x, "ColorJitter", torch.arange(9), contrast=[0, 0])
+        for row in range(9):
+            one = slice(row, row + 1)
+            alone = changed(x[one], "ColorJitter", torch.arange(9)[one], contrast=[0, 0])
+            assert torch.equal(alone, whole[one])
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_one_channel_is_its_own_grey():
     x = images(channels=1)
     made = changed(x, "ColorJitter", contrast=[0, 0])
