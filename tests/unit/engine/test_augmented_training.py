@@ -292,7 +292,8 @@ def test_rows_to_judge_by_have_the_bits_that_they_have_without(table):
     """Of numbers that are normalised before a batch is made, but for fields that are augmented."""
     normalize = {"image": {"type": "standard"}}
     asked = job([], {"fields": fields([FLIP], column="floats"), "normalize": normalize})
-    found = Gathering(parse_job(json.dumps(asked)), {"ds_1": Table(table)}, CPU, Any, Any)
+    resolved = json.dumps(planned(asked, meta(table))["spec"])
+    found = Gathering(parse_job(resolved), {"ds_1": Table(table)}, CPU, Any, Any)
     judges = Source(dataset="ds_1", split="test")
     training = found.training(None)
     preparing = Preparing(found.job.data.normalize, known=training.prepared)
