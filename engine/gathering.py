@@ -13,6 +13,7 @@ from engine.data.loading import load
 from engine.data.prepared import Prepared, Preparing
 from engine.data.reading import Reader
 from engine.data.rows import Rows
+from engine.data.stored_windows import WindowReader
 from engine.data.streamed import StreamedRows
 from engine.data.table import Table
 from engine.data.window import StoredTable
@@ -133,15 +134,18 @@ class Gathering:
     ) -> StreamedRows:
         data = self.job.data
         progress = Progress(self.first_step, self.control, self.out)
-        reader = Reader(
-            source,
-            fields,
-            table,
-            seed=self.job.seed,
-            limit=data.sequence,
-            preparing=preparing,
-            look=progress,
-        )
+        if data.windows is not None and isinstance(table, StoredTable):
+            reader = WindowReader(source, fields, table, data.windows, preparing.known, progress)
+        else:
+            reader = Reader(
+                source,
+                fields,
+                table,
+                seed=self.job.seed,
+                limit=data.sequence,
+                preparing=preparing,
+                look=progress,
+            )
         progress.tell()
         return StreamedRows(
             reader,

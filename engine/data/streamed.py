@@ -16,7 +16,7 @@ from torch import Tensor
 from engine.data.ahead import Ahead
 from engine.data.cache import Cache, Drained, Held, Read
 from engine.data.draws import Draw, Draws, Integers, Pool
-from engine.data.reading import Reader
+from engine.data.reading import Reads
 from engine.data.rows import Loaded, Rows, Taken, batch_of, divided, shuffled
 from glasshouse.spec import Shuffle
 
@@ -31,7 +31,7 @@ class StreamedRows(Rows):
 
     def __init__(
         self,
-        reader: Reader,
+        reader: Reads,
         device: torch.device,
         *,
         shuffle: Shuffle,
