@@ -44,13 +44,15 @@ class Batching:
         pace, order = self.pace, (self._job.seed, epoch) if self._shuffles else None
         if self._buckets is not None:
             cut = self._buckets.epoch(order)
-            return self._rows.chosen(cut.batches(first), self._parts), cut.rows_before
+            batches = self._rows.chosen(cut.batches(first), self._parts, trained_in=epoch)
+            return batches, cut.rows_before
         batches = self._rows.epoch(
             pace.batch_size,
             drop_last=pace.drop_last,
             order=order,
             first=first,
             parts=self._parts,
+            trained_in=epoch,
         )
         return batches, pace.rows_before
 

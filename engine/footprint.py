@@ -29,13 +29,14 @@ _DEVIATIONS = 6
 _STREAMED = frozenset(
     (
         *("train", "interleave", "validation", "fields", "batch_size", "drop_last"),
-        *("shuffle", "sequence", "cache", "workers", "normalize", "on_bad_row"),
+        *("shuffle", "sequence", "cache", "workers", "normalize", "on_bad_row", "windows"),
     )
 )
 """What goes with rows that stay in their files; what else ``data`` says is of rows in memory."""
 _STREAMED_FIELDS = frozenset(
     (
         *("type", "column", "columns", "shape", "scale", "dim", "padding_value", "fill"),
+        "augment",
         *("classes", "tokens", "vocabulary"),
     )
 )
@@ -162,10 +163,21 @@ def check_streaming(data: Data, meta: Mapping[str, Any], findings: Findings) -> 
     _check_known(data, _STREAMED, "/data", findings)
     for name, field in data.fields.items():
         _check_known(field, _STREAMED_FIELDS, f"/data/fields/{name}", findings)
-        if _tokens_to_count(name, field, data.whole.split, meta) is None:
+    _check_vocabularies(data, meta, findings)
+
+
+def _check_vocabularies(data: Data, meta: Mapping[str, Any], findings: Findings) -> None:
+    split = data.whole.split
+    counts = {
+        f"fields/{name}": _tokens_to_count(name, field, split, meta)
+        for name, field in data.fields.items()
+    }
+    counts["windows"] = _window_tokens(data, split, meta)
+    for place, count in counts.items():
+        if count is None:
             detail = "there are more different ones than a dataset counts, and counting them takes"
             detail += " memory without bound: give the vocabulary, or leave out shuffle.buffer_size"
-            findings.problem(f"/data/fields/{name}/vocabulary", detail, "streamed")
+            findings.problem(f"/data/{place}/vocabulary", detail, "streamed")
 
 
 def _tokens_to_count(name: str, field: Field, split: str, meta: Mapping[str, Any]) -> int | None:
@@ -176,6 +188,14 @@ def _tokens_to_count(name: str, field: Field, split: str, meta: Mapping[str, Any
         return 0
     counts = column_view(name, field, meta)["tokens"][field.tokens][split]["at_least"]
     return None if counts is None else int(counts[0]) if counts else 0
+
+
+def _window_tokens(data: Data, split: str, meta: Mapping[str, Any]) -> int | None:
+    """The different tokens of a text that windows go over; None: more than are known."""
+    if data.windows is None or data.windows.vocabulary.given is not None:
+        return 0
+    found = meta["distinct"][split]
+    return None if found is None else int(found) + 1
 
 
 def _check_known(given: Spec, known: frozenset[str], pointer: str, findings: Findings) -> None:
@@ -193,9 +213,10 @@ def _streamed_bytes(data: Data, source: Source, meta: Mapping[str, Any], *, trai
     size = min(data.batch_size, num_rows)
     pool = Pool(num_rows, size, data.shuffle.buffer_size or size)
     ahead = (2 + data.workers) * (_AHEAD if shuffles else 1) * size
-    needed = _places_bytes(data, source, int(meta["splits"][source.split]))
+    needed = _places_bytes(data, source, meta)
     if trains:
         counts = [_tokens_to_count(*item, source.split, meta) for item in data.fields.items()]
+        counts.append(_window_tokens(data, source.split, meta))
         needed += _TOKEN_BYTES * sum(count or 0 for count in counts)
     needed += pool.index_bytes if shuffles else 0
     keeps = data.cache == "memory"
@@ -215,9 +236,11 @@ def _streamed_bytes(data: Data, source: Source, meta: Mapping[str, Any], *, trai
     return needed
 
 
-def _places_bytes(data: Data, source: Source, num_rows: int) -> int:
+def _places_bytes(data: Data, source: Source, meta: Mapping[str, Any]) -> int:
     """What it takes to know which rows a source takes, where it does not take all of them."""
-    needed = 0
+    if data.windows is not None:  # where the rows of the text begin, and their lengths before
+        return 24 * int(meta["lines"][source.split])
+    needed, num_rows = 0, int(meta["splits"][source.split])
     if source.fraction is not None:  # all in a drawn order, a part of them, and that part sorted
         taken = int((source.fraction[1] - source.fraction[0]) * num_rows)
         needed = 8 * num_rows + 16 * taken

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.augment.augmenting import Augmenting, unchanged
 from engine.data.ahead import Ahead
 from engine.data.joined import Joined, JoinedStored, Part, name_of
 from engine.data.loading import load
 from engine.data.prepared import Prepared, Preparing
 from engine.data.reading import Reader
 from engine.data.rows import Rows
+from engine.data.stored_windows import WindowReader
 from engine.data.streamed import StreamedRows
 from engine.data.table import Table
 from engine.data.window import StoredTable
@@ -71,7 +73,21 @@ class Gathering:
     out: Outputs
     first_step: int = 0
 
-    def rows(self, sources: Sequence[Source], known: Prepared | None) -> Rows:
+    def training(self, known: Prepared | None) -> Rows:
+        """The rows that are trained on."""
+        fields = fields_read(self.job)
+        rows = self._rows(self.job.data.sources, fields, known)
+        rows.augmenting = Augmenting.of(self.job.seed, fields)
+        return rows
+
+    def judging(self, source: Source, known: Prepared | None) -> Rows:
+        """The rows of evaluations."""
+        fields = {name: unchanged(field) for name, field in fields_read(self.job).items()}
+        return self._rows([source], fields, known)
+
+    def _rows(
+        self, sources: Sequence[Source], fields: dict[str, Field], known: Prepared | None
+    ) -> Rows:
         """The rows of some sources as those of one; what is left out of them is told.
 
         ``known``: what was learned of training rows before.
@@ -81,7 +97,6 @@ class Gathering:
             Ended: the job was asked to end meanwhile.
         """
         job, data = self.job, self.job.data
-        fields = fields_read(job)
         source, table = sources[0], self.tables[sources[0].dataset]
         if len(sources) > 1:
             source, table = self._joined(sources)
@@ -119,15 +134,18 @@ class Gathering:
     ) -> StreamedRows:
         data = self.job.data
         progress = Progress(self.first_step, self.control, self.out)
-        reader = Reader(
-            source,
-            fields,
-            table,
-            seed=self.job.seed,
-            limit=data.sequence,
-            preparing=preparing,
-            look=progress,
-        )
+        if data.windows is not None and isinstance(table, StoredTable):
+            reader = WindowReader(source, fields, table, data.windows, preparing.known, progress)
+        else:
+            reader = Reader(
+                source,
+                fields,
+                table,
+                seed=self.job.seed,
+                limit=data.sequence,
+                preparing=preparing,
+                look=progress,
+            )
         progress.tell()
         return StreamedRows(
             reader,

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from engine.augment.augmenting import unchanged
 from engine.checkpoint import load_model
 from engine.data.fields import BadField
 from engine.data.inline import Meaning, inline_rows
@@ -69,7 +70,7 @@ def fields_needed(job: InferJob, trained_by: Trained) -> dict[str, Field]:
     read = {root(name) for layer in layers for name in layer.reads}
     given = (job.data.fields if job.data is not None else None) or {}
     return {
-        name: like_trained(given[name], field) if name in given else field
+        name: like_trained(given[name], field) if name in given else unchanged(field)
         for name, field in trained_by.data.fields.items()
         if name in read
     }
@@ -90,6 +91,8 @@ def like_trained(given: Field, trained: Field) -> Field:
 
 def not_as_trained(given: Field, trained: Field | None) -> tuple[str, str] | None:
     """What a field of an inference may not have: key and reason; None: it is good."""
+    if getattr(given, "augment", ()):
+        return "augment", "only rows that are trained on are changed: leave it out"
     if trained is None:
         return None
     fill, learned = getattr(given, "fill", None), getattr(trained, "fill", None)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from engine import derived, epoch_metrics, footprint, infer, optim, plan_data, samples
+from engine.augment.check import check_augment
 from engine.averaging import num_copies
 from engine.carried import check_stateful
 from engine.checkpoint import check_shapes
@@ -203,6 +204,7 @@ def _sized(
     data = data.model_copy(update={"fields": plan_data.with_sizes(fields, shapes)})
     findings.stop()
     plan_data.check_preparing(data, meta, findings)
+    check_augment(data.fields, shapes, meta, findings)
     plan_data.check_validation(data, datasets, findings)
     findings.stop()
     return spec.model_copy(update={"data": data}), datasets, shapes

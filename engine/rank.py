@@ -221,9 +221,9 @@ def run(job: Assignment, *, control: Control, out: Outputs) -> End:
     gathering = job.gathering(spec, control, out)
     training = judged = None
     try:
-        training = gathering.rows(spec.data.sources, known)
+        training = gathering.training(known)
         if spec.data.validation and spec.evaluate:
-            judged = gathering.rows([spec.data.validation], training.prepared)
+            judged = gathering.judging(spec.data.validation, training.prepared)
         flops = None if job.flops is None else job.flops / _planned(spec, training)
         ending = train(
             spec,

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.data.draws import Draw, Draws
-from engine.data.reading import Reader, Store, picked
+from engine.data.reading import Reads, Store, picked
 from engine.data.rows import Loaded
 
 Integers = NDArray[np.int64]
@@ -35,7 +35,7 @@ class Held(Protocol):
 class Drained:
     """Rows that are let go of when they are drawn."""
 
-    def __init__(self, reader: Reader, capacity: int) -> None:
+    def __init__(self, reader: Reads, capacity: int) -> None:
         self._reader = reader
         self.store = Store(capacity)
 
@@ -61,7 +61,7 @@ class Drained:
 class Cache:
     """Rows that stay once they were read, by their places in the source."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: Reads) -> None:
         self._reader = reader
         self.store = Store(reader.num_rows)
         self._is_there = np.zeros(reader.num_rows, np.bool_)

@@ -6,7 +6,8 @@ Values reach the network as float32:
 - any other column without ``scale`` is ``column.to(float32)``;
 - with ``scale`` it is ``column.to(float32) * scale``;
 - filled and normalised values are computed in float64 and rounded once, except those of a uint8
-  column: they stay bytes in memory, and a batch is normalised in float32.
+  column: they stay bytes in memory, and a batch is normalised in float32;
+- so is a batch of a field that is augmented, which comes before.
 
 Shape suffixes: N = rows that are read.
 """
@@ -142,15 +143,21 @@ class DenseReading:
         """Read some rows into memory; None: all of the split."""
         figures = of_field(figures, self.field.fill)
         if figures is not None and not figures.is_empty and not self._is_bytes:
-            return self._computed(rows, figures)
+            if not self.field.augment:
+                return self._computed(rows, figures)
+            loaded = self._computed(rows, Figures(figures.fill))
+        else:
+            loaded = self._as_stored(rows)
+        if figures is None or figures.shift is None or figures.divisor is None:
+            return loaded
+        return loaded.normalized(self._figure(figures.shift), self._figure(figures.divisor))
+
+    def _as_stored(self, rows: Tensor | None) -> LoadedField:
         values = self._stored(rows)
         divide_by = 255.0 if values.dtype == torch.uint8 and self.field.scale is None else None
         if values.dtype not in {torch.uint8, torch.float32}:
             values = values.to(torch.float32)
-        loaded = LoadedField(values, divide_by, self.field.scale)
-        if figures is None or figures.shift is None or figures.divisor is None:
-            return loaded
-        return loaded.normalized(self._figure(figures.shift), self._figure(figures.divisor))
+        return LoadedField(values, divide_by, self.field.scale)
 
     def _figure(self, figures_G: Floats) -> Tensor:
         ready = figures_G if not self._shape else along(figures_G, len(self._shape) + 1)

@@ -57,7 +57,7 @@ class Fitting:
         fields: Mapping[str, Field],
         table: StoredTable | JoinedStored,
         split: str,
-        preparing: Preparing,
+        preparing: Preparing = Preparing(),  # noqa: B008 (frozen)
         look: Look = nothing,
     ) -> None:
         self._fields, self._table, self._split = fields, table, split
@@ -129,15 +129,16 @@ class Fitting:
     ) -> RaggedColumn:
         """How many tokens the rows of a field of texts have; 0 of those that are not taken."""
         lengths = np.zeros(self._num_rows, np.int64)
-        for window, tokens in self._tokens(name, field, rows):
+        for window, tokens in self.tokens(name, field, rows):
             lengths[window.numbers] = [len(row) for row in tokens]
         ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         (column,) = field_columns(name, field)
         return RaggedColumn(column, self._split, np.empty(0), ends, self._table.where)
 
-    def _tokens(
+    def tokens(
         self, name: str, field: IntegerSequenceField, rows: Tensor | None
     ) -> Iterator[tuple[Window | JoinedWindow, list[Sequence[str]]]]:
+        """The tokens of a field of texts, so many rows at once."""
         (column,) = field_columns(name, field)
         assert field.tokens is not None  # noqa: S101 (the callers looked)
         for window in self._windows(rows, self._rows_at_once({name: field})):
@@ -177,7 +178,7 @@ class Fitting:
         if asked.given is not None:
             return Tokens(asked.given)
         counts: Counter[str] = Counter()
-        for _, tokens in self._tokens(name, field, rows):
+        for _, tokens in self.tokens(name, field, rows):
             counts.update(chain.from_iterable(row[: limit.max_length] for row in tokens))
         return ranked(counts, asked, field.dim)
 

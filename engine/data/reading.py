@@ -5,6 +5,7 @@ Shape suffixes: B = rows that are read.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from engine.data.fields import checked_shape, field_columns
 from engine.data.fitting import Fitting, Look, nothing
 from engine.data.joined import JoinedStored, taken_rows
 from engine.data.loading import load_fields
-from engine.data.prepared import Preparing
+from engine.data.prepared import Prepared, Preparing
 from engine.data.ragged import Limited, LoadedSequence, RaggedColumn, limited
 from engine.data.rows import Loaded, LoadedField
 from engine.data.window import Runs, StoredTable, runs_of
@@ -22,6 +23,29 @@ from glasshouse.errors import DataFailed
 from glasshouse.spec import Field, IntegerSequenceField, SequenceField, Sequences, Source
 
 Integers = NDArray[np.int64]
+
+
+class Reads(Protocol):
+    """Rows of a source by their places."""
+
+    num_rows: int
+    left_out: dict[str, int]
+    numbers: torch.Tensor | None
+    prepared: Prepared
+    sizes: list[int]
+
+    @property
+    def fields(self) -> Mapping[str, Field]:
+        """What is read of each row."""
+        ...
+
+    def read_runs(self, runs: Runs) -> dict[str, Loaded]:
+        """Rows that lie side by side, in the order of their runs."""
+        ...
+
+    def read(self, places: Integers) -> dict[str, Loaded]:
+        """Any rows, in any order."""
+        ...
 
 
 class Reader:

@@ -6,10 +6,12 @@ Shape suffixes: B = rows of a batch, N = rows of the split.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
+from engine.augment.augmenting import Augmenting, Change
 from engine.data.ahead import Ahead
 from engine.data.prepared import Prepared
 from engine.data.ragged import LoadedSequence
@@ -54,8 +56,13 @@ class LoadedField:
         """What moves to a device."""
         return self.values.nbytes
 
-    def batch(self, rows_B: Tensor | slice, device: torch.device) -> Tensor:
-        """The rows as the network takes them; always memory of its own."""
+    def batch(
+        self, rows_B: Tensor | slice, device: torch.device, change: Change | None = None
+    ) -> Tensor:
+        """The rows as the network takes them; always memory of its own.
+
+        ``change`` is done to them before they are normalised.
+        """
         if isinstance(rows_B, slice):
             stored = self.values[rows_B].clone()
         else:
@@ -68,6 +75,8 @@ class LoadedField:
             x.div_(self.divide_by)
         elif self.scale is not None:
             x.mul_(self.scale)
+        if change is not None:
+            x = change(x)
         if self.normal is None:
             return x
         shift, divisor = self.normal
@@ -91,6 +100,8 @@ class Rows:
         """What was cut off or left out while reading, in words, and how much of it."""
         self.prepared: Prepared | None = None
         """What was learned from the training rows; None: there was nothing to learn."""
+        self.augmenting: Augmenting | None = None
+        """What is done to the rows of an epoch that is trained on; None: nothing."""
         self.fields = fields
         self.num_rows = num_rows
         self.device = device
@@ -99,8 +110,10 @@ class Rows:
         self.lengths: dict[str, Tensor] = {}
         """Of the batch that was made last, the lengths of its rows by field, in host memory."""
         self._taken: Taken = slice(0, 0)
+        self._trained_in: int | None = None
         self.home = next(iter(fields.values())).values.device if fields else device
         """Where batches are taken from."""
+        self._host_numbers = numbers
         self._numbers = None if numbers is None else numbers.to(self.home)
         """Of each row, its number in the split; None: they are all of its rows."""
 
@@ -113,6 +126,11 @@ class Rows:
     def taken(self) -> Taken:
         """The rows of the batch that was made last: `again` makes the same one."""
         return self._taken
+
+    @property
+    def trained_in(self) -> int | None:
+        """The epoch for which the batch that was made last was changed; None: it was not."""
+        return self._trained_in
 
     def numbers(self, taken: Taken) -> Tensor:
         """The numbers, in the split, of the rows of a batch."""
@@ -129,23 +147,27 @@ class Rows:
         return self.epoch(batch_size, drop_last=False, order=None)
 
     def batch(
-        self, rows_B: Tensor | slice, host_B: Tensor | slice | None = None
+        self,
+        rows_B: Tensor | slice,
+        host_B: Tensor | slice | None = None,
+        trained_in: int | None = None,
     ) -> dict[str, Tensor]:
         """One batch: each field's tensor by name, and the lengths of sequences.
 
-        ``host_B``: the same rows in host memory, where they are known there.
+        ``host_B``: the same rows in host memory, where they are known there. ``trained_in``: the
+        epoch that they are changed for, if fields are augmented; None: they are as they are.
         """
-        self._taken = rows_B
+        self._taken, self._trained_in = rows_B, trained_in
         if host_B is None:
             host_B = rows_B.cpu() if isinstance(rows_B, Tensor) else rows_B
-        made, self.lengths = self._make(rows_B, host_B)
+        made, self.lengths = self._make(rows_B, host_B, trained_in)
         return made
 
-    def again(self, taken: Taken) -> dict[str, Tensor]:
+    def again(self, taken: Taken, trained_in: int | None = None) -> dict[str, Tensor]:
         """A batch once more; the one that was made last stays what it was."""
-        before, lengths = self._taken, self.lengths
-        batch = self.batch(taken)
-        self._taken, self.lengths = before, lengths
+        before, lengths = (self._taken, self._trained_in), self.lengths
+        batch = self.batch(taken, None, trained_in)
+        (self._taken, self._trained_in), self.lengths = before, lengths
         return batch
 
     def spaced(self, num_rows: int) -> tuple[Tensor, dict[str, Tensor]]:
@@ -162,11 +184,12 @@ class Rows:
         order: tuple[int, int] | None,
         first: int = 0,
         parts: int = 1,
+        trained_in: int | None = None,
     ) -> Iterator[dict[str, Tensor]]:
         """The batches of one epoch; ``order`` is (seed, epoch), None for the stored order.
 
         ``first``: batches that were taken before; they are not made again. ``parts``: of each batch
-        come so many, one after the other.
+        come so many, one after the other. ``trained_in``: as of `batch`.
         """
         last = self.num_rows // batch_size * batch_size if drop_last else self.num_rows
         host_N = None if order is None else shuffled(self.num_rows, *order)
@@ -177,33 +200,49 @@ class Rows:
         if parts > 1:
             cuts = (part for rows_B in cuts for part in divided(rows_B, parts))
         if host_N is None:
-            return self._each((rows_B, rows_B) for rows_B in cuts)
+            return self._each(((rows_B, rows_B) for rows_B in cuts), trained_in)
         order_N = host_N.to(self.home)
-        return self._each((order_N[rows_B], host_N[rows_B]) for rows_B in cuts)
+        return self._each(((order_N[rows_B], host_N[rows_B]) for rows_B in cuts), trained_in)
 
-    def chosen(self, batches: Iterable[Tensor], parts: int = 1) -> Iterator[dict[str, Tensor]]:
-        """Batches of the rows that are named, which are in host memory; ``parts`` as of `epoch`."""
+    def chosen(
+        self, batches: Iterable[Tensor], parts: int = 1, trained_in: int | None = None
+    ) -> Iterator[dict[str, Tensor]]:
+        """Batches of the rows that are named, which are in host memory; the rest as of `epoch`."""
         cuts = (
             host_B[part] for host_B in batches for part in divided(slice(0, len(host_B)), parts)
         )
-        return self._each((host_B.to(self.home), host_B) for host_B in cuts)
+        return self._each(((host_B.to(self.home), host_B) for host_B in cuts), trained_in)
 
-    def _each(self, batches: Iterable[tuple[Taken, Taken]]) -> Iterator[dict[str, Tensor]]:
+    def _each(
+        self, batches: Iterable[tuple[Taken, Taken]], trained_in: int | None
+    ) -> Iterator[dict[str, Tensor]]:
         """Batches by their rows, and by the same rows in host memory."""
         if not self.ahead.workers:
             for rows_B, host_B in batches:
-                yield self.batch(rows_B, host_B)
+                yield self.batch(rows_B, host_B, trained_in)
             return
         tasks = (
-            (rows_B, lambda rows_B=rows_B, host_B=host_B: self._make(rows_B, host_B))
+            (rows_B, lambda rows_B=rows_B, host_B=host_B: self._make(rows_B, host_B, trained_in))
             for rows_B, host_B in batches
         )
         for rows_B, (made, lengths) in self.ahead.each(tasks):
-            self._taken, self.lengths = rows_B, lengths
+            self._taken, self._trained_in, self.lengths = rows_B, trained_in, lengths
             yield made
 
-    def _make(self, rows_B: Taken, host_B: Taken) -> Made:
-        return batch_of(self.fields, rows_B, host_B, self.device)
+    def _make(self, rows_B: Taken, host_B: Taken, trained_in: int | None) -> Made:
+        return batch_of(self.fields, rows_B, host_B, self.device, self.changes(host_B, trained_in))
+
+    def changes(self, host_B: Taken, trained_in: int | None) -> Mapping[str, Change]:
+        """What is done to the fields of rows that are trained on."""
+        if self.augmenting is None or trained_in is None:
+            return {}
+        numbers = self._host_numbers
+        if numbers is not None:
+            numbers_B = numbers[host_B]
+        else:
+            is_run = isinstance(host_B, slice)
+            numbers_B = torch.arange(host_B.start, host_B.stop) if is_run else host_B
+        return self.augmenting.changes(numbers_B, trained_in)
 
     def figures(self) -> dict[str, float]:
         """What is told of the rows in memory while training runs."""
@@ -219,13 +258,14 @@ def batch_of(
     rows_B: Tensor | slice,
     host_B: Tensor | slice,
     device: torch.device,
+    changes: Mapping[str, Change] = MappingProxyType({}),
 ) -> Made:
-    """A batch; ``host_B`` are its rows in host memory."""
+    """A batch; ``host_B`` are its rows in host memory, ``changes`` what is done to its fields."""
     made: dict[str, Tensor] = {}
     lengths: dict[str, Tensor] = {}
     for name, item in fields.items():
         if isinstance(item, LoadedField):
-            made[name] = item.batch(rows_B, device)
+            made[name] = item.batch(rows_B, device, changes.get(name))
             continue
         made[name], lengths_B = item.batch(host_B, device)
         lengths[name] = lengths_B

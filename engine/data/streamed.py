@@ -6,6 +6,7 @@ batches before, and reads no row of theirs.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -15,11 +16,13 @@ from torch import Tensor
 from engine.data.ahead import Ahead
 from engine.data.cache import Cache, Drained, Held, Read
 from engine.data.draws import Draw, Draws, Integers, Pool
-from engine.data.reading import Reader
+from engine.data.reading import Reads
 from engine.data.rows import Loaded, Rows, Taken, batch_of, divided, shuffled
 from glasshouse.spec import Shuffle
 
 Batch = dict[str, Tensor]
+Parts = Callable[[Read, Taken], Iterator[Batch]]
+"""Makes the parts of a batch of rows that were read."""
 _ALL = slice(None)
 
 
@@ -28,7 +31,7 @@ class StreamedRows(Rows):
 
     def __init__(
         self,
-        reader: Reader,
+        reader: Reads,
         device: torch.device,
         *,
         shuffle: Shuffle,
@@ -63,9 +66,11 @@ class StreamedRows(Rows):
         """End the threads that read ahead."""
         self._ahead.close()
 
-    def batch(self, rows_B: Taken, host_B: Taken | None = None) -> Batch:
+    def batch(
+        self, rows_B: Taken, host_B: Taken | None = None, trained_in: int | None = None
+    ) -> Batch:
         """One batch, read from the files now."""
-        return next(self._made(self._reader.read(self._places(rows_B)), rows_B))
+        return self._part(trained_in, self._reader.read(self._places(rows_B)), _ALL, rows_B)
 
     def in_order(self, batch_size: int) -> Iterator[Batch]:
         """All rows once, as stored."""
@@ -79,25 +84,27 @@ class StreamedRows(Rows):
         order: tuple[int, int] | None,
         first: int = 0,
         parts: int = 1,
+        trained_in: int | None = None,
     ) -> Iterator[Batch]:
         """The batches of one epoch; ``order`` is (seed, epoch), None for the stored order.
 
         ``first``: batches that were taken before; their rows are not read again. ``parts``: of each
-        batch come so many, one after the other.
+        batch come so many, one after the other. ``trained_in``: as of `batch`.
         """
+        made = partial(self._made, parts, trained_in)
         num_batches = self.num_rows // batch_size if drop_last else self.num_batches(batch_size)
         batches = range(first, num_batches)
         if order is None:
-            return self._stored(batch_size, batches, parts)
+            return self._stored(batch_size, batches, made)
         if self._cache is not None and order[1]:
-            return self._cached(self._cache, batch_size, batches, order, parts)
+            return self._cached(self._cache, batch_size, batches, order, made)
         size, least = self._shuffle.buffer_size or batch_size, self._shuffle.min_buffer_size
         draws = Draws(Pool(self.num_rows, batch_size, size, least, self._sizes), *order)
         draws.skip(first)
         self._held = self._cache or Drained(self._reader, draws.capacity)
-        return self._drawn(draws, self._held, len(batches), parts)
+        return self._drawn(draws, self._held, len(batches), made)
 
-    def _stored(self, batch_size: int, batches: range, parts: int) -> Iterator[Batch]:
+    def _stored(self, batch_size: int, batches: range, made: Parts) -> Iterator[Batch]:
         cache = self._cache
 
         def tasks() -> Iterator[tuple[slice, Callable[[], Read]]]:
@@ -108,12 +115,12 @@ class StreamedRows(Rows):
 
         for rows_B, read in self._ahead.each(tasks()):
             if cache is None:
-                yield from self._made(read, rows_B, parts)
+                yield from made(read, rows_B)
                 continue
             places = self._places(rows_B)
             if read:
                 cache.keep(cache.missing(places), read)
-            yield from self._made(cache.store.get(places), rows_B, parts)
+            yield from made(cache.store.get(places), rows_B)
 
     def _unread(self, run: tuple[int, int]) -> Read:
         """Rows side by side; of a cache, only those that it has not."""
@@ -122,7 +129,7 @@ class StreamedRows(Rows):
         missing = self._cache.missing(np.arange(*run))
         return self._reader.read(missing) if len(missing) else {}
 
-    def _drawn(self, draws: Draws, held: Held, num_batches: int, parts: int) -> Iterator[Batch]:
+    def _drawn(self, draws: Draws, held: Held, num_batches: int, made: Parts) -> Iterator[Batch]:
         held.fill(draws)
 
         def tasks() -> Iterator[tuple[Draw, Callable[[], Read]]]:
@@ -133,10 +140,10 @@ class StreamedRows(Rows):
         for draw, read in self._ahead.each(tasks()):
             if read:
                 held.put(draw, read)
-            yield from self._made(held.take(draw), torch.from_numpy(draw.places), parts)
+            yield from made(held.take(draw), torch.from_numpy(draw.places))
 
     def _cached(
-        self, cache: Cache, batch_size: int, batches: range, order: tuple[int, int], parts: int
+        self, cache: Cache, batch_size: int, batches: range, order: tuple[int, int], made: Parts
     ) -> Iterator[Batch]:
         """An epoch after the first, of all rows in memory."""
         cache.need(np.arange(self.num_rows), batch_size)  # unless training began in this epoch
@@ -148,21 +155,24 @@ class StreamedRows(Rows):
                 yield rows_B, lambda rows_B=rows_B: cache.store.get(rows_B.numpy())
 
         for rows_B, read in self._ahead.each(tasks()):
-            yield from self._made(read, rows_B, parts)
+            yield from made(read, rows_B)
 
-    def _made(self, rows: Read, taken: Taken, parts: int = 1) -> Iterator[Batch]:
+    def _made(
+        self, parts: int, trained_in: int | None, rows: Read, taken: Taken
+    ) -> Iterator[Batch]:
         """The parts of a batch of rows that were read."""
         if parts == 1:
-            yield self._part(rows, _ALL, taken)
+            yield self._part(trained_in, rows, _ALL, taken)
             return
         places = torch.from_numpy(self._places(taken))
         for part in divided(slice(0, len(places)), parts):
-            yield self._part(rows, part, places[part])
+            yield self._part(trained_in, rows, part, places[part])
 
-    def _part(self, rows: Read, part: slice, taken: Taken) -> Batch:
+    def _part(self, trained_in: int | None, rows: Read, part: slice, taken: Taken) -> Batch:
         ready = {name: item.ready(self.device) for name, item in rows.items()}
-        made, self.lengths = batch_of(ready, part, part, self.device)
-        self._taken = taken
+        changes = self.changes(taken, trained_in)
+        made, self.lengths = batch_of(ready, part, part, self.device, changes)
+        self._taken, self._trained_in = taken, trained_in
         return made
 
     def _places(self, rows_B: Taken) -> Integers:

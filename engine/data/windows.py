@@ -1,8 +1,7 @@
 """Windows over a running text as rows: blocks for language models, contexts for word vectors.
 
-A text runs through all rows of its column, with a token for its line
-end behind each. The tokens are in
-memory once; a window is where it begins.
+A text runs through all rows of its column, with a token for its line end behind each. The tokens
+are in memory once; a window is where it begins.
 """
 
 import math
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.data.fields import BadField, checked_shape, field_columns, num_tokens, token_bound
@@ -25,11 +25,25 @@ from glasshouse.spec import DenseField, Field, IntegerField, LanguageModelWindow
 
 def num_windows(windows: Windows, num_tokens: int) -> int:
     """How many windows a text of so many tokens has."""
+    is_block = isinstance(windows, LanguageModelWindows)
+    room = num_tokens - 1 - (windows.length if is_block else 2 * windows.window)
+    return room // stride_of(windows) + 1 if room >= 0 else 0
+
+
+def stride_of(windows: Windows) -> int:
+    """Tokens from the beginning of a window to that of the next."""
     if isinstance(windows, LanguageModelWindows):
-        room, stride = num_tokens - 1 - windows.length, windows.stride or windows.length
-    else:
-        room, stride = num_tokens - 1 - 2 * windows.window, windows.stride
-    return room // stride + 1 if room >= 0 else 0
+        return windows.stride or windows.length
+    return windows.stride
+
+
+def offsets_of(windows: Windows, column: str) -> NDArray[np.int64]:
+    """Which tokens of a window a column has, from its first on."""
+    if isinstance(windows, LanguageModelWindows):
+        return np.arange(windows.length) + int(column == "target")
+    if column == "centre":
+        return np.array([windows.window])
+    return np.delete(np.arange(2 * windows.window + 1), windows.window)
 
 
 def part_of(num_tokens: int, fraction: tuple[float, float] | None) -> tuple[int, int]:
@@ -66,7 +80,41 @@ def windowed(
         for name, shape in shapes.items()
     ]
     splits = {split: num_windows(windows, count) for split, count in tokens.items()}
-    return {"columns": columns, "splits": splits, "tokens": tokens}
+    lines = {split: int(rows) for split, rows in meta["splits"].items()}
+    counts = {split: item["at_least"] for split, item in column["tokens"][windows.tokens].items()}
+    distinct = {split: None if n is None else (n[0] if n else 0) for split, n in counts.items()}
+    return {
+        "columns": columns,
+        "splits": splits,
+        "tokens": tokens,
+        "lines": lines,
+        "distinct": distinct,
+    }
+
+
+def described(meta: Mapping[str, Any], windows: Windows) -> dict[str, Any]:
+    """What `windowed` gives, where a job runs already.
+
+    Raises:
+        DataFailed: the dataset has no such column of texts.
+    """
+    try:
+        return windowed(meta, windows)
+    except BadField as cause:
+        raise DataFailed(str(cause)) from cause
+
+
+def check_some(source: Source, num_rows: int, num_tokens: int) -> None:
+    """Raise `DataFailed` where a text has no window."""
+    if not num_rows:
+        detail = f"the text of split {source.split!r} has {num_tokens} tokens here, and"
+        raise DataFailed(f"{detail} a window takes more", hint="Make data.windows smaller.")
+
+
+def ids_allowed(fields: Mapping[str, Field]) -> int | None:
+    """The most ids that the vocabulary may have, as the fields say; None: any number."""
+    known = [field.dim for field in fields.values() if not isinstance(field, DenseField)]
+    return min((dim for dim in known if dim is not None), default=None)
 
 
 class WindowReading:
@@ -80,23 +128,17 @@ class WindowReading:
         """
         self._windows = windows
         table.num_rows(source.split)
-        try:
-            self._meta = windowed(table.meta, windows)
-        except BadField as cause:
-            raise DataFailed(str(cause)) from cause
+        self._meta = described(table.meta, windows)
         texts = table.texts(source.split, windows.column)
         self._tokenized = Tokenized(texts, windows.tokens, line_ends=True)
         first, last = part_of(len(self._tokenized.passing), source.fraction)
         self._passing = self._tokenized.passing[first:last]
         self.num_rows = num_windows(windows, len(self._passing))
-        if not self.num_rows:
-            detail = f"the text of split {source.split!r} has {len(self._passing)} tokens here, and"
-            raise DataFailed(f"{detail} a window takes more", hint="Make data.windows smaller.")
+        check_some(source, self.num_rows, len(self._passing))
 
     def build(self, fields: Mapping[str, Field]) -> Tokens:
         """The vocabulary of the text, which is trained on."""
-        known = [field.dim for field in fields.values() if not isinstance(field, DenseField)]
-        dim = min((dim for dim in known if dim is not None), default=None)
+        dim = ids_allowed(fields)
         return self._tokenized.build(self._windows.vocabulary, dim, self._passing)
 
     def load(self, fields: Mapping[str, Field], tokens: Tokens) -> dict[str, Loaded]:

@@ -133,7 +133,8 @@ class Guard:
                 self._gate.begin()
             randomness = Randomness.now(self._readback.device)
             carried = None if self._carried is None else self._carried.snapshot()
-            self._passes.append(Pass(self._rows.taken, randomness, carried))
+            rows = self._rows
+            self._passes.append(Pass(rows.taken, randomness, rows.trained_in, carried))
 
     def look(self, step: int, epoch: int, loss: Tensor) -> None:
         """Look at a step between its backward pass and clipping; it may lose its update.

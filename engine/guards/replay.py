@@ -37,6 +37,8 @@ class Pass:
 
     taken: Taken
     randomness: Randomness
+    trained_in: int | None = None
+    """The epoch for which its rows were changed."""
     carried: States | None = None
     """Where its stateful layers began, where there are some."""
 
@@ -110,7 +112,7 @@ class Replay:
                 if self._carried is not None and one.carried is not None:
                     self._carried.put(one.carried)
                 search = _Search(self._skipped)
-                self._run(self._rows.again(one.taken), search)
+                self._run(self._rows.again(one.taken, one.trained_in), search)
             found = search.found
             found.num_pass = number
             if found.layer is not None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self, cast
 from pydantic import Discriminator, PositiveInt, Tag, model_validator
 from pydantic import Field as Constraint
 
+from glasshouse.spec.augmenting import Augment
 from glasshouse.spec.preparing import (
     MAX_CLASSES,
     Class,
@@ -114,6 +115,9 @@ class DenseField(_Columns):
     """Stands in for a missing value (NaN), in the column's own units: a number; the ``mean`` or the
     ``median`` of the training rows' values that are there, of each feature; ``"NaN"``: it stays and
     reaches the network. Left out: a row with a missing value is a bad row."""
+    augment: tuple[Augment, ...] = Constraint(default=(), max_length=32)
+    """Of images, rows of shape [channels, height, width]: what is done to them at random, one after
+    the other, before they are normalised. To the training rows only, anew in each epoch."""
 
     @property
     def source_columns(self) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """What the engine promises, on a real CUDA device: ``python -m pytest tests/gpu -m gpu``."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -7,12 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic import TypeAdapter
 from safetensors.torch import load_file
 
+from engine.augment.augmenting import Augmenting
 from engine.snapshot import take
+from glasshouse.spec.augmenting import Augment
 from tests.unit.engine import ragged
 from tests.unit.engine.conftest import digits  # noqa: F401 - a fixture
 from tests.unit.engine.making import captured, losses, run, spec
+from tests.unit.engine.test_augmenting import EACH
 
 pytestmark = [
     pytest.mark.gpu,
@@ -223,3 +228,15 @@ def test_activations_that_are_computed_again_are_the_same_bits(
     assert losses(found[0]) == losses(found[1])
     for name, tensor in last_weights(tmp_path / "0").items():
         assert torch.equal(tensor, last_weights(tmp_path / "1")[name]), name
+
+
+def test_images_are_augmented_there_as_on_the_cpu():
+    rows = torch.arange(9) * 7
+    x = torch.rand(9, 3, 12, 10, generator=torch.Generator().manual_seed(0))
+    for item in EACH:
+        mine = TypeAdapter(Augment).validate_json(json.dumps(item))
+        change = Augmenting(3, {"image": (mine,)}).changes(rows, 2)["image"]
+        there = change(x.cuda())
+        assert there.device.type == "cuda"
+        is_other = (there.cpu() - change(x)).abs() > 1e-4
+        assert float(is_other.float().mean()) < 0.01  # a nearest pixel may be the other of two

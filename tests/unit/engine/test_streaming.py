@@ -26,7 +26,6 @@ from glasshouse.errors import DataFailed
 from glasshouse.events import is_upkeep
 from glasshouse.spec import (
     BucketByLength,
-    CbowWindows,
     Data,
     DenseField,
     DenseSequenceField,
@@ -588,12 +587,11 @@ def test_options_that_files_know_nothing_of_are_refused():
         "y": IntegerField(type="integer", classes=("a", "b")),
         "z": GrownField(type="integer", dim=2, novelty=1.0),
     }
-    windows = CbowWindows(type="cbow", tokens="words")
-    wanted = {"bucket_by_length": BucketByLength(), "windows": windows, "novelty": "yes"}
+    wanted = {"bucket_by_length": BucketByLength(), "novelty": "yes"}
     findings = Findings()
     check_streaming(Grown.model_construct(**given, fields=fields, **wanted), {}, findings)
     assert {item.pointer for item in findings.problems} == {
-        *("/data/bucket_by_length", "/data/windows", "/data/novelty"),
+        *("/data/bucket_by_length", "/data/novelty"),
         "/data/fields/z/novelty",
     }
     findings = Findings()

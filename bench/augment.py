@@ -1,0 +1,134 @@
+"""What augmentation costs: images a second of the MNIST network with it, to without.
+
+Each kind takes turns with the plain job in one process, on one thread; figures are medians of the
+ratios, of the clock and of the processor's time, which neighbours disturb less. With workers the
+batches are made ahead by one thread, which is to have a core of its own. Prints a JSON line per
+kind.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bench.step import META, Clock, spec
+from engine.augment.augmenting import Augmenting
+from engine.data.ahead import Ahead
+from engine.data.loading import load
+from engine.data.table import Table
+from engine.plan import parse_spec, plan
+from engine.report import Outputs
+from engine.spool import SpoolWriter
+from engine.train import train
+from glasshouse.spec import Source
+
+FLIP = {"type": "RandomHorizontalFlip"}
+CROP = {"type": "RandomCrop", "args": {"padding": 4}}
+KINDS: dict[str, list[dict[str, Any]]] = {
+    "flip, crop": [FLIP, CROP],
+    "rotation, nearest": [{"type": "RandomRotation", "args": {"degrees": 15}}],
+    "affine, bilinear": [
+        {
+            "type": "RandomAffine",
+            "args": {
+                "degrees": 15,
+                "translate": [0.1, 0.1],
+                "scale": [0.9, 1.1],
+                "interpolation": "bilinear",
+            },
+        }
+    ],
+    "colours": [{"type": "ColorJitter", "args": {"brightness": 0.4, "contrast": 0.4}}],
+    "erasing": [{"type": "RandomErasing"}],
+    "noise": [{"type": "GaussianNoise"}],
+}
+
+
+def job_of(augment: list[dict[str, Any]], num_steps: int) -> Any:
+    whole = spec(num_steps)
+    whole["data"]["fields"]["image"]["augment"] = augment
+    return parse_spec(plan(parse_spec(whole), {"d": META})["spec"])
+
+
+def seconds(
+    job: Any, directory: Path, spool: SpoolWriter, num_steps: int, workers: int
+) -> tuple[float, float]:
+    """Of a step, as told at its boundaries: of the clock, and of the processor."""
+    source = Source(dataset="d", split="train")
+    rows = load(source, job.data.fields, Table(directory), seed=0, device=torch.device("cpu"))
+    rows.augmenting = Augmenting.of(0, job.data.fields)
+    rows.ahead = Ahead(workers)
+    clock = Clock()
+    train(job, rows, None, control=clock, out=Outputs(directory, *_outs(spool)))
+    rows.close()
+    wall, cpu = zip(clock.times[0], clock.times[num_steps - 1], strict=True)
+    return (wall[1] - wall[0]) / (num_steps - 1), (cpu[1] - cpu[0]) / (num_steps - 1)
+
+
+def _outs(spool: SpoolWriter) -> tuple[Any, Any, Any]:
+    return spool.append, spool.settle, spool.flush
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=40, help="steps of a block")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--workers", type=int, nargs="*", default=[0, 1])
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    generator = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        (directory / "train").mkdir()
+        images = generator.integers(0, 256, (6000, 28, 28), dtype=np.uint8)
+        np.save(directory / "train" / "0.npy", images)
+        np.save(directory / "train" / "1.npy", generator.integers(0, 10, 6000).astype(np.uint8))
+        (directory / "meta.json").write_text(json.dumps(META))
+        spool = SpoolWriter(directory / "spool")
+        for kind, augment in KINDS.items():
+            for workers in given.workers:
+                print(json.dumps(compare(kind, augment, workers, directory, spool, given)))
+        spool.close()
+
+
+def compare(
+    kind: str,
+    augment: list[dict[str, Any]],
+    workers: int,
+    directory: Path,
+    spool: SpoolWriter,
+    given: argparse.Namespace,
+) -> dict[str, Any]:
+    ratios: list[float] = []
+    of_processor: list[float] = []
+    rates: list[float] = []
+    for number in range(given.rounds + 1):
+        plain, mine = (
+            seconds(job_of(item, given.steps), directory, spool, given.steps, workers)
+            for item in ([], augment)
+        )
+        if number:  # the first round warms up
+            ratios.append(plain[0] / mine[0])
+            of_processor.append(plain[1] / mine[1])
+            rates.append(100 / mine[1])
+    return {
+        "bench": "augment",
+        "kind": kind,
+        "workers": workers,
+        "ratio": round(statistics.median(ratios), 3),
+        "min": round(min(ratios), 3),
+        "max": round(max(ratios), 3),
+        "cpu_ratio": round(statistics.median(of_processor), 3),
+        "images_per_cpu_s": round(statistics.median(rates)),
+        "rounds": given.rounds,
+        "steps": given.steps,
+    }
+
+
+if __name__ == "__main__":
+    main()
