@@ -38,6 +38,8 @@ else. Generated from the [OpenAPI document](../openapi.json), which the service 
 
 ## In all of them
 
+**Paths** begin with `/api/v1`; the lists at the beginning of pages leave it out.
+
 **Keys.** `Authorization: Bearer gh_…`. A key has scopes: `read`, `submit`, `admin`. The examples of
 these pages have set, as `glasshouse up` wrote it into `~/.glasshouse/runtime.json`:
 
@@ -178,10 +180,11 @@ def _tag_page(document: Json, tag: Json, types: Types) -> str:
         f"{tag['description']} [What holds for all](index.md).",
         "",
     ]
+    are_all_below = all(path.startswith(BASE) for _, path, _ in operations)
     lines += ["| | |", "|---|---|"]
     for method, path, operation in operations:
-        said = operation["summary"]
-        lines.append(f"| `{method.upper()} {path}` | [{said}](#{_anchor(said)}) |")
+        said, shown = operation["summary"], path.removeprefix(BASE) if are_all_below else path
+        lines.append(f"| [{said}](#{_anchor(said)}) | `{method.upper()} {shown}` |")
     for method, path, operation in operations:
         lines += ["", *_operation(method, path, operation, types)]
     return "\n".join(lines) + "\n"
