@@ -3,7 +3,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
 
-.PHONY: help setup page demo up test test-slow chaos soak failpoints test-gpu fuzz audit check format bench clean
+.PHONY: help setup page demo up test test-slow chaos soak failpoints test-gpu fuzz audit check format bench docs docs-serve clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -18,7 +18,7 @@ page: .venv/.ready ## build the page, if its sources have changed
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Python 3.11 or newer is needed; say which with make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[server,dev]'
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[server,dev,docs]'
 	@touch $@
 
 demo: setup ## train a network on real digits and watch it, then stop; ends by itself
@@ -72,6 +72,12 @@ format: setup ## rewrite the code in house style
 bench: setup ## the figures of the documentation, as ratios measured side by side
 	$(PY) -m bench
 
+docs: setup ## the site of the documentation in build/site; a link that leads nowhere fails
+	.venv/bin/zensical build --strict --clean
+
+docs-serve: setup ## the same at http://127.0.0.1:8000, built again at each change
+	.venv/bin/zensical serve --dev-addr 127.0.0.1:8000
+
 clean: ## remove .venv and caches
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .cache build dist
 	rm -rf dashboard/.node dashboard/node_modules dashboard/dist dashboard/dist-test

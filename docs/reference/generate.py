@@ -9,6 +9,7 @@ sys.path.insert(0, str(ROOT))
 from pydantic import BaseModel  # noqa: E402
 from pydantic.fields import FieldInfo  # noqa: E402
 
+from docs.reference import pages_cli, pages_client, pages_http  # noqa: E402
 from glasshouse import spec  # noqa: E402
 from models.settings import Settings  # noqa: E402
 
@@ -18,10 +19,14 @@ SPEC_MODELS: tuple[type[BaseModel], ...] = (
     spec.Preset,
     spec.Layer,
     spec.Init,
+    spec.ParameterInit,
+    spec.OutputGradClip,
     spec.Loss,
     spec.Optimizer,
     spec.SparseOptimizer,
     spec.GradScaler,
+    spec.Scheduler,
+    spec.Average,
     spec.GradClip,
     spec.Data,
     spec.Source,
@@ -39,6 +44,7 @@ SPEC_MODELS: tuple[type[BaseModel], ...] = (
     spec.BucketByLength,
     spec.Shuffle,
     spec.Stop,
+    spec.Early,
     spec.Evaluate,
     spec.Metric,
     spec.Devices,
@@ -111,8 +117,15 @@ def shown(default: object) -> str:
     return str(default)
 
 
-PAGES = {"settings.md": settings_page, "spec.md": spec_page}
+def pages() -> dict[str, str]:
+    """Every generated page, by its path beside this file."""
+    own = {"settings.md": settings_page(), "spec.md": spec_page()}
+    own |= {"cli.md": pages_cli.page(), "python.md": pages_client.page()}
+    return own | pages_http.pages({model.__name__ for model in SPEC_MODELS})
+
 
 if __name__ == "__main__":
-    for name, page in PAGES.items():
-        (Path(__file__).parent / name).write_text(page())
+    for name, page in pages().items():
+        path = Path(__file__).parent / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(page)

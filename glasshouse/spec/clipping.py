@@ -31,7 +31,9 @@ class OutputGradClip(Spec):
     """Each element of the gradient by a layer's output is made to lie in [min, max]."""
 
     min: float = Constraint(le=0)
+    """What is less becomes this."""
     max: float = Constraint(ge=0)
+    """What is more becomes this."""
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:

@@ -168,6 +168,7 @@ class Early(Spec):
     """Training ends before its time once a metric has stopped getting better."""
 
     metric: Judged
+    """Of the evaluations, such as ``validation/loss``."""
     mode: Literal["min", "max"]
     """Whether less of it is better, or more."""
     patience: PositiveInt

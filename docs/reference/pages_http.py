@@ -1,0 +1,302 @@
+"""The pages of the HTTP API, from its OpenAPI document: one a tag, and one of all objects."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+Json = dict[str, Any]
+
+DOCUMENT = Path(__file__).parent / "openapi.json"
+BASE = "/api/v1"
+METHODS = ("get", "post", "put", "patch", "delete")
+ORDER = ("jobs", "inside", "events", "datasets", "checkpoints", "machines", "service", "keys")
+"""Of the pages; tags that are not here follow."""
+VARIABLES = {"jobs": "JOB", "datasets": "DATASET", "checkpoints": "CHECKPOINT", "keys": "KEY_ID"}
+VARIABLES |= {"workers": "WORKER", "webhooks": "WEBHOOK"}
+PLACES = {"section": "layers", "layer": "conv1", "kind": "output", "plot": "loss"}
+PLACES |= {"name": "$NAME", "prb": "$PROBE", "cmd": "$COMMAND"}
+QUERIES = {"/stream": "job=$JOB&job=$OTHER", "/jobs/{id}/metrics/query": "name=loss"}
+QUERIES |= {"/jobs/{id}/tensors": "name=conv1/output&name=fc/output&step=50"}
+PATCHES = {"/jobs/{id}": '{"name": "better"}', "/jobs/{id}/probes/{prb}": '{"every": 100}'}
+BYTES = "application/octet-stream"
+FILES = {"/datasets": ("rows.csv", "name=rows&format=csv")}
+FILES |= {"/checkpoints": ("weights.safetensors", "name=mine")}
+LONGEST_BODY = 90
+NOT_MODIFIED = "304"
+INDEX = """# HTTP
+
+Everything that the service does is there over HTTP; the client and the command line use nothing
+else. Generated from the [OpenAPI document](../openapi.json), which the service itself gives at
+`/openapi.json`, and shows, to be tried, at `/docs`.
+
+| | |
+|---|---|
+{tags}
+| [Objects](objects.md) | The fields of what requests and answers are made of. |
+
+## In all of them
+
+**Paths** begin with `/api/v1`; the lists at the beginning of pages leave it out.
+
+**Keys.** `Authorization: Bearer gh_…`. A key has scopes: `read`, `submit`, `admin`. The examples of
+these pages have set, as `glasshouse up` wrote it into `~/.glasshouse/runtime.json`:
+
+```
+API=http://127.0.0.1:8420/api/v1; KEY="Authorization: Bearer gh_…"
+```
+
+**Numbers** that are not finite are the strings `NaN`, `Infinity` and `-Infinity`. Times are UTC.
+
+**Lists** come in pages: `limit` says how many; `has_more` and `next` say whether, and where, to go
+on: give `next` as `after`.
+
+**Once.** What makes something takes an `Idempotency-Key`: the same request sent again with it gets
+the first answer again.
+
+**If it changed.** Many answers have an `ETag`. With `If-None-Match` the answer is 304 while nothing
+has changed, and with `Prefer: wait=30` it waits so many seconds for a change; `If-Match` makes sure
+that nobody changed a thing meanwhile.
+
+## Answers
+
+An error is a problem document (RFC 9457) of the type `application/problem+json`: `type`, `title`,
+`status`, `detail`, and a stable `code` that has [a page](../../errors/index.md). Fields of a body
+that are wrong are in `errors`, each with a JSON pointer.
+
+| status | what it says |
+|---|---|
+{meanings}
+"""
+
+
+def pages(spec_models: set[str]) -> dict[str, str]:
+    """Every page by its path below ``docs/reference``; ``spec.md`` has the ``spec_models``."""
+    document = json.loads(DOCUMENT.read_text())
+    types = Types(document["components"]["schemas"], spec_models)
+    found = {"http/index.md": _index(document), "http/objects.md": _objects(types)}
+    for tag in _tags(document):
+        found[f"http/{tag['name']}.md"] = _tag_page(document, tag, types)
+    return found
+
+
+class Types:
+    """Says schemas in words, with links to where their objects are described."""
+
+    def __init__(self, schemas: dict[str, Json], spec_models: set[str]) -> None:
+        self.schemas = schemas
+        self._spec_models = spec_models
+
+    def of_spec(self, name: str) -> str | None:
+        """The heading in ``spec.md`` of what a spec is made of; None: an object of answers."""
+        plain = name.removesuffix("Spec")
+        if plain != name:
+            return plain if plain in self._spec_models else None
+        return name if name in self._spec_models and f"{name}Spec" not in self.schemas else None
+
+    def link(self, name: str, here: str = "objects.md") -> str:
+        """A link to an object's fields, from a page below ``http``."""
+        heading = self.of_spec(name)
+        return f"[{name}]({'../spec.md' if heading else here}#{(heading or name).lower()})"
+
+    def said(self, schema: Json, here: str = "objects.md") -> str:
+        """A schema as a few words of Markdown."""
+        if "$ref" in schema:
+            return self.link(schema["$ref"].rpartition("/")[2], here)
+        if choices := schema.get("anyOf") or schema.get("oneOf"):
+            return " or ".join(dict.fromkeys(self.said(choice, here) for choice in choices))
+        if "const" in schema or "enum" in schema:
+            return ", ".join(_code(each) for each in schema.get("enum", [schema.get("const")]))
+        return self._of_type(schema, here)
+
+    def _of_type(self, schema: Json, here: str) -> str:
+        kind, values = schema.get("type", "anything"), schema.get("additionalProperties")
+        if kind == "array":
+            return f"list of {self.said(schema.get('items', {}), here)}"
+        if kind == "object" and isinstance(values, dict):
+            return f"object of {self.said(values, here)}"
+        return f"{kind}{_bounds(schema)}"
+
+
+def _bounds(schema: Json) -> str:
+    low, high = schema.get("minimum"), schema.get("maximum")
+    if low is not None and high is not None:
+        return f", {low} to {high}"
+    if low is not None or high is not None:
+        return f", at least {low}" if high is None else f", at most {high}"
+    longest = schema.get("maxLength")
+    return f", at most {longest} characters" if longest else ""
+
+
+def _code(value: object) -> str:
+    return f"`{json.dumps(value, ensure_ascii=False)}`"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("``", "`").replace("|", "\\|")
+
+
+def _anchor(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def _tags(document: Json) -> list[Json]:
+    place = {name: number for number, name in enumerate(ORDER)}
+    return sorted(document["tags"], key=lambda tag: (place.get(tag["name"], 99), tag["name"]))
+
+
+def _operations(document: Json, tag: str) -> Iterator[tuple[str, str, Json]]:
+    for path, methods in document["paths"].items():
+        for method in METHODS:
+            if tag in methods.get(method, {}).get("tags", []):
+                yield method, path, methods[method]
+
+
+def _index(document: Json) -> str:
+    tags = (
+        f"| [{tag['name'].capitalize()}]({tag['name']}.md) | {tag['description']} |"
+        for tag in _tags(document)
+    )
+    meanings = (f"| {code} | {said} |" for code, said in sorted(_meanings(document).items()))
+    return INDEX.format(tags="\n".join(tags), meanings="\n".join(meanings))
+
+
+def _meanings(document: Json) -> dict[str, str]:
+    return {
+        status: answer["description"]
+        for methods in document["paths"].values()
+        for operation in methods.values()
+        for status, answer in operation["responses"].items()
+        if status >= NOT_MODIFIED
+    }
+
+
+def _tag_page(document: Json, tag: Json, types: Types) -> str:
+    operations = list(_operations(document, tag["name"]))
+    lines = [
+        f"# {tag['name'].capitalize()}",
+        "",
+        f"{tag['description']} [What holds for all](index.md).",
+        "",
+    ]
+    are_all_below = all(path.startswith(BASE) for _, path, _ in operations)
+    lines += ["| | |", "|---|---|"]
+    for method, path, operation in operations:
+        said, shown = operation["summary"], path.removeprefix(BASE) if are_all_below else path
+        lines.append(f"| [{said}](#{_anchor(said)}) | `{method.upper()} {shown}` |")
+    for method, path, operation in operations:
+        lines += ["", *_operation(method, path, operation, types)]
+    return "\n".join(lines) + "\n"
+
+
+def _operation(method: str, path: str, operation: Json, types: Types) -> Iterator[str]:
+    yield from (f"## {operation['summary']}", "", f"`{method.upper()} {path}`", "")
+    yield from (operation.get("description", "").replace("``", "`"), "")
+    if parameters := operation.get("parameters"):
+        yield from ("| parameter | in | type | meaning |", "|---|---|---|---|")
+        yield from (_parameter(parameter, types) for parameter in parameters)
+        yield ""
+    if body := operation.get("requestBody"):
+        for media, content in body["content"].items():
+            yield f"Body, `{media}`: {_content(content, types)}."
+        yield ""
+    yield from (_answers(operation["responses"], types), "", "```")
+    yield from (*_curls(method, path, operation), "```")
+
+
+def _parameter(parameter: Json, types: Types) -> str:
+    schema = parameter["schema"]
+    said = types.said(schema).removesuffix(" or null")
+    if parameter.get("required") and parameter["in"] != "path":
+        said += ", required"
+    if "default" in schema:
+        said += f"; {_code(schema['default'])} if left out"
+    meaning = parameter.get("description", "")
+    name = schema["title"] if parameter["in"] == "header" else parameter["name"]
+    return f"| `{name}` | {parameter['in']} | {_cell(said)} | {_cell(meaning)} |"
+
+
+def _content(content: Json, types: Types) -> str:
+    schema = content.get("schema", {})
+    is_bytes = schema.get("contentMediaType") or schema.get("format") == "binary"
+    return "the bytes" if is_bytes else types.said(schema)
+
+
+def _answers(responses: Json, types: Types) -> str:
+    good = {status: answer for status, answer in responses.items() if status < NOT_MODIFIED}
+    told = [
+        f"**{status}** " + (_media(answer.get("content", {}), types) or answer["description"])
+        for status, answer in good.items()
+    ]
+    others = sorted(status for status in responses if status not in good)
+    return "Answers: " + "; ".join(told) + f". Else [{', '.join(others)}](index.md#answers)."
+
+
+def _media(content: Json, types: Types) -> str:
+    return ", ".join(
+        _content(shown, types) if media == "application/json" else f"`{media}`"
+        for media, shown in content.items()
+        if shown.get("schema") or len(content) == 1
+    )
+
+
+def _curls(method: str, path: str, operation: Json) -> Iterator[str]:
+    """One command for each type that the body may have; patches have two names for one."""
+    content = operation.get("requestBody", {}).get("content", {"": {}})
+    for media, sent in content.items():
+        if media != "application/json" or "application/merge-patch+json" not in content:
+            words = ["curl", "-sSN" if _is_stream(operation) else "-sS"]
+            words += [] if method == "get" else ["-X", method.upper()]
+            words += [] if operation.get("security") == [] else ["-H", '"$KEY"']
+            words += _sent(path.removeprefix(BASE), media, sent)
+            yield " ".join([*words, f'"{_address(path, media)}"'])
+
+
+def _is_stream(operation: Json) -> bool:
+    return "text/event-stream" in operation["responses"].get("200", {}).get("content", {})
+
+
+def _address(path: str, media: str) -> str:
+    below = path.removeprefix(BASE)
+    places = {"id": f"${VARIABLES.get(below.split('/')[1], 'ID')}"} | PLACES
+    filled = re.sub(r"\{(\w+)\}", lambda found: places[found[1]], below)
+    query = QUERIES.get(below, "") or (FILES[below][1] if media == BYTES else "")
+    host = "$API" if path.startswith(BASE) else "http://127.0.0.1:8420"
+    return host + filled + (f"?{query}" if query else "")
+
+
+def _sent(below: str, media: str, sent: Json) -> list[str]:
+    if not media:
+        return []
+    if media == BYTES:
+        return ["--data-binary", f"@{FILES[below][0]}"]
+    body = json.dumps(sent["example"], ensure_ascii=False) if "example" in sent else PATCHES[below]
+    shown = f"'{body}'" if len(body) <= LONGEST_BODY else "@job.json"
+    return ["-H", f"'Content-Type: {media}'", "-d", shown]
+
+
+def _objects(types: Types) -> str:
+    lines = [
+        "# Objects",
+        "",
+        "The fields of what requests and answers are made of. Those of a job's spec have",
+        "[a page of their own](../spec.md).",
+    ]
+    for name, schema in sorted(types.schemas.items()):
+        if types.of_spec(name) is None:
+            lines += ["", f"## {name}", "", *_object(schema, types)]
+    return "\n".join(lines) + "\n"
+
+
+def _object(schema: Json, types: Types) -> Iterator[str]:
+    if described := schema.get("description"):
+        yield from (" ".join(described.replace("``", "`").split()), "")
+    fields = schema.get("properties")
+    if fields is None:
+        yield f"{types.said(schema, '').capitalize()}."
+        return
+    yield from ("| field | type | meaning |", "|---|---|---|")
+    for name, field in fields.items():
+        said, meaning = types.said(field, ""), field.get("description", "")
+        yield f"| `{name}` | {_cell(said)} | {_cell(meaning)} |"
