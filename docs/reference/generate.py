@@ -4,12 +4,14 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
+import pages_cli  # noqa: E402
+import pages_client  # noqa: E402
+import pages_http  # noqa: E402
 from pydantic import BaseModel  # noqa: E402
 from pydantic.fields import FieldInfo  # noqa: E402
 
-from docs.reference import pages_cli, pages_client, pages_http  # noqa: E402
 from glasshouse import spec  # noqa: E402
 from models.settings import Settings  # noqa: E402
 
