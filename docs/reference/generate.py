@@ -4,12 +4,15 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
+import pages_cli  # noqa: E402
+import pages_client  # noqa: E402
+import pages_http  # noqa: E402
+from cells import cell  # noqa: E402
 from pydantic import BaseModel  # noqa: E402
 from pydantic.fields import FieldInfo  # noqa: E402
 
-from docs.reference import pages_cli, pages_client, pages_http  # noqa: E402
 from glasshouse import spec  # noqa: E402
 from models.settings import Settings  # noqa: E402
 
@@ -62,11 +65,6 @@ SPEC_MODELS: tuple[type[BaseModel], ...] = (
 )
 
 
-def text(description: str | None) -> str:
-    """A docstring as one line of a Markdown table."""
-    return " ".join((description or "").replace("``", "`").replace("|", "\\|").split())
-
-
 def settings_page() -> str:
     """The page of all settings."""
     lines = [
@@ -81,7 +79,7 @@ def settings_page() -> str:
     computed = {"home": "`~/.glasshouse`", "worker_name": "the host's name"}
     for name, field in Settings.model_fields.items():
         default = computed.get(name, "" if field.default in ("", None) else f"`{field.default}`")
-        lines.append(f"| `GLASSHOUSE_{name.upper()}` | {default} | {text(field.description)} |")
+        lines.append(f"| `GLASSHOUSE_{name.upper()}` | {default} | {cell(field.description)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -95,7 +93,7 @@ def spec_page() -> str:
         "`GET /api/v1/catalog/layers` and its neighbours.",
     ]
     for model in SPEC_MODELS:
-        lines += ["", f"## {model.__name__}", "", text(model.__doc__), ""]
+        lines += ["", f"## {model.__name__}", "", cell(model.__doc__), ""]
         lines += ["| field | default | meaning |", "|---|---|---|"]
         lines += [field_row(name, field) for name, field in model.model_fields.items()]
     return "\n".join(lines) + "\n"
@@ -104,7 +102,7 @@ def spec_page() -> str:
 def field_row(name: str, field: FieldInfo) -> str:
     """One field as a row of a Markdown table."""
     default = "required" if field.is_required() else f"`{shown(field.default)}`"
-    return f"| `{name}` | {default} | {text(field.description)} |"
+    return f"| `{name}` | {default} | {cell(field.description)} |"
 
 
 def shown(default: object) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any, get_args
 
 import typer.main
+from cells import cell
 
 from glasshouse.cli import app
 
@@ -44,7 +45,7 @@ def _commands(group: Command, name: str) -> Iterator[tuple[str, Command]]:
 
 
 def _first(command: Command) -> str:
-    return _text(command.help).split(". ")[0].rstrip(".")
+    return cell(command.help).split(". ")[0].rstrip(".")
 
 
 def _command(name: str, command: Command) -> Iterator[str]:
@@ -52,7 +53,7 @@ def _command(name: str, command: Command) -> Iterator[str]:
     arguments = [each for each in shown if each.param_type_name == "argument"]
     options = [each for each in shown if each.param_type_name == "option"]
     words = [name, *("[OPTIONS]" for _ in options[:1]), *(_place(each) for each in arguments)]
-    yield from (_text(command.help), "", "```", " ".join(words), "```")
+    yield from (cell(command.help), "", "```", " ".join(words), "```")
     if shown:
         yield from ("", "| | |", "|---|---|")
         yield from (f"| `{_place(each)}` | {_told(each)} |" for each in arguments)
@@ -71,7 +72,7 @@ def _flags(option: Parameter) -> str:
 
 
 def _told(parameter: Parameter) -> str:
-    told = [_text(parameter.help), *_limits(parameter)]
+    told = [cell(parameter.help), *_limits(parameter)]
     default = parameter.default
     is_shown = isinstance(default, (str, int, float)) and not isinstance(default, bool)
     if is_shown and default != "" and "Left out" not in told[0]:
@@ -91,7 +92,3 @@ def _limits(parameter: Parameter) -> Iterator[str]:
     ]
     if choices:
         yield f"One of {', '.join(f'`{choice}`' for choice in choices)}."
-
-
-def _text(said: str | None) -> str:
-    return " ".join((said or "").split()).replace("|", "\\|").replace("``", "`")

@@ -11,6 +11,8 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
+from cells import cell
+
 import glasshouse
 from glasshouse import client as public
 from glasshouse import errors
@@ -106,9 +108,9 @@ def _attributes(cls: Class, members: dict[str, Defined]) -> Iterator[str]:
             gives = ast.unparse(defined.returns) if defined.returns else ""
             rows.append((name, gives, ast.get_docstring(defined)))
     if rows:
-        yield from ("| attribute | type | |", "|---|---|---|")
+        yield from ("| attribute | type | meaning |", "|---|---|---|")
         yield from (
-            f"| `{name}` | `{_cell(kind)}` | {_cell(_plain(told))} |" for name, kind, told in rows
+            f"| `{name}` | {cell(f'`{kind}`')} | {cell(told)} |" for name, kind, told in rows
         )
         yield ""
 
@@ -127,10 +129,10 @@ def _fields(cls: Class) -> Iterator[tuple[str, str, str | None]]:
 def _options() -> Iterator[str]:
     """What ``Client.train`` takes by name."""
     yield from ("## TrainOptions", "", *_prose(inspect.getdoc(training.TrainOptions)))
-    yield from ("| option | type | |", "|---|---|---|")
+    yield from ("| option | type | meaning |", "|---|---|---|")
     for cls in (training.TrainOptions, training.JobOptions):
         for name, kind, told in _fields(cls):
-            yield f"| `{name}` | `{_cell(kind)}` | {_cell(_plain(told))} |"
+            yield f"| `{name}` | {cell(f'`{kind}`')} | {cell(told)} |"
     yield ""
 
 
@@ -206,14 +208,10 @@ def _plain(told: str | None) -> str:
     return " ".join((told or "").replace("``", "`").split())
 
 
-def _cell(told: str) -> str:
-    return told.replace("|", "\\|")
-
-
 def _errors() -> Iterator[str]:
     """The exceptions, with the status that each is of."""
     yield from ("## Errors", "", "All are `glasshouse.GlasshouseError`.", "")
     yield from ("| | |", "|---|---|")
     for name in sorted(set(glasshouse.__all__) & set(dir(errors))):
-        told = _plain((inspect.getdoc(getattr(errors, name)) or "").split("\n\n")[0])
-        yield f"| `{name}` | {_cell(told)} |"
+        told = (inspect.getdoc(getattr(errors, name)) or "").split("\n\n")[0]
+        yield f"| `{name}` | {cell(told)} |"

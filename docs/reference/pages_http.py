@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from cells import cell
+
 Json = dict[str, Any]
 
 DOCUMENT = Path(__file__).parent / "openapi.json"
@@ -133,10 +135,6 @@ def _code(value: object) -> str:
     return f"`{json.dumps(value, ensure_ascii=False)}`"
 
 
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("``", "`").replace("|", "\\|")
-
-
 def _anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
@@ -214,7 +212,7 @@ def _parameter(parameter: Json, types: Types) -> str:
         said += f"; {_code(schema['default'])} if left out"
     meaning = parameter.get("description", "")
     name = schema["title"] if parameter["in"] == "header" else parameter["name"]
-    return f"| `{name}` | {parameter['in']} | {_cell(said)} | {_cell(meaning)} |"
+    return f"| `{name}` | {parameter['in']} | {cell(said)} | {cell(meaning)} |"
 
 
 def _content(content: Json, types: Types) -> str:
@@ -299,4 +297,4 @@ def _object(schema: Json, types: Types) -> Iterator[str]:
     yield from ("| field | type | meaning |", "|---|---|---|")
     for name, field in fields.items():
         said, meaning = types.said(field, ""), field.get("description", "")
-        yield f"| `{name}` | {_cell(said)} | {_cell(meaning)} |"
+        yield f"| `{name}` | {cell(said)} | {cell(meaning)} |"

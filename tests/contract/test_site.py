@@ -67,6 +67,13 @@ def test_pages_of_the_site_link_to_nothing_outside_of_it():
             assert not path or DOCS in (page.parent / path).resolve().parents, f"{page}: {path}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_code_in_tables_has_no_pipe_which_the_site_and_code_hosts_show_differently(page: Path):
+    for line in prose(page).splitlines():
+        if line.startswith("|"):
+            assert not [code for code in re.findall(r"`([^`]*)`", line) if "|" in code], line
+
+
 def test_every_page_stands_in_the_navigation_once_and_single_errors_in_their_index():
     nav = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]
     listed = sorted(navigation(nav))
