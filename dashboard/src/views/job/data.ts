@@ -95,11 +95,13 @@ export function useEvents(job: Job, types: string, from = 0, wanted = true): { e
     const mine = cursor.current;
     if (!wanted || mine.busy || mine.asked === job.last_seq) return;
     mine.busy = true;
+    const seen = job.last_seq;
     void readOn(job, types, mine, (found) => {
       if (cursor.current !== mine) return;
       setState((was) => ({ events: found.length ? [...was.events, ...found] : was.events, problem: null, loading: false }));
     })
-      .then(() => Object.assign(mine, { asked: job.last_seq, busy: false }))
+      // All up to the number that the log had is read: the next look need not pass over it again.
+      .then(() => Object.assign(mine, { asked: seen, after: Math.max(mine.after, seen), busy: false }))
       .catch((problem: Problem) => {
         if (cursor.current === mine) setState((was) => ({ ...was, problem, loading: false }));
         setTimeout(() => {
