@@ -179,7 +179,7 @@ def test_the_axis_is_in_epochs_and_in_times_too(page: Page, ended: gh.Job):
 
 
 def test_a_changed_learning_rate_is_confirmed_with_its_step(
-    page: Page, running: gh.Job, http: httpx2.Client, witness: Witness
+    page: Page, running: gh.Job, http: httpx2.Client, witness: Witness, axe: Axe
 ):
     witness.expect("status of 422")
     page.goto(f"/jobs/{running.id}")
@@ -192,6 +192,7 @@ def test_a_changed_learning_rate_is_confirmed_with_its_step(
     dialog.get_by_label("New value").fill("0.025")
     dialog.get_by_role("button", name="Change", exact=True).click()
     row = dialog.get_by_role("row").last
+    axe(page)
     expect(row).to_contain_text("optimizer.lr 0.1 → 0.025")
     expect(row).to_contain_text("applied")
     (command,) = http.get(f"/jobs/{running.id}/commands").json()["data"]
@@ -344,7 +345,8 @@ def test_the_page_says_that_the_api_is_gone_and_goes_on_with_right_numbers(
         "aria-label", re.compile("loss")
     )
     witness.expect("ERR_CONNECTION_REFUSED|ERR_EMPTY_RESPONSE|ERR_CONNECTION_RESET|status of 5")
-    api_of(house).kill()
+    api = api_of(house)
+    api.kill()
     bar = page.get_by_text("The service does not answer.")
     expect(bar).to_be_visible()
     expect(bar).to_have_count(0)
@@ -362,6 +364,20 @@ def api_of(house: House) -> psutil.Process:
     above = psutil.Process(runtime["pid"])
     (api,) = [one for one in above.children() if one.cmdline()[1:3] == ["-m", "api"]]
     return api
+
+
+def test_no_dialog_has_a_serious_fault_for_readers_of_screens(page: Page, ended: gh.Job, axe: Axe):
+    page.goto(f"/jobs/{ended.id}")
+    for scheme in ("light", "dark"):
+        page.get_by_label("Colours").select_option(scheme)
+        for name in ("Fork", "Edit", "Copy as …", "Delete"):
+            opener = page.get_by_role("button", name=name, exact=True)
+            opener.click()
+            expect(page.get_by_role("dialog")).to_be_visible()
+            axe(page)
+            page.keyboard.press("Escape")
+            expect(page.get_by_role("dialog")).to_have_count(0)
+            expect(opener).to_be_focused()
 
 
 @pytest.mark.parametrize("tab", ["", "/logs", "/events", "/checkpoints", "/spec"])

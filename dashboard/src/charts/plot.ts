@@ -14,6 +14,7 @@ export interface Marker {
 const COLOURS = 8;
 const DASHES: readonly number[][] = [[], [7, 3], [2, 2.5], [9, 3, 2, 3], [4, 2]];
 export const NEAR_PX = 6;
+const MANY_MARKS = 20;
 
 export function colourOf(style: number): string {
   return colour(`series-${(style % COLOURS) + 1}`);
@@ -146,19 +147,22 @@ function drawMarks(plot: uPlot, { odd, markers }: ReturnType<Asked["marks"]>): v
   ctx.textAlign = "center";
   ctx.font = `${10 * scale}px system-ui, sans-serif`;
   ctx.lineWidth = scale;
-  for (const { at: x, marks } of clusters(markers.filter(seen), at, 3 * scale)) drawMarker(ctx, bbox, x, marks, scale);
+  const together = clusters(markers.filter(seen), at, NEAR_PX * scale);
+  for (const { at: x, marks } of together) drawMarker(ctx, bbox, x, marks, scale, together.length > MANY_MARKS);
   for (const { at: x, marks } of clusters(odd.filter(seen), at, NEAR_PX * scale)) drawOdd(ctx, bbox, x, marks.length, scale);
   ctx.restore();
 }
 
-function drawMarker(ctx: CanvasRenderingContext2D, bbox: uPlot.BBox, x: number, marks: readonly Marker[], scale: number): void {
+/** Of many marks the checkpoints, which come by themselves, have no line: it would hide the chart. */
+function drawMarker(ctx: CanvasRenderingContext2D, bbox: uPlot.BBox, x: number, marks: readonly Marker[], scale: number, isOneOfMany: boolean): void {
+  const told = marks.find((one) => one.kind !== "checkpoint") ?? marks[0]!;
   ctx.strokeStyle = ctx.fillStyle = colour("line-strong");
   ctx.setLineDash([2 * scale, 3 * scale]);
   ctx.beginPath();
   ctx.moveTo(x, bbox.top);
-  ctx.lineTo(x, bbox.top + bbox.height);
+  ctx.lineTo(x, bbox.top + (isOneOfMany && told.kind === "checkpoint" ? 4 * scale : bbox.height));
   ctx.stroke();
-  ctx.fillText(GLYPHS[marks[0]!.kind], x, bbox.top + 4 * scale);
+  ctx.fillText(GLYPHS[told.kind], x, bbox.top + 4 * scale);
 }
 
 /** A red cross on the axis, with how many it stands for. */

@@ -1,4 +1,5 @@
 // What the views of a job ask for: series, events by cursor, and where a step is in epochs and in time.
+import { signal } from "@preact/signals";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
 import { get, type Problem, withQuery } from "../../api/http";
@@ -48,6 +49,20 @@ export function useMetrics(job: Job): Live<Page<Metric>> {
   return live;
 }
 
+/** What the job's summary knows of its metrics: to begin with, for the list of a long job takes the service seconds to read. */
+export function summarised(job: Job): Metric[] {
+  const step = Number(job.progress?.["step"] ?? 0);
+  return Object.entries(job.summary).map(([name, told]) => ({
+    name,
+    last: told["last"] ?? "NaN",
+    last_step: step,
+    min: told["min"] ?? null,
+    max: told["max"] ?? null,
+    count: name.startsWith("validation/") ? 1 : step + 1,
+    first_nonfinite_step: num(told["first_nonfinite_step"]),
+  }));
+}
+
 /** A million points take the service seconds to read, and look no different after one more. */
 function lessOften(everyS: number, points: number): number {
   return Math.min(60, everyS + Math.floor(points / 100_000) * 5);
@@ -58,11 +73,32 @@ export type Steps = readonly [from: number, to: number];
 /** The columns of some metrics. What there was stays until the new ones have come. */
 export function useColumns(job: Job, metrics: readonly Metric[], range: Steps | null, visible: boolean): { columns: Columns | null; problem: Problem | null } {
   const query = { name: metrics.map((one) => one.name), from_step: range?.[0], to_step: range?.[1], max_points: MAX_POINTS };
+  const wanted = visible && metrics.length ? withQuery(`jobs/${job.id}/metrics/query`, query) : null;
+  const [answered, setAnswered] = useState<string | null>(null);
+  const first = wanted !== null && answered !== wanted;
+  const turn = useTurn(first);
   const points = Math.max(0, ...metrics.map((one) => one.count));
-  const live = useLive<Columns>(visible && metrics.length ? withQuery(`jobs/${job.id}/metrics/query`, query) : null, pace(job, lessOften(2, points)));
+  const live = useLive<Columns>(!first || turn ? wanted : null, pace(job, lessOften(2, points)));
+  useEffect(() => {
+    if (live.value || live.problem) setAnswered(wanted);
+  }, [live.value, live.problem, wanted]);
   const kept = useRef<Columns | null>(null);
   if (live.value) kept.current = live.value;
   return { columns: kept.current, problem: live.problem };
+}
+
+const AT_ONCE = 2;
+const waiting = signal<readonly object[]>([]);
+
+/** A browser has six requests open at once: charts that ask for the first time take turns, so that the job's state is not behind them. */
+function useTurn(waits: boolean): boolean {
+  const me = useRef<object>({}).current;
+  useEffect(() => {
+    if (!waits) return;
+    waiting.value = [...waiting.peek(), me];
+    return () => void (waiting.value = waiting.peek().filter((one) => one !== me));
+  }, [waits]);
+  return waiting.value.slice(0, AT_ONCE).includes(me);
 }
 
 /** A metric of the columns as a series over steps. */
@@ -95,11 +131,13 @@ export function useEvents(job: Job, types: string, from = 0, wanted = true): { e
     const mine = cursor.current;
     if (!wanted || mine.busy || mine.asked === job.last_seq) return;
     mine.busy = true;
+    const seen = job.last_seq;
     void readOn(job, types, mine, (found) => {
       if (cursor.current !== mine) return;
       setState((was) => ({ events: found.length ? [...was.events, ...found] : was.events, problem: null, loading: false }));
     })
-      .then(() => Object.assign(mine, { asked: job.last_seq, busy: false }))
+      // All up to the number that the log had is read: the next look need not pass over it again.
+      .then(() => Object.assign(mine, { asked: seen, after: Math.max(mine.after, seen), busy: false }))
       .catch((problem: Problem) => {
         if (cursor.current === mine) setState((was) => ({ ...was, problem, loading: false }));
         setTimeout(() => {

@@ -6,7 +6,7 @@ import { count, figure } from "../../format";
 import { useQuery } from "../../query";
 import { Empty, Loading, ProblemBox } from "../../ui/state";
 import { type ChartLook, Labelled, MetricChart } from "./chart";
-import { type Axis, type Metric, type Steps, useAxis, useEvents, useMetrics } from "./data";
+import { type Axis, type Metric, type Steps, summarised, useAxis, useEvents, useMetrics } from "./data";
 import { Failure } from "./failure";
 import { type Group, grouped, isUpkeep } from "./groups";
 import { MARKED, markersOf } from "./marks";
@@ -16,13 +16,13 @@ const FEW = 12; // so many charts need no search
 
 export function Overview({ job }: { job: Job }) {
   const list = useMetrics(job);
-  const metrics = list.value?.data;
+  const metrics = list.value?.data ?? summarised(job);
   return (
     <div class="stack">
       <Failure job={job} />
       <Best job={job} />
-      {metrics?.length ? <Charts job={job} metrics={metrics} /> : <Waiting job={job} known={!!metrics} />}
-      {list.problem && !metrics && <ProblemBox problem={list.problem} />}
+      {metrics?.length ? <Charts job={job} metrics={metrics} /> : <Waiting job={job} known={!!list.value} />}
+      {list.problem && !list.value && <ProblemBox problem={list.problem} />}
     </div>
   );
 }
