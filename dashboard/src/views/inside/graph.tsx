@@ -144,8 +144,8 @@ function BoxOf({ node, x, y, onAct, onEnter, onFocus }: { node: Node; x: number;
       <title>{node.title}</title>
       {node.group && <rect x={5} y={5} width={BOX.width} height={BOX.height} rx={6} />}
       <rect width={BOX.width} height={BOX.height} rx={6} />
-      <text x={10} y={19}>{sign} {cut(node.lines[0], 20)}</text>
-      <text class="small" x={10} y={36}>{cut(node.lines[1], 27)}</text>
+      <text aria-hidden="true" x={10} y={19}>{sign} {cut(node.lines[0], 20)}</text>
+      <text aria-hidden="true" class="small" x={10} y={36}>{cut(node.lines[1], 27)}</text>
     </g>
   );
 }
