@@ -433,7 +433,7 @@ def test_nothing_of_the_inside_is_serious_to_axe(
         page.emulate_media(color_scheme=scheme)
         for path in views.values():
             page.goto(path)
-            expect(page.locator("main .card, main .window, main .graph").first).to_be_visible()
+            expect(page.locator("main .card, main .table, main .graph").first).to_be_visible()
             expect(page.locator("main p[role=status]", has_text="…")).to_have_count(0)
             axe(page)
     for name, path in views.items():
