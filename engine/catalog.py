@@ -78,8 +78,10 @@ def _presets() -> list[dict[str, Any]]:
             "summary": (known.args.__doc__ or "").splitlines()[0],
             "schema": {"required": []} | known.args.model_json_schema(),
             "inputs": None,
+            "outputs": list(graph.outputs or (graph.layers[-1].name,)),
         }
         for name, known in PRESETS.items()
+        for graph in [known.graph(known.args())]
     ]
 
 

@@ -5,6 +5,7 @@ import { Shell } from "./shell";
 import "uplot/dist/uPlot.min.css";
 import "./styles/base.css";
 import "./styles/parts.css";
+import "./styles/form.css";
 import "./styles/job.css";
 import "./styles/inside.css";
 import { applyTheme } from "./theme";

@@ -23,3 +23,17 @@ export const ENDED: readonly JobState[] = ["succeeded", "failed", "cancelled"];
 export function ended(job: Job): boolean {
   return ENDED.includes(job.state);
 }
+export type Plan = Schemas["Plan"];
+export type Dataset = Schemas["Dataset"];
+export type DatasetStats = Schemas["DatasetStats"];
+export type Rows = Schemas["Rows"];
+export type Device = Schemas["Device"];
+export type Worker = Schemas["Worker"];
+export type QueuedJob = Schemas["QueuedJob"];
+export type Key = Schemas["Key"];
+export type NewKey = Schemas["NewKey"];
+export type Quotas = Schemas["Quotas"];
+export type Webhook = Schemas["Webhook"];
+export type NewWebhook = Schemas["NewWebhook"];
+export type Delivery = Schemas["Delivery"];
+export type Service = Schemas["Service"];

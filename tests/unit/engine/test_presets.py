@@ -430,7 +430,17 @@ def test_the_catalogue_lists_every_file_of_the_folder():
     for entry in entries:
         assert entry["summary"]
         assert entry["schema"]["additionalProperties"] is False
-        assert Preset.model_validate_json(json.dumps(preset(entry["name"]))).layers
+        drawn = Preset.model_validate_json(json.dumps(preset(entry["name"])))
+        assert entry["outputs"] == list(drawn.outputs or [drawn.layers[-1].name])
+
+
+def test_the_catalogue_says_which_layer_of_a_preset_a_loss_reads():
+    outputs = {entry["name"]: entry["outputs"] for entry in catalog.section("presets")}
+    assert (outputs["mlp"], outputs["mnist_cnn"]) == (["out"], ["fc"])
+    job, meta = images(1, 28, 28, classes=10, network=preset("mnist_cnn"))
+    assert "plan" in answer({"id": 1, "spec": job, "datasets": {"ds_1": meta}})
+    job["loss"]["inputs"] = [outputs["mlp"][0], "label"]
+    assert "errors" in answer({"id": 1, "spec": job, "datasets": {"ds_1": meta}})
 
 
 def test_the_largest_sizes_make_no_graph_that_is_too_large():

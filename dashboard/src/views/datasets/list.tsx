@@ -1,5 +1,59 @@
-import { Empty } from "../../ui/state";
+// All datasets: what state they are in, how large they are, and the way to add one.
+import { useLocation } from "preact-iso";
+
+import { withQuery } from "../../api/http";
+import { useLive } from "../../api/live";
+import type { Dataset, Page } from "../../api/types";
+import { ago, bytes, count } from "../../format";
+import { Scroll } from "../../ui/scroll";
+import { Empty, Loading, ProblemBox } from "../../ui/state";
+import { DatasetState, whatIsWrong } from "./condition";
+import { Upload } from "./upload";
 
 export default function View() {
-  return <Empty><p>datasets/list</p></Empty>;
+  const { query } = useLocation();
+  const live = useLive<Page<Dataset>>(withQuery("datasets", { limit: 50, after: query["after"] }), 2);
+  return (
+    <div class="stack">
+      <h1>Datasets</h1>
+      <Upload />
+      {live.problem && <ProblemBox problem={live.problem} />}
+      {live.value ? <List page={live.value} isLater={"after" in query} /> : <Loading />}
+    </div>
+  );
+}
+
+function List({ page, isLater }: { page: Page<Dataset>; isLater: boolean }) {
+  if (!page.data.length) return <Empty><p>No dataset yet. Upload a file, or add the built-in digits to try things out.</p></Empty>;
+  return (
+    <div class="card">
+      <Scroll label="Datasets">
+        <table>
+          <caption class="only-readers">Datasets</caption>
+          <thead><tr><th>Name</th><th>State</th><th class="number">Rows</th><th>Splits</th><th class="number">Size</th><th>Format</th><th>Made</th><th><span class="only-readers">Use</span></th></tr></thead>
+          <tbody>{page.data.map((one) => <Line key={one.id} dataset={one} />)}</tbody>
+        </table>
+      </Scroll>
+      <div class="row">
+        {isLater && <a class="button" href="/datasets">The newest</a>}
+        {page.has_more && page.next && <a class="button" href={withQuery("/datasets", { after: page.next })}>Older ones</a>}
+      </div>
+    </div>
+  );
+}
+
+function Line({ dataset }: { dataset: Dataset }) {
+  const splits = Object.entries(dataset.splits);
+  return (
+    <tr>
+      <td><a href={`/datasets/${dataset.id}`}>{dataset.name}</a></td>
+      <td><DatasetState state={dataset.state} />{dataset.problem && <p class="wrong">{whatIsWrong(dataset.problem)}</p>}</td>
+      <td class="number">{dataset.state === "ready" ? count(splits.reduce((sum, [, rows]) => sum + rows, 0)) : "–"}</td>
+      <td class="small">{splits.map(([name, rows]) => `${name} ${count(rows)}`).join(", ")}</td>
+      <td class="number nowrap">{dataset.size_bytes ? bytes(dataset.size_bytes) : "–"}</td>
+      <td>{dataset.format}</td>
+      <td class="nowrap">{ago(dataset.created_at)}</td>
+      <td>{dataset.state === "ready" && <a class="button" href={`/submit?dataset=${dataset.id}`} aria-label={`Train on ${dataset.name}`}>Train</a>}</td>
+    </tr>
+  );
 }

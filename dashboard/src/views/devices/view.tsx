@@ -1,5 +1,115 @@
-import { Empty } from "../../ui/state";
+// The hardware by worker, who has it, and what waits for it.
+import { post } from "../../api/http";
+import { refresh, useLive } from "../../api/live";
+import type { Device, Page, QueuedJob, Worker } from "../../api/types";
+import { ago, bytes, count } from "../../format";
+import { Confirm } from "../../ui/confirm";
+import { Scroll } from "../../ui/scroll";
+import { Empty, Loading, ProblemBox } from "../../ui/state";
+import { tell } from "../../ui/toast";
+import { grouped, type Group } from "./groups";
 
 export default function View() {
-  return <Empty><p>devices/view</p></Empty>;
+  const devices = useLive<Page<Device>>("devices", 2);
+  const workers = useLive<Page<Worker>>("workers", 5);
+  const queue = useLive<Page<QueuedJob>>("queue", 2);
+  const problem = devices.problem ?? workers.problem ?? queue.problem;
+  const all = workers.value?.data ?? [];
+  return (
+    <div class="stack">
+      <h1>Devices</h1>
+      {problem && <ProblemBox problem={problem} />}
+      {!workers.value || !devices.value ? <Loading /> : all.length === 0 && <Empty><p>No worker is there: jobs wait until one starts.</p><code>glasshouse worker</code></Empty>}
+      {all.map((one) => <WorkerCard key={one.id} worker={one} devices={(devices.value?.data ?? []).filter((device) => device.worker === one.id)} />)}
+      <Queue jobs={queue.value?.data ?? null} />
+    </div>
+  );
+}
+
+const WORKER: Record<Worker["state"], readonly [kind: string, words: string]> = {
+  active: ["good", "active"],
+  draining: ["warn", "draining: it takes no new jobs"],
+  lost: ["bad", "lost: it does not answer"],
+};
+
+function WorkerCard({ worker, devices }: { worker: Worker; devices: Device[] }) {
+  const [kind, words] = WORKER[worker.state];
+  const { info } = worker;
+  const drain = async () => {
+    await tell(post(`workers/${encodeURIComponent(worker.id)}/drain`), `${worker.id} takes no more jobs`);
+    refresh("workers");
+    refresh("devices");
+  };
+  return (
+    <section class="card stack" aria-label={`Worker ${worker.id}`}>
+      <div class="spread">
+        <h2>{worker.id} <span class={`badge ${kind}`}>{words}</span></h2>
+        {worker.state === "active" && <Confirm word="Drain" label={`Drain ${worker.id}`} question={`Give ${worker.id} no more jobs? Those that run there go on. It takes jobs again when it is started again.`} act={drain} />}
+      </div>
+      <dl class="facts">
+        <dt>Host</dt><dd>{worker.host}</dd>
+        <dt>Last seen</dt><dd>{worker.last_seen_at ? ago(worker.last_seen_at) : "never"}</dd>
+        <dt>Started</dt><dd>{ago(worker.started_at)}</dd>
+        <dt>Version</dt><dd>{worker.version}{typeof info["torch"] === "string" && `, torch ${info["torch"]}`}{typeof info["python"] === "string" && `, Python ${info["python"]}`}</dd>
+        {typeof info["memory_bytes"] === "number" && <><dt>Memory</dt><dd>{bytes(info["memory_bytes"])}</dd></>}
+      </dl>
+      <DeviceTable devices={devices} />
+    </section>
+  );
+}
+
+function DeviceTable({ devices }: { devices: Device[] }) {
+  return (
+    <Scroll label="Devices">
+      <table>
+        <caption class="only-readers">Devices</caption>
+        <thead><tr><th>Device</th><th>Name</th><th class="number">Memory</th><th>State</th><th>Job</th></tr></thead>
+        <tbody>{grouped(devices).map((group) => <DeviceLine key={group.ids} {...group} />)}</tbody>
+      </table>
+    </Scroll>
+  );
+}
+
+const DEVICE: Record<Device["state"], string> = { free: "good", busy: "busy", unavailable: "bad" };
+
+function DeviceLine({ ids, num, device }: Group) {
+  return (
+    <tr>
+      <td class="mono">{ids}{num > 1 && <span class="muted"> ({num})</span>}</td>
+      <td>{device.name}</td>
+      <td class="number">{bytes(device.memory_bytes)}</td>
+      <td><span class={`badge ${DEVICE[device.state]}`}>{device.state}</span>{device.reason && <span class="wrong"> {device.reason}</span>}</td>
+      <td>{device.job ? <a href={`/jobs/${device.job}`}>{device.job}</a> : device.state === "busy" ? <span class="muted">somebody else’s</span> : "–"}</td>
+    </tr>
+  );
+}
+
+const SHOWN = 200;
+
+function Queue({ jobs }: { jobs: QueuedJob[] | null }) {
+  return (
+    <section class="card" aria-label="Queue">
+      <h2>Queue</h2>
+      {jobs === null ? <Loading /> : jobs.length === 0 ? <p class="muted">No job waits.</p> : (
+        <Scroll label="Queue">
+          <table>
+            <caption class="only-readers">Jobs that wait, in the order in which they start</caption>
+            <thead><tr><th class="number">Before it</th><th>Job</th><th class="number">Priority</th><th>Waits since</th><th>Why</th></tr></thead>
+            <tbody>
+              {jobs.slice(0, SHOWN).map((one) => (
+                <tr key={one.job}>
+                  <td class="number">{count(one.position)}</td>
+                  <td><a href={`/jobs/${one.job}`}>{one.name ?? one.job}</a></td>
+                  <td class="number">{one.priority}</td>
+                  <td class="nowrap">{ago(one.queued_at)}</td>
+                  <td>{one.reason}</td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </Scroll>
+      )}
+      {jobs && jobs.length > SHOWN && <p class="muted">The first {SHOWN} of {count(jobs.length)}.</p>}
+    </section>
+  );
 }

@@ -1,5 +1,103 @@
-import { Empty } from "../../ui/state";
+// What belongs to the service and to whoever uses it: keys, quotas, webhooks, limits, colours.
+import { useLive } from "../../api/live";
+import type { Quotas, Service } from "../../api/types";
+import { bytes, count } from "../../format";
+import { choice, choose, type Choice } from "../../theme";
+import { Scroll } from "../../ui/scroll";
+import { Loading, ProblemBox } from "../../ui/state";
+import { Keys } from "./keys";
+import { Webhooks } from "./webhooks";
 
 export default function View() {
-  return <Empty><p>settings/view</p></Empty>;
+  return (
+    <div class="stack">
+      <h1>Settings</h1>
+      <Keys />
+      <QuotaCard />
+      <Webhooks />
+      <ServiceCard />
+      <Colours />
+    </div>
+  );
+}
+
+const QUOTAS: readonly [name: keyof Quotas["limits"], words: string, write: (value: number) => string][] = [
+  ["queued_jobs", "jobs that wait", count],
+  ["running_jobs", "jobs that run", count],
+  ["devices", "devices", count],
+  ["storage_bytes", "storage", bytes],
+  ["uploads", "uploads at once", count],
+  ["streams", "streams", count],
+  ["requests_per_s", "requests a second", count],
+];
+
+function QuotaCard() {
+  const { value, problem } = useLive<Quotas>("quotas", 5);
+  return (
+    <section class="card" aria-label="Quotas">
+      <h2>Quotas{value && <span class="muted"> of {value.owner}</span>}</h2>
+      {problem && <ProblemBox problem={problem} />}
+      {!value ? !problem && <Loading /> : (
+        <Scroll label="Quotas">
+          <table>
+            <thead><tr><th>What</th><th class="number">Used</th><th class="number">At most</th><th>Set for</th></tr></thead>
+            <tbody>
+              {QUOTAS.map(([name, words, write]) => {
+                const used = (value.used as Record<string, number>)[name];
+                const limit = value.limits[name];
+                return (
+                  <tr key={name}>
+                    <td>{words}</td>
+                    <td class="number">{used === undefined ? "–" : write(used)}</td>
+                    <td class="number">{limit === null ? "no limit" : write(limit)}{used !== undefined && limit !== null && used >= limit && <span class="badge warn"> used up</span>}</td>
+                    <td>{name in value.own ? "this owner" : "everybody"}</td>
+                  </tr>
+                );
+              })}
+            </tbody>
+          </table>
+        </Scroll>
+      )}
+    </section>
+  );
+}
+
+function ServiceCard() {
+  const { value, problem } = useLive<Service>("", Infinity);
+  return (
+    <section class="card stack" aria-label="Service">
+      <h2>Service</h2>
+      {problem && <ProblemBox problem={problem} />}
+      {!value ? !problem && <Loading /> : (
+        <>
+          <dl class="facts">
+            <dt>Version</dt><dd>{value.version}</dd>
+            {Object.entries(value.capabilities).map(([name, what]) => <Fact key={name} name={name} value={Array.isArray(what) ? what.join(", ") : String(what)} />)}
+          </dl>
+          <h3>Limits</h3>
+          <dl class="facts">
+            {Object.entries(value.limits).map(([name, limit]) => <Fact key={name} name={name.replace(/_(bytes|s)$/, "")} value={name.endsWith("_bytes") ? bytes(limit) : `${count(limit)}${name.endsWith("_s") ? " s" : ""}`} />)}
+          </dl>
+          <p><a href="/docs">The API</a> · <a href="/openapi.json">openapi.json</a></p>
+        </>
+      )}
+    </section>
+  );
+}
+
+const Fact = ({ name, value }: { name: string; value: string }) => <><dt>{name.replaceAll("_", " ")}</dt><dd>{value}</dd></>;
+
+const CHOICES: readonly [Choice, string][] = [["system", "As the system"], ["light", "Light"], ["dark", "Dark"]];
+
+function Colours() {
+  return (
+    <section class="card">
+      <fieldset class="plain">
+        <legend>Colours</legend>
+        <div class="row">
+          {CHOICES.map(([value, words]) => <label key={value}><input type="radio" name="colours" checked={choice.value === value} onChange={() => choose(value)} /> {words}</label>)}
+        </div>
+      </fieldset>
+    </section>
+  );
 }

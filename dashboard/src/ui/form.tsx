@@ -1,0 +1,324 @@
+// A form made from a schema: one view of a JSON value. What it does not know it shows as JSON, and keeps.
+import { type ComponentChildren, createContext } from "preact";
+import { useContext, useId, useRef, useState } from "preact/hooks";
+
+import type { FieldProblem } from "../api/http";
+import { readList, readLoose, readNumber, writeList, writeLoose } from "../spec/loose";
+import { getAt, isObject, type Json, type JsonObject, same, under } from "../spec/pointer";
+import { blank, type Field, type Property, variantName, variantOf } from "../spec/schema";
+
+export interface Form {
+  value: Json;
+  /** Undefined takes the value away. */
+  set(pointer: string, value: Json | undefined): void;
+  problems: readonly FieldProblem[];
+  /** A property as the form shall have it: where the catalogue knows more than the schema. */
+  property(owner: Field, property: Property, value: JsonObject): Property & { list?: string | undefined };
+  /** An editor of its own for what lies there; undefined: the one that the schema makes. */
+  instead(field: Field, pointer: string): ComponentChildren | undefined;
+}
+
+export const FormContext = createContext<Form | null>(null);
+
+export function useForm(): Form {
+  const form = useContext(FormContext);
+  if (!form) throw new Error("A field stands outside of a form.");
+  return form;
+}
+
+/** The element of a field, for whoever jumps to it. */
+export const idOf = (pointer: string) => `at${pointer}`;
+
+interface Edited {
+  field: Field;
+  pointer: string;
+  label: string;
+  required?: boolean;
+  /** The id of a datalist with what may be meant. */
+  list?: string | undefined;
+}
+
+export function Edit(props: Edited) {
+  const form = useForm();
+  const own = form.instead(props.field, props.pointer);
+  if (own !== undefined) return <>{own}</>;
+  const { field, pointer } = props;
+  const value = getAt(form.value, pointer);
+  const isUnset = value === undefined || value === null;
+  if (isUnset && !props.required && isNested(field) && (field.nullable || field.kind === "variants")) return <Unset {...props} />;
+  switch (field.kind) {
+    case "group": return <Group {...props} field={field} />;
+    case "list": return <List {...props} field={field} />;
+    case "map": return <Entries {...props} field={field} />;
+    case "variants": return <Variants {...props} field={field} />;
+    case "switch": return field.nullable ? <Choice {...props} options={[true, false]} /> : <Switch {...props} />;
+    case "choice": return isFirm(field, value) ? <Problems at={pointer} /> : <Choice {...props} options={field.options} />;
+    case "plain list": return field.item.kind === "choice" ? <Several {...props} options={field.item.options} /> : <Line {...props} />;
+    default: return <Line {...props} />;
+  }
+}
+
+const isNested = (field: Field) => ["group", "list", "map", "variants"].includes(field.kind);
+const isFirm = (field: Field, value: Json | undefined) =>
+  field.kind === "choice" && field.options.length === 1 && (value === undefined ? field.fallback !== undefined : same(value, field.options[0]));
+
+/** What the service says about a field; `deep`: and about all in it that has no field of its own. */
+export function Problems({ at, deep = false, id }: { at: string; deep?: boolean; id?: string }) {
+  const found = problemsAt(useForm().problems, at, deep);
+  if (!found.length) return null;
+  return <p class="wrong" id={id}>{found.map((one) => one.detail).join(" ")}</p>;
+}
+
+function problemsAt(problems: readonly FieldProblem[], at: string, deep: boolean): FieldProblem[] {
+  return problems.filter((one) => one.pointer === at || (deep && one.pointer.startsWith(`${at}/`)));
+}
+
+/** An input with its label, its help while it has the focus, and what is wrong with it. */
+function Entry({ field, pointer, label, required, input }: Edited & { input: (attributes: object) => ComponentChildren }) {
+  const id = useId();
+  const wrong = problemsAt(useForm().problems, pointer, true).length > 0;
+  const described = [field.help && `${id}-help`, wrong && `${id}-wrong`].filter(Boolean).join(" ");
+  const attributes = { "aria-invalid": wrong || undefined, "aria-describedby": described || undefined };
+  return (
+    <div class="entry" id={idOf(pointer)}>
+      <label class="field"><span>{label}{required && <abbr title="required"> *</abbr>}</span>{input(attributes)}</label>
+      {field.help && <small class="help" id={`${id}-help`}>{field.help}</small>}
+      <Problems at={pointer} deep id={`${id}-wrong`} />
+    </div>
+  );
+}
+
+type Writing = { read(text: string): Json | undefined; write(value: Json | undefined): string };
+const WRITINGS: Record<string, Writing> = {
+  text: { read: (text) => text || undefined, write: (value) => (typeof value === "string" ? value : writeLoose(value)) },
+  integer: { read: readNumber, write: writeLoose },
+  number: { read: readNumber, write: writeLoose },
+  json: { read: readLoose, write: writeLoose },
+};
+
+function writingOf(field: Field): Writing {
+  if (field.kind !== "plain list") return WRITINGS[field.kind] ?? WRITINGS["json"]!;
+  const isNumeric = field.item.kind !== "text";
+  return { read: (text) => readList(text, isNumeric), write: writeList };
+}
+
+/** Null says what leaving it out says, unless leaving it out says something else. */
+const isLeftOut = (field: Field, value: Json | undefined) => value === null && field.nullable && (field.fallback ?? null) === null;
+
+function Line(props: Edited) {
+  const form = useForm();
+  const { field, pointer, list } = props;
+  const value = getAt(form.value, pointer);
+  const { read, write } = writingOf(field);
+  const [draft, setDraft] = useState<string | null>(null);
+  // While it says the same as the value, what was typed stays as it was typed: "0.0" on its way to "0.01".
+  const shown = draft !== null && same(read(draft), value) ? draft : isLeftOut(field, value) ? "" : write(value);
+  const type = (text: string) => {
+    setDraft(text);
+    form.set(pointer, read(text));
+  };
+  const hint = field.fallback === undefined || field.fallback === null ? undefined : write(field.fallback);
+  return (
+    <Entry {...props} input={(attributes) => (
+      <input {...attributes} value={shown} list={list} placeholder={hint} autocomplete="off" spellcheck={false}
+        inputMode={field.kind === "integer" ? "numeric" : undefined}
+        onInput={(event) => type(event.currentTarget.value)} onBlur={() => setDraft(null)} />
+    )} />
+  );
+}
+
+function Switch(props: Edited) {
+  const form = useForm();
+  const { field, pointer, label } = props;
+  const value = getAt(form.value, pointer) ?? field.fallback ?? false;
+  const id = useId();
+  return (
+    <div class="entry check" id={idOf(pointer)}>
+      <label><input type="checkbox" checked={value === true} aria-describedby={field.help ? id : undefined}
+        onChange={(event) => form.set(pointer, event.currentTarget.checked === field.fallback ? undefined : event.currentTarget.checked)} /> {label}</label>
+      {field.help && <small class="help" id={id}>{field.help}</small>}
+      <Problems at={pointer} deep />
+    </div>
+  );
+}
+
+export function Choice({ options, ...props }: Edited & { options: Json[] }) {
+  const form = useForm();
+  const { field, pointer } = props;
+  const value = getAt(form.value, pointer);
+  const at = options.findIndex((one) => same(one, value));
+  const isOther = at < 0 && value !== undefined && value !== null;
+  const choose = (index: string) => form.set(pointer, index === "" ? undefined : options[+index]);
+  return (
+    <Entry {...props} input={(attributes) => (
+      <select {...attributes} value={isOther ? "other" : at < 0 ? "" : at} onChange={(event) => choose(event.currentTarget.value)}>
+        {(!props.required || at < 0) && <option value="">{field.fallback === undefined || field.fallback === null ? "–" : `as usual: ${writeLoose(field.fallback)}`}</option>}
+        {isOther && <option value="other">{writeLoose(value)}</option>}
+        {options.map((one, index) => <option key={index} value={index}>{writeLoose(one)}</option>)}
+      </select>
+    )} />
+  );
+}
+
+function Several({ field, pointer, label, options }: Edited & { options: Json[] }) {
+  const form = useForm();
+  const given = getAt(form.value, pointer);
+  const chosen = Array.isArray(given) ? given : Array.isArray(field.fallback) ? field.fallback : [];
+  const has = (one: Json) => chosen.some((other) => same(one, other));
+  const turn = (one: Json) => form.set(pointer, options.filter((other) => has(other) !== same(one, other)));
+  return (
+    <fieldset class="plain" id={idOf(pointer)}>
+      <legend>{label}</legend>
+      <div class="row">
+        {options.map((one) => <label key={String(one)}><input type="checkbox" checked={has(one)} onChange={() => turn(one)} /> {String(one)}</label>)}
+      </div>
+      <Problems at={pointer} deep />
+    </fieldset>
+  );
+}
+
+function Unset({ field, pointer, label }: Edited) {
+  const form = useForm();
+  return (
+    <div class="entry" id={idOf(pointer)}>
+      <button type="button" class="plain" title={field.help} onClick={() => form.set(pointer, blank(field))}>+ {label}</button>
+      <Problems at={pointer} deep />
+    </div>
+  );
+}
+
+type Of<Kind extends Field["kind"]> = Omit<Edited, "field"> & { field: Extract<Field, { kind: Kind }> };
+
+/** A frame around what belongs together; what may be left out can be taken away. */
+function Frame({ pointer, label, field, required, children }: Edited & { children: ComponentChildren }) {
+  const form = useForm();
+  const isOptional = !required && getAt(form.value, pointer) !== undefined;
+  return (
+    <fieldset id={idOf(pointer)} class="frame">
+      <legend>{label}{isOptional && <button type="button" class="plain" aria-label={`Remove ${label}`} title="Remove" onClick={() => form.set(pointer, undefined)}>×</button>}</legend>
+      {field.kind === "group" && field.help && <p class="muted small">{field.help.split("\n\n")[0]}</p>}
+      <Problems at={pointer} />
+      {children}
+    </fieldset>
+  );
+}
+
+function Group({ field, pointer, ...props }: Of<"group">) {
+  return <Frame {...props} field={field} pointer={pointer}><Properties field={field} pointer={pointer} /></Frame>;
+}
+
+const FIRST = 4;
+const EAGER: Record<string, readonly string[]> = {
+  Data: ["train", "validation", "fields", "batch_size", "shuffle"],
+  Probe: ["layers", "kinds", "every", "want"],
+  Checkpoint: ["every_epochs", "every_steps", "keep_last"],
+};
+
+/** The properties of a group: those that matter, and the others behind a word. */
+export function Properties({ field, pointer, only }: { field: Extract<Field, { kind: "group" }>; pointer: string; only?: (name: string) => boolean }) {
+  const form = useForm();
+  const value = objectAt(form.value, pointer);
+  const properties = field.properties.filter((one) => !only || only(one.name)).map((one) => form.property(field, one, value));
+  const unknown = Object.keys(value).filter((name) => (!only || only(name)) && !field.properties.some((one) => one.name === name));
+  const shown = useRef(new Set<string>()); // what was shown stays where it is, also when it is emptied
+  const eager = EAGER[field.title];
+  properties.forEach((one, at) => {
+    const matters = only || one.required || one.name in value || properties.length <= FIRST + 2 || (eager ? eager.includes(one.name) : at < FIRST);
+    if (matters || problemsAt(form.problems, under(pointer, one.name), true).length) shown.current.add(one.name);
+  });
+  const row = (one: Property & { list?: string | undefined }) => <Edit key={one.name} {...one} label={one.name} pointer={under(pointer, one.name)} />;
+  const others = properties.filter((one) => !shown.current.has(one.name));
+  return (
+    <>
+      <div class="fields">
+        {properties.filter((one) => shown.current.has(one.name)).map(row)}
+        {unknown.map((name) => <Unknown key={name} pointer={under(pointer, name)} name={name} />)}
+      </div>
+      {others.length > 0 && <details class="more"><summary>{others.length} more</summary><div class="fields">{others.map(row)}</div></details>}
+    </>
+  );
+}
+
+function objectAt(whole: Json, pointer: string): JsonObject {
+  const value = getAt(whole, pointer);
+  return isObject(value) ? value : {};
+}
+
+const ANYTHING: Field = { kind: "json", title: "", help: "", nullable: true, fallback: undefined };
+
+function Unknown({ pointer, name }: { pointer: string; name: string }) {
+  const form = useForm();
+  return (
+    <div class="row unknown">
+      <Line field={ANYTHING} pointer={pointer} label={`${name} (not known here)`} />
+      <button type="button" class="plain" aria-label={`Remove ${name}`} onClick={() => form.set(pointer, undefined)}>×</button>
+    </div>
+  );
+}
+
+function List({ field, pointer, label, ...props }: Of<"list">) {
+  const form = useForm();
+  const items = getAt(form.value, pointer);
+  const all = Array.isArray(items) ? items : [];
+  const one = label.endsWith("ss") ? label : label.replace(/s$/, "");
+  return (
+    <Frame {...props} field={field} pointer={pointer} label={label}>
+      {all.map((_, at) => <Edit key={at} field={field.item} pointer={under(pointer, at)} label={`${one} ${at + 1}`} />)}
+      <button type="button" onClick={() => form.set(pointer, [...all, blank(field.item)])}>Add {one}</button>
+    </Frame>
+  );
+}
+
+function Entries({ field, pointer, label, ...props }: Of<"map">) {
+  const form = useForm();
+  const value = objectAt(form.value, pointer);
+  const names = Object.keys(value);
+  const rename = (old: string, name: string) => {
+    if (name && !(name in value)) form.set(pointer, Object.fromEntries(Object.entries(value).map(([key, one]) => [key === old ? name : key, one])));
+  };
+  const add = () => form.set(pointer, { ...value, [free(names)]: blank(field.item) });
+  return (
+    <Frame {...props} field={field} pointer={pointer} label={label}>
+      {names.map((name) => (
+        <div class="pair" key={name}>
+          <label class="field"><span>name</span><input value={name} autocomplete="off" onChange={(event) => rename(name, event.currentTarget.value.trim())} /></label>
+          <Edit field={field.item} pointer={under(pointer, name)} label={name} required={!isNested(field.item)} />
+          {!isNested(field.item) && <button type="button" class="plain" aria-label={`Remove ${name}`} onClick={() => form.set(under(pointer, name), undefined)}>×</button>}
+        </div>
+      ))}
+      <button type="button" onClick={add}>Add to {label}</button>
+    </Frame>
+  );
+}
+
+function free(names: string[]): string {
+  for (let at = names.length + 1; ; at += 1) if (!names.includes(`name${at}`)) return `name${at}`;
+}
+
+function Variants({ field, pointer, label, required }: Of<"variants">) {
+  const form = useForm();
+  const value = getAt(form.value, pointer);
+  const at = variantOf(field.variants, value);
+  const chosen = field.variants[at]!;
+  const choose = (index: number) => form.set(pointer, index < 0 ? undefined : turned(field.variants[index]!, value));
+  const id = useId();
+  return (
+    <div class="variants" id={idOf(pointer)}>
+      <label for={id}>{label}</label>
+      <select id={id} value={at} onChange={(event) => choose(+event.currentTarget.value)}>
+        {!required && <option value={-1}>–</option>}
+        {field.variants.map((one, index) => <option key={index} value={index}>{variantName(one)}</option>)}
+      </select>
+      <Edit field={chosen} pointer={pointer} label={label} required />
+    </div>
+  );
+}
+
+/** As much of a value as the other variant can take. */
+function turned(to: Field, value: Json | undefined): Json {
+  if ((to.kind === "list" || to.kind === "plain list") && isObject(value)) return [value];
+  const one = Array.isArray(value) ? value[0] : value;
+  if (to.kind !== "group" || !isObject(one)) return blank(to);
+  const kept = Object.entries(one).filter(([name]) => name !== "type" && to.properties.some((property) => property.name === name));
+  return { ...(blank(to) as JsonObject), ...Object.fromEntries(kept) };
+}

@@ -1,0 +1,6 @@
+// A table that may be wider than the screen: it scrolls by itself, with the arrow keys too.
+import type { ComponentChildren } from "preact";
+
+export function Scroll({ label, children }: { label: string; children: ComponentChildren }) {
+  return <div class="table" role="group" aria-label={label} tabIndex={0}>{children}</div>;
+}

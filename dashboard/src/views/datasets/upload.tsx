@@ -1,0 +1,114 @@
+// A file on its way to the service: its format, how much of it has arrived, what was wrong.
+import { useRef, useState } from "preact/hooks";
+
+import { refresh, useLive } from "../../api/live";
+import { BASE, post, Problem, withQuery } from "../../api/http";
+import type { Dataset, Service } from "../../api/types";
+import { bytes, percent } from "../../format";
+import { ProblemBox } from "../../ui/state";
+import { say, tell } from "../../ui/toast";
+
+interface Sending { name: string; sent: number; size: number; stop(): void }
+
+export function Upload() {
+  const service = useLive<Service>("", Infinity).value;
+  const formats = (service?.capabilities["dataset_formats"] ?? []) as string[];
+  const [file, setFile] = useState<File | null>(null);
+  const [format, setFormat] = useState("");
+  const [resize, setResize] = useState("");
+  const [sending, setSending] = useState<Sending | null>(null);
+  const [problem, setProblem] = useState<Problem | null>(null);
+  const input = useRef<HTMLInputElement>(null);
+  const recognised = file ? formatOf(file.name, formats) : "";
+  const wanted = format || recognised;
+  const submit = async (event: Event) => {
+    event.preventDefault();
+    if (!file) return;
+    setProblem(null);
+    const path = withQuery("datasets", { name: file.name, format: wanted, resize: wanted === "images.zip" ? resize : null });
+    try {
+      const dataset = await send(path, file, (sent, stop) => setSending({ name: file.name, sent, size: file.size, stop }));
+      say(`${dataset.name} has arrived`);
+      setFile(null);
+      if (input.current) input.current.value = "";
+    } catch (error) {
+      setProblem(error as Problem);
+    }
+    setSending(null);
+    refresh("datasets");
+  };
+  return (
+    <section class="card stack" aria-label="Add a dataset">
+      <h2>Add a dataset</h2>
+      <form class="row" style={{ alignItems: "end" }} onSubmit={submit}>
+        <label class="field"><span>File</span><input ref={input} type="file" required onChange={(event) => setFile(event.currentTarget.files?.[0] ?? null)} /></label>
+        <label class="field">
+          <span>Format</span>
+          <select value={format} onChange={(event) => setFormat(event.currentTarget.value)}>
+            <option value="">{recognised ? `as its name says: ${recognised}` : "as its name says"}</option>
+            {formats.map((one) => <option key={one} value={one}>{one}</option>)}
+          </select>
+        </label>
+        {wanted === "images.zip" && <label class="field"><span>Height x width (where sizes differ)</span><input value={resize} placeholder="32x32" pattern="[0-9]+x[0-9]+" onInput={(event) => setResize(event.currentTarget.value)} /></label>}
+        <button class="primary" disabled={!file || sending !== null || (file !== null && !wanted)}>Upload</button>
+        <Builtins service={service} />
+      </form>
+      {file && !wanted && <p class="wrong">The name does not say the format: choose one.</p>}
+      {sending && <Arriving {...sending} />}
+      {problem && <ProblemBox problem={problem} />}
+    </section>
+  );
+}
+
+function Builtins({ service }: { service: Service | null }) {
+  const names = (service?.capabilities["builtin_datasets"] ?? []) as string[];
+  const make = async (builtin: string) => {
+    await tell(post<Dataset>("datasets", { builtin }), `The built-in ${builtin} are being made`);
+    refresh("datasets");
+  };
+  return <>{names.map((name) => <button type="button" key={name} onClick={() => make(name)}>Add the built-in {name}</button>)}</>;
+}
+
+function Arriving({ name, sent, size, stop }: Sending) {
+  const part = size ? sent / size : 0;
+  return (
+    <div class="row">
+      <progress class="grow" max={1} value={part} aria-label={`${name}, sent`} />
+      <span class="number">{bytes(sent)} of {bytes(size)}, {percent(part)}</span>
+      <button type="button" onClick={stop}>Stop</button>
+    </div>
+  );
+}
+
+/** The longest format that the name ends with: "mnist.json.gz" before "gz". */
+export function formatOf(name: string, formats: string[]): string {
+  const lower = name.toLowerCase();
+  const known = lower.endsWith(".txt") ? "text" : lower.endsWith(".pq") ? "parquet" : "";
+  const fitting = formats.filter((one) => lower.endsWith(`.${one}`)).sort((a, b) => b.length - a.length);
+  return fitting[0] ?? (lower.endsWith(".zip") && formats.includes("images.zip") ? "images.zip" : formats.includes(known) ? known : "");
+}
+
+/** fetch does not say how much it has sent; this does. The browser reads the file piece by piece. */
+function send(path: string, file: File, progress: (sent: number, stop: () => void) => void): Promise<Dataset> {
+  return new Promise((resolve, reject) => {
+    const request = new XMLHttpRequest();
+    const stop = () => request.abort();
+    request.open("POST", `${BASE}/${path}`);
+    request.setRequestHeader("Content-Type", "application/octet-stream");
+    request.upload.onprogress = (event) => progress(event.loaded, stop);
+    request.onload = () => (request.status === 201 ? resolve(JSON.parse(request.responseText) as Dataset) : reject(problemOf(request)));
+    request.onerror = () => reject(new Problem(0, "unreachable", "The connection broke before the file had arrived."));
+    request.onabort = () => reject(new Problem(0, "stopped", "The upload was stopped; nothing is kept of it."));
+    progress(0, stop);
+    request.send(file);
+  });
+}
+
+function problemOf({ status, responseText }: XMLHttpRequest): Problem {
+  try {
+    const told = JSON.parse(responseText) as { code: string; detail: string; hint?: string; errors?: Problem["errors"]; type?: string };
+    return new Problem(status, told.code, told.detail, told.hint ?? null, told.errors ?? [], told.type ?? null);
+  } catch {
+    return new Problem(status, "unknown", `The service answered ${status}.`);
+  }
+}
