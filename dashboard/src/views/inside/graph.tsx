@@ -117,7 +117,7 @@ function Canvas({ drawing, onOpen }: { drawing: Drawing; onOpen: (id: string) =>
   };
   return (
     <div class="graph" ref={host} onKeyDown={onKey} onScroll={(event) => event.currentTarget.scrollTo(0, 0)}>
-      <svg role="group" aria-label={`Graph of ${drawing.nodes.length} boxes, the inputs at the top`} tabIndex={0} {...drag}>
+      <svg role="group" aria-label={`Graph of ${drawing.nodes.length} boxes, the inputs at the top`} tabindex={0} {...drag}>
         <g transform={`translate(${now.x} ${now.y}) scale(${now.scale})`}>
           <g aria-hidden="true">{drawing.edges.map(([from, to], n) => <path key={`${from} ${to}`} class="edge" d={curve(placed.routes[n]!)} />)}</g>
           {drawing.nodes.map((node, n) => (
@@ -139,13 +139,14 @@ function BoxOf({ node, x, y, onAct, onEnter, onFocus }: { node: Node; x: number;
   const sign = node.level === "field" ? "▽" : SIGNS[node.level][0];
   const acts = node.group || node.href;
   return (
-    <g class={`box ${node.level}`} data-box={node.key} transform={`translate(${left} ${top})`} role={acts ? (node.group ? "button" : "link") : "img"} aria-label={node.title}
-      tabIndex={acts ? 0 : undefined} onClick={onAct} onFocus={onFocus} onKeyDown={(event) => event.key === "Enter" && onEnter()}>
-      <title>{node.title}</title>
+    <g class={`box ${node.level}`} data-box={node.key} transform={`translate(${left} ${top})`} onClick={onAct}>
       {node.group && <rect x={5} y={5} width={BOX.width} height={BOX.height} rx={6} />}
-      <rect width={BOX.width} height={BOX.height} rx={6} />
-      <text x={10} y={19}>{sign} {cut(node.lines[0], 20)}</text>
-      <text class="small" x={10} y={36}>{cut(node.lines[1], 27)}</text>
+      <rect width={BOX.width} height={BOX.height} rx={6} role={acts ? (node.group ? "button" : "link") : "img"} aria-label={node.title} tabindex={acts ? 0 : undefined}
+        onFocus={onFocus} onKeyDown={(event) => event.key === "Enter" && onEnter()}>
+        <title>{node.title}</title>
+      </rect>
+      <text aria-hidden="true" x={10} y={19}>{sign} {cut(node.lines[0], 20)}</text>
+      <text aria-hidden="true" class="small" x={10} y={36}>{cut(node.lines[1], 27)}</text>
     </g>
   );
 }

@@ -51,7 +51,7 @@ export function LayerTable({ job, rows, lines, measure, canWatch, tools }: Props
         <span class="muted" role="status">{shown.length === rows.length ? `${count(rows.length)} layers` : `${count(shown.length)} of ${count(rows.length)} layers`}</span>
       </div>
       <Window rows={shown} head={<Head column={column} down={down} onSort={sortBy} measure={measure} />}>
-        {(row) => <Cells key={row.name} job={job} row={row} lines={lines} measure={measure} canWatch={canWatch} />}
+        {(row, key) => <Cells key={key} job={job} row={row} lines={lines} measure={measure} canWatch={canWatch} />}
       </Window>
     </div>
   );
@@ -77,12 +77,13 @@ function Head({ column, down, onSort, measure }: { column: Column; down: boolean
 }
 
 /** A table of rows of one height, in a box that scrolls. */
-function Window({ rows, head, children }: { rows: readonly Row[]; head: ComponentChildren; children: (row: Row) => ComponentChildren }) {
+function Window({ rows, head, children }: { rows: readonly Row[]; head: ComponentChildren; children: (row: Row, key: number) => ComponentChildren }) {
   const box = useRef<HTMLDivElement>(null);
   const [first, setFirst] = useState(0);
   const height = Math.min(rows.length * ROW + 60, Math.max(300, innerHeight * 0.68));
+  const most = Math.ceil(height / ROW) + 2 * SPARE; // elements: each is used again for the row that comes in as it goes out
   const from = Math.max(0, Math.min(first, rows.length - 1) - SPARE);
-  const to = Math.min(rows.length, first + Math.ceil(height / ROW) + SPARE);
+  const to = Math.min(rows.length, from + most);
   const onScroll = () => {
     const now = Math.floor((box.current?.scrollTop ?? 0) / ROW);
     if (Math.abs(now - first) >= SPARE / 2 || now === 0) setFirst(now);
@@ -93,7 +94,7 @@ function Window({ rows, head, children }: { rows: readonly Row[]; head: Componen
         <thead>{head}</thead>
         <tbody>
           {from > 0 && <tr aria-hidden="true" style={{ height: `${from * ROW}px` }} />}
-          {rows.slice(from, to).map(children)}
+          {rows.slice(from, to).map((row, n) => children(row, (from + n) % most))}
           {to < rows.length && <tr aria-hidden="true" style={{ height: `${(rows.length - to) * ROW}px` }} />}
         </tbody>
       </table>

@@ -1,0 +1,450 @@
+"""The inside of a job: what the page shows of its layers is what the API says of them."""
+
+import math
+import re
+from typing import Any, Final
+
+import httpx2
+import numpy as np
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+import glasshouse as gh
+from tests.acceptance.houses import House
+from tests.acceptance.specs import lasting, small
+from tests.page.browser import Screenshot, Witness, drawn
+
+CONV: Final[list[dict[str, Any]]] = [
+    {"name": "conv1", "type": "Conv2d", "args": {"out_channels": 8, "kernel_size": 3}},
+    {"name": "relu1", "type": "ReLU"},
+    {"name": "conv2", "type": "Conv2d", "args": {"out_channels": 8, "kernel_size": 1}},
+    {"name": "sum", "type": "add", "inputs": ["relu1", "conv2"]},
+    {"name": "flat", "type": "Flatten"},
+    {"name": "fc", "type": "Linear", "args": {"out_features": 10}},
+]
+NAMES = [layer["name"] for layer in CONV]
+WATCHED = ["output", "output_grad", "param", "param_grad", "update"]
+NUM_BLOCKS = 10
+PER_BLOCK = 100
+
+
+@pytest.fixture(scope="module")
+def seen(client: gh.Client, digits: str) -> gh.Job:
+    """A job of which everything was watched, and some was kept; nobody looked at ``sum``."""
+    layers = ["conv*", "relu1", "flat", "fc*"]
+    figures: dict[str, Any] = {"layers": layers, "kinds": WATCHED, "every": 5}
+    figures |= {"want": ["stats", "histogram"], "max_overhead": None}
+    kept = {"layers": ["conv1", "loss.rows"], "kinds": ["output"], "every": 10, "want": ["full"]}
+    spec = small(digits, name="seen", network={"layers": CONV}, stop={"steps": 31})
+    job = client.jobs.create(spec | {"probes": [figures, kept | {"max_overhead": None}]})
+    return job.wait(timeout=120)
+
+
+@pytest.fixture(scope="module")
+def broken(client: gh.Client, digits: str) -> gh.Job:
+    """A job whose numbers end as NaN, and that nobody stopped."""
+    probe: dict[str, Any] = {"layers": ["*"], "kinds": ["output", "param"], "every": 1}
+    probe |= {"want": ["stats", "full"], "max_overhead": None}
+    network = {"layers": CONV}
+    spec = small(digits, name="broken", network=network, stop={"steps": 6}, probes=[probe])
+    spec["optimizer"] = {"type": "SGD", "args": {"lr": 1e18}}
+    return client.jobs.create(spec).wait(timeout=120)
+
+
+@pytest.fixture(scope="module")
+def deep(client: gh.Client, digits: str) -> gh.Job:
+    """A job with a thousand layers and a few."""
+    layers: list[dict[str, Any]] = [
+        {"name": "flat", "type": "Flatten"},
+        {"name": "stem", "type": "Linear", "args": {"out_features": 4}},
+    ]
+    for number in range(NUM_BLOCKS * PER_BLOCK):
+        kind = "Linear" if number % 10 == 0 else "ReLU" if number % 10 == 5 else "Identity"
+        layer = {"name": f"block{number // PER_BLOCK}_{kind.lower()}{number}", "type": kind}
+        layers.append(layer | ({"args": {"out_features": 4}} if kind == "Linear" else {}))
+    layers.append({"name": "fc", "type": "Linear", "args": {"out_features": 10}})
+    probe = {"layers": ["*"], "kinds": ["output", "param", "param_grad"], "at": [0, 2]}
+    spec = small(digits, name="deep", network={"layers": layers}, stop={"steps": 3})
+    return client.jobs.create(spec | {"probes": [probe]}).wait(timeout=300)
+
+
+def inside(page: Page, job: gh.Job, query: str = "") -> None:
+    page.goto(f"/jobs/{job.id}/inside{query}")
+
+
+def cell(page: Page, layer: str, column: str) -> Locator:
+    return page.locator(f"tr[data-layer={layer}] td[data-of={column}]")
+
+
+def shown(place: Locator) -> float | None:
+    text = place.get_attribute("data-value")
+    return float(text) if text else None
+
+
+def layers_of(http: httpx2.Client, job: gh.Job) -> dict[str, dict[str, Any]]:
+    return {layer["name"]: layer for layer in http.get(f"/jobs/{job.id}/layers").json()["data"]}
+
+
+def norm(layer: dict[str, Any], kind: str) -> float | None:
+    """Of all parameters together."""
+    found = [kinds[kind]["l2"] for kinds in layer["tensors"].values() if kind in kinds]
+    return math.hypot(*found) if found else None
+
+
+def test_the_table_shows_the_figures_of_every_layer(page: Page, seen: gh.Job, http: httpx2.Client):
+    inside(page, seen)
+    expect(page.locator("tr.layer-row")).to_have_count(len(CONV))
+    for name, layer in layers_of(http, seen).items():
+        output = layer["stats"].get("output", {})
+        for column in ("mean", "std", "zeros"):
+            assert shown(cell(page, name, column)) == output.get(column), (name, column)
+        assert shown(cell(page, name, "parameters")) == layer["parameters"]
+        pairs = {
+            column: norm(layer, kind)
+            for column, kind in (("grad", "param_grad"), ("weight", "param"))
+        }
+        pairs["nan"] = 0 if layer["stats"] else None
+        update = norm(layer, "update")
+        ratio = None if update is None else math.log10(update / (norm(layer, "param") or 1))
+        for column, value in (pairs | {"ratio": ratio}).items():
+            assert shown(cell(page, name, column)) == (value and pytest.approx(value)), (
+                name,
+                column,
+            )
+    row = page.locator("tr[data-layer=sum]")
+    expect(row).to_contain_text("not watched")
+    expect(row).to_contain_text("nobody watched")
+
+
+def test_a_step_of_the_past_is_shown_as_it_was(page: Page, seen: gh.Job, http: httpx2.Client):
+    inside(page, seen, "?step=10")
+    where = "layer=conv1&kind=output&stat=mean,std&from_step=10&to_step=10"
+    (series,) = http.get(f"/jobs/{seen.id}/stats?{where}").json()["data"]
+    expect(cell(page, "conv1", "mean")).to_have_attribute("data-value", re.compile("."))
+    assert shown(cell(page, "conv1", "mean")) == series["values"]["mean"][0]
+    assert shown(cell(page, "conv1", "std")) == series["values"]["std"][0]
+    page.get_by_role("button", name="Later step").click()
+    expect(page).to_have_url(re.compile("step=15"))
+    page.get_by_role("button", name="Newest").click()
+    newest = layers_of(http, seen)["conv1"]["stats"]["output"]["mean"]
+    expect(cell(page, "conv1", "mean")).to_have_attribute("data-value", str(newest))
+
+
+def test_layers_are_sorted_and_filtered_and_the_link_says_so(
+    page: Page, seen: gh.Job, http: httpx2.Client
+):
+    inside(page, seen)
+    page.get_by_role("button", name="Std").click()
+    layers = layers_of(http, seen)
+    watched = {name: one["stats"]["output"]["std"] for name, one in layers.items() if one["stats"]}
+    order = [*sorted(watched, key=lambda name: -watched[name]), "sum"]
+    expect(page.locator("tr.layer-row th")).to_have_text(order)
+    page.get_by_label("Layers (name or glob)").fill("conv[12], fc")
+    chosen = [name for name in order if name in ("conv1", "conv2", "fc")]
+    expect(page.locator("tr.layer-row th")).to_have_text(chosen)
+    page.reload()
+    expect(page.locator("tr.layer-row th")).to_have_text(chosen)
+    expect(page.get_by_role("columnheader", name="Std")).to_have_attribute(
+        "aria-sort", "descending"
+    )
+
+
+def test_a_light_tells_its_rules_with_their_numbers_on_focus(page: Page, seen: gh.Job):
+    inside(page, seen)
+    light = page.locator("tr[data-layer=fc] button.light")
+    light.focus()
+    told = page.get_by_role("tooltip")
+    expect(told).to_contain_text(re.compile(r"Gradient.*norm is [\d.]+"))
+    expect(told).to_contain_text(re.compile(r"Update to weight.*by [\d.]+ of their norm"))
+    page.keyboard.press("Escape")
+    expect(told).to_have_count(0)
+    page.locator("tr[data-layer=sum] button.light").hover()
+    expect(told).to_contain_text("Silent outputs: not watched; it wants output")
+
+
+def test_a_layer_that_went_nan_says_how_many_and_its_light_is_bad(
+    page: Page, broken: gh.Job, http: httpx2.Client
+):
+    inside(page, broken, "?sort=-nan")
+    layer = layers_of(http, broken)["fc"]
+    tensors = [layer["stats"], *layer["tensors"].values()]
+    count = sum(int(kind["nan"]) for kinds in tensors for kind in kinds.values())
+    assert count > 0
+    expect(cell(page, "fc", "nan")).to_have_attribute("data-value", str(count))
+    expect(cell(page, "fc", "nan")).to_contain_text("✕")
+    light = page.locator("tr[data-layer=fc] button.light")
+    expect(light).to_have_text(re.compile("✕ bad"))
+    light.hover()
+    expect(page.get_by_role("tooltip")).to_contain_text(re.compile(r"output of fc has \d+ NaN"))
+
+
+def test_nan_of_a_kept_tensor_is_counted_and_hatched(page: Page, broken: gh.Job):
+    page.goto(f"/jobs/{broken.id}/layers/fc?view=tensor&kind=output&values=1")
+    number = 100 * 10
+    expect(page.locator("[data-of=nan]")).to_have_text(re.compile(f"{number:,} NaN"))
+    expect(page.get_by_role("region", name="Values").locator("td").first).to_have_text("✕ NaN")
+    assert {(255, 0, 255), (0, 0, 0)} <= colours(
+        page.get_by_role("img", name=re.compile("picture"))
+    )
+
+
+def colours(canvas: Locator) -> set[tuple[int, int, int]]:
+    """Those of a canvas that was drawn."""
+    script = """(it) => {
+      const {data} = it.getContext('2d').getImageData(0, 0, it.width, it.height);
+      const found = new Set(); for (let n = 0; n < data.length; n += 4)
+        if (data[n + 3] === 255) found.add((data[n] << 16) | (data[n + 1] << 8) | data[n + 2]);
+      return [...found]; }"""
+    found: list[int] = canvas.evaluate(script)
+    return {(one >> 16, one >> 8 & 255, one & 255) for one in found}
+
+
+def test_histograms_are_drawn_and_their_counts_are_the_api_s(
+    page: Page, seen: gh.Job, http: httpx2.Client
+):
+    page.goto(f"/jobs/{seen.id}/layers/conv1?kind=output&view=histogram&step=15")
+    for name in ("Heat map", "Ridges"):
+        chart = page.get_by_role("img", name=re.compile(f"^{name}. output of conv1 at 7 steps"))
+        expect(chart).to_be_visible()
+        drawn(page)
+        assert len(colours(chart)) > 10, name
+    page.get_by_role("button", name="Table").click()
+    where = "layer=conv1&kind=output&stat=histogram&bins=64&max_points=100"
+    (told,) = http.get(f"/jobs/{seen.id}/stats?{where}").json()["data"]
+    counts = told["counts"][told["step"].index(15)]
+    cells = page.locator("table[data-step='15'] td[data-of=count]")
+    expect(cells).to_have_count(len(counts))
+    assert [int(one.get_attribute("data-value") or "") for one in cells.all()] == counts
+    assert sum(counts) == 100 * 8 * 6 * 6
+
+
+def test_feature_maps_are_the_values_that_were_kept(page: Page, seen: gh.Job, http: httpx2.Client):
+    page.goto(f"/jobs/{seen.id}/layers/conv1?kind=output&view=tensor&step=20")
+    page.get_by_label("Example (of 100)").fill("3")
+    picture = page.get_by_role("img", name=re.compile("step 20: 8 pictures of 6 by 6"))
+    expect(picture).to_be_visible()
+    rows = http.get(f"/jobs/{seen.id}/layers/loss.rows/output?step=20").json()["values"]
+    expect(page.locator("[data-of=row]")).to_have_text(f"is row {rows[3]:,} of its split")
+    drawn(page)
+    assert len(colours(picture)) > 20
+    path = f"/jobs/{seen.id}/layers/conv1/output"
+    values = np.array(http.get(f"{path}?step=20&slice=3,0").json()["values"])
+    for row, column in ((0, 0), (2, 5)):
+        picture.hover(position={"x": column * 28 + 14, "y": row * 28 + 14})
+        expect(page.locator(".told").last).to_contain_text(f"[3, 0, {row}, {column}] is")
+        text = (
+            page.locator(".told").last.inner_text().split(" is ")[1].replace("\N{MINUS SIGN}", "-")
+        )
+        assert float(text) == pytest.approx(values[row, column], rel=1e-4)
+    with page.expect_download() as started:
+        page.get_by_role("link", name="npy").click()
+    kept = np.load(started.value.path(), allow_pickle=False)
+    assert (kept.shape, started.value.suggested_filename) == ((100, 8, 6, 6), "conv1-output-20.npy")
+    np.testing.assert_allclose(kept[3, 0], values, rtol=1e-6)
+
+
+def test_the_figures_of_a_tensor_over_steps_are_the_api_s(
+    page: Page, seen: gh.Job, http: httpx2.Client
+):
+    page.goto(f"/jobs/{seen.id}/layers/fc?kind=param_grad")
+    page.locator("[data-chart=Size]").get_by_role("button", name="Table").click()
+    where = "layer=fc.weight&kind=param_grad&stat=l2"
+    (told,) = http.get(f"/jobs/{seen.id}/stats?{where}").json()["data"]
+    rows = page.locator("[data-chart=Size] tbody tr")
+    expect(rows).to_have_count(len(told["step"]))
+    found = [float(row.locator("td").first.get_attribute("data-value") or "") for row in rows.all()]
+    assert found == told["values"]["l2"]
+    page.get_by_role("combobox", name="Tensor").select_option("fc.bias")
+    expect(page).to_have_url(re.compile("tensor=fc.bias"))
+    expect(page.locator("[data-chart=Size]")).to_be_visible()
+
+
+def test_the_gradient_over_the_depth_is_that_of_each_layer(
+    page: Page, seen: gh.Job, http: httpx2.Client
+):
+    inside(page, seen, "?view=gradients")
+    chart = page.get_by_role("img", name=re.compile("^Gradients over the depth.*3 layers"))
+    expect(chart).to_be_visible()
+    drawn(page)
+    assert len(colours(chart)) > 1
+    page.get_by_role("button", name="Table").click()
+    rows = page.get_by_role("region", name="Gradients").locator("tbody tr")
+    expect(rows.locator("th")).to_have_text(["conv1", "conv2", "fc"])
+    layers = layers_of(http, seen)
+    for row, name in zip(rows.all(), ("conv1", "conv2", "fc"), strict=True):
+        assert shown(row.locator("td").first) == pytest.approx(norm(layers[name], "param_grad"))
+
+
+def test_the_graph_has_every_layer_and_leads_to_it(page: Page, seen: gh.Job):
+    inside(page, seen, "?view=graph")
+    boxes = page.locator(".graph .box")
+    expect(boxes).to_have_count(len(CONV) + 1)
+    expect(page.locator(".graph path.edge")).to_have_count(7)
+    tops = {name: page.get_by_role("link", name=re.compile(f"^{name}, ")) for name in NAMES}
+    page.get_by_role("group", name=re.compile("^Graph")).focus()
+    places = {name: box.bounding_box() for name, box in tops.items()}
+    heights = {name: place["y"] for name, place in places.items() if place}
+    assert heights["conv1"] < heights["relu1"] < heights["conv2"] < heights["sum"]
+    page.keyboard.press("ArrowDown")
+    drawn(page)
+    moved = tops["conv1"].bounding_box()
+    assert moved is not None
+    assert moved["y"] == pytest.approx(heights["conv1"] - 60, abs=2)
+    tops["conv2"].click()
+    expect(page).to_have_url(re.compile("/layers/conv2$"))
+    expect(page.get_by_role("heading", level=1)).to_have_text("conv2")
+
+
+def test_a_probe_is_attached_here_now_and_its_values_come(
+    page: Page, client: gh.Client, digits: str, http: httpx2.Client, witness: Witness
+):
+    witness.expect(r"422 .*dry_run")
+    job = client.jobs.create(lasting(digits, 1_000_000, name="long"))
+    try:
+        _attach_and_see(page, job, http)
+    finally:
+        job.cancel()
+
+
+def _attach_and_see(page: Page, job: gh.Job, http: httpx2.Client) -> None:
+    inside(page, job)
+    expect(page.locator(".head .badge").first).to_have_text("running")
+    page.get_by_role("link", name="Watch conv2").click()
+    form = page.get_by_role("form", name="Attach a probe")
+    form.get_by_label("Layers or parameters").fill("nothing*")
+    expect(form.get_by_role("alert")).to_contain_text("nothing*")
+    form.get_by_label("Layers or parameters").fill("conv2")
+    form.get_by_label("Every … steps").fill("1")
+    form.get_by_label("Budget").fill("")
+    estimate = form.locator("[data-of=estimate]")
+    expect(estimate).to_contain_text("It would look at 3 names")
+    expect(estimate).to_contain_text("conv2.weight")
+    assert http.get(f"/jobs/{job.id}/probes").json()["data"] == []
+    form.get_by_role("button", name="Attach", exact=True).click()
+    row = page.locator("tr[data-probe]")
+    expect(row).to_contain_text("active")
+    expect(row.locator("[data-of=cost]")).to_contain_text("measured")
+    (probe,) = http.get(f"/jobs/{job.id}/probes").json()["data"]
+    assert (probe["layers"], probe["every"], probe["max_overhead"]) == (["conv2"], 1, None)
+    expect(row.locator("[data-of=applied]")).to_have_text(f"{probe['applied_step']:,}")
+    events = http.get(f"/jobs/{job.id}/events?types=probe").json()["data"]
+    assert [(one["action"], one["step"]) for one in events] == [("attached", probe["applied_step"])]
+    page.goto(f"/jobs/{job.id}/layers/conv2?kind=output&range=0~{probe['applied_step'] + 1}")
+    chart = page.locator("[data-chart=Size]")
+    chart.get_by_role("button", name="Table").click()
+    first = chart.locator("tbody th").first
+    expect(first).to_be_visible()
+    assert 0 <= int(first.inner_text()) - probe["applied_step"] <= 2
+    inside(page, job, "?view=probes")
+    row.get_by_role("button", name="Change").click()
+    form = page.get_by_role("form", name="Change a probe")
+    form.get_by_label("Every … steps").fill("64")
+    form.get_by_role("button", name="Change it").click()
+    expect(row.locator("[data-of=when]")).to_have_text("every 64 steps")
+    row.get_by_role("button", name="Detach").click()
+    expect(row).to_contain_text("removed")
+    assert http.get(f"/jobs/{job.id}/probes").json()["data"] == []
+
+
+def test_what_nobody_kept_is_watched_with_one_click(
+    page: Page, client: gh.Client, digits: str, http: httpx2.Client
+):
+    job = client.jobs.create(lasting(digits, 1_000_000, name="click"))
+    try:
+        page.goto(f"/jobs/{job.id}/layers/conv1?kind=param&view=tensor")
+        expect(page.locator("header.card .badge")).to_have_text("running")
+        page.get_by_role("button", name="Watch it every 50 steps").click()
+        expect(page.get_by_role("img", name=re.compile("32 pictures of 3 by 3"))).to_be_visible()
+        (probe,) = http.get(f"/jobs/{job.id}/probes").json()["data"]
+        assert (probe["layers"], probe["want"]) == (["conv1.weight"], ["full"])
+    finally:
+        job.cancel()
+
+
+def test_a_thousand_layers_are_rows_in_sight_and_groups_in_the_graph(
+    page: Page, deep: gh.Job, http: httpx2.Client
+):
+    asked: list[str] = []
+    page.on("request", lambda it: asked.append(it.url) if "/stats" in it.url else None)
+    inside(page, deep)
+    table = page.get_by_role("table")
+    expect(table).to_have_attribute("aria-rowcount", str(NUM_BLOCKS * PER_BLOCK + 4))
+    expect(page.locator("tr.layer-row .spark").first).to_be_visible()
+    assert page.locator("tr.layer-row").count() < 60
+    assert len(asked) == 1
+    page.get_by_role("button", name="Weight").click()
+    layers = layers_of(http, deep)
+    norms = {name: norm(layer, "param") or 0 for name, layer in layers.items()}
+    largest = max(norms, key=lambda name: norms[name])
+    expect(page.locator("tr.layer-row th").first).to_have_text(largest)
+    page.get_by_role("button", name="Weight").click()
+    page.get_by_role("region", name="Layers").evaluate("it => it.scrollTo(0, it.scrollHeight)")
+    unweighted = [name for name, layer in layers.items() if not layer["parameters"]]
+    expect(page.locator("tr.layer-row th").last).to_have_text(unweighted[-1])
+    inside(page, deep, "?view=graph")
+    expect(page.locator(".graph .box")).to_have_count(NUM_BLOCKS + 4)
+    page.get_by_role("button", name=re.compile(r"^block3_\*, 100 layers")).press("Enter")
+    expect(page.locator(".graph .box")).to_have_count(NUM_BLOCKS + 3 + PER_BLOCK)
+    expect(page.get_by_role("link", name=re.compile("^block3_linear300, Linear"))).to_be_visible()
+
+
+LONG_TASKS = """
+window.tasks = [];
+new PerformanceObserver((list) => list.getEntries().forEach((it) => tasks.push(it.duration)))
+  .observe({type: 'longtask', buffered: true});
+"""
+
+
+@pytest.mark.slow
+def test_a_thousand_layers_never_hold_the_page_for_a_fifth_of_a_second(page: Page, deep: gh.Job):
+    page.add_init_script(LONG_TASKS)
+    inside(page, deep)
+    expect(page.locator("tr.layer-row .spark").first).to_be_visible()
+    for name in ("Std", "Weight", "Health", "Layer", "Zeros"):
+        page.get_by_role("button", name=name).click()
+        expect(page.get_by_role("columnheader", name=name)).not_to_have_attribute(
+            "aria-sort", "none"
+        )
+    region = page.get_by_role("region", name="Layers")
+    for place in range(0, 30_000, 3_000):
+        region.evaluate(f"it => it.scrollTo(0, {place})")
+    page.get_by_role("link", name="Graph").click()
+    expect(page.locator(".graph .box")).to_have_count(NUM_BLOCKS + 4)
+    longest = max(page.evaluate("tasks"), default=0)
+    print(f"longest task: {longest:.0f} ms")  # noqa: T201 (shown with -s)
+    assert longest < 200
+
+
+def test_nothing_of_the_inside_is_serious_to_axe(
+    page: Page, seen: gh.Job, broken: gh.Job, axe: Any, screenshot: Screenshot
+):
+    of = f"/jobs/{seen.id}"
+    views = {
+        "inside-layers": f"{of}/inside?sort=-health",
+        "inside-graph": f"{of}/inside?view=graph",
+        "inside-gradients": f"{of}/inside?view=gradients",
+        "inside-probes": f"{of}/inside?view=probes",
+        "layer-steps": f"{of}/layers/conv1",
+        "layer-histograms": f"{of}/layers/conv1?view=histogram",
+        "layer-maps": f"{of}/layers/conv1?view=tensor&values=1",
+        "inside-nan": f"/jobs/{broken.id}/inside",
+    }
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        for path in views.values():
+            page.goto(path)
+            expect(page.locator("main .card, main .table, main .graph").first).to_be_visible()
+            expect(page.locator("main p[role=status]", has_text="…")).to_have_count(0)
+            axe(page)
+    for name, path in views.items():
+        page.goto(path)
+        expect(page.locator("main p[role=status]", has_text="…")).to_have_count(0)
+        screenshot(name)
+
+
+def test_a_job_that_is_over_says_what_to_put_in_a_spec(page: Page, seen: gh.Job, house: House):
+    page.goto(f"/jobs/{seen.id}/layers/sum?view=histogram")
+    expect(page.locator("main")).to_contain_text('"layers":["sum"]')
+    page.goto(f"/jobs/{seen.id}/layers/nowhere")
+    expect(page.locator("main")).to_contain_text("The network has no layer nowhere")
+    assert house.url in page.url
