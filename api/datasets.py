@@ -224,7 +224,7 @@ async def get_dataset(
     summary="Look at rows",
     responses=documents.answers(200, documents.Rows, 401, 404, 409, 422),
 )
-def list_dataset_rows(
+def list_dataset_rows(  # noqa: PLR0913, PLR0917 (each a parameter of the request)
     house: House,
     caller: Read,
     id: str,  # noqa: A002
