@@ -2,19 +2,8 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { verdictOf } from "../src/views/inside/health";
-import { type Figures, type Layer, matcher, rowOf, sorted, together, updateRatio } from "../src/views/inside/rows";
-
-export function figures(of: Partial<Figures> = {}): Figures {
-  return { step: 10, phase: "train", mean: 0, std: 1, min: -1, max: 1, l2: 1, absmax: 1, zeros: 0, nan: 0, inf: 0, ...of };
-}
-
-export function layer(of: Partial<Layer> = {}): Layer {
-  return {
-    name: "fc", type: "Linear", inputs: [], output_shape: [4], output_shapes: { fc: [4] }, parameters: 20, trainable: true, dtype: "float32",
-    parameter_shapes: { "fc.weight": [4, 4], "fc.bias": [4] }, flops: 1, shared_with: null, input_names: [], inner_inputs: [], inner_outputs: [],
-    state_names: [], stats: {}, tensors: {}, ...of,
-  };
-}
+import { matcher, rowOf, sorted, together, updateRatio } from "../src/views/inside/rows";
+import { figures, layer } from "./inside-layers";
 
 test("the norm of a layer's gradient is that of all its parameters together", () => {
   const found = together(layer({ tensors: { "fc.weight": { param_grad: figures({ l2: 3, absmax: 2 }) }, "fc.bias": { param_grad: figures({ l2: 4, absmax: 4 }) } } }), "param_grad");
@@ -41,7 +30,7 @@ test("a layer that nobody watched is not called well", () => {
   assert.deepEqual(row.verdict.unanswered.map((one) => one.rule), ["Finite values", "Room for numbers", "Silent outputs", "Spread of outputs", "Gradient", "Update to weight"]);
 });
 
-const LIGHTS: [string, Partial<Layer>, string, RegExp][] = [
+const LIGHTS: [string, Parameters<typeof layer>[0], string, RegExp][] = [
   ["all zero", { stats: { output: figures({ zeros: 1, std: 1 }) } }, "bad", /100\.0 % of its outputs are zero/],
   ["a ReLU that is mostly silent", { type: "ReLU", parameter_shapes: {}, stats: { output: figures({ zeros: 0.95 }) } }, "warn", /95\.0 % .* more than 90 %/],
   ["a Linear with many zeros", { stats: { output: figures({ zeros: 0.95 }) } }, "ok", /95\.0 %/],

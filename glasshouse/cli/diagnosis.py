@@ -77,7 +77,7 @@ def examine(home: Path) -> list[Check]:
         _torch,
         _kernel,
         _cuda_kernel,
-        _page,
+        page,
         _broker,
         _sqlite,
         _permissions,
@@ -164,8 +164,8 @@ def _path_of_statistics(name: str, device: str, module: str, mend: str) -> Check
     return Check(name, "warn", f"statistics on {device} take the plain path: {said}", mend)
 
 
-def _page(home: Path) -> Check:
-    """The page, where api/page.py looks for it."""
+def page(home: Path) -> Check:
+    """Whether the page is where api/page.py looks for it."""
     for place in (ROOT / "api" / "page_files", ROOT / "dashboard" / "dist"):
         if (place / "index.html").is_file():
             return Check("page", "ok", str(place))

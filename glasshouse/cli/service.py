@@ -68,8 +68,7 @@ def down(home: Home = None, json: Json = False) -> None:
 
 def status(home: Home = None, json: Json = False) -> None:
     """Show whether the service is well, and its workers."""
-    runtime = read_runtime(_home(home)) if home is not None else {}
-    with Client(runtime.get("url"), runtime.get("api_key"), timeout=10, max_retries=0) as client:
+    with Client(*_door(home), timeout=10, max_retries=0) as client:
         ready = _readiness(client)
         workers = [worker.data for worker in client.workers.list()]
     if json:
@@ -106,8 +105,7 @@ def open_page(
     json: Json = False,
 ) -> None:
     """Open the page in a browser, by a link that works once and for a minute."""
-    runtime = read_runtime(_home(home)) if home is not None else {}
-    with Client(runtime.get("url"), runtime.get("api_key")) as client:
+    with Client(*_door(home)) as client:
         link = client.browser_link()
     if json:
         output.document({"url": link})
@@ -137,6 +135,16 @@ def _open(home: Path) -> None:
         link = client.browser_link()
     if not webbrowser.open(link):
         output.tell(f"  in a browser       {link}  (once, within a minute)")
+
+
+def _door(home: Path | None) -> tuple[str | None, str | None]:
+    """Address and key of the service of a home; without one the client finds them."""
+    if home is None:
+        return None, None
+    runtime = read_runtime(_home(home))
+    if not runtime.get("url"):
+        raise StackError(f"nothing has run in {_home(home)} yet")
+    return runtime["url"], runtime.get("api_key")
 
 
 def _home(given: Path | None) -> Path:

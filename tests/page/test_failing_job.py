@@ -1,4 +1,4 @@
-"""The page of a job that met numbers that are not finite: where, since when, and what it printed."""
+"""The page of a job that met numbers that are not finite: where, since when, what it printed."""
 
 import re
 from collections.abc import Callable

@@ -4,6 +4,7 @@ import { useCallback } from "preact/hooks";
 import { figure } from "../format";
 import { colour } from "../theme";
 import { Canvas, type Draw } from "./canvas";
+import { powersAround } from "./powers";
 
 const LEFT = 62;
 const TOP = 16;
@@ -34,19 +35,6 @@ export function Bars({ bars, chosen, label, onPoint, onPick, height = 260 }: Pro
   );
 }
 
-/** Powers of ten around the finite values that are not zero. */
-export function powersAround(values: readonly (number | null)[]): [low: number, high: number] {
-  let [low, high] = [Infinity, -Infinity];
-  for (const value of values) {
-    if (value === null || !(value > 0) || !Number.isFinite(value)) continue;
-    low = Math.min(low, value);
-    high = Math.max(high, value);
-  }
-  if (low > high) return [-1, 1];
-  const [first, last] = [Math.floor(Math.log10(low)), Math.ceil(Math.log10(high))];
-  return first === last ? [first - 1, last + 1] : [first, last];
-}
-
 function paint(context: CanvasRenderingContext2D, width: number, height: number, bars: readonly Bar[], chosen: number | null): void {
   const [low, high] = powersAround(bars.map((bar) => bar.value));
   const up = height - TOP - BOTTOM;
@@ -62,7 +50,7 @@ function paint(context: CanvasRenderingContext2D, width: number, height: number,
     }
     if (bar.value === null) return;
     const finite = Number.isFinite(bar.value);
-    const top = !finite ? TOP : bar.value > 0 ? Math.max(TOP, y(bar.value)) : TOP + up - 1;
+    const top = !finite ? TOP : bar.value > 0 ? Math.min(TOP + up - 1, Math.max(TOP, y(bar.value))) : TOP + up - 1;
     context.fillStyle = colour(bar.mark === null ? "accent" : bar.mark === "vanishing" ? "warn" : "bad");
     context.fillRect(x - wide / 2, top, wide, TOP + up - top);
     if (bar.mark) sign(context, bar.mark, x, top);

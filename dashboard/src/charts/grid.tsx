@@ -10,7 +10,7 @@ import { colourOf } from "./palette";
 
 const GAP = 3;
 const MOST_ZOOM = 28;
-const STRIP = 28; // pixels up of a tensor with one row
+const LOWEST = 140; // pixels up of one wide matrix, whose values are drawn higher than wide
 const MOST_HATCHED = 20_000;
 
 interface Props { tensor: Tensor; tiles: Tiles; apart: boolean; label: string; indexText: (place: number) => string }
@@ -22,7 +22,7 @@ export function frameOf(tiles: Tiles, width: number): Frame {
   const columns = Math.min(tiles.columns, Math.max(1, tiles.starts.length));
   const zoom = Math.max(0.25, Math.min(MOST_ZOOM, (width / columns - GAP) / Math.max(1, tiles.width)));
   const whole = zoom >= 1 ? Math.floor(zoom) : zoom;
-  const tall = tiles.height === 1 && tiles.starts.length === 1 ? STRIP : tiles.height * whole;
+  const tall = tiles.starts.length === 1 ? Math.max(tiles.height * whole, Math.min(tiles.height * MOST_ZOOM, LOWEST)) : tiles.height * whole;
   return { zoom: whole, wide: tiles.width * whole, tall, columns, height: Math.ceil(rows(columns) * (tall + GAP)) };
 }
 

@@ -10,7 +10,8 @@ import { css, sequential } from "./palette";
 
 const LEFT = 48;
 const BOTTOM = 22;
-const MOST = 40; // ridges
+const MOST = 24; // ridges
+const OVER = 4; // neighbours that the highest ridge may cover
 
 export function Ridgeline({ spread, axis, chosen, label, height = 340 }: { spread: Spread; axis: Axis; chosen: number; label: string; height?: number }) {
   const draw = useCallback<Draw>((context, width, tall) => paint(context, width, tall, spread, axis, chosen), [spread, axis, chosen]);
@@ -23,8 +24,8 @@ function paint(context: CanvasRenderingContext2D, width: number, height: number,
   places.sort((a, b) => a - b);
   const dense = places.map((place) => densities(spread.counts[place]!, spread.edges, axis));
   const most = dense.reduce((high, one) => Math.max(high, ...one), 0) || 1;
-  const rise = Math.min(110, height * 0.4);
-  const apart = (height - BOTTOM - rise - 4) / Math.max(1, places.length - 1);
+  const apart = (height - BOTTOM - 8) / (places.length - 1 + OVER);
+  const rise = OVER * apart;
   const x = (value: number) => LEFT + (width - LEFT - 4) * axis.place(value);
   places.forEach((place, n) => {
     const base = rise + 4 + n * apart;
@@ -44,18 +45,15 @@ function paint(context: CanvasRenderingContext2D, width: number, height: number,
 function ridge(context: CanvasRenderingContext2D, edges: readonly number[], density: readonly number[], x: (value: number) => number, base: number, rise: number, isChosen: boolean, age: number): void {
   context.beginPath();
   context.moveTo(x(edges[0]!), base);
-  density.forEach((one, bar) => {
-    context.lineTo(x(edges[bar]!), base - one * rise);
-    context.lineTo(x(edges[bar + 1]!), base - one * rise);
-  });
+  density.forEach((one, bar) => context.lineTo((x(edges[bar]!) + x(edges[bar + 1]!)) / 2, base - one * rise));
   context.lineTo(x(edges.at(-1)!), base);
   context.closePath();
-  context.globalAlpha = 0.85;
+  context.globalAlpha = 0.8;
   context.fillStyle = css(sequential(0.15 + 0.7 * age));
   context.fill();
   context.globalAlpha = 1;
   context.lineWidth = isChosen ? 2.5 : 1;
-  context.strokeStyle = colour(isChosen ? "text" : "card");
+  context.strokeStyle = colour(isChosen ? "text" : "line-strong");
   context.stroke();
 }
 

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from glasshouse.cli import main
+from glasshouse.cli import diagnosis, main
 from glasshouse.cli.processes import ROOT
 from tests.little_service import Serve, answer, events, job, listing, problem
 from tests.unit.client.test_stream import Streamed
@@ -447,6 +447,27 @@ def test_a_link_for_the_browser_can_be_printed(run: Run):
     link = "http://127.0.0.1:1/open?ticket=t"
     routes = [fixed("/tickets", answer({"url": link}, 201), "POST")]
     assert run("open", "--print", routes=routes) == (0, link + "\n", "")
+
+
+@pytest.mark.parametrize("command", ["open", "status"])
+def test_a_home_in_which_nothing_has_run_is_told_and_no_other_is_taken(
+    run: Run, tmp_path: Path, command: str
+):
+    code, out, said = run(command, "--home", str(tmp_path / "empty"), routes=[])
+    assert (code, out) == (1, "")
+    assert f"nothing has run in {tmp_path / 'empty'} yet" in said
+
+
+def test_the_doctor_says_whether_the_page_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(diagnosis, "ROOT", tmp_path)
+    found = diagnosis.page(tmp_path)
+    assert (found.state, found.detail) == ("warn", "is not built")
+    assert "make page" in str(found.mend)
+    index = tmp_path / "dashboard" / "dist" / "index.html"
+    index.parent.mkdir(parents=True)
+    index.touch()
+    found = diagnosis.page(tmp_path)
+    assert (found.state, found.detail) == ("ok", str(index.parent))
 
 
 def test_the_doctor_names_what_is_wrong_and_how_to_mend_it(run: Run, tmp_path: Path):

@@ -2,8 +2,11 @@
 import { useEffect, useState } from "preact/hooks";
 
 import { get, Problem, withQuery } from "../../api/http";
+import type { components } from "../../api/schema.gen";
 import { ended, type Job, type Page } from "../../api/types";
 import type { Capture } from "./kinds";
+
+export type Summary = components["schemas"]["Tensor"];
 
 const AGAIN_MS = 3000;
 const MOST = 20_000;
@@ -39,4 +42,9 @@ export function useCaptures(job: Job, layer: string, kind: string): Kept {
     };
   }, [of, over]);
   return kept.of === of ? kept : { of, rows: [], problem: null, isRead: false };
+}
+
+/** Where one tensor that was kept is asked for. */
+export function pathOf(capture: Capture, query: Record<string, string | number | null>): string {
+  return withQuery(`jobs/${capture.job}/layers/${encodeURIComponent(capture.layer)}/${capture.kind}`, { step: capture.step, phase: capture.phase, ...query });
 }

@@ -12,6 +12,8 @@ import type { Row } from "./rows";
 
 interface Node { key: string; title: string; lines: [string, string]; level: Level | "field"; href: string | null; group: string | null }
 interface Drawing { nodes: Node[]; edges: [number, number][]; placed: Placed; isGrouped: boolean }
+const READABLE = 0.75; // at first no smaller than this
+
 interface Sight { x: number; y: number; scale: number }
 
 export function Graph({ job, rows }: { job: Job; rows: readonly Row[] }) {
@@ -79,12 +81,12 @@ function Canvas({ drawing, onOpen }: { drawing: Drawing; onOpen: (id: string) =>
   const host = useRef<HTMLDivElement>(null);
   const { placed } = drawing;
   const [sight, setSight] = useState<Sight | null>(null);
-  const fit = (): Sight => {
+  const fit = (least = 0.05): Sight => {
     const { clientWidth: width, clientHeight: height } = host.current!;
-    const scale = Math.min(1, Math.max(0.35, Math.min(width / (placed.width + 40), height / (placed.height + 40))));
+    const scale = Math.min(1, Math.max(least, Math.min(width / (placed.width + 40), height / (placed.height + 40))));
     return { scale, x: width / 2 - (placed.width / 2) * scale, y: placed.height * scale + 40 > height ? 20 : (height - placed.height * scale) / 2 };
   };
-  useEffect(() => setSight((before) => before ?? fit()), []);
+  useEffect(() => setSight((before) => before ?? fit(READABLE)), []);
   const now = sight ?? { x: 0, y: 0, scale: 1 };
   const zoom = (factor: number, x = host.current!.clientWidth / 2, y = host.current!.clientHeight / 2) =>
     setSight((it) => {

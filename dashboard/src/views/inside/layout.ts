@@ -17,6 +17,7 @@ export const BOX = { width: 168, height: 46, gapX: 26, gapY: 34 } as const;
 const LANE = 22; // the room of an edge that passes a row
 const MOST_LANES = 4000; // where there would be more, long edges go straight
 const SWEEPS = 6;
+const PULLS = 24;
 
 /** Rows: of a node one more than the lowest of its sources; a source stands just above its first reader. */
 export function ranks(num: number, edges: readonly [number, number][]): number[] {
@@ -107,7 +108,7 @@ function positions(rows: number[][], above: number[][], below: number[][], size:
       end += size(node);
     }
   }
-  for (let sweep = 0; sweep < SWEEPS; sweep++) {
+  for (let sweep = 0; sweep < PULLS; sweep++) {
     for (const row of sweep % 2 ? [...rows].reverse() : rows) {
       const wish = row.map((node) => mean([...above[node]!, ...below[node]!].map((other) => x[other]!)) ?? x[node]!);
       apart(row, wish, size).forEach((at, place) => (x[row[place]!] = at));

@@ -4,12 +4,11 @@ import { useEffect, useMemo, useState } from "preact/hooks";
 import { Grid, Legend } from "../../charts/grid";
 import { ask, BASE, Problem, withQuery } from "../../api/http";
 import { useLive } from "../../api/live";
-import type { components } from "../../api/schema.gen";
 import { num, type Page } from "../../api/types";
 import { bytes, count, figure } from "../../format";
 import { useQuery } from "../../query";
 import { Loading, ProblemBox } from "../../ui/state";
-import { useCaptures } from "./captures";
+import { pathOf, type Summary, useCaptures } from "./captures";
 import type { TensorProps } from "./figures";
 import type { Capture } from "./kinds";
 import { BadFile, readNpy, type Tensor } from "./npy";
@@ -19,8 +18,6 @@ import { stepOf } from "./steps";
 import { chosenAxes, indexText, OF_BATCHES, rangeOf, sliceOf, tilesOf } from "./tiles";
 import { Values } from "./values";
 import { WatchThis } from "./watch";
-
-export type Summary = components["schemas"]["Tensor"];
 
 export function TensorView({ job, tensor, kind }: TensorProps) {
   const [query, change] = useQuery();
@@ -40,10 +37,6 @@ export function TensorView({ job, tensor, kind }: TensorProps) {
       <Values capture={capture} />
     </div>
   );
-}
-
-export function pathOf(capture: Capture, query: Record<string, string | number | null>): string {
-  return withQuery(`jobs/${capture.job}/layers/${encodeURIComponent(capture.layer)}/${capture.kind}`, { step: capture.step, phase: capture.phase, ...query });
 }
 
 function About({ capture }: { capture: Capture }) {

@@ -6,8 +6,8 @@ import { type Number as Told, num } from "../../api/types";
 import { count, figure } from "../../format";
 import { useQuery } from "../../query";
 import { Loading } from "../../ui/state";
+import { pathOf, type Summary } from "./captures";
 import type { Capture } from "./kinds";
-import { pathOf, type Summary } from "./tensor";
 import { valueRows } from "./value-rows";
 
 export function Values({ capture }: { capture: Capture }) {

@@ -34,8 +34,8 @@ export function MetricChart({ job, group, metrics, look }: { job: Job; group: Gr
         <button class="plain" aria-pressed={look.log} onClick={look.onLog}>Log</button>
       </div>
       {problem && !columns && <ProblemBox problem={problem} />}
-      <LineChart title={group.title} series={series} markers={look.markers} xName={axis.name} log={look.log} smoothing={look.smoothing} range={shown}
-        onZoom={(asked) => look.onRange(asked && stepsOf(asked, axis))} oddHref={bad?.href} oddName={bad?.name} table={{ series: over, xName: "step" }} />
+      {visible && <LineChart title={group.title} series={series} markers={look.markers} xName={axis.name} log={look.log} smoothing={look.smoothing} range={shown}
+        onZoom={(asked) => look.onRange(asked && stepsOf(asked, axis))} oddHref={bad?.href} oddName={bad?.name} table={{ series: over, xName: "step" }} />}
     </section>
   );
 }

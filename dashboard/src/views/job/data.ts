@@ -42,7 +42,15 @@ export function pace(job: Job, everyS = 2): number {
 }
 
 export function useMetrics(job: Job): Live<Page<Metric>> {
-  return useLive<Page<Metric>>(`jobs/${job.id}/metrics`, pace(job, 3));
+  const [points, setPoints] = useState(0);
+  const live = useLive<Page<Metric>>(`jobs/${job.id}/metrics`, pace(job, lessOften(3, points / 4)));
+  useEffect(() => setPoints((live.value?.data ?? []).reduce((sum, one) => sum + one.count, 0)), [live.value]);
+  return live;
+}
+
+/** A million points take the service seconds to read, and look no different after one more. */
+function lessOften(everyS: number, points: number): number {
+  return Math.min(60, everyS + Math.floor(points / 100_000) * 5);
 }
 
 export type Steps = readonly [from: number, to: number];
@@ -51,8 +59,7 @@ export type Steps = readonly [from: number, to: number];
 export function useColumns(job: Job, metrics: readonly Metric[], range: Steps | null, visible: boolean): { columns: Columns | null; problem: Problem | null } {
   const query = { name: metrics.map((one) => one.name), from_step: range?.[0], to_step: range?.[1], max_points: MAX_POINTS };
   const points = Math.max(0, ...metrics.map((one) => one.count));
-  // A series of a million points takes the service seconds to read, and looks no different after one more.
-  const live = useLive<Columns>(visible && metrics.length ? withQuery(`jobs/${job.id}/metrics/query`, query) : null, pace(job, 2 + points / 20_000));
+  const live = useLive<Columns>(visible && metrics.length ? withQuery(`jobs/${job.id}/metrics/query`, query) : null, pace(job, lessOften(2, points)));
   const kept = useRef<Columns | null>(null);
   if (live.value) kept.current = live.value;
   return { columns: kept.current, problem: live.problem };
