@@ -24,13 +24,15 @@ from glasshouse.errors import BadRequest, InvalidDataset
 from glasshouse.ids import new_id
 from glasshouse.spec.data import IMAGES, SIZE
 from models import datasets, quotas
-from models.columns import Columns
+from models.columns import MAX_ROW_VALUES, Columns
 from models.database import Transaction
 from models.idempotency import Answer
 from models.tables import Dataset
 
 router = APIRouter(prefix=BASE, tags=["datasets"])
 MAX_ROWS = 1000
+MAX_VALUES = 1_000_000
+"""Of all rows of an answer together."""
 
 
 class BuiltinRequest(Body):
@@ -222,13 +224,21 @@ async def get_dataset(
     summary="Look at rows",
     responses=documents.answers(200, documents.Rows, 401, 404, 409, 422),
 )
-def list_dataset_rows(
+def list_dataset_rows(  # noqa: PLR0913, PLR0917 (each a parameter of the request)
     house: House,
     caller: Read,
     id: str,  # noqa: A002
     split: Annotated[str | None, Query(max_length=64, description="Left out: the first.")] = None,
     offset: Annotated[int, Query(ge=0, le=2**53)] = 0,
     limit: Annotated[int, Query(ge=1, description="At most 1000.")] = 20,
+    values: Annotated[
+        int,
+        Query(
+            ge=1,
+            le=MAX_VALUES,
+            description="Of a row, at most; where they are many the rows are fewer.",
+        ),
+    ] = MAX_ROW_VALUES,
 ) -> Response:
     """Some rows of a split, in their stored order; long values are shortened."""
     columns = _open(house, caller, id)
@@ -236,7 +246,7 @@ def list_dataset_rows(
     chosen = next(iter(splits), "all") if split is None else split
     if chosen not in splits:
         raise bad_parameter("split", f"there is no {chosen!r}; there are {', '.join(splits)}")
-    rows = columns.rows(chosen, offset, min(limit, MAX_ROWS))
+    rows = columns.rows(chosen, offset, min(limit, MAX_ROWS, MAX_VALUES // values), values)
     after = offset + len(rows)
     more = after < splits[chosen]
     return Json(
@@ -248,7 +258,7 @@ def list_dataset_rows(
             "split": chosen,
             "offset": offset,
             "num_rows": splits[chosen],
-            "note": columns.note,
+            "note": columns.note(values),
         }
     )
 

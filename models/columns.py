@@ -85,10 +85,12 @@ class Columns:
         data = _map(path.with_suffix(".bytes.npy"))
         return [data[first:last].tobytes().decode() for first, last in pairwise(offsets)]
 
-    def rows(self, split: str, offset: int, limit: int) -> list[dict[str, Any]]:
+    def rows(
+        self, split: str, offset: int, limit: int, num_values: int = MAX_ROW_VALUES
+    ) -> list[dict[str, Any]]:
         """Rows as JSON-ready values, nested as their shapes; NaN and infinities stay floats.
 
-        A row shows at most ``MAX_ROW_VALUES`` values, those of a ragged column counted by its
+        A row shows at most ``num_values`` values, those of a ragged column counted by its
         longest row. The column in which they run out becomes ``{"truncated": true,
         "shape": [...], "values": [first values, flat]}``, columns after it are left out, and
         ``note`` says so. A text longer than ``MAX_TEXT_LENGTH`` becomes
@@ -101,7 +103,7 @@ class Columns:
         start = min(max(offset, 0), total)
         stop = min(start + max(limit, 0), total)
         shown: list[dict[str, Any]] = [{} for _ in range(start, stop)]
-        left = MAX_ROW_VALUES
+        left = num_values
         for column in self.meta["columns"]:
             if left <= 0:
                 break
@@ -111,14 +113,13 @@ class Columns:
             left -= _most_values(column)
         return shown
 
-    @property
-    def note(self) -> str | None:
-        """What the rows leave out, for whoever looks at them."""
+    def note(self, num_values: int = MAX_ROW_VALUES) -> str | None:
+        """What such rows leave out, for whoever looks at them."""
         values = sum(_most_values(column) for column in self.meta["columns"])
-        if values <= MAX_ROW_VALUES:
+        if values <= num_values:
             return None
         has = "may have" if any(map(_is_ragged, self.meta["columns"])) else "has"
-        return f"A row {has} {values:,} values; the first {MAX_ROW_VALUES:,} are shown."
+        return f"A row {has} {values:,} values; the first {num_values:,} are shown."
 
     def _preview(
         self, split: str, column: dict[str, Any], rows: tuple[int, int], left: int

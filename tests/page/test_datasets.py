@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
 
@@ -97,6 +98,18 @@ def test_images_are_drawn_as_they_are(page: Page, http: httpx2.Client, digits: s
         assert pixels[::4] == pixels[1::4] == pixels[2::4]
         assert pixels[3::4] == [255] * len(values)
         assert pixels[::4] == pytest.approx([255 * value for value in values], abs=0.51)
+
+
+def test_a_large_picture_in_colour_is_drawn_whole(page: Page, tmp_path: Path):
+    path = tmp_path / "colours.npz"
+    images = np.random.default_rng(1).integers(0, 256, (2, 3, 20, 30), dtype=np.uint8)
+    np.savez(path, image=images)
+    upload(page, path)
+    page.get_by_role("link", name="colours.npz").click()
+    canvas = page.get_by_role("img", name="image of row 1", exact=True)
+    expect(canvas).to_be_visible()
+    pixels = np.array(canvas.evaluate(PIXELS)).reshape(20, 30, 4)
+    assert (pixels[..., :3] == images[1].transpose(1, 2, 0)).all()
 
 
 def test_lengths_of_sequences_are_counted(page: Page, tmp_path: Path):

@@ -47,6 +47,13 @@ def test_a_csv_file_becomes_columns(service: Api, api: httpx2.Client):
     assert stats["x"]["mean"] == 2.0
     assert stats["y"]["missing"] == 1
     assert api.get(f"{path}/rows", params={"split": "train"}).status_code == 422
+    few = api.get(f"{path}/rows", params={"limit": 3, "values": 400_000}).json()
+    assert (len(few["data"]), few["has_more"], few["next"]) == (2, True, "2")
+    assert api.get(f"{path}/rows", params={"values": 1}).json()["data"][0] == {"x": 1}
+    for wrong in (0, 1_000_001, "all"):
+        refused = api.get(f"{path}/rows", params={"values": wrong})
+        assert refused.status_code == 422
+        assert refused.json()["errors"][0]["pointer"] == "/query/values"
     assert not (service.settings.artifacts / "uploads" / row["id"]).exists()
     tag = api.get(path).headers["etag"]
     assert api.get(path, headers={"If-None-Match": tag}).status_code == 304

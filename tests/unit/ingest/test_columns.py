@@ -28,7 +28,7 @@ def test_rows_are_json_ready_and_keep_what_is_not_finite(ingesting: Ingesting):
     assert math.isnan(rows[0]["x"])
     assert type(rows[0]["n"]) is int
     assert jsonio.dumps(rows[0]) == '{"name":"bert","x":"NaN","n":2}'
-    assert columns.note is None
+    assert columns.note() is None
 
 
 def test_rows_outside_the_split_are_no_rows(ingesting: Ingesting):
@@ -52,7 +52,17 @@ def test_a_large_row_is_cut_with_a_note(ingesting: Ingesting):
         "shape": [3, 32, 32],
         "values": images[1].ravel()[:996].tolist(),
     }
-    assert columns.note == "A row has 3,077 values; the first 1,000 are shown."
+    assert columns.note() == "A row has 3,077 values; the first 1,000 are shown."
+
+
+def test_a_large_row_is_whole_where_as_many_values_are_asked_for(ingesting: Ingesting):
+    images = np.arange(2 * 3 * 32 * 32, dtype=np.int64).reshape(2, 3, 32, 32)
+    columns = ingesting("npz", npz(image=images))
+    (row,) = columns.rows("all", 1, 1, 3072)
+    assert row["image"] == images[1].tolist()
+    assert columns.note(3072) is None
+    assert columns.rows("all", 1, 1, 3071)[0]["image"]["truncated"]
+    assert columns.note(3071) == "A row has 3,072 values; the first 3,071 are shown."
 
 
 def test_a_long_text_is_cut_with_its_length(ingesting: Ingesting):

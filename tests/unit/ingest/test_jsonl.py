@@ -149,7 +149,7 @@ def test_long_rows_are_cut_when_they_are_shown(ingesting: Ingesting):
     first, second = columns.rows("all", 0, 2)
     assert first["x"] == {"truncated": True, "shape": [1500], "values": list(range(1000))}
     assert second == {"x": [5]}
-    assert columns.note == "A row may have 1,501 values; the first 1,000 are shown."
+    assert columns.note() == "A row may have 1,501 values; the first 1,000 are shown."
 
 
 def test_memory_does_not_grow_with_the_rows(ingesting: Ingesting):

@@ -13,6 +13,8 @@ import { Loading, ProblemBox } from "../../ui/state";
 const PAGE = 20;
 const COLUMNS = 50;
 const VALUES = 12;
+const USUAL = 1000;
+const MOST = 50_000; // of each of so many rows: an answer has a million
 
 interface Shown {
   id: string;
@@ -24,7 +26,7 @@ interface Shown {
 }
 
 export function RowTable({ id, split, columns, figures, offset, go }: Shown) {
-  const live = useLive<Rows>(withQuery(`datasets/${id}/rows`, { split, offset, limit: PAGE }), Infinity);
+  const live = useLive<Rows>(withQuery(`datasets/${id}/rows`, { split, offset, limit: PAGE, values: valuesOf(columns) }), Infinity);
   const shown = columns.slice(0, COLUMNS);
   if (!live.value) return live.problem ? <ProblemBox problem={live.problem} /> : <Loading what="Reading rows" />;
   const { data, num_rows: num, note } = live.value;
@@ -59,6 +61,13 @@ export function RowTable({ id, split, columns, figures, offset, go }: Shown) {
   );
 }
 
+/** As many values of a row as its pictures need, within reason; null: as many as the service shows anyway. */
+function valuesOf(columns: Column[]): number | null {
+  const sizes = columns.map(({ shape }) => shape.reduce<number>((product, size) => product * (size ?? 0), 1));
+  const needed = sizes.reduce((sum, size) => sum + size, 0);
+  return columns.some(({ shape }) => isPicture(shape)) && needed > USUAL ? Math.min(needed, MOST) : null;
+}
+
 function within(text: string, num: number): number {
   return Math.max(0, Math.min(Math.floor(Number(text) || 0), num - 1));
 }
@@ -82,10 +91,13 @@ type Plane = number[][];
 
 /** [height][width] or [1 or 3][height][width] of some size is a picture. */
 function planesOf(value: Json[], shape: (number | null)[]): Plane[] | null {
-  const sizes = shape.slice(-2);
-  if (sizes.length < 2 || sizes.some((size) => size === null || size < 4)) return null;
-  if (shape.length === 2) return [value as Plane];
-  return shape.length === 3 && (shape[0] === 1 || shape[0] === 3) ? (value as unknown as Plane[]) : null;
+  if (!isPicture(shape)) return null;
+  return shape.length === 2 ? [value as Plane] : (value as unknown as Plane[]);
+}
+
+function isPicture(shape: (number | null)[]): boolean {
+  const isOfSize = shape.length >= 2 && shape.slice(-2).every((size) => size !== null && size >= 4);
+  return isOfSize && (shape.length === 2 || (shape.length === 3 && (shape[0] === 1 || shape[0] === 3)));
 }
 
 function Picture({ planes, range, label }: { planes: Plane[]; range: Range; label: string }) {

@@ -53,8 +53,8 @@ function Head({ dataset }: { dataset: Dataset }) {
   const { route } = useLocation();
   const remove = async () => {
     const gone = await tell(ask(`datasets/${dataset.id}`, { method: "DELETE" }), `${dataset.name} is deleted`);
-    refresh("datasets");
     if (gone) route("/datasets");
+    refresh("datasets?"); // the lists: the dataset itself is gone
   };
   return (
     <>

@@ -68,8 +68,9 @@ function NewWebhookForm() {
 function WebhookLine({ webhook }: { webhook: Webhook }) {
   const [open, setOpen] = useState(false);
   const remove = async () => {
+    setOpen(false); // nobody asks for the deliveries of what is gone
     await tell(ask(`webhooks/${webhook.id}`, { method: "DELETE" }), "The webhook is deleted");
-    refresh("webhooks");
+    refresh("webhooks?");
   };
   const labels = Object.entries(webhook.labels).map(([name, value]) => `${name}: ${value}`);
   return (
