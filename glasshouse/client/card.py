@@ -44,7 +44,8 @@ class Card:
 
     def _badge(self) -> str:
         """Since when the loss has not been a number, in words and not by colour alone."""
-        loss = (self.job.get("summary") or {}).get("loss") or {}
+        summary: Mapping[str, Any] = self.job.get("summary") or {}
+        loss: Mapping[str, Any] = summary.get("loss") or {}
         since = loss.get("first_nonfinite_step")
         if since is None:
             return ""
@@ -52,7 +53,7 @@ class Card:
         return f'<span style="{style}">NaN since step {escape(str(since))}</span>'
 
     def _progress(self) -> str:
-        progress = self.job.get("progress") or {}
+        progress: Mapping[str, Any] = self.job.get("progress") or {}
         step, total = progress.get("step"), progress.get("num_steps")
         if step is None:
             return ""
@@ -76,7 +77,7 @@ class Card:
         return f"<div>{' · '.join(told)}</div>" if told else ""
 
     def _trouble(self) -> str:
-        error = self.job.get("error") or {}
+        error: Mapping[str, Any] = self.job.get("error") or {}
         told = [str(error[key]) for key in ("message", "hint") if error.get(key)]
         return f"<div>{'<br>'.join(map(escape, told))}</div>" if told else ""
 

@@ -73,6 +73,8 @@ class Bar:
 def notebook_display() -> Any:
     """IPython's ``display`` where a notebook runs this; None elsewhere. Imports nothing new."""
     ipython: Any = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
+    if ipython is None:
+        return None
     # IPython in a terminal shows no HTML, and has no kernel
-    return ipython.display.display if getattr(shell, "kernel", None) is not None else None
+    has_kernel = getattr(ipython.get_ipython(), "kernel", None) is not None
+    return ipython.display.display if has_kernel else None
