@@ -25,7 +25,6 @@ from engine.spool import read_frames
 from glasshouse.errors import DataFailed
 from glasshouse.events import is_upkeep
 from glasshouse.spec import (
-    BucketByLength,
     Data,
     DenseField,
     DenseSequenceField,
@@ -587,11 +586,11 @@ def test_options_that_files_know_nothing_of_are_refused():
         "y": IntegerField(type="integer", classes=("a", "b")),
         "z": GrownField(type="integer", dim=2, novelty=1.0),
     }
-    wanted = {"bucket_by_length": BucketByLength(), "novelty": "yes"}
+    wanted = {"novelty": "yes"}
     findings = Findings()
     check_streaming(Grown.model_construct(**given, fields=fields, **wanted), {}, findings)
     assert {item.pointer for item in findings.problems} == {
-        *("/data/bucket_by_length", "/data/novelty"),
+        "/data/novelty",
         "/data/fields/z/novelty",
     }
     findings = Findings()
