@@ -562,11 +562,6 @@ def test_a_pool_that_cannot_be_is_refused_by_its_place(case):
     assert word in errors(spec(data={"shuffle": shuffle}))[pointer]
 
 
-def test_what_needs_all_rows_does_not_go_with_a_pool(lists):
-    made = job(data={"shuffle": {"buffer_size": 20}, "bucket_by_length": {}})
-    assert "all rows in memory" in errors(made, meta_of(lists))["/data/bucket_by_length"]
-
-
 def test_options_that_files_know_nothing_of_are_refused():
     """So is one that is added later, until somebody decides."""
 
