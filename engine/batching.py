@@ -96,7 +96,7 @@ def widest_rows(data: Data, num_rows: int, longest: int | None) -> int:
 
 def _buckets(data: Data, rows: Rows) -> Buckets | None:
     wanted = data.bucket_by_length
-    if wanted is None:
+    if wanted is None or data.shuffle.buffer_size is not None:  # a pool has its own
         return None
     name = bucket_field(wanted, data.fields)
     field = rows.fields.get(name or "")

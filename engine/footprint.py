@@ -30,6 +30,7 @@ _STREAMED = frozenset(
     (
         *("train", "interleave", "validation", "fields", "batch_size", "drop_last"),
         *("shuffle", "sequence", "cache", "workers", "normalize", "on_bad_row", "windows"),
+        "bucket_by_length",
     )
 )
 """What goes with rows that stay in their files; what else ``data`` says is of rows in memory."""
@@ -164,6 +165,29 @@ def check_streaming(data: Data, meta: Mapping[str, Any], findings: Findings) -> 
     for name, field in data.fields.items():
         _check_known(field, _STREAMED_FIELDS, f"/data/fields/{name}", findings)
     _check_vocabularies(data, meta, findings)
+    _check_buckets(data, findings)
+
+
+def _check_buckets(data: Data, findings: Findings) -> None:
+    """What does not go with a pool whose batches are of rows of like length."""
+    shuffle, size, wanted = data.shuffle, data.batch_size, data.bucket_by_length
+    if wanted is None:
+        return
+    pointer = "/data/bucket_by_length"
+    if data.windows is not None:
+        findings.problem(pointer, "windows all have one length: leave it out", "no_sequence")
+    if shuffle.enabled is False:
+        detail = "a pool that is not shuffled gives rows as they are stored: leave it out"
+        findings.problem(pointer, detail, "no_shuffle")
+    if wanted.max_tokens is not None:
+        detail = "how many batches an epoch has would hang on which rows meet in a pool: leave it"
+        findings.problem(f"{pointer}/max_tokens", f"{detail} out, or buffer_size", "streamed")
+    if shuffle.min_buffer_size:
+        detail = "rows are sorted by length when the pool is full: leave it out"
+        findings.problem("/data/shuffle/min_buffer_size", detail, "streamed")
+    if size <= (shuffle.buffer_size or 0) < 2 * size:
+        detail = f"rows that are sorted and those of the next batch need {2 * size} at least"
+        findings.problem("/data/shuffle/buffer_size", detail, "too_small")
 
 
 def _check_vocabularies(data: Data, meta: Mapping[str, Any], findings: Findings) -> None:
@@ -219,6 +243,8 @@ def _streamed_bytes(data: Data, source: Source, meta: Mapping[str, Any], *, trai
         counts.append(_window_tokens(data, source.split, meta))
         needed += _TOKEN_BYTES * sum(count or 0 for count in counts)
     needed += pool.index_bytes if shuffles else 0
+    if trains and data.bucket_by_length is not None:  # lengths, and a block that is sorted
+        needed += 32 * int(meta["splits"][source.split]) + 48 * pool.capacity
     keeps = data.cache == "memory"
     capacity = num_rows if keeps else pool.capacity if shuffles else 0
     needed += 17 * num_rows if keeps else 0  # which are there, and the order of an epoch

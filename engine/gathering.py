@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.augment.augmenting import Augmenting, unchanged
+from engine.batching import bucket_field
 from engine.data.ahead import Ahead
 from engine.data.joined import Joined, JoinedStored, Part, name_of
 from engine.data.loading import load
@@ -20,7 +21,7 @@ from engine.data.window import StoredTable
 from engine.network import root
 from engine.report import Control, Outputs
 from engine.spool import now
-from glasshouse.spec import Field, Source, TrainJob
+from glasshouse.spec import BucketByLength, Field, Source, TrainJob
 
 _TELL_S = 5.0
 
@@ -76,7 +77,7 @@ class Gathering:
     def training(self, known: Prepared | None) -> Rows:
         """The rows that are trained on."""
         fields = fields_read(self.job)
-        rows = self._rows(self.job.data.sources, fields, known)
+        rows = self._rows(self.job.data.sources, fields, known, self.job.data.bucket_by_length)
         rows.augmenting = Augmenting.of(self.job.seed, fields)
         return rows
 
@@ -86,7 +87,11 @@ class Gathering:
         return self._rows([source], fields, known)
 
     def _rows(
-        self, sources: Sequence[Source], fields: dict[str, Field], known: Prepared | None
+        self,
+        sources: Sequence[Source],
+        fields: dict[str, Field],
+        known: Prepared | None,
+        bucket: BucketByLength | None = None,
     ) -> Rows:
         """The rows of some sources as those of one; what is left out of them is told.
 
@@ -114,7 +119,7 @@ class Gathering:
             rows.ahead = Ahead(data.workers)
         else:
             stored = table if isinstance(table, JoinedStored) else StoredTable(table.directory)
-            rows = self._streamed(source, fields, stored, preparing)
+            rows = self._streamed(source, fields, stored, preparing, bucket)
         for what, count in rows.left_out.items():
             self.out.emit({"type": "dropped", "at": now(), "what": what, "count": count})
         return rows
@@ -131,6 +136,7 @@ class Gathering:
         fields: Mapping[str, Field],
         table: StoredTable | JoinedStored,
         preparing: Preparing,
+        bucket: BucketByLength | None,
     ) -> StreamedRows:
         data = self.job.data
         progress = Progress(self.first_step, self.control, self.out)
@@ -145,6 +151,7 @@ class Gathering:
                 limit=data.sequence,
                 preparing=preparing,
                 look=progress,
+                bucket=None if bucket is None else bucket_field(bucket, data.fields),
             )
         progress.tell()
         return StreamedRows(
@@ -154,6 +161,7 @@ class Gathering:
             workers=data.workers,
             keeps=data.cache == "memory",
             in_turn=data.interleave == "sequential",
+            bucket=bucket,
         )
 
 

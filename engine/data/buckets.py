@@ -82,7 +82,10 @@ class Buckets:
         Where batches have ``batch_size`` rows, those that are left over for a smaller one are drawn
         from all, and it comes last.
         """
-        generator = None if order is None else order_generator(*order)
+        return self.cut(None if order is None else order_generator(*order))
+
+    def cut(self, generator: torch.Generator | None) -> Cut:
+        """The same with what is drawn from a generator; None: nothing is."""
         rows_N = _drawn(len(self._keys_N), generator)
         sizes_M = self._token_sizes_M
         if sizes_M is None:

@@ -33,6 +33,8 @@ class Reads(Protocol):
     numbers: torch.Tensor | None
     prepared: Prepared
     sizes: list[int]
+    lengths: torch.Tensor
+    """Of the field whose lengths count, by the rows' places; empty where none was named."""
 
     @property
     def fields(self) -> Mapping[str, Field]:
@@ -61,8 +63,9 @@ class Reader:
         limit: Sequences,
         preparing: Preparing = Preparing(),  # noqa: B008 (frozen)
         look: Look = nothing,
+        bucket: str | None = None,
     ) -> None:
-        """Look which rows there are.
+        """Look which rows there are; of the field ``bucket`` also how long they are.
 
         Where all must be read for that, or for what is learned of them, ``look`` is told of it.
 
@@ -91,6 +94,9 @@ class Reader:
             raise DataFailed(f"split {source.split!r} has no rows that are taken")
         self.prepared = fitting.prepare(kept.rows, limit)
         """What is known of them."""
+        self.lengths = torch.empty(0, dtype=torch.int64)
+        if bucket is not None:
+            self.lengths = self._lengths(bucket, fitting, rows)
         self.sizes = _sizes(table, kept.rows)
         """Of several sources, how many rows are taken of each."""
         self._preparing = replace(preparing, known=self.prepared)
@@ -99,17 +105,28 @@ class Reader:
         """Apply the limit on lengths, which are known from where rows begin."""
         if self._limit.max_length is None:
             return Limited(rows, {})
-        columns: dict[str, RaggedColumn] = {}
-        for name, field in self._fields.items():
-            if isinstance(field, IntegerSequenceField) and field.tokens is not None:
-                columns[name] = fitting.tokens_of(name, field, rows)
-            elif isinstance(field, SequenceField):
-                column = field_columns(name, field)[0]
-                ends = self._table.offsets(self._split, column)
-                columns[name] = RaggedColumn(
-                    column, self._split, np.empty(0), ends, self._table.where
-                )
+        columns = {
+            name: self._ragged(name, fitting, rows)
+            for name, field in self._fields.items()
+            if isinstance(field, SequenceField)
+        }
         return limited(columns, rows, self._limit)
+
+    def _ragged(self, name: str, fitting: Fitting, rows: torch.Tensor | None) -> RaggedColumn:
+        """Where the rows of a field begin."""
+        field = self._fields[name]
+        if isinstance(field, IntegerSequenceField) and field.tokens is not None:
+            return fitting.tokens_of(name, field, rows)
+        column = field_columns(name, field)[0]
+        ends = self._table.offsets(self._split, column)
+        return RaggedColumn(column, self._split, np.empty(0), ends, self._table.where)
+
+    def _lengths(self, name: str, fitting: Fitting, rows: torch.Tensor | None) -> torch.Tensor:
+        lengths = torch.from_numpy(np.diff(self._ragged(name, fitting, rows).offsets))
+        lengths = lengths if self.numbers is None else lengths[self.numbers]
+        most = self._limit.max_length
+        is_cut = most is not None and isinstance(self._fields[name], SequenceField)
+        return lengths.clamp(max=most) if is_cut else lengths
 
     @property
     def fields(self) -> Mapping[str, Field]:

@@ -84,6 +84,7 @@ class WindowReader:
         self.left_out: dict[str, int] = {}
         self.numbers: Tensor | None = None
         self.sizes: list[int] = []
+        self.lengths = torch.empty(0, dtype=torch.int64)
 
     @property
     def fields(self) -> Mapping[str, Field]:

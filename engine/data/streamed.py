@@ -7,6 +7,7 @@ batches before, and reads no row of theirs.
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import islice
 from typing import cast
 
 import numpy as np
@@ -14,11 +15,13 @@ import torch
 from torch import Tensor
 
 from engine.data.ahead import Ahead
+from engine.data.bucket_draws import BucketDraws
+from engine.data.buckets import Buckets, by_chance
 from engine.data.cache import Cache, Drained, Held, Read
 from engine.data.draws import Draw, Draws, Integers, Pool
 from engine.data.reading import Reads
-from engine.data.rows import Loaded, Rows, Taken, batch_of, divided, shuffled
-from glasshouse.spec import Shuffle
+from engine.data.rows import Loaded, Rows, Taken, batch_of, divided
+from glasshouse.spec import BucketByLength, Shuffle
 
 Batch = dict[str, Tensor]
 Parts = Callable[[Read, Taken], Iterator[Batch]]
@@ -29,7 +32,7 @@ _ALL = slice(None)
 class StreamedRows(Rows):
     """The rows of one source, of which only a pool is in memory."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (rows, and how they become batches)
         self,
         reader: Reads,
         device: torch.device,
@@ -38,10 +41,12 @@ class StreamedRows(Rows):
         workers: int = 0,
         keeps: bool = False,
         in_turn: bool = False,
+        bucket: BucketByLength | None = None,
     ) -> None:
         """Rows stay in memory once they were read, if it ``keeps`` them.
 
-        ``in_turn``: of several sources one is read after the other.
+        ``in_turn``: of several sources one is read after the other. ``bucket``: batches are of
+        rows of like length; the reader knows the lengths.
         """
         super().__init__({}, reader.num_rows, torch.device("cpu"), reader.numbers)
         self.device = device
@@ -49,6 +54,7 @@ class StreamedRows(Rows):
         self.left_out = reader.left_out
         self.prepared = None if reader.prepared.is_empty else reader.prepared
         self._reader = reader
+        self._bucket = bucket
         self._shuffle = shuffle
         self._sizes = tuple(reader.sizes) if in_turn else ()
         self._ahead: Ahead[Read] = Ahead(workers)
@@ -99,10 +105,16 @@ class StreamedRows(Rows):
         if self._cache is not None and order[1]:
             return self._cached(self._cache, batch_size, batches, order, made)
         size, least = self._shuffle.buffer_size or batch_size, self._shuffle.min_buffer_size
-        draws = Draws(Pool(self.num_rows, batch_size, size, least, self._sizes), *order)
+        draws = self._draws(Pool(self.num_rows, batch_size, size, least, self._sizes), order)
         draws.skip(first)
         self._held = self._cache or Drained(self._reader, draws.capacity)
         return self._drawn(draws, self._held, len(batches), made)
+
+    def _draws(self, pool: Pool, order: tuple[int, int]) -> Draws:
+        if self._bucket is None:
+            return Draws(pool, *order)
+        lengths_N = self._reader.lengths.numpy()
+        return BucketDraws(pool, *order, wanted=self._bucket, lengths_N=lengths_N)
 
     def _stored(self, batch_size: int, batches: range, made: Parts) -> Iterator[Batch]:
         cache = self._cache
@@ -147,11 +159,12 @@ class StreamedRows(Rows):
     ) -> Iterator[Batch]:
         """An epoch after the first, of all rows in memory."""
         cache.need(np.arange(self.num_rows), batch_size)  # unless training began in this epoch
-        order_N = shuffled(self.num_rows, *order)
+        cut = by_chance(self.num_rows, batch_size, order)
+        if self._bucket is not None:
+            cut = Buckets(self._bucket, self._reader.lengths, batch_size).epoch(order)
 
         def tasks() -> Iterator[tuple[Tensor, Callable[[], Read]]]:
-            for number in batches:
-                rows_B = order_N[number * batch_size :][:batch_size]
+            for rows_B in islice(cut.batches(batches.start), len(batches)):
                 yield rows_B, lambda rows_B=rows_B: cache.store.get(rows_B.numpy())
 
         for rows_B, read in self._ahead.each(tasks()):

@@ -25,7 +25,6 @@ from engine.spool import read_frames
 from glasshouse.errors import DataFailed
 from glasshouse.events import is_upkeep
 from glasshouse.spec import (
-    BucketByLength,
     Data,
     DenseField,
     DenseSequenceField,
@@ -563,11 +562,6 @@ def test_a_pool_that_cannot_be_is_refused_by_its_place(case):
     assert word in errors(spec(data={"shuffle": shuffle}))[pointer]
 
 
-def test_what_needs_all_rows_does_not_go_with_a_pool(lists):
-    made = job(data={"shuffle": {"buffer_size": 20}, "bucket_by_length": {}})
-    assert "all rows in memory" in errors(made, meta_of(lists))["/data/bucket_by_length"]
-
-
 def test_options_that_files_know_nothing_of_are_refused():
     """So is one that is added later, until somebody decides."""
 
@@ -587,11 +581,11 @@ def test_options_that_files_know_nothing_of_are_refused():
         "y": IntegerField(type="integer", classes=("a", "b")),
         "z": GrownField(type="integer", dim=2, novelty=1.0),
     }
-    wanted = {"bucket_by_length": BucketByLength(), "novelty": "yes"}
+    wanted = {"novelty": "yes"}
     findings = Findings()
     check_streaming(Grown.model_construct(**given, fields=fields, **wanted), {}, findings)
     assert {item.pointer for item in findings.problems} == {
-        *("/data/bucket_by_length", "/data/novelty"),
+        "/data/novelty",
         "/data/fields/z/novelty",
     }
     findings = Findings()
