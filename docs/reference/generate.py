@@ -14,6 +14,7 @@ from pydantic import BaseModel  # noqa: E402
 from pydantic.fields import FieldInfo  # noqa: E402
 
 from glasshouse import spec  # noqa: E402
+from glasshouse.spec import augmenting  # noqa: E402
 from models.settings import Settings  # noqa: E402
 
 SPEC_MODELS: tuple[type[BaseModel], ...] = (
@@ -34,6 +35,21 @@ SPEC_MODELS: tuple[type[BaseModel], ...] = (
     spec.Data,
     spec.Source,
     spec.DenseField,
+    augmenting.RandomHorizontalFlip,
+    augmenting.RandomVerticalFlip,
+    augmenting.FlipArgs,
+    augmenting.RandomCrop,
+    augmenting.CropArgs,
+    augmenting.RandomRotation,
+    augmenting.RotationArgs,
+    augmenting.RandomAffine,
+    augmenting.AffineArgs,
+    augmenting.ColorJitter,
+    augmenting.JitterArgs,
+    augmenting.RandomErasing,
+    augmenting.ErasingArgs,
+    augmenting.GaussianNoise,
+    augmenting.NoiseArgs,
     spec.IntegerField,
     spec.IntegerSequenceField,
     spec.DenseSequenceField,
