@@ -7,7 +7,7 @@ import { figures, layer } from "./inside-layers";
 
 test("the norm of a layer's gradient is that of all its parameters together", () => {
   const found = together(layer({ tensors: { "fc.weight": { param_grad: figures({ l2: 3, absmax: 2 }) }, "fc.bias": { param_grad: figures({ l2: 4, absmax: 4 }) } } }), "param_grad");
-  assert.deepEqual(found, { l2: 5, absmax: 4, size: 20, step: 10 });
+  assert.deepEqual(found, { l2: 5, absmax: 4, size: 20, step: 10, nonfinite: 0 });
 });
 
 test("the update ratio counts only parameters that have both at one step", () => {
@@ -38,6 +38,7 @@ const LIGHTS: [string, Parameters<typeof layer>[0], string, RegExp][] = [
   ["wide outputs", { stats: { output: figures({ std: 101 }) } }, "warn", /over 100/],
   ["a vanishing gradient", { tensors: { "fc.weight": { param_grad: figures({ l2: 3.9e-7 }) } } }, "warn", /9\.75e-8, under 1e-7: it vanishes/],
   ["no gradient", { tensors: { "fc.weight": { param_grad: figures({ l2: 0 }) } } }, "warn", /exactly zero/],
+  ["a gradient whose finite values are zero", { tensors: { "fc.weight": { param_grad: figures({ l2: 0, nan: 3 }) } } }, "bad", /3 of the gradient's 16 values are not finite/],
   ["a large gradient", { tensors: { "fc.weight": { param_grad: figures({ l2: 101 }) } } }, "warn", /over 100/],
   ["an exploding gradient", { tensors: { "fc.weight": { param_grad: figures({ l2: 1001 }) } } }, "bad", /over 1000/],
   ["too slow", { tensors: { "fc.weight": { update: figures({ l2: 0.9e-5 }), param: figures() } } }, "warn", /under 0.00001|under 1e-5/],

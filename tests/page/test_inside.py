@@ -159,7 +159,7 @@ def test_a_light_tells_its_rules_with_their_numbers_on_focus(page: Page, seen: g
     page.keyboard.press("Escape")
     expect(told).to_have_count(0)
     page.locator("tr[data-layer=sum] button.light").hover()
-    expect(told).to_contain_text("Silent outputs: not watched; it wants output")
+    expect(told).to_contain_text("Silent outputs: not answered; it wants output")
 
 
 def test_a_layer_that_went_nan_says_how_many_and_its_light_is_bad(

@@ -90,6 +90,7 @@ function spread(layer: Layer): Answer {
 function gradient(layer: Layer): Answer {
   const found = together(layer, "param_grad");
   if (!found) return null;
+  if (found.nonfinite) return bad(`${found.nonfinite} of the gradient's ${found.size} values are not finite`); // its figures are of the others only
   const rms = found.l2 / Math.sqrt(found.size);
   if (found.l2 > LIMITS.exploding) return bad(`the gradient's norm is ${figure(found.l2)}, over ${LIMITS.exploding}: it explodes`);
   if (found.l2 > LIMITS.large) return warn(`the gradient's norm is ${figure(found.l2)}, over ${LIMITS.large}`);
@@ -112,7 +113,7 @@ export const RULES: readonly Rule[] = [
   { name: "Silent outputs", needs: "output", asked: always, answer: silent },
   { name: "Spread of outputs", needs: "output", asked: always, answer: spread },
   { name: "Gradient", needs: "param_grad", asked: trained, answer: gradient },
-  { name: "Update to weight", needs: "update and param", asked: trained, answer: pace },
+  { name: "Update to weight", needs: "update and param of one step, finite and not all zero", asked: trained, answer: pace },
 ];
 
 export function verdictOf(layer: Layer): Verdict {

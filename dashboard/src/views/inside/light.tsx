@@ -44,7 +44,7 @@ export function Rules({ verdict }: { verdict: Verdict }) {
         <li key={one.rule}><span class={`sign ${one.level}`} aria-hidden="true">{SIGNS[one.level][0]}</span> <b>{one.rule}</b> ({SIGNS[one.level][1]}): {one.text}.</li>
       ))}
       {verdict.unanswered.map((one) => (
-        <li key={one.rule} class="muted"><span aria-hidden="true">{SIGNS.unknown[0]}</span> <b>{one.rule}</b>: not watched; it wants {one.needs}.</li>
+        <li key={one.rule} class="muted"><span aria-hidden="true">{SIGNS.unknown[0]}</span> <b>{one.rule}</b>: not answered; it wants {one.needs}.</li>
       ))}
     </ul>
   );

@@ -46,11 +46,12 @@ function sizeOf(shape: readonly number[]): number {
 }
 
 /** The figures of the parameters that were watched as a kind, as of one vector; null where none was. */
-export function together(layer: Layer, kind: string): { l2: number; absmax: number; size: number; step: number } | null {
+export function together(layer: Layer, kind: string): { l2: number; absmax: number; size: number; step: number; nonfinite: number } | null {
   let squares = 0;
   let absmax = 0;
   let size = 0;
   let step = -1;
+  let nonfinite = 0;
   for (const [name, shape] of Object.entries(layer.parameter_shapes)) {
     const figures = layer.tensors[name]?.[kind];
     if (!figures) continue;
@@ -58,8 +59,9 @@ export function together(layer: Layer, kind: string): { l2: number; absmax: numb
     absmax = Math.max(absmax, num(figures.absmax) ?? 0);
     size += sizeOf(shape);
     step = Math.max(step, figures.step);
+    nonfinite += (num(figures.nan) ?? 0) + (num(figures.inf) ?? 0);
   }
-  return step < 0 ? null : { l2: Math.sqrt(squares), absmax, size, step };
+  return step < 0 ? null : { l2: Math.sqrt(squares), absmax, size, step, nonfinite };
 }
 
 /** The norm of what a step changed by the norm of what it changed, of the parameters that have both at one step. */
