@@ -100,6 +100,7 @@ def shows_plan(page: Page, plan: dict[str, Any]) -> None:
     """The plan on the screen is the service's."""
     pane = page.get_by_role("region", name="Plan")
     expect(pane.locator("[data-plan=parameters]")).to_have_text(f"{plan['parameters']:,}")
+    expect(pane.locator("[data-plan=flops]")).to_have_text(f"{plan['flops']:,}")
     expect(pane.locator("[data-plan=steps]")).to_have_text(f"{plan['num_steps']:,}")
     for head, value in plan["memory"].items():
         if value:

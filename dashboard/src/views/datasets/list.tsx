@@ -47,7 +47,7 @@ function Line({ dataset }: { dataset: Dataset }) {
   return (
     <tr>
       <td><a href={`/datasets/${dataset.id}`}>{dataset.name}</a></td>
-      <td><DatasetState state={dataset.state} />{dataset.problem && <p class="wrong">{whatIsWrong(dataset.problem)}</p>}</td>
+      <td style={dataset.problem ? { minWidth: "14rem" } : {}}><DatasetState state={dataset.state} />{dataset.problem && <p class="wrong">{whatIsWrong(dataset.problem)}</p>}</td>
       <td class="number">{dataset.state === "ready" ? count(splits.reduce((sum, [, rows]) => sum + rows, 0)) : "–"}</td>
       <td class="small">{splits.map(([name, rows]) => `${name} ${count(rows)}`).join(", ")}</td>
       <td class="number nowrap">{dataset.size_bytes ? bytes(dataset.size_bytes) : "–"}</td>

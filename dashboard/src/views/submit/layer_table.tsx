@@ -2,7 +2,7 @@
 import { useState } from "preact/hooks";
 
 import type { Plan } from "../../api/types";
-import { count, figure } from "../../format";
+import { count } from "../../format";
 import { Scroll } from "../../ui/scroll";
 
 export interface PlannedLayer {
@@ -33,7 +33,7 @@ export function LayerTable({ plan }: { plan: Plan }) {
               <td>{layer.type}</td>
               <td class="number nowrap">{layer.output_shape ? layer.output_shape.join(" × ") || "1" : "–"}</td>
               <td class="number">{count(layer.parameters)}{!layer.trainable && layer.parameters > 0 && " (fixed)"}</td>
-              <td class="number">{layer.flops ? figure(layer.flops, 3) : "0"}</td>
+              <td class="number">{count(layer.flops ?? 0)}</td>
             </tr>
           ))}
         </tbody>

@@ -1,7 +1,7 @@
 // The plan beside the form: what is wrong, else what the job would do.
 import type { FieldProblem } from "../../api/http";
 import type { Plan } from "../../api/types";
-import { bytes, count, figure } from "../../format";
+import { bytes, count } from "../../format";
 import { ProblemBox } from "../../ui/state";
 import { LayerTable } from "./layer_table";
 import type { Planned } from "./planning";
@@ -54,7 +54,7 @@ function Facts({ plan, jump }: { plan: Plan; jump(pointer: string): void }) {
       )}
       <dl class="facts">
         <dt>Parameters</dt><dd data-plan="parameters">{count(plan.parameters)}</dd>
-        <dt>FLOPs of a step</dt><dd data-plan="flops">{plan.flops === null ? "not known" : figure(plan.flops)}</dd>
+        <dt>FLOPs of a step</dt><dd data-plan="flops">{plan.flops === null ? "not known" : count(plan.flops)}</dd>
         <dt>Steps</dt><dd data-plan="steps">{plan.num_steps === null ? "until its time is over" : count(plan.num_steps)}</dd>
         <dt>Devices</dt><dd>{plan.devices.length ? `${free} of ${plan.devices.length} that it may get ${free === 1 ? "is" : "are"} free: ${names(plan)}` : "none is there yet"}</dd>
         {watched(plan) > 0 && <><dt>Watched</dt><dd>{bytes(watched(plan))} at a step that is looked at</dd></>}
