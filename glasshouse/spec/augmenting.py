@@ -57,6 +57,7 @@ class CropArgs(Spec):
     fill: Fill = 0.0
     """What a constant padding has: a number, or one for each channel."""
     padding_mode: Literal["constant", "edge", "reflect", "symmetric"] = "constant"
+    """What the padding is: ``fill``, the last pixel, or a mirror without or with the last pixel."""
 
 
 class RandomCrop(Spec):
@@ -72,6 +73,7 @@ class RotationArgs(Spec):
     degrees: Factor | Ends
     """``d``: an angle from [-d, d], counter-clockwise; or [from, to]."""
     interpolation: Interpolation = "nearest"
+    """A pixel is its nearest one of before, or the mean of its four neighbours by their nearness."""
     center: tuple[float, float] | None = None
     """x and y in pixels from the upper left corner; left out, the middle."""
     fill: Fill = 0.0
@@ -102,6 +104,7 @@ class AffineArgs(Spec):
     shear: Factor | Ends | tuple[float, float, float, float] | None = None
     """Degrees parallel to the x axis: from [-s, s], or [from, to]; with four also to the y axis."""
     interpolation: Interpolation = "nearest"
+    """A pixel is its nearest one of before, or the mean of its four neighbours by their nearness."""
     fill: Fill = 0.0
     """What is seen outside of the image: a number, or one for each channel."""
     center: tuple[float, float] | None = None
@@ -188,7 +191,9 @@ class NoiseArgs(Spec):
     """Arguments of noise."""
 
     mean: float = 0.0
+    """Of the distribution."""
     sigma: Factor = 0.1
+    """Its standard deviation."""
     clip: bool = True
     """What leaves [0, 1] is cut off."""
 
