@@ -73,7 +73,7 @@ class RotationArgs(Spec):
     degrees: Factor | Ends
     """``d``: an angle from [-d, d], counter-clockwise; or [from, to]."""
     interpolation: Interpolation = "nearest"
-    """A pixel is its nearest one of before, or the mean of its four neighbours by their nearness."""
+    """A pixel is its nearest one of before, or the mean of the four around it by their nearness."""
     center: tuple[float, float] | None = None
     """x and y in pixels from the upper left corner; left out, the middle."""
     fill: Fill = 0.0
@@ -104,7 +104,7 @@ class AffineArgs(Spec):
     shear: Factor | Ends | tuple[float, float, float, float] | None = None
     """Degrees parallel to the x axis: from [-s, s], or [from, to]; with four also to the y axis."""
     interpolation: Interpolation = "nearest"
-    """A pixel is its nearest one of before, or the mean of its four neighbours by their nearness."""
+    """A pixel is its nearest one of before, or the mean of the four around it by their nearness."""
     fill: Fill = 0.0
     """What is seen outside of the image: a number, or one for each channel."""
     center: tuple[float, float] | None = None
