@@ -33,7 +33,7 @@ export function MetricChart({ job, group, metrics, look }: { job: Job; group: Gr
         <h3>{group.title}</h3>
         <button class="plain" aria-pressed={look.log} onClick={look.onLog}>Log</button>
       </div>
-      {problem && !columns && <ProblemBox problem={problem} />}
+      {problem && !columns && problem.code !== "unreachable" && <ProblemBox problem={problem} />}
       {visible && <LineChart title={group.title} series={series} markers={look.markers} xName={axis.name} log={look.log} smoothing={look.smoothing} range={shown}
         onZoom={(asked) => look.onRange(asked && stepsOf(asked, axis))} oddHref={bad?.href} oddName={bad?.name} table={{ series: over, xName: "step" }} />}
     </section>

@@ -46,7 +46,7 @@ function Charts({ job, metrics }: { job: Job; metrics: readonly Metric[] }) {
     axis,
     markers,
     range,
-    smoothing: +(query.get("smooth") ?? 0),
+    smoothing: group.key === "lr" ? 0 : +(query.get("smooth") ?? 0), // a rate is not noisy: what it was is what is asked
     log: logs.includes(group.key),
     onLog: () => change({ log: toggled(logs, group.key).join(",") }),
     onRange: (steps) => change({ from: steps && String(steps[0]), to: steps && String(steps[1]) }),
