@@ -156,7 +156,7 @@ def test_what_was_learned_before_is_not_looked_for_again(table, monkeypatch):
     memory, _ = both(table, FIELDS, Source(dataset="d"), **ASKED)
     read: list[Any] = []
     monkeypatch.setattr(fitting.Fitting, "_blocks", lambda *args: read.append(args))
-    monkeypatch.setattr(fitting.Fitting, "_tokens", lambda *args: read.append(args))
+    monkeypatch.setattr(fitting.Fitting, "tokens", lambda *args: read.append(args))
     preparing = Preparing(**ASKED, known=memory.prepared)
     source = Source(dataset="d", fraction=(0.8, 1.0))
     reader = Reader(
