@@ -2,6 +2,8 @@
 
 import re
 import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -44,6 +46,7 @@ class Witness:
     complaints: list[str] = field(default_factory=list[str])
     """Errors of the console, exceptions, violations of the policy, requests to elsewhere."""
     _expected: list[re.Pattern[str]] = field(default_factory=list[re.Pattern[str]])
+    _allowed: list[re.Pattern[str]] = field(default_factory=list[re.Pattern[str]])
 
     def follow(self, context: BrowserContext) -> None:
         """Hear whatever the pages of a context say."""
@@ -56,11 +59,15 @@ class Witness:
         """A complaint that belongs to what is tested. It must come."""
         self._expected.append(re.compile(pattern))
 
+    def allow(self, pattern: str) -> None:
+        """A complaint that may come, or not: it depends on who is faster."""
+        self._allowed.append(re.compile(pattern))
+
     def judge(self) -> None:
         """Fail if there was a complaint that was not expected, or none that was."""
         for pattern in self._expected:
             assert any(map(pattern.search, self.complaints)), f"nothing said {pattern.pattern!r}"
-        known = self._expected
+        known = [*self._expected, *self._allowed]
         unknown = [one for one in self.complaints if not any(p.search(one) for p in known)]
         assert not unknown, "\n".join(unknown)
 
@@ -119,24 +126,44 @@ def _short(violation: dict[str, Any]) -> dict[str, Any]:
 
 
 class Screenshot(Protocol):
-    """Takes pictures of a page, where they are wanted (``SCREENSHOTS`` names a folder)."""
+    """Takes pictures of a page, where they are wanted (``SCREENSHOTS`` names a folder).
+
+    Fails in any case where the page does not fit on a phone.
+    """
 
     def __call__(self, name: str, *, page: Page = ..., full: bool = False) -> None:
         """``NAME-light-wide.png``, ``-dark-wide``, ``-light-phone``, ``-dark-phone``."""
         ...
 
 
-def photograph(page: Page, folder: Path, name: str, *, full: bool) -> None:
-    """All four pictures of a page; then it is as it was."""
+@contextmanager
+def as_on(page: Page, size: str) -> Generator[None]:
+    """Make the window as large as a device's; then as it was."""
     before = page.viewport_size
-    for size, (width, height) in SIZES.items():
-        page.set_viewport_size({"width": width, "height": height})
-        for scheme in ("light", "dark"):
-            page.emulate_media(color_scheme=scheme)
-            drawn(page)
-            path = folder / f"{name}-{scheme}-{size}.png"
-            page.screenshot(path=path, full_page=full, animations="disabled")
-    page.emulate_media(color_scheme="light")
+    width, height = SIZES[size]
+    page.set_viewport_size({"width": width, "height": height})
+    drawn(page)
+    yield
     if before is not None:
         page.set_viewport_size(before)
+        drawn(page)
+
+
+def fits(page: Page) -> None:
+    """Fails where a page is wider than a phone; what is inside of it may scroll by itself."""
+    with as_on(page, "phone"):
+        wide = page.evaluate("() => document.documentElement.scrollWidth")
+        assert wide <= SIZES["phone"][0], f"on a phone the page is {wide} wide"
+
+
+def photograph(page: Page, folder: Path, name: str, *, full: bool) -> None:
+    """All four pictures of a page; then it is as it was."""
+    for size in SIZES:
+        with as_on(page, size):
+            for scheme in ("light", "dark"):
+                page.emulate_media(color_scheme=scheme)
+                drawn(page)
+                path = folder / f"{name}-{scheme}-{size}.png"
+                page.screenshot(path=path, full_page=full, animations="disabled")
+    page.emulate_media(color_scheme="light")
     drawn(page)

@@ -23,6 +23,7 @@ from tests.page.browser import (
     Witness,
     find_chromium,
     findings,
+    fits,
     launch,
     photograph,
 )
@@ -138,6 +139,7 @@ def screenshot(page: Page) -> Screenshot:
     """Pictures for the documentation, where ``SCREENSHOTS`` names a folder."""
 
     def take(name: str, *, page: Page = page, full: bool = False) -> None:
+        fits(page)
         if SCREENSHOTS is not None:
             folder = Path(SCREENSHOTS)
             folder.mkdir(parents=True, exist_ok=True)

@@ -186,7 +186,7 @@ def test_layers_are_added_moved_and_removed_and_a_wrong_one_is_found(
 def test_form_and_text_are_two_views_and_what_the_form_does_not_know_stays(
     page: Page, witness: Witness, digits: str
 ):
-    witness.expect(REFUSED)
+    witness.allow(REFUSED)  # the plan of a text that is changed at once is not asked for
     opened(page, f"dataset={digits}")
     spec = on_screen(page) | {"mystery": {"deep": [1, None]}, "labels": {"a/b": "c"}}
     written(page, json.dumps(spec))
