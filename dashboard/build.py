@@ -145,9 +145,11 @@ def _node_of_package(folder: Path, constraints: Path) -> Node:
 
 
 def _last_words(said: str | None) -> str:
+    """The line that tells most: the first that esbuild or pip calls an error, else npm's last."""
     lines = [line.strip() for line in (said or "").splitlines() if line.strip()]
-    telling = [line for line in lines if "complete log" not in line]
-    return f": {telling[-1]}" if telling else ""
+    lines = [line for line in lines if "complete log" not in line]
+    telling = [*(line for line in lines if "ERROR" in line), *lines[-1:]]
+    return f": {telling[0]}" if telling else ""
 
 
 def main() -> int:

@@ -32,7 +32,7 @@ def tree(tmp_path: Path) -> Path:
     copy.mkdir()
     for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", ".gitignore"):
         shutil.copy(ROOT / name, copy / name)
-    skipped = shutil.ignore_patterns("__pycache__", "*.so", "node_modules", "dist*", ".node")
+    skipped = shutil.ignore_patterns("__pycache__", "*.so", "node_modules", "dist", ".node")
     for name in (*ROOMS, "dashboard"):
         shutil.copytree(ROOT / name, copy / name, ignore=skipped)
     return copy
@@ -86,6 +86,8 @@ def test_a_source_that_is_wrong_is_told_and_leaves_no_stamp(furnished: Path):
     failed = build(furnished)
     assert failed.returncode == 1
     assert failed.stderr.startswith("glasshouse: no page: npm run --silent build failed: ")
+    assert "Could not resolve" in failed.stderr
+    assert len(failed.stderr.splitlines()) == 1
     assert build(furnished, "--try").returncode == 0
     assert not (furnished / "dashboard" / "dist" / ".sources").exists()
 
