@@ -93,7 +93,13 @@ def query_metrics(  # noqa: PLR0913 (each is a parameter of the request)
             return not_modified(tag, headers)
         series = {
             wanted: metrics.query(
-                tx, job, wanted, from_step=from_step, to_step=to_step, asked=attempt
+                tx,
+                job,
+                wanted,
+                from_step=from_step,
+                to_step=to_step,
+                asked=attempt,
+                max_points=max_points,
             )
             for wanted in names
         }
@@ -105,8 +111,6 @@ def query_metrics(  # noqa: PLR0913 (each is a parameter of the request)
             f"The job has reported no metric {unknown[0][:200]!r}; it has "
             f"{', '.join(known[:50]) or 'none'}."
         )
-    if max_points is not None:
-        series = {key: metrics.thin(points, max_points) for key, points in series.items()}
     epochs, columns = _columns(series, apart=attempt is not None)
     headers |= {"ETag": tag, "Cache-Control": "private, no-cache"}
     places = np.array(list(epochs), np.int64).reshape(-1, 2)

@@ -105,7 +105,7 @@ def _metrics(tx: Transaction, job: str, plot: str) -> dict[str, Line]:
         raise MetricNotFound(f"The job has reported nothing to draw as {plot}.")
     series: dict[str, Line] = {}
     for name in wanted:
-        points = metrics.thin(metrics.query(tx, job, name), MAX_POINTS)
+        points = metrics.query(tx, job, name, max_points=MAX_POINTS)
         steps = np.array([point.step for point in points], np.int64)
         series[name] = Line(steps, np.array([point.value for point in points], np.float64))
     return series

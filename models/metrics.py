@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, case, func, select
+from sqlalchemy import ColumnElement, Row, case, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -77,12 +77,12 @@ def names(tx: Session, job: str, asked: Asked = None) -> list[Summary]:
     )
     found: list[Summary] = []
     for name, low, high, count, nonfinite, step in tx.execute(totals):
-        last = _points(tx, [Metric.job == job, Metric.name == name, Metric.step == step, *seen])[-1]
-        found.append(Summary(name, last.value, step, low, high, count, nonfinite))
+        last = _rows(tx, [_M.job == job, _M.name == name, _M.step == step, *seen])[-1]
+        found.append(Summary(name, _value(last[2], last[3]), step, low, high, count, nonfinite))
     return found
 
 
-def query(
+def query(  # noqa: PLR0913 (each is a parameter of the request)
     tx: Session,
     job: str,
     name: str,
@@ -90,43 +90,46 @@ def query(
     from_step: int | None = None,
     to_step: int | None = None,
     asked: Asked = None,
+    max_points: int | None = None,
 ) -> list[Point]:
     """One series in the order of its steps; both ends are included.
 
-    Of steps that were run again the last attempt's values, unless ``asked`` says otherwise.
+    Of steps that were run again the last attempt's values, unless ``asked`` says otherwise. At most
+    about ``max_points``: first, last, each bucket's least and greatest kept; every non-finite run
+    keeps its first and last point, whatever the limit.
     """
-    where = [Metric.job == job, Metric.name == name]
-    where += lineage.shown(tx, job, Metric.attempt, Metric.step, asked)
+    where = [_M.job == job, _M.name == name]
+    where += lineage.shown(tx, job, _M.attempt, _M.step, asked)
     if from_step is not None:
-        where.append(Metric.step >= from_step)
+        where.append(_M.step >= from_step)
     if to_step is not None:
-        where.append(Metric.step <= to_step)
-    return _points(tx, where)
+        where.append(_M.step <= to_step)
+    rows = _rows(tx, where)
+    if max_points is not None and len(rows) > max_points:
+        rows = _thinned(rows, max_points)
+    return [Point(step, epoch, _value(value, odd), n) for step, epoch, value, odd, n in rows]
 
 
-def _points(tx: Session, where: Sequence[ColumnElement[bool]]) -> list[Point]:
-    wanted = select(
-        Metric.step, Metric.epoch, Metric.value, Metric.nonfinite, Metric.attempt
-    ).where(*where)
-    return [
-        Point(step, epoch, jsonio.NONFINITE[odd or "NaN"] if value is None else value, attempt)
-        for step, epoch, value, odd, attempt in tx.execute(
-            wanted.order_by(Metric.step, Metric.attempt)
-        )
-    ]
+_M = core(Metric).c
 
 
-def thin(points: Sequence[Point], max_points: int) -> list[Point]:
-    """At most about ``max_points`` points: first, last, each bucket's least and greatest kept.
+def _rows(tx: Session, where: Sequence[ColumnElement[bool]]) -> Sequence[Row[Any]]:
+    """Without the ORM, and no object a row: of a million rows a few hundred are wanted."""
+    wanted = select(_M.step, _M.epoch, _M.value, _M.nonfinite, _M.attempt).where(*where)
+    return tx.execute(wanted.order_by(_M.step, _M.attempt)).all()
 
-    Every non-finite run keeps its first and last point, whatever the limit.
-    """
+
+def _thinned(rows: Sequence[Row[Any]], max_points: int) -> list[Row[Any]]:
     import numpy as np  # noqa: PLC0415 (the worker, which never thins, does without)
 
     from models.thinning import kept_places  # noqa: PLC0415
 
-    values = np.array([point.value for point in points], np.float64)
-    return [points[place] for place in kept_places([values], max_points)]
+    values = np.fromiter((_value(row[2], row[3]) for row in rows), np.float64, len(rows))
+    return [rows[place] for place in kept_places([values], max_points)]
+
+
+def _value(value: float | None, odd: str | None) -> float:
+    return jsonio.NONFINITE[odd or "NaN"] if value is None else value
 
 
 def _split(value: Any) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.metrics import Point, thin
 from models.stats_bytes import (
     Block,
     Figures,
@@ -136,28 +135,24 @@ values = st.one_of(st.floats(-1e9, 1e9), st.sampled_from([math.nan, math.inf, -m
 def test_thinning_keeps_the_ends_the_extremes_and_every_nonfinite_run(
     series_values: list[float], max_points: int
 ):
-    points = [Point(step, 0, value) for step, value in enumerate(series_values)]
-    kept = thin(points, max_points)
-    steps = {point.step for point in kept}
-    assert [point.step for point in kept] == sorted(steps)
-    assert {0, len(points) - 1} <= steps
-    finite = [point for point in points if math.isfinite(point.value)]
+    places = kept_places([np.array(series_values)], max_points).tolist()
+    assert places == sorted(set(places))
+    assert {0, len(series_values) - 1} <= set(places)
+    finite = [value for value in series_values if math.isfinite(value)]
     if finite:
-        lowest, highest = min(p.value for p in finite), max(p.value for p in finite)
-        assert lowest in {point.value for point in kept}
-        assert highest in {point.value for point in kept}
-    bad = [not math.isfinite(point.value) for point in points]
-    for index in range(len(points)):
+        kept = {series_values[place] for place in places}
+        assert {min(finite), max(finite)} <= kept
+    bad = [not math.isfinite(value) for value in series_values]
+    for index in range(len(bad)):
         begins = bad[index] and (index == 0 or not bad[index - 1])
-        ends = bad[index] and (index == len(points) - 1 or not bad[index + 1])
+        ends = bad[index] and (index == len(bad) - 1 or not bad[index + 1])
         if begins or ends:
-            assert index in steps
+            assert index in places
 
 
 @given(st.integers(100, 5000), st.integers(10, 100))
 def test_thinning_a_finite_series_stays_near_the_limit(length: int, max_points: int):
-    points = [Point(step, 0, math.sin(step)) for step in range(length)]
-    assert len(thin(points, max_points)) <= max_points + 2
+    assert len(kept_places([np.sin(np.arange(length))], max_points)) <= max_points + 2
 
 
 def test_thinning_several_columns_keeps_the_extremes_of_each():
