@@ -31,7 +31,7 @@ from glasshouse.spec.places import place_of, pointer
 from glasshouse.unpickling import refuse_unpickling
 
 MAX_MEMORY_BYTES = 4 * 2**30
-MAX_SECONDS = 5.0
+MAX_SECONDS = 10.0
 
 
 class Overtime(BaseException):

@@ -25,6 +25,8 @@ from engine.stepwise import Recurrent
 from glasshouse.spec import Graph, TrainJob
 
 _LOW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+_UPDATED = 16
+"""Of so many parameters the update is counted, the largest: each is updated by itself."""
 _META_STEPS = 16
 """In so many turns the steps of a recurrent layer run on the meta device, which knows no LSTM."""
 
@@ -151,6 +153,10 @@ def _counted(
 
 def _update_peak(job: TrainJob, network: nn.Module) -> int:
     """What an optimizer holds for a moment while it updates; 0 where that needs real numbers."""
+    if not job.optimizer.args.get("foreach"):
+        learned = [item for item in network.parameters() if item.grad is not None]
+        for item in sorted(learned, key=lambda one: one.nbytes)[:-_UPDATED]:
+            item.grad = None
     with contextlib.suppress(Exception):
         optimizer = make_optimizer(job.optimizer, job.network, network)
         optimizer.step()  # makes what it keeps

@@ -182,3 +182,34 @@ def test_a_layer_that_cannot_run_without_data_is_none():
         loss={"type": "CrossEntropyLoss", "inputs": ["nothing", "label"]},
     )
     assert step_peak(job, ("nothing",), lambda: {"image": torch.zeros(3)}) is None
+
+
+DEEP = [
+    {"name": "flat", "type": "Flatten", "inputs": ["image"]},
+    *(
+        {"name": f"fc{place}", "type": "Linear", "args": {"out_features": 8 + 7 * (place % 5)}}
+        for place in range(30)
+    ),
+    {"name": "fc", "type": "Linear", "args": {"out_features": 10}},
+]
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("kind", ["Adam", "SGD", "RMSprop"])
+def test_the_update_of_the_largest_parameters_needs_what_that_of_all_does(
+    monkeypatch: pytest.MonkeyPatch, kind: str, foreach: bool
+):
+    """One is updated after the other; with ``foreach`` all at once, and then all are counted."""
+    args = {"lr": 0.1, "foreach": foreach} | ({"momentum": 0.9} if kind == "SGD" else {})
+    job = resolved(network={"layers": DEEP}, optimizer={"type": kind, "args": args})
+
+    def peak() -> int | None:
+        step_memory._known_peak.cache_clear()
+        return step_peak(job, ["fc"], lambda: batch_of(job, 4, "meta"))
+
+    counted = peak()
+    monkeypatch.setattr(step_memory, "_UPDATED", 10**6)
+    assert counted == peak()
+    monkeypatch.setattr(step_memory, "_UPDATED", 1)
+    if foreach:
+        assert counted == peak()
