@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Row, case, func, select
+from sqlalchemy import ColumnElement, case, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -113,13 +113,13 @@ def query(  # noqa: PLR0913 (each is a parameter of the request)
 _M = core(Metric).c
 
 
-def _rows(tx: Session, where: Sequence[ColumnElement[bool]]) -> Sequence[Row[Any]]:
+def _rows(tx: Session, where: Sequence[ColumnElement[bool]]) -> Sequence[Any]:
     """Without the ORM, and no object a row: of a million rows a few hundred are wanted."""
     wanted = select(_M.step, _M.epoch, _M.value, _M.nonfinite, _M.attempt).where(*where)
     return tx.execute(wanted.order_by(_M.step, _M.attempt)).all()
 
 
-def _thinned(rows: Sequence[Row[Any]], max_points: int) -> list[Row[Any]]:
+def _thinned(rows: Sequence[Any], max_points: int) -> list[Any]:
     import numpy as np  # noqa: PLC0415 (the worker, which never thins, does without)
 
     from models.thinning import kept_places  # noqa: PLC0415

@@ -199,7 +199,11 @@ DEEP = [
 def test_the_update_of_the_largest_parameters_needs_what_that_of_all_does(
     monkeypatch: pytest.MonkeyPatch, kind: str, foreach: bool
 ):
-    """One is updated after the other; with ``foreach`` all at once, and then all are counted."""
+    """One is updated after the other; with ``foreach`` all at once, and then all are counted.
+
+    What was made for the one before is held until the next has its own. Of the largest the one
+    before is as large, so that they may need more than all do in their order: one parameter more.
+    """
     args = {"lr": 0.1, "foreach": foreach} | ({"momentum": 0.9} if kind == "SGD" else {})
     job = resolved(network={"layers": DEEP}, optimizer={"type": kind, "args": args})
 
@@ -209,7 +213,7 @@ def test_the_update_of_the_largest_parameters_needs_what_that_of_all_does(
 
     counted = peak()
     monkeypatch.setattr(step_memory, "_UPDATED", 10**6)
-    assert counted == peak()
-    monkeypatch.setattr(step_memory, "_UPDATED", 1)
-    if foreach:
-        assert counted == peak()
+    of_all = peak()
+    assert counted is not None
+    assert of_all is not None
+    assert 0 <= counted - of_all <= (0 if foreach else 36 * 29 * FLOAT)
