@@ -257,6 +257,7 @@ def test_name_and_labels_are_edited_and_an_ended_job_is_deleted(
     page.get_by_role("button", name="Delete").click()
     page.get_by_role("dialog").get_by_role("button", name="Delete it for good").click()
     expect(page).to_have_url(re.compile(r"/jobs$"))
+    expect(page.get_by_text("The job is deleted.")).to_be_visible()
     with pytest.raises(gh.NotFoundError):
         client.jobs.get(job.id)
 

@@ -25,7 +25,7 @@ export function Overlay({ metric, jobs, groups }: Props) {
   const answers = useLiveAll<Columns>(asked.filter((path) => path !== null), jobs.every(ended) ? Infinity : 3);
   const columns = asked.map((path) => (path === null ? null : (answers.shift()?.value ?? null)));
   const lines = columns.map((told) => lineOf(told, metric));
-  const single = (place: number): Series => ({ label: nameOf(jobs, place), style: place, ...lines[place]!, thinned: lines[place]!.xs.length >= MOST_POINTS });
+  const single = (place: number): Series => ({ label: nameOf(jobs, place), style: place, ...lines[place]!, thinned: lines[place]!.xs.length > 0.9 * MOST_POINTS });
   const series = groups ? [...groups].map(([name, places], style) => grouped(name, places.map((place) => lines[place]!), style)) : jobs.map((_, place) => single(place));
   return (
     <>

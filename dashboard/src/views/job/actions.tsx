@@ -5,7 +5,7 @@ import { useState } from "preact/hooks";
 import { ask, post } from "../../api/http";
 import { refresh } from "../../api/live";
 import { ended, type Job, type JobState } from "../../api/types";
-import { say, tell } from "../../ui/toast";
+import { tell } from "../../ui/toast";
 import { Copying } from "./copying";
 import { Dialog, Ending } from "./dialog";
 import { Editing } from "./editing";
@@ -94,13 +94,9 @@ function Deleting({ job, onClose }: { job: Job; onClose(): void }) {
   const send = async (event: Event) => {
     event.preventDefault();
     setBusy(true);
-    const gone = await tell(ask(`jobs/${job.id}`, { method: "DELETE" }));
-    setBusy(false);
-    if (!gone) return;
-    onClose();
-    say("The job is deleted.");
-    refresh("jobs");
-    route("/jobs");
+    route("/jobs"); // first: this page would ask for a job that is gone
+    await tell(ask(`jobs/${job.id}`, { method: "DELETE" }), "The job is deleted.");
+    refresh("jobs?"); // the lists
   };
   return (
     <Dialog title="Delete the job" onClose={onClose}>
