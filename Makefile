@@ -32,7 +32,7 @@ test: setup ## all tests but the slow ones
 	$(PYTEST) tests/integration tests/security -n 4 --dist worksteal -m "not slow and not gpu"
 	$(PYTEST) tests/acceptance -n 4 --dist loadfile -m "not slow and not gpu"
 	$(PY) dashboard/build.py test
-	$(PYTEST) tests/page -m "not slow and not gpu"
+	$(PYTEST) tests/page -n 2 --dist loadfile -m "not slow and not gpu"
 
 test-slow: setup ## the long ones: real data, full optimizers, more deaths of workers
 	$(PYTEST) tests -m slow
