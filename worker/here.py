@@ -105,7 +105,8 @@ def _launching(carry_out: CarryOut) -> type[Launch]:
             # without a ring, which somebody would have to empty, it writes the files itself
             self._station.insist(lambda: self._prepare(None))
             carry_out(self._dir)
-            return _Over(), Stop(_Over(), grace_s=0.0, kill_s=0.0, unkillable_s=float("inf"))
+            rank = _Over()
+            return rank, Stop(rank, grace_s=0.0, kill_s=0.0, unkillable_s=float("inf"))
 
         def end(self, *, gently: bool = False) -> None:
             """Nothing of it runs any more."""

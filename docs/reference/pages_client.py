@@ -120,8 +120,9 @@ def _fields(cls: Class) -> Iterator[tuple[str, str, str | None]]:
     body = _source(cls).body
     for here, below in zip(body, [*body[1:], None], strict=True):
         if isinstance(here, ast.AnnAssign) and isinstance(here.target, ast.Name):
-            is_told = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
-            told = str(below.value.value) if is_told else None  # type: ignore[union-attr]
+            told = None
+            if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+                told = str(below.value.value)
             if not here.target.id.startswith("_"):
                 yield here.target.id, ast.unparse(here.annotation), told
 

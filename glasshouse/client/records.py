@@ -144,10 +144,15 @@ class Dataset(Record):
         return self
 
     def rows(
-        self, split: str | None = None, offset: int = 0, limit: int | None = None
+        self,
+        split: str | None = None,
+        offset: int = 0,
+        limit: int | None = None,
+        *,
+        values: int | None = None,
     ) -> list[dict[str, Any]]:
-        """Some rows, each as a dict by column."""
-        params = {"split": split, "offset": offset, "limit": limit}
+        """Some rows, each as a dict by column; ``values``: so many of a row, else 1,000."""
+        params = {"split": split, "offset": offset, "limit": limit, "values": values}
         return (self._transport.get(f"{self.path}/rows", params))["data"]
 
     def stats(self) -> dict[str, Any]:

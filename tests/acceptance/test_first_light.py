@@ -109,6 +109,8 @@ def test_inference_gives_several_layers_and_fields(client: gh.Client, watched, d
     shares = np.exp(scores - scores.max(axis=1, keepdims=True))
     best = (shares / shares.sum(axis=1, keepdims=True)).max(axis=1)
     assert np.allclose(found["fc/prob"], best, atol=1e-6)
+    (few,) = client.datasets.rows(digits, "test", limit=1, values=3)
+    assert (few["image"]["truncated"], len(few["image"]["values"])) == (True, 3)
     labels = [row["label"] for row in client.datasets.rows(digits, "test", limit=250)]
     assert (found["fc/id"] == labels).mean() > 0.95
 

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 import glasshouse as gh
-from tests.page.test_jobs import spec
+from tests.page.specs import small
 
 RATES = (0.5, 0.05)
 SEEDS = (1, 2)
@@ -18,7 +18,7 @@ SEEDS = (1, 2)
 def sweep(client: gh.Client, digits: str) -> list[gh.Job]:
     """Four jobs: two learning rates, two seeds each."""
     made = [
-        client.jobs.create(spec(digits, f"rate {lr} seed {seed}", seed=seed, optimizer=sgd(lr)))
+        client.jobs.create(small(digits, f"rate {lr} seed {seed}", seed=seed, optimizer=sgd(lr)))
         for lr in RATES
         for seed in SEEDS
     ]

@@ -14,6 +14,7 @@ from playwright.sync_api import Locator, Page, expect
 import glasshouse as gh
 from tests.acceptance.houses import House, until
 from tests.page.browser import Screenshot, Witness
+from tests.page.specs import FIELDS, small
 
 STEPS = 240
 OVER = ("succeeded", "failed", "cancelled")
@@ -21,33 +22,24 @@ Axe = Callable[[Page], None]
 
 
 def spec(digits: str, name: str, **more: Any) -> dict[str, Any]:
-    """A small network on the digits."""
-    layers = [
-        {"name": "flat", "type": "Flatten", "inputs": ["image"]},
-        {"name": "fc", "type": "Linear", "args": {"out_features": 10}},
-    ]
-    fields = {
-        "image": {"type": "dense", "shape": [1, 8, 8]},
-        "label": {"type": "integer", "dim": 10},
-    }
+    """One that evaluates, measures and saves."""
+    return small(digits, name, **longer(digits)) | more
+
+
+def longer(digits: str) -> dict[str, Any]:
+    """What it has more of than the small one."""
     return {
-        "kind": "train",
-        "name": name,
-        "seed": 1,
-        "network": {"type": "graph", "layers": layers, "outputs": ["fc"]},
-        "loss": {"type": "CrossEntropyLoss", "inputs": ["fc", "label"]},
-        "optimizer": {"type": "SGD", "args": {"lr": 0.1}},
         "data": {
             "train": {"dataset": digits, "split": "train"},
             "validation": {"dataset": digits, "split": "validation"},
-            "fields": fields,
+            "fields": FIELDS,
             "batch_size": 32,
         },
         "stop": {"steps": STEPS},
         "evaluate": {"every_epochs": 1},
         "checkpoint": {"every_steps": 100},
         "metrics": [{"type": "accuracy", "inputs": ["fc", "label"]}],
-    } | more
+    }
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """The list of jobs: what it shows is what the API says, found by what the URL says."""
 
 import re
-from typing import Any
 
 import httpx2
 import pytest
@@ -12,37 +11,15 @@ from models import jobs
 from models.database import Database
 from models.settings import Settings
 from tests.acceptance.houses import House
+from tests.page.specs import small
 
 MANY = 1000
-
-
-def spec(digits: str, name: str, **more: Any) -> dict[str, Any]:
-    """A small network on the digits."""
-    layers = [
-        {"name": "flat", "type": "Flatten", "inputs": ["image"]},
-        {"name": "fc", "type": "Linear", "args": {"out_features": 10}},
-    ]
-    fields = {
-        "image": {"type": "dense", "shape": [1, 8, 8]},
-        "label": {"type": "integer", "dim": 10},
-    }
-    split = {"dataset": digits, "split": "train"}
-    return {
-        "kind": "train",
-        "name": name,
-        "seed": 1,
-        "network": {"type": "graph", "layers": layers, "outputs": ["fc"]},
-        "loss": {"type": "CrossEntropyLoss", "inputs": ["fc", "label"]},
-        "optimizer": {"type": "SGD", "args": {"lr": 0.1}},
-        "data": {"train": split, "fields": fields, "batch_size": 100},
-        "stop": {"epochs": 1},
-    } | more
 
 
 @pytest.fixture(scope="module")
 def ended(client: gh.Client, digits: str) -> gh.Job:
     """A job that has trained to its end."""
-    job = client.jobs.create(spec(digits, "ended one", labels={"list": "yes"}))
+    job = client.jobs.create(small(digits, "ended one", labels={"list": "yes"}))
     return job.wait(timeout=120)
 
 
@@ -85,7 +62,7 @@ def test_a_job_is_found_by_its_label_its_name_and_its_state_and_the_link_says_so
 def test_a_running_job_is_live_and_is_paused_resumed_and_cancelled(
     page: Page, client: gh.Client, digits: str
 ):
-    job = client.jobs.create(spec(digits, "long one", stop={"epochs": 100_000}))
+    job = client.jobs.create(small(digits, "long one", stop={"epochs": 100_000}))
     row = row_of(page, job)
     expect(row).to_contain_text("running")
     done = row.get_by_role("progressbar")
@@ -105,7 +82,7 @@ def test_a_job_that_met_a_nan_has_a_badge_that_names_the_layer(
 ):
     guard = {"nonfinite": {"check": ["loss"], "action": "fail"}}
     wild = {"type": "SGD", "args": {"lr": 1e38}}
-    job = client.jobs.create(spec(digits, "wild one", optimizer=wild, guards=guard))
+    job = client.jobs.create(small(digits, "wild one", optimizer=wild, guards=guard))
     with pytest.raises(gh.JobFailed):
         job.wait(timeout=120)
     row = row_of(page, job)
@@ -117,7 +94,7 @@ def test_a_job_that_met_a_nan_has_a_badge_that_names_the_layer(
 def test_chosen_jobs_are_compared_and_deleted(
     page: Page, client: gh.Client, digits: str, ended: gh.Job
 ):
-    other = client.jobs.create(spec(digits, "to go", seed=2, labels={"list": "yes"}))
+    other = client.jobs.create(small(digits, "to go", seed=2, labels={"list": "yes"}))
     other.wait(timeout=120)
     page.goto("/jobs?label=list:yes")
     row_of(page, other).get_by_role("checkbox").check()
@@ -134,7 +111,7 @@ def test_chosen_jobs_are_compared_and_deleted(
 
 def test_a_thousand_jobs_are_live_without_flicker(page: Page, house: House, digits: str):
     database = Database(Settings(home=house.home).database)
-    given = spec(digits, "one of many", labels={"many": "yes"})
+    given = small(digits, "one of many", labels={"many": "yes"})
     with database.write() as tx:
         for _ in range(MANY):
             job = jobs.add(tx, owner="local", spec=given, resolved=given, plan={})

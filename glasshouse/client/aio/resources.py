@@ -145,10 +145,16 @@ class AsyncDatasets(AsyncResource):
         return await self._dataset(dataset_id).refresh()
 
     async def rows(
-        self, dataset_id: str, split: str | None = None, offset: int = 0, limit: int | None = None
+        self,
+        dataset_id: str,
+        split: str | None = None,
+        offset: int = 0,
+        limit: int | None = None,
+        *,
+        values: int | None = None,
     ) -> list[dict[str, Any]]:
-        """Some rows of a dataset."""
-        return await self._dataset(dataset_id).rows(split, offset, limit)
+        """Some rows of a dataset; ``values``: so many of a row, else 1,000."""
+        return await self._dataset(dataset_id).rows(split, offset, limit, values=values)
 
     async def list(self, *, limit: int | None = None) -> AsyncGenerator[AsyncDataset]:
         """All datasets."""
