@@ -29,7 +29,7 @@ class MadeHook(BuildHookInterface):
             self._made.cleanup()
 
     def _add_kernel(self, editable: bool, build_data: dict[str, Any]) -> None:
-        compiling = load(Path(self.root) / "engine" / "probes" / "figures" / "compiling.py")
+        compiling = load(Path(self.root) / "engine" / "native" / "compiling.py")
         try:
             if editable:
                 compiling.compile_into(compiling.SOURCE.parent)
@@ -37,9 +37,9 @@ class MadeHook(BuildHookInterface):
             self._made = tempfile.TemporaryDirectory(prefix="glasshouse-")
             library = compiling.compile_into(Path(self._made.name))
         except (compiling.NotCompiled, OSError) as error:
-            sys.stderr.write(f"glasshouse: no kernel for statistics, the plain path: {error}\n")
+            sys.stderr.write(f"glasshouse: no native kernels, torch does their work: {error}\n")
             return
-        build_data["force_include"][str(library)] = f"engine/probes/figures/{compiling.LIBRARY}"
+        build_data["force_include"][str(library)] = f"engine/native/{compiling.LIBRARY}"
         build_data["pure_python"] = False
         build_data["infer_tag"] = True
 

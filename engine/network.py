@@ -18,6 +18,7 @@ from engine import arguments
 from engine.arguments import Parameter
 from engine.functions import FUNCTIONS, Function
 from engine.lengths import Lengths, TakesLengths
+from engine.native import pooling
 from engine.output_clips import OutputClips
 from engine.precision import in_float32
 from engine.problems import one
@@ -417,7 +418,10 @@ class Pair(NamedTuple):
             except Exception as cause:
                 raise LayerFailed(relu.name, cause) from cause
             return pool.run(values)
-        return relu.module(pool.module(values[relu.inputs[0]]))
+        x = values[relu.inputs[0]]
+        if isinstance(pool.module, nn.MaxPool2d) and pooling.takes(pool.module, x):
+            return pooling.relu_of_max_pool2d(pool.module, x)
+        return relu.module(pool.module(x))
 
 
 def _is_hooked(module: nn.Module) -> bool:

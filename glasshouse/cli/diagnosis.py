@@ -26,9 +26,9 @@ TRIED_PYTHONS = ((3, 11), (3, 12), (3, 13), (3, 14))
 LEAST_TORCH, FIRST_UNTRIED_TORCH = (2, 11), (2, 14)
 LEAST_FREE_BYTES = 2 * 1024**3
 MEND_KERNEL = (
-    "Same figures, slower. Get a C++ compiler (Debian, Ubuntu: apt install g++; Fedora: dnf "
+    "Same numbers, slower. Get a C++ compiler (Debian, Ubuntu: apt install g++; Fedora: dnf "
     "install gcc-c++; Alpine: apk add g++; macOS: xcode-select --install), then install glasshouse "
-    "anew, or in a checkout: python -m engine.probes.figures.kernel"
+    "anew, or in a checkout: python -m engine.native"
 )
 MEND_PAGE = (
     "The API works all the same. In a checkout: make page (with Node 20 or newer, or with one from "
@@ -136,7 +136,7 @@ def has_nvidia_driver() -> bool:
 
 def _kernel(home: Path) -> Check:
     """The native kernel of the statistics."""
-    return _path_of_statistics("kernel", "the CPU", "engine.probes.figures.compiling", MEND_KERNEL)
+    return _path_of_statistics("kernel", "the CPU", "engine.native.compiling", MEND_KERNEL)
 
 
 def _cuda_kernel(home: Path) -> Check:

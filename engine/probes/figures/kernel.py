@@ -4,13 +4,11 @@ Where it is asked to, it counts a histogram in the same pass. Large tensors are 
 threads that torch computes with, by its own OpenMP runtime: those threads are awake, and a second
 pool would take turns with them on the same cores. The figures do not depend on their number.
 
-``python -m engine.probes.figures.kernel`` builds it in place, for a checkout. It is optional: where
-it is missing, ``plain`` gives the same figures more slowly.
+``python -m engine.native`` builds it in place, for a checkout. It is optional: where it is missing,
+``plain`` gives the same figures more slowly.
 """
 
 import ctypes
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,14 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.probes.figures.compiling import (
-    LIBRARY,
-    SOURCE,
-    NotCompiled,
-    best_isa,
-    compile_into,
-    open_library,
-)
+from engine.native.compiling import LIBRARY, SOURCE, NotCompiled, best_isa, open_library
+from engine.native.threads import lend_threads
 
 NUM_FIGURES = 9
 NUM_FINITE_BINS = 2 * 0x7F8
@@ -49,7 +41,7 @@ class Kernel:
     def __init__(self, path: Path) -> None:
         library = open_library(path)
         self.best_isa = best_isa(library)
-        self.shares_threads = _lend_threads(library)
+        self.shares_threads = lend_threads(library)
         self._summarize = library.glasshouse_summarize
         pointers = [ctypes.c_void_p] * 7
         self._summarize.argtypes = [ctypes.c_int64, *pointers, ctypes.c_int32, ctypes.c_int32]
@@ -113,25 +105,6 @@ class Kernel:
         return [figures[at : at + NUM_FIGURES] for at in range(0, len(figures), NUM_FIGURES)]
 
 
-def _lend_threads(library: ctypes.CDLL) -> bool:
-    """Let the kernel run on torch's threads, where they are those of an OpenMP runtime.
-
-    A name asked of torch's own library is found in the runtime that it was linked with, whatever
-    that is called and whichever others are loaded.
-    """
-    if "backend: OpenMP" not in torch.__config__.parallel_info():
-        return False
-    folder = Path(torch.__file__).with_name("lib")
-    try:
-        runtime = ctypes.CDLL(str(next(folder.glob("libtorch_cpu.*"))))
-        run, number = runtime.GOMP_parallel, runtime.omp_get_thread_num
-    except (StopIteration, OSError, AttributeError):
-        return False
-    addresses = [ctypes.cast(item, ctypes.c_void_p) for item in (run, number)]
-    library.glasshouse_kernel_threads(*addresses)
-    return True
-
-
 def takes(x: Tensor) -> bool:
     """Whether the kernel can read a tensor where it lies."""
     return x.is_cpu and x.dtype in TYPES and x.layout is torch.strided and not x.is_neg()
@@ -150,7 +123,7 @@ def is_dense(x: Tensor) -> bool:
 
 
 def load(path: Path | None = None) -> Kernel | None:
-    """The kernel beside this file, or None when it is missing or is another version's."""
+    """The kernel of this installation, or None when it is missing or is another version's."""
     try:
         return Kernel(path or SOURCE.with_name(LIBRARY))
     except NotCompiled:
@@ -158,19 +131,3 @@ def load(path: Path | None = None) -> Kernel | None:
 
 
 LOADED = load()
-
-
-def main() -> int:
-    """Build the kernel in place and say where it is."""
-    try:
-        compile_into(SOURCE.parent)
-    except (NotCompiled, OSError) as error:
-        sys.stderr.write(f"The kernel was not built: {error}\n")
-        return 1
-    # a process of its own: this one may have opened an older library of the same path
-    command = [sys.executable, "-m", "engine.probes.figures.compiling"]
-    return subprocess.run(command, check=False).returncode  # noqa: S603 - our own module
-
-
-if __name__ == "__main__":
-    sys.exit(main())

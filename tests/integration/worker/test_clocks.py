@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.probes.figures.compiling import find_compiler
+from engine.native.compiling import find_compiler
 from models import jobs, workers
 from tests.conftest import absent
 from tests.integration.worker.shop import Shop, endless, train_spec, until

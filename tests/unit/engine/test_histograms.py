@@ -11,9 +11,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from engine.native.compiling import FLAGS, ISAS, LIBRARY, SOURCE, find_compiler, source_mark
 from engine.probes import look
 from engine.probes.figures import kernel, plain
-from engine.probes.figures.compiling import FLAGS, ISAS, LIBRARY, SOURCE, find_compiler, source_mark
 from engine.probes.figures.counted import Counted, landed, on_device, told
 from engine.probes.figures.kernel import TYPES, Kernel
 from engine.probes.figures.summarize import summarize

@@ -18,9 +18,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.probes import look
-from engine.probes.figures import kernel, plain
-from engine.probes.figures.compiling import (
+from engine.native.compiling import (
     ISAS,
     LIBRARY,
     SOURCE,
@@ -28,6 +26,8 @@ from engine.probes.figures.compiling import (
     compile_into,
     find_compiler,
 )
+from engine.probes import look
+from engine.probes.figures import kernel, plain
 from engine.probes.figures.kernel import TYPES, Kernel, is_dense, takes
 from engine.probes.figures.summarize import summarize, summarize_all
 from tests.conftest import IN_CI, absent
@@ -43,13 +43,13 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> Kernel:
     if kernel.LOADED is not None:
         return kernel.LOADED
     if IN_CI or find_compiler() is None:
-        absent("the kernel (python -m engine.probes.figures.kernel)")
+        absent("the kernel (python -m engine.native)")
     return Kernel(compile_into(tmp_path_factory.mktemp("kernel")))
 
 
 def test_the_kernel_is_in_force_where_it_must_be():
     if kernel.LOADED is None:
-        absent("the kernel (python -m engine.probes.figures.kernel)")
+        absent("the kernel (python -m engine.native)")
     assert all(takes(torch.zeros(3).to(dtype)) for dtype in TYPES)
 
 
@@ -251,17 +251,17 @@ def test_a_wheel_holds_the_kernel_and_says_its_platform(tree, tmp_path):
         absent("a C++ compiler")
     wheel, _ = build(tree, tmp_path / "out")
     assert not wheel.name.endswith("-none-any.whl")
-    zipfile.ZipFile(wheel).extract(f"engine/probes/figures/{LIBRARY}", tmp_path)
-    made = Kernel(tmp_path / "engine" / "probes" / "figures" / LIBRARY)
+    zipfile.ZipFile(wheel).extract(f"engine/native/{LIBRARY}", tmp_path)
+    made = Kernel(tmp_path / "engine" / "native" / LIBRARY)
     assert made([torch.tensor([3.0, -4.0])])[0][4] == 5.0
-    assert not (tree / "engine" / "probes" / "figures" / LIBRARY).exists()
+    assert not (tree / "engine" / "native" / LIBRARY).exists()
 
 
 def test_an_editable_install_has_the_kernel_beside_its_source(tree, tmp_path):
     if find_compiler() is None:
         absent("a C++ compiler")
     build(tree, tmp_path / "out", "wheel:editable")
-    library = tree / "engine" / "probes" / "figures" / LIBRARY
+    library = tree / "engine" / "native" / LIBRARY
     assert Kernel(library)([torch.tensor([3.0, -4.0])])[0][4] == 5.0
     library.unlink()
 
@@ -270,7 +270,9 @@ def test_without_a_compiler_the_install_goes_on_and_the_plain_path_is_used(tree,
     nowhere = {"PATH": str(tmp_path / "nothing"), "CXX": ""}
     build(tree, tmp_path / "editable", "wheel:editable", **nowhere)
     wheel, said = build(tree, tmp_path / "out", **nowhere)
-    assert [line for line in said.splitlines() if "no kernel" in line and "on the path" in line]
+    assert [
+        line for line in said.splitlines() if "no native kernels" in line and "on the path" in line
+    ]
     assert wheel.name.endswith("py3-none-any.whl")
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     code = (

@@ -9,9 +9,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 from engine import rank, tuning
+from engine.native import pooling
 from engine.network import Network, Pair
 from engine.spool import read_frames
 from glasshouse.spec import Graph
+from tests.conftest import absent
 from tests.unit.engine.making import (
     captured,
     errors,
@@ -195,8 +197,24 @@ POOL = {"name": "pool", "type": "MaxPool2d", "args": {"kernel_size": 2}}
 OUT = {"name": "out", "type": "Flatten"}
 
 
+def operations(output: torch.Tensor) -> set[str]:
+    """The names of all that a backward pass from here goes through."""
+    found, left = set(), [output.grad_fn]
+    while left:
+        node = left.pop()
+        if node is not None:
+            found.add(node.name())
+            left += [before for before, _ in node.next_functions]
+    return found
+
+
+@pytest.mark.parametrize("natively", [True, False])
 @pytest.mark.parametrize("inplace", [False, True])
-def test_pooling_first_gives_the_same_bits_forward_and_backward(inplace):
+def test_pooling_first_gives_the_same_bits_forward_and_backward(inplace, natively, monkeypatch):
+    if not natively:
+        monkeypatch.setattr(pooling, "LOADED", None)
+    elif pooling.LOADED is None:
+        absent("the native pooling (python -m engine.native)")
     relu = {**RELU, "args": {"inplace": inplace}}
     scale = {"name": "scale", "type": "mul", "args": {"other": 1.0}}
     paired = made(scale, relu, POOL, OUT)
@@ -209,6 +227,7 @@ def test_pooling_first_gives_the_same_bits_forward_and_backward(inplace):
     for network in (paired, apart):
         leaf = x.clone().requires_grad_()
         out = network({"x": leaf})["out"]
+        assert ("_PoolReluBackward" in operations(out)) == (natively and network is paired)
         weights = torch.linspace(-1, 1, out.numel()).reshape(out.shape)
         (out * weights).sum().backward()
         results.append((out.detach(), leaf.grad))

@@ -1,9 +1,8 @@
-"""Builds the kernel of the statistics with whatever C++ compiler there is.
+"""Builds the native kernels with whatever C++ compiler there is.
 
-Used by ``hatch_build.py`` when the package is installed, and by ``python -m
-engine.probes.figures.kernel``. Imports nothing but the standard library: it also runs where nothing
-is installed yet. ``python -m engine.probes.figures.compiling`` says whether there is a kernel that
-loads, which ``doctor`` asks.
+Used by ``hatch_build.py`` when the package is installed, and by ``python -m engine.native``.
+Imports nothing but the standard library: it also runs where nothing is installed yet. ``python -m
+engine.native.compiling`` says whether there is a library that loads, which ``doctor`` asks.
 """
 
 import ctypes
@@ -16,6 +15,8 @@ import tempfile
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("kernel.cpp")
+SOURCES = (SOURCE, SOURCE.with_name("pooling.cpp"))
+HEADERS = (SOURCE.with_name("threads.h"),)
 LIBRARY = "_kernel.so"
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = (
@@ -33,8 +34,9 @@ class NotCompiled(Exception):
 
 
 def source_mark() -> int:
-    """A number that names the source, which a library built from it also says."""
-    return int(hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:15], 16)
+    """A number that names the sources, which a library built from them also says."""
+    text = b"".join(path.read_bytes() for path in (*SOURCES, *HEADERS))
+    return int(hashlib.sha256(text).hexdigest()[:15], 16)
 
 
 def find_compiler() -> str | None:
@@ -44,7 +46,7 @@ def find_compiler() -> str | None:
 
 
 def compile_into(directory: Path) -> Path:
-    """Compile the kernel into a directory; the library appears there whole or not at all.
+    """Compile the kernels into a directory; the library appears there whole or not at all.
 
     Raises:
         NotCompiled: there is no compiler, or it failed.
@@ -56,7 +58,8 @@ def compile_into(directory: Path) -> Path:
         raise NotCompiled(f"none of {', '.join(COMPILERS)} is on the path")
     with tempfile.TemporaryDirectory(dir=directory, prefix=".kernel-") as name:
         made = Path(name) / LIBRARY
-        command = [compiler, *FLAGS, f"-DKERNEL_SOURCE={source_mark()}ULL", str(SOURCE), "-o", made]
+        mark = f"-DKERNEL_SOURCE={source_mark()}ULL"
+        command = [compiler, *FLAGS, mark, *map(str, SOURCES), "-o", made]
         try:
             done = subprocess.run(  # noqa: S603 - a compiler, our own source
                 command, capture_output=True, text=True, timeout=PATIENCE_S, check=False
@@ -71,7 +74,7 @@ def compile_into(directory: Path) -> Path:
 
 
 def open_library(path: Path) -> ctypes.CDLL:
-    """Load a built kernel.
+    """Load what was built.
 
     Raises:
         NotCompiled: it is missing, cannot be loaded, or was built from another source.
@@ -85,7 +88,7 @@ def open_library(path: Path) -> ctypes.CDLL:
     except (OSError, AttributeError) as error:
         raise NotCompiled(f"{path} cannot be loaded: {error}") from error
     if mark != source_mark():
-        raise NotCompiled(f"{path} was built from another kernel.cpp")
+        raise NotCompiled(f"{path} was built from other sources")
     return library
 
 
@@ -95,7 +98,7 @@ def best_isa(library: ctypes.CDLL) -> str:
 
 
 def main() -> int:
-    """Say whether the kernel is there."""
+    """Say whether the kernels are there."""
     try:
         library = open_library(SOURCE.with_name(LIBRARY))
     except NotCompiled as error:

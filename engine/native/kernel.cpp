@@ -21,6 +21,8 @@
 #include <cstring>
 #include <limits>
 
+#include "threads.h"
+
 #if (defined(__x86_64__) || defined(_M_X64)) && defined(__GNUC__)
 #define KERNEL_X86 1
 #include <immintrin.h>
@@ -185,14 +187,7 @@ Isa choose(int isa) {
     return baseline::ISA;
 }
 
-constexpr int MAX_THREADS = 256;
 constexpr int64_t LEAST_FOR_THREADS = 4 * CHUNK;
-
-// How torch's own OpenMP runtime runs a function on its threads, which are awake while it computes.
-using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
-using ThreadNumber = int (*)();
-Parallel parallel = nullptr;
-ThreadNumber thread_number = nullptr;
 
 struct alignas(64) Claimed {
     std::atomic<int64_t> next;
@@ -239,7 +234,7 @@ struct Work {
         }
     }
 
-    static void run(void* work) { static_cast<Work*>(work)->take(thread_number()); }
+    static void run(void* work) { static_cast<Work*>(work)->take(lent::thread_number()); }
 };
 
 // Memory of one call, freed when it returns.
@@ -264,11 +259,11 @@ bool summarize(Isa isa, int64_t count, const void* const* data, const int64_t* s
     const Memory<Sums> sums(firsts.at[count]);
     if (!sums.at) return false;
     for (int64_t i = 0; i < firsts.at[count]; i++) sums.at[i] = Sums();
-    const bool is_shared = parallel && threads > 1 && total >= LEAST_FOR_THREADS;
+    const bool is_shared = lent::parallel && threads > 1 && total >= LEAST_FOR_THREADS;
     Work work{isa, count, data, sizes, types, firsts.at, sums.at, counters, is_shared ? threads : 1, {}};
     for (int i = 0; i < work.num_shares; i++) work.claimed[i].next = work.share(i);
     if (is_shared)
-        parallel(Work::run, &work, threads, 0);
+        lent::parallel(Work::run, &work, threads, 0);
     else
         work.take(0);
     for (int64_t i = 0; i < count; i++) {
@@ -306,6 +301,11 @@ int64_t collect(Counter* counters, int num, int32_t* bins, int64_t* counts) {
 
 }  // namespace
 
+namespace lent {
+Parallel parallel = nullptr;
+ThreadNumber thread_number = nullptr;
+}  // namespace lent
+
 #ifndef KERNEL_SOURCE
 #define KERNEL_SOURCE 0
 #endif
@@ -319,8 +319,8 @@ int32_t glasshouse_kernel_isa() { return best_isa(); }
 
 // Lends it the threads of an OpenMP runtime: its GOMP_parallel and omp_get_thread_num.
 void glasshouse_kernel_threads(Parallel run, ThreadNumber number) {
-    parallel = run;
-    thread_number = number;
+    lent::parallel = run;
+    lent::thread_number = number;
 }
 
 // The figures of `count` tensors, nine after nine; where `bins` is not null also the bins that are
