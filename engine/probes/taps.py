@@ -151,7 +151,7 @@ class Probes:
         self._looks.clear()
 
     def _settle(self, step: int | None) -> None:
-        """Take in what watching has cost, as far as it can be read; before a step, or at the end."""
+        """Take in what watching has cost, as far as it can be read: before a step or at the end."""
         for measured in self._meter.take():
             self._overhead.take(measured, self._all, step)
 

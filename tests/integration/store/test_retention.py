@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select, update
+from sqlalchemy import func, select, text, update
 
 from glasshouse import jsonio
 from glasshouse.ids import new_id
@@ -26,6 +26,7 @@ from models.tables import (
     Key,
     Metric,
     StatsBlock,
+    Table,
     core,
     now,
 )
@@ -117,6 +118,30 @@ class Store:
 @pytest.fixture
 def store(database: Database, tmp_path: Path) -> Store:
     return Store(database, tmp_path)
+
+
+def rows_by_table(database: Database) -> dict[str, int]:
+    with database.read() as tx:
+        return {
+            name: tx.scalars(select(func.count()).select_from(table)).one()
+            for name, table in Table.metadata.tables.items()
+        }
+
+
+def test_nothing_of_a_deleted_job_stays_in_any_table_or_folder(store: Store):
+    """And what it took on SQLite's disk is taken again: jobs that come and go take no more."""
+    taken: list[int] = []
+    for _ in range(3):
+        for _ in range(4):
+            store.job(days_ago=2)
+        store.purge(keep_jobs_days=1).run()
+        left = {name for name, count in rows_by_table(store.database).items() if count}
+        assert left <= {"outbox", "workers", "devices"}, "what rang them, and who ran them"
+        assert not [path for path in (store.home / "artifacts").rglob("*") if path.is_file()]
+        if store.database.is_sqlite:
+            with store.database.read() as tx:
+                taken.append(tx.scalars(text("PRAGMA page_count")).one())
+    assert len(set(taken)) <= 1, taken
 
 
 def test_nothing_is_deleted_unless_a_setting_says_so(store: Store):
