@@ -19,6 +19,7 @@ from models.settings import Settings
 from models.tables import (
     Capture,
     Checkpoint,
+    Device,
     Event,
     Idempotency,
     Job,
@@ -27,6 +28,7 @@ from models.tables import (
     Metric,
     StatsBlock,
     Table,
+    Worker,
     core,
     now,
 )
@@ -402,6 +404,31 @@ def test_answers_and_keys_that_are_of_no_use_go_and_the_others_stay(store: Store
     with store.database.read() as tx:
         assert set(tx.scalars(select(Key.name))) == {"good", "revoked lately"}
         assert list(tx.scalars(select(Idempotency.key))) == ["new"]
+
+
+def test_workers_that_never_came_back_go_unless_a_job_has_their_devices(store: Store):
+    """Hosts with names of chance would add rows for ever, and stay lost in every list."""
+    for name in ("gone", "stopped", "busy", "begun again", "silent"):
+        make_worker(store.database, name)
+    past, lately = now() - timedelta(days=31), now() - timedelta(days=29)
+    with store.database.write() as tx:
+        for name, started, beat_ms in (
+            ("gone", past, int(past.timestamp() * 1000)),
+            ("stopped", past, 0),
+            ("busy", past, 0),
+            ("begun again", lately, 0),
+            ("silent", past, int(lately.timestamp() * 1000)),
+        ):
+            values = {"started_at": started, "beat_ms": beat_ms}
+            tx.execute(update(Worker).where(Worker.id == name).values(values))
+        tx.execute(update(Device).where(Device.worker == "busy").values(job="job_x"))
+    assert store.purge(keep_workers_days=None).run().rows == {}
+    purge = store.purge()
+    assert purge.plan().rows == {"workers": 2}
+    assert purge.run().rows == {"others": 2}
+    with store.database.read() as tx:
+        assert set(tx.scalars(select(Worker.id))) == {"w1", "busy", "begun again", "silent"}
+        assert not set(tx.scalars(select(Device.worker))) & {"gone", "stopped"}
 
 
 def test_weights_that_a_crash_left_without_a_row_go_and_all_others_stay(store: Store):
