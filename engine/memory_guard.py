@@ -5,15 +5,12 @@ Knows torch and the operating system; what happens when memory runs out, the wor
 
 import os
 import resource
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from engine import shortage
 from engine.problems import Findings
-from engine.spool import now
 from glasshouse.errors import SpecFailed
 from glasshouse.spec import Allocator, MemoryGuard, TrainJob
 
@@ -74,12 +71,3 @@ def check_memory(spec: TrainJob, findings: Findings) -> None:
     if any(layer.type.startswith("BatchNorm") for layer in layers):
         detail = "batch normalisation takes its statistics of each part of a batch by itself"
         findings.warn("/guards/memory/on_oom", detail, "batch_norm")
-
-
-def tell_parts(
-    job: TrainJob, pass_size: int, step: int, emit: Callable[[dict[str, Any]], None]
-) -> None:
-    """Say how many rows the network is given at once, where they are fewer than a batch has."""
-    if pass_size < (size := job.data.batch_size):
-        record = {"type": "adjusted", "at": now(), "what": "batch_size", "by": "guards.memory"}
-        emit(record | {"from": size, "to": pass_size, "step": step})

@@ -23,21 +23,24 @@ def blame(error: Exception, network: Network, batch: Mapping[str, Tensor] | None
         return error
     if found is None:
         return error
-    layer, what = found
+    layer, what, advice = found
     first_line = (str(error.cause).strip() or type(error.cause).__name__).splitlines()[0]
     detail = f"{what} not finite, and {error.layer!r} failed by it: {first_line}"
-    return NonFinite(detail, layer=layer)
+    return NonFinite(detail, layer=layer, hint=advice)
 
 
 @torch.no_grad()
-def first_bad(network: Network, batch: Mapping[str, Tensor]) -> tuple[str, str] | None:
-    """The first layer whose parameters or output are not finite, in words; None: none is."""
+def first_bad(network: Network, batch: Mapping[str, Tensor]) -> tuple[str, str, str | None] | None:
+    """The first layer whose parameters or output are not finite, in words, and what to do about it.
+
+    None of the last: what is usual; None of all: every number is finite.
+    """
     for name, tensor in batch.items():
         if not _is_finite(tensor):
-            return name, f"In the data, {name!r} is"
+            return name, f"In the data, {name!r} is", NonFinite.OF_DATA
     for name, parameter in network.named_parameters():
         if not _is_finite(parameter):
-            return name.rpartition(".")[0], f"The parameter {name!r} was"
+            return name.rpartition(".")[0], f"The parameter {name!r} was", None
     found: list[str] = []
     handles = [
         module.register_forward_hook(_looker(name, found))
@@ -50,7 +53,9 @@ def first_bad(network: Network, batch: Mapping[str, Tensor]) -> tuple[str, str] 
     finally:
         for handle in handles:
             handle.remove()
-    return (found[0], f"In the forward pass the output of {found[0]!r} was") if found else None
+    if not found:
+        return None
+    return found[0], f"In the forward pass the output of {found[0]!r} was", None
 
 
 def _looker(name: str, found: list[str]) -> Callable[..., None]:

@@ -4,13 +4,8 @@ torch.autocast decides by its own lists what is computed in bfloat16 or float16;
 in float32. bfloat16 has the range of float32, so that gradients need no scaling; float16 has not.
 """
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor
-
-from engine.spool import now
 
 Choice = str
 """``float32``, ``bfloat16``, ``float16`` or ``auto``, as in a spec."""
@@ -24,14 +19,9 @@ def chosen(precision: Choice, device: torch.device) -> torch.dtype | None:
     return torch.bfloat16 if is_low else None
 
 
-def tell(
-    precision: Choice, low: torch.dtype | None, step: int, emit: Callable[[dict[str, Any]], None]
-) -> None:
-    """Say what ``auto`` has become."""
-    if precision == "auto":
-        to = "float32" if low is None else "bfloat16"
-        record = {"type": "adjusted", "at": now(), "what": "precision", "from": "auto", "to": to}
-        emit(record | {"by": "device", "step": step})
+def name_of(low: torch.dtype | None) -> str:
+    """What a spec calls it."""
+    return str(low or torch.float32).removeprefix("torch.")
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:

@@ -188,6 +188,8 @@ class Reporter:
         """Of the training rows."""
         self.latest: dict[str, float] = {}
         """The newest value of each metric that has arrived."""
+        self._settled: dict[str, tuple[int | str, int]] = {}
+        """What the spec leaves open: what it has become, and the step for which that was said."""
 
     @property
     def elapsed_s(self) -> float:
@@ -196,15 +198,30 @@ class Reporter:
 
     def state(self) -> State:
         """What a client sees that the next step alone does not tell."""
-        latest = dict(self.latest)
-        return {"samples": self._num_samples, "elapsed_s": self.elapsed_s, "latest": latest}
+        found = {"samples": self._num_samples, "elapsed_s": self.elapsed_s}
+        return {**found, "latest": dict(self.latest), "settled": dict(self._settled)}
 
     def restore(self, state: State) -> None:
         """Count on from there."""
         self._num_samples = int(state["samples"])
         self._before_s = float(state["elapsed_s"])
         self.latest = {name: jsonio.number(value) for name, value in state["latest"].items()}
+        told = state.get("settled", {})  # of an older version: said once more
+        self._settled = {what: (to, int(step)) for what, (to, step) in told.items()}
         self._told = (time.monotonic(), self._num_samples)
+
+    def settle(self, what: str, asked: int | str, to: int | str, *, by: str, step: int) -> None:
+        """Say what something that the spec leaves open is from a step on, unless it was so before.
+
+        Whoever reads the log of a job that was begun again finds it once.
+        """
+        before, since = self._settled.get(what, (asked, -1))
+        if since >= step:  # what was said then gives way to this attempt
+            before = asked
+        if before != to:
+            self._settled[what] = (to, step)
+            record = {"type": "adjusted", "at": now(), "what": what, "from": before, "to": to}
+            self._out.emit(record | {"by": by, "step": step})
 
     @property
     def loss(self) -> Tensor:

@@ -78,6 +78,7 @@ class Start:
         saved = self.saved.parts
         kept = {name: dict(saved[name]) for name in _OF_THE_RUN if name in saved and name in parts}
         del kept["optimizer"]["param_groups"]
+        kept["report"].pop("settled", None)  # its own log has not been told
         if "averages" in kept and kept["averages"]["type"] != parts["averages"].state()["type"]:
             del kept["averages"]  # begun anew, from the newest weights
         newest = saved.get("newest", saved["model"])

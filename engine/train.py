@@ -23,11 +23,10 @@ from engine.guards.guard import Guard
 from engine.layer_options import fill, make_optimizer
 from engine.learning_rate import LearningRate, learning_rate
 from engine.losses import Losses, loss_of
-from engine.memory_guard import tell_parts
 from engine.metrics import wanted
 from engine.network import Network
 from engine.nonfinite import blame
-from engine.precision import chosen, tell
+from engine.precision import chosen, name_of
 from engine.probes.desk import Training, Unwatched
 from engine.probes.taps import Probes
 from engine.probes.tensors.captures import Captures
@@ -100,8 +99,7 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
         return Ending(network, start.step, "succeeded", schedule.reason)
 
     first = schedule.position["step"]
-    tell(job.precision, network.low_precision, first, out.emit)
-    tell_parts(job, schedule.pass_size, first, out.emit)
+    _tell_choices(job, learner, report, first)
     follow = _follow(schedule, report)
     commands = Commands(job, learner, control.orders, first=first, follow=follow, emit=out.emit)
     step, epoch, batch = *schedule.newest, None
@@ -247,6 +245,15 @@ def _settle(
     if learner.tuned is not None and (start is None or start.how != "resume"):
         with alone(learner.carried):
             learner.tuned.choose(job, learner.loss_fn, rows, out.emit, pass_size)
+
+
+def _tell_choices(job: TrainJob, learner: Learner, report: Reporter, first: int) -> None:
+    """Say what the spec left open, where it is not what it was before."""
+    if job.precision == "auto":
+        to = name_of(learner.network.low_precision)
+        report.settle("precision", "auto", to, by="device", step=first)
+    size = job.data.batch_size
+    report.settle("batch_size", size, report.pass_size, by="guards.memory", step=first)
 
 
 def _follow(schedule: "Schedule", report: Reporter) -> Follow:

@@ -461,6 +461,10 @@ class NonFinite(RunFailure):
         "Lower the learning rate or set grad_clip. A probe with on: nonfinite shows the last steps "
         "before the first bad one."
     )
+    OF_DATA: ClassVar[str] = (
+        "The data itself has values that are not finite: correct its rows, or set fill of the "
+        'field, or data.on_bad_row to "drop".'
+    )
 
     def __init__(
         self,
@@ -470,8 +474,9 @@ class NonFinite(RunFailure):
         layer: str | None = None,
         step: int | None = None,
         found: Mapping[str, Any] | None = None,
+        hint: str | None = None,
     ) -> None:
-        super().__init__(detail, layer=layer, step=step)
+        super().__init__(detail, layer=layer, step=step, hint=hint)
         self.found = None if found is None else dict(found)
         """Where they first were not: ``step``, ``metric``, ``layer``, ``kind``, ``phase``, and the
         rows of the batch; None: nobody looked."""

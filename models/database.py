@@ -34,6 +34,7 @@ SQLITE_PRAGMAS = {
     "synchronous": 1,  # NORMAL: durable at checkpoints, never corrupt
     "foreign_keys": 1,
     "busy_timeout": 10_000,
+    "journal_size_limit": 32 * 1024**2,  # what a long read made it grow to is given back
     "mmap_size": 0,  # the WAL-reset bug of SQLite < 3.51.3 was seen with mmap
 }
 IDLE_IN_TRANSACTION_S = 20

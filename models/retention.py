@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, delete, exists, func, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, and_, delete, exists, func, or_, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from models import doomed, uses
@@ -21,6 +21,7 @@ from models.tables import (
     Capture,
     Checkpoint,
     Delivery,
+    Device,
     Event,
     Idempotency,
     Job,
@@ -32,6 +33,7 @@ from models.tables import (
     StatsFold,
     StatsSeries,
     Table,
+    Worker,
     core,
     now,
 )
@@ -110,6 +112,9 @@ def forget_small(tx: Session, settings: Settings, limit: int) -> int:
     if settings.keep_keys_days is not None:
         before = time - timedelta(days=settings.keep_keys_days)
         rows += _delete_some(tx, Key, useless(before), limit)
+    if settings.keep_workers_days is not None:
+        before = time - timedelta(days=settings.keep_workers_days)
+        rows += _delete_some(tx, Worker, gone(before), limit)
     if settings.keep_deliveries_days is not None:
         before = time - timedelta(days=settings.keep_deliveries_days)
         old = Delivery.state.in_(DELIVERED) & (Delivery.ended_at < before)
@@ -126,6 +131,9 @@ def count_small(tx: Session, settings: Settings) -> dict[str, int]:
     if settings.keep_keys_days is not None:
         before = time - timedelta(days=settings.keep_keys_days)
         wanted["keys"] = (Key, useless(before))
+    if settings.keep_workers_days is not None:
+        before = time - timedelta(days=settings.keep_workers_days)
+        wanted["workers"] = (Worker, gone(before))
     if settings.keep_deliveries_days is not None:
         before = time - timedelta(days=settings.keep_deliveries_days)
         old = Delivery.state.in_(DELIVERED) & (Delivery.ended_at < before)
@@ -139,6 +147,15 @@ def count_small(tx: Session, settings: Settings) -> dict[str, int]:
 def useless(before: datetime) -> ColumnElement[bool]:
     """Keys, sessions and tickets that have been of no use since before a time."""
     return or_(Key.revoked_at < before, Key.expires_at < before)
+
+
+def gone(before: datetime) -> ColumnElement[bool]:
+    """Workers that started and were last heard before a time, and have no job's devices."""
+    return and_(
+        Worker.started_at < before,
+        Worker.beat_ms < int(before.timestamp() * 1000),
+        ~exists(select(Device.id).where(Device.worker == Worker.id, Device.job.is_not(None))),
+    )
 
 
 def _in_use(which: ColumnElement[bool]) -> ColumnElement[bool]:

@@ -140,6 +140,8 @@ class Settings(BaseSettings):
     """The checkpoints of ended jobs, the final ones too; one that a live job reads stays."""
     keep_keys_days: float | None = Field(default=30.0, ge=0)
     """Revoked and expired keys, sessions and tickets."""
+    keep_workers_days: float | None = Field(default=30.0, ge=0)
+    """Workers that have not been heard of for so long, and that no job runs on."""
     keep_deliveries_days: float | None = Field(default=30.0, ge=0)
     """What was sent to webhooks, or was given up."""
     purge_every_s: PositiveFloat = 3600.0

@@ -18,6 +18,8 @@ class Nonfinite:
         self._tensor: dict[str, Any] | None = None
         self.is_bad_now = False
         """Whether the newest loss is not finite."""
+        self.is_of_data = False
+        """Whether a guard has found the first bad numbers in a field of the data."""
 
     def hear_metric(self, step: int, name: str, value: float) -> None:
         """Hear one value of one series."""
@@ -47,6 +49,7 @@ class Nonfinite:
             return
         where = {"layer": record["tensor"], "kind": record["kind"], "phase": record["phase"]}
         self._tensor = {"step": step, **where}
+        self.is_of_data = record["kind"] == "input"
 
     def first(self) -> dict[str, Any]:
         """The first that was not finite: step, and metric, or layer, kind and phase if watched.

@@ -164,6 +164,8 @@ class Sorter:
         to.batch.job["probe_overhead"] = told
         for probe, cost_s in record["probes"].items():
             self._note(to, probe, {"cost_s": float(cost_s)})
+        for probe, every in record.get("every", {}).items():  # also what an attempt before it found
+            self._note(to, probe, {"every_now": int(every)})
 
     def _adjusted(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
         to.batch.events.append(NewEvent("adjusted", at, record, record.get("step")))

@@ -273,6 +273,7 @@ class Guard:
             layer=found.layer,
             step=seen.step,
             found={key: record[key] for key in keys} | {"metric": bad[0]},
+            hint=NonFinite.OF_DATA if found.kind == "input" else None,
         )
 
     def _metrics(self, seen: Seen, values: dict[str, float]) -> None:

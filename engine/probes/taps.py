@@ -118,7 +118,7 @@ class Probes:
         self._meter.begin(step)  # which ends the step that was watched before
         started = self._meter.start()
         if self._meter.num_closed >= _SETTLE_STEPS:
-            self._settle()
+            self._settle(step)
         due = [watch for watch in self._training if watch.is_due(step)]
         self._meter.stop(started, None)
         self._meter.watch(due)
@@ -150,16 +150,16 @@ class Probes:
         self._newest = None
         self._looks.clear()
 
-    def _settle(self) -> None:
-        """Take in what watching has cost, as far as it can be read."""
+    def _settle(self, step: int | None) -> None:
+        """Take in what watching has cost, as far as it can be read: before a step or at the end."""
         for measured in self._meter.take():
-            self._overhead.take(measured, self._all, self._step)
+            self._overhead.take(measured, self._all, step)
 
     def close(self) -> None:
         """Send every kept tensor on its way, and say what watching has cost."""
         self._forget_looks()
         self._meter.end()
-        self._settle()
+        self._settle(step=None)
         self.evaluations.settle()
         self._overhead.tell(self._all)
         self.captures.close()

@@ -153,30 +153,15 @@ class Governor:
         """Forget all probes but these."""
         self._paces = {watch: pace for watch, pace in self._paces.items() if watch in watches}
 
-    def take(self, measured: Measured) -> list[Change]:
-        """Take in a watched step; says which intervals it changed."""
+    def take(self, measured: Measured) -> None:
+        """Take in a watched step."""
         self._step = measured.step
         self._steps.append(measured.own_s)
         for watch, cost in measured.costs.items():
             self._paces.setdefault(watch, _Pace()).take(cost, measured.step)
-        return self._govern()
 
-    def fraction(self) -> float | None:
-        """Of a step's own time, what watching adds at the intervals in force; None: not known."""
-        step_s = self.step_s
-        if not step_s:
-            return None
-        return (
-            sum((pace.cost_s or 0.0) * self._rate(watch) for watch, pace in self._paces.items())
-            / step_s
-        )
-
-    def budget(self, watches: Iterable[Watch]) -> float | None:
-        """The largest fraction that a governed probe allows; None where there is none."""
-        budgets = (watch.max_overhead for watch in watches if is_governed(watch))
-        return max((item for item in budgets if item is not None), default=None)
-
-    def _govern(self) -> list[Change]:
+    def govern(self) -> list[Change]:
+        """Change the intervals that what was measured last calls for; says which."""
         loads: dict[Watch, Load] = {}
         for watch, pace in self._paces.items():
             budget, every = watch.max_overhead, watch.every
@@ -198,6 +183,21 @@ class Governor:
         moved = {change.watch for change in changes}
         calm = [watch for watch in calm if watch not in moved and watch not in over]
         return changes + (self._move(loads, calm, NARROW_MARGIN) if calm else [])
+
+    def fraction(self) -> float | None:
+        """Of a step's own time, what watching adds at the intervals in force; None: not known."""
+        step_s = self.step_s
+        if not step_s:
+            return None
+        return (
+            sum((pace.cost_s or 0.0) * self._rate(watch) for watch, pace in self._paces.items())
+            / step_s
+        )
+
+    def budget(self, watches: Iterable[Watch]) -> float | None:
+        """The largest fraction that a governed probe allows; None where there is none."""
+        budgets = (watch.max_overhead for watch in watches if is_governed(watch))
+        return max((item for item in budgets if item is not None), default=None)
 
     def _move(
         self, loads: Mapping[Watch, Load], watches: Sequence[Watch], margin: float

@@ -32,15 +32,19 @@ class Overhead:
         self._governor.keep(watches)
         self._once = {watch: cost for watch, cost in self._once.items() if watch in self._kept}
 
-    def take(self, measured: Measured, watches: Sequence[Watch], step: int) -> None:
+    def take(self, measured: Measured, watches: Sequence[Watch], step: int | None) -> None:
         """Take in a watched step; an interval that it changes is told, from ``step`` on.
 
         The step may be from before the probes were changed: one that is not kept any more
-        counts for nothing, and above all changes nothing.
+        counts for nothing, and above all changes nothing. ``step`` None: none comes any more, and
+        nothing is changed. The last checkpoint is made by then, and would not know of it.
         """
         self._step, self._is_told = measured.step, False
         costs = {watch: cost for watch, cost in measured.costs.items() if watch in self._kept}
-        for change in self._governor.take(replace(measured, costs=costs)):
+        self._governor.take(replace(measured, costs=costs))
+        if step is None:
+            return
+        for change in self._governor.govern():
             self._emit(_adjusted(change, step))
         if time.monotonic() - self._told_at >= TELL_S:
             self.tell(watches)
@@ -71,6 +75,7 @@ class Overhead:
                     for watch, cost in costs.items()
                     if cost is not None
                 },
+                "every": {str(watch.number): watch.every for watch in watches if watch.factor > 1},
             }
         )
 

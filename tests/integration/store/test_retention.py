@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select, update
+from sqlalchemy import func, select, text, update
 
 from glasshouse import jsonio
 from glasshouse.ids import new_id
@@ -19,6 +19,7 @@ from models.settings import Settings
 from models.tables import (
     Capture,
     Checkpoint,
+    Device,
     Event,
     Idempotency,
     Job,
@@ -26,6 +27,8 @@ from models.tables import (
     Key,
     Metric,
     StatsBlock,
+    Table,
+    Worker,
     core,
     now,
 )
@@ -117,6 +120,30 @@ class Store:
 @pytest.fixture
 def store(database: Database, tmp_path: Path) -> Store:
     return Store(database, tmp_path)
+
+
+def rows_by_table(database: Database) -> dict[str, int]:
+    with database.read() as tx:
+        return {
+            name: tx.scalars(select(func.count()).select_from(table)).one()
+            for name, table in Table.metadata.tables.items()
+        }
+
+
+def test_nothing_of_a_deleted_job_stays_in_any_table_or_folder(store: Store):
+    """And what it took on SQLite's disk is taken again: jobs that come and go take no more."""
+    taken: list[int] = []
+    for _ in range(3):
+        for _ in range(4):
+            store.job(days_ago=2)
+        store.purge(keep_jobs_days=1).run()
+        left = {name for name, count in rows_by_table(store.database).items() if count}
+        assert left <= {"outbox", "workers", "devices"}, "what rang them, and who ran them"
+        assert not [path for path in (store.home / "artifacts").rglob("*") if path.is_file()]
+        if store.database.is_sqlite:
+            with store.database.read() as tx:
+                taken.append(tx.scalars(text("PRAGMA page_count")).one())
+    assert len(set(taken)) <= 1, taken
 
 
 def test_nothing_is_deleted_unless_a_setting_says_so(store: Store):
@@ -377,6 +404,31 @@ def test_answers_and_keys_that_are_of_no_use_go_and_the_others_stay(store: Store
     with store.database.read() as tx:
         assert set(tx.scalars(select(Key.name))) == {"good", "revoked lately"}
         assert list(tx.scalars(select(Idempotency.key))) == ["new"]
+
+
+def test_workers_that_never_came_back_go_unless_a_job_has_their_devices(store: Store):
+    """Hosts with names of chance would add rows for ever, and stay lost in every list."""
+    for name in ("gone", "stopped", "busy", "begun again", "silent"):
+        make_worker(store.database, name)
+    past, lately = now() - timedelta(days=31), now() - timedelta(days=29)
+    with store.database.write() as tx:
+        for name, started, beat_ms in (
+            ("gone", past, int(past.timestamp() * 1000)),
+            ("stopped", past, 0),
+            ("busy", past, 0),
+            ("begun again", lately, 0),
+            ("silent", past, int(lately.timestamp() * 1000)),
+        ):
+            values = {"started_at": started, "beat_ms": beat_ms}
+            tx.execute(update(Worker).where(Worker.id == name).values(values))
+        tx.execute(update(Device).where(Device.worker == "busy").values(job="job_x"))
+    assert store.purge(keep_workers_days=None).run().rows == {}
+    purge = store.purge()
+    assert purge.plan().rows == {"workers": 2}
+    assert purge.run().rows == {"others": 2}
+    with store.database.read() as tx:
+        assert set(tx.scalars(select(Worker.id))) == {"w1", "busy", "begun again", "silent"}
+        assert not set(tx.scalars(select(Device.worker))) & {"gone", "stopped"}
 
 
 def test_weights_that_a_crash_left_without_a_row_go_and_all_others_stay(store: Store):

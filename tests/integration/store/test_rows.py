@@ -32,6 +32,26 @@ def test_sqlite_took_every_pragma(database: Database):
             assert tx.scalar(text(f"PRAGMA {name}")) in (wanted, None)
 
 
+def test_what_a_long_read_made_of_the_log_is_given_back(tmp_path: Path):
+    """While somebody reads, what is written can only be put at the log's end."""
+    database = Database(f"sqlite:///{tmp_path / 'a.db'}")
+    log = tmp_path / "a.db-wal"
+    with database.write() as tx:
+        tx.execute(text("CREATE TABLE t (id INTEGER PRIMARY KEY, data BLOB)"))
+    with database.read() as reader:
+        reader.execute(text("SELECT count(*) FROM t"))
+        for number in range(10):
+            with database.write() as tx:
+                row = {"id": number % 2, "data": bytes(5 * 1024**2)}
+                tx.execute(text("INSERT OR REPLACE INTO t VALUES (:id, :data)"), row)
+    assert log.stat().st_size > SQLITE_PRAGMAS["journal_size_limit"]
+    for _ in range(2):  # the first copies all of the log, the next begins it anew
+        with database.write() as tx:
+            tx.execute(text("DELETE FROM t"))
+    assert log.stat().st_size <= SQLITE_PRAGMAS["journal_size_limit"]
+    database.close()
+
+
 def test_an_error_in_a_transaction_takes_everything_back(database: Database):
     with pytest.raises(KeyError), database.write() as tx:
         jobs.add(tx, owner="ada", spec={"kind": "train"}, resolved={}, plan={})

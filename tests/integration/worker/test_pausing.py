@@ -116,6 +116,31 @@ def test_losses_and_weights_after_a_pause_are_those_of_the_undisturbed_job(any_s
     assert all((files[0][name] == files[1][name]).all() for name in files[0])
 
 
+def test_a_paused_job_goes_on_bit_for_bit_on_another_machine(shop: Shop):
+    """The worker that had it is gone; the other has only the database and the artifacts."""
+    shop.start_worker("w1")
+    spec = slow(shop, 200)
+    moved = shop.submit(spec)
+    shop.wait_step(moved, 5)
+    pause(shop, moved)
+    shop.wait(moved, "paused")
+    first = shop.workers.pop("w1")
+    first.terminate()
+    assert first.wait(60) == 0
+    shop.start_worker("w2")
+    resume(shop, moved)
+    plain = shop.submit(spec)
+    assert {shop.wait(one).state for one in (moved, plain)} == {"succeeded"}, shop.logs()
+    assert [one.worker for one in shop.attempts(moved)] == ["w1", "w2"]
+    assert losses(shop, moved) == losses(shop, plain)
+    assert shop.steps(moved) == list(range(200))
+    files = [
+        load_file(shop.artifacts.local(saved(shop, one)[-1].key) / "model.safetensors")
+        for one in (moved, plain)
+    ]
+    assert all((files[0][name] == files[1][name]).all() for name in files[0])
+
+
 def test_a_rank_that_reaches_no_step_is_ended_and_its_job_paused_at_its_last_checkpoint(shop: Shop):
     shop.start_worker(GRACE_S="1", KILL_S="1")
     job_id = shop.submit(endless(shop.dataset(), checkpoint={"every_steps": 3}))

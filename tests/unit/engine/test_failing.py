@@ -166,5 +166,6 @@ def test_bad_parameters_are_blamed_before_what_they_put_out(digits, tmp_path):
     job["loss"] = {"type": "BCELoss", "inputs": ["p", "few"]}
     error = ended(tmp_path, job, digits)
     assert error["category"] == "nonfinite", error
+    assert error["hint"].startswith("Lower the learning rate")
     assert error["step"] > 0
     assert error["layer"] in ("conv1", "fc")

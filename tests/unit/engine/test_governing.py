@@ -51,7 +51,8 @@ class Job:
             self.spent.append(sum(found.values()) / self.step_s)
             if due:
                 measured = Measured(self.step, self._noisy(self.step_s), found)
-                self.changes += [(self.step, c) for c in self.governor.take(measured)]
+                self.governor.take(measured)
+                self.changes += [(self.step, change) for change in self.governor.govern()]
             self.step += 1
         return self
 
@@ -313,12 +314,28 @@ def test_what_was_measured_before_a_probe_changed_moves_nothing_after_it():
     assert told[0]["fraction"] == pytest.approx(0.5 / 64, rel=0.01)
 
 
+def test_the_last_look_changes_no_interval():
+    """The last checkpoint is made by then: whoever goes on from it would look as before."""
+    one = watch("p", every=1)
+    told: list = []
+    overhead = Overhead(told.append)
+    overhead.keep([one])
+    for step in range(3 * MIN_FIRST):
+        overhead.take(Measured(step, 1e-3, {one: 1.0}), [one], None)
+    assert one.every == 1
+    overhead.take(Measured(step + 1, 1e-3, {one: 1.0}), [one], step + 1)
+    overhead.tell([one])
+    assert [record["type"] for record in told] == ["adjusted", "overhead"]
+    assert one.every == told[0]["to"] == told[1]["every"]["p"] > 1
+
+
 def test_what_is_lossless_is_never_widened():
     body = {"layers": ("fc",), "kinds": ("output",), "every": 1, "want": ("full",)}
     plain, lossless = Watch(0, Probe(**body)), Watch(1, Probe(**body, lossless=True))
     governor = Governor()
     for step in range(60):
         governor.take(Measured(step, 1.0, {plain: 0.2, lossless: 0.5}))
+        governor.govern()
     assert (lossless.factor, plain.factor > 1) == (1, True)
     with pytest.raises(ValidationError, match="gives up nothing"):
         Probe(**body, lossless=True, max_overhead=0.1)

@@ -290,6 +290,7 @@ def test_a_job_that_is_to_fail_says_where_and_keeps_its_last_good_parameters(aim
     error = records[-1]["error"]
     assert (error["code"], error["layer"], error["step"]) == ("non_finite", "target", BAD)
     assert error["nonfinite"]["samples"] == [*range(BATCH * BAD, BATCH * (BAD + 1))]
+    assert "correct its rows" in error["hint"], "the rate is not at fault"
     assert losses(records)[BAD] == "NaN"
     assert findings(records)[0]["severity"] == "error"
     newest = max(int(path.name.split("-")[1]) for path in (tmp_path / "a/checkpoints").iterdir())

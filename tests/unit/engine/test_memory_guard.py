@@ -104,6 +104,12 @@ def test_what_was_begun_with_whole_batches_goes_on_in_parts(digits, tmp_path):
     resume = {"dir": str(tmp_path / "a/checkpoints/step-3"), "step": 3}
     rest = run(tmp_path / "b", job, digits, resume=resume, parts=2)
     assert losses(rest) == pytest.approx(losses(whole)[3:], rel=2e-5)
+    assert [(r["from"], r["to"], r["step"]) for r in of_type(rest, "adjusted")] == [(64, 32, 3)]
+    again = {"dir": str(tmp_path / "b/checkpoints/step-6"), "step": 6}
+    same = run(tmp_path / "c", job, digits, resume=again, parts=2)
+    assert not of_type(same, "adjusted"), "the log has it already"
+    fewer = run(tmp_path / "d", job, digits, resume=again, parts=4)
+    assert [(r["from"], r["to"], r["step"]) for r in of_type(fewer, "adjusted")] == [(32, 16, 6)]
 
 
 def test_a_job_in_parts_says_so(digits, tmp_path):

@@ -126,6 +126,29 @@ def test_auto_is_bfloat16_where_the_device_multiplies_it(has_it, digits, tmp_pat
     }
 
 
+def test_what_auto_is_is_said_once_unless_it_is_something_else_now(digits, tmp_path, monkeypatch):
+    """A job that goes on has said it; on a machine that decides otherwise it says so."""
+
+    def told(name: str, has_it: bool, **more: Any) -> list[tuple[Any, ...]]:
+        monkeypatch.setattr(precision, "multiplies_bfloat16", lambda _device: has_it)
+        records = run(tmp_path / name, job, digits, **more)
+        return [(item["from"], item["to"], item["step"]) for item in of_type(records, "adjusted")]
+
+    def after(name: str, step: int) -> dict[str, Any]:
+        return {"dir": str(tmp_path / name / f"checkpoints/step-{step}"), "step": step}
+
+    each = {"every_steps": 1, "keep_last": 9}
+    job = spec(precision="auto", stop={"steps": 6}, checkpoint=each)
+    assert told("a", True) == [("auto", "bfloat16", 0)]
+    assert told("b", True, resume=after("a", 2)) == []
+    assert told("c", False, resume=after("b", 4)) == [("bfloat16", "float32", 4)]
+    assert told("d", False, resume=after("c", 5)) == []
+
+    forked = {"checkpoint": {"dir": after("a", 2)["dir"]}}
+    job |= {"init": {"checkpoint": "ckpt_1", "load": "all"}}
+    assert told("e", True, **forked) == [("auto", "bfloat16", 2)]
+
+
 def test_layers_that_want_one_type_get_float32(digits, tmp_path):
     """Bilinear and weighted bags are none of autocast's; what they read is bfloat16."""
     layers = [

@@ -1,7 +1,7 @@
 import math
 
-from glasshouse.errors import SpecFailed
-from worker.explaining import by_nonfinite
+from glasshouse.errors import DataFailed, SpecFailed
+from worker.explaining import by_nonfinite, may_be_by_numbers
 from worker.nonfinite import Nonfinite
 
 
@@ -68,6 +68,23 @@ def test_a_failure_by_bad_numbers_says_where_they_came_from():
     assert told["nonfinite"]["phase"] == "forward"
     assert "between 0 and 1" in told["message"]
     assert not told["retryable"]
+
+
+def test_a_failure_by_bad_numbers_of_the_data_says_to_correct_the_data():
+    heard = Nonfinite()
+    where = {"layer": "image", "tensor": "image", "kind": "input", "phase": "forward"}
+    heard.hear_finding({"step": 7, **where})
+    heard.hear_metric(7, "loss", math.nan)
+    told = by_nonfinite(SpecFailed("a loss refuses it", step=7).as_dict(), heard)
+    assert told["category"] == "nonfinite"
+    assert "correct its rows" in told["hint"]
+    assert "learning rate" not in told["hint"]
+
+
+def test_a_bad_row_stays_one_although_the_loss_was_not_finite():
+    """What the data has is not caused by the numbers of the network, and neither is its advice."""
+    assert not may_be_by_numbers(DataFailed("Row 7 has no 'price'").as_dict())
+    assert may_be_by_numbers(SpecFailed("between 0 and 1").as_dict())
 
 
 def test_what_a_guard_has_found_is_known_without_statistics():

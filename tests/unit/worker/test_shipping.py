@@ -241,6 +241,13 @@ def test_what_watching_costs_goes_to_the_job_and_its_probes(tmp_path: Path):
     assert parse_event(told | batch.events[1].payload).by == "max_overhead"
 
 
+def test_an_interval_that_an_attempt_before_has_widened_is_the_one_in_force(tmp_path: Path):
+    overhead = {"type": "overhead", "step": 9, "fraction": 0.02, "budget": 0.03, "probes": {}}
+    _, shipment = sort(tmp_path, overhead | {"every": {"prb_1": 16}})
+    assert shipment.batch.probe_changes == [ProbeChange("prb_1", {"every_now": 16}, 0)]
+    assert shipment.batch.events == []
+
+
 def test_a_probe_that_failed_says_so_and_takes_no_change_up(tmp_path: Path):
     problem = {"code": "probe_failed", "detail": "no"}
     failed = {"type": "probe", "step": 7, "revision": 2}
