@@ -3,7 +3,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
 
-.PHONY: help setup page demo up test test-slow chaos soak failpoints test-gpu fuzz audit check format bench docs docs-serve clean
+.PHONY: help setup page demo up test test-slow chaos soak watch failpoints test-gpu fuzz audit check format bench docs docs-serve clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -42,6 +42,9 @@ chaos: setup ## kill everything at random for a good while, on both databases
 
 soak: setup ## an hour of use with 100 streaming clients and faults all the time; MINUTES=60
 	$(PY) -m tests.soak --minutes $(or $(MINUTES),60) --save soak
+
+watch: setup ## half an hour of a job with 20 events a second in three tabs of a real browser; MINUTES=30
+	$(PY) -m tests.page.watching --minutes $(or $(MINUTES),30) --save page
 
 failpoints: setup ## kill, fail and halt at every failpoint; FAILPOINTS_DATABASE=postgresql
 	$(PYTEST) tests/integration/worker/test_failpoints.py tests/integration/api/test_failpoints.py \

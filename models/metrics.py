@@ -2,14 +2,15 @@
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, case, func, select
+from sqlalchemy import ColumnElement, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from glasshouse import jsonio
-from models import lineage
+from models import lineage, spans
 from models.lineage import Asked
 from models.tables import Metric, core
 
@@ -39,14 +40,8 @@ def add(tx: Session, job: str, attempt: int, rows: Sequence[dict[str, Any]]) -> 
     """Store rows of ``step, epoch, name, value``; of two for one step the later stays."""
     if not rows:
         return
-    insert = postgresql.insert if tx.get_bind().dialect.name == "postgresql" else sqlite.insert
-    query = insert(core(Metric))
-    changed = {name: query.excluded[name] for name in ("epoch", "value", "nonfinite")}
-    query = query.on_conflict_do_update(
-        index_elements=["job", "name", "step", "attempt"], set_=changed
-    )
-    stored = [
-        {
+    stored = {
+        (row["name"], row["step"]): {
             "job": job,
             "attempt": attempt,
             "step": row["step"],
@@ -55,30 +50,27 @@ def add(tx: Session, job: str, attempt: int, rows: Sequence[dict[str, Any]]) -> 
             **_split(row["value"]),
         }
         for row in rows
-    ]
-    tx.execute(query, stored)
+    }
+    tx.execute(_insert(tx.get_bind().dialect.name), [*stored.values()])
+    spans.add(tx, job, attempt, [*stored.values()])
+
+
+@cache  # making it takes as long as what it does
+def _insert(dialect: str) -> Any:
+    query = (postgresql if dialect == "postgresql" else sqlite).insert(core(Metric))
+    changed = {name: query.excluded[name] for name in ("epoch", "value", "nonfinite")}
+    keys = [column.name for column in core(Metric).primary_key.columns]
+    return query.on_conflict_do_update(index_elements=keys, set_=changed)
 
 
 def names(tx: Session, job: str, asked: Asked = None) -> list[Summary]:
-    """Every series of a job."""
-    seen = lineage.shown(tx, job, Metric.attempt, Metric.step, asked)
-    totals = (
-        select(
-            Metric.name,
-            func.min(Metric.value),
-            func.max(Metric.value),
-            func.count(),
-            func.min(case((Metric.nonfinite.is_not(None), Metric.step))),
-            func.max(Metric.step),
-        )
-        .where(Metric.job == job, *seen)
-        .group_by(Metric.name)
-        .order_by(Metric.name)
-    )
+    """Every series of a job; of a long one it does not read the values."""
+    seen = lineage.shown(tx, job, _M.attempt, _M.step, asked)
     found: list[Summary] = []
-    for name, low, high, count, nonfinite, step in tx.execute(totals):
+    for name, total in spans.totals(tx, job, asked).items():
+        num, low, high, nonfinite, step = total
         last = _rows(tx, [_M.job == job, _M.name == name, _M.step == step, *seen])[-1]
-        found.append(Summary(name, _value(last[2], last[3]), step, low, high, count, nonfinite))
+        found.append(Summary(name, _value(last[2], last[3]), step, low, high, num, nonfinite))
     return found
 
 

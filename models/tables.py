@@ -219,6 +219,23 @@ class Metric(Table):
     nonfinite: Mapped[str | None]
 
 
+class MetricSpan(Table):
+    """What the values of one series, of one attempt, come to over a thousand steps."""
+
+    __tablename__ = "metric_spans"
+    job: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    name: Mapped[str] = mapped_column(primary_key=True)
+    number: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    """The step of each value, divided by a thousand."""
+    attempt: Mapped[int] = mapped_column(primary_key=True)
+    num_values: Mapped[int]
+    low: Mapped[float | None] = mapped_column(Float(53))
+    """Of the finite values."""
+    high: Mapped[float | None] = mapped_column(Float(53))
+    first_nonfinite_step: Mapped[int | None] = mapped_column(BigInteger)
+    last_step: Mapped[int] = mapped_column(BigInteger)
+
+
 class StatsBlock(Table):
     """Layer statistics of some steps, columnar: never a row per value."""
 

@@ -104,10 +104,10 @@ class House(Door):
         return run_python("-m", "glasshouse.cli", *arguments, environment=self.environment)
 
     @staticmethod
-    def up(home: Path) -> "House":
-        """Start a service and wait until it is ready."""
-        at = ("--home", str(home))
-        command = ("-m", "glasshouse.cli", "up", "--detach", "--port", "0", *at)
+    def up(home: Path, port: int = 0) -> "House":
+        """Start a service and wait until it is ready. Port 0: any that is free."""
+        at = ("--home", str(home), "--port", str(port))
+        command = ("-m", "glasshouse.cli", "up", "--detach", *at)
         run_python(*command, environment=plain_environment())
         runtime = json.loads((home / "runtime.json").read_text())
         return House(runtime["url"], runtime["api_key"], home)

@@ -9,7 +9,8 @@ from playwright.sync_api import Page, expect
 
 import glasshouse as gh
 from tests.page.browser import Screenshot
-from tests.page.test_job import chart, spec, table_of
+from tests.page.tabs import table_of
+from tests.page.test_job import chart, spec
 
 Axe = Callable[[Page], None]
 LAYERS = [

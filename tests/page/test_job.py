@@ -15,6 +15,7 @@ import glasshouse as gh
 from tests.acceptance.houses import House, until
 from tests.page.browser import Screenshot, Witness
 from tests.page.specs import FIELDS, small
+from tests.page.tabs import table_of
 
 STEPS = 240
 OVER = ("succeeded", "failed", "cancelled")
@@ -62,26 +63,6 @@ def running(client: gh.Client, digits: str) -> Generator[gh.Job]:
 def chart(page: Page, key: str) -> Locator:
     """The card of a chart."""
     return page.locator(f"[data-group='{key}']")
-
-
-def table_of(card: Locator) -> list[dict[str, float | None]]:
-    """All pages of a chart's table: of each row the x, and by series the value or None."""
-    card.get_by_role("button", name="Table").click()
-    found: list[dict[str, float | None]] = []
-    while True:
-        found += card.locator("table").evaluate(_READ)
-        later = card.get_by_role("button", name="Later")
-        if later.count() == 0 or later.is_disabled():
-            return found
-        later.click()
-
-
-_READ = """(table) => {
-  const names = [...table.tHead.rows[0].cells].map((cell) => cell.textContent);
-  const value = (cell) => cell.dataset.value === undefined ? null : cell.dataset.value;
-  return [...table.tBodies[0].rows].map((row) => Object.fromEntries([...row.cells].map(
-    (cell, place) => [names[place], place ? value(cell) : cell.textContent])));
-}"""
 
 
 def test_the_table_of_a_chart_has_the_numbers_of_the_api(

@@ -43,13 +43,10 @@ export function pace(job: Job, everyS = 2): number {
 }
 
 export function useMetrics(job: Job): Live<Page<Metric>> {
-  const [points, setPoints] = useState(0);
-  const live = useLive<Page<Metric>>(`jobs/${job.id}/metrics`, pace(job, lessOften(3, points / 4)));
-  useEffect(() => setPoints((live.value?.data ?? []).reduce((sum, one) => sum + one.count, 0)), [live.value]);
-  return live;
+  return useLive<Page<Metric>>(`jobs/${job.id}/metrics`, pace(job, 3));
 }
 
-/** What the job's summary knows of its metrics: to begin with, for the list of a long job takes the service seconds to read. */
+/** What the job's summary knows of its metrics: to begin with, until their list has come. */
 export function summarised(job: Job): Metric[] {
   const step = Number(job.progress?.["step"] ?? 0);
   return Object.entries(job.summary).map(([name, told]) => ({
