@@ -124,7 +124,7 @@ def create_ticket(request: Request, house: House, caller: Read) -> Response:
 def open_session(
     request: Request, house: House, ticket: Annotated[str, Query(max_length=200)]
 ) -> Response:
-    """Use up a ticket: the answer sets the session's cookie. A person is told what to do without."""
+    """Use up a ticket: the answer sets the session's cookie. Without one a person is told how."""
     with house.database.write() as tx:
         try:
             used = keys.redeem(tx, ticket)

@@ -62,10 +62,10 @@ or newer is there. In a checkout <code>make page</code> builds it now; then load
 _USED = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Glasshouse</title></head><body>
 <h1>This link has been used, or is too old</h1>
-<p>A link opens the page once, within a minute. Make a new one with <code>glasshouse open</code> on the
-machine of the service.</p>
-<p>Or <a href="/jobs">go to the page</a>: a browser that is still signed in shows it, another may give
-an API key there.</p>
+<p>A link opens the page once, within a minute. Make a new one with <code>glasshouse open</code> on
+the machine of the service.</p>
+<p>Or <a href="/jobs">go to the page</a>: a browser that is still signed in shows it, another may
+give an API key there.</p>
 </body></html>
 """
 
