@@ -12,9 +12,11 @@ from api.access import COOKIE, Admin, Read
 from api.answers import Json, Paged, page_of
 from api.bodies import Body, Parsed, body_of, described
 from api.idempotent import OnceKey
+from api.page import used_link
 from api.resources import House
 from api.views import BASE, key_json
 from glasshouse import jsonio
+from glasshouse.errors import KeyInvalid
 from models import keys
 from models.database import Transaction
 from models.idempotency import Answer
@@ -122,9 +124,14 @@ def create_ticket(request: Request, house: House, caller: Read) -> Response:
 def open_session(
     request: Request, house: House, ticket: Annotated[str, Query(max_length=200)]
 ) -> Response:
-    """Use up a ticket: the answer sets the session's cookie."""
+    """Use up a ticket: the answer sets the session's cookie. Without one a person is told how."""
     with house.database.write() as tx:
-        used = keys.redeem(tx, ticket)
+        try:
+            used = keys.redeem(tx, ticket)
+        except KeyInvalid:
+            if "text/html" not in request.headers.get("accept", ""):
+                raise
+            return used_link()
         _, secret = keys.create(
             tx,
             name=used.name,

@@ -59,6 +59,15 @@ or newer is there. In a checkout <code>make page</code> builds it now; then load
 <p>The API has its documentation at <a href="/docs">/docs</a>.</p>
 </body></html>
 """
+_USED = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Glasshouse</title></head><body>
+<h1>This link has been used, or is too old</h1>
+<p>A link opens the page once, within a minute. Make a new one with <code>glasshouse open</code> on
+the machine of the service.</p>
+<p>Or <a href="/jobs">go to the page</a>: a browser that is still signed in shows it, another may
+give an API key there.</p>
+</body></html>
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +123,12 @@ def get_page(request: Request) -> Response:
     if found is None:
         return Response(_MISSING, media_type="text/html", headers=headers)
     return _sent(request, found, headers | {"Cache-Control": "no-cache"})
+
+
+def used_link() -> Response:
+    """What a person sees whose one-time link opens nothing any more."""
+    headers = {"Content-Security-Policy": POLICY, "Cache-Control": "no-store"}
+    return Response(_USED, status_code=401, media_type="text/html", headers=headers)
 
 
 for _path in PATHS:

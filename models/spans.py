@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Row, and_, bindparam, case, func, not_, select
+from sqlalchemy import ColumnElement, and_, bindparam, case, func, not_, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -54,7 +54,7 @@ def totals(tx: Session, job: str, asked: Asked = None) -> dict[str, Total]:
     whole = lineage.shown(tx, job, _S.attempt, _S.last_step, asked)
     parts: dict[str, list[Total]] = {}
     query = select(_S.name, *_totals_of_spans()).where(_S.job == job, *whole).group_by(_S.name)
-    found: Iterable[Row[Any]] = tx.execute(query)
+    found: Iterable[Any] = tx.execute(query)
     if whole and asked is None:
         found = [*found, *_cut(tx, job, whole)]
     for name, *total in found:
@@ -77,7 +77,7 @@ def merged(totals: Sequence[Total]) -> Total:
     )
 
 
-def _cut(tx: Session, job: str, whole: list[ColumnElement[bool]]) -> Sequence[Row[Any]]:
+def _cut(tx: Session, job: str, whole: list[ColumnElement[bool]]) -> Sequence[Any]:
     """The values that stand of spans in which some do not."""
     begins = lineage.shown(tx, job, _S.attempt, _S.number * LENGTH)
     inside = and_(

@@ -1,22 +1,23 @@
 // What is around every view: the way to the others, the theme, whether the service answers.
-import { ErrorBoundary, lazy, LocationProvider, Route, Router, useLocation } from "preact-iso";
+import { ErrorBoundary, LocationProvider, Route, Router, useLocation } from "preact-iso";
 
 import { connection } from "./api/http";
 import { useLive } from "./api/live";
 import { choice, choose, type Choice } from "./theme";
+import { part } from "./ui/part";
 import { Empty } from "./ui/state";
 import { Toasts } from "./ui/toast";
 import { Unlock } from "./unlock";
 
-const Jobs = lazy(() => import("./views/jobs/list"));
-const JobView = lazy(() => import("./views/job/view"));
-const Layer = lazy(() => import("./views/inside/layer"));
-const Compare = lazy(() => import("./views/compare/view"));
-const Datasets = lazy(() => import("./views/datasets/list"));
-const Dataset = lazy(() => import("./views/datasets/view"));
-const Devices = lazy(() => import("./views/devices/view"));
-const Submit = lazy(() => import("./views/submit/view"));
-const Settings = lazy(() => import("./views/settings/view"));
+const Jobs = part(() => import("./views/jobs/list"));
+const JobView = part(() => import("./views/job/view"));
+const Layer = part(() => import("./views/inside/layer"));
+const Compare = part(() => import("./views/compare/view"));
+const Datasets = part(() => import("./views/datasets/list"));
+const Dataset = part(() => import("./views/datasets/view"));
+const Devices = part(() => import("./views/devices/view"));
+const Submit = part(() => import("./views/submit/view"));
+const Settings = part(() => import("./views/settings/view"));
 
 const LINKS: readonly [string, string][] = [
   ["/jobs", "Jobs"],

@@ -71,6 +71,36 @@ def test_the_one_time_link_opens_the_jobs_once(page: Page, profile, client: gh.C
     assert profile.request.get(link).status == 401
 
 
+def test_a_part_that_an_update_took_away_asks_for_a_new_load(page: Page, witness: Witness):
+    inside(page)
+    witness.expect("status of 404")
+    page.route("**/assets/*.js", lambda route: route.fulfill(status=404))
+    page.get_by_role("link", name="Devices", exact=True).click()
+    expect(page.get_by_role("alert")).to_contain_text("the service was updated")
+    page.unroute("**/assets/*.js")
+    page.get_by_role("button", name="Load the page again").click()
+    expect(page).to_have_url(re.compile(r"/devices$"))
+    expect(page.locator("main")).to_contain_text("cpu:0")
+
+
+def test_a_link_that_was_used_says_what_to_do(
+    stranger: Page, profile, client: gh.Client, witness: Witness, axe: Axe
+):
+    link = client.browser_link()
+    stranger.goto(link)
+    inside(stranger)
+    profile.clear_cookies()
+    witness.expect(LOCKED)
+    answer = stranger.goto(link)
+    assert answer is not None
+    assert answer.status == 401
+    expect(stranger.get_by_role("heading")).to_contain_text("has been used")
+    expect(stranger.get_by_text("glasshouse open")).to_be_visible()
+    axe(stranger)
+    stranger.get_by_role("link", name="go to the page").click()
+    unlocking(stranger)
+
+
 def test_a_session_that_ends_asks_for_a_key(
     stranger: Page, witness: Witness, client: gh.Client, house: House
 ):

@@ -1,10 +1,10 @@
 // The inside of a job: the health of its layers, its graph, its gradients over the depth, and what is watched.
-import { lazy } from "preact-iso";
 import { useMemo } from "preact/hooks";
 
 import { ended, type Job } from "../../api/types";
 import { count } from "../../format";
 import { useQuery } from "../../query";
+import { part } from "../../ui/part";
 import { Empty, Loading, ProblemBox } from "../../ui/state";
 import { type Lines, type Network, useLines, useNetwork } from "./data";
 import { type Level, SIGNS } from "./health";
@@ -14,9 +14,9 @@ import { Scrubber } from "./scrubber";
 import { stepOf } from "./steps";
 import { LayerTable } from "./table";
 
-const Graph = lazy(() => import("./graph").then((it) => it.Graph));
-const Depth = lazy(() => import("./depth").then((it) => it.Depth));
-const Probes = lazy(() => import("./probes").then((it) => it.Probes));
+const Graph = part(() => import("./graph").then((it) => it.Graph));
+const Depth = part(() => import("./depth").then((it) => it.Depth));
+const Probes = part(() => import("./probes").then((it) => it.Probes));
 
 const VIEWS = { layers: "Layers", graph: "Graph", gradients: "Gradients over depth", probes: "Probes" } as const;
 type View = keyof typeof VIEWS;

@@ -1,9 +1,10 @@
 // The page of a job: who it is and what can be done with it, and its tabs.
-import { lazy, useLocation, useRoute } from "preact-iso";
+import { useLocation, useRoute } from "preact-iso";
 import { useEffect } from "preact/hooks";
 
 import { useLive } from "../../api/live";
 import { ended, type Job } from "../../api/types";
+import { part } from "../../ui/part";
 import { Empty, Loading, ProblemBox } from "../../ui/state";
 import { Checkpoints } from "./checkpoints";
 import { Events } from "./events";
@@ -13,7 +14,7 @@ import { Overview } from "./overview";
 import { Predictions } from "./predictions";
 import { SpecTab } from "./spec";
 
-const Inside = lazy(() => import("../inside/panel").then((it) => it.Inside));
+const Inside = part(() => import("../inside/panel").then((it) => it.Inside));
 
 export default function View() {
   const { id = "", tab = "overview" } = useRoute().params;
