@@ -199,7 +199,8 @@ struct alignas(64) Claimed {
 };
 
 // Chunks of several tensors. Each thread begins with its share, as torch divides work, and then
-// helps with the shares of the others.
+// helps with the shares of the others. It goes from the end of a share to its beginning: what was
+// written last is still in the cache, and what the next layer reads first is there after it.
 struct Work {
     Isa isa;
     int64_t count;
@@ -227,9 +228,10 @@ struct Work {
         Counter* counter = counters ? counters + thread : nullptr;
         for (int turn = 0; turn < num_shares; turn++) {
             const int number = (thread + turn) % num_shares;
-            const int64_t end = share(number + 1);
-            int64_t chunk;
-            while ((chunk = claimed[number].next.fetch_add(1, std::memory_order_relaxed)) < end) {
+            const int64_t begin = share(number), end = share(number + 1);
+            int64_t turned;
+            while ((turned = claimed[number].next.fetch_add(1, std::memory_order_relaxed)) < end) {
+                const int64_t chunk = begin + end - 1 - turned;
                 const int64_t tensor = tensor_of(chunk);
                 const int64_t start = (chunk - firsts[tensor]) * CHUNK;
                 const int64_t left = sizes[tensor] - start;
