@@ -32,7 +32,8 @@ enum Type : int32_t { F32, F64, BF16, F16, I8, I16, I32, I64, U8, BOOL, NUM_TYPE
 
 constexpr int64_t BLOCK = 2048;
 constexpr int64_t CHUNK = 8 * BLOCK;  // what a thread takes at a time
-constexpr int64_t AHEAD = 1024;       // values before they are read: a layer's output is in no near cache
+constexpr int64_t AHEAD = 2048;       // values before they are read: a layer's output is in no near cache
+constexpr int L2 = 2;                 // how near they are brought: for the first level too few can be under way
 constexpr int NUM_FIGURES = 9;
 constexpr int NUM_BINS = 4096;
 constexpr int NUM_TABLES = 4;
@@ -459,7 +460,7 @@ static void sweep(const float* x, int64_t n, Sums& s) {
         const doubles b = load_doubles(x + i + D);
         low = v < low ? v : low;
         high = v > high ? v : high;
-        __builtin_prefetch(x + i + AHEAD);
+        __builtin_prefetch(x + i + AHEAD, 0, L2);
         count_zeros(zeros, v);
         sum0 += a;
         sum1 += b;
