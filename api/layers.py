@@ -197,6 +197,7 @@ def get_tensor(  # noqa: PLR0913 (each is a parameter of the request)
     """JSON has a summary and at most 1,000 values; npy and safetensors have all; png is a picture.
 
     In npy, bfloat16 and the eight-bit floats come as float32; safetensors has them as they are.
+    Of a whole tensor, in safetensors or in an npy of its own type, `Range` brings a stretch.
     A picture shows feature maps and filters as a grid, of a batch the first example; `slice`
     chooses others. Header `X-Picture` says what of the tensor it shows, and its range.
     """
@@ -218,8 +219,8 @@ def get_tensor(  # noqa: PLR0913 (each is a parameter of the request)
     if is_fresh(request, tag):
         return not_modified(tag, headers)
     whole = _open(house, capture)
-    if slice is None and chosen == "safetensors":
-        return _ranged(request, tensors.Single(whole), headers)
+    if slice is None and (file := tensors.Single.of(whole, chosen)) is not None:
+        return _ranged(request, file, chosen, headers)
     part: Array = whole if slice is None else whole[slices.parse(slice, whole.shape)]
     if chosen == "json":
         counted = None if histogram is None else tensors.histogram(part, histogram)
@@ -274,7 +275,9 @@ def _summary(capture: Capture, part: Array, text: str | None) -> dict[str, Any]:
     }
 
 
-def _ranged(request: Request, file: tensors.Single, headers: dict[str, str]) -> Response:
+def _ranged(
+    request: Request, file: tensors.Single, chosen: str, headers: dict[str, str]
+) -> Response:
     """A file of one tensor, or the stretch of it that the request asks for."""
     headers = headers | {"Accept-Ranges": "bytes"}
     size = file.size_bytes
@@ -283,10 +286,10 @@ def _ranged(request: Request, file: tensors.Single, headers: dict[str, str]) -> 
     except ranges.Unsatisfiable:
         return Response(status_code=416, headers=headers | {"Content-Range": f"bytes */{size}"})
     if stretch is None:
-        return _streamed(file.between(0, size), "safetensors", headers)
+        return _streamed(file.between(0, size), chosen, headers)
     begin, end = stretch
     headers["Content-Range"] = f"bytes {begin}-{end - 1}/{size}"
-    answer = _streamed(file.between(begin, end), "safetensors", headers)
+    answer = _streamed(file.between(begin, end), chosen, headers)
     answer.status_code = 206
     return answer
 

@@ -182,19 +182,27 @@ class Body:
 
 def npy(tensor: Array) -> Body:
     """A ``.npy`` file; floats that numpy itself does not know come as float32."""
-    dtype = tensor.dtype if tensor.dtype.kind in "biufc" else np.dtype("<f4")
+    dtype = tensor.dtype if _is_numpys(tensor) else np.dtype("<f4")
+    head = _npy_head(tensor, dtype)
+
+    def parts() -> Generator[bytes]:
+        yield head
+        for piece in pieces(tensor):
+            yield piece.astype(dtype).tobytes()
+
+    return Body(len(head) + tensor.size * dtype.itemsize, parts())
+
+
+def _npy_head(tensor: Array, dtype: np.dtype[Any]) -> bytes:
     head = io.BytesIO()
     description = np.lib.format.dtype_to_descr(dtype)
     about = {"descr": description, "fortran_order": False, "shape": tensor.shape}
     np.lib.format.write_array_header_1_0(head, about)
-    size = len(head.getvalue()) + tensor.size * dtype.itemsize
+    return head.getvalue()
 
-    def parts() -> Generator[bytes]:
-        yield head.getvalue()
-        for piece in pieces(tensor):
-            yield piece.astype(dtype).tobytes()
 
-    return Body(size, parts())
+def _is_numpys(tensor: Array) -> bool:
+    return tensor.dtype.kind in "biufc"
 
 
 def safetensors(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> Body:
@@ -212,10 +220,22 @@ def safetensors(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> Bo
 
 
 class Single:
-    """A safetensors file of one mapped tensor, named ``tensor``, any stretch of which is cheap."""
+    """A file of one mapped tensor as it lies there, any stretch of which is cheap."""
 
-    def __init__(self, tensor: Array) -> None:
-        self._head = _head({"tensor": tensor}, ["tensor"], {})
+    @staticmethod
+    def of(tensor: Array, form: str) -> "Single | None":
+        """A safetensors file in which it is named ``tensor``, or an ``npy``; None: not so easily.
+
+        Only in safetensors a tensor lies as it is whatever its type.
+        """
+        if form == "safetensors":
+            return Single(tensor, _head({"tensor": tensor}, ["tensor"], {}))
+        if form == "npy" and _is_numpys(tensor):
+            return Single(tensor, _npy_head(tensor, tensor.dtype))
+        return None
+
+    def __init__(self, tensor: Array, head: bytes) -> None:
+        self._head = head
         self._data = np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
         self.size_bytes = len(self._head) + self._data.size
 

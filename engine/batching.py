@@ -115,7 +115,7 @@ def _buckets(data: Data, rows: Rows) -> Buckets | None:
 
 
 class Intake:
-    """Counts what the batches of a step were made of: how much of them is padding, by field."""
+    """Counts what the batches of a step were made of: steps of sequences, and padding, by field."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
@@ -127,6 +127,11 @@ class Intake:
             steps, places = self._counts.get(name, (0, 0))
             widest = max(1, int(lengths_B.max()))
             self._counts[name] = steps + int(lengths_B.sum()), places + widest * len(lengths_B)
+
+    @property
+    def num_tokens(self) -> int:
+        """The steps of the sequences so far, of the field that has most of them."""
+        return max((steps for steps, _ in self._counts.values()), default=0)
 
     def figures(self) -> dict[str, float]:
         """The part of a step's values that is padding; counting begins anew."""

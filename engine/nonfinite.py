@@ -9,15 +9,22 @@ from engine.network import LayerFailed, Network, leaves
 from glasshouse.errors import NonFinite, RunFailure
 
 
-def blame(error: Exception, network: Network, batch: Mapping[str, Tensor] | None) -> Exception:
+def blame(
+    error: Exception,
+    network: Network,
+    batch: Mapping[str, Tensor] | None,
+    rewind: Callable[[], None],
+) -> Exception:
     """The failure of the numbers, where a layer or the loss failed and numbers are not finite.
 
-    The forward pass is run once more on the same batch; that draws other random numbers, which
-    is no matter any more. Anything else that failed is given back as it is.
+    The forward pass is run once more on the same batch. ``rewind`` has it draw the random numbers
+    of the step, where somebody has kept them: without a guard nobody has. Anything else that
+    failed is given back as it is.
     """
     if batch is None or not isinstance(error, LayerFailed) or isinstance(error.cause, RunFailure):
         return error
     try:
+        rewind()
         found = first_bad(network, batch)
     except Exception:  # noqa: BLE001, RUF100 (it only adds to what is known)
         return error

@@ -250,7 +250,7 @@ class Reporter:
         taken, self._taken = self._taken, Taken()
         num_rows, correct = taken.num_rows, taken.correct
         self._num_samples += num_rows
-        self._clock.end_step(num_rows)
+        self._clock.end_step(num_rows, 0 if self.intake is None else self.intake.num_tokens)
         at = now()
         rates = rates_of(self._learner.optimizer)
         others = {

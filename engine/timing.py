@@ -33,6 +33,8 @@ class Laps:
     spent_ns: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*PARTS, REPORT), 0))
     num_steps: int = 0
     num_rows: int = 0
+    num_tokens: int = 0
+    """Steps of sequences, without what rows are padded with."""
 
     def join(self, other: "Laps") -> None:
         """Take in what another one measured."""
@@ -40,6 +42,7 @@ class Laps:
             self.spent_ns[part] += spent
         self.num_steps += other.num_steps
         self.num_rows += other.num_rows
+        self.num_tokens += other.num_tokens
 
 
 class Clock(Protocol):
@@ -49,8 +52,8 @@ class Clock(Protocol):
         """What has passed since the last mark was this part."""
         ...
 
-    def end_step(self, num_rows: int) -> None:
-        """A step of so many rows is done."""
+    def end_step(self, num_rows: int, num_tokens: int = 0) -> None:
+        """A step of so many rows is done, whose sequences have so many steps."""
         ...
 
     def pause(self) -> None:
@@ -91,10 +94,11 @@ class HostClock:
         self._spent[part] += now - self._last
         self._last = now
 
-    def end_step(self, num_rows: int) -> None:
-        """A step of so many rows is done."""
+    def end_step(self, num_rows: int, num_tokens: int = 0) -> None:
+        """A step of so many rows is done, whose sequences have so many steps."""
         self._laps.num_steps += 1
         self._laps.num_rows += num_rows
+        self._laps.num_tokens += num_tokens
 
     def pause(self) -> None:
         """What follows, up to `resume`, is not of the part that is under way."""
@@ -129,7 +133,7 @@ class DeviceClock:
         self._make_event = make_event or _cuda_event
         self._laps = Laps()
         self._free: list[Any] = []
-        self._waiting: deque[tuple[str | int | None, Any]] = deque()
+        self._waiting: deque[tuple[str | tuple[int, int] | None, Any]] = deque()
         self._carried_ms = 0.0
         self._depth = 0
         self._last = self._record()
@@ -140,9 +144,9 @@ class DeviceClock:
         if len(self._waiting) > _MAX_WAITING:
             self._settle()
 
-    def end_step(self, num_rows: int) -> None:
+    def end_step(self, num_rows: int, num_tokens: int = 0) -> None:
         """A step of so many rows is done, once what was marked before has passed."""
-        self._waiting.append((num_rows, None))
+        self._waiting.append(((num_rows, num_tokens), None))
 
     def pause(self) -> None:
         """What follows, up to `resume`, is not of the part that is under way."""
@@ -178,9 +182,10 @@ class DeviceClock:
             if event is not None and not event.query():
                 return
             self._waiting.popleft()
-            if isinstance(what, int):
+            if isinstance(what, tuple):
                 self._laps.num_steps += 1
-                self._laps.num_rows += what
+                self._laps.num_rows += what[0]
+                self._laps.num_tokens += what[1]
             else:
                 self._count(what, event)
 
@@ -249,6 +254,8 @@ def figures_of(laps: Laps, work: Work) -> dict[str, float]:
         return figures
     rate = laps.num_rows / total_s
     figures["throughput/samples_per_s"] = rate
+    if laps.num_tokens:
+        figures["throughput/tokens_per_s"] = laps.num_tokens / total_s
     if work.flops_per_row:
         flops = TRAINING_FACTOR * work.flops_per_row * rate
         figures["throughput/flops_per_s"] = flops

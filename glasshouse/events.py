@@ -39,7 +39,7 @@ def is_upkeep(name: str) -> bool:
 
 
 class _Event(BaseModel):
-    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True, serialize_by_alias=True)
 
     job: str
     seq: int

@@ -136,6 +136,15 @@ class Guard:
             rows = self._rows
             self._passes.append(Pass(rows.taken, randomness, rows.trained_in, carried))
 
+    def rewind(self) -> None:
+        """Draw the random numbers of the pass under way once more, from where it carries on."""
+        if not self._passes:
+            return
+        under_way = self._passes[-1]
+        under_way.randomness.restore()
+        if self._carried is not None and under_way.carried is not None:
+            self._carried.put(under_way.carried)
+
     def look(self, step: int, epoch: int, loss: Tensor) -> None:
         """Look at a step between its backward pass and clipping; it may lose its update.
 
@@ -291,7 +300,8 @@ class Guard:
     def _described(self, seen: Seen, found: Found, bad: Sequence[str]) -> str:
         what = {"gradients": "the norm of the gradients", "loss": "the loss"}
         hit = " and ".join(what.get(name, name) for name in bad)
-        said = f"{hit} not finite."
+        is_one = len(bad) == 1 and bad[0] in what
+        said = f"{hit} {'is' if is_one else 'are'} not finite."
         if SCALE in bad:
             said = f"the loss scale has fallen below {MIN_SCALE}: gradients overflow float16 "
             said += "however little they are scaled. Take precision bfloat16, or a smaller loss."

@@ -7,7 +7,7 @@ computes the very same bits. The meter is told what each look took and for whom,
 recorders see what is seen.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
@@ -33,6 +33,8 @@ from engine.probes.watched.watch import Watch, Watches
 from glasshouse.spec import Probe
 
 T = TypeVar("T")
+_SeenAs = tuple[str, str, Tensor, Watches]
+"""A tensor by its kind and name, and who wants it."""
 _KINDS = {
     kind: number
     for number, kind in enumerate(
@@ -40,6 +42,19 @@ _KINDS = {
     )
 }
 """In the order in which a step tells of them."""
+
+
+class _Order(dict[tuple[str, str], tuple[int, str, int]]):
+    """Where in what a step tells the rows of a name and a kind come; found once for each."""
+
+    def __init__(self, sight: Sight) -> None:
+        super().__init__()
+        self._place = sight.place
+
+    def __missing__(self, row: tuple[str, str]) -> tuple[int, str, int]:
+        name, kind = row
+        self[row] = order = (self._place(name), name, _KINDS[kind])
+        return order
 
 
 class Look(AbstractContextManager["Look"]):
@@ -51,6 +66,7 @@ class Look(AbstractContextManager["Look"]):
         self._step = 0
         self._due = due
         self._sight = Sight(desk.network, due)
+        self._order = _Order(self._sight)
         self._clips = desk.training.clips
         self._recorders = [watch for watch in due if isinstance(watch, Recorder)]
         self._shows = True
@@ -125,8 +141,8 @@ class Look(AbstractContextManager["Look"]):
         self._meter.stop(started, None)
 
     def _end_pass(self) -> None:
-        self._see_all("param", self._sight.parameters("param"))
-        self._see_all("param_grad", self._gradients("raw"))
+        parameters = self._sight.parameters("param")
+        self._see_all({"param": parameters, "param_grad": self._gradients("raw")})
         if not self._goes_on:
             self._finish()
 
@@ -140,7 +156,7 @@ class Look(AbstractContextManager["Look"]):
             return
         mark("optimizer")
         if self._clips:
-            self._see_all("param_grad", self._gradients("clipped"))
+            self._see_all({"param_grad": self._gradients("clipped")})
         changing = self._sight.parameters("update")
         tensors = {name: tensor for name, tensor, _ in changing}
         watches = _all_of(changing)
@@ -149,19 +165,20 @@ class Look(AbstractContextManager["Look"]):
         update()
         mark("optimizer")
         after = self._observe(watches, lambda: changes(before or {}, tensors)) or {}
-        self._see_all("update", [(n, after[n], wanted) for n, _, wanted in changing if n in after])
+        updates = [(n, after[n], wanted) for n, _, wanted in changing if n in after]
+        self._see_all({"update": updates})
         keeping = [w for w in self._due if "optim_state" in w.probe.kinds]
         if keeping:
             kept = self._observe(keeping, self._states)
-            self._see_all("optim_state", kept or [])
+            self._see_all({"optim_state": kept or []})
         self._finish()
         mark("probes")
 
     def _finish(self) -> None:
         started = self._meter.start()
-        place = self._sight.place
+        order = self._order
         for found in (self._rows, self._counted):
-            found.sort(key=lambda row: (place(row[0]), row[0], _KINDS[row[1]]))
+            found.sort(key=lambda row: order[row[:2]])
         self._desk.finish_step(self._step, self._rows, self._counted)
         for recorder in self._recorders:
             recorder.release()
@@ -263,36 +280,34 @@ class Look(AbstractContextManager["Look"]):
 
     # --- looking ----------------------------------------------------------------------------
 
-    def _see_all(self, kind: str, seen: Sequence[Seen]) -> None:
+    def _see_all(self, kinds: Mapping[str, Sequence[Seen]]) -> None:
         """Look at many tensors, all of which are still what they were: one call for the figures."""
+        seen = [(kind, *one) for kind, some in kinds.items() for one in some]
         if not seen:
             return
         started, before = self._meter.start(), len(self._rows)
         self._shows = False
-        self._count_all(kind, seen)
+        self._count_all(seen)
         self._shows = True
         self._meter.stop(started, _by_size(seen))
         if self._recorders:
-            figures = {name: found for name, _, found in self._rows[before:]}
-            for name, tensor, watches in seen:
-                if name in figures:
-                    self._show(kind, name, tensor, watches, figures[name])
+            figures = {(kind, name): found for name, kind, found in self._rows[before:]}
+            for kind, name, tensor, watches in seen:
+                if (kind, name) in figures:
+                    self._show(kind, name, tensor, watches, figures[kind, name])
 
-    def _count_all(self, kind: str, seen: Sequence[Seen]) -> None:
-        counted = [
-            (name, tensor)
-            for name, tensor, watches in seen
-            if watches.takes_stats and not watches.counts
-        ]
+    def _count_all(self, seen: Sequence[_SeenAs]) -> None:
+        counted = [one for one in seen if one[3].takes_stats and not one[3].counts]
         try:
-            figures = summarize_all([tensor for _, tensor in counted])
+            figures = summarize_all([tensor for _, _, tensor, _ in counted])
         except Exception:  # one by one, so that only the one at fault is missing
-            for name, tensor, watches in seen:
+            for kind, name, tensor, watches in seen:
                 self._see(kind, name, tensor, watches)
             return
-        for (name, _), row in zip(counted, figures, strict=True):
-            self._rows.append((name, kind, row))
-        for name, tensor, watches in seen:
+        self._rows += [
+            (name, kind, row) for (kind, name, _, _), row in zip(counted, figures, strict=True)
+        ]
+        for kind, name, tensor, watches in seen:
             if watches.takes_full or watches.counts:
                 self._see(kind, name, tensor, watches, is_counted=not watches.counts)
 
@@ -369,10 +384,13 @@ def _all_of(seen: Sequence[Seen]) -> list[Watch]:
     return list({id(watch): watch for _, _, watches in seen for watch in watches}.values())
 
 
-def _by_size(seen: Sequence[Seen]) -> dict[Watch, float]:
+def _by_size(seen: Sequence[_SeenAs]) -> dict[Watch, float] | Watches:
     """Who wanted how much of several tensors that were looked at in one call."""
+    same = seen[0][3]
+    if all(watches is same for _, _, _, watches in seen):
+        return same
     shares: dict[Watch, float] = {}
-    for _, tensor, watches in seen:
+    for _, _, tensor, watches in seen:
         for watch in watches:
             shares[watch] = shares.get(watch, 0.0) + (tensor.numel() + 1) / len(watches)
     return shares

@@ -152,7 +152,9 @@ class Meter:
         costs: dict[Watch, float] = dict.fromkeys(step.due, 0.0)
         rest = 0.0
         for start, end, shares, nested in step.spans:  # one inside another comes before it
-            spent = max(0.0, seconds(start, end) - sum(own[nested:]))
+            spent = seconds(start, end)
+            if nested < len(own):
+                spent = max(0.0, spent - sum(own[nested:]))
             own.append(spent)
             if shares is None:
                 rest += spent
@@ -168,6 +170,9 @@ def _share(
     costs: dict[Watch, float], shares: Mapping[Watch, float] | Sequence[Watch], seconds: float
 ) -> None:
     if not isinstance(shares, Mapping):
+        if len(shares) == 1:  # nearly always
+            costs[shares[0]] = costs.get(shares[0], 0.0) + seconds
+            return
         for watch in shares:
             costs[watch] = costs.get(watch, 0.0) + seconds / len(shares)
         return

@@ -64,7 +64,6 @@ class Sight:
         self.spots = _find_spots(network, due)
         self.order = {name: number for number, name in enumerate(network.layers)}
         """The place of each layer in the network."""
-        self._places: dict[str, int] = {}
         self.loss = {name: wanting(due, "output", name, "loss") for name in LOSS_NAMES}
         """Who looks at the loss, by the names it has."""
         kinds = {kind for watch in due for kind in watch.probe.kinds}
@@ -75,20 +74,22 @@ class Sight:
         )
         """Whether somebody looks at gradients after they were clipped, if they are."""
         self._parameters: dict[str, list[Seen]] = {}
+        self._alike: dict[tuple[Watch, ...], Watches] = {}
 
     def place(self, name: str) -> int:
         """The place of a tensor's layer in the network; what is of no layer comes last."""
-        place = self._places.get(name)
-        if place is None:
-            place = self._places[name] = self.order.get(root(name), len(self.order))
-        return place
+        return self.order.get(root(name), len(self.order))
 
     def parameters(self, kind: str) -> list[Seen]:
         """The parameters that somebody wants something of this kind of."""
         if kind not in self._parameters:
             named = self._network.named_parameters()
             found = [(name, item, wanting(self._due, kind, name)) for name, item in named]
-            self._parameters[kind] = [seen for seen in found if seen[2]]
+            self._parameters[kind] = [
+                (name, item, self._alike.setdefault(tuple(watches), watches))
+                for name, item, watches in found
+                if watches
+            ]
         return self._parameters[kind]
 
 

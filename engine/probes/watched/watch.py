@@ -88,7 +88,7 @@ class Watch:
 
 
 class Watches(list[Watch]):
-    """Probes that look at the same tensor, and what they want of it together."""
+    """Probes that look at the same tensor, and what they want of it together; never changed."""
 
     def __init__(self, watches: Iterable[Watch] = ()) -> None:
         super().__init__(watches)

@@ -273,6 +273,30 @@ def keep_together(
     writer.ship(Batch(captures=rows))
 
 
+def served_in_stretches(ada: httpx2.Client, path: str, whole: httpx2.Response) -> None:
+    """Whatever stretch is asked for is that of the whole."""
+    assert whole.headers["accept-ranges"] == "bytes"
+    size = len(whole.content)
+    assert whole.headers["content-length"] == str(size)
+    for text, begin, end in (
+        ("bytes=0-7", 0, 8),
+        ("bytes=5-", 5, size),
+        ("bytes=-3", size - 3, size),
+        (f"bytes={size - 1}-{size + 9}", size - 1, size),
+    ):
+        part = ada.get(path, headers={"Range": text})
+        assert (part.status_code, part.content) == (206, whole.content[begin:end]), text
+        assert part.headers["content-range"] == f"bytes {begin}-{end - 1}/{size}"
+        assert part.headers["content-length"] == str(end - begin)
+    for text in (f"bytes={size}-", "bytes=-0"):
+        beyond = ada.get(path, headers={"Range": text})
+        assert (beyond.status_code, beyond.headers["content-range"]) == (416, f"bytes */{size}")
+    for text in ("bytes=5-2", "rows=0-1", "bytes=0-1,4-5", "bytes=", "x"):
+        assert ada.get(path, headers={"Range": text}).content == whole.content, text
+    stale = ada.get(path, headers={"Range": "bytes=0-7", "If-Range": '"another"'})
+    assert (stale.status_code, stale.content) == (200, whole.content)
+
+
 def test_one_tensor_of_a_file_of_several_is_served_alone(
     ada: httpx2.Client, writer: Writer, home: Path
 ) -> None:
@@ -289,26 +313,12 @@ def test_one_tensor_of_a_file_of_several_is_served_alone(
         ((name, entry),) = safetensors.deserialize(whole.content)
         assert (name, bytes(entry["data"])) == ("tensor", array.tobytes())
         assert entry["shape"] == list(array.shape)
-        assert whole.headers["accept-ranges"] == "bytes"
-        size = len(whole.content)
-        assert whole.headers["content-length"] == str(size)
-        for text, begin, end in (
-            ("bytes=0-7", 0, 8),
-            ("bytes=5-", 5, size),
-            ("bytes=-3", size - 3, size),
-            (f"bytes={size - 1}-{size + 9}", size - 1, size),
-        ):
-            part = ada.get(path, headers={"Range": text})
-            assert (part.status_code, part.content) == (206, whole.content[begin:end]), text
-            assert part.headers["content-range"] == f"bytes {begin}-{end - 1}/{size}"
-            assert part.headers["content-length"] == str(end - begin)
-        for text in (f"bytes={size}-", "bytes=-0"):
-            beyond = ada.get(path, headers={"Range": text})
-            assert (beyond.status_code, beyond.headers["content-range"]) == (416, f"bytes */{size}")
-        for text in ("bytes=5-2", "rows=0-1", "bytes=0-1,4-5", "bytes=", "x"):
-            assert ada.get(path, headers={"Range": text}).content == whole.content, text
-        stale = ada.get(path, headers={"Range": "bytes=0-7", "If-Range": '"another"'})
-        assert (stale.status_code, stale.content) == (200, whole.content)
+        served_in_stretches(ada, path, whole)
+        numpys = ada.get(path := path.replace("safetensors", "npy"))
+        shown = np.load(io.BytesIO(numpys.content))
+        np.testing.assert_array_equal(shown, array.astype(shown.dtype))
+        if array.dtype != ml_dtypes.bfloat16:  # which is made anew in an npy, as float32
+            served_in_stretches(ada, path, numpys)
     listed = checked(ada.get(f"/jobs/{writer.job.id}/captures?step=4"), inside.CaptureList)["data"]
     assert {(entry["form"], entry["slice"]) for entry in listed} == {("full", None)}
     both = ada.get(

@@ -158,9 +158,33 @@ def test_the_mask_of_dropout_is_that_of_the_step(tmp_path):
             dropped[step] = [BATCH * step + int(row) for row in (kept == 0).nonzero()]
     told = {item["step"]: item for item in findings(records)}
     assert told
+    step = min(told)
+    hit = "the loss and the norm of the gradients are not finite"
+    assert told[step]["message"].startswith(f"Step {step}: {hit}. In the forward pass")
     first = {step: rows for step, rows in dropped.items() if step - 1 not in dropped}
     assert {step: item["bad_samples"] for step, item in told.items()} == first
     assert {item["layer"] for item in told.values()} == {"log"}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_layer_that_fails_is_run_again_with_the_mask_of_the_step(seed: int, tmp_path):
+    """The step fails whatever is dropped; which layer is the first bad one hangs on the mask."""
+    layers = [
+        {"name": "ones", "type": "Linear", "args": {"out_features": 1}, "inputs": ["x"]},
+        {"name": "sigmoid", "type": "sigmoid"},
+        {"name": "drop", "type": "Dropout", "args": {"p": 0.25}},
+        {"name": "of_kept", "type": "log"},
+        {"name": "negative", "type": "neg", "inputs": ["sigmoid"]},
+        {"name": "of_negative", "type": "log"},
+    ]
+    loss = {"type": "BCELoss", "inputs": ["of_negative", "sigmoid"]}
+    body = job(layers=layers) | {"loss": loss, "seed": seed}
+    error = run(tmp_path / "a", body, table_of(tmp_path))[-1]["error"]
+    torch.manual_seed(seed)
+    nn.Linear(3, 1)
+    kept = nn.Dropout(0.25)(torch.ones(BATCH, 1))
+    assert (error["code"], error["step"]) == ("non_finite", 0), error
+    assert error["layer"] == ("of_kept" if (kept == 0).any() else "of_negative")
 
 
 STEEP = [

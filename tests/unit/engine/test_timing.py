@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from engine.timing import PARTS, DeviceClock, HostClock, Laps, Timing, Work, figures_of
+from tests.unit.engine import ragged
 from tests.unit.engine.making import DIGITS_META, of_type, planned, run, spec, write_job
 
 
@@ -45,7 +46,7 @@ def _step(device: Device, clock: DeviceClock, rows: int = 4) -> None:
     for part, ms in [("data", 1), ("forward", 2), ("backward", 4), ("optimizer", 8)]:
         device.queued_ms += ms
         clock.mark(part)
-    clock.end_step(rows)
+    clock.end_step(rows, 3 * rows)
 
 
 def test_events_of_the_device_are_counted_once_they_have_passed_and_never_waited_for():
@@ -56,7 +57,7 @@ def test_events_of_the_device_are_counted_once_they_have_passed_and_never_waited
     assert clock.take().num_steps == 0
     device.reached_ms = 18  # the first step, and data and forward of the second
     laps = clock.take()
-    assert (laps.num_steps, laps.num_rows) == (1, 4)
+    assert (laps.num_steps, laps.num_rows, laps.num_tokens) == (1, 4, 12)
     assert laps.spent_ns["forward"] == 4e6
     assert laps.spent_ns["backward"] == 4e6
     rest = clock.take(wait=True)
@@ -173,6 +174,22 @@ def test_the_rate_of_operations_is_three_times_that_of_the_forward_pass(digits, 
     flops = 3 * plan["flops"] / 64 * values["throughput/samples_per_s"]
     assert values["throughput/flops_per_s"] == pytest.approx(flops)
     assert values["throughput/flops_fraction"] == pytest.approx(flops / 1e12)
+
+
+def test_the_tokens_of_a_second_are_the_steps_of_its_rows_without_padding(digits, tmp_path):
+    """Every step has all rows, so that whichever steps are told have the same mean."""
+    job = ragged.job(data={"batch_size": len(ragged.TEXTS)})
+    for record in of_type(run(tmp_path, job, ragged.texts(tmp_path / "data")), "metrics"):
+        values = record["values"]
+        if "time/step" in values:
+            each = values["throughput/tokens_per_s"] / values["throughput/samples_per_s"]
+            mean = sum(map(len, ragged.TEXTS)) / len(ragged.TEXTS)
+            assert each == pytest.approx(mean)
+            break
+    else:
+        pytest.fail("no time was told")
+    told = of_type(run(tmp_path / "images", spec(), digits), "metrics")
+    assert not [name for record in told for name in record["values"] if "tokens" in name]
 
 
 def test_the_time_of_the_data_is_put_down_to_the_data(digits, tmp_path, monkeypatch):
