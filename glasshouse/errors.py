@@ -801,6 +801,10 @@ class CannotTrace(GlasshouseError):
         """The text of the line."""
 
 
+_TOLD_BY_THEIR_MESSAGE = ("data", "nonfinite")
+"""Categories of failures where the log has nothing to add but where in the engine it was raised."""
+
+
 class JobFailed(GlasshouseError):
     """The job failed."""
 
@@ -811,7 +815,7 @@ class JobFailed(GlasshouseError):
         lines = [f"{job_id} failed: {error.get('message', '')}" + (f" ({where})" if where else "")]
         if error.get("hint"):
             lines.append(f"hint: {error['hint']}")
-        if error.get("log_tail"):
+        if error.get("log_tail") and error.get("category") not in _TOLD_BY_THEIR_MESSAGE:
             lines.append(f"last lines of the log:\n{error['log_tail']}")
         super().__init__("\n".join(lines))
         self.job_id = job_id

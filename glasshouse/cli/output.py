@@ -96,7 +96,7 @@ def figure(value: Any) -> str:
     text = f"{number:.4g}"
     if "e" not in text:
         return text
-    digits, exponent = f"{number:.2e}".split("e")
+    digits, exponent = f"{number:.3g}".split("e")
     return f"{digits}e{int(exponent)}"
 
 

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from glasshouse import jsonio
+from glasshouse.cli.output import figure
 from glasshouse.events import is_upkeep
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -169,7 +170,7 @@ class JobView:
         with self._lock:
             done = 0 if self.step is None else self.step + 1
             shown = [f"step {done}" + (f"/{self._total}" if self._total else "")]
-            shown += [f"{name} {value:.4g}" for name, value in self.values.items()]
+            shown += [f"{name} {figure(value)}" for name, value in self.values.items()]
             bad = sum(layer.num_bad for layer in self.layers.values())
             shown += [f"NaN/Inf {bad}"] if bad else []
             return "  ".join(shown + self._watching())
@@ -205,12 +206,12 @@ class JobView:
         """What training says, and below it what evaluations say."""
         first = Text(no_wrap=True, overflow="ellipsis")
         if "loss" in self.values:
-            first.append(f"loss {self.values['loss']:.4g} ")
+            first.append(f"loss {figure(self.values['loss'])} ")
             first.append(sparkline([loss for _, loss in self.losses], 28, bars), style="cyan")
         of_training = {name: value for name, value in self.values.items() if "/" not in name}
-        told = [f"{name} {value:.4g}" for name, value in of_training.items() if name != "loss"]
+        told = [f"{name} {figure(value)}" for name, value in of_training.items() if name != "loss"]
         first.append("".join(f"  {text}" for text in told))
-        judged = [f"{name} {value:.4g}" for name, value in self.values.items() if "/" in name]
+        judged = [f"{name} {figure(value)}" for name, value in self.values.items() if "/" in name]
         second = Text("  ".join(judged), style="bold", no_wrap=True, overflow="ellipsis")
         return [first, second] if judged else [first]
 
@@ -320,7 +321,7 @@ def _bar_of(bucket: list[float], low: float, high: float, bars: str) -> str:
 
 
 def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}"
+    return figure(value if value is None else float(f"{value:.3g}"))
 
 
 def _duration(seconds: float) -> str:
