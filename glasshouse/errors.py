@@ -612,6 +612,10 @@ class APITimeoutError(APIConnectionError):
     """The service did not answer in time."""
 
 
+def _items(problem: dict[str, Any]) -> list[dict[str, Any]]:
+    return problem.get("errors") or []
+
+
 class APIStatusError(APIError):
     """The service answered with an error."""
 
@@ -619,10 +623,10 @@ class APIStatusError(APIError):
 
     def __init__(self, detail: str, *, status_code: int, problem: dict[str, Any]) -> None:
         lines = [detail]
-        lines.extend(
-            f"  {item.get('pointer', '')}: {item.get('detail', '')}"
-            for item in problem.get("errors", [])
-        )
+        places = [
+            f"{item.get('pointer', '')}: {item.get('detail', '')}" for item in _items(problem)
+        ]
+        lines.extend(f"  {place}" for place in places if place != detail)
         if problem.get("hint"):
             lines.append(f"  hint: {problem['hint']}")
         super().__init__("\n".join(lines))
