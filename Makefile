@@ -4,6 +4,7 @@ PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
 
 .PHONY: help setup page demo up test test-slow chaos soak watch failpoints test-gpu fuzz audit check format bench docs docs-serve clean
+.PHONY: help setup page demo up test test-slow chaos soak failpoints test-gpu golden fuzz audit check format bench docs docs-serve clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -52,6 +53,9 @@ failpoints: setup ## kill, fail and halt at every failpoint; FAILPOINTS_DATABASE
 
 test-gpu: setup ## what needs a CUDA device
 	$(PYTEST) tests/gpu -m gpu
+
+golden: setup ## write anew what the commands print; read the difference
+	RENEW_GOLDEN=1 $(PYTEST) tests/acceptance/test_command_line.py
 
 fuzz: setup ## the whole OpenAPI document with many more values; FUZZ_EXAMPLES=50
 	FUZZ_EXAMPLES=$(or $(FUZZ_EXAMPLES),50) $(PYTEST) tests/security/test_fuzz.py

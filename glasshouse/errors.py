@@ -617,6 +617,10 @@ class APITimeoutError(APIConnectionError):
     """The service did not answer in time."""
 
 
+def _items(problem: dict[str, Any]) -> list[dict[str, Any]]:
+    return problem.get("errors") or []
+
+
 class APIStatusError(APIError):
     """The service answered with an error."""
 
@@ -624,10 +628,10 @@ class APIStatusError(APIError):
 
     def __init__(self, detail: str, *, status_code: int, problem: dict[str, Any]) -> None:
         lines = [detail]
-        lines.extend(
-            f"  {item.get('pointer', '')}: {item.get('detail', '')}"
-            for item in problem.get("errors", [])
-        )
+        places = [
+            f"{item.get('pointer', '')}: {item.get('detail', '')}" for item in _items(problem)
+        ]
+        lines.extend(f"  {place}" for place in places if place != detail)
         if problem.get("hint"):
             lines.append(f"  hint: {problem['hint']}")
         super().__init__("\n".join(lines))
@@ -806,6 +810,10 @@ class CannotTrace(GlasshouseError):
         """The text of the line."""
 
 
+_TOLD_BY_THEIR_MESSAGE = ("data", "nonfinite")
+"""Categories of failures where the log has nothing to add but where in the engine it was raised."""
+
+
 class JobFailed(GlasshouseError):
     """The job failed."""
 
@@ -816,7 +824,7 @@ class JobFailed(GlasshouseError):
         lines = [f"{job_id} failed: {error.get('message', '')}" + (f" ({where})" if where else "")]
         if error.get("hint"):
             lines.append(f"hint: {error['hint']}")
-        if error.get("log_tail"):
+        if error.get("log_tail") and error.get("category") not in _TOLD_BY_THEIR_MESSAGE:
             lines.append(f"last lines of the log:\n{error['log_tail']}")
         super().__init__("\n".join(lines))
         self.job_id = job_id

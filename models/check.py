@@ -61,7 +61,7 @@ def _disks(settings: Settings) -> Generator[Finding]:
         )
         yield _found("space", "fail", detail, mend)
     else:
-        yield _found("space", "ok", ", ".join(f"{n} {b} bytes" for n, b in space.free().items()))
+        yield _found("space", "ok", ", ".join(f"{n} {_gib(b)}" for n, b in space.free().items()))
     if settings.database.startswith("sqlite"):
         kind = remote_kind(Path(settings.database.removeprefix("sqlite:///")))
         if kind is not None:
@@ -69,6 +69,10 @@ def _disks(settings: Settings) -> Generator[Finding]:
                 "SQLite is not safe there: set GLASSHOUSE_HOME to a local disk, or use PostgreSQL."
             )
             yield _found("file_system", "fail", f"the database is on {kind}", mend)
+
+
+def _gib(count: int) -> str:
+    return f"{count / 1024**3:.1f} GiB free"
 
 
 def _database(settings: Settings) -> Generator[Finding]:

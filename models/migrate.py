@@ -3,7 +3,9 @@
 Any number of processes may do it at once; one of them works and the others wait.
 """
 
+import argparse
 import fcntl
+import json
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -11,6 +13,7 @@ from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
+from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
 import migrations
@@ -63,11 +66,17 @@ def _alone(database: Database, lock_file: Path) -> Generator[None]:
 
 def main() -> int:
     """Migrate the database of the settings."""
+    parser = argparse.ArgumentParser(prog="python -m models.migrate", description=main.__doc__)
+    parser.add_argument("--json", action="store_true", help="say at which revision it is then")
+    options = parser.parse_args()
     settings = Settings()
     settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     database = Database(settings.database)
     migrate(database, lock_file=settings.home / "run" / "migrate.lock")
     database.close()
+    if options.json:
+        head = ScriptDirectory(str(Path(migrations.__file__).parent)).get_current_head()
+        sys.stdout.write(json.dumps({"revision": head}) + "\n")
     return 0
 
 

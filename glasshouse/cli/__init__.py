@@ -65,10 +65,14 @@ for process in (service.api, service.worker, service.migrate):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; gives the exit code of contract and documentation."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    output.never_fail_to_print()
     try:
         app(given)
     except SystemExit as ending:
-        return ending.code if isinstance(ending.code, int) else exits.ERROR
+        code = ending.code if isinstance(ending.code, int) else exits.ERROR
+        if code == exits.USAGE and "--json" in given:
+            output.misused()
+        return code
     except (GlasshouseError, OSError, ValueError) as error:
         code = exits.code_of(error)
         output.failure(error, code, as_json="--json" in given)

@@ -5,20 +5,28 @@ from typing import Annotated
 
 import typer
 
-from glasshouse.cli import output
+from glasshouse.cli import completing, output
 from glasshouse.cli.output import Json
 from glasshouse.client import Client
 
 app = typer.Typer(help="List, upload, download and delete checkpoints.", no_args_is_help=True)
 
 CheckpointId = Annotated[
-    str, typer.Argument(metavar="CHECKPOINT", help="The checkpoint's id (ckpt_…).")
+    str,
+    typer.Argument(
+        metavar="CHECKPOINT",
+        help="The checkpoint's id (ckpt_…).",
+        autocompletion=completing.checkpoints,
+    ),
 ]
 
 
 @app.command("list")
 def list_checkpoints(
-    job: Annotated[str | None, typer.Option(help="Only those of this job, by step.")] = None,
+    job: Annotated[
+        str | None,
+        typer.Option(help="Only those of this job, by step.", autocompletion=completing.jobs),
+    ] = None,
     json: Json = False,
 ) -> None:
     """List checkpoints, newest first."""
@@ -27,8 +35,9 @@ def list_checkpoints(
     if json:
         output.document([item.data for item in found])
         return
-    rows = ([item.id, item.state, item.step, item.job, item.name] for item in found)
-    output.table(["id", "state", "step", "job", "name"], rows, fixed=3)
+    rows = ([item.id, item.state, item.step, item.job or item.name] for item in found)
+    columns = ["id", "state", "step", "job, or name"]
+    output.table(columns, rows, short=set() if job else {"job, or name"}, numbers={"step"})
 
 
 @app.command()

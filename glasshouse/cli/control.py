@@ -8,6 +8,7 @@ from glasshouse import jsonio
 from glasshouse.cli import output, overrides
 from glasshouse.cli.jobs import JobId, watch_job
 from glasshouse.cli.output import Json
+from glasshouse.cli.watching import detaching
 from glasshouse.client import Client, Job
 
 Watch = Annotated[bool, typer.Option("--watch", help="Watch the new job until it ends.")]
@@ -72,7 +73,8 @@ def set_(
     with Client() as client:
         command = client.jobs.get(job).set(changes)
         if wait:
-            command.wait(None)
+            with detaching(job):
+                command.wait(None)
     if json:
         output.document(command.data)
         return

@@ -5,14 +5,19 @@ from typing import Annotated, Any
 
 import typer
 
-from glasshouse.cli import output
+from glasshouse.cli import completing, output
 from glasshouse.cli.output import Json
 from glasshouse.client import Client, Dataset
 from glasshouse.spec.data import size_of
 
 app = typer.Typer(help="List, upload, show and delete datasets.", no_args_is_help=True)
 
-DatasetId = Annotated[str, typer.Argument(metavar="DATASET", help="The dataset's id (ds_…).")]
+DatasetId = Annotated[
+    str,
+    typer.Argument(
+        metavar="DATASET", help="The dataset's id (ds_…).", autocompletion=completing.datasets
+    ),
+]
 
 
 @app.command("list")
@@ -23,8 +28,9 @@ def list_datasets(json: Json = False) -> None:
     if json:
         output.document([dataset.data for dataset in found])
         return
-    rows = ([one.id, one.state, _rows(one), one.data.get("name")] for one in found)
-    output.table(["id", "state", "rows", "name"], rows, fixed=2)
+    rows = ([one.id, one.state, *_size_of(one), one.data.get("name")] for one in found)
+    columns = ["id", "state", "rows", "splits", "name"]
+    output.table(columns, rows, short={"splits", "name"}, numbers={"rows"})
 
 
 @app.command()
@@ -67,7 +73,8 @@ def show(
     if json:
         output.document({**found.data, "rows": first})
         return
-    output.table(["column", "dtype", "shape"], ([*_column(one)] for one in found.columns))
+    columns = ["column", "dtype", "shape"]
+    output.table(columns, ([*_column(one)] for one in found.columns), short={"column"})
     output.tell(f"{found.state}; rows: {_rows(found)}")
     for row in first:
         output.line("  ".join(f"{name}={str(value)[:40]}" for name, value in row.items()))
@@ -92,7 +99,18 @@ def devices(json: Json = False) -> None:
         output.document(found)
         return
     columns = ["worker", "id", "kind", "healthy", "job", "name"]
-    output.table(columns, ([device.get(column) for column in columns] for device in found), fixed=2)
+    rows = ([_told(device.get(column)) for column in columns] for device in found)
+    output.table(columns, rows, short={"worker", "name"})
+
+
+def _told(value: Any) -> Any:
+    return ("yes" if value else "no") if isinstance(value, bool) else value
+
+
+def _size_of(dataset: Dataset) -> tuple[int | None, str]:
+    """All its rows, and the names of its splits."""
+    splits: dict[str, int] = dataset.data.get("splits") or {}
+    return sum(splits.values()) if splits else None, ", ".join(splits) or "-"
 
 
 def _rows(dataset: Dataset) -> str:

@@ -7,13 +7,16 @@ from typing import Annotated, Any, cast
 import typer
 
 from glasshouse import jsonio
-from glasshouse.cli import exits, output, overrides
+from glasshouse.cli import completing, output, overrides
 from glasshouse.cli.output import Json
-from glasshouse.cli.watching import follow
+from glasshouse.cli.watching import detaching, follow
 from glasshouse.client import Client, Dataset, Job
 from glasshouse.spec.data import sources_in
 
-JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id (job_…).")]
+JobId = Annotated[
+    str,
+    typer.Argument(metavar="JOB", help="The job's id (job_…).", autocompletion=completing.jobs),
+]
 
 
 def submit(
@@ -73,7 +76,8 @@ def list_jobs(
     output.table(
         ["id", "state", "step", "loss", "name"],
         ([job.id, job.state, _steps(job), _last_loss(job), job.data.get("name")] for job in jobs),
-        fixed=2,
+        short={"name"},
+        numbers={"loss"},
     )
 
 
@@ -93,7 +97,7 @@ def logs(
             else:
                 sys.stdout.write(text)
             return
-        with client.jobs.get(job).stream(types=["log"]) as stream:
+        with detaching(job), client.jobs.get(job).stream(types=["log"]) as stream:
             for record in stream.records():
                 if rank in (None, record["rank"]):
                     _print_log(record, as_json=json)
@@ -123,11 +127,8 @@ def _print_log(record: dict[str, Any], *, as_json: bool) -> None:
 
 def watch_job(job: Job, *, as_json: bool) -> None:
     """Follow a job to its end; Ctrl-C detaches."""
-    try:
+    with detaching(job.id):
         follow(job, to_stderr=as_json)
-    except KeyboardInterrupt:
-        output.tell(f"detached; the job goes on: glasshouse watch {job.id}")
-        raise typer.Exit(exits.DETACHED) from None
     job.raise_if_unsuccessful()
     if as_json:
         output.document(job.data)

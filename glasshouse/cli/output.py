@@ -1,16 +1,22 @@
 """Where output goes: data to stdout, everything for people to stderr."""
 
+import io
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from glasshouse import jsonio
+from glasshouse.cli import exits
 from glasshouse.errors import APIStatusError, GlasshouseError, JobFailed
+
+GAP = "  "
+LEAST = 8
+"""What is left of a column that is shortened."""
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
@@ -33,19 +39,51 @@ def tell(text: str) -> None:
     sys.stderr.flush()
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, fixed: int = 1) -> None:
-    """Print a table; the first columns (``fixed`` of them) are never shortened."""
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    texts = [["-" if cell is None else str(cell) for cell in row] for row in rows]
-    for number, name in enumerate(columns):
-        is_fixed = number < fixed
-        width = max((len(row[number]) for row in texts), default=0) if is_fixed else None
-        shown.add_column(
-            name, no_wrap=True, overflow="fold" if is_fixed else "ellipsis", min_width=width
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    *,
+    short: Collection[str] = (),
+    numbers: Collection[str] = (),
+) -> None:
+    """Print a table.
+
+    Nothing is shortened but the columns ``short``, and those only where a terminal is too narrow;
+    the columns ``numbers`` stand on the right.
+    """
+    texts = [["-" if cell is None else printable(str(cell)) for cell in row] for row in rows]
+    console = Console(highlight=False, soft_wrap=True)
+    widths = [max(map(cell_len, column)) for column in zip(columns, *texts, strict=True)]
+    if console.is_terminal:
+        _squeeze(widths, [name in short for name in columns], console.width)
+    for number, row in enumerate([columns, *texts]):
+        cells = (
+            _fitted(text, width, right=name in numbers)
+            for name, text, width in zip(columns, row, widths, strict=True)
         )
-    for row in texts:
-        shown.add_row(*map(Text, row))
-    Console(highlight=False).print(shown)
+        shown = GAP.join(cells).rstrip()
+        console.print(Text(shown, style="bold" if number == 0 else ""))
+
+
+def _squeeze(widths: list[int], may_shrink: list[bool], room: int) -> None:
+    """Make the widest of the columns that may shrink narrower, until all fit."""
+    while sum(widths) + len(GAP) * (len(widths) - 1) > room:
+        able = [place for place, may in enumerate(may_shrink) if may and widths[place] > LEAST]
+        if not able:
+            return
+        widths[max(able, key=lambda place: widths[place])] -= 1
+
+
+def _fitted(text: str, width: int, *, right: bool) -> str:
+    if cell_len(text) > width:
+        return set_cell_size(text, width - 1) + "…"
+    filling = " " * (width - cell_len(text))
+    return filling + text if right else text + filling
+
+
+def printable(text: str) -> str:
+    """A text without what would move a terminal's cursor, or change its colours."""
+    return "".join(char if char.isprintable() else "�" for char in text)
 
 
 def figure(value: Any) -> str:
@@ -53,7 +91,13 @@ def figure(value: Any) -> str:
     number = jsonio.number(value)
     if number is None:
         return "-"
-    return f"{number:.4g}" if isinstance(number, float) else str(number)
+    if not isinstance(number, float):
+        return str(number)
+    text = f"{number:.4g}"
+    if "e" not in text:
+        return text
+    digits, exponent = f"{number:.3g}".split("e")
+    return f"{digits}e{int(exponent)}"
 
 
 def size(count: float) -> str:
@@ -63,6 +107,19 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
+
+
+def never_fail_to_print() -> None:
+    """Print ``?`` for what the terminal's encoding lacks, instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def misused() -> None:
+    """Tell a program that the command was not understood; people are told on stderr."""
+    detail = "The command was not understood; stderr says why."
+    document({"error": {"kind": "UsageError", "detail": detail, "exit_code": exits.USAGE}})
 
 
 def failure(error: Exception, code: int, *, as_json: bool) -> None:

@@ -116,7 +116,7 @@ def _print(found: list[Probe], *, as_json: bool) -> None:
         ]
         for entry in found
     )
-    output.table(["id", "state", "layers", "kinds", "when"], rows, fixed=2)
+    output.table(["id", "state", "layers", "kinds", "when"], rows, short={"layers", "kinds"})
 
 
 def _when(probe: Probe) -> str:

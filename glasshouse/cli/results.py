@@ -6,9 +6,10 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from glasshouse.cli import output
+from glasshouse.cli import completing, output
 from glasshouse.cli.jobs import JobId
 from glasshouse.cli.output import Json, figure
+from glasshouse.cli.watching import detaching
 from glasshouse.client import Client
 from glasshouse.client.tensors import Array, read_tensors, write_tensors
 
@@ -19,7 +20,10 @@ Save = Annotated[
 
 def metrics(
     job: JobId,
-    name: Annotated[str | None, typer.Argument(help="One metric; left out, a table.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="One metric; left out, a table.", autocompletion=completing.metrics),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Print a job's metrics: a table of all, or the steps and values of one."""
@@ -38,14 +42,20 @@ def metrics(
     if json:
         output.document(list(entries.values()))
         return
-    columns = ["last", "min", "max", "count", "first_nonfinite_step"]
+    columns = {"last": "last", "min": "min", "max": "max", "count": "count"}
+    if any(entry.get("first_nonfinite_step") is not None for entry in entries.values()):
+        columns["first_nonfinite_step"] = "first NaN"
     rows = ([key, *(figure(entry.get(c)) for c in columns)] for key, entry in entries.items())
-    output.table(["name", "last", "min", "max", "count", "first NaN"], rows)
+    names = ["name", *columns.values()]
+    output.table(names, rows, short={"name"}, numbers=columns.values())
 
 
 def layers(
     job: JobId,
-    layer: Annotated[str | None, typer.Argument(help="A layer, or conv1.weight.")] = None,
+    layer: Annotated[
+        str | None,
+        typer.Argument(help="A layer, or conv1.weight.", autocompletion=completing.layers),
+    ] = None,
     kind: Annotated[
         str,
         typer.Option(help="output, input, output_grad, param, param_grad, update or optim_state."),
@@ -69,13 +79,20 @@ def layers(
     if json:
         output.document(told)
     else:
-        output.table(list(told)[1:], [[figure(value) for value in list(told.values())[1:]]])
+        _print_facts(told)
 
 
 def infer(  # noqa: PLR0913 - each is an option of the command
-    source: Annotated[str, typer.Argument(metavar="JOB", help="A job's or checkpoint's id.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="JOB", help="A job's or checkpoint's id.", autocompletion=completing.sources
+        ),
+    ],
     *,
-    data: Annotated[str, typer.Option(help="The dataset's id.")],
+    data: Annotated[
+        str, typer.Option(help="The dataset's id.", autocompletion=completing.datasets)
+    ],
     split: Annotated[str, typer.Option(help="The dataset's split.")] = "all",
     outputs: Annotated[str | None, typer.Option(metavar="LAYERS", help="conv1,fc")] = None,
     fields: Annotated[str, typer.Option(help="value, id, prob.")] = "value",
@@ -93,7 +110,9 @@ def infer(  # noqa: PLR0913 - each is an option of the command
     if outputs:
         spec["outputs"] = outputs.split(",")
     with Client() as client:
-        job = client.jobs.create(spec).wait(timeout, progress=not json)
+        job = client.jobs.create(spec)
+        with detaching(job.id):
+            job.wait(timeout, progress=not json)
         content = job.artifact("outputs.safetensors")
     tensors = read_tensors(content)
     if save is not None:
@@ -106,8 +125,9 @@ def infer(  # noqa: PLR0913 - each is an option of the command
         saved = None if save is None else str(save)
         output.document({"job": job.id, "outputs": told, "saved": saved})
         return
-    rows = ([name, *map(figure, _figures(array).values())] for name, array in tensors.items())
-    output.table(["output", "shape", "dtype", "mean", "std", "min", "max", "nan", "inf"], rows)
+    rows = ([name, *_told(_figures(array)).values()] for name, array in tensors.items())
+    columns = ["shape", "dtype", "mean", "std", "min", "max", "nan", "inf"]
+    output.table(["output", *columns], rows, short={"output"}, numbers=columns[2:])
 
 
 def _print_layers(entries: list[dict[str, Any]], *, as_json: bool) -> None:
@@ -122,11 +142,28 @@ def _print_layers(entries: list[dict[str, Any]], *, as_json: bool) -> None:
                 entry.get("type"),
                 "x".join(map(str, entry["output_shape"])) if entry.get("output_shape") else None,
                 entry.get("parameters"),
-                entry.get("trainable"),
+                ("yes" if entry.get("trainable") else "no") if entry.get("parameters") else None,
             ]
             for entry in entries
         ),
+        short={"name", "type"},
+        numbers={"parameters"},
     )
+
+
+def _print_facts(told: dict[str, Any]) -> None:
+    """One thing, a line for each of its facts."""
+    width = max(map(len, told))
+    for name, text in _told(told).items():
+        output.line(f"{name:<{width}}  {text}")
+
+
+def _told(facts: dict[str, Any]) -> dict[str, str]:
+    """Facts as people read them."""
+    return {
+        name: ("x".join(map(str, value)) or "one" if name == "shape" else figure(value))
+        for name, value in facts.items()
+    }
 
 
 def _figures(array: Array) -> dict[str, Any]:

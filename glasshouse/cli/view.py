@@ -1,22 +1,30 @@
-"""What is known of a job that is watched, and how it looks in 80 columns."""
+"""What is known of a job that is watched, and how it looks in a terminal of any width."""
 
 import math
 import threading
 from collections import deque
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from glasshouse import jsonio
+from glasshouse.cli.output import figure
 from glasshouse.events import is_upkeep
 
 BARS = "▁▂▃▄▅▆▇█"
+PLAIN_BARS = "_.-~=+*#"
+"""Where the terminal has no others."""
 KEPT_LOSSES = 4000
+KEPT_TREND = 400
+WIDEST_NAME, WIDEST_TREND, LEAST_TREND = 30, 40, 6
+_FIGURES = {"mean": 9, "std": 9, "grad norm": 9, "NaN/Inf": 7}
+"""Columns of a layer's row, and how wide each may become."""
 _STYLES = {
     "succeeded": "green",
     "failed": "red",
@@ -33,6 +41,8 @@ class Watched:
     grad_norm: float | None = None
     param_norms: dict[str, float] = field(default_factory=dict[str, float])
     bad: dict[str, int] = field(default_factory=dict[str, int])
+    trend: deque[float] = field(default_factory=lambda: deque[float](maxlen=KEPT_TREND))
+    """Spread of its output over the steps."""
     step: int = -1
 
     @property
@@ -42,11 +52,17 @@ class Watched:
             return self.grad_norm
         return math.hypot(*self.param_norms.values()) if self.param_norms else None
 
+    @property
+    def num_bad(self) -> int:
+        """How many of the newest values are not finite."""
+        return sum(self.bad.values())
+
     def see(self, tensor: str, kind: str, figures: dict[str, Any]) -> None:
         """Take one row of a ``stats`` event."""
         self.bad[f"{tensor}/{kind}"] = int(figures["nan"] + figures["inf"])
         if kind == "output":
             self.mean, self.std = figures["mean"], figures["std"]
+            self.trend.append(figures["std"])
         elif kind == "output_grad":
             self.grad_norm = figures["l2"]
         elif kind == "param_grad":
@@ -67,41 +83,50 @@ class JobView:
         """Steps and losses."""
         self.layers: dict[str, Watched] = {}
         self.notes: deque[str] = deque(maxlen=3)
+        self.alerts: dict[str, int] = {}
+        """What is not finite, and since which step."""
+        self.findings: deque[str] = deque(maxlen=2)
 
     def refresh(self, job: dict[str, Any]) -> None:
         """Take the job's newest document, for its progress."""
         with self._lock:
             self.job = job
 
-    def see(self, event: dict[str, Any]) -> None:
-        """Take one event as the service sent it."""
+    def see(self, event: dict[str, Any]) -> list[str]:
+        """Take one event as the service sent it; what is to be said of it."""
         with self._lock:
+            known = len(self.alerts)
             if event["type"] == "metrics":
                 self._see_metrics(event)
             elif event["type"] == "stats":
                 self._see_stats(event)
             elif event["type"] == "state":
                 self.state = event["to"]
-            elif event["type"] == "attempt":
-                self._see_attempt(event)
             elif event["type"] == "end":
                 self.state = event["state"]
+            elif event["type"] == "attempt":
+                return self._see_attempt(event)
             elif (note := _note_of(event)) is not None:
-                self.notes.append(note)
+                (self.findings if event["type"] == "finding" else self.notes).append(note)
+                return [note]
+            new = list(self.alerts.items())[known:]
+            return [f"NaN or Inf from step {step} on: {name}" for name, step in new]
 
-    def _see_attempt(self, event: dict[str, Any]) -> None:
+    def _see_attempt(self, event: dict[str, Any]) -> list[str]:
         """Forget what the new attempt runs again."""
         first = event["resumed_from_step"]
         if first is None:
-            return
+            return []
         self.step = None if first == 0 or self.step is None else min(self.step, first - 1)
         self.losses = deque((pair for pair in self.losses if pair[0] < first), KEPT_LOSSES)
         self.layers = {name: one for name, one in self.layers.items() if one.step < first}
+        self.alerts = {name: step for name, step in self.alerts.items() if step < first}
         if self.losses:
             self.values["loss"] = self.losses[-1][1]
         else:
             self.values.clear()
         self.notes.append(f"attempt {event['n']} goes on from step {first}")
+        return [self.notes[-1]]
 
     def _see_metrics(self, event: dict[str, Any]) -> None:
         self.step, self.epoch = event["step"], event["epoch"]
@@ -109,6 +134,9 @@ class JobView:
         self.values |= {name: value for name, value in values.items() if not is_upkeep(name)}
         if "loss" in values:
             self.losses.append((event["step"], values["loss"]))
+        for name, value in values.items():
+            if not math.isfinite(value):
+                self.alerts.setdefault(name, event["step"])
 
     def _see_stats(self, event: dict[str, Any]) -> None:
         for row in event["rows"]:
@@ -120,25 +148,30 @@ class JobView:
             watched = self.layers.setdefault(layer or tensor, Watched())
             watched.step = event["step"]
             watched.see(tensor, kind, numbers)
+            if watched.bad[f"{tensor}/{kind}"]:
+                self.alerts.setdefault(f"{tensor} {kind}", event["step"])
 
-    def render(self) -> RenderableType:
-        """The view, for a terminal of any width from 60 columns."""
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Generator[RenderableType]:
+        """The view, for a terminal of any width from 60 columns; not higher than it."""
+        bars = PLAIN_BARS if options.ascii_only else BARS
         with self._lock:
-            parts: list[RenderableType] = [self._head(), self._bar(), self._figures()]
-            if any("/" in name for name in self.values):
-                parts.append(self._validation())
-            if self.layers:
-                parts.append(self.table())
-            parts += [Text(note, style="dim") for note in [*self._watching(), *self.notes]]
-            return Group(*parts)
+            above = [self._head(), self._bar(), *self._figures(bars), *self._alarm()]
+            notes = [*self._watching(), *self.notes]
+            below = [Text(note, style="dim", no_wrap=True, overflow="ellipsis") for note in notes]
+            taken = len(above) + len(below) + sum(len(told) > options.max_width for told in notes)
+            room = console.height - taken - 3 if console.is_terminal else None
+            layers = self._layers(options.max_width, bars, room) if self.layers else []
+            yield from [*above, *layers, *below]
 
     def line(self) -> str:
         """The newest figures in one line, for a pipe."""
         with self._lock:
             done = 0 if self.step is None else self.step + 1
             shown = [f"step {done}" + (f"/{self._total}" if self._total else "")]
-            shown += [f"{name} {value:.4g}" for name, value in self.values.items()]
-            bad = sum(sum(layer.bad.values()) for layer in self.layers.values())
+            shown += [f"{name} {figure(value)}" for name, value in self.values.items()]
+            bad = sum(layer.num_bad for layer in self.layers.values())
             shown += [f"NaN/Inf {bad}"] if bad else []
             return "  ".join(shown + self._watching())
 
@@ -169,12 +202,29 @@ class JobView:
         grid.add_row(ProgressBar(total=self._total, completed=done, width=28), Text(told))
         return grid
 
-    def _figures(self) -> Text:
-        text = Text(no_wrap=True, overflow="ellipsis")
+    def _figures(self, bars: str) -> list[Text]:
+        """What training says, and below it what evaluations say."""
+        first = Text(no_wrap=True, overflow="ellipsis")
         if "loss" in self.values:
-            text.append(f"loss {self.values['loss']:.4g} ")
-            text.append(sparkline([loss for _, loss in self.losses], 28), style="cyan")
-        return text
+            first.append(f"loss {figure(self.values['loss'])} ")
+            first.append(sparkline([loss for _, loss in self.losses], 28, bars), style="cyan")
+        of_training = {name: value for name, value in self.values.items() if "/" not in name}
+        told = [f"{name} {figure(value)}" for name, value in of_training.items() if name != "loss"]
+        first.append("".join(f"  {text}" for text in told))
+        judged = [f"{name} {figure(value)}" for name, value in self.values.items() if "/" in name]
+        second = Text("  ".join(judged), style="bold", no_wrap=True, overflow="ellipsis")
+        return [first, second] if judged else [first]
+
+    def _alarm(self) -> list[Text]:
+        """What is not finite, the first of it first, and what was found out about it."""
+        if not self.alerts:
+            return [Text(told, style="bold") for told in self.findings]
+        first = min(self.alerts.values())
+        names = list(self.alerts)
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        told = f"! NaN or Inf since step {first}: {', '.join(names[:3])}{more}"
+        alarm = Text(told, style="bold red", no_wrap=True, overflow="ellipsis")
+        return [alarm, *(Text(told, style="bold") for told in self.findings)]
 
     def _watching(self) -> list[str]:
         """What watching costs, where it is known."""
@@ -183,22 +233,40 @@ class JobView:
             return []
         return [f"watching {jsonio.number(told['fraction']):.1%}"]
 
-    def _validation(self) -> Text:
-        figures = {name: value for name, value in self.values.items() if "/" in name}
-        shown = "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
-        return Text(shown, style="bold", overflow="ellipsis")
+    def _layers(self, width: int, bars: str, room: int | None) -> list[RenderableType]:
+        """Rows of layers as they fit; where not all do, those that are not finite first."""
+        if room is None or len(self.layers) <= room:
+            return [self.table(width, bars)]
+        shown = sorted(self.layers, key=lambda name: not self.layers[name].num_bad)[: max(room, 1)]
+        kept = {name: one for name, one in self.layers.items() if name in shown}
+        more = f"… and {len(self.layers) - len(kept)} more layers: glasshouse open"
+        return [self.table(width, bars, kept), Text(more, style="dim")]
 
-    def table(self) -> Table:
-        """Each watched layer's newest figures."""
+    def table(
+        self,
+        width: int | None = None,
+        bars: str = BARS,
+        layers: Mapping[str, Watched] | None = None,
+    ) -> Table:
+        """Each watched layer's newest figures; in a terminal also the course of its spread."""
+        rows = self.layers if layers is None else layers
         table = Table(box=None, pad_edge=False, header_style="bold")
-        table.add_column("layer", no_wrap=True, max_width=30, overflow="ellipsis")
-        for name in ("mean", "std", "grad norm", "NaN/Inf"):
+        widest = None if width is None else WIDEST_NAME
+        table.add_column("layer", no_wrap=True, max_width=widest, overflow="ellipsis")
+        for name in _FIGURES:
             table.add_column(name, justify="right", no_wrap=True)
-        for name, layer in self.layers.items():
-            bad = sum(layer.bad.values())
+        longest = min(max(map(len, rows)), WIDEST_NAME)
+        left = (width or 0) - longest - sum(2 + wide for wide in _FIGURES.values()) - 2
+        has_trend = left >= LEAST_TREND and any(len(layer.trend) > 1 for layer in rows.values())
+        if has_trend:
+            table.add_column("std so far", no_wrap=True, style="cyan", overflow="crop")
+        for name, layer in rows.items():
             figures = (layer.mean, layer.std, layer.gradient)
-            marked = Text(str(bad), style="bold red") if bad else Text("")
-            table.add_row(Text(name), *(Text(_figure(value)) for value in figures), marked)
+            marked = Text(str(layer.num_bad), style="bold red") if layer.num_bad else Text("")
+            cells = [Text(name), *(Text(_figure(value)) for value in figures), marked]
+            if has_trend:
+                cells.append(Text(sparkline(list(layer.trend), min(left, WIDEST_TREND), bars)))
+            table.add_row(*cells)
         return table
 
 
@@ -233,7 +301,7 @@ def _told_of(event: dict[str, Any]) -> str:
     return f"from step {event['step']}: {', '.join(changes)}"
 
 
-def sparkline(values: list[float], width: int) -> str:
+def sparkline(values: list[float], width: int, bars: str = BARS) -> str:
     """The course of values in one line of characters; ``!`` where one is not finite."""
     if not values:
         return ""
@@ -242,18 +310,18 @@ def sparkline(values: list[float], width: int) -> str:
     buckets = [values[a:b] for a, b in pairwise(edges)]
     finite = [value for value in values if math.isfinite(value)]
     low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
-    return "".join(_bar_of(bucket, low, high) for bucket in buckets)
+    return "".join(_bar_of(bucket, low, high, bars) for bucket in buckets)
 
 
-def _bar_of(bucket: list[float], low: float, high: float) -> str:
+def _bar_of(bucket: list[float], low: float, high: float, bars: str) -> str:
     if not all(math.isfinite(value) for value in bucket):
         return "!"
     share = (sum(bucket) / len(bucket) - low) / (high - low) if high > low else 0.0
-    return BARS[min(int(share * len(BARS)), len(BARS) - 1)]
+    return bars[min(int(share * len(bars)), len(bars) - 1)]
 
 
 def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}"
+    return figure(value if value is None else float(f"{value:.3g}"))
 
 
 def _duration(seconds: float) -> str:

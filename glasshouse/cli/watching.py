@@ -1,11 +1,14 @@
 """Following a job: a live picture in a terminal, plain lines in a pipe."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 
+import typer
 from rich.console import Console
 from rich.live import Live
 
+from glasshouse.cli import exits, output
 from glasshouse.cli.view import JobView
 from glasshouse.client import Job
 
@@ -13,29 +16,39 @@ LINE_EVERY_S = 1.0
 REFRESH_EVERY_S = 1.0
 
 
+@contextmanager
+def detaching(job_id: str) -> Generator[None]:
+    """Let Ctrl-C end what is done here, and not the job."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        output.tell(f"detached; the job goes on: glasshouse watch {job_id}")
+        raise typer.Exit(exits.DETACHED) from None
+
+
 def follow(job: Job, *, to_stderr: bool) -> None:
     """Show a job until it has ended; the job is read anew at the end."""
     console = Console(stderr=to_stderr, highlight=False)
     view = JobView(job.data)
-    if console.is_terminal:
-        with Live(get_renderable=view.render, console=console, refresh_per_second=8):
-            _feed(job, view, lambda _: None)
+    if console.is_terminal and not console.is_dumb_terminal:
+        with Live(view, console=console, refresh_per_second=8):
+            _feed(job, view, lambda _, __: None)
     else:
         _feed(job, view, _Lines(view, console))
         if view.layers:  # a pipe sees no live table, so it gets the last one
-            console.print(view.table())
+            console.print(view.table(), soft_wrap=True)
     job.refresh()
 
 
-def _feed(job: Job, view: JobView, seen: Callable[[str], None]) -> None:
+def _feed(job: Job, view: JobView, seen: Callable[[str, list[str]], None]) -> None:
     refreshed = 0.0
     with job.stream() as stream:
         for event in stream.records():
-            view.see(event)
+            notes = view.see(event)
             if time.monotonic() - refreshed > REFRESH_EVERY_S or event["type"] == "end":
                 view.refresh(job.refresh().data)
                 refreshed = time.monotonic()
-            seen(event["type"])
+            seen(event["type"], notes)
 
 
 class _Lines:
@@ -48,17 +61,18 @@ class _Lines:
         self._state: str | None = None
         self._open = False
 
-    def __call__(self, event_type: str) -> None:
-        is_due = time.monotonic() - self._printed >= LINE_EVERY_S
+    def __call__(self, event_type: str, notes: list[str]) -> None:
+        has_moved = self._view.state != self._state
+        is_due = has_moved or time.monotonic() - self._printed >= LINE_EVERY_S
         if event_type == "metrics":
             self._open = True
-        if event_type == "command":
-            self._print(self._view.notes[-1])
-        if self._open and (is_due or event_type == "end"):
+        for note in notes:
+            self._print(note)
+        if self._open and is_due:
             self._print(self._view.line())
             self._printed = time.monotonic()
             self._open = False
-        if self._view.state != self._state:
+        if has_moved:
             self._state = self._view.state
             self._print(f"{self._view.job['id']} {self._state}")
 

@@ -20,7 +20,8 @@ def list_webhooks(json: Json = False) -> None:
         output.document(rows)
     else:
         columns = ["id", "url", "events", "failing_since", "disabled_reason"]
-        output.table(columns, ([_cell(row[name]) for name in columns] for row in rows))
+        cells = ([_cell(row[name]) for name in columns] for row in rows)
+        output.table(columns, cells, short={"url", "events", "disabled_reason"})
 
 
 @app.command()
@@ -41,10 +42,14 @@ def add(
 
 
 @app.command()
-def remove(webhook: Annotated[str, typer.Argument(help="Its id.")]) -> None:
+def remove(webhook: Annotated[str, typer.Argument(help="Its id.")], json: Json = False) -> None:
     """Delete a webhook."""
     with Client() as client:
         client.webhooks.delete(webhook)
+    if json:
+        output.document({"id": webhook, "deleted": True})
+    else:
+        output.tell(f"{webhook} is deleted")
 
 
 @app.command()
@@ -56,7 +61,8 @@ def deliveries(webhook: Annotated[str, typer.Argument(help="Its id.")], json: Js
         output.document(rows)
     else:
         columns = ["id", "type", "state", "tries", "status", "problem", "created_at"]
-        output.table(columns, ([_cell(row[name]) for name in columns] for row in rows))
+        cells = ([_cell(row[name]) for name in columns] for row in rows)
+        output.table(columns, cells, short={"type", "problem"}, numbers={"tries"})
 
 
 def _cell(value: object) -> object:

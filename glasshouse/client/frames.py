@@ -60,18 +60,19 @@ def frame(columns: Mapping[str, Array], library: Library | None = None) -> Any:
     raise ImportError(f"a data frame needs {' or '.join(wanted)}: install it")
 
 
-def read_frame(data: Any, label: str | None, wanted: Sequence[str] = ()) -> Table:
+def read_frame(data: Any, label: str | int | None, wanted: Sequence[str] = ()) -> Table:
     """Read a frame.
 
     Args:
         data: the frame.
-        label: the column of the target.
+        label: the column of the target; a number where the frame's columns are numbers.
         wanted: names that the network reads; a column of such a name is a field of its own.
 
     Raises:
         ValueError: it has no such column, or one that cannot be read, or values are missing.
     """
-    names = [str(name) for name in getattr(data, "column_names", data.columns)]
+    data, names = _named(data)
+    label = label if label is None else str(label)
     if label is None or label not in names:
         told = "which column is the target?" if label is None else f"there is no column {label!r}."
         raise ValueError(f"{told} Say label= one of {', '.join(names)}")
@@ -96,13 +97,20 @@ def read_frame(data: Any, label: str | None, wanted: Sequence[str] = ()) -> Tabl
     return Table(columns, fields)
 
 
+def _named(data: Any) -> tuple[Any, list[str]]:
+    """A frame whose columns have texts for names, as those of pandas need not; and the names."""
+    given = list(getattr(data, "column_names", data.columns))
+    names = [str(name) for name in given]
+    return (data if names == given else data.set_axis(names, axis="columns")), names
+
+
 def columns_for(data: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
     """What fields read of a frame, as far as the frame has their columns.
 
     Raises:
         ValueError: values are missing.
     """
-    known = [str(name) for name in getattr(data, "column_names", data.columns)]
+    data, known = _named(data)
     found: dict[str, Any] = {}
     for field, how in fields.items():
         names = how.get("columns") or [how.get("column") or field]
@@ -219,7 +227,7 @@ def _row(item: Any, arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def as_columns(
-    data: Any, label: str | None, wanted: Sequence[str] = ()
+    data: Any, label: str | int | None, wanted: Sequence[str] = ()
 ) -> tuple[Any, dict[str, Any] | None]:
     """Frames and datasets as dicts of columns, with fields where these are known; else as it is."""
     if is_frame(data):

@@ -1,5 +1,6 @@
 """What waiting is for the client that blocks. Its twin is `glasshouse.client.aio.running`."""
 
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar, cast
@@ -21,6 +22,11 @@ def sleep(seconds: float) -> None:
 def in_thread(work: Callable[[], Result]) -> Result:
     """Do heavy work: here and now, for there is nobody else to be kept waiting."""
     return work()
+
+
+def in_background(work: Callable[[], None]) -> None:
+    """Do something beside whatever is done next; it ends with the program at the latest."""
+    threading.Thread(target=work, daemon=True).start()
 
 
 def chunks(content: Iterable[bytes]) -> Iterable[bytes]:

@@ -81,7 +81,7 @@ class TrainOptions(JobOptions, total=False):
     """How a pool is filled from several datasets."""
     bucket_by_length: Any
     """``{"field", "width", "max_tokens"}``: batches of rows of like length."""
-    label: str
+    label: str | int
     """The target's column: of a data frame, which needs it, and of other columns by name."""
     validation: Any
     """An ``(x, y)`` pair, a dict of arrays, a split's name, or the fraction to hold back."""
@@ -171,7 +171,8 @@ def train_spec(network: Network, data: Document, options: TrainOptions) -> Docum
     """Write a training spec around a network and its data."""
     described = network_of(network)
     graph = graph_of(described)
-    target = options.get("label") or _target(graph, data["fields"])
+    label = options.get("label")
+    target = _target(graph, data["fields"]) if label is None else str(label)
     spec: Document = {
         "kind": "train",
         "network": described,

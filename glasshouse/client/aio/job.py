@@ -1,5 +1,6 @@
 """One job: waiting for it, watching it, and what came of it."""
 
+import sys
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any, Literal, overload
 
@@ -8,7 +9,7 @@ from glasshouse.client.aio.control import AsyncSteered
 from glasshouse.client.aio.layers import AsyncLayers
 from glasshouse.client.aio.probes import AsyncProbe
 from glasshouse.client.aio.results import AsyncResults
-from glasshouse.client.aio.running import settled, show_at_once
+from glasshouse.client.aio.running import in_background, settled, show_at_once, sleep
 from glasshouse.client.aio.stream import AsyncEventStream
 from glasshouse.client.asking import as_probe
 from glasshouse.client.callbacks import Call, Director, Wish, check_callbacks, wish_of
@@ -18,8 +19,10 @@ from glasshouse.client.explaining import LOG_LINES, Explanation, explain
 from glasshouse.client.progress import Bar
 from glasshouse.client.requests import API, Request
 from glasshouse.client.series import Series, SeriesTable
-from glasshouse.errors import ConflictError
+from glasshouse.errors import APIError, AuthenticationError, ConflictError, NotFoundError
 
+AGAIN_S = 5.0
+"""How long a card waits for a service that is away before it asks again."""
 Names = list[str] | tuple[str, ...]
 Attempts = int | Literal["all"] | None
 """Whose rows: None, those of one uninterrupted run; ``"all"``; or one attempt's."""
@@ -256,6 +259,35 @@ class AsyncJob(AsyncSteered, AsyncResults):
     def _repr_html_(self) -> str:
         """What a notebook shows: read anew where the client blocks, else what it has."""
         return show_at_once(self.card, Card(self.data, self._transport.address.url))
+
+    def show(self) -> None:
+        """Show it in a notebook as a card that keeps itself up to date while other cells run.
+
+        A job that is the last line of a cell is shown so, too. The card ends with the job. Where
+        there is no notebook it is one line.
+        """
+        bar = Bar(self.id, shown=True)
+        if not bar.is_notebook:
+            sys.stdout.write(f"{self!r}\n")
+            return
+        bar.show_card(Card(self.data, self._transport.address.url))
+        mine = AsyncJob(self._transport, dict(self.data))
+        in_background(lambda: mine._keep_shown(bar))
+
+    _ipython_display_ = show
+
+    async def _keep_shown(self, bar: Bar) -> None:
+        """Put a new card in the place of the one before, until it has ended."""
+        while True:
+            try:
+                async for _ in self._changes(None, "end"):
+                    bar.show_card(await self._card())
+                    if self.has_ended:
+                        return
+            except (NotFoundError, AuthenticationError, RuntimeError):
+                return  # it is deleted, or the client is closed
+            except APIError:
+                await sleep(AGAIN_S)
 
     async def explain(self) -> Explanation:
         """Why it is where it is: the reason, where numbers first went bad, what was printed last.

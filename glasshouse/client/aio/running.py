@@ -6,7 +6,7 @@ others are made from those here by ``python .ci/twins.py``.
 
 import asyncio
 import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
 from typing import TypeVar, cast
 
 import httpx2
@@ -16,6 +16,7 @@ from glasshouse.client.card import Card
 from glasshouse.errors import APIConnectionError
 
 Result = TypeVar("Result")
+_BESIDE: set[asyncio.Task[None]] = set()
 
 
 async def sleep(seconds: float) -> None:
@@ -26,6 +27,13 @@ async def sleep(seconds: float) -> None:
 async def in_thread(work: Callable[[], Result]) -> Result:
     """Do heavy work (tracing, hashing, files) in a thread."""
     return await asyncio.to_thread(work)
+
+
+def in_background(work: Callable[[], Coroutine[None, None, None]]) -> None:
+    """Do something beside whatever is done next; it ends with the loop at the latest."""
+    task = asyncio.get_running_loop().create_task(work())
+    _BESIDE.add(task)  # the loop itself would forget it
+    task.add_done_callback(_BESIDE.discard)
 
 
 async def chunks(content: Iterable[bytes]) -> AsyncGenerator[bytes]:

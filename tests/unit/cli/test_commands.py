@@ -295,7 +295,7 @@ def test_the_metrics_of_a_job_are_a_table(run: Run):
     routes = [fixed("/jobs/job_1", answer(job())), fixed("/jobs/job_1/metrics", listing(entry))]
     code, out, _ = run("metrics", "job_1", routes=routes)
     assert code == 0
-    assert out.splitlines()[1].split() == ["loss", "0.5", "0.5", "inf", "3", "-"]
+    assert out.splitlines()[1].split() == ["loss", "0.5", "0.5", "inf", "3"]
     _, out, _ = run("metrics", "job_1", "--json", routes=routes)
     assert json.loads(out) == [entry]
 
@@ -336,7 +336,7 @@ def test_the_layers_of_a_job_are_a_table(run: Run):
     routes = [fixed("/jobs/job_1", answer(job())), fixed("/jobs/job_1/layers", listing(layer))]
     code, out, _ = run("layers", "job_1", routes=routes)
     assert code == 0
-    assert out.splitlines()[1].split() == ["fc", "Linear", "10", "650", "True"]
+    assert out.splitlines()[1].split() == ["fc", "Linear", "10", "650", "yes"]
 
 
 def test_inference_saves_the_outputs(run: Run, tmp_path: Path):
@@ -391,7 +391,7 @@ def test_checkpoints_are_listed_uploaded_downloaded_and_deleted(run: Run, tmp_pa
     file.write_bytes(b"as it is")
     assert run("checkpoints", "upload", str(file), routes=routes)[:2] == (0, "ckpt_1\n")
     assert bodies == [b"as it is"]
-    assert "ckpt_1  complete  0" in run("checkpoints", "list", routes=routes)[1]
+    assert "ckpt_1  complete     0  mine" in run("checkpoints", "list", routes=routes)[1]
     of_job = run("checkpoints", "list", "--job", "job_1", "--json", routes=routes)[1]
     assert json.loads(of_job)[0]["step"] == 7
     saved = tmp_path / "saved.safetensors"
@@ -419,7 +419,7 @@ def test_datasets_are_uploaded_listed_shown_and_deleted(run: Run, tmp_path: Path
         fixed("/datasets/ds_1", Response(status_code=204), "DELETE"),
         fixed("/datasets/ds_1/rows", answer({"data": [{"a": 1}]})),
     ]
-    assert "ds_1  ready  all 1  rows" in run("datasets", "list", routes=routes)[1]
+    assert "ds_1  ready     1  all     rows" in run("datasets", "list", routes=routes)[1]
     assert "a=1" in run("datasets", "show", "ds_1", routes=routes)[1]
     assert json.loads(run("datasets", "show", "ds_1", "--json", routes=routes)[1])["rows"] == [
         {"a": 1}

@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 from typing import Any
 
 from rich.console import Console
@@ -28,7 +29,7 @@ def metrics(step: int, **values: Any) -> dict[str, Any]:
 
 def shown(view: JobView, width: int = 80) -> str:
     text = io.StringIO()
-    Console(file=text, width=width, force_terminal=False).print(view.render())
+    Console(file=text, width=width, force_terminal=False).print(view)
     return text.getvalue()
 
 
@@ -129,3 +130,64 @@ def test_the_view_forgets_what_a_later_attempt_runs_again():
     assert "attempt 2 goes on from step 6" in shown(view)
     view.see({"type": "attempt", "n": 3, "resumed_from_step": 0})
     assert (view.step, view.values, list(view.losses), view.layers) == (None, {}, [], {})
+
+
+def seen_layers(count: int) -> JobView:
+    """A view of so many layers, the last of which is not finite."""
+    view = JobView(job())
+    for step in range(3):
+        rows = [[f"fc{n}", "output", 0.5, 1.0 + step, 1.0, 0] for n in range(count - 1)]
+        view.see(stats(step, *rows, ["last", "output", "NaN", "NaN", 1.0, 4]))
+    return view
+
+
+def in_terminal(view: JobView, width: int, height: int, encoding: str = "utf-8") -> str:
+    """What a terminal of this size shows, without its colours."""
+    text = io.TextIOWrapper(io.BytesIO(), encoding=encoding, newline="")
+    console = Console(
+        file=text, width=width, height=height, force_terminal=True, color_system=None, emoji=False
+    )
+    console.print(view)
+    text.seek(0)
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text.read())
+
+
+def test_a_terminal_shows_as_many_layers_as_it_has_lines_and_the_bad_ones_first():
+    lines = in_terminal(seen_layers(1000), 80, 24).splitlines()
+    assert len(lines) < 24
+    shown = [line.split()[0] for line in lines if line.startswith(("fc", "last"))]
+    assert len(shown) > 10
+    assert shown[-1] == "last"
+    assert f"and {1000 - len(shown)} more layers" in lines[-1]
+    assert len(in_terminal(seen_layers(10), 80, 24).splitlines()) < 24
+    assert "more layers" not in in_terminal(seen_layers(10), 80, 24)
+
+
+def test_a_layer_has_a_small_line_of_its_spread_where_there_is_room():
+    row = next(line for line in in_terminal(seen_layers(3), 80, 24).splitlines() if "fc0" in line)
+    assert row.split() == ["fc0", "0.5", "3", "-", "▁▅█"]
+    assert "std so far" not in in_terminal(seen_layers(3), 46, 24)
+
+
+def test_a_terminal_without_the_characters_gets_others():
+    view = seen_layers(3)
+    for step in range(3):
+        view.see(metrics(step, loss=float(step)))
+    text = in_terminal(view, 80, 24, "ascii")
+    assert "loss 2 _=#" in text
+    assert "_=#" in next(line for line in text.splitlines() if line.startswith("fc0"))
+
+
+def test_what_is_not_finite_is_an_alarm_until_a_later_attempt_runs_it_again():
+    view = JobView(job())
+    assert view.see(metrics(3, loss=1.0)) == []
+    assert view.see(stats(4, ["fc", "output", 0, 0, 0, 3])) == [
+        "NaN or Inf from step 4 on: fc output"
+    ]
+    assert view.see(metrics(5, loss="NaN")) == ["NaN or Inf from step 5 on: loss"]
+    assert view.see(metrics(6, loss="NaN")) == []
+    assert "! NaN or Inf since step 4: fc output, loss" in shown(view)
+    view.see({"type": "attempt", "n": 2, "resumed_from_step": 5})
+    assert "! NaN or Inf since step 4: fc output\n" in shown(view).replace(" \n", "\n")
+    view.see({"type": "attempt", "n": 3, "resumed_from_step": 0})
+    assert "NaN or Inf" not in shown(view)

@@ -1,7 +1,10 @@
 """The card that a notebook shows."""
 
+import asyncio
 import math
 import sys
+import threading
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +17,7 @@ from starlette.routing import Route
 
 import glasshouse as gh
 from glasshouse.client.card import Card, sparkline
-from tests.little_service import answer, job, job_of
+from tests.little_service import Serve, answer, job, job_of, problem
 
 Connect = Callable[..., gh.Client]
 LOSS = {"last": 0.31, "min": 0.29, "first_nonfinite_step": 7}
@@ -138,14 +141,19 @@ class Shown:
         self.cards.append(card)
 
 
-def test_waiting_in_a_notebook_keeps_one_card_up_to_date(
-    connect: Connect, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def in_notebook(monkeypatch: pytest.MonkeyPatch) -> Shown:
     shown = Shown()
     shell = SimpleNamespace(kernel=object())
     display = SimpleNamespace(display=shown.display)
     ipython = SimpleNamespace(get_ipython=lambda: shell, display=display)
     monkeypatch.setitem(sys.modules, "IPython", ipython)  # it is no dependency, not even of tests
+    return shown
+
+
+def test_waiting_in_a_notebook_keeps_one_card_up_to_date(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    shown = in_notebook(monkeypatch)
     states = iter(["running", "succeeded"])
     routes = service("running", [])
     routes[0] = Route("/api/v1/jobs/job_1", lambda _: answer(job(state=next(states))))
@@ -161,3 +169,61 @@ def test_ipython_in_a_terminal_gets_the_bar(
     monkeypatch.setitem(sys.modules, "IPython", ipython)
     job_of(connect(*service("succeeded", []))).wait(progress=True)
     assert "job_1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("show", ["show", "_ipython_display_"])
+def test_a_card_lives_beside_what_is_done_next(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, show: str
+):
+    shown = in_notebook(monkeypatch)
+    states = iter(["running", "running", "succeeded"])
+    routes = service("running", [])
+    routes[0] = Route("/api/v1/jobs/job_1", lambda _: answer(job(state=next(states))))
+    with gh.Client(serve(routes), "gh_test") as client:
+        found = job_of(client)
+        getattr(found, show)()
+        assert shown.cards[0].job["state"] == "running"  # at once, in the cell itself
+        while shown.cards[-1].job["state"] != "succeeded":
+            time.sleep(0.01)
+        assert found.state == "running"  # the job in the hands of the user is left as it was
+    assert list(shown.cards[-1].loss) == [(0, 2.0), (1, 1.0)]
+
+
+def test_an_awaited_job_lives_in_its_own_loop(serve: Serve, monkeypatch: pytest.MonkeyPatch):
+    shown = in_notebook(monkeypatch)
+    states = iter(["running", "running", "succeeded"])
+    routes = service("running", [])
+    routes[0] = Route("/api/v1/jobs/job_1", lambda _: answer(job(state=next(states))))
+
+    async def look() -> None:
+        async with gh.AsyncClient(serve(routes), "gh_test") as client:
+            found = await client.jobs.get("job_1")
+            found.show()
+            while shown.cards[-1].job["state"] != "succeeded":  # noqa: ASYNC110 (a notebook tells nobody)
+                await asyncio.sleep(0.01)
+
+    asyncio.run(look())
+    assert len(shown.cards) == 3
+
+
+def test_a_card_of_a_service_that_was_away_goes_on(serve: Serve, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("glasshouse.client.job.AGAIN_S", 0.0)
+    shown = in_notebook(monkeypatch)
+    answers = iter([problem(503), answer(job(state="running")), problem(500), problem(404)])
+    routes = service("running", [])
+    routes[0] = Route("/api/v1/jobs/job_1", lambda _: next(answers))
+    before = set(threading.enumerate())
+    with gh.Client(serve(routes), "gh_test", max_retries=0) as client:
+        job_of(client).show()
+        for thread in set(threading.enumerate()) - before:
+            thread.join(30)
+    assert [card.job["state"] for card in shown.cards] == ["running", "running"]
+    assert next(answers, None) is None  # it ended when the job was not there any more
+
+
+def test_without_a_notebook_a_job_is_shown_as_a_line(
+    serve: Serve, capsys: pytest.CaptureFixture[str]
+):
+    with gh.Client(serve(service("running", [])), "gh_test") as client:
+        job_of(client).show()
+    assert "job_1" in capsys.readouterr().out

@@ -93,6 +93,16 @@ def test_missing_values_are_counted_and_explained(library: str, values: list[Any
         read_frame(frame, "y")
 
 
+def test_columns_of_pandas_that_have_numbers_for_names_go_by_them():
+    frame = importlib.import_module("pandas").DataFrame([[0.5, 7.0, 0], [1.5, 8.0, 1]])
+    table = read_frame(frame, 2)
+    assert table.fields["x"] == {"type": "dense", "columns": ["0", "1"]}
+    np.testing.assert_array_equal(table.columns["2"], [0, 1])
+    found = columns_for(frame, table.fields)
+    np.testing.assert_array_equal(found["x"], [[0.5, 7.0], [1.5, 8.0]])
+    assert list(frame.columns) == [0, 1, 2]  # the user's own is left as it was
+
+
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_frame_needs_to_know_its_target(library: str):
     frame = LIBRARIES[library]({"a": [1.0], "y": [0]})

@@ -76,6 +76,15 @@ def test_each_status_has_its_error(connect: Connect, status: int, error: type[gh
     assert "Do this." in str(caught.value)
 
 
+def test_what_is_wrong_is_said_once(connect: Connect):
+    items = [{"pointer": "/stop/epochs", "detail": "must be positive", "code": "range"}]
+    detail = "/stop/epochs: must be positive"
+    script = Scripted(*[problem(422, errors=items, detail=detail)])
+    with pytest.raises(gh.UnprocessableEntityError) as caught:
+        connect(script.route("/api/v1/jobs/job_1")).jobs.get("job_1")
+    assert str(caught.value) == detail
+
+
 def test_every_status_error_is_exported_and_every_status_of_the_service_has_one():
     left = list(errors.APIStatusError.__subclasses__())
     found = {cls.status: cls for cls in left}
