@@ -3,8 +3,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
 
-.PHONY: help setup page demo up test test-slow chaos soak watch failpoints test-gpu fuzz audit check format bench docs docs-serve clean
-.PHONY: help setup page demo up test test-slow chaos soak failpoints test-gpu golden fuzz audit check format bench docs docs-serve clean
+.PHONY: help setup page demo up test test-slow chaos soak watch failpoints test-gpu golden fuzz audit check format bench docs docs-serve clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
