@@ -265,7 +265,9 @@ def page(lines: list[dict[str, Any]]) -> str:
     """The kept lines as the table of docs/concepts/restarts.md: what lived for all of the time."""
     whole, *figures = lines
     clients = whole["clients"]
-    killed = ", ".join(f"{count} {kind}s" for kind, count in sorted(whole["killed"].items()))
+    killed = ", ".join(
+        f"{count} {kind}s".replace("ys", "ies") for kind, count in sorted(whole["killed"].items())
+    )
     counts = [
         f"{whole['lasted_s'] // 60} minutes, {sum(whole['killed'].values())} kills: {killed}",
         f"{sum(whole['jobs'].values())} jobs in {whole['attempts']} attempts, "
