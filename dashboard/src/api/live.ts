@@ -39,6 +39,11 @@ class Feed<T> {
     this.wishes.delete(who);
     if (this.wishes.size) return;
     this.leftAt = Date.now();
+    this.stop();
+  }
+
+  /** What is on its way is of something that may be gone before it comes. */
+  stop(): void {
     clearTimeout(this.timer);
     this.timer = undefined;
     this.running?.abort();
@@ -50,7 +55,7 @@ class Feed<T> {
   }
 
   now(): void {
-    if (!this.wishes.size || this.running) return;
+    if (!this.wishes.size || this.running || isGone(this.path)) return;
     clearTimeout(this.timer);
     this.timer = undefined;
     void this.poll();
@@ -85,6 +90,8 @@ class Feed<T> {
 }
 
 const feeds = new Map<string, Feed<unknown>>();
+const gone = new Set<string>();
+const isGone = (path: string) => [...gone].some((one) => path.startsWith(one));
 
 function feedOf<T>(path: string): Feed<T> {
   for (const [key, feed] of feeds) if (feed.forgotten && key !== path) feeds.delete(key);
@@ -123,6 +130,19 @@ export function useLiveAll<T>(paths: readonly string[], everyS = 2): Live<T>[] {
 /** Ask again now for everything that begins with this path: something was changed by hand. */
 export function refresh(path = ""): void {
   for (const [key, feed] of feeds) if (key.startsWith(path)) feed.now();
+}
+
+/** Do what deletes the thing at a path. Nobody asks for it, or for what is under it, from now on; but where it fails. */
+export async function deleting<T>(path: string, act: () => Promise<T>): Promise<T> {
+  gone.add(path);
+  for (const [key, feed] of feeds) if (key.startsWith(path)) feed.stop();
+  try {
+    return await act();
+  } catch (error) {
+    gone.delete(path);
+    refresh(path);
+    throw error;
+  }
 }
 
 addEventListener("visibilitychange", () => document.hidden || refresh());

@@ -3,7 +3,7 @@ import { useLocation } from "preact-iso";
 import { useState } from "preact/hooks";
 
 import { ask, post } from "../../api/http";
-import { refresh } from "../../api/live";
+import { deleting, refresh } from "../../api/live";
 import { ended, type Job, type JobState } from "../../api/types";
 import { tell } from "../../ui/toast";
 import { Copying } from "./copying";
@@ -94,8 +94,9 @@ function Deleting({ job, onClose }: { job: Job; onClose(): void }) {
   const send = async (event: Event) => {
     event.preventDefault();
     setBusy(true);
-    route("/jobs"); // first: this page would ask for a job that is gone
-    await tell(ask(`jobs/${job.id}`, { method: "DELETE" }), "The job is deleted.");
+    route("/jobs");
+    const path = `jobs/${job.id}`;
+    await tell(deleting(path, () => ask(path, { method: "DELETE" })), "The job is deleted.");
     refresh("jobs?"); // the lists
   };
   return (

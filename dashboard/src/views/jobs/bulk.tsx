@@ -1,6 +1,6 @@
 // What is done with several jobs at once.
 import { ask, post } from "../../api/http";
-import { refresh } from "../../api/live";
+import { deleting, refresh } from "../../api/live";
 import { ended, type Job } from "../../api/types";
 import { say } from "../../ui/toast";
 
@@ -17,7 +17,7 @@ export function Bulk({ jobs, clear }: { jobs: Job[]; clear(): void }) {
   };
   const remove = () => {
     if (confirm(`Delete ${done.length} ended jobs with all their events, captures and checkpoints?`))
-      void each(done, "Deleted", (job) => ask(`jobs/${job.id}`, { method: "DELETE" }));
+      void each(done, "Deleted", ({ id }) => deleting(`jobs/${id}`, () => ask(`jobs/${id}`, { method: "DELETE" })));
   };
   const compared = jobs.slice(0, 20).map((job) => job.id).join(",");
   return (
