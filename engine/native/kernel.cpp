@@ -34,8 +34,7 @@ enum Type : int32_t { F32, F64, BF16, F16, I8, I16, I32, I64, U8, BOOL, NUM_TYPE
 
 constexpr int64_t BLOCK = 2048;
 constexpr int64_t CHUNK = 8 * BLOCK;  // what a thread takes at a time
-constexpr int64_t AHEAD = 2048;       // values before they are read: a layer's output is in no near cache
-constexpr int L2 = 2;                 // how near they are brought: for the first level too few can be under way
+constexpr int64_t AHEAD = 1024;       // values before they are read: a layer's output is in no near cache
 constexpr int NUM_FIGURES = 9;
 constexpr int NUM_BINS = 4096;
 constexpr int NUM_TABLES = 4;
@@ -195,8 +194,7 @@ struct alignas(64) Claimed {
 };
 
 // Chunks of several tensors. Each thread begins with its share, as torch divides work, and then
-// helps with the shares of the others. It goes from the end of a share to its beginning: what was
-// written last is still in the cache, and what the next layer reads first is there after it.
+// helps with the shares of the others.
 struct Work {
     Isa isa;
     int64_t count;
@@ -224,10 +222,9 @@ struct Work {
         Counter* counter = counters ? counters + thread : nullptr;
         for (int turn = 0; turn < num_shares; turn++) {
             const int number = (thread + turn) % num_shares;
-            const int64_t begin = share(number), end = share(number + 1);
-            int64_t turned;
-            while ((turned = claimed[number].next.fetch_add(1, std::memory_order_relaxed)) < end) {
-                const int64_t chunk = begin + end - 1 - turned;
+            const int64_t end = share(number + 1);
+            int64_t chunk;
+            while ((chunk = claimed[number].next.fetch_add(1, std::memory_order_relaxed)) < end) {
                 const int64_t tensor = tensor_of(chunk);
                 const int64_t start = (chunk - firsts[tensor]) * CHUNK;
                 const int64_t left = sizes[tensor] - start;
@@ -460,7 +457,7 @@ static void sweep(const float* x, int64_t n, Sums& s) {
         const doubles b = load_doubles(x + i + D);
         low = v < low ? v : low;
         high = v > high ? v : high;
-        __builtin_prefetch(x + i + AHEAD, 0, L2);
+        __builtin_prefetch(x + i + AHEAD);
         count_zeros(zeros, v);
         sum0 += a;
         sum1 += b;
