@@ -102,7 +102,7 @@ def load_into(module: Any, named: Mapping[str, Array]) -> None:
         ValueError: it is another module: it lacks one of them, or has another shape.
     """
     own = cast("dict[str, Any]", module.state_dict())
-    for name, array in named.items():
+    for name, array in sorted(named.items()):  # a file keeps them in any order
         if name not in own:
             raise ValueError(f"the module has no {name!r}: the job trained another one")
         if tuple(own[name].shape) != array.shape:
