@@ -1,0 +1,84 @@
+"""What the processes of a job print: it comes while it is printed, and stays where one reads."""
+
+import re
+from collections.abc import Callable, Generator
+from contextlib import suppress
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+import glasshouse as gh
+from models import events
+from models.database import Database
+from models.events import NewEvent
+from models.tables import now
+from tests.acceptance.houses import House
+from tests.page.specs import small
+
+Print = Callable[[int, str, list[str]], None]
+
+
+@pytest.fixture
+def running(client: gh.Client, digits: str) -> Generator[gh.Job]:
+    job = client.jobs.create(small(digits, "printing", stop={"steps": 10**7}))
+    yield job
+    job.cancel()
+    with suppress(gh.JobCancelled):
+        job.wait(timeout=60)
+
+
+@pytest.fixture
+def printed(running: gh.Job, house: House) -> Generator[Print]:
+    """Has a rank of the job print lines: as its worker stores them, but of any rank."""
+    database = Database(f"sqlite:///{house.home / 'glasshouse.db'}")
+
+    def store(rank: int, stream: str, lines: list[str]) -> None:
+        payload = {"rank": rank, "stream": stream, "lines": lines}
+        with database.write() as tx:
+            events.append(tx, running.id, [NewEvent("log", now(), payload)])
+
+    yield store
+    database.close()
+
+
+def line(page: Page, text: str) -> Locator:
+    return page.get_by_role("log").locator(".line").filter(has_text=text)
+
+
+def test_lines_of_all_ranks_are_followed_while_they_come_and_chosen_by_rank(
+    page: Page, running: gh.Job, printed: Print
+):
+    printed(0, "stdout", ["zero begins"])
+    page.goto(f"/jobs/{running.id}/logs")
+    expect(line(page, "zero begins")).to_contain_text("0 stdout")
+    follow = page.get_by_label("follow")
+    expect(follow).to_be_checked()
+    printed(1, "stderr", [f"one says {number}." for number in range(300)])
+    expect(line(page, "one says 299.")).to_be_in_viewport()
+    expect(line(page, "one says 299.")).to_contain_text("1 stderr")
+
+    page.get_by_role("log").hover()
+    page.mouse.wheel(0, -3000)
+    expect(follow).not_to_be_checked()
+    stays = page.get_by_role("log").evaluate("log => log.scrollTop")
+    printed(0, "stdout", ["zero goes on"])
+    expect(page.get_by_text(re.compile(r"^302 lines$"))).to_be_visible()
+    assert page.get_by_role("log").evaluate("log => log.scrollTop") == stays
+    expect(line(page, "zero goes on")).not_to_be_in_viewport()
+    follow.check()
+    expect(line(page, "zero goes on")).to_be_in_viewport()
+
+    page.get_by_label("rank").select_option("0")
+    lines = page.get_by_role("log").locator(".line")
+    expect(lines).to_have_count(2)
+    printed(1, "stdout", ["one is not asked for"])
+    printed(0, "stdout", ["zero ends"])
+    expect(lines).to_have_count(3)
+    expect(lines.last).to_contain_text("zero ends")
+    page.reload()
+    expect(lines).to_have_count(3)
+    page.get_by_label("Lines that contain").fill("begins")
+    page.get_by_role("button", name="Search").click()
+    expect(lines).to_have_count(1)
+    printed(0, "stdout", ["zero begins once more", "and this is not wanted"])
+    expect(lines).to_have_count(2)
