@@ -15,7 +15,7 @@ from tests.running import running_api
 from tests.security.figures import FUZZED
 from tests.security.world import World
 
-EXAMPLES = os.environ.get("FUZZ_EXAMPLES", "2")
+EXAMPLES = os.environ.get("FUZZ_EXAMPLES", "1")
 CHECKS = (
     "not_a_server_error",
     "ignored_auth",

@@ -23,7 +23,10 @@ from worker.dispatch import dispatch
 CSV = {"Content-Type": "application/octet-stream"}
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+# one lock for all writers is SQLite's way: what many do at once is shown by PostgreSQL
+@pytest.fixture(
+    scope="module", params=[pytest.param("sqlite", marks=pytest.mark.slow), "postgresql"]
+)
 def api(request: pytest.FixtureRequest) -> Generator[Api]:
     url = "" if request.param == "sqlite" else empty_postgres(request)
     with running_api(url) as started:
