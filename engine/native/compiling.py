@@ -16,7 +16,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).with_name("kernel.cpp")
 SOURCES = (SOURCE, SOURCE.with_name("pooling.cpp"))
-HEADERS = (SOURCE.with_name("threads.h"),)
+HEADERS = tuple(SOURCE.with_name(name) for name in ("each_isa.h", "threads.h"))
 LIBRARY = "_kernel.so"
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = (

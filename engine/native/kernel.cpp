@@ -23,11 +23,6 @@
 
 #include "threads.h"
 
-#if (defined(__x86_64__) || defined(_M_X64)) && defined(__GNUC__)
-#define KERNEL_X86 1
-#include <immintrin.h>
-#endif
-
 namespace {
 
 enum Type : int32_t { F32, F64, BF16, F16, I8, I16, I32, I64, U8, BOOL, NUM_TYPES };
@@ -121,48 +116,8 @@ struct Isa {  // the parts of the work that are compiled for each instruction se
 
 }  // namespace
 
-#define KERNEL_ISA baseline
-#define KERNEL_BYTES 16
-#include "kernel.cpp"
-#undef KERNEL_ISA
-#undef KERNEL_BYTES
-
-#ifdef KERNEL_X86
-#define KERNEL_ISA avx2
-#define KERNEL_BYTES 32
-#ifdef __clang__
-#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx2,fma")
-#endif
-#include "kernel.cpp"
-#ifdef __clang__
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
-#undef KERNEL_ISA
-#undef KERNEL_BYTES
-
-#define KERNEL_ISA avx512
-#define KERNEL_BYTES 64
-#ifdef __clang__
-#pragma clang attribute push( \
-    __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl"))), apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")
-#endif
-#include "kernel.cpp"
-#ifdef __clang__
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
-#undef KERNEL_ISA
-#undef KERNEL_BYTES
-#endif
+#define KERNEL_FILE "kernel.cpp"
+#include "each_isa.h"
 
 namespace {
 
@@ -177,14 +132,6 @@ int best_isa() {
     }
 #endif
     return 0;
-}
-
-Isa choose(int isa) {
-#ifdef KERNEL_X86
-    if (isa == 1) return avx2::ISA;
-    if (isa == 2) return avx512::ISA;
-#endif
-    return baseline::ISA;
 }
 
 constexpr int64_t LEAST_FOR_THREADS = 4 * CHUNK;

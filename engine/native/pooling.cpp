@@ -16,11 +16,6 @@
 
 #include "threads.h"
 
-#if (defined(__x86_64__) || defined(_M_X64)) && defined(__GNUC__)
-#define KERNEL_X86 1
-#include <immintrin.h>
-#endif
-
 namespace {
 
 constexpr uint8_t CUT = 255;
@@ -77,60 +72,12 @@ struct Isa {
 
 }  // namespace
 
-#define KERNEL_ISA baseline
-#define KERNEL_BYTES 16
-#include "pooling.cpp"
-#undef KERNEL_ISA
-#undef KERNEL_BYTES
-
-#ifdef KERNEL_X86
-#define KERNEL_ISA avx2
-#define KERNEL_BYTES 32
-#ifdef __clang__
-#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx2,fma")
-#endif
-#include "pooling.cpp"
-#ifdef __clang__
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
-#undef KERNEL_ISA
-#undef KERNEL_BYTES
-
-#define KERNEL_ISA avx512
-#define KERNEL_BYTES 64
-#ifdef __clang__
-#pragma clang attribute push( \
-    __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl"))), apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")
-#endif
-#include "pooling.cpp"
-#ifdef __clang__
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
-#undef KERNEL_ISA
-#undef KERNEL_BYTES
-#endif
+#define KERNEL_FILE "pooling.cpp"
+#include "each_isa.h"
 
 extern "C" int32_t glasshouse_kernel_isa();
 
 namespace {
-
-Isa choose(int isa) {
-#ifdef KERNEL_X86
-    if (isa == 1) return avx2::ISA;
-    if (isa == 2) return avx512::ISA;
-#endif
-    return baseline::ISA;
-}
 
 // Rows of windows, shared out among threads.
 template <class Each>
