@@ -5,6 +5,7 @@ categories fields of their own, and ``label`` the target.
 """
 
 import importlib.util
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast
@@ -85,7 +86,10 @@ def read_frame(data: Any, label: str | int | None, wanted: Sequence[str] = ()) -
         columns[name] = column.values
         field = _field(column, is_label=name == label)
         if name == label or name in wanted or field["type"] != "dense":
-            fields[name] = field
+            called = field_name(name)
+            if called in fields:
+                raise ValueError(f"two columns would be the field {called!r}: rename {name!r}")
+            fields[called] = field if called == name else {**field, "column": name}
         else:
             features.append(name)
     if features:
@@ -95,6 +99,12 @@ def read_frame(data: Any, label: str | int | None, wanted: Sequence[str] = ()) -
             )
         fields = {FEATURES: {"type": "dense", "columns": features}, **fields}
     return Table(columns, fields)
+
+
+def field_name(column: str) -> str:
+    """What the field of a column is called: as the column, unless a field may not be called so."""
+    name = re.sub(r"[^A-Za-z0-9_]", "_", column)
+    return (f"column_{name}" if not name or name[0].isdigit() else name)[:64]
 
 
 def _named(data: Any) -> tuple[Any, list[str]]:

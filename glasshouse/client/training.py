@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from glasshouse.client.arrays import as_array
-from glasshouse.client.frames import columns_for, is_frame, read_dataset
+from glasshouse.client.frames import columns_for, field_name, is_frame, read_dataset
 from glasshouse.client.modules import is_dataset, is_module
 from glasshouse.client.tensors import Array
 from glasshouse.spec import Graph, InferJob, Preset, TrainJob
@@ -172,7 +172,7 @@ def train_spec(network: Network, data: Document, options: TrainOptions) -> Docum
     described = network_of(network)
     graph = graph_of(described)
     label = options.get("label")
-    target = _target(graph, data["fields"]) if label is None else str(label)
+    target = _target(graph, data["fields"]) if label is None else field_name(str(label))
     spec: Document = {
         "kind": "train",
         "network": described,

@@ -93,10 +93,23 @@ def test_missing_values_are_counted_and_explained(library: str, values: list[Any
         read_frame(frame, "y")
 
 
+def test_a_column_that_no_field_may_be_called_after_has_a_field_of_another_name():
+    frame = {"a b": [0.5, 1.5], "is it?": [0, 1]}
+    pandas = importlib.import_module("pandas")
+    table = read_frame(pandas.DataFrame(frame), "is it?")
+    assert table.fields["x"] == {"type": "dense", "columns": ["a b"]}
+    assert table.fields["is_it_"] == {"type": "integer", "dim": 2, "column": "is it?"}
+    found = columns_for(pandas.DataFrame(frame), table.fields)
+    np.testing.assert_array_equal(found["is_it_"], [0, 1])
+    with pytest.raises(ValueError, match="rename 'is_it_'"):
+        read_frame(pandas.DataFrame({**frame, "is_it_": ["no", "yes"]}), "is it?")
+
+
 def test_columns_of_pandas_that_have_numbers_for_names_go_by_them():
     frame = importlib.import_module("pandas").DataFrame([[0.5, 7.0, 0], [1.5, 8.0, 1]])
     table = read_frame(frame, 2)
     assert table.fields["x"] == {"type": "dense", "columns": ["0", "1"]}
+    assert table.fields["column_2"] == {"type": "integer", "dim": 2, "column": "2"}
     np.testing.assert_array_equal(table.columns["2"], [0, 1])
     found = columns_for(frame, table.fields)
     np.testing.assert_array_equal(found["x"], [[0.5, 7.0], [1.5, 8.0]])
