@@ -71,22 +71,30 @@ class Worker:
 
     def run(self) -> int:
         """Work until told to stop; 0 when everything ended in good order."""
+        stopping = self.station.stopping
+        self._ending.listen(self.stop, self.hurry)
         try:
-            if not self._start():
+            if not (self._prepare() or stopping.is_set()):
                 return 1
-            self._serve_bells()
+            if not stopping.is_set():
+                self._start()
+                self._serve_bells()
         finally:
             self._leave()
         return 0
 
-    def _start(self) -> bool:
+    def _prepare(self) -> bool:
         station = self.station
         self._register.clear()
         station.nursery.start()
         self._take_inventory(first=True)
-        if not wait_for(station.nursery, _NURSERY_START_S):
+        ready = wait_for(station.nursery, _NURSERY_START_S, station.stopping)
+        if not (ready or station.stopping.is_set()):
             _log.error("nursery_does_not_start", log=str(station.work / "nursery.log"))
-            return False
+        return ready
+
+    def _start(self) -> None:
+        station = self.station
         self._enter()
         threading.Thread(target=self._drain, name="drain", daemon=True).start()
         settings = self._settings
@@ -99,7 +107,6 @@ class Worker:
             Every(LOOK_EVERY_S, Delivering(station), "webhooks"),
             Every(settings.purge_every_s, Purging(station), "purge", at_once=False),
         ]
-        return True
 
     def stop(self) -> None:
         """Take no more jobs and ask those that run to stop. Returns at once."""
@@ -148,15 +155,11 @@ class Worker:
         )
         # Celery's own handlers would start the process again on SIGHUP, and end it in a hurry on
         # SIGQUIT: here a signal has one meaning
-        celery.install_platform_tweaks = self._listen
+        celery.install_platform_tweaks = _leave_signals_alone
         celery.start()
-
-    def _listen(self, *_: Any) -> None:
-        self._ending.listen(self.stop, self.hurry)
 
     def _leave(self) -> None:
         """End in good order: what ran is queued again, and the worker is no longer there."""
-        self._listen()
         self.stop()
         station = self.station
         station.wait_idle(self._settings.grace_s + self._settings.kill_s + _LATE_S / 2)
@@ -207,6 +210,9 @@ class Worker:
         if not first:
             with self.station.database.write() as tx:
                 workers.refresh_devices(tx, self.station.name, self._devices)
+
+
+def _leave_signals_alone(_worker: Any) -> None: ...
 
 
 def lock(path: Path) -> IO[str]:

@@ -262,10 +262,10 @@ def environment(more: Mapping[str, str]) -> dict[str, str]:
     return {**passed, **FIXED, "PYTHONPATH": root, **more}
 
 
-def wait_for(nursery: Nursery, timeout_s: float) -> bool:
-    """Wait for the first start; False when it dies again and again, or takes too long."""
+def wait_for(nursery: Nursery, timeout_s: float, given_up: threading.Event) -> bool:
+    """Wait for the first start; False: it dies again and again, takes too long, or is given up."""
     deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline and nursery.num_starts <= 3:
+    while time.monotonic() < deadline and nursery.num_starts <= 3 and not given_up.is_set():
         if nursery.wait_ready(0.2):
             return True
     return False

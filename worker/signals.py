@@ -11,12 +11,16 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 class Ending:
-    """What the signals that end a worker do, in its main thread."""
+    """What the signals that end a worker do, in its main thread.
+
+    No handler raises: an exception between any two instructions may leave a lock of the
+    interpreter's own held for ever, the import lock for one.
+    """
 
     def __init__(self) -> None:
-        """Until somebody listens, leave the start-up by way of its ``finally``."""
-        self._asked = False
-        self._handle_with(self._leave)
+        """Keep what comes before somebody listens."""
+        self._early: list[int] = []
+        self._handle_with(lambda number, _frame: self._early.append(number))
 
     def listen(self, stop: Callable[[], None], hurry: Callable[[], None]) -> None:
         """Let them call these from now on; both return at once."""
@@ -33,13 +37,8 @@ class Ending:
             told.should_stop = 0  # Celery's main loop ends with this status
 
         self._handle_with(handle)
-        if self._asked:
-            handle(signal.SIGTERM, None)
-
-    def _leave(self, _number: int, _frame: Any) -> None:
-        # Python drops what is raised in a finalizer, and signals come there too: it is asked again
-        self._asked = True
-        raise SystemExit(0)
+        for number in self._early:
+            handle(number, None)
 
     def _handle_with(self, handle: Callable[[int, Any], None]) -> None:
         for number in ENDING:
