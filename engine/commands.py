@@ -9,10 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.layer_options import set_arguments
+from engine.learner import Learner
 from engine.learning_rate import base_of
 from engine.paired import half_of
 from engine.problems import SpecProblems
-from engine.report import Emit, Learner
+from engine.report import Emit
 from engine.settable import changed_job, optimizer_changes, optimizer_values
 from engine.spool import now
 from glasshouse.spec import TrainJob

@@ -7,35 +7,29 @@ import contextlib
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from engine.averaging import Averages
 from engine.batching import Intake
-from engine.carried import Carried, alone
-from engine.clipping import Clip
+from engine.carried import alone
 from engine.data.rows import Rows
 from engine.derived import Derived
 from engine.epoch_metrics import EpochMetrics
-from engine.learning_rate import LearningRate
-from engine.losses import Losses
+from engine.learner import Learner
 from engine.metrics import Accuracies
-from engine.network import Network
 from engine.paired import rates_of
 from engine.probes.taps import Probes
 from engine.probes.watched.wanted import Wanted
 from engine.samples import Samples
 from engine.saving import Saver
-from engine.scaling import Scaling
 from engine.snapshot import State
 from engine.spool import now
-from engine.timing import REPORT, Clock, Timing
-from engine.tuning import Tuned
+from engine.timing import REPORT, Timing
 from glasshouse import jsonio
 from glasshouse.spec import TrainJob
 
@@ -79,49 +73,6 @@ class Outputs:
     """Called before anything that may take long."""
     ring: str | None = None
     """The ring that the worker empties of whole tensors; None: this process makes files of them."""
-
-
-class Learner(NamedTuple):
-    """What is being trained, and with what."""
-
-    network: Network
-    loss_fn: Losses
-    optimizer: torch.optim.Optimizer
-    clip: Clip | None = None
-    rate: LearningRate | None = None
-    averages: Averages | None = None
-    tuned: Tuned | None = None
-    carried: Carried | None = None
-    scaling: Scaling | None = None
-
-    @property
-    def update(self) -> Callable[[], object]:
-        """What makes an update of the gradients that are there, or decides not to."""
-        return self.optimizer.step if self.scaling is None else self.scaling.step
-
-    def backward(self, loss: Tensor, *, is_last: bool) -> None:
-        """The backward pass of a batch, the last of its step or not."""
-        if self.scaling is None:
-            loss.backward()
-        else:
-            self.scaling.backward(loss, is_last=is_last)
-
-    def follow(self, step: int, num_rows: int, *, ends_epoch: bool, clock: Clock) -> None:
-        """After an update with so many rows: what goes on with the steps."""
-        if self.averages is not None:
-            self.averages.update(step)
-        if self.carried is not None and ends_epoch:
-            self.carried.reset()
-        if self.rate is not None:
-            self.rate.count(num_rows, ends_epoch=ends_epoch)
-        clock.mark("optimizer")
-
-    @contextlib.contextmanager
-    def judged(self) -> Generator[None]:
-        """The network in here is the one that evaluations judge."""
-        averages = contextlib.nullcontext() if self.averages is None else self.averages.applied()
-        with averages, alone(self.carried):
-            yield
 
 
 @dataclass

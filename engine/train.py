@@ -7,34 +7,29 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.averaging import AveragedWeights, averages
-from engine.carried import Carried, alone
-from engine.clipping import clipping
+from engine.averaging import AveragedWeights
+from engine.carried import alone
 from engine.commands import Commands, Follow
 from engine.data.prepared import PART
 from engine.data.rows import Rows
 from engine.failures import StepFailed
 from engine.guards.guard import Guard
-from engine.layer_options import fill, make_optimizer
-from engine.learning_rate import learning_rate
-from engine.losses import Losses, loss_of
-from engine.metrics import wanted
+from engine.learner import Learner, learner_of
+from engine.losses import loss_of
 from engine.network import Network
 from engine.nonfinite import blame
-from engine.precision import chosen, name_of
+from engine.precision import name_of
 from engine.probes.desk import Training, Unwatched
 from engine.probes.taps import Probes
 from engine.probes.tensors.captures import Captures
 from engine.probes.watched.wanted import Wanted
 from engine.readback import Readback
-from engine.report import Control, Learner, Outputs, Reporter
+from engine.report import Control, Outputs, Reporter
 from engine.saving import Saver
-from engine.scaling import Scaling
 from engine.schedule import Schedule
 from engine.starting import Start
 from engine.stateful import Generators, OptimizerState, Weights
 from engine.timing import Timing, Work, clock_of
-from engine.tuning import Tuned
 from glasshouse.spec import TrainJob
 
 UNWATCHED = Unwatched()
@@ -74,7 +69,7 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
         CheckpointMismatch: the checkpoint is of another job.
     """
     torch.manual_seed(job.seed)
-    learner = _learner(job, rows.device)
+    learner = learner_of(job, rows.device)
     network, loss_fn, optimizer, clip = learner[:4]
     loss_inputs = job.loss_inputs
     schedule = Schedule(job, rows, parts)
@@ -193,34 +188,6 @@ def _has_ended(start: Start, report: Reporter, schedule: Schedule) -> bool:
     """Begin with a checkpoint; whether training was over and all of it had been said."""
     start.restore(report.saver.parts)
     return start.has_said_all and schedule.is_over(start.step - 1, report.elapsed_s)
-
-
-def _learner(job: TrainJob, device: torch.device) -> Learner:
-    network = Network(job.network, wanted(job), kept_at=job.kept_at).to(device)
-    loss_fn = Losses.of(job).to(device)
-    network.low_precision = chosen(job.precision, device)
-    fill(job.network, network)
-    optimizer = make_optimizer(job.optimizer, job.network, network)
-    clip = clipping(job.grad_clip, job.network, network)
-    rate = learning_rate(job.scheduler, optimizer)
-    tuned = Tuned(job.memory_format, network)
-    scaling = (
-        Scaling(job.grad_scaler, optimizer, device)
-        if network.low_precision == torch.float16
-        else None
-    )
-    network.output_clips.scaling = scaling
-    return Learner(
-        network,
-        loss_fn,
-        optimizer,
-        clip,
-        rate,
-        averages(job.average, network),
-        tuned if job.tune else None,
-        Carried.of(job.network, network),
-        scaling,
-    )
 
 
 def _settle(

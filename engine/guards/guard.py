@@ -21,9 +21,9 @@ from engine.data.rows import Rows
 from engine.guards.gate import Gate
 from engine.guards.randomness import Randomness
 from engine.guards.replay import Found, Pass, Replay, Skipped, described
+from engine.learner import Learner
 from engine.network import Network, leaves
 from engine.readback import Readback
-from engine.report import Learner
 from engine.scaling import MIN_SCALE
 from engine.snapshot import State
 from engine.spool import now
