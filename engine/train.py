@@ -9,7 +9,7 @@ import torch
 
 from engine.averaging import AveragedWeights
 from engine.carried import alone
-from engine.commands import Commands, Follow
+from engine.commands import Commands
 from engine.data.prepared import PART
 from engine.data.rows import Rows
 from engine.failures import StepFailed
@@ -27,6 +27,7 @@ from engine.readback import Readback
 from engine.report import Control, Outputs, Reporter
 from engine.saving import Saver
 from engine.schedule import Schedule
+from engine.snapshot import Parts, Stateful
 from engine.starting import Start
 from engine.stateful import Generators, OptimizerState, Weights
 from engine.timing import Timing, Work, clock_of
@@ -71,25 +72,21 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
     torch.manual_seed(job.seed)
     learner = learner_of(job, rows.device)
     network, loss_fn, optimizer, clip = learner[:4]
-    loss_inputs = job.loss_inputs
     schedule = Schedule(job, rows, parts)
     _settle(job, learner, rows, start, out, schedule.pass_size)
-    probes = _probes(job, learner, rows, Readback(rows.device), out, _captures(out, control))
+    probes = _probes(job, learner, rows, out, control)
     probes.watch(watched, 0 if start is None else start.step)
-    clock = probes.clock = clock_of(rows.device)
+    clock = probes.clock
     guard = Guard(job, learner, rows, readback=probes.readback, clock=clock, emit=out.emit)
-    timing = Timing(clock, work)
-    report = _report(job, learner, (rows, validation), probes, out, timing, schedule, guard)
+    report = _report(job, learner, validation, probes, out, Timing(clock, work), schedule)
+    report.saver.parts |= _saved(learner, rows, schedule, report, probes, guard)
     if start is not None and _has_ended(start, report, schedule):
         return Ending(network, start.step, "succeeded", schedule.reason)
 
-    first = schedule.position["step"]
-    _tell_choices(job, learner, report, first)
-    follow = _follow(schedule, report)
-    commands = Commands(job, learner, control.orders, first=first, follow=follow, emit=out.emit)
+    commands = _commands(job, learner, control, out, schedule, report)
+    loss_inputs = job.loss_inputs
     step, epoch, batch = *schedule.newest, None
     state, look = "succeeded", UNWATCHED
-    commands.at(first)
     try:
         for step, epoch, batches in schedule.steps():
             probes.watch(control.wanted, step)
@@ -139,49 +136,54 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
 def _report(  # noqa: PLR0913, PLR0917 (all that a report is made of)
     job: TrainJob,
     learner: Learner,
-    both: tuple[Rows, Rows | None],
+    validation: Rows | None,
     probes: Probes,
     out: Outputs,
     timing: Timing,
     schedule: Schedule,
-    guard: Guard,
 ) -> Reporter:
-    rows, validation = both
     saver = Saver(job, out.directory, out.emit, out.flush)
     report = Reporter(
         job, learner, validation, probes, out, timing, saver=saver, num_steps=schedule.num_steps
     )
     report.intake = schedule.intake
     report.pass_size = schedule.pass_size
-    # All that a checkpoint holds. What has a state of its own adds itself here.
-    saver.parts |= {
+    return report
+
+
+def _saved(
+    learner: Learner,
+    rows: Rows,
+    schedule: Schedule,
+    report: Reporter,
+    probes: Probes,
+    guard: Guard,
+) -> Parts:
+    """All that a checkpoint holds. What has a state of its own adds itself here."""
+    averages = learner.averages
+    newest = Weights(learner.network)
+    # With averages, what is saved for use is not what is trained.
+    model = newest if averages is None else AveragedWeights(learner.network, averages)
+    saved: dict[str, Stateful | None] = {
         "position": schedule,
-        "model": Weights(learner.network),
+        "model": model,
         "optimizer": OptimizerState(learner.optimizer, learner.network),
         "report": report,
         "derived": report.derived,
         "probes": probes,
         "guard": guard,
         "generators": Generators(),
+        "newest": None if averages is None else newest,
+        "averages": averages,
+        "scaler": learner.scaling,
+        "clip": learner.clip,
+        PART: rows.prepared,
+        "carried": learner.carried,
+        "scheduler": learner.rate,
+        "tuned": learner.tuned,
+        "early": schedule.early,
     }
-    if (averages := learner.averages) is not None:  # what is saved for use is not what is trained
-        saver.parts["model"] = AveragedWeights(learner.network, averages)
-        saver.parts |= {"newest": Weights(learner.network), "averages": averages}
-    if learner.scaling is not None:
-        saver.parts["scaler"] = learner.scaling
-    if learner.clip is not None:
-        saver.parts["clip"] = learner.clip
-    if rows.prepared is not None:
-        saver.parts[PART] = rows.prepared
-    if learner.carried is not None:
-        saver.parts["carried"] = learner.carried
-    if learner.rate is not None:
-        saver.parts["scheduler"] = learner.rate
-    if learner.tuned is not None:
-        saver.parts["tuned"] = learner.tuned
-    if schedule.early is not None:
-        saver.parts["early"] = schedule.early
-    return report
+    return {name: part for name, part in saved.items() if part is not None}
 
 
 def _has_ended(start: Start, report: Reporter, schedule: Schedule) -> bool:
@@ -213,36 +215,42 @@ def _tell_choices(job: TrainJob, learner: Learner, report: Reporter, first: int)
     report.settle("batch_size", size, report.pass_size, by="guards.memory", step=first)
 
 
-def _follow(schedule: Schedule, report: Reporter) -> Follow:
-    """Who else must know of changed settings."""
+def _commands(
+    job: TrainJob,
+    learner: Learner,
+    control: Control,
+    out: Outputs,
+    schedule: Schedule,
+    report: Reporter,
+) -> Commands:
+    """What may be asked while it trains; what was asked before the first step holds already."""
+    first = schedule.position["step"]
+    _tell_choices(job, learner, report, first)
 
     def follow(changed: TrainJob, step: int) -> None:
         schedule.follow(changed, step, report.elapsed_s)
         report.follow(changed, schedule.num_steps)
 
-    return follow
+    commands = Commands(job, learner, control.orders, first=first, follow=follow, emit=out.emit)
+    commands.at(first)
+    return commands
 
 
-def _probes(
-    job: TrainJob,
-    learner: Learner,
-    rows: Rows,
-    readback: Readback,
-    out: Outputs,
-    captures: Captures,
-) -> Probes:
+def _probes(job: TrainJob, learner: Learner, rows: Rows, out: Outputs, control: Control) -> Probes:
     training = Training(
         learner.loss_fn, rows, learner.clip is not None, learner.scaling, learner.optimizer
     )
-    return Probes(
+    probes = Probes(
         learner.network,
         job.probes,
         emit=out.emit,
-        readback=readback,
+        readback=Readback(rows.device),
         out_dir=out.directory,
         training=training,
-        captures=captures,
+        captures=_captures(out, control),
     )
+    probes.clock = clock_of(rows.device)
+    return probes
 
 
 def _captures(out: Outputs, control: Control) -> Captures:
