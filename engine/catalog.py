@@ -8,9 +8,9 @@ from torch import nn
 
 from engine import arguments
 from engine.functions import FUNCTIONS, num_inputs
+from engine.layer_types import layer_classes, layer_parameters
 from engine.learning_rate import scheduler_classes, scheduler_parameters
 from engine.losses import loss_classes
-from engine.network import layer_classes, layer_parameters
 from engine.optim import optimizer_classes
 from engine.shapes import INFERRED
 from engine.stepwise import OURS

@@ -16,13 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from engine.metrics import metric_names, num_correct
-from engine.network import Network, leaves, root
+from engine.network import Network
 from engine.precision import in_float32
 from engine.probes.watched.gradients import watch_gradient
 from engine.problems import Findings
 from engine.scaling import Scaling
 from engine.snapshot import State
 from engine.spool import now
+from engine.tensor_names import leaves, root
 from engine.timing import Clock, HostClock, taken_out
 from engine.torch_metrics import Counted
 from glasshouse.spec import Field, Metric

@@ -5,7 +5,7 @@ import errno
 import torch
 
 from engine import shortage
-from engine.network import LayerFailed
+from engine.layers import LayerFailed
 from engine.problems import SpecProblems
 from glasshouse.errors import (
     DataFailed,

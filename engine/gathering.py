@@ -18,9 +18,9 @@ from engine.data.stored_windows import WindowReader
 from engine.data.streamed import StreamedRows
 from engine.data.table import Table
 from engine.data.window import StoredTable
-from engine.network import root
 from engine.report import Control, Outputs
 from engine.spool import now
+from engine.tensor_names import root
 from glasshouse.spec import BucketByLength, Field, Source, TrainJob
 
 _TELL_S = 5.0

@@ -20,12 +20,14 @@ from engine.data.loading import load
 from engine.data.prepared import Prepared, Preparing
 from engine.data.rows import Rows, longest_of
 from engine.data.table import Table
-from engine.network import Network, dtype_name, lengths_of, needed_layers, root
+from engine.network import Network, needed_layers
+from engine.precision import dtype_name
 from engine.problems import Findings
 from engine.report import Control, Outputs
 from engine.sequences import stepwise
 from engine.shapes import FieldShape, trace
 from engine.spool import now
+from engine.tensor_names import lengths_of, root
 from glasshouse import jsonio
 from glasshouse.errors import DataFailed, SpecFailed
 from glasshouse.spec import (

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.network import Network, leaves
+from engine.network import Network
 from engine.problems import Findings
+from engine.tensor_names import leaves
 from glasshouse.spec import Graph, Layer, TrainJob
 
 AT = "/activation_checkpointing"

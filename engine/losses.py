@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn.modules.loss import _Loss  # pyright: ignore[reportPrivateUsage]
 
 from engine import arguments
-from engine.network import LayerFailed, dtype_name
-from engine.precision import in_float32
+from engine.layers import LayerFailed
+from engine.precision import dtype_name, in_float32
 from engine.problems import one
 from engine.shapes import FieldShape, tiny
 from glasshouse.spec import Loss, TrainJob

@@ -5,7 +5,9 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from engine.network import LayerFailed, Network, leaves
+from engine.layers import LayerFailed
+from engine.network import Network
+from engine.tensor_names import leaves
 from glasshouse.errors import NonFinite, RunFailure
 
 

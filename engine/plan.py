@@ -29,7 +29,7 @@ from engine.learning_rate import check_scheduler
 from engine.losses import pointer_of, try_loss
 from engine.memory_guard import check_memory
 from engine.metrics import metric_names, reported, wanted
-from engine.network import Network, needed_layers, root
+from engine.network import Network, needed_layers
 from engine.optim import (
     States,
     num_state_bytes,
@@ -45,6 +45,7 @@ from engine.problems import Findings, SpecProblems, one
 from engine.sequences import assign_lengths, stepwise
 from engine.shapes import FieldShape, Trace, trace
 from engine.step_memory import step_peak
+from engine.tensor_names import root
 from glasshouse.errors import FieldProblem, SpecFailed
 from glasshouse.spec import (
     Field,

@@ -19,9 +19,14 @@ def chosen(precision: Choice, device: torch.device) -> torch.dtype | None:
     return torch.bfloat16 if is_low else None
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """A dtype as it is written everywhere outside torch: ``float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
 def name_of(low: torch.dtype | None) -> str:
     """What a spec calls it."""
-    return str(low or torch.float32).removeprefix("torch.")
+    return dtype_name(low or torch.float32)
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:

@@ -12,10 +12,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from engine.network import lengths_of, root, takes_lengths
+from engine.layer_types import takes_lengths
 from engine.problems import Findings, SpecProblems
 from engine.shapes import FieldShape, Trace, Traced, trace
 from engine.stepwise import AWARE
+from engine.tensor_names import lengths_of, root
 
 _RECURRENT = {name for name, cls in AWARE.items() if issubclass(cls, nn.RNNBase)}
 

@@ -19,22 +19,13 @@ from engine import arguments
 from engine.arguments import Parameter
 from engine.attention import PositionEmbedding, TiedEmbedding
 from engine.functions import FUNCTIONS, num_inputs
-from engine.network import (
-    build_layer,
-    call,
-    cut,
-    dtype_name,
-    inputs_of,
-    layer_like,
-    layer_parameters,
-    leaves,
-    lengths_of,
-    parameter_counts,
-    root,
-    values_of,
-)
+from engine.layer_types import build_layer, layer_like, layer_parameters
+from engine.layers import call, cut
+from engine.network import inputs_of, parameter_counts
+from engine.precision import dtype_name
 from engine.probes.watched.traced import Record, Seen, meta_sum, recording
 from engine.problems import Findings, SpecProblems
+from engine.tensor_names import leaves, lengths_of, root, values_of
 from glasshouse.spec import Graph, Layer
 
 _TINY_ELEMENTS = 2_000_000

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from engine.checkpoint import check_shapes
-from engine.network import dtype_name
 from engine.paired import type_of
+from engine.precision import dtype_name
 from engine.snapshot import State
 from glasshouse import jsonio
 from glasshouse.errors import CheckpointMismatch

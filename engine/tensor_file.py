@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.network import dtype_name
+from engine.precision import dtype_name
 from engine.probes.tensors.drain import DTYPE_NAMES
 from glasshouse.failpoints import failpoint
 

@@ -11,8 +11,10 @@ import torch
 
 from engine import arguments
 from engine.checkpoint import FORMAT
-from engine.network import Network, inputs_of, layer_classes, layer_parameters, root
+from engine.layer_types import layer_classes, layer_parameters
+from engine.network import Network, inputs_of
 from engine.problems import Findings, one
+from engine.tensor_names import root
 from glasshouse.spec import Graph, Layer, UploadedNetwork
 
 Header = Mapping[str, Mapping[str, Any]]

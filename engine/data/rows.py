@@ -15,7 +15,7 @@ from engine.augment.augmenting import Augmenting, Change
 from engine.data.ahead import Ahead
 from engine.data.prepared import Prepared
 from engine.data.ragged import LoadedSequence
-from engine.network import host_lengths_of, lengths_of, values_of
+from engine.tensor_names import host_lengths_of, lengths_of, values_of
 
 _EPOCH_STRIDE = 1_000_003
 

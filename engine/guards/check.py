@@ -3,9 +3,9 @@
 from collections.abc import Collection
 from fnmatch import fnmatchcase
 
-from engine.network import root
 from engine.optim import optimizer_classes
 from engine.problems import Findings
+from engine.tensor_names import root
 from glasshouse.spec import TrainJob
 
 

@@ -22,11 +22,12 @@ from engine.guards.gate import Gate
 from engine.guards.randomness import Randomness
 from engine.guards.replay import Found, Pass, Replay, Skipped, described
 from engine.learner import Learner
-from engine.network import Network, leaves
+from engine.network import Network
 from engine.readback import Readback
 from engine.scaling import MIN_SCALE
 from engine.snapshot import State
 from engine.spool import now
+from engine.tensor_names import leaves
 from engine.timing import Clock, taken_out
 from glasshouse import jsonio
 from glasshouse.errors import NonFinite, TooManySkipped

@@ -17,11 +17,13 @@ from torch import Tensor, nn
 from engine.carried import Carried, States, alone
 from engine.data.rows import Rows, Taken
 from engine.guards.randomness import Randomness
+from engine.layers import LayerFailed
 from engine.losses import Losses, loss_of
-from engine.network import LayerFailed, Network, leaves, root
+from engine.network import Network
 from engine.probes.figures.summarize import summarize
 from engine.probes.watched.gradients import watch_gradient
 from engine.scaling import Scaling
+from engine.tensor_names import leaves, root
 from glasshouse.events import STATS_COLUMNS
 
 NUM_TENSORS = 20

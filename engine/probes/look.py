@@ -15,7 +15,6 @@ from typing import Any, Self, TypeVar
 
 from torch import Tensor, nn
 
-from engine.network import input_leaves, leaves
 from engine.probes.cost.meter import Meter
 from engine.probes.desk import Desk, Mark, Update
 from engine.probes.figures.counted import Counted
@@ -30,6 +29,7 @@ from engine.probes.watched.points import Point, Seen, Sight, wanting
 from engine.probes.watched.select import LOSS, LOSS_ROWS, LOSS_SAMPLES
 from engine.probes.watched.updates import changes, copies, states
 from engine.probes.watched.watch import Watch, Watches
+from engine.tensor_names import input_leaves, leaves
 from glasshouse.spec import Probe
 
 T = TypeVar("T")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from engine.failures import StepFailed, classify
-from engine.network import LayerFailed
+from engine.layers import LayerFailed
 
 pytestmark = [
     pytest.mark.gpu,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from engine.network import dtype_name
+from engine.precision import dtype_name
 from engine.probes.tensors.drain import LocalDrain, can_keep
 from engine.probes.tensors.ring import PAGE_BYTES, Producer, Ring, default_num_bytes
 from engine.spool import now

@@ -6,10 +6,11 @@ from functools import cached_property
 
 from torch import Tensor, nn
 
-from engine.network import Network, root
+from engine.network import Network
 from engine.probes.watched.losses import LOSS_NAMES
 from engine.probes.watched.select import Scope, may_match
 from engine.probes.watched.watch import Watch, Watches
+from engine.tensor_names import root
 
 Seen = tuple[str, Tensor, Watches]
 """A tensor by its name, and who wants it."""

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.network import input_leaves, leaves
 from engine.probes.watched.calls import Calls
+from engine.tensor_names import input_leaves, leaves
 
 
 @dataclass(frozen=True)

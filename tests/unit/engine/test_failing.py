@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from engine import shortage
 from engine.failures import StepFailed, classify
-from engine.network import LayerFailed
+from engine.layers import LayerFailed
 from engine.spool import read_frames
 from tests.unit.engine.making import planned, spec, write_job
 

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from engine.functions import FUNCTIONS
-from engine.network import Network, layer_classes
+from engine.layer_types import layer_classes
+from engine.network import Network
 from engine.problems import Findings, SpecProblems
 from engine.sequences import assign_lengths
 from engine.shapes import FieldShape, trace

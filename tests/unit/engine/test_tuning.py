@@ -9,8 +9,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from engine import rank, tuning
+from engine.layers import Pair
 from engine.native import pooling
-from engine.network import Network, Pair
+from engine.network import Network
 from engine.spool import read_frames
 from glasshouse.spec import Graph
 from tests.conftest import absent

@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from engine.network import LayerFailed, Network
+from engine.layers import LayerFailed
+from engine.network import Network
 from engine.probes.figures import plain
 from engine.probes.figures.summarize import summarize
 from engine.probes.taps import Probes
