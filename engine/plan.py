@@ -12,15 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine import derived, epoch_metrics, footprint, infer, optim, plan_data, samples
+from engine import derived, epoch_metrics, footprint, optim, plan_data, samples
 from engine.augment.check import check_augment
 from engine.averaging import num_copies
 from engine.carried import check_stateful
 from engine.checkpoint import check_shapes
-from engine.data.fields import BadField
-from engine.data.inline import Meaning, inline_rows
-from engine.data.prepared import Preparing
-from engine.data.rows import longest_of
 from engine.forecast import Forecast
 from engine.guards.check import check_guards
 from engine.kept import settle_kept
@@ -33,16 +29,17 @@ from engine.network import Network, needed_layers
 from engine.optim import (
     States,
     num_state_bytes,
-    sparse_parameters,
     try_optimizer,
 )
 from engine.pace import Pace
+from engine.plan_costs import batch_of, memory, table
+from engine.plan_inference import plan_inference
 from engine.probes.tensors.parts import planned
 from engine.probes.watched.phases import check_phase
 from engine.probes.watched.select import GradientPoints, check_loss_name, select
 from engine.probes.watched.watchable import check_cuts, everything
 from engine.problems import Findings, SpecProblems, one
-from engine.sequences import assign_lengths, stepwise
+from engine.sequences import assign_lengths
 from engine.shapes import FieldShape, Trace, trace
 from engine.step_memory import step_peak
 from engine.tensor_names import root
@@ -75,7 +72,7 @@ def plan(
         return _plan_network(spec, datasets, trained_by)
     if trained_by is None:
         raise one("/checkpoint", "the checkpoint's training job is not known", "no_network")
-    return _plan_inference(spec, datasets, trained_by)
+    return plan_inference(spec, datasets, trained_by)
 
 
 # --- training --------------------------------------------------------------------------------
@@ -152,7 +149,7 @@ def _plan_training(spec: TrainJob, datasets: Metas, trained_by: Trained | None) 
     resolved = settle_kept(
         _scheduled(whole, pace, findings),
         wanted(whole),
-        lambda: _batch(shapes, batch_size),
+        lambda: batch_of(shapes, batch_size),
         findings,
     )
     _check_start(resolved, trained_by, findings)
@@ -172,14 +169,14 @@ def _plan_training(spec: TrainJob, datasets: Metas, trained_by: Trained | None) 
     findings.stop()
     return {
         "spec": resolved.model_dump(mode="json"),
-        **_table(traced, states),
-        "memory": _memory(
+        **table(traced, states),
+        "memory": memory(
             traced,
             network,
             num_state_bytes(states),
             data_bytes=footprint.training_bytes(spec, datasets),
             num_averages=num_copies(spec.average),
-            step_bytes=step_peak(resolved, wanted(resolved), lambda: _batch(shapes, batch_size)),
+            step_bytes=step_peak(resolved, wanted(resolved), lambda: batch_of(shapes, batch_size)),
             keeps_gradients=spec.accumulate > 1,
         ),
         "probes": probes,
@@ -408,216 +405,6 @@ def _check_probes(
         names = list(dict.fromkeys(name.rpartition("/")[0] for name in seen))
         described.append({"matched": names, "bytes_per_step": size})
     return described
-
-
-# --- what it costs ---------------------------------------------------------------------------
-
-
-def _table(traced: Trace, states: States | None = None) -> dict[str, Any]:
-    layers = [item.describe() for item in traced.layers]
-    for item in layers:
-        kept = [key for name in item["parameter_names"] for key in (states or {}).get(name, ())]
-        item["state_names"] = list(dict.fromkeys(kept))
-    return {
-        "layers": layers,
-        "parameters": sum(item["parameters"] for item in layers),
-        "flops": traced.num_flops,
-    }
-
-
-def _batch(shapes: Mapping[str, FieldShape], num_rows: int) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
-    for name, shape in shapes.items():
-        found |= shape.tensors(name, num_rows)
-    return found
-
-
-def _num_bytes(item: Tensor) -> int:
-    return item.numel() * item.element_size()
-
-
-def _memory(  # noqa: PLR0913 (each is a head)
-    traced: Trace,
-    network: nn.Module,
-    state_bytes: int,
-    *,
-    data_bytes: int,
-    num_averages: int = 0,
-    training: bool = True,
-    step_bytes: int | None = None,
-    keeps_gradients: bool = False,
-) -> dict[str, int]:
-    """Bytes by head. Activations: the most that a step holds beside parameters and gradients.
-
-    Where that is not known, ``step_bytes`` is None, it is what the layers put out for one batch.
-    Checkpoint: the copy in host memory that is written while training goes on.
-    ``keeps_gradients``: those of a step's earlier batches are there all along.
-    """
-    parameters = sum(_num_bytes(item) for item in [*network.parameters(), *network.buffers()])
-    storages = {
-        item.untyped_storage()._cdata: item.untyped_storage().nbytes()  # pyright: ignore[reportPrivateUsage]
-        for item in traced.output_leaves().values()
-    }
-    sparse = sparse_parameters(network)  # whose gradients are of the rows that were read
-    dense = [item for name, item in network.named_parameters() if name not in sparse]
-    learned = [item for item in dense if item.requires_grad]
-    gradients = sum(_num_bytes(item) for item in learned) if training else 0
-    activations = sum(storages.values())
-    if step_bytes is not None:
-        activations = max(0, step_bytes - (0 if keeps_gradients else gradients))
-    heads = {
-        "parameters_bytes": parameters,
-        "gradients_bytes": gradients,
-        "optimizer_state_bytes": state_bytes,
-        "averages_bytes": num_averages * parameters,
-        "activations_bytes": activations,
-        "checkpoint_bytes": (1 + num_averages) * parameters + state_bytes if training else 0,
-        "data_bytes": data_bytes,
-    }
-    return {**heads, "total_bytes": sum(heads.values())}
-
-
-# --- inference -------------------------------------------------------------------------------
-
-
-def _plan_inference(spec: InferJob, datasets: Metas, trained_by: Trained) -> dict[str, Any]:
-    findings = Findings()
-    fields = _infer_fields(spec, trained_by, findings)
-    findings.stop()
-    num_rows, data_bytes = 0, 0
-    data = trained_by.data
-    if spec.data is not None:
-        dim = plan_data.window_dim(trained_by)
-        datasets = plan_data.seen_as_windows(datasets, data.windows, None, dim)
-        meta = plan_data.meta_of(spec.data, datasets, "/data", findings)
-        shapes = plan_data.field_shapes(fields, meta, findings, spec.data)
-        findings.stop()
-        num_rows = footprint.rows_of(spec.data, meta)
-        data_bytes = footprint.source_bytes(fields, spec.data, meta, data.normalize)
-    else:
-        shapes = infer.inline_shapes(fields)
-        num_rows = _check_inline(spec, shapes, Meaning(fields, Preparing.of(data)))
-    batch_size = min(spec.data.batch_size if spec.data else 256, num_rows)
-    graph = trained_by.network
-    wanted = infer.outputs_of(spec, graph)
-    layers = tuple(needed_layers(graph, wanted))
-    if not layers:
-        raise one("/outputs", "none of these is a layer of the network", "unknown_layer")
-    pruned = graph.model_copy(update={"layers": layers, "outputs": None})
-    traced = trace(pruned, shapes, batch_size, findings)
-    steps = stepwise(traced, shapes, batch_size)
-    _check_infer_outputs(spec, wanted, traced, (batch_size, steps), findings)
-    findings.stop()
-    network = nn.ModuleDict()
-    network._modules.update(traced.modules())  # pyright: ignore[reportPrivateUsage]
-    size = spec.data.batch_size if spec.data else 256
-    return {
-        "spec": _resolved_inference(spec, wanted, fields, shapes).model_dump(mode="json"),
-        **_table(traced),
-        "memory": _memory(traced, network, 0, data_bytes=data_bytes, training=False),
-        "probes": [],
-        "num_steps": -(-num_rows // size),
-        "warnings": [item.as_dict() for item in findings.warnings],
-    }
-
-
-def _infer_fields(spec: InferJob, trained_by: Trained, findings: Findings) -> dict[str, Field]:
-    known = {layer.name for layer in trained_by.network.layers}
-    for number, name in enumerate(spec.outputs or ()):
-        if root(name) not in known:
-            listed = ", ".join(list(known)[:30])
-            detail = f"the network has no layer {name!r}; it has: {listed}"
-            findings.problem(f"/outputs/{number}", detail, "unknown_layer")
-    fields = infer.fields_needed(spec, trained_by)
-    given = spec.data.fields if spec.data is not None else spec.inputs
-    base = "/data/fields" if spec.data is not None else "/inputs"
-    own = (spec.data.fields if spec.data is not None else None) or {}
-    for name, field in own.items():
-        problem = infer.not_as_trained(field, trained_by.data.fields.get(name))
-        if problem is not None:
-            findings.problem(f"/data/fields/{name}/{problem[0]}", problem[1], "trained_otherwise")
-    for name in given or ():
-        if name not in trained_by.data.fields:
-            detail = (
-                f"the network has no field {name!r}; it has: {', '.join(trained_by.data.fields)}"
-            )
-            findings.problem(f"{base}/{name}", detail, "unknown_field")
-    if spec.inputs is not None:
-        for name in fields:
-            if name not in spec.inputs:
-                findings.problem(
-                    "/inputs", f"the network needs the input {name!r}", "missing_input"
-                )
-    return fields
-
-
-def _check_inline(spec: InferJob, shapes: dict[str, FieldShape], meaning: Meaning) -> int:
-    """Check inline values; gives how many rows they are, and puts the longest into the shapes."""
-    cpu = torch.device("cpu")
-    try:
-        rows = inline_rows(dict(spec.inputs or {}), shapes, cpu, meaning=meaning)
-    except BadField as cause:
-        pointer = f"/inputs/{cause.key}" if cause.key else "/inputs"
-        raise one(pointer, str(cause), "shape") from cause
-    for name, longest in longest_of(rows).items():
-        shapes[name] = replace(shapes[name], shape=(longest, *shapes[name].shape[1:]))
-    return rows.num_rows
-
-
-def _check_infer_outputs(
-    spec: InferJob,
-    wanted: Sequence[str],
-    traced: Trace,
-    known: tuple[int, Mapping[str, str]],
-    findings: Findings,
-) -> None:
-    batch_size, steps = known
-    widths: dict[str, int] = {}
-    is_packed = spec.sequence_layout == "packed"
-    if is_packed and not steps.keys() & {*wanted}:
-        detail = "none of the outputs has the steps of a sequence: packed changes nothing"
-        findings.warn("/sequence_layout", detail, "no_sequence")
-    if spec.flatten is not False and is_packed and len({steps.get(name) for name in wanted}) > 1:
-        detail = "packed, the outputs differ in rows: some have one per step, of one field, and"
-        findings.problem("/flatten", f"{detail} others have not; set flatten to false", "shape")
-    for number, name in enumerate(wanted):
-        if name not in traced.values:
-            listed = ", ".join(leaf for leaf in traced.values if root(leaf) == root(name))
-            findings.problem(
-                f"/outputs/{number}", f"there is no {name!r}; there is: {listed}", "leaf"
-            )
-            continue
-        shape = traced.values[name].shape
-        axes = 2 if name in steps else 1
-        widths[name] = shape[axes if is_packed else 1 :].numel() if len(shape) else 0
-        if not len(shape) or shape[0] != batch_size:
-            detail = f"the first axis of {name!r}, of shape {list(shape)}, is not the rows"
-            findings.problem(f"/outputs/{number}", detail, "no_rows_axis")
-        if len(shape) <= axes:
-            for position, field in enumerate(spec.fields):
-                if field != "value":
-                    detail = (
-                        f"{name!r} has shape {list(shape)}: without a class axis it has no {field}"
-                    )
-                    findings.problem(f"/fields/{position}", detail, "no_class_axis")
-    below = spec.flatten is not False and spec.flatten.axis == 0 and "value" in spec.fields
-    if below and len(set(widths.values())) > 1:
-        listed = ", ".join(f"{name!r} has {width}" for name, width in widths.items())
-        detail = f"to join below each other, all layers need as many values per row: {listed}"
-        findings.problem("/flatten/axis", detail, "shape")
-
-
-def _resolved_inference(
-    spec: InferJob,
-    wanted: Sequence[str],
-    fields: Mapping[str, Field],
-    shapes: Mapping[str, FieldShape],
-) -> InferJob:
-    update: dict[str, Any] = {"outputs": tuple(wanted)}
-    if spec.data is not None:
-        full = plan_data.with_sizes(fields, shapes)
-        update["data"] = spec.data.model_copy(update={"fields": full})
-    return spec.model_copy(update=update)
 
 
 def parse_spec(spec: Mapping[str, Any]) -> TrainJob | InferJob:
