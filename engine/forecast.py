@@ -70,7 +70,7 @@ class Forecast:
         self._spec = spec
         self._meta = meta
         self._shapes = shapes
-        self._num_rows = num_rows
+        self.num_rows = num_rows
         self._field = self._check(findings)
         longest = None if self._field is None else shapes[self._field].shape[0]
         self.batch_size = widest_rows(spec.data, num_rows, longest)
@@ -105,10 +105,16 @@ class Forecast:
     def _has_sequences(self) -> bool:
         return any(shape.is_sequence and not shape.is_sparse for shape in self._shapes.values())
 
+    @property
+    def num_steps(self) -> int | None:
+        """Updates that the job will make; None: that is not known yet."""
+        stop = self._spec.stop
+        return stop.steps if self.pace is None else self.pace.num_steps(stop)
+
     def _pace(self, findings: Findings) -> Pace | None:
         wanted = self._spec.data.bucket_by_length
         if wanted is None or wanted.max_tokens is None or self._field is None:
-            return Pace.of(self._spec, self._num_rows)
+            return Pace.of(self._spec, self.num_rows)
         lengths = self.lengths(self._field)
         drops = self._drops and len(self._sequences) > 1
         if lengths is None or self._spec.data.whole.fraction is not None or drops:

@@ -4,15 +4,15 @@ Knows the words of a job and torch's meta device; allocates and computes nothing
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from engine import derived, epoch_metrics, footprint, optim, plan_data, samples
+from engine import derived, epoch_metrics, footprint, plan_data, samples
 from engine.augment.check import check_augment
 from engine.averaging import num_copies
 from engine.carried import check_stateful
@@ -27,17 +27,17 @@ from engine.memory_guard import check_memory
 from engine.metrics import metric_names, reported, wanted
 from engine.network import Network, needed_layers
 from engine.optim import (
-    States,
     num_state_bytes,
     try_optimizer,
 )
 from engine.pace import Pace
 from engine.plan_costs import batch_of, memory, table
+from engine.plan_data import Metas
 from engine.plan_inference import plan_inference
 from engine.probes.tensors.parts import planned
 from engine.probes.watched.phases import check_phase
 from engine.probes.watched.select import GradientPoints, check_loss_name, select
-from engine.probes.watched.watchable import check_cuts, everything
+from engine.probes.watched.watchable import Watchable, check_cuts, everything
 from engine.problems import Findings, SpecProblems, one
 from engine.sequences import assign_lengths
 from engine.shapes import FieldShape, Trace, trace
@@ -56,8 +56,6 @@ from glasshouse.spec import (
     parse_job,
 )
 from glasshouse.spec.probes import MAX_FULL_BYTES
-
-Metas = Mapping[str, Mapping[str, Any]]
 
 
 def plan(
@@ -118,54 +116,24 @@ def _plan_sources(spec: TrainJob, datasets: Metas, trained_by: Trained | None) -
 def _plan_training(spec: TrainJob, datasets: Metas, trained_by: Trained | None) -> dict[str, Any]:
     findings = Findings()
     spec, datasets, shapes = _sized(spec, datasets, trained_by, findings)
-    data = spec.data
-    meta = datasets[data.whole.dataset]
-    footprint.check_streaming(data, meta, findings)
-    findings.stop()
-    num_rows = footprint.rows_of(data.whole, meta)
-    shapes = plan_data.limited(data, shapes, findings)
-    forecast = Forecast(spec, meta, shapes, num_rows, findings)
-    findings.stop()
-    batch_size, pace = forecast.batch_size, forecast.pace
-    traced = trace(spec.network, shapes, batch_size, findings)
-    traced = assign_lengths(traced, shapes, batch_size, findings)
-    findings.stop()
-    loss = _check_loss(spec, shapes, traced, findings)
-    _check_metrics(spec, shapes, traced, findings)
-    findings.stop()
-    judged = spec.data.validation or spec.data.whole
-    series = epoch_metrics.check(
-        spec, traced, shapes, footprint.rows_of(judged, datasets[judged.dataset]), findings
-    )
-    findings.stop()
-    network = nn.ModuleDict()
-    network._modules.update(traced.modules())  # pyright: ignore[reportPrivateUsage]
-    check_options(traced.graph(), network, spec.optimizer, findings)
-    check_stateful(spec, findings)
-    check_cuts(traced, loss, findings)
-    findings.stop()
+    forecast, shapes = _forecast(spec, datasets, shapes, findings)
+    traced, loss = _traced(spec, shapes, forecast.batch_size, findings)
+    series = _check_series(spec, traced, shapes, datasets, findings)
+    network = traced.network()
+    _check_learning(spec, traced, network, loss, findings)
     states = try_optimizer(spec.optimizer, network, own_decays(spec.network, network))
-    whole = spec.model_copy(update={"network": traced.graph()})
-    resolved = settle_kept(
-        _scheduled(whole, pace, findings),
-        wanted(whole),
-        lambda: batch_of(shapes, batch_size),
-        findings,
-    )
+    batch = partial(batch_of, shapes, forecast.batch_size)
+    resolved = _resolved(spec, traced, forecast.pace, batch, findings)
     _check_start(resolved, trained_by, findings)
-    _check_run(resolved, num_rows, network, findings)
-    probes = _check_probes(spec, traced, network, loss, states, findings)
-    derived.check(
-        spec.metrics,
-        traced.values,
-        dict(network.named_parameters()),
-        cache(lambda: everything(spec, traced, network, loss, states).with_gradient()),
-        findings,
-    )
-    samples.check(resolved, traced.values, batch_size, findings)
+    _check_run(resolved, forecast.num_rows, network, findings)
+    watchable = cache(partial(everything, spec, traced, network, loss, states))
+    probes = _check_probes(spec, watchable, findings)
+    learned = dict(network.named_parameters())
+    graded = cache(lambda: watchable().with_gradient())
+    derived.check(spec.metrics, traced.values, learned, graded, findings)
+    samples.check(resolved, traced.values, forecast.batch_size, findings)
     _check_judged(spec, reported(spec, series), findings)
-    layers = [item.layer.name for item in traced.layers]
-    check_guards(spec, [*shapes, *layers, *dict(network.named_parameters())], findings)
+    check_guards(spec, [*shapes, *(item.layer.name for item in traced.layers), *learned], findings)
     findings.stop()
     return {
         "spec": resolved.model_dump(mode="json"),
@@ -176,11 +144,11 @@ def _plan_training(spec: TrainJob, datasets: Metas, trained_by: Trained | None) 
             num_state_bytes(states),
             data_bytes=footprint.training_bytes(spec, datasets),
             num_averages=num_copies(spec.average),
-            step_bytes=step_peak(resolved, wanted(resolved), lambda: batch_of(shapes, batch_size)),
+            step_bytes=step_peak(resolved, wanted(resolved), batch),
             keeps_gradients=spec.accumulate > 1,
         ),
         "probes": probes,
-        "num_steps": spec.stop.steps if pace is None else pace.num_steps(spec.stop),
+        "num_steps": forecast.num_steps,
         "sequences": forecast.sequences(),
         "warnings": [item.as_dict() for item in findings.warnings],
     }
@@ -206,6 +174,71 @@ def _sized(
     plan_data.check_validation(data, datasets, findings)
     findings.stop()
     return spec.model_copy(update={"data": data}), datasets, shapes
+
+
+def _forecast(
+    spec: TrainJob, datasets: Metas, shapes: dict[str, FieldShape], findings: Findings
+) -> tuple[Forecast, dict[str, FieldShape]]:
+    """What batches there will be, and the shapes of fields in them."""
+    data = spec.data
+    meta = datasets[data.whole.dataset]
+    footprint.check_streaming(data, meta, findings)
+    findings.stop()
+    num_rows = footprint.rows_of(data.whole, meta)
+    shapes = plan_data.limited(data, shapes, findings)
+    forecast = Forecast(spec, meta, shapes, num_rows, findings)
+    findings.stop()
+    return forecast, shapes
+
+
+def _traced(
+    spec: TrainJob, shapes: Mapping[str, FieldShape], batch_size: int, findings: Findings
+) -> tuple[Trace, Tensor]:
+    """The network run on a batch, and its loss."""
+    traced = trace(spec.network, shapes, batch_size, findings)
+    traced = assign_lengths(traced, shapes, batch_size, findings)
+    findings.stop()
+    loss = _check_loss(spec, shapes, traced, findings)
+    _check_metrics(spec, shapes, traced, findings)
+    findings.stop()
+    return traced, loss
+
+
+def _check_series(
+    spec: TrainJob,
+    traced: Trace,
+    shapes: Mapping[str, FieldShape],
+    datasets: Metas,
+    findings: Findings,
+) -> dict[str, list[str]]:
+    """The metrics of whole epochs, on the rows that they judge."""
+    judged = spec.data.validation or spec.data.whole
+    num_rows = footprint.rows_of(judged, datasets[judged.dataset])
+    series = epoch_metrics.check(spec, traced, shapes, num_rows, findings)
+    findings.stop()
+    return series
+
+
+def _check_learning(
+    spec: TrainJob, traced: Trace, network: nn.Module, loss: Tensor, findings: Findings
+) -> None:
+    """What the parameters are told."""
+    check_options(traced.graph(), network, spec.optimizer, findings)
+    check_stateful(spec, findings)
+    check_cuts(traced, loss, findings)
+    findings.stop()
+
+
+def _resolved(
+    spec: TrainJob,
+    traced: Trace,
+    pace: Pace | None,
+    batch: Callable[[], dict[str, Tensor]],
+    findings: Findings,
+) -> TrainJob:
+    """The job with all that it left open."""
+    whole = spec.model_copy(update={"network": traced.graph()})
+    return settle_kept(_scheduled(whole, pace, findings), wanted(whole), batch, findings)
 
 
 def _check_start(spec: TrainJob, trained_by: Trained | None, findings: Findings) -> None:
@@ -376,16 +409,11 @@ def _scheduled(spec: TrainJob, pace: Pace | None, findings: Findings) -> TrainJo
 
 
 def _check_probes(
-    spec: TrainJob,
-    traced: Trace,
-    network: nn.Module,
-    loss: Tensor,
-    states: States,
-    findings: Findings,
+    spec: TrainJob, known: Callable[[], Watchable], findings: Findings
 ) -> list[dict[str, Any]]:
     if not spec.probes:
         return []
-    watchable = everything(spec, traced, network, loss, states)
+    watchable = known()
     described: list[dict[str, Any]] = []
     full_bytes = 0
     points = GradientPoints(spec)
@@ -410,6 +438,3 @@ def _check_probes(
 def parse_spec(spec: Mapping[str, Any]) -> TrainJob | InferJob:
     """Read a spec that is already JSON-like data, as strictly as from text."""
     return parse_job(json.dumps(spec))
-
-
-__all__ = ["SpecProblems", "optim", "parse_spec", "plan"]

@@ -135,9 +135,12 @@ class Trace:
         """Every layer output by the name under which it is watched."""
         return {name: item for traced in self.layers for name, item in traced.outputs.items()}
 
-    def modules(self) -> dict[str, nn.Module]:
+    def network(self) -> nn.ModuleDict:
         """The layers' modules on the meta device, by name; one that is shared only once."""
-        return {item.owner: item.module for item in self.layers}
+        found = nn.ModuleDict()
+        # Past its own methods, which refuse names that a user may well choose.
+        found._modules.update({item.owner: item.module for item in self.layers})  # pyright: ignore[reportPrivateUsage]
+        return found
 
 
 def trace(
