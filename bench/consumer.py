@@ -17,7 +17,7 @@ from pathlib import Path
 from engine.probes.tensors.ring import Ring
 from engine.spool import read_frames
 from models.artifacts import LocalArtifacts
-from models.attempts import Claim
+from models.leases import Claim
 from worker.draining import Drain
 from worker.shipping import Sorter
 from worker.storing import _BUSY_S, MAX_RECORDS, SHIP_EVERY_S

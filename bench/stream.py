@@ -26,10 +26,10 @@ from redis import Redis
 
 from bench.readers import Readers
 from glasshouse.events import STATS_COLUMNS
-from models.attempts import Batch
 from models.database import Database
 from models.events import NewEvent
 from models.migrate import migrate
+from models.shipments import Batch
 from models.tables import now
 from tests.integration.window import scene
 from tests.integration.window.scene import Api, Broker, Writer

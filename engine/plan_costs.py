@@ -5,10 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from engine.optim import (
-    States,
-    sparse_parameters,
-)
+from engine.optim import States, sparse_parameters
 from engine.shapes import FieldShape, Trace
 
 

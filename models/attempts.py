@@ -1,71 +1,24 @@
-"""One attempt at a job: assigned to devices, claimed, shipped from, ended or lost.
+"""One attempt at a job: assigned to devices, claimed, ended or lost. Every write is fenced."""
 
-Every write names the attempt's fence. A supervisor that was given up for dead and wakes again
-finds that its writes match no row, and stops.
-"""
-
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
 
-from sqlalchemy import case, delete, func, insert, select, update
+from sqlalchemy import case, func, select, update
 from sqlalchemy.orm import Session
 
 from glasshouse.errors import CrashLoop, WorkerLost
-from models import captures, checkpoints, commands, endings, events, metrics, pausing, probes
+from models import checkpoints, commands, endings, events, leases, pausing, probes
 from models.checkpoints import SCRATCH, Refused, Start
-from models.commands import CommandChange
 from models.database import database_time, now_ms
 from models.endings import CRASH_LOOP, Backoff, ExitKind
 from models.events import NewEvent
-from models.probes import ProbeChange
+from models.leases import Beat, Claim
 from models.state import ENDED, LIVE, sources
-from models.tables import Attempt, Checkpoint, Command, Device, Job, JobArtifact, now
+from models.tables import Attempt, Checkpoint, Command, Device, Job, now
 
 _IN_ORDER = ("paused", "interrupted")
 """Kinds of exit of attempts that ended as they were asked to, while their jobs go on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """The right to write for one attempt of one job."""
-
-    job: str
-    attempt: int
-    fence: int
-
-
-@dataclass(frozen=True, slots=True)
-class Beat:
-    """What a supervisor learns whenever it writes."""
-
-    state: str
-    last_seq: int
-    cancel_requested: bool
-    num_commands: int
-
-
-@dataclass(slots=True)
-class Batch:
-    """What a rank said since the last shipment, sorted by where it goes."""
-
-    events: list[NewEvent] = field(default_factory=list[NewEvent])
-    metrics: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    """Rows of ``step, epoch, name, value``."""
-    stats: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    """``stats`` records: step, phase, rows."""
-    captures: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    checkpoints: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    artifacts: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    probes: tuple[int, int] | None = None
-    """The newest revision of the probes that is in force, and its first step."""
-    probe_changes: list[ProbeChange] = field(default_factory=list[ProbeChange])
-    """What the engine found out about probes, or did with them."""
-    commands: list[CommandChange] = field(default_factory=list[CommandChange])
-    """Commands that the engine applied or rejected."""
-    job: dict[str, Any] = field(default_factory=dict[str, Any])
-    """New values of the job's ``progress``, ``summary``, ``probe_overhead``, ``result``."""
 
 
 def assign(tx: Session, job_id: str, worker: str, devices: Sequence[Device], lease_ms: int) -> bool:
@@ -163,74 +116,6 @@ def claim(
     return None if job is None else (Claim(job_id, n, fence), job)
 
 
-def prepare(batch: Batch) -> None:
-    """Load what storing this needs: before the transaction, which should be short."""
-    if batch.stats:
-        from models import stats as _  # noqa: F401, PLC0415
-
-
-def ship(
-    tx: Session, claim: Claim, batch: Batch, *, offsets: tuple[int, int], lease_ms: int
-) -> Beat | None:
-    """Store what a rank said: all of it once, or nothing. None: this attempt has lost its job.
-
-    One fenced statement renews the lease, takes gapless numbers for the events and brings back
-    what was asked of the job; the spool's offset moves in the same transaction, so a record
-    that is read again after a crash is not stored again. Every shipment is counted, also one
-    that has nothing of the spool.
-    """
-    beat = _fenced(tx, claim, len(batch.events), lease_ms, batch.job)
-    if beat is None:
-        return None
-    moved = tx.scalar(
-        update(Attempt)
-        .where(
-            Attempt.job == claim.job,
-            Attempt.n == claim.attempt,
-            Attempt.spool_offset == offsets[0],
-        )
-        .values(spool_offset=offsets[1], num_shipments=Attempt.num_shipments + 1)
-        .returning(Attempt.n)
-    )
-    if moved is None:
-        raise RuntimeError("the spool offset moved under its only writer")
-    first = beat.last_seq - len(batch.events)
-    events.write(tx, claim.job, claim.attempt, first, batch.events)
-    metrics.add(tx, claim.job, claim.attempt, batch.metrics)
-    if batch.stats:
-        from models import stats  # noqa: PLC0415 (numpy, once something is watched)
-
-        stats.add(tx, claim.job, claim.attempt, batch.stats)
-    captures.add(tx, claim.job, claim.attempt, batch.captures)
-    checkpoints.add(tx, claim.job, claim.attempt, batch.checkpoints)
-    if batch.probes is not None:
-        probes.applied(tx, claim.job, *batch.probes)
-    for change in batch.probe_changes:
-        probes.note(tx, claim.job, change)
-    commands.note(tx, claim.job, batch.commands)
-    if batch.artifacts:
-        names = [row["name"] for row in batch.artifacts]  # an earlier attempt may have made them
-        tx.execute(
-            delete(JobArtifact).where(JobArtifact.job == claim.job, JobArtifact.name.in_(names))
-        )
-        made = {"job": claim.job, "attempt": claim.attempt, "step": None, "created_at": now()}
-        rows = [made | row for row in batch.artifacts]
-        tx.execute(insert(JobArtifact), rows)
-    return beat
-
-
-def beat(tx: Session, claim: Claim, *, lease_ms: int) -> Beat | None:
-    """Renew the lease. None: this attempt has lost its job."""
-    return _fenced(tx, claim, 0, lease_ms, {})
-
-
-def renew(tx: Session, claim: Claim, *, lease_ms: int) -> bool:
-    """Let the lease begin anew in a transaction that has renewed it and taken long since."""
-    fenced = update(Job).where(Job.id == claim.job, Job.fence == claim.fence, Job.state.in_(LIVE))
-    renewed = fenced.values(lease_expires_ms=now_ms() + lease_ms).returning(Job.id)
-    return tx.scalar(renewed) is not None
-
-
 def run(tx: Session, claim: Claim, *, lease_ms: int) -> Beat | None:
     """Say that the rank has begun. None: this attempt has lost its job."""
     time = now()
@@ -242,7 +127,7 @@ def run(tx: Session, claim: Claim, *, lease_ms: int) -> Beat | None:
     )
     moved: dict[str, Any] = {"from": "starting", "to": "running", "reason": None}
     new = [] if started is None else [NewEvent("state", time, moved)]
-    found = _fenced(tx, claim, len(new), lease_ms, {})
+    found = leases.beat(tx, claim, lease_ms=lease_ms, num_events=len(new))
     if found is None:
         return None
     tx.execute(
@@ -254,7 +139,7 @@ def run(tx: Session, claim: Claim, *, lease_ms: int) -> Beat | None:
 
 def applied(tx: Session, claim: Claim, commands: Sequence[str], step: int | None) -> bool:
     """Record that commands took effect. False: this attempt has lost its job."""
-    if not _holds(tx, claim):
+    if not leases.holds(tx, claim):
         return False
     tx.execute(
         update(Command)
@@ -266,7 +151,7 @@ def applied(tx: Session, claim: Claim, commands: Sequence[str], step: int | None
 
 def refuse_checkpoint(tx: Session, claim: Claim, detail: str) -> bool:
     """Note that the checkpoint of this attempt cannot be read. False: it has lost its job."""
-    if not _holds(tx, claim):
+    if not leases.holds(tx, claim):
         return False
     query = select(Attempt.checkpoint).where(Attempt.job == claim.job, Attempt.n == claim.attempt)
     checkpoint = tx.scalar(query)
@@ -408,28 +293,6 @@ def _released(claim: Claim) -> dict[str, Any]:
     return {"fence": claim.fence + 1, "devices": [], "worker": None}
 
 
-def expired(tx: Session) -> list[Claim]:
-    """Attempts whose lease has run out, by the database's clock."""
-    rows = tx.execute(
-        select(Job.id, Job.attempt, Job.fence).where(
-            Job.state.in_(LIVE), Job.lease_expires_ms < now_ms()
-        )
-    )
-    return [Claim(*row) for row in rows]
-
-
-def still_expired(tx: Session, claim: Claim) -> int | None:
-    """The database's time if the lease is still run out, now that this transaction may write.
-
-    Locks the job's row. Where another holds it somebody is just writing, its supervisor perhaps:
-    nothing has run out then, and nobody waits for a writer that stands still.
-    """
-    query = select(now_ms()).where(
-        Job.id == claim.job, Job.fence == claim.fence, Job.lease_expires_ms < now_ms()
-    )
-    return tx.scalar(query.with_for_update(skip_locked=True))
-
-
 def waiting(tx: Session, worker: str) -> list[str]:
     """Jobs that were assigned to a worker and not claimed: their bell may be lost."""
     query = select(Attempt.job).where(Attempt.worker == worker, Attempt.state == "assigned")
@@ -444,12 +307,6 @@ def held(tx: Session, worker: str) -> list[Claim]:
 def assigned(tx: Session, worker: str) -> list[Claim]:
     """Attempts that a worker was given and has not claimed."""
     return _claims(tx, worker, "assigned")
-
-
-def num_shipments(tx: Session, claim: Claim) -> int:
-    """How many shipments were stored: tells whether a commit whose answer was lost took place."""
-    mine = (Attempt.job == claim.job, Attempt.n == claim.attempt)
-    return tx.scalars(select(Attempt.num_shipments).where(*mine)).one()
 
 
 def spent_s(tx: Session, claim: Claim) -> float:
@@ -478,33 +335,6 @@ def open_attempt(tx: Session, job_id: str) -> int | None:
 def of_job(tx: Session, job_id: str) -> list[Attempt]:
     """The attempts of a job, first to last."""
     return list(tx.scalars(select(Attempt).where(Attempt.job == job_id).order_by(Attempt.n)))
-
-
-def _fenced(
-    tx: Session, claim: Claim, num_events: int, lease_ms: int, changes: Mapping[str, Any]
-) -> Beat | None:
-    grown = {"version": Job.version + 1} if num_events or changes else {}
-    row = tx.execute(
-        update(Job)
-        .where(Job.id == claim.job, Job.fence == claim.fence, Job.state.in_(LIVE))
-        .values(
-            last_seq=Job.last_seq + num_events,
-            lease_expires_ms=now_ms() + lease_ms,
-            **grown,
-            **changes,
-        )
-        .returning(Job.state, Job.last_seq, Job.cancel_requested_at, Job.num_commands)
-    ).one_or_none()
-    if row is None:
-        return None
-    state, last_seq, cancelled_at, num_commands = row
-    return Beat(state, last_seq, cancelled_at is not None, num_commands)
-
-
-def _holds(tx: Session, claim: Claim) -> bool:
-    """Whether the job is still this attempt's; locks its row."""
-    held = select(Job.id).where(Job.id == claim.job, Job.fence == claim.fence, Job.state.in_(LIVE))
-    return tx.scalar(held.with_for_update()) is not None
 
 
 def _claims(tx: Session, worker: str, state: str) -> list[Claim]:

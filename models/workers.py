@@ -9,8 +9,8 @@ from sqlalchemy import ColumnElement, delete, select, text, update
 from sqlalchemy.orm import Session
 
 from glasshouse.errors import WorkerNotFound
-from models.attempts import Claim
 from models.database import database_time, now_ms
+from models.leases import Claim
 from models.tables import Device, Job, Worker, now
 
 

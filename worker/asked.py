@@ -1,7 +1,7 @@
 """What was asked of a job while it runs, as the beats of its attempt bring it."""
 
 from models import commands, jobs, probes
-from models.attempts import Beat
+from models.leases import Beat
 from worker.orders import Orders
 from worker.station import Station
 from worker.watching import Watching

@@ -23,8 +23,9 @@ from engine.probes.tensors.ring import Ring, default_num_bytes
 from glasshouse.failpoints import failpoint
 from glasshouse.ids import new_id
 from models.artifacts import Artifacts
-from models.attempts import Batch, Claim
 from models.events import NewEvent
+from models.leases import Claim
+from models.shipments import Batch
 from models.space import Space
 
 _log: Any = structlog.get_logger()

@@ -13,8 +13,8 @@ import structlog
 
 from glasshouse.failpoints import failpoint
 from models import stats_left
-from models.attempts import Claim
 from models.database import Database, Transaction
+from models.leases import Claim
 from models.stats_left import Owner
 from worker.station import AWAY
 

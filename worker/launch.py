@@ -8,7 +8,7 @@ from typing import Any
 import structlog
 
 from glasshouse.failpoints import failpoint
-from models.attempts import Claim
+from models.leases import Claim
 from models.tables import Job
 from worker import processes, workplace
 from worker.nursery import NurseryLost

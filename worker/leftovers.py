@@ -12,7 +12,7 @@ import structlog
 from glasshouse.ids import is_id
 from models import attempts, named
 from models.artifacts import Artifacts, Entry
-from models.attempts import Claim
+from models.leases import Claim
 from worker.station import Station
 
 _log = structlog.get_logger(__name__)

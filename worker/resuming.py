@@ -15,8 +15,8 @@ from glasshouse.errors import CheckpointNotFound
 from glasshouse.failpoints import failpoint
 from models import attempts, checkpoints, jobs, lineage
 from models.artifacts import Artifacts
-from models.attempts import Claim
 from models.checkpoints import SCRATCH, Refused, Start
+from models.leases import Claim
 from models.tables import Checkpoint, Job
 from worker.station import Station
 

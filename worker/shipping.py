@@ -18,10 +18,11 @@ from glasshouse.events import STATS_COLUMNS, is_upkeep
 from glasshouse.failpoints import failpoint
 from glasshouse.ids import new_id
 from models.artifacts import Artifacts
-from models.attempts import Batch, Claim
 from models.commands import CommandChange
 from models.events import NewEvent
+from models.leases import Claim
 from models.probes import ProbeChange
+from models.shipments import Batch
 from models.tables import now
 from worker import draining
 from worker.draining import BadRecord, Lot

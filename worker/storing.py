@@ -14,10 +14,10 @@ import structlog
 from engine.spool import read_frames
 from glasshouse.errors import StorageFailed
 from glasshouse.failpoints import failpoint
-from models import attempts, keeping
-from models.attempts import Beat, Claim
+from models import attempts, keeping, leases, shipments
 from models.events import NewEvent
 from models.keeping import Keeping
+from models.leases import Beat, Claim
 from models.tables import Job
 from worker.asked import Asked
 from worker.draining import NO_SPACE, Drain
@@ -163,7 +163,7 @@ class Store:
             return
         try:
             with self._station.database.write() as tx:
-                beat = attempts.beat(tx, self._claim, lease_ms=self._station.lease_ms)
+                beat = leases.beat(tx, self._claim, lease_ms=self._station.lease_ms)
                 failpoint("beat.commit")
             self._heard(beat)
         except AWAY as error:
@@ -238,23 +238,23 @@ class Store:
     def _store(self, shipment: Shipment) -> None:
         claim, lease_ms = self._claim, self._station.lease_ms
         gone: list[str] = []
-        attempts.prepare(shipment.batch)
+        shipments.prepare(shipment.batch)
         began = time.monotonic()
         with self._station.database.write() as tx:
             before, after = shipment.offsets
             if before != after and not self._began:
                 attempts.run(tx, claim, lease_ms=lease_ms)
-            if self._tried and attempts.num_shipments(tx, claim) > self._num_shipped:
-                beat = attempts.beat(tx, claim, lease_ms=lease_ms)  # only its answer was lost
+            if self._tried and shipments.num_shipments(tx, claim) > self._num_shipped:
+                beat = leases.beat(tx, claim, lease_ms=lease_ms)  # only its answer was lost
             else:
-                beat = attempts.ship(
+                beat = shipments.ship(
                     tx, claim, shipment.batch, offsets=shipment.offsets, lease_ms=lease_ms
                 )
             if beat is not None and shipment.batch.checkpoints:
                 gone = keeping.supersede(tx, claim.job, self._keeping)
                 failpoint("keep.commit")
             if beat is not None and self._portion.is_long(time.monotonic() - began):
-                attempts.renew(tx, claim, lease_ms=lease_ms)
+                leases.renew(tx, claim, lease_ms=lease_ms)
             failpoint("ship.commit")
         self._portion.took(time.monotonic() - began)
         self._began = self._began or before != after

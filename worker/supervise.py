@@ -14,7 +14,7 @@ from engine.spool import SpoolDamaged
 from glasshouse.errors import EngineFailed, RunFailure
 from glasshouse.failpoints import failpoint
 from models import attempts, workers
-from models.attempts import Claim
+from models.leases import Claim
 from models.tables import Job
 from models.tracing import Span, log_fields
 from worker import explaining, memory, resuming, verdict, workplace

@@ -12,9 +12,9 @@ from typing import Any
 import structlog
 
 from glasshouse.failpoints import failpoint
-from models import attempts, jobs, vitals, workers
-from models.attempts import Claim
+from models import attempts, jobs, leases, vitals, workers
 from models.endings import FATES, ExitKind
+from models.leases import Claim
 from worker import tasks
 from worker.bells import worker_queue
 from worker.station import AWAY, Station
@@ -126,7 +126,7 @@ class Sweep:
         if since is None or time.monotonic() - since < station.settings.lease_s:
             return
         with station.database.read() as tx:
-            lost = attempts.expired(tx)
+            lost = leases.expired(tx)
         ended = [claim for claim in lost if self._end_one(claim)]
         if ended:
             station.dispatch()
@@ -134,7 +134,7 @@ class Sweep:
     def _end_one(self, claim: Claim) -> bool:
         station, began = self._station, time.monotonic()
         with station.database.write() as tx:
-            time_ms = attempts.still_expired(tx, claim)
+            time_ms = leases.still_expired(tx, claim)
             waited = time.monotonic() - began > _SLOW_S  # its supervisor had to wait as well
             expired = time_ms is not None and not self._clock.was_set(time_ms)
             ended = (expired and not waited) and attempts.give_up(

@@ -23,8 +23,8 @@ from glasshouse.failpoints import failpoint
 from glasshouse.spec.data import sources_in
 from models import attempts, checkpoints, commands, datasets, jobs, probes, workers
 from models.artifacts import Artifacts
-from models.attempts import Claim
 from models.database import Transaction
+from models.leases import Claim
 from models.tables import Device, Job
 from worker.draining import NO_SPACE
 from worker.peak import peak_flops

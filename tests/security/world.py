@@ -18,9 +18,9 @@ from api.app import create_app
 from glasshouse.ids import new_id
 from models import attempts, jobs, workers
 from models.artifacts import LocalArtifacts
-from models.attempts import Batch
 from models.events import NewEvent
 from models.settings import Settings
+from models.shipments import Batch
 from models.tables import now
 from models.workers import FoundDevice
 from tests.integration.window.scene import Writer

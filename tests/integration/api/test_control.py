@@ -8,7 +8,7 @@ import pytest
 
 from api import documents
 from glasshouse.ids import new_id
-from models import attempts, checkpoints, commands, workers
+from models import attempts, checkpoints, commands, leases, workers
 from models.commands import CommandChange
 from models.tables import Device, now
 from models.workers import FoundDevice
@@ -50,7 +50,7 @@ def refused(answer: httpx2.Response, status: int, code: str) -> dict[str, Any]:
     return answer.json()
 
 
-def run(service: Api, job: dict[str, Any]) -> attempts.Claim:
+def run(service: Api, job: dict[str, Any]) -> leases.Claim:
     """Make a job run, as far as the ledger knows."""
     found = [FoundDevice(id="cpu:0", kind="cpu", number=0, name="core")]
     with service.database.write() as tx:

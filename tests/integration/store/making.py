@@ -3,11 +3,12 @@
 from typing import Any
 
 from glasshouse.ids import new_id
-from models import attempts, jobs, workers
-from models.attempts import Batch, Claim
+from models import attempts, jobs, shipments, workers
 from models.checkpoints import SCRATCH, Start
 from models.database import Database
 from models.events import NewEvent
+from models.leases import Claim
+from models.shipments import Batch
 from models.tables import Job, now
 from models.workers import FoundDevice
 
@@ -94,5 +95,5 @@ def next_attempt(database: Database, job: Job, claim: Claim, origin: Start = SCR
 
 def ship(database: Database, claim: Claim, batch: Batch, offsets: tuple[int, int]) -> bool:
     with database.write() as tx:
-        beat = attempts.ship(tx, claim, batch, offsets=offsets, lease_ms=LEASE_MS)
+        beat = shipments.ship(tx, claim, batch, offsets=offsets, lease_ms=LEASE_MS)
     return beat is not None

@@ -9,7 +9,7 @@ from sqlalchemy import text
 
 from glasshouse import jsonio
 from glasshouse.errors import DatabaseUnavailable
-from models import attempts, events, jobs, metrics, stats, workers
+from models import attempts, events, jobs, leases, metrics, shipments, stats, workers
 from models.database import Database
 from models.state import ENDED, LIVE, MOVES, STATES
 
@@ -132,9 +132,9 @@ def test_a_supervisor_with_an_old_fence_can_write_nothing(database: Database):
         with database.write() as tx:
             yield attempts.run(tx, old, lease_ms=LEASE_MS)
         with database.write() as tx:
-            yield attempts.beat(tx, old, lease_ms=LEASE_MS)
+            yield leases.beat(tx, old, lease_ms=LEASE_MS)
         with database.write() as tx:
-            yield attempts.ship(tx, old, losses((1, 1.0)), offsets=(10, 20), lease_ms=LEASE_MS)
+            yield shipments.ship(tx, old, losses((1, 1.0)), offsets=(10, 20), lease_ms=LEASE_MS)
         with database.write() as tx:
             yield attempts.finish(tx, old, "failed", exit_kind="internal") or None
         with database.write() as tx:
@@ -154,18 +154,18 @@ def test_an_attempt_whose_lease_ran_out_is_found_and_its_job_queued_again(databa
     job = make_job(database)
     claim = running(database, job, lease_ms=1)
     deadline = time.monotonic() + 60
-    found: list[attempts.Claim] = []
+    found: list[leases.Claim] = []
     while not found and time.monotonic() < deadline:
         with database.read() as tx:
-            found = attempts.expired(tx)
+            found = leases.expired(tx)
     assert found == [claim]
     with database.write() as tx:
-        assert attempts.still_expired(tx, claim)
+        assert leases.still_expired(tx, claim)
         assert attempts.give_up(tx, claim, exit_kind="lease_lost", reason="lease")
     assert state(database, job.id) == "queued"
     assert free_devices(database) == ["cpu:0", "cpu:1"]
     with database.read() as tx:
-        assert attempts.expired(tx) == []
+        assert leases.expired(tx) == []
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -174,12 +174,12 @@ def test_a_lease_has_not_run_out_while_its_holder_is_just_writing(database: Data
     make_worker(database)
     claim = running(database, make_job(database), lease_ms=-1)
     with database.write() as writing:
-        assert attempts.beat(writing, claim, lease_ms=LEASE_MS)
+        assert leases.beat(writing, claim, lease_ms=LEASE_MS)
         with database.write() as tx:
-            assert attempts.expired(tx) == [claim]
-            assert not attempts.still_expired(tx, claim)
+            assert leases.expired(tx) == [claim]
+            assert not leases.still_expired(tx, claim)
     with database.write() as tx:
-        assert not attempts.still_expired(tx, claim)
+        assert not leases.still_expired(tx, claim)
 
 
 @pytest.mark.parametrize("renews", [False, True])
@@ -189,12 +189,12 @@ def test_a_lease_that_a_long_transaction_renews_at_its_end_outlives_it(
     make_worker(database)
     claim = running(database, make_job(database))
     with database.write() as tx:
-        assert attempts.beat(tx, claim, lease_ms=300)
+        assert leases.beat(tx, claim, lease_ms=300)
         time.sleep(0.5)
         if renews:
-            attempts.renew(tx, claim, lease_ms=60_000)
+            leases.renew(tx, claim, lease_ms=60_000)
     with database.read() as tx:
-        assert (claim in attempts.expired(tx)) is not renews
+        assert (claim in leases.expired(tx)) is not renews
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -286,7 +286,7 @@ def test_a_running_job_learns_of_its_cancellation_by_its_next_write(database: Da
     with database.write() as tx:
         jobs.request_cancel(tx, jobs.get(tx, job.id, "ada"), by="ada", force=True)
     with database.write() as tx:
-        beat = attempts.beat(tx, claim, lease_ms=LEASE_MS)
+        beat = leases.beat(tx, claim, lease_ms=LEASE_MS)
         assert beat is not None
         assert beat.cancel_requested
         assert beat.num_commands == 1

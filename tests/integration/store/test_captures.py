@@ -5,9 +5,9 @@ from alembic import command
 from sqlalchemy import insert
 
 from models import captures
-from models.attempts import Batch
 from models.database import Database
 from models.migrate import config, migrate
+from models.shipments import Batch
 from models.tables import Capture, core
 
 from .making import make_job, make_worker, running, ship

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from glasshouse.errors import CommandNotFound, JobEnded
-from models import attempts, commands, jobs
+from models import attempts, commands, jobs, leases, shipments
 from models.commands import CommandChange
 from models.database import Database
 from models.tables import Command, Job
@@ -35,7 +35,7 @@ def test_a_supervisor_learns_of_commands_by_its_beat_and_in_their_order(database
     claim = running(database, job)
     asked = [ask(database, job, set={"optimizer.lr": float(n)}) for n in range(20)]
     with database.write() as tx:
-        beat = attempts.beat(tx, claim, lease_ms=LEASE_MS)
+        beat = leases.beat(tx, claim, lease_ms=LEASE_MS)
         assert beat is not None
         assert beat.num_commands == 20
         told = commands.orders(jobs.commands_pending(tx, job.id))
@@ -49,9 +49,9 @@ def test_what_a_rank_did_is_stored_with_its_events_or_not_at_all(database: Datab
     claim = running(database, job)
     command = ask(database, job, set={"optimizer.lr": 0.5})
     values = {"state": "applied", "step": 7, "old": {"optimizer.lr": 0.1}, "problem": None}
-    batch = attempts.Batch(commands=[CommandChange(command.id, values)])
+    batch = shipments.Batch(commands=[CommandChange(command.id, values)])
     with database.write() as tx:
-        attempts.ship(tx, claim, batch, offsets=(0, 10), lease_ms=LEASE_MS)
+        shipments.ship(tx, claim, batch, offsets=(0, 10), lease_ms=LEASE_MS)
     found = read(database, job, command)
     assert (found.state, found.step, found.old) == ("applied", 7, {"optimizer.lr": 0.1})
 

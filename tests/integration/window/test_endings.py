@@ -13,9 +13,9 @@ import pytest
 
 from api.wakeups import POLL_S
 from models import keys
-from models.attempts import Batch
 from models.database import Database
 from models.events import NewEvent
+from models.shipments import Batch
 from models.tables import now
 from tests.integration.window import scene
 from tests.integration.window.scene import Api, Writer, messages, wait_until

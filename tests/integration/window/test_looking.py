@@ -20,9 +20,9 @@ from glasshouse import jsonio
 from glasshouse.events import STATS_COLUMNS
 from glasshouse.ids import new_id
 from models.artifacts import LocalArtifacts
-from models.attempts import Batch
 from models.database import Database
 from models.events import NewEvent
+from models.shipments import Batch
 from models.tables import now
 from tests.integration.window import scene
 from tests.integration.window.scene import Api, Writer, checked, problem

@@ -15,7 +15,7 @@ from PIL import Image
 
 from api import inside
 from glasshouse import bins
-from models.attempts import Batch
+from models.shipments import Batch
 from models.stats import FIGURES, QUANTILES
 from tests.integration.window.scene import Writer, checked, problem
 from tests.integration.window.test_looking import keep, stats_record

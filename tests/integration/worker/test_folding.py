@@ -6,8 +6,8 @@ import pytest
 
 from glasshouse.events import STATS_COLUMNS
 from models import stats, stats_folding, stats_left
-from models.attempts import Claim
 from models.database import Database
+from models.leases import Claim
 from models.tables import Job
 from tests.integration.store.making import make_job, make_worker, running
 from worker import folding

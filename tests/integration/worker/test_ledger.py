@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from models import attempts, jobs, workers
+from models import attempts, jobs, shipments, workers
 from models.workers import FoundDevice
 from tests.integration.worker.shop import Shop, endless, train_spec
 from tests.running import eventually
@@ -106,12 +106,12 @@ def test_a_second_attempt_may_make_the_same_artifacts_and_steps(any_shop: Shop):
         claim = taken[0]
         row = {"name": "outputs.npz", "media_type": "x/y", "size_bytes": attempt, "key": "k"}
         value = {"step": 1, "epoch": 0, "name": "loss", "value": 1.0}
-        batch = attempts.Batch(artifacts=[row], metrics=[value, value | {"value": 2.0}])
+        batch = shipments.Batch(artifacts=[row], metrics=[value, value | {"value": 2.0}])
         with any_shop.database.write() as tx:
             assert attempts.run(tx, claim, lease_ms=lease_ms)
-            assert attempts.ship(tx, claim, batch, offsets=(0, 9), lease_ms=lease_ms)
+            assert shipments.ship(tx, claim, batch, offsets=(0, 9), lease_ms=lease_ms)
         with any_shop.database.write() as tx:
-            assert attempts.num_shipments(tx, claim) == 1
+            assert shipments.num_shipments(tx, claim) == 1
             assert [one.job for one in attempts.held(tx, "a")] == [job_id]
             assert attempts.give_up(tx, claim, exit_kind="interrupted", reason="t", counted=False)
     job = any_shop.job(job_id)

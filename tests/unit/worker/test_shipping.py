@@ -12,7 +12,7 @@ from safetensors.numpy import load
 from engine.probes.tensors.ring import HEADER_BYTES, Ring
 from glasshouse.events import parse_event
 from models.artifacts import LocalArtifacts
-from models.attempts import Claim
+from models.leases import Claim
 from models.probes import ProbeChange
 from worker.draining import Drain, Lot
 from worker.shipping import BadRecord, Shipment, Sorter

@@ -1,0 +1,100 @@
+"""The lease of an attempt: the right to write for it, and what a supervisor learns as it writes.
+
+Every write names the attempt's fence. A supervisor that was given up for dead and wakes again
+finds that its writes match no row, and stops.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from models.database import now_ms
+from models.state import LIVE
+from models.tables import Job
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The right to write for one attempt of one job."""
+
+    job: str
+    attempt: int
+    fence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """What a supervisor learns whenever it writes."""
+
+    state: str
+    last_seq: int
+    cancel_requested: bool
+    num_commands: int
+
+
+def beat(
+    tx: Session,
+    claim: Claim,
+    *,
+    lease_ms: int,
+    num_events: int = 0,
+    changes: Mapping[str, Any] | None = None,
+) -> Beat | None:
+    """Renew the lease, and take numbers for so many events. None: this attempt has lost its job.
+
+    ``changes``: new values of the job's columns.
+    """
+    grown = {"version": Job.version + 1} if num_events or changes else {}
+    row = tx.execute(
+        update(Job)
+        .where(Job.id == claim.job, Job.fence == claim.fence, Job.state.in_(LIVE))
+        .values(
+            last_seq=Job.last_seq + num_events,
+            lease_expires_ms=now_ms() + lease_ms,
+            **grown,
+            **(changes or {}),
+        )
+        .returning(Job.state, Job.last_seq, Job.cancel_requested_at, Job.num_commands)
+    ).one_or_none()
+    if row is None:
+        return None
+    state, last_seq, cancelled_at, num_commands = row
+    return Beat(state, last_seq, cancelled_at is not None, num_commands)
+
+
+def renew(tx: Session, claim: Claim, *, lease_ms: int) -> bool:
+    """Let the lease begin anew in a transaction that has renewed it and taken long since."""
+    fenced = update(Job).where(Job.id == claim.job, Job.fence == claim.fence, Job.state.in_(LIVE))
+    renewed = fenced.values(lease_expires_ms=now_ms() + lease_ms).returning(Job.id)
+    return tx.scalar(renewed) is not None
+
+
+def expired(tx: Session) -> list[Claim]:
+    """Attempts whose lease has run out, by the database's clock."""
+    rows = tx.execute(
+        select(Job.id, Job.attempt, Job.fence).where(
+            Job.state.in_(LIVE), Job.lease_expires_ms < now_ms()
+        )
+    )
+    return [Claim(*row) for row in rows]
+
+
+def still_expired(tx: Session, claim: Claim) -> int | None:
+    """The database's time if the lease is still run out, now that this transaction may write.
+
+    Locks the job's row. Where another holds it somebody is just writing, its supervisor perhaps:
+    nothing has run out then, and nobody waits for a writer that stands still.
+    """
+    query = select(now_ms()).where(
+        Job.id == claim.job, Job.fence == claim.fence, Job.lease_expires_ms < now_ms()
+    )
+    return tx.scalar(query.with_for_update(skip_locked=True))
+
+
+def holds(tx: Session, claim: Claim) -> bool:
+    """Whether the job is still this attempt's; locks its row."""
+    held = select(Job.id).where(Job.id == claim.job, Job.fence == claim.fence, Job.state.in_(LIVE))
+    return tx.scalar(held.with_for_update()) is not None
