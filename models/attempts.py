@@ -1,6 +1,7 @@
 """One attempt at a job: assigned to devices, claimed, ended or lost. Every write is fenced."""
 
 from collections.abc import Sequence
+from datetime import datetime
 from itertools import takewhile
 from typing import Any
 
@@ -43,19 +44,7 @@ def assign(tx: Session, job_id: str, worker: str, devices: Sequence[Device], lea
     if row is None:
         return False
     attempt, fence = row
-    taken = tx.scalars(
-        update(Device)
-        .where(
-            Device.worker == worker,
-            Device.id.in_([device.id for device in devices]),
-            Device.job.is_(None),
-            Device.healthy,
-        )
-        .values(job=job_id, fence=fence)
-        .returning(Device.id)
-    ).all()
-    if len(taken) != len(devices):
-        raise RuntimeError("a device was taken while the dispatcher held its lock")
+    _take(tx, job_id, fence, worker, devices)
     tx.add(
         Attempt(
             job=job_id,
@@ -69,9 +58,24 @@ def assign(tx: Session, job_id: str, worker: str, devices: Sequence[Device], lea
         )
     )
     tx.flush()
-    moved: dict[str, Any] = {"from": "queued", "to": "starting", "reason": None}
-    events.append(tx, job_id, [NewEvent("state", time, moved)])
+    events.append(tx, job_id, events.moved(time, "queued", "starting"))
     return True
+
+
+def _take(tx: Session, job_id: str, fence: int, worker: str, devices: Sequence[Device]) -> None:
+    taken = tx.scalars(
+        update(Device)
+        .where(
+            Device.worker == worker,
+            Device.id.in_([device.id for device in devices]),
+            Device.job.is_(None),
+            Device.healthy,
+        )
+        .values(job=job_id, fence=fence)
+        .returning(Device.id)
+    ).all()
+    if len(taken) != len(devices):
+        raise RuntimeError("a device was taken while the dispatcher held its lock")
 
 
 def claim(
@@ -125,8 +129,7 @@ def run(tx: Session, claim: Claim, *, lease_ms: int) -> Beat | None:
         .values(state="running")
         .returning(Job.id)
     )
-    moved: dict[str, Any] = {"from": "starting", "to": "running", "reason": None}
-    new = [] if started is None else [NewEvent("state", time, moved)]
+    new = [] if started is None else events.moved(time, "starting", "running")
     found = leases.beat(tx, claim, lease_ms=lease_ms, num_events=len(new))
     if found is None:
         return None
@@ -205,11 +208,10 @@ def finish(
     time = now()
     if reason is None:
         reason = asked if error is None else str(error["code"])
-    moved: dict[str, Any] = {"from": before, "to": state, "reason": reason}
     events.append(
         tx,
         claim.job,
-        [NewEvent("state", time, moved), NewEvent("end", time, {"state": state})],
+        events.moved(time, before, state, reason),
         state=state,
         state_reason=reason,
         error=error,
@@ -248,44 +250,46 @@ def give_up(  # noqa: PLR0913 (how an attempt ended, and what then)
         return False
     before, failures, failed_at, cancelled_at, resolved = row
     saved = checkpoints.newest_step(tx, claim.job)
-    if saved > (failed_at or 0):
-        failures = 0
-    failures += counted
-    changes: dict[str, Any] = {"infra_failures": failures, "failed_at_step": saved}
+    failures = (0 if saved > (failed_at or 0) else failures) + counted
     crashes = _crashes(tx, claim, failures) if exit_kind == "crash" else 0
     allowed = endings.max_restarts(resolved)
-    if cancelled_at is not None:
-        target, error = "cancelled", None
-    elif before == "pausing":
-        target, error = "paused", None
-    elif counted and endings.is_over(
-        exit_kind, failures=failures, crashes=crashes, restarts=allowed
-    ):
-        target, error = "failed", _given_up(failures, crashes, reason, error)
+    is_over = endings.is_over(exit_kind, failures=failures, crashes=crashes, restarts=allowed)
+    target = _target(before, is_cancelled=cancelled_at is not None, fails=counted and is_over)
+    changes: dict[str, Any] = {"infra_failures": failures, "failed_at_step": saved}
+    error = _given_up(failures, crashes, reason, error) if target == "failed" else None
+    if error is not None:
         reason = error["code"]
-    else:
-        target, error = "queued", None
-        if counted:
-            reason = f"{reason}; failure {failures} of {allowed + 1} without progress"
-            wait_ms = round(backoff.after_s(failures) * 1000)
-            changes["not_before_ms"] = now_ms() + wait_ms
+    elif target == "queued" and counted:
+        reason = f"{reason}; failure {failures} of {allowed + 1} without progress"
+        changes["not_before_ms"] = now_ms() + round(backoff.after_s(failures) * 1000)
     time = now()
-    new = [NewEvent("state", time, {"from": before, "to": target, "reason": reason})]
     changes |= {"state": target, "state_reason": reason, "lease_expires_ms": None, "error": error}
-    if target == "paused":
-        changes |= _released(claim) | {"paused_at": database_time(tx)}
-    elif target == "queued":
-        # what it says of its steps stays until the next attempt says from which it goes on
-        changes |= _released(claim) | {"queued_at": time, "rung_at": None, "probe_overhead": None}
-    else:
-        new.append(NewEvent("end", time, {"state": target}))
-        changes |= {"ended_at": time}
-    events.append(tx, claim.job, new, **changes)
+    changes |= _left(tx, claim, target, time)
+    events.append(tx, claim.job, events.moved(time, before, target, reason), **changes)
     state = "ended" if exit_kind in _IN_ORDER else "lost"
     _close(tx, claim.job, claim.fence, state, exit_kind)
     if target == "paused":
         pausing.settle(tx, claim.job)
     return True
+
+
+def _target(before: str, *, is_cancelled: bool, fails: bool) -> str:
+    """What becomes of a job whose attempt is given up."""
+    if is_cancelled:
+        return "cancelled"
+    if before == "pausing":
+        return "paused"
+    return "failed" if fails else "queued"
+
+
+def _left(tx: Session, claim: Claim, target: str, time: datetime) -> dict[str, Any]:
+    """What else changes of a job that is left by its attempt."""
+    if target == "paused":
+        return _released(claim) | {"paused_at": database_time(tx)}
+    if target == "queued":
+        # what it says of its steps stays until the next attempt says from which it goes on
+        return _released(claim) | {"queued_at": time, "rung_at": None, "probe_overhead": None}
+    return {"ended_at": time}
 
 
 def _released(claim: Claim) -> dict[str, Any]:

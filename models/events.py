@@ -11,6 +11,7 @@ from glasshouse import jsonio
 from glasshouse.errors import JobNotFound
 from models import lineage, webhooks
 from models.lineage import Asked
+from models.state import ENDED
 from models.tables import Event, Job, core
 
 
@@ -43,6 +44,13 @@ class LoggedEvent(NamedTuple):
             f'"at":"{at}","type":"{self.type}"'
         )
         return head + ("}" if self.payload == "{}" else f",{self.payload[1:]}")
+
+
+def moved(at: datetime, before: str | None, to: str, reason: str | None = None) -> list[NewEvent]:
+    """What the log says of a job that moves to another state; its last event where it ends so."""
+    payload: dict[str, Any] = {"from": before, "to": to, "reason": reason}
+    ends = [NewEvent("end", at, {"state": to})] if to in ENDED else []
+    return [NewEvent("state", at, payload), *ends]
 
 
 def append(tx: Session, job: str, events: Sequence[NewEvent], **changes: Any) -> None:

@@ -44,12 +44,6 @@ def add(  # noqa: PLR0913 (a job is made of these, and of nothing less)
         queued_at=time,
         devices=[],
         summary={},
-        attempt=0,
-        fence=0,
-        last_seq=0,
-        num_commands=0,
-        infra_failures=0,
-        version=1,
         traceparent=tracing.traceparent(),
     )
     tx.add(job)
@@ -57,8 +51,7 @@ def add(  # noqa: PLR0913 (a job is made of these, and of nothing less)
     used = [{"job": job.id, "used": name} for name in sorted(set(uses))]
     if used:
         tx.execute(insert(JobUse), used)
-    payload: dict[str, Any] = {"from": None, "to": "queued", "reason": None}
-    events.append(tx, job.id, [NewEvent("state", time, payload)])
+    events.append(tx, job.id, events.moved(time, None, "queued"))
     tx.add(Outbox(job=job.id, created_at=time))
     probes.add_those_of_spec(tx, job)
     tx.flush()
@@ -180,8 +173,7 @@ def request_cancel(tx: Session, job: Job, *, by: str, force: bool) -> Job:
     command = new_id("cmd")
     at_once = before in ("queued", "paused")
     if at_once:
-        moved = {"from": before, "to": "cancelled", "reason": reason}
-        new = [NewEvent("state", time, moved), NewEvent("end", time, {"state": "cancelled"})]
+        new = events.moved(time, before, "cancelled", reason)
         changes = pausing.of_job(tx, job.id).ended(time)
         changes |= {"state": "cancelled", "state_reason": reason}
         changes |= {"ended_at": time, "cancel_requested_at": time}
@@ -209,8 +201,7 @@ def _ask_worker_to_stop(tx: Session, job_id: str, before: str, reason: str) -> N
     time = now()
     moved: list[NewEvent] = []
     if before in ("starting", "running", "pausing"):
-        payload: dict[str, Any] = {"from": before, "to": "cancelling", "reason": reason}
-        moved.append(NewEvent("state", time, payload))
+        moved = events.moved(time, before, "cancelling", reason)
         tx.execute(update(Job).where(Job.id == job_id).values(state="cancelling"))
     events.append(
         tx,

@@ -13,7 +13,6 @@ from sqlalchemy.orm import Session
 from glasshouse.errors import CannotPause, JobEnded, JobNotPaused
 from models import events
 from models.database import database_time
-from models.events import NewEvent
 from models.state import ENDED
 from models.tables import Job, Outbox, now
 
@@ -107,6 +106,5 @@ def _queue(tx: Session, job_id: str) -> None:
 
 
 def _move(tx: Session, job_id: str, before: str, to: str, reason: str, **changes: Any) -> None:
-    moved: dict[str, Any] = {"from": before, "to": to, "reason": reason}
-    event = NewEvent("state", now(), moved)
-    events.append(tx, job_id, [event], state=to, state_reason=reason, **changes)
+    new = events.moved(now(), before, to, reason)
+    events.append(tx, job_id, new, state=to, state_reason=reason, **changes)
