@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from glasshouse.client.modules.calls import KNOWN, Caller, known
-from glasshouse.client.modules.drawing import Ref
 from glasshouse.client.modules.refusing import Stopped
+from glasshouse.client.modules.values import Ref
 
 _AS_LAYERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "leaky_relu": ("LeakyReLU", ("negative_slope",)),

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from glasshouse.client.modules.drawing import Fixed, Ref
 from glasshouse.client.modules.refusing import Stopped
+from glasshouse.client.modules.values import Fixed, Ref
 
 Caller = Any  # Call of converting.py, which imports this
 Draw = Callable[..., Any]

@@ -1,27 +1,30 @@
 """Nodes of a torch.fx trace as layers of a graph, one after the other."""
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, fx, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from glasshouse.client.modules import calls, layers
 from glasshouse.client.modules.as_layers import KNOWN
-from glasshouse.client.modules.drawing import (
-    Drawing,
+from glasshouse.client.modules.drawing import Drawing, trainable
+from glasshouse.client.modules.rebuilding import call_packed, leaves
+from glasshouse.client.modules.refusing import Stopped
+from glasshouse.client.modules.reshaping import reshaping
+from glasshouse.client.modules.taking import inputs_of, pack, unpack
+from glasshouse.client.modules.values import (
     Fixed,
     Packed,
     Ref,
     Varying,
-    trainable,
+    Weight,
+    has_varying,
+    named,
+    reads,
+    settled,
+    steady,
 )
-from glasshouse.client.modules.rebuilding import call_packed, leaves
-from glasshouse.client.modules.refusing import Stopped
-from glasshouse.client.modules.reshaping import reshaping
 
 _OF_SIZES = {"size", "dim", "ndimension", "numel", "nelement", "is_floating_point", "stride"}
 _SIZED = {"shape", "ndim", "dtype", "device", "is_cuda", "requires_grad", "layout"}
@@ -65,7 +68,7 @@ class Converter:
         """An argument as it is for one of the samples."""
         if isinstance(item, Ref):
             return self.drawing.values[item.name][sample]
-        if isinstance(item, (Fixed, _Weight)):
+        if isinstance(item, (Fixed, Weight)):
             return item.value
         if isinstance(item, Varying):
             return item.values[sample]
@@ -98,7 +101,7 @@ class Converter:
         for part in path.split("."):
             value = getattr(value, part)
         if isinstance(value, nn.Parameter):
-            return _Weight(value, path)
+            return Weight(value, path)
         is_own = path in dict(self.drawing.module.named_buffers())
         return Fixed(value, path if is_own else None) if isinstance(value, Tensor) else value
 
@@ -106,7 +109,7 @@ class Converter:
         path = str(node.target)
         module = self.drawing.module.get_submodule(path)
         args, kwargs = self.resolved(node.args), self.resolved(node.kwargs)
-        inputs = self.as_layers(_inputs_of(module, args, kwargs))
+        inputs = self.as_layers(inputs_of(module, args, kwargs))
         packed = inputs[0] if inputs and isinstance(inputs[0], Packed) else None
         if packed is not None:
             return self._packed_layer(module, path, node.name, [packed.tensor, *inputs[1:]], packed)
@@ -188,7 +191,7 @@ class Converter:
 
     def tied(self, weight: Any) -> str | None:
         """The embedding whose weight this is; None: it is none's."""
-        if not isinstance(weight, _Weight) or id(weight.value) not in self.drawing.owners:
+        if not isinstance(weight, Weight) or id(weight.value) not in self.drawing.owners:
             return None
         owner, name = self.drawing.owners[id(weight.value)]
         return owner if name == "weight" and self._tie(owner) else None
@@ -196,13 +199,13 @@ class Converter:
     def _call_function(self, node: fx.Node) -> Any:
         args, kwargs = self.resolved(node.args), self.resolved(node.kwargs)
         if node.target is pack_padded_sequence:
-            return _pack(*args, **kwargs)
+            return pack(*args, **kwargs)
         if node.target is pad_packed_sequence:
-            return _unpack(*args, **kwargs)
+            return unpack(*args, **kwargs)
         if node.target is getattr:
             return self._attribute(node, *args)
-        if not _reads(args, kwargs):
-            return _settled(self.evaluate(node.target, args, kwargs))  # pyright: ignore[reportArgumentType]
+        if not reads(args, kwargs):
+            return settled(self.evaluate(node.target, args, kwargs))  # pyright: ignore[reportArgumentType]
         name = calls.name_of(node.target)
         if name is None:
             shown = getattr(node.target, "__name__", str(node.target))
@@ -214,16 +217,16 @@ class Converter:
         method = str(node.target)
         # what lies behind a tensor of the graph may be laid out otherwise than the module's own
         run = _method("reshape" if method == "view" else method)
-        if method in _OF_SIZES or not _reads(args, kwargs):
-            return _settled(self.evaluate(run, args, kwargs))
+        if method in _OF_SIZES or not reads(args, kwargs):
+            return settled(self.evaluate(run, args, kwargs))
         name = calls.plain_name(method)
         if name not in KNOWN:
             raise Stopped(f"the method {method}() is not among what a graph may use")
         return self._draw(node, name, run, args, kwargs)
 
     def _attribute(self, node: fx.Node, of: Any, name: str) -> Any:
-        if name in _SIZED or not _reads((of,), {}):
-            return _settled(self.evaluate(getattr, (of, name), {}))
+        if name in _SIZED or not reads((of,), {}):
+            return settled(self.evaluate(getattr, (of, name), {}))
         if name in ("T", "mT"):
             return self._draw(node, "transpose", _method(name), (of, -2, -1), {})
         raise Stopped(f".{name} of a tensor is not among what a graph may use")
@@ -242,7 +245,7 @@ class Converter:
 
     def as_layers(self, item: Any) -> Any:
         """The same with parameters as layers of their own."""
-        if isinstance(item, _Weight):
+        if isinstance(item, Weight):
             return self.drawing.parameter(item.value, item.path)
         if isinstance(item, (tuple, list)):
             made = [self.as_layers(part) for part in item]  # pyright: ignore[reportUnknownVariableType]
@@ -256,18 +259,10 @@ class Converter:
         found = [leaves(name, value) for value in values]
         for leaf in found[0]:
             self.drawing.see(Ref(leaf), tuple(item[leaf] for item in found))
-        return _named(name, values[0])
+        return named(name, values[0])
 
     def _output(self, node: fx.Node) -> Any:
         return self.as_layers(self.resolved(node.args[0]))
-
-
-@dataclass(frozen=True)
-class _Weight:
-    """A parameter of the user's, before it is known what takes it."""
-
-    value: nn.Parameter
-    path: str
 
 
 class Call:
@@ -294,7 +289,7 @@ class Call:
     def draw(self, kind: str, inputs: Sequence[Any], **layer: Any) -> Ref:
         """Draw a layer without weights of its own."""
         inputs = self._converter.as_layers(list(inputs))
-        if any(_has_varying(item) for item in layer.get("args", {}).values()):
+        if any(has_varying(item) for item in layer.get("args", {}).values()):
             raise Stopped(f"{self.name}() with a size that differs from batch to batch")
         if "shared_with" in layer:
             ref = self._drawing.add(kind, self._wanted, inputs, **layer)
@@ -319,7 +314,7 @@ class Call:
         before, after = self._values(input), self.after
         if all(mine.shape == other.shape for mine, other in zip(before, after, strict=True)):
             return input
-        sizes = _steady([tuple(item.shape) for item in after])
+        sizes = steady([tuple(item.shape) for item in after])
         missing = after[0].dim() - before[0].dim()
         for mine, other in zip(before, after, strict=True):
             whole = (1,) * missing + tuple(mine.shape)
@@ -373,7 +368,7 @@ class Call:
         Raises:
             Stopped: it differs from batch to batch.
         """
-        size = _steady([tuple(item.shape) for item in self._values(input)])[dim]
+        size = steady([tuple(item.shape) for item in self._values(input)])[dim]
         if size is None:
             raise Stopped(f"{self.name}() of an axis whose length differs from batch to batch")
         return size
@@ -387,128 +382,9 @@ class Call:
         return [self._converter.concrete(input, sample) for sample in range(num)]
 
 
-def _steady(shapes: Sequence[tuple[int, ...]]) -> list[int | None]:
-    """The sizes of axes; None where they differ."""
-    return [sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*shapes, strict=True)]
-
-
 def _method(name: str) -> Callable[..., Any]:
     def run(of: Any, *args: Any, **kwargs: Any) -> Any:
         found = getattr(of, name)
         return found(*args, **kwargs) if callable(found) else found
 
     return run
-
-
-def _reads(args: Any, kwargs: Any) -> bool:
-    """Whether a call reads what depends on the data or on parameters."""
-    return any(isinstance(item, (Ref, _Weight, Packed)) for item in _all((args, kwargs)))
-
-
-def _all(item: Any) -> list[Any]:
-    if isinstance(item, (tuple, list)):
-        return [found for part in item for found in _all(part)]  # pyright: ignore[reportUnknownVariableType]
-    if isinstance(item, dict):
-        return [found for part in item.values() for found in _all(part)]  # pyright: ignore[reportUnknownVariableType]
-    if isinstance(item, slice):
-        return [item.start, item.stop, item.step]
-    return [item]
-
-
-def _has_varying(item: Any) -> bool:
-    return any(isinstance(part, Varying) for part in _all(item))
-
-
-def _settled(values: tuple[Any, ...]) -> Any:
-    """What does not depend on the data: the same for all samples, or not."""
-    first = values[0]
-    if isinstance(first, Tensor):
-        same = all(item.shape == first.shape and torch.equal(item, first) for item in values)
-        return Fixed(first) if same else Varying(values)
-    if isinstance(first, (tuple, list)) and all(len(item) == len(first) for item in values):
-        return tuple(_settled(part) for part in zip(*values, strict=True))
-    return first if all(item == first for item in values) else Varying(values)
-
-
-def _named(name: str, value: Any) -> Any:
-    """The structure of a tuple with the names of its leaves."""
-    if isinstance(value, Tensor):
-        return Ref(name)
-    if isinstance(value, (tuple, list)):
-        return tuple(_named(f"{name}.{number}", item) for number, item in enumerate(value))  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-    return None
-
-
-# --- what goes into a module ------------------------------------------------------------------
-
-
-def _inputs_of(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """The tensors that a layer reads, in the order of its inputs.
-
-    Raises:
-        Stopped: it is called in a way that a layer cannot be.
-    """
-    bound = inspect.signature(module.forward).bind(*args, **kwargs)
-    known = inspect.signature(module.forward).parameters
-    inputs: list[Any] = []
-    is_open = True
-    for name, item in known.items():
-        value = bound.arguments.get(name, item.default)
-        if item.kind is item.VAR_POSITIONAL:
-            inputs.extend(bound.arguments.get(name, ()))
-            continue
-        if name == "hx" and _is_zero(value):
-            continue
-        tensors = [part for part in _all(value) if part is not None and _is_tensor(part)]
-        if not tensors:
-            is_open = False
-            _check_option(module, name, value, item.default)
-        elif is_open:
-            inputs.extend(tensors)
-        else:
-            raise Stopped(f"{type(module).__name__} cannot be given {name} in a graph")
-    return inputs
-
-
-def _check_option(module: nn.Module, name: str, value: Any, default: Any) -> None:
-    if value is default or value == default or value is None:
-        return
-    if isinstance(module, nn.MultiheadAttention) and name in (
-        "need_weights",
-        "average_attn_weights",
-    ):
-        return
-    raise Stopped(f"{type(module).__name__} called with {name}={value!r:.40}")
-
-
-def _is_tensor(item: Any) -> bool:
-    is_made = isinstance(item, Varying) and isinstance(item.values[0], Tensor)
-    return is_made or isinstance(item, (Ref, Fixed, Packed, _Weight))
-
-
-def _is_zero(value: Any) -> bool:
-    """Whether these are states of zeros, as a recurrent layer begins with by itself."""
-    parts = _all(value)
-    tensors = [
-        tensor
-        for part in parts
-        for tensor in (
-            part.values if isinstance(part, Varying) else (getattr(part, "value", None),)
-        )
-    ]
-    return bool(tensors) and all(
-        isinstance(item, Tensor) and not bool(item.any()) for item in tensors
-    )
-
-
-def _pack(input: Any, lengths: Any, batch_first: bool = False, enforce_sorted: bool = True) -> Any:  # noqa: A002
-    del enforce_sorted
-    if not isinstance(input, Ref) or not isinstance(lengths, Ref):
-        raise Stopped("pack_padded_sequence takes a tensor and the lengths of a sequence field")
-    return Packed(input, lengths, batch_first)
-
-
-def _unpack(sequence: Any, batch_first: bool = False, *_: Any, **__: Any) -> Any:
-    if not isinstance(sequence, Packed) or sequence.batch_first != batch_first:
-        raise Stopped("pad_packed_sequence takes what a recurrent layer made, with its batch_first")
-    return sequence.tensor, sequence.lengths

@@ -12,41 +12,10 @@ from torch import Tensor, nn
 
 from glasshouse.client.modules.rebuilding import build
 from glasshouse.client.modules.refusing import Stopped
+from glasshouse.client.modules.values import Fixed, Ref, Varying
 
 Document = dict[str, Any]
 MAX_NAME = 64
-
-
-@dataclass(frozen=True)
-class Ref:
-    """A tensor of the graph, by the name that layers read it by."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Fixed:
-    """A tensor that no row of the data changes: a buffer, or what is made of sizes and numbers."""
-
-    value: Tensor
-    path: str | None = None
-    """The user's name of it, where it is a buffer as it stands."""
-
-
-@dataclass(frozen=True)
-class Varying:
-    """Something that differs from batch to batch: the number of rows, the steps of a sequence."""
-
-    values: tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class Packed:
-    """A packed sequence: the padded tensor, and which lengths it was packed by."""
-
-    tensor: Ref
-    lengths: Ref
-    batch_first: bool
 
 
 @dataclass

@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from glasshouse.client.modules.comparing import compare
 from glasshouse.client.modules.converting import Converter
-from glasshouse.client.modules.drawing import Document, Drawing, Ref
+from glasshouse.client.modules.drawing import Document, Drawing
 from glasshouse.client.modules.layers import check_module, is_layer
 from glasshouse.client.modules.refusing import (
     Stopped,
@@ -27,6 +27,7 @@ from glasshouse.client.modules.refusing import (
     place_in_traceback,
     refusal,
 )
+from glasshouse.client.modules.values import Ref
 from glasshouse.errors import CannotTrace
 
 Samples = Sequence[Mapping[str, Tensor]]
