@@ -4,9 +4,7 @@ import hashlib
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
-from fastapi.concurrency import contextmanager_in_threadpool
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from api import bodies, documents, idempotent, unsafe, waiting
@@ -16,11 +14,11 @@ from api.bodies import Body, described
 from api.catalog import FORMATS
 from api.idempotent import OnceKey
 from api.ingest import BUILTIN, source_key
-from api.receiving import declared_bytes, receive
+from api.receiving import UploadName, declared_bytes
 from api.resources import House, Resources
 from api.views import BASE, dataset_json
 from glasshouse import jsonio
-from glasshouse.errors import BadRequest, InvalidDataset
+from glasshouse.errors import InvalidDataset
 from glasshouse.ids import new_id
 from glasshouse.spec.data import IMAGES, SIZE
 from models import datasets, quotas
@@ -66,9 +64,7 @@ async def create_dataset(  # noqa: PLR0913, PLR0917 (each a parameter of the req
     house: House,
     caller: Submit,
     key: OnceKey,
-    name: Annotated[
-        str | None, Query(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")
-    ] = None,
+    name: UploadName = None,
     format: Annotated[  # noqa: A002 (the public name)
         str | None, Query(max_length=40, description=f"One of {', '.join(FORMATS)}.")
     ] = None,
@@ -80,23 +76,14 @@ async def create_dataset(  # noqa: PLR0913, PLR0917 (each a parameter of the req
     """The file's bytes, streamed; or JSON `{"builtin": "digits"}`. Ready when its state says so."""
     if bodies.media_type(request) == "application/json":
         return await _create_builtin(request, house, caller, key, name)
-    unsafe.refuse_name(format)
-    if format not in FORMATS:
-        shown = "is missing" if format is None else f"may not be {format[:40]!r}"
-        raise bad_parameter("format", f"it {shown}; the formats are {', '.join(FORMATS)}")
-    if resize is not None and format != IMAGES:
-        raise bad_parameter("resize", f"it is of the format {IMAGES} only; leave it out")
+    format = _checked(format, resize)  # noqa: A001
     await run_in_threadpool(_admit, house, caller, declared_bytes(request))
     dataset_id = new_id("ds")
     source = source_key(dataset_id)
-    try:
-        with house.receiving.one_more(caller):
-            async with contextmanager_in_threadpool(house.artifacts.receive(source)) as path:
-                size_bytes, sha256 = await receive(request, path)
-                if size_bytes == 0:
-                    raise InvalidDataset("The body is empty; send the file's bytes.")
-    except ClientDisconnect:
-        raise BadRequest("The body ended before it was complete.") from None
+    opened = house.artifacts.receive(source)
+    async with house.receiving.file(request, caller, opened) as (_, size_bytes, sha256):
+        if size_bytes == 0:
+            raise InvalidDataset("The body is empty; send the file's bytes.")
 
     def make(tx: Transaction) -> tuple[Dataset, Answer]:
         quotas.admit_upload(tx, caller.owner, house.settings, size_bytes=size_bytes)
@@ -116,6 +103,17 @@ async def create_dataset(  # noqa: PLR0913, PLR0917 (each a parameter of the req
     fingerprint = hashlib.sha256(said.encode()).hexdigest()
     token = idempotent.token_of(caller, "POST /datasets", key, fingerprint)
     return await _store(house, token, make, source)
+
+
+def _checked(format: str | None, resize: str | None) -> str:  # noqa: A002 (the public name)
+    """The format of a file, where there is such a one."""
+    unsafe.refuse_name(format)
+    if format not in FORMATS:
+        shown = "is missing" if format is None else f"may not be {format[:40]!r}"
+        raise bad_parameter("format", f"it {shown}; the formats are {', '.join(FORMATS)}")
+    if resize is not None and format != IMAGES:
+        raise bad_parameter("resize", f"it is of the format {IMAGES} only; leave it out")
+    return format
 
 
 async def _create_builtin(

@@ -221,12 +221,27 @@ def get_tensor(  # noqa: PLR0913 (each is a parameter of the request)
     whole = _open(house, capture)
     if slice is None and (file := tensors.Single.of(whole, chosen)) is not None:
         return _ranged(request, file, chosen, headers)
-    part: Array = whole if slice is None else whole[slices.parse(slice, whole.shape)]
     if chosen == "json":
+        part = _part(whole, slice)
         counted = None if histogram is None else tensors.histogram(part, histogram)
         return Json(_summary(capture, part, slice) | {"histogram": counted}, headers=headers)
+    return _bytes_of(capture, whole, slice, chosen, headers)
+
+
+def _part(whole: Array, slice: str | None) -> Array:  # noqa: A002 (the public name)
+    return whole if slice is None else whole[slices.parse(slice, whole.shape)]
+
+
+def _bytes_of(
+    capture: Capture,
+    whole: Array,
+    slice: str | None,  # noqa: A002 (the public name)
+    chosen: str,
+    headers: dict[str, str],
+) -> Response:
+    part = _part(whole, slice)
     if chosen == "png":
-        return _picture(part, headers, has_batch=slice is None and kind in _OF_BATCHES)
+        return _picture(part, headers, has_batch=slice is None and capture.kind in _OF_BATCHES)
     title = {"step": str(capture.step), "layer": capture.layer, "kind": capture.kind}
     body = tensors.npy(part) if chosen == "npy" else tensors.safetensors({"tensor": part}, title)
     return _streamed(body, chosen, headers)

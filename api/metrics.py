@@ -1,5 +1,6 @@
 """The metric series of a job: a table of them, and their values as columns."""
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from api.events import JobId
 from api.resources import House
 from glasshouse.errors import MetricNotFound
 from models import jobs, metrics
+from models.database import Transaction
+from models.lineage import Asked
 from models.metrics import Point, Summary
 
 router = APIRouter(prefix="/api/v1", tags=["inside"])
@@ -91,31 +94,39 @@ def query_metrics(  # noqa: PLR0913 (each is a parameter of the request)
         headers = {"Vary": "Accept"}
         if is_fresh(request, tag):
             return not_modified(tag, headers)
-        series = {
-            wanted: metrics.query(
-                tx,
-                job,
-                wanted,
-                from_step=from_step,
-                to_step=to_step,
-                asked=attempt,
-                max_points=max_points,
-            )
-            for wanted in names
-        }
-        empty = [wanted for wanted, points in series.items() if not points]
-        known = [row.name for row in metrics.names(tx, job, attempt)] if empty else []
-    unknown = [wanted for wanted in empty if wanted not in known]
-    if unknown and (known or standing.has_ended):
+        span = {"from_step": from_step, "to_step": to_step, "max_points": max_points}
+        series = {each: metrics.query(tx, job, each, asked=attempt, **span) for each in names}
+        _check_known(tx, job, series, attempt, has_ended=standing.has_ended)
+    headers |= {"ETag": tag, "Cache-Control": "private, no-cache"}
+    return _answer(chosen, series, headers, apart=attempt is not None)
+
+
+def _check_known(
+    tx: Transaction,
+    job: str,
+    series: Mapping[str, Sequence[Point]],
+    attempt: Asked,
+    *,
+    has_ended: bool,
+) -> None:
+    """Refuse the name of a metric that the job does not have, and will not have."""
+    empty = [name for name, points in series.items() if not points]
+    known = [row.name for row in metrics.names(tx, job, attempt)] if empty else []
+    unknown = [name for name in empty if name not in known]
+    if unknown and (known or has_ended):
         raise MetricNotFound(
             f"The job has reported no metric {unknown[0][:200]!r}; it has "
             f"{', '.join(known[:50]) or 'none'}."
         )
-    epochs, columns = _columns(series, apart=attempt is not None)
-    headers |= {"ETag": tag, "Cache-Control": "private, no-cache"}
+
+
+def _answer(
+    chosen: str, series: dict[str, list[Point]], headers: Mapping[str, str], *, apart: bool
+) -> Response:
+    epochs, columns = _columns(series, apart=apart)
     places = np.array(list(epochs), np.int64).reshape(-1, 2)
     about = {"step": places[:, 0], "epoch": np.array(list(epochs.values()), np.int64)}
-    if attempt is not None:
+    if apart:
         about["attempt"] = places[:, 1]
     if chosen == "json":
         values = {name: columnar.of_json(column) for name, column in columns.items()}

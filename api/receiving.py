@@ -2,18 +2,25 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Annotated
 
-from fastapi import Request
+from fastapi import Query, Request
+from fastapi.concurrency import contextmanager_in_threadpool
 from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
 
 from api import unsafe
 from api.access import Caller
+from glasshouse.errors import BadRequest
 from models import quotas
 
 _BLOCK_BYTES = 1024 * 1024
+UploadName = Annotated[
+    str | None, Query(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")
+]
 
 
 def declared_bytes(request: Request) -> int:
@@ -59,6 +66,24 @@ class Receiving:
 
     def __init__(self) -> None:
         self.num_of_owner: Counter[str] = Counter()
+
+    @asynccontextmanager
+    async def file(
+        self, request: Request, caller: Caller, opened: AbstractContextManager[Path]
+    ) -> AsyncGenerator[tuple[Path, int, str]]:
+        """The body of a request as a file: its path, its bytes and its SHA-256.
+
+        Raises:
+            BadRequest: it ended too soon.
+            QuotaExceeded: the owner is sending too many already.
+            UnsafeFormat: it begins as files do that run code when they are opened.
+        """
+        try:
+            with self.one_more(caller):
+                async with contextmanager_in_threadpool(opened) as path:
+                    yield path, *await receive(request, path)
+        except ClientDisconnect:
+            raise BadRequest("The body ended before it was complete.") from None
 
     @contextmanager
     def one_more(self, caller: Caller) -> Generator[None]:

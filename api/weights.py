@@ -4,12 +4,10 @@ import hashlib
 import json
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Query, Request
-from fastapi.concurrency import contextmanager_in_threadpool
+from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from api import bodies, documents, idempotent, inside
@@ -18,7 +16,7 @@ from api.answers import Json, Paged, page_of, tagged
 from api.files import WEIGHTS, CheckpointId, checkpoint_json
 from api.header import Header, read_header
 from api.idempotent import OnceKey
-from api.receiving import declared_bytes, receive
+from api.receiving import UploadName, declared_bytes
 from api.resources import House, Resources
 from api.views import BASE
 from glasshouse import jsonio
@@ -54,9 +52,7 @@ async def create_checkpoint(
     house: House,
     caller: Submit,
     key: OnceKey,
-    name: Annotated[
-        str | None, Query(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")
-    ] = None,
+    name: UploadName = None,
 ) -> Response:
     """A safetensors file, streamed. The weights have the network's names, shapes and types.
 
@@ -66,20 +62,14 @@ async def create_checkpoint(
     await run_in_threadpool(_admit, house, caller, declared_bytes(request))
     checkpoint_id = new_id("ckpt")
     artifact = f"checkpoints/{checkpoint_id}"
+    opened = house.artifacts.receive(f"{artifact}/{WEIGHTS}")
     try:
-        with house.receiving.one_more(caller):
-            async with contextmanager_in_threadpool(
-                house.artifacts.receive(f"{artifact}/{WEIGHTS}")
-            ) as path:
-                size_bytes, sha256 = await receive(request, path)
-                header = await run_in_threadpool(read_header, path, house.settings.max_json_bytes)
-                checked = await _check(house, caller, header)
+        async with house.receiving.file(request, caller, opened) as (path, size_bytes, sha256):
+            header = await run_in_threadpool(read_header, path, house.settings.max_json_bytes)
+            checked = await _check(house, caller, header)
         columns = await run_in_threadpool(
             _write_beside, house, artifact, checked["state"], (size_bytes, sha256)
         )
-    except ClientDisconnect:
-        await run_in_threadpool(house.artifacts.delete, artifact)
-        raise BadRequest("The body ended before it was complete.") from None
     except BaseException:
         await run_in_threadpool(house.artifacts.delete, artifact)
         raise
