@@ -5,6 +5,8 @@ from typing import Annotated, Any, Literal
 from fastapi import Header, Query
 from pydantic import BaseModel, ConfigDict, JsonValue
 
+from models.state import State
+
 Waited = Annotated[
     str | None,
     Header(alias="Prefer", description="`wait=N`: hold the answer for up to N (≤ 60) seconds."),
@@ -89,17 +91,7 @@ class Job(Document):
     object: Literal["job"]
     kind: Literal["train", "infer"]
     name: str | None
-    state: Literal[
-        "queued",
-        "starting",
-        "running",
-        "pausing",
-        "paused",
-        "cancelling",
-        "succeeded",
-        "failed",
-        "cancelled",
-    ]
+    state: State
     state_reason: str | None
     created_at: str
     queued_at: str

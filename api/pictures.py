@@ -27,8 +27,6 @@ _NAN = (255, 0, 255)
 _INFINITE = (0, 200, 0)
 _BETWEEN = (60, 60, 60)
 
-Grid = NDArray[np.float64]
-
 
 class Picture(NamedTuple):
     """A PNG, and what of the tensor it shows."""

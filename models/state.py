@@ -1,6 +1,8 @@
 """The states of a job and the moves between them. Pure; no SQL."""
 
-STATES = (
+from typing import Literal, get_args
+
+State = Literal[
     "queued",
     "starting",
     "running",
@@ -10,7 +12,8 @@ STATES = (
     "succeeded",
     "failed",
     "cancelled",
-)
+]
+STATES: tuple[State, ...] = get_args(State)
 ENDED = frozenset({"succeeded", "failed", "cancelled"})
 LIVE = frozenset({"starting", "running", "pausing", "cancelling"})
 """An attempt holds devices. A paused job has neither ended nor does it hold any."""

@@ -1,29 +1,19 @@
 """The services that the acceptance tests share; each is started at its first use."""
 
-import shutil
-import tempfile
 from collections.abc import Generator
-from pathlib import Path
 
 import httpx2
 import pytest
 
 import glasshouse as gh
-from tests import leaks
 from tests.acceptance.houses import Cluster, House
 
 
 @pytest.fixture(scope="session")
 def house() -> Generator[House]:
     """The embedded service, as ``glasshouse up`` runs it."""
-    folder = Path(tempfile.mkdtemp(prefix="gh", dir="/tmp"))
-    try:
-        started = House.up(folder / "home")
+    with House.lent() as started:
         yield started
-        started.down()
-        leaks.check_home(folder)
-    finally:
-        shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session")

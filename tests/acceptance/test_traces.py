@@ -2,19 +2,15 @@
 
 import contextlib
 import json
-import shutil
-import tempfile
 import threading
 from collections.abc import Generator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 import glasshouse as gh
-from tests import leaks
 from tests.acceptance.houses import House, until
 from tests.acceptance.specs import small
 
@@ -77,19 +73,15 @@ def _as_dict(span: Any, service: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def traced() -> Generator[tuple[House, Receiver]]:
     receiver = Receiver()
-    folder = Path(tempfile.mkdtemp(prefix="gh", dir="/tmp"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
         patch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-token=a-secret-of-the-receiver")
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
         try:
-            house = House.up(folder / "home")
-            yield house, receiver
-            house.down()
-            leaks.check_home(folder)
+            with House.lent() as house:
+                yield house, receiver
         finally:
             receiver.close()
-            shutil.rmtree(folder)
 
 
 def _run(house: House, **changes: Any) -> dict[str, Any]:

@@ -1,8 +1,6 @@
 """One running service and one Chromium for all tests of the page; a new profile for each test."""
 
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,6 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 import glasshouse as gh
-from tests import leaks
 from tests.acceptance.houses import ROOT, House
 from tests.conftest import absent
 from tests.page.browser import (
@@ -57,14 +54,8 @@ def browser(built: Path) -> Generator[Browser]:
 @pytest.fixture(scope="session")
 def house(built: Path) -> Generator[House]:
     """The service, as ``glasshouse up`` runs it."""
-    folder = Path(tempfile.mkdtemp(prefix="gh", dir="/tmp"))
-    try:
-        started = House.up(folder / "home")
+    with House.lent() as started:
         yield started
-        started.down()
-        leaks.check_home(folder)
-    finally:
-        shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session")

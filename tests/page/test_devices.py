@@ -1,9 +1,6 @@
 """Devices in the page: who has them, what waits, how a worker is drained."""
 
-import shutil
-import tempfile
 from collections.abc import Callable, Generator
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -11,7 +8,6 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 import glasshouse as gh
-from tests import leaks
 from tests.acceptance.houses import House, until
 from tests.page.browser import Screenshot
 from tests.page.endless import endless, running
@@ -59,15 +55,12 @@ def test_who_has_the_devices_and_why_the_next_waits_is_what_the_api_says(
 
 
 def test_a_worker_is_drained_after_a_question_and_takes_no_more_jobs(browser: Browser):
-    folder = Path(tempfile.mkdtemp(prefix="gh", dir="/tmp"))
-    try:
-        house = House.up(folder / "home")  # a drained worker stays so: not the one of all tests
-        with house.client() as client, browser.new_context(base_url=house.url) as profile:
-            drained(profile.new_page(), client)
-        house.down()
-        leaks.check_home(folder)
-    finally:
-        shutil.rmtree(folder)
+    with (
+        House.lent() as house,  # a drained worker stays so: not the one of all tests
+        house.client() as client,
+        browser.new_context(base_url=house.url) as profile,
+    ):
+        drained(profile.new_page(), client)
 
 
 def drained(page: Page, client: gh.Client) -> None:
