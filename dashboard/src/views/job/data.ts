@@ -117,24 +117,31 @@ function expected(metric: Metric, range: Steps | null): number {
   return metric.count * Math.max(0, part);
 }
 
-/** All events of some types so far, and those that come; oldest first. */
-export function useEvents(job: Job, types: string, from = 0, wanted = true): { events: Logged[]; problem: Problem | null; loading: boolean } {
-  const [state, setState] = useState<{ events: Logged[]; problem: Problem | null; loading: boolean }>({ events: [], problem: null, loading: true });
-  const key = `${job.id} ${types} ${from}`;
-  const cursor = useRef({ key, after: from, asked: -1, busy: false });
-  if (cursor.current.key !== key) cursor.current = { key, after: from, asked: -1, busy: false };
-  useEffect(() => setState({ events: [], problem: null, loading: true }), [key]);
+/** What is there so far, and what comes; oldest first. */
+export interface Growing<T> {
+  items: T[];
+  problem: Problem | null;
+  loading: boolean;
+}
+
+const NOTHING = { items: [], problem: null, loading: true };
+
+/** What grows with a job's log: `read` moves the cursor on and puts what it finds. A new key begins anew. */
+export function useGrowing<T, A>(job: Job, key: string, first: A, read: (cursor: { after: A }, put: (found: T[]) => void) => Promise<void>, kept = Infinity): Growing<T> {
+  const [state, setState] = useState<Growing<T>>(NOTHING);
+  const cursor = useRef({ key, after: first, asked: -1, busy: false });
+  if (cursor.current.key !== key) cursor.current = { key, after: first, asked: -1, busy: false };
+  useEffect(() => setState(NOTHING), [key]);
   useEffect(() => {
     const mine = cursor.current;
-    if (!wanted || mine.busy || mine.asked === job.last_seq) return;
+    if (mine.busy || mine.asked === job.last_seq) return;
     mine.busy = true;
     const seen = job.last_seq;
-    void readOn(job, types, mine, (found) => {
+    void read(mine, (found) => {
       if (cursor.current !== mine) return;
-      setState((was) => ({ events: found.length ? [...was.events, ...found] : was.events, problem: null, loading: false }));
+      setState((was) => ({ items: found.length ? [...was.items, ...found].slice(-kept) : was.items, problem: null, loading: false }));
     })
-      // All up to the number that the log had is read: the next look need not pass over it again.
-      .then(() => Object.assign(mine, { asked: seen, after: Math.max(mine.after, seen), busy: false }))
+      .then(() => Object.assign(mine, { asked: seen, busy: false }))
       .catch((problem: Problem) => {
         if (cursor.current === mine) setState((was) => ({ ...was, problem, loading: false }));
         setTimeout(() => {
@@ -144,6 +151,16 @@ export function useEvents(job: Job, types: string, from = 0, wanted = true): { e
       });
   });
   return state;
+}
+
+/** All events of some types so far, and those that come. */
+export function useEvents(job: Job, types: string, from = 0): Growing<Logged> {
+  return useGrowing<Logged, number>(job, `${job.id} ${types} ${from}`, from, async (cursor, put) => {
+    const seen = job.last_seq;
+    await readOn(job, types, cursor, put);
+    // All up to the number that the log had is read: the next look need not pass over it again.
+    cursor.after = Math.max(cursor.after, seen);
+  });
 }
 
 async function readOn(job: Job, types: string, cursor: { after: number }, put: (found: Logged[]) => void): Promise<void> {

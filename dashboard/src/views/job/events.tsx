@@ -39,7 +39,7 @@ function Timeline({ job, types }: { job: Job; types: readonly string[] }) {
   const many = types.some((type) => MANY.has(type));
   const [from, setFrom] = useState(many ? Math.max(0, job.last_seq - BACK) : 0);
   const [shown, setShown] = useState(SHOWN);
-  const { events, problem, loading } = useEvents(job, types.join(","), from);
+  const { items: events, problem, loading } = useEvents(job, types.join(","), from);
   const newest = events.slice(-shown).reverse();
   const earlier = () => (shown < events.length ? setShown(shown + SHOWN) : (setFrom(Math.max(0, from - BACK)), setShown(shown + SHOWN)));
   return (

@@ -34,7 +34,7 @@ export function Failure({ job }: { job: Job }) {
 
 /** What the guard found in a job that went on. */
 function Findings({ job }: { job: Job }) {
-  const { events } = useEvents(job, "finding");
+  const { items: events } = useEvents(job, "finding");
   const [first] = events;
   if (!first) return null;
   const layer = first["layer"];

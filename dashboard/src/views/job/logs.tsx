@@ -1,12 +1,13 @@
 // What the processes printed: by rank and stream, searched by the service, followed while it grows.
-import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 
-import { ask, type Problem, withQuery } from "../../api/http";
+import { ask, withQuery } from "../../api/http";
 import { ended, type Job, type Page } from "../../api/types";
 import { count } from "../../format";
 import { useQuery } from "../../query";
 import { Empty, Loading, ProblemBox } from "../../ui/state";
 import { Labelled } from "./chart";
+import { type Growing, useGrowing } from "./data";
 
 interface Printed { seq: number; attempt: number; at: string; rank: number; stream: string; lines: string[] }
 interface Line { key: string; rank: number; stream: string; at: string; attempt: number; text: string }
@@ -15,7 +16,6 @@ const TAIL = 5000;
 const KEPT = 500_000;
 const HEIGHT = 20;
 const SPARE = 20;
-const AGAIN_MS = 3000;
 
 export function Logs({ job }: { job: Job }) {
   const [query, change] = useQuery();
@@ -23,7 +23,7 @@ export function Logs({ job }: { job: Job }) {
   const [rank, stream, grep] = [query.get("rank"), query.get("stream"), query.get("grep") ?? ""];
   const [typed, setTyped] = useState(grep);
   const [follow, setFollow] = useState(!ended(job));
-  const { lines, problem, loading } = useLines(job, rank, grep, all);
+  const { items: lines, problem, loading } = useLines(job, rank, grep, all);
   const ranks = useSeen(lines, rank);
   const shown = stream ? lines.filter((one) => one.stream === stream) : lines;
   const cut = !all && lines.length >= TAIL;
@@ -57,34 +57,15 @@ export function Logs({ job }: { job: Job }) {
 }
 
 /** The lines so far, and those that come: asked for when the job's log has grown. */
-function useLines(job: Job, rank: string | null, grep: string, all: boolean) {
-  const [state, setState] = useState<{ lines: Line[]; problem: Problem | null; loading: boolean }>({ lines: [], problem: null, loading: true });
+function useLines(job: Job, rank: string | null, grep: string, all: boolean): Growing<Line> {
   const key = [job.id, rank, grep, all].join("\n");
-  const cursor = useRef({ key: "", after: null as string | null, asked: -1, busy: false });
-  if (cursor.current.key !== key) cursor.current = { key, after: null, asked: -1, busy: false };
-  useEffect(() => setState({ lines: [], problem: null, loading: true }), [key]);
-  useEffect(() => {
-    const mine = cursor.current;
-    if (mine.busy || mine.asked === job.last_seq) return;
-    mine.busy = true;
-    const seen = job.last_seq;
-    const tail = mine.after === null && !all ? TAIL : null;
-    void ask(withQuery(`jobs/${job.id}/logs`, { rank, grep, after: mine.after, tail }))
-      .then(async (answer) => {
-        const found = flat(((await answer.json()) as Page<Printed>).data);
-        if (cursor.current !== mine) return;
-        Object.assign(mine, { asked: seen, after: answer.headers.get("x-last-seq"), busy: false });
-        setState((was) => ({ lines: found.length ? [...was.lines, ...found].slice(-KEPT) : was.lines, problem: null, loading: false }));
-      })
-      .catch((problem: Problem) => {
-        if (cursor.current === mine) setState((was) => ({ ...was, problem, loading: false }));
-        setTimeout(() => {
-          mine.busy = false;
-          if (cursor.current === mine) setState((was) => ({ ...was }));
-        }, AGAIN_MS);
-      });
-  });
-  return state;
+  return useGrowing<Line, string | null>(job, key, null, async (cursor, put) => {
+    const tail = cursor.after === null && !all ? TAIL : null;
+    const answer = await ask(withQuery(`jobs/${job.id}/logs`, { rank, grep, after: cursor.after, tail }));
+    const found = flat(((await answer.json()) as Page<Printed>).data);
+    cursor.after = answer.headers.get("x-last-seq");
+    put(found);
+  }, KEPT);
 }
 
 function flat(printed: readonly Printed[]): Line[] {

@@ -36,7 +36,7 @@ function Charts({ job, metrics }: { job: Job; metrics: readonly Metric[] }) {
   const [query, change] = useQuery();
   const range = rangeOf(query);
   const axis = useAxis(job, query.get("x"));
-  const { events } = useEvents(job, MARKED);
+  const { items: events } = useEvents(job, MARKED);
   const markers = useMemo(() => markersOf(events, axis), [events, axis]);
   const logs = (query.get("log") ?? "").split(",").filter(Boolean);
   const groups = useMemo(() => grouped(metrics.map((one) => one.name)), [metrics.map((one) => one.name).join("\n")]);
