@@ -128,7 +128,7 @@ JITTER = {"type": "ColorJitter", "args": {"contrast": [1, "x"]}}
         (
             {"data": of_image(fill="most")},
             "/data/fields/x/fill",
-            "give a number or 'mean', 'median' or 'NaN' (got 'most'): Stands in for a missing value",
+            "give a number or 'mean', 'median' or 'NaN' (got 'most'): Stands in for",
         ),
         (
             {"data": of_image(augment=[JITTER])},
