@@ -168,7 +168,7 @@ def _meaning(entry: Entry, roots: Sequence[type[BaseModel]]) -> str:
 def _unknown(entry: Entry, roots: Sequence[type[BaseModel]]) -> str:
     *place, name = entry["loc"]
     _, models = _walk(roots, place)
-    known = sorted({field for model in models for field in _fields(model)})
+    known = sorted({str(field) for model in models for field in _fields(model)})
     if not known:
         return "there is no such field"
     if near := get_close_matches(str(name), known, 3, cutoff=0.7):

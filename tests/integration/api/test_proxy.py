@@ -42,7 +42,7 @@ def proxy(upstream: str) -> Generator[str]:
             self.wfile.write(content)
             there.close()
 
-        do_GET = do_POST = _pass
+        do_GET = do_POST = _pass  # noqa: N815
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
             pass
