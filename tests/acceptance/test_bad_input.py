@@ -102,7 +102,7 @@ WRONG = {
         ("give a list (got 'auto')", "in the order of their classes"),
     ),
     "more probes than a job may have": Wrong(
-        "/probes", [{"layers": ["*"], "kinds": ["output"]}] * 10_000, "/probes", ("10,000", "globs")
+        "/probes", [probe()] * 10_000, "/probes", ("10,000", "globs")
     ),
     "unknown field in the network": Wrong("/network/laiers", [], "/network/laiers"),
     "unknown field in a layer": Wrong(f"{HIDDEN}/arguments", {}, f"{HIDDEN}/arguments"),
