@@ -87,6 +87,7 @@ def main(arguments: Sequence[str]) -> int:
         server_header=False,
         timeout_graceful_shutdown=STOP_S,
         proxy_headers=settings.behind_proxy,
+        forwarded_allow_ips=settings.forwarded_allow_ips,
         lifespan="on",
     )
     server = Server(config, app.state.resources)

@@ -50,6 +50,8 @@ class Caller:
 
     key: str
     """Id of the API key; for a browser session, of the key that opened it."""
+    key_name: str
+    """Its name."""
     owner: str
     scopes: frozenset[str]
     """With those that they imply."""
@@ -101,19 +103,21 @@ class Keyring:
     def _look_up(self, secret: str, kind: keys.Kind) -> Caller:
         with self._database.read() as tx:
             row = keys.check(tx, secret, kind=kind)
-            return _caller(row, quotas.of(tx, row.owner, self._settings))
+            opened_by = keys.behind(tx, row)
+            return _caller(row, opened_by, quotas.of(tx, row.owner, self._settings))
 
     def _still_good(self, caller: Caller) -> bool:
         with self._database.read() as tx:
             return keys.is_good(tx, caller.secret_sha256)
 
 
-def _caller(row: Key, limits: Limits) -> Caller:
+def _caller(row: Key, opened_by: Key, limits: Limits) -> Caller:
     scopes = frozenset[str]().union(
         *(_IMPLIED.get(str(scope), frozenset()) for scope in row.scopes)
     )
     return Caller(
-        key=row.name if row.kind == "session" else row.id,
+        key=opened_by.id,
+        key_name=opened_by.name,
         owner=row.owner,
         scopes=scopes,
         secret_sha256=row.sha256,

@@ -21,6 +21,7 @@ from glasshouse.errors import (
     UnsupportedMedia,
 )
 from glasshouse.spec import InferJob, JobSpec, Spec, TrainJob
+from glasshouse.spec.wording import problems_in
 
 T = TypeVar("T")
 Checked = TypeVar("Checked", bound=BaseModel)
@@ -63,22 +64,32 @@ async def read_json_bytes(request: Request) -> bytes:
     return await request.body()
 
 
+_job_adapter: TypeAdapter[TrainJob | InferJob] = TypeAdapter(JobSpec)
+
+
+def _roots(adapter: Any) -> tuple[type[BaseModel], ...]:
+    """The models that a body may be, for what is said of one that is none."""
+    if adapter is _job_adapter:
+        return TrainJob, InferJob
+    return (adapter,) if isinstance(adapter, type) else ()
+
+
 def body_of(
     adapter: TypeAdapter[T] | type[T], wrong: type[Unprocessable] = InvalidRequest
 ) -> Callable[[Request], Awaitable[Parsed[T]]]:
     """A dependency that reads and checks a JSON body."""
     checked: TypeAdapter[T] = adapter if isinstance(adapter, TypeAdapter) else TypeAdapter(adapter)
+    roots = _roots(adapter)
 
     async def read(request: Request) -> Parsed[T]:
         raw = await read_json_bytes(request)
         if len(raw) > _PARSED_HERE_BYTES:
-            return Parsed(raw, await run_in_threadpool(parse, checked, raw, wrong))
-        return Parsed(raw, parse(checked, raw, wrong))
+            return Parsed(raw, await run_in_threadpool(parse, checked, raw, wrong, roots))
+        return Parsed(raw, parse(checked, raw, wrong, roots))
 
     return read
 
 
-_job_adapter: TypeAdapter[TrainJob | InferJob] = TypeAdapter(JobSpec)
 parse_job_body = body_of(_job_adapter, InvalidSpec)
 """The dependency that reads a job spec."""
 
@@ -89,11 +100,16 @@ def parse_spec(spec: Mapping[str, Any]) -> TrainJob | InferJob:
     Raises:
         InvalidSpec: it is none; says where and why.
     """
-    return parse(_job_adapter, jsonio.dumps(spec).encode(), InvalidSpec)
+    return parse(_job_adapter, jsonio.dumps(spec).encode(), InvalidSpec, _roots(_job_adapter))
 
 
-def parse(adapter: TypeAdapter[T], raw: bytes, wrong: type[Unprocessable] = InvalidRequest) -> T:
-    """Check a JSON text.
+def parse(
+    adapter: TypeAdapter[T],
+    raw: bytes,
+    wrong: type[Unprocessable] = InvalidRequest,
+    roots: tuple[type[BaseModel], ...] = (),
+) -> T:
+    """Check a JSON text; ``roots`` are the models that it may be.
 
     Raises:
         MalformedJson: it is not JSON.
@@ -106,7 +122,8 @@ def parse(adapter: TypeAdapter[T], raw: bytes, wrong: type[Unprocessable] = Inva
         found = error.errors(include_url=False)
         if any(entry["type"] == "json_invalid" for entry in found):
             raise MalformedJson(f"The body is not JSON: {found[0]['msg']}.") from None
-        raise refusal(wrong, problems.field_problems(found[:_MAX_PROBLEMS], content)) from None
+        told = problems_in(found[: 10 * _MAX_PROBLEMS], content, *roots, most=_MAX_PROBLEMS)
+        raise refusal(wrong, told) from None
 
 
 def parse_as(model: type[Checked], content: Any) -> Checked:
@@ -115,7 +132,7 @@ def parse_as(model: type[Checked], content: Any) -> Checked:
     Raises:
         InvalidSpec: it is no such thing; says where and why.
     """
-    return parse(TypeAdapter(model), jsonio.dumps(content).encode(), InvalidSpec)
+    return parse(TypeAdapter(model), jsonio.dumps(content).encode(), InvalidSpec, (model,))
 
 
 def load(raw: bytes, wrong: type[Unprocessable] = InvalidRequest) -> Any:

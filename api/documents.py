@@ -94,6 +94,8 @@ class Job(Document):
     state: State
     state_reason: str | None
     created_at: str
+    created_by: str | None
+    """The name of the API key that submitted it, also when that key is no more; null: not known."""
     queued_at: str
     started_at: str | None
     ended_at: str | None

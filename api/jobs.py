@@ -142,6 +142,7 @@ def _add(tx: Transaction, caller: Caller, prepared: Prepared, parent: str | None
         plan=prepared.plan,
         uses=prepared.uses,
         parent=parent,
+        created_by=caller.key_name,
     )
 
 

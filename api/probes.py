@@ -166,7 +166,7 @@ async def update_probe(
             raise ProbeNotFound(f"The probe {row.id} was {row.state}.")
         merged = row.body | body.value.model_dump(mode="json", exclude_unset=True)
         kept = {name: value for name, value in merged.items() if value is not None or name in _NULL}
-        return parse(_ADAPTER, jsonio.dumps(kept).encode())
+        return parse(_ADAPTER, jsonio.dumps(kept).encode(), roots=(Probe,))
 
     checked = await _check(house, caller, job, await run_in_threadpool(merge), replaces=prb)
 

@@ -1,6 +1,5 @@
 """Every failure as an RFC 9457 problem document. The only place where errors become HTTP."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -11,7 +10,8 @@ from starlette.responses import Response
 from api.answers import Json
 from glasshouse import errors
 from glasshouse.errors import FieldProblem, ServiceError
-from glasshouse.spec.places import place_of, pointer
+from glasshouse.spec.places import pointer
+from glasshouse.spec.wording import said
 
 _BY_STATUS: dict[int, type[ServiceError]] = {
     400: errors.BadRequest,
@@ -68,28 +68,6 @@ def answer(error: ServiceError, request_id: str) -> Response:
     )
 
 
-def field_problems(found: Sequence[Any], body: Any) -> list[FieldProblem]:
-    """What pydantic says, by JSON Pointer into the body."""
-    return [
-        FieldProblem(
-            pointer(place_of(entry, body)),
-            _detail(entry),
-            str(entry["type"]),
-        )
-        for entry in found
-    ]
-
-
-def _detail(entry: Any) -> str:
-    text = str(entry["msg"]).removeprefix("Value error, ")
-    value = entry.get("input")
-    if isinstance(value, (str, int, float, bool)) and entry["type"] != "missing":
-        shown = repr(value)
-        if shown not in text:
-            text += f" (got {shown if len(shown) <= 80 else shown[:77] + '…'})"
-    return text
-
-
 async def _service_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ServiceError)  # noqa: S101 (registered for this class)
     return answer(error, request_id_of(request.scope))
@@ -98,7 +76,7 @@ async def _service_error(request: Request, error: Exception) -> Response:
 async def _parameters(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)  # noqa: S101
     found = [
-        FieldProblem(pointer([*entry["loc"]]), _detail(entry), str(entry["type"]))
+        FieldProblem(pointer([*entry["loc"]]), said(entry), str(entry["type"]))
         for entry in error.errors()
     ]
     names = ", ".join(problem.pointer for problem in found)

@@ -7,6 +7,7 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
+from api import scales
 from api.resources import Resources
 from api.starting import what_differs
 from glasshouse.errors import (
@@ -17,11 +18,13 @@ from glasshouse.errors import (
     FieldProblem,
     InvalidSpec,
     JobNotFound,
+    ServiceError,
 )
 from glasshouse.ids import is_id
 from glasshouse.spec import Devices, InferJob, Source, TrainJob
 from glasshouse.spec.data import sources_in
 from models import checkpoints, datasets, jobs, workers
+from models.columns import Columns
 from models.database import Transaction
 from models.tables import Device, Upload, Worker
 
@@ -32,6 +35,8 @@ class Inputs:
 
     datasets: dict[str, Any] = field(default_factory=dict[str, Any])
     """Id → columns and splits."""
+    places: dict[str, str] = field(default_factory=dict[str, str])
+    """Id of a dataset → where its files are."""
     uses: set[str] = field(default_factory=set[str])
     checkpoint: str | None = None
     network: dict[str, Any] | None = None
@@ -81,8 +86,23 @@ async def prepare(house: Resources, spec: TrainJob | InferJob, owner: str | None
     resolved = plan.pop("spec")
     _refuse_too_large(plan, chosen)
     _check_start(found, resolved, plan)
+    if isinstance(spec, TrainJob):
+        warnings += await run_in_threadpool(_uneven, house, found, resolved)
     plan["warnings"] = [*plan.get("warnings", []), *warnings]
     return Prepared(submitted, resolved, plan, frozenset(found.uses), chosen)
+
+
+def _uneven(house: Resources, found: Inputs, resolved: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The warning of columns of very different scale, where the first source has them."""
+    source = next(part for part in sources_in(resolved))
+    name = str(source["dataset"])
+    try:
+        figures = Columns(house.artifacts.local(found.places[name])).stats()
+    except (OSError, ServiceError, ValueError):  # it is advice: without figures there is none
+        return []
+    columns = found.datasets[name]["columns"]
+    told = scales.uneven(resolved, columns, figures.get(source["split"], {}))
+    return [] if told is None else [told]
 
 
 def _refuse_too_large(plan: Mapping[str, Any], devices: list[dict[str, Any]]) -> None:
@@ -185,6 +205,7 @@ def _find_dataset(tx: Any, found: Inputs, pointer: str, dataset_id: str, owner: 
         found.problems.append(FieldProblem(pointer, detail, "dataset_not_ready"))
         return
     found.datasets[row.id] = {"columns": row.columns, "splits": row.splits}
+    found.places[row.id] = row.key
     found.uses.add(row.id)
 
 

@@ -34,6 +34,7 @@ def job_json(job: Job) -> dict[str, Any]:
         "state": job.state,
         "state_reason": job.state_reason,
         "created_at": time_text(job.created_at),
+        "created_by": job.created_by,
         "queued_at": time_text(job.queued_at),
         "started_at": time_text(job.started_at),
         "ended_at": time_text(job.ended_at),

@@ -34,8 +34,9 @@ from engine.spool import SpoolWriter
 from glasshouse import jsonio
 from glasshouse.errors import RunFailure
 from glasshouse.events import is_upkeep
-from glasshouse.spec import Checkpoint, Devices, TrainJob, parse_trained
+from glasshouse.spec import Checkpoint, Devices, InferJob, TrainJob, parse_trained
 from glasshouse.spec.data import sources_in
+from glasshouse.spec.wording import problems_in
 from glasshouse.unpickling import seal_pickle
 
 _FORMATS = {
@@ -179,7 +180,8 @@ def prepare(spec: dict[str, Any], scratch: Path, checkpoint: Path | None) -> dic
     except SpecProblems as error:
         raise Refused("\n".join(f"{p.pointer}: {p.detail}" for p in error.problems)) from None
     except pydantic.ValidationError as error:
-        raise Refused(str(error)) from None
+        told = problems_in(error.errors(include_url=False), spec, TrainJob, InferJob)
+        raise Refused("\n".join(f"{p.pointer}: {p.detail}" for p in told)) from None
     if isinstance(parsed, TrainJob) and parsed.guards.memory.on_oom != "fail":
         raise Refused(f"/guards/memory/on_oom: {_ONE_PROCESS}")
     for warning in found["warnings"]:

@@ -28,6 +28,7 @@ from glasshouse import jsonio
 from glasshouse.errors import CheckpointMismatch
 from glasshouse.spec import Args, Optimizer, Scheduler, Spec
 from glasshouse.spec.strict import TorchName
+from glasshouse.spec.wording import said
 
 _REFUSED = dict.fromkeys(
     ("LambdaLR", "MultiplicativeLR"),
@@ -162,7 +163,7 @@ def _members(args: Mapping[str, Any], pointer: str) -> list[Member]:
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = "".join(f"/{part}" for part in first["loc"])
-        detail = f'a list of 1 to 20 {{"type", "args"}}: {first["msg"]}'
+        detail = f'a list of 1 to 20 {{"type", "args"}}: {said(first, Member)}'
         raise one(where + place, detail, first["type"]) from None
     for number, member in enumerate(members):
         if member.type in (PLATEAU, *_OWN_RATE):

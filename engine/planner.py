@@ -26,8 +26,8 @@ from engine.problems import SpecProblems, one
 from engine.settable import changed_job, settable
 from engine.uploads import check_upload
 from glasshouse import jsonio
-from glasshouse.spec import TrainJob, UploadedNetwork, parse_trained
-from glasshouse.spec.places import place_of, pointer
+from glasshouse.spec import InferJob, TrainJob, UploadedNetwork, parse_trained
+from glasshouse.spec.wording import problems_in
 from glasshouse.unpickling import refuse_unpickling
 
 MAX_MEMORY_BYTES = 4 * 2**30
@@ -65,10 +65,10 @@ def answer(request: Any, max_seconds: float = MAX_SECONDS) -> dict[str, Any]:
     except catalog.UnknownSection as error:
         errors = [{"pointer": "/section", "detail": f"no section {error}", "code": "unknown"}]
     except pydantic.ValidationError as error:
-        errors = [
-            _entry(item, request.get("spec") or request.get("upload"))
-            for item in error.errors(include_url=False)
-        ]
+        body = request.get("spec") or request.get("upload")
+        roots = (TrainJob, InferJob) if "spec" in request else (UploadedNetwork,)
+        told = problems_in(error.errors(include_url=False), body, *roots)
+        errors = [item.as_dict() for item in told]
     except (Overtime, MemoryError) as error:
         spent = f"within {max_seconds:g} s of processor time"
         limit = spent if isinstance(error, Overtime) else "in memory"
@@ -137,15 +137,6 @@ def _check_set(request: dict[str, Any]) -> list[str]:
 
 def _refused(number: Any, errors: list[dict[str, Any]]) -> dict[str, Any]:
     return {"id": number, "ok": False, "errors": errors}
-
-
-def _entry(error: Any, spec: Any) -> dict[str, str]:
-    """One entry of pydantic's, its pointer without the names of the union's members."""
-    return {
-        "pointer": pointer(place_of(error, spec)),
-        "detail": error["msg"],
-        "code": error["type"],
-    }
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from engine.optim import build_optimizer
 from engine.problems import SpecProblems, one
 from glasshouse.spec import Optimizer, TrainJob
 from glasshouse.spec.live import is_of_optimizer, is_of_sparse, overlay, place
+from glasshouse.spec.wording import said
 
 _OPTIMIZER = "optimizer."
 _PREFIXES = {"dense": _OPTIMIZER, "sparse": f"{_OPTIMIZER}sparse."}
@@ -74,7 +75,7 @@ def changed_job(job: TrainJob, changes: Mapping[str, Any]) -> TrainJob:
         changed = TrainJob.model_validate_json(text)
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise one(_blamed(first["loc"], changes), first["msg"], first["type"]) from None
+        raise one(_blamed(first["loc"], changes), said(first, TrainJob), first["type"]) from None
     for which, names in optimizer_changes(changes).items():
         before, after = (_half(item.optimizer, which) for item in (job, changed))
         _try_optimizer(before, after, names, _PREFIXES[which])

@@ -215,7 +215,7 @@ class AdjustedEvent(_Event):
     by: str
     """``max_overhead``; ``device``: by what the device is."""
     step: int
-    """The first step for which it holds."""
+    """The first step for which it holds. Of several ``what`` at one step the last one holds."""
 
 
 class StalledEvent(_Event):

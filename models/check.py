@@ -16,6 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 import migrations
 from glasshouse import jsonio
 from glasshouse.errors import ServiceError
+from glasshouse.spec.wording import said
 from models import doomed, tracing, vitals
 from models.database import Database, Transaction
 from models.settings import Settings
@@ -37,7 +38,7 @@ def findings() -> list[Finding]:
 def _wrong_setting(error: ValidationError) -> Finding:
     first = error.errors(include_url=False, include_input=False)[0]
     name = f"GLASSHOUSE_{'_'.join(str(part) for part in first['loc']).upper()}"
-    return _found("settings", "fail", f"{name}: {first['msg']}", f"Correct or unset {name}.")
+    return _found("settings", "fail", f"{name}: {said(first)}", f"Correct or unset {name}.")
 
 
 def _traces() -> Generator[Finding]:

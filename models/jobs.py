@@ -25,12 +25,14 @@ def add(  # noqa: PLR0913 (a job is made of these, and of nothing less)
     plan: dict[str, Any],
     uses: Iterable[str] = (),
     parent: str | None = None,
+    created_by: str | None = None,
 ) -> Job:
     """Store a queued job, its first event and a bell to ring, in this one transaction."""
     time = now()
     job = Job(
         id=new_id("job"),
         owner=owner,
+        created_by=created_by,
         kind=spec["kind"],
         name=spec.get("name"),
         state="queued",

@@ -91,6 +91,16 @@ def check(tx: Session, secret: str, *, kind: Kind = "key") -> Key:
     return row
 
 
+def behind(tx: Session, row: Key) -> Key:
+    """The API key itself; of a browser session or a ticket, the key that it was opened with."""
+    if row.kind == "key":
+        return row
+    found = tx.get(Key, row.name)
+    if found is None:  # a key's row is never deleted, and a session of none opens nothing
+        raise KeyInvalid
+    return found
+
+
 def is_good(tx: Session, sha256: str) -> bool:
     """Whether the key with this hash is neither revoked nor expired."""
     row = tx.scalar(select(Key).where(Key.sha256 == sha256))

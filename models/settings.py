@@ -1,10 +1,11 @@
 """The one settings object: environment variables that start with ``GLASSHOUSE_``."""
 
+import ipaddress
 import socket
 from functools import cached_property
 from pathlib import Path
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -38,6 +39,9 @@ class Settings(BaseSettings):
     """Host names beside the loopback ones that the API answers for, separated by commas."""
     behind_proxy: bool = False
     """A TLS proxy stands before the API: allows binding an address other than loopback."""
+    forwarded_allow_ips: str = "127.0.0.1,::1"
+    """Of ``behind_proxy``: addresses and networks, separated by commas, from which the proxy's
+    ``X-Forwarded-Proto`` and ``X-Forwarded-For`` are believed; ``*``: from everywhere."""
     max_json_bytes: PositiveInt = 16 * 1024**2
     """Largest JSON body of a request."""
     max_upload_bytes: PositiveInt = 8 * 1024**3
@@ -155,6 +159,18 @@ class Settings(BaseSettings):
     """Pause after the first failure of a delivery; each further one is four times as long."""
     webhook_disable_after_s: PositiveFloat = 3 * 86400.0
     """A webhook that took nothing for this long is switched off."""
+
+    @field_validator("forwarded_allow_ips")
+    @classmethod
+    def _check_addresses(cls, value: str) -> str:
+        for text in map(str.strip, value.split(",")):
+            try:
+                if value.strip() != "*":
+                    ipaddress.ip_network(text)
+            except ValueError:
+                detail = f"{text[:60]!r} is no address or network, as in 172.16.0.0/12"
+                raise ValueError(detail) from None
+        return value
 
     @cached_property
     def database(self) -> str:

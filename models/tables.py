@@ -92,6 +92,8 @@ class Job(Table):
     __tablename__ = "jobs"
     id: Mapped[str] = mapped_column(primary_key=True)
     owner: Mapped[str]
+    created_by: Mapped[str | None]
+    """The name of the owner's key that submitted it; what becomes of the key changes nothing."""
     kind: Mapped[str]
     name: Mapped[str | None]
     state: Mapped[str]

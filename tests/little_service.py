@@ -116,6 +116,7 @@ def job(**fields: Any) -> dict[str, Any]:
         "state": "running",
         "state_reason": None,
         "created_at": "2026-11-20T10:00:00.000Z",
+        "created_by": "laptop",
         "queued_at": "2026-11-20T10:00:00.000Z",
         "started_at": "2026-11-20T10:00:01.000Z",
         "ended_at": None,

@@ -2,9 +2,11 @@
 
 import sys
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
+from glasshouse import __version__
 from glasshouse.cli import (
     checkpoints,
     control,
@@ -28,6 +30,24 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=True,
 )
+
+
+@app.callback(invoke_without_command=True)
+def _begin(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and end.")] = False,
+    json: Annotated[bool, typer.Option("--json", hidden=True)] = False,
+) -> None:
+    if json and not version:
+        raise typer.BadParameter("write it after the command", param_hint="--json")
+    if version:
+        shown = {"version": __version__}
+        output.document(shown) if json else output.line(f"glasshouse {__version__}")
+        context.exit()
+    if context.invoked_subcommand is None:
+        context.fail("Missing command.")
+
+
 app.command()(service.up)
 app.command()(service.down)
 app.command()(service.status)

@@ -74,11 +74,16 @@ def list_jobs(
         output.document([job.data for job in jobs])
         return
     output.table(
-        ["id", "state", "step", "loss", "name"],
-        ([job.id, job.state, _steps(job), _last_loss(job), job.data.get("name")] for job in jobs),
-        short={"name"},
+        ["id", "state", "step", "loss", "by", "name"],
+        map(_row, jobs),
+        short={"by", "name"},
         numbers={"loss"},
     )
+
+
+def _row(job: Job) -> list[Any]:
+    who, name = job.data.get("created_by"), job.data.get("name")
+    return [job.id, job.state, _steps(job), _last_loss(job), who, name]
 
 
 def logs(

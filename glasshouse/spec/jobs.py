@@ -181,6 +181,8 @@ class TrainJob(_Job):
     """Needs ``data.validation``."""
     metrics: tuple[Metric, ...] = Constraint(default=(), max_length=20)
     probes: tuple[Probe, ...] = Constraint(default=(), max_length=1000)
+    """What is watched from the first step on. One probe may watch many layers, by globs
+    (``conv*``); others are attached while the job runs."""
     checkpoint: Checkpoint = Checkpoint()
     guards: Guards = Guards()
     """What watches over the numbers of training."""

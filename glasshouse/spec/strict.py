@@ -42,8 +42,10 @@ Args = Annotated[dict[str, JsonValue], AfterValidator(_reject_nonfinite), Constr
 JsonData = Annotated[JsonValue, AfterValidator(_reject_nonfinite)]
 """Any JSON value with finite numbers; the strings "NaN" and "Infinity" stand for the others."""
 
-Name = Annotated[str, Constraint(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]
+NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]{0,63}$"
+
+Name = Annotated[str, Constraint(pattern=NAME_PATTERN)]
 """A layer's or a field's name: letters, digits and underscores, not starting with a digit."""
 
-TorchName = Annotated[str, Constraint(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]
+TorchName = Annotated[str, Constraint(pattern=NAME_PATTERN)]
 """The name of a torch class or function, exactly as torch spells it."""

@@ -94,7 +94,16 @@ def probe(**changes: Any) -> dict[str, Any]:
 
 HIDDEN = "/network/layers/8"
 WRONG = {
-    "unknown field at the top": Wrong("/optimiser", {}, "/optimiser"),
+    "unknown field at the top": Wrong("/optimiser", {}, "/optimiser", ("did you mean optimizer?",)),
+    "a text for a list": Wrong(
+        "/data/fields/label/classes",
+        "auto",
+        "/data/fields/label/classes",
+        ("give a list (got 'auto')", "in the order of their classes"),
+    ),
+    "more probes than a job may have": Wrong(
+        "/probes", [probe()] * 10_000, "/probes", ("10,000", "globs")
+    ),
     "unknown field in the network": Wrong("/network/laiers", [], "/network/laiers"),
     "unknown field in a layer": Wrong(f"{HIDDEN}/arguments", {}, f"{HIDDEN}/arguments"),
     "unknown field in the loss": Wrong("/loss/weights", 1, "/loss/weights"),

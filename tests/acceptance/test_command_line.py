@@ -139,6 +139,7 @@ def desk(house: House, tmp_path_factory: pytest.TempPathFactory) -> Desk:
             ["datasets", "show", dataset.id],
             ["quota"],
             ["set", good.id, "lr=0.5"],
+            ["--version"],
             ["watch", "job_none"],
             ["jobs", "--nope"],
         ],

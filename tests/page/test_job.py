@@ -96,6 +96,12 @@ def test_a_chart_says_in_words_what_it_shows_and_what_is_best(
     expect(tile).to_contain_text(f"at step {best['max_step']}")
 
 
+def test_the_page_says_which_key_made_the_job(page: Page, ended: gh.Job):
+    page.goto(f"/jobs/{ended.id}")
+    made = page.locator("header.head, dl.figures").get_by_text(f" by {ended.created_by}")
+    expect(made.first).to_be_visible()
+
+
 def test_a_range_that_is_dragged_is_asked_for_again_and_escape_shows_all(page: Page, ended: gh.Job):
     page.goto(f"/jobs/{ended.id}")
     card = chart(page, "loss")

@@ -40,6 +40,8 @@ class AsyncJob(AsyncSteered, AsyncResults):
     """Why it is in its state, where there is more to say than the state."""
     created_at: str
     """Times are in UTC as RFC 3339 writes them."""
+    created_by: str | None
+    """The name of the API key that submitted it; None: it was made before that was kept."""
     queued_at: str
     started_at: str | None
     ended_at: str | None

@@ -311,3 +311,40 @@ def test_a_device_that_nobody_has_is_refused(
     finally:
         with each_service.database.write() as tx:
             workers.forget(tx, "host-a")
+
+
+def test_columns_of_very_different_scale_are_warned_of_unless_something_normalises_them(
+    api: httpx2.Client,
+):
+    rows = "".join(f"{i % 9},{4000 + i},{i % 2}\n" for i in range(40))
+    sent = api.post(
+        "/api/v1/datasets?name=uneven&format=csv",
+        content=f"depth,mass,kind\n{rows}",
+        headers={"Content-Type": "application/octet-stream"},
+    )
+    dataset = api.get(sent.headers["location"], headers={"Prefer": "wait=60"}).json()
+    assert dataset["state"] == "ready", dataset
+    spec = small_job(dataset["id"])
+    spec["network"]["layers"] = [
+        {"name": "fc", "type": "Linear", "args": {"out_features": 2}, "inputs": ["x"]}
+    ]
+    spec["loss"]["inputs"] = ["fc", "kind"]
+    spec["data"] |= {
+        "train": {"dataset": dataset["id"]},
+        "fields": {
+            "x": {"type": "dense", "columns": ["depth", "mass"]},
+            "kind": {"type": "integer", "dim": 2},
+        },
+    }
+
+    def told(spec: dict[str, Any]) -> list[str]:
+        answer = api.post("/api/v1/plan", json=spec)
+        assert answer.status_code == 200, answer.text
+        found = [one for one in answer.json()["warnings"] if one["code"] == "uneven_scale"]
+        return [one["detail"] for one in found]
+
+    (detail,) = told(spec)
+    assert "'mass' has values of about 4.02e+03, and 'depth'" in detail
+    assert "uneven_scale" in [one["code"] for one in made(api, spec)["warnings"]]
+    normalised = {"normalize": {"x": {"type": "standard"}}}
+    assert told(spec | {"data": spec["data"] | normalised}) == []

@@ -7,7 +7,7 @@ import pytest
 from alembic import command
 from sqlalchemy import text
 
-from models import checkpoints, events, lineage, metrics
+from models import checkpoints, events, jobs, lineage, metrics
 from models.database import Database
 from models.migrate import config, migrate
 
@@ -46,3 +46,13 @@ def test_a_later_attempt_of_before_hides_what_it_ran_again(
         assert checkpoints.of_job(tx, job) == []
     assert told == [(2, "metrics")] * 2
     assert [(p.attempt, p.value) for p in points] == [(2, 2.0), (2, 2.0)]
+
+
+def test_a_job_of_before_was_made_by_nobody_that_is_known(database: Database, tmp_path: Path):
+    job = make_job(database)
+    with database.engine.connect() as connection:
+        command.downgrade(config(connection), "0015")
+        connection.commit()
+    migrate(database, lock_file=tmp_path / "migrate.lock")
+    with database.read() as tx:
+        assert jobs.get(tx, job.id, "ada").created_by is None

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+import glasshouse
 from glasshouse.cli import diagnosis, main
 from glasshouse.cli.processes import ROOT
 from tests.little_service import Serve, answer, events, job, listing, problem
@@ -244,7 +245,9 @@ def test_ctrl_c_detaches_and_the_job_goes_on(serve: Serve, tmp_path: Path):
 
 
 def test_jobs_are_listed_as_a_table_or_as_one_document(run: Run):
-    listed = listing(job(), job(id="job_2", state="failed", progress=None, name=None))
+    listed = listing(
+        job(), job(id="job_2", state="failed", progress=None, name=None, created_by=None)
+    )
     code, out, err = run("jobs", routes=[fixed("/jobs", listed)])
     assert (code, err) == (0, "")
     assert [line.split()[:2] for line in out.splitlines()] == [
@@ -252,8 +255,26 @@ def test_jobs_are_listed_as_a_table_or_as_one_document(run: Run):
         ["job_1", "running"],
         ["job_2", "failed"],
     ]
+    assert [line.split()[4] for line in out.splitlines()] == ["by", "laptop", "-"]
     _, out, _ = run("jobs", "--json", "--limit", "1", routes=[fixed("/jobs", listed)])
     assert [one["id"] for one in json.loads(out)] == ["job_1"]
+
+
+def test_the_version_is_told_without_a_service(capsys: pytest.CaptureFixture[str]):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr() == (f"glasshouse {glasshouse.__version__}\n", "")
+    assert main(["--version", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"version": glasshouse.__version__}
+    assert main(["--help"]) == 0
+    assert "--version" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["--json"], ["--json", "jobs"], []])
+def test_what_is_no_command_is_wrong_usage(
+    capsys: pytest.CaptureFixture[str], arguments: list[str]
+):
+    assert main(arguments) == 2
+    assert "write it after the command" in capsys.readouterr().err or not arguments
 
 
 def test_logs_are_printed_as_they_are(run: Run):

@@ -2,6 +2,7 @@
 
 import math
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -327,6 +328,21 @@ def test_the_last_look_changes_no_interval():
     overhead.tell([one])
     assert [record["type"] for record in told] == ["adjusted", "overhead"]
     assert one.every == told[0]["to"] == told[1]["every"]["p"] > 1
+
+
+def test_what_is_decided_before_one_step_is_a_chain_of_which_the_last_holds():
+    """The costs of several steps are read together, before a later step: each may change."""
+    one, told = watch("p", every=1), list[Any]()
+    overhead = Overhead(told.append)
+    overhead.keep([one])
+    for step in range(40 * MIN_FIRST):
+        cost = 0.01 if step < 2 * MIN_FIRST else 1.0
+        overhead.take(Measured(step, 1e-3, {one: cost}), [one], 500)
+    changes = [record for record in told if record["type"] == "adjusted"]
+    assert len(changes) > 1
+    assert {change["step"] for change in changes} == {500}
+    assert [change["from"] for change in changes] == [1, *(c["to"] for c in changes[:-1])]
+    assert one.every == changes[-1]["to"]
 
 
 def test_what_is_lossless_is_never_widened():

@@ -199,10 +199,10 @@ BAD = {
         "/data/fields/image/shape", "[1, 8, 8]"),
     "no batch left": (
         _data(drop_last=True, batch_size=1000), "/data/drop_last", "300"),
-    "an unknown field of the spec": ({"colour": 1}, "/colour", "not permitted"),
+    "an unknown field of the spec": ({"colour": 1}, "/colour", "no such field"),
     "a wrong type inside a field": (
         _data(fields={**FIELDS, "label": {"type": "integer", "dim": True}}),
-        "/data/fields/label/dim", "integer"),
+        "/data/fields/label/dim", "whole number"),
     "a metric of the wrong shape": (
         {"metrics": [{"type": "accuracy", "inputs": ["pool1", "label"]}]},
         "/metrics/0/inputs", "[64, 6, 3, 3]"),

@@ -394,15 +394,15 @@ def test_a_preset_keeps_what_was_written():
 
 REFUSED = [
     (preset("lost"), "/network/preset", "transformer_lm"),
-    (preset("mlp", hiden=[3]), "/network/args/hiden", "not permitted"),
-    (preset("mlp", hidden=[0]), "/network/args/hidden/0", "greater"),
+    (preset("mlp", hiden=[3]), "/network/args/hiden", "no such field"),
+    (preset("mlp", hidden=[0]), "/network/args/hidden/0", "at least 1"),
     (preset("mlp", hidden=[3] * 201), "/network/args/hidden", "200"),
     (preset("mlp", dropout=1.5), "/network/args/dropout", "less than 1"),
     (preset("transformer_lm", width=10, num_heads=3), "/network/args", "multiple of num_heads"),
-    (preset("mnist_cnn", channels=True), "/network/args/channels", "integer"),
+    (preset("mnist_cnn", channels=True), "/network/args/channels", "whole number"),
     (preset("cbow"), "/network/args", "'context', which is neither a layer nor a data field"),
-    ({"type": "preset"}, "/network/preset", "required"),
-    ({"type": "preset", "preset": "mlp", "layers": []}, "/network/layers", "not permitted"),
+    ({"type": "preset"}, "/network/preset", "missing"),
+    ({"type": "preset", "preset": "mlp", "layers": []}, "/network/layers", "no such field"),
     ({"type": "id", "layers": []}, "/network/type", "'graph'"),
 ]
 

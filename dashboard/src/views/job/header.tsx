@@ -67,7 +67,7 @@ function Figures({ job }: { job: Job }) {
   return (
     <dl class="figures">
       <Figure name="id"><code>{job.id}</code></Figure>
-      <Figure name="made"><span title={job.created_at}>{ago(job.created_at)}</span></Figure>
+      <Figure name="made"><span title={job.created_at}>{ago(job.created_at)}</span>{job.created_by && ` by ${job.created_by}`}</Figure>
       {from !== null && <Figure name={ended(job) ? "took" : "since its start"}>{duration((to - from) / 1000)}</Figure>}
       {job.paused_s > 0 && <Figure name="of that paused">{duration(job.paused_s)}</Figure>}
       <Figure name="attempt">{job.attempt || "none yet"}</Figure>
