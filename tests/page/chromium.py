@@ -149,7 +149,7 @@ class Session:
     @contextmanager
     def with_(cls, address: str) -> Generator[Self]:
         """For as long as the block lasts."""
-        with connect(address, max_size=None) as socket:
+        with connect(address, max_size=None, ping_interval=None) as socket:  # pings get no answer
             yield cls(socket)
 
     def call(self, method: str, params: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -243,13 +243,15 @@ class Watch:
         until(lambda: self._chromium.windows[link].startswith(listed), what="a session")
         self._began = time.monotonic()
         self._begin_part("load")
-        for name in VIEWS:
+        for (
+            name
+        ) in VIEWS:  # one after the other: it is not their beginning together that is watched
             window = self._chromium.open(f"{self._house.url}{Tab(name, job.id).path}")
-            self._tabs.append(Tab(name, job.id, window))
+            tab = Tab(name, job.id, window)
+            until(partial(self._look(tab), IS_SHOWN), what=name)
+            self._tabs.append(tab)
         for window in [*blank, link]:
             self._chromium.close(window)
-        for tab in self._tabs:
-            until(partial(self._look(tab), IS_SHOWN), what=tab.name)
 
     def _until(self, share: float, part: str) -> None:
         """Look at the tabs now and then, up to this share of the time."""
