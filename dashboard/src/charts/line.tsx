@@ -95,10 +95,11 @@ function Canvas({ prepared, wanted, plot, onCursor }: { prepared: Prepared; want
   newest.current = { shape, prepared, wanted };
   const drawn = useRef<Shown | null>(null);
   useEffect(() => inTurn(() => {
+    if (!host.current) return; // it is gone: effects are taken back only after the next picture
     if (plot.current) onCursor(null);
     plot.current?.destroy(); // not before: until now its picture stood
     drawn.current = newest.current;
-    plot.current = plotOf(host.current!, newest, onCursor);
+    plot.current = plotOf(host.current, newest, onCursor);
   }), [shape]);
   useEffect(() => {
     const element = host.current!;
