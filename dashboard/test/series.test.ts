@@ -33,19 +33,38 @@ test("series are smoothed over the same stretch of x, however many points they h
   assert.deepEqual(weights([{ xs: [3] }, { xs: [] }], 0.9), [0.9, 0.9]);
 });
 
-test("an envelope of a thinned series holds each of its points", () => {
-  const ys = [5, 1, 4, 2, 9];
-  const band = envelope({ xs: [0, 3, 10, 12, 20], ys });
-  assert.deepEqual(band.low, [1, 2, 9]);
-  assert.deepEqual(band.high, [5, 4, 9]);
-  assert.deepEqual(band.xs, [1.5, 11, 20]);
-  assert.deepEqual(band.ys, [3, 3, 9]);
+test("an envelope of a thinned series is a window of three for every two of its points, and holds each of them", () => {
+  const band = envelope({ xs: [0, 3, 10, 12, 20], ys: [5, 1, 4, 2, 9] });
+  assert.deepEqual(band.low, [1, 2]);
+  assert.deepEqual(band.high, [5, 9]);
+  assert.deepEqual(band.xs, [5, 15]);
+  assert.deepEqual(band.ys, [3, 5.5]);
+  const even = envelope({ xs: [0, 1, 2, 3], ys: [5, 1, 4, 9] });
+  assert.deepEqual([even.xs, even.low, even.high], [[1, 2], [1, 1], [5, 9]]);
+  assert.deepEqual(envelope({ xs: [2, 4], ys: [5, 1] }), { xs: [3], ys: [3], low: [1], high: [5] });
+  assert.deepEqual(envelope({ xs: [], ys: [] }).xs, []);
+});
+
+test("the middle of a thinned series is as calm behind a stretch of which one point or three were kept as before it", () => {
+  // The least of a stretch is 0, its greatest 1, whichever comes first: the middle is 0.5 all along.
+  const stretch = (n: number) => ((n * n) % 7 < 3 ? [0, 1] : [1, 0]);
+  const half = (from: number) => Array.from({ length: 40 }, (_, n) => stretch(from + n)).flat();
+  for (const more of [[], [0.5], [0], [1], [0, 0.5, 1]]) {
+    for (const first of [[], [0.3]]) {
+      const ys = [...first, ...half(0), ...more, ...half(40)];
+      const band = envelope({ xs: ys.map((_, x) => x), ys });
+      const joint = first.length + 80 + more.length / 2;
+      const away = <T>(column: readonly T[]) => new Set(column.filter((_, place) => Math.abs(band.xs[place]! - joint) > 4));
+      assert.deepEqual([away(band.ys), away(band.low), away(band.high)], [new Set([0.5]), new Set([0]), new Set([1])]);
+    }
+  }
 });
 
 test("an envelope keeps what is not finite at its place, and its neighbours apart from it", () => {
-  const band = envelope({ xs: [0, 1, 2, 3], ys: [5, NaN, 1, 3] });
-  assert.deepEqual(band.xs, [0, 1, 2.5]);
+  const band = envelope({ xs: [0, 1, 2, 3, 4], ys: [5, NaN, 1, 3, Infinity] });
+  assert.deepEqual(band.xs, [0, 1, 2.5, 4]);
   assert.ok(Number.isNaN(band.ys[1]!));
+  assert.equal(band.ys[3], Infinity);
   assert.deepEqual(band.low.filter(Number.isFinite), [5, 1]);
 });
 

@@ -1,13 +1,12 @@
 """Tabs that look at a job for long: what they weigh, how long they were busy, what they show."""
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import httpx2
-import psutil
-from playwright.sync_api import Browser, CDPSession, Locator, Page
+from playwright.sync_api import Locator
 
 from glasshouse import jsonio
 
@@ -23,16 +22,46 @@ window.longTasks = [];
 new PerformanceObserver((list) => list.getEntries().forEach((it) => longTasks.push(it.duration)))
   .observe({type: 'longtask', buffered: true});
 """
+KEPT_TASKS = """() => new Promise((done) => {
+  const told = (it) => [(performance.timeOrigin + it.startTime) / 1000, it.duration];
+  const observer = new PerformanceObserver((list) => done(list.getEntries().map(told)));
+  observer.observe({type: 'longtask', buffered: true});
+  setTimeout(() => (observer.disconnect(), done([])), 1000);
+})"""
+MOST_KEPT = 200
+"""So many tasks of over 50 ms a browser keeps of a page, for who asks later."""
 READ_TABLE = """(table) => {
   const names = [...table.tHead.rows[0].cells].map((cell) => cell.textContent);
   const value = (cell) => cell.dataset.value === undefined ? null : cell.dataset.value;
   return [...table.tBodies[0].rows].map((row) => Object.fromEntries([...row.cells].map(
     (cell, place) => [names[place], place ? value(cell) : cell.textContent])));
 }"""
-READ_LAYERS = """(rows) => Object.fromEntries(rows.map((row) => [row.dataset.layer,
-  Object.fromEntries([...row.querySelectorAll('td[data-of]')].map(
+READ_LAYERS = """() => Object.fromEntries([...document.querySelectorAll('tr.layer-row')].map(
+  (row) => [row.dataset.layer, Object.fromEntries([...row.querySelectorAll('td[data-of]')].map(
     (cell) => [cell.dataset.of, cell.dataset.value || null]))]))"""
+READ_CHART = """async () => {
+  const card = document.querySelector(%s);
+  const buttons = () => [...card.querySelectorAll('button')];
+  const button = (name) => buttons().find((it) => it.textContent === name);
+  const press = async (one) => {
+    one.click();
+    await new Promise((go) => requestAnimationFrame(() => requestAnimationFrame(go)));
+  };
+  const rows = [];
+  if (!card) return rows;
+  await press(button('Table'));
+  while (card.querySelector('table')) {
+    rows.push(...(%s)(card.querySelector('table')));
+    const later = button('Later');
+    if (!later || later.disabled) break;
+    await press(later);
+  }
+  await press(button('Table'));  // back to the chart
+  return rows;
+}"""
 
+Look = Callable[[str], Any]
+"""Evaluates a function in a page."""
 Shown = dict[str, list[float | None]]
 """By name, a column of numbers; that of the steps is called ``step``."""
 
@@ -42,7 +71,7 @@ class View:
     """A page of a job, what it shows in numbers, and what the API says of the same."""
 
     path: str
-    shown: Callable[[Page], Shown]
+    shown: Callable[[Look], Shown]
     told: Callable[[httpx2.Client, str], Shown]
 
 
@@ -58,10 +87,8 @@ def table_of(card: Locator) -> list[dict[str, str | None]]:
         later.click()
 
 
-def _chart(page: Page, card: str, names: dict[str, str]) -> Shown:
-    place = page.locator(card)
-    rows = table_of(place)
-    place.get_by_role("button", name="Table").click()  # back to the chart
+def _chart(look: Look, card: str, names: dict[str, str]) -> Shown:
+    rows = look(READ_CHART % (json.dumps(card), READ_TABLE))
     columns = {name: [_number(row[label]) for row in rows] for label, name in names.items()}
     return {"step": [_number(row["step"]) for row in rows], **columns}
 
@@ -82,8 +109,8 @@ def _layer(http: httpx2.Client, job: str) -> Shown:
     return columns | {"step": _numbers(series["step"])}
 
 
-def _table_of_layers(page: Page) -> Shown:
-    cells = page.locator("tr.layer-row").evaluate_all(READ_LAYERS)
+def _table_of_layers(look: Look) -> Shown:
+    cells = look(READ_LAYERS)
     return {layer: [_number(row[name]) for name in CELLS] for layer, row in cells.items()}
 
 
@@ -103,7 +130,7 @@ def _numbers(column: list[Any]) -> list[float | None]:
 
 VIEWS = {
     "job": View(
-        "", lambda page: _chart(page, "[data-group=loss]", {name: name for name in LOSSES}), _losses
+        "", lambda look: _chart(look, "[data-group=loss]", {name: name for name in LOSSES}), _losses
     ),
     "inside": View("/inside", _table_of_layers, _layers),
     "layer": View(
@@ -116,52 +143,24 @@ VIEWS = {
 }
 
 
-@dataclass
+@dataclass(frozen=True)
 class Tab:
-    """One of the views, open for as long as it is watched."""
+    """One of the views, of one job."""
 
     name: str
-    page: Page
     job: str
-    session: CDPSession = field(init=False)
-    tasks: list[tuple[str, float]] = field(default_factory=list[tuple[str, float]])
-    """Those of over 50 ms: in which part of the time, and their milliseconds."""
-    num_asked: int = 0
-    """How many requests it has made."""
+    window: str = ""
+    """Its id, where it is one of a `Chromium`."""
 
-    def __post_init__(self) -> None:
-        """Open it."""
-        self.session = self.page.context.new_cdp_session(self.page)
-        self.page.on("request", self._count)
-        self.page.add_init_script(HEAR_LONG_TASKS)
-        self.page.goto(f"/jobs/{self.job}{VIEWS[self.name].path}")
+    @property
+    def path(self) -> str:
+        """Below the service's address."""
+        return f"/jobs/{self.job}{VIEWS[self.name].path}"
 
-    def _count(self, _: object) -> None:
-        self.num_asked += 1
-
-    def note_tasks(self, part: str) -> None:
-        """Take down the long tasks since the last time."""
-        found = self.page.evaluate("() => longTasks.splice(0)")
-        self.tasks += [(part, duration) for duration in found]
-
-    def forget_tasks(self, over_ms: float) -> None:
-        """Those that are so long that nobody can have done them."""
-        self.page.evaluate(
-            "(over) => { longTasks = longTasks.filter((it) => it < over) }", 0.9 * over_ms
-        )
-
-    def figures(self) -> dict[str, float]:
-        """What it holds, once what nobody needs any more is given back."""
-        self.session.send("HeapProfiler.collectGarbage")
-        heap = self.session.send("Runtime.getHeapUsage")
-        counted = self.session.send("Memory.getDOMCounters")
-        figures = {"heap_mib": heap["usedSize"] / 2**20}
-        return figures | {name: float(counted[name]) for name in ("nodes", "jsEventListeners")}
-
-    def difference(self, http: httpx2.Client) -> str | None:
+    def difference(self, look: Look, http: httpx2.Client) -> str | None:
         """How what it shows differs from what the API says; None: it does not."""
         view = VIEWS[self.name]
-        shown, told = view.shown(self.page), view.told(http, self.job)
+        shown, told = view.shown(look), view.told(http, self.job)
         if shown.keys() != told.keys():
             return f"shows {sorted(shown)} and not {sorted(told)}"
         for name, column in told.items():
@@ -173,27 +172,8 @@ class Tab:
         return None if any(told.values()) else "there is nothing to show"
 
 
-def renderers(browser: Browser) -> list[psutil.Process]:
-    """The processes behind all tabs."""
-    session = browser.new_browser_cdp_session()
-    found = session.send("SystemInfo.getProcessInfo")["processInfo"]
-    session.detach()
-    return [psutil.Process(one["id"]) for one in found if one["type"] == "renderer"]
-
-
-def renderers_mib(browser: Browser) -> float:
-    """What they have in memory for themselves."""
-    return sum(process.memory_full_info().uss for process in renderers(browser)) / 2**20
-
-
-@contextmanager
-def asleep(browser: Browser) -> Generator[None]:
-    """While the block lasts the tabs stand still, as when the machine sleeps."""
-    stopped = renderers(browser)
-    try:
-        for process in stopped:
-            process.suspend()
-        yield
-    finally:
-        for process in stopped:
-            process.resume()
+def long_tasks(look: Look) -> list[tuple[float, float]]:
+    """All of over 50 ms since it was opened: when each began, in seconds since 1970, and its ms."""
+    found = look(KEPT_TASKS)
+    assert len(found) < MOST_KEPT, "so many tasks of over 50 ms that not all were kept"
+    return [(began, duration) for began, duration in found]

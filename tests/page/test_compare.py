@@ -33,6 +33,7 @@ def sgd(lr: float) -> dict[str, object]:
 def compared(page: Page, sweep: list[gh.Job]) -> Page:
     page.goto("/compare?jobs=" + ",".join(job.id for job in sweep))
     expect(page.get_by_role("heading", name="Only what differs")).to_be_visible()
+    expect(page.locator(".line-chart .key > span")).to_have_count(len(sweep))  # each has come
     return page
 
 

@@ -1,12 +1,14 @@
 """A job watched in three tabs for as long as somebody would: ``python -m tests.page.watching``.
 
 A service of its own runs a job that makes about twenty events a second. A real Chromium shows its
-charts, its inside and one of its layers. On the way the network is cut, the service is started
-again, and a tab is put to sleep; after each of these, and in the end, the job rests while the
-numbers in every tab are compared with the API's. What a tab holds after a collection of garbage
-must be flat (``tests/soak/flat.py``), no task may hold its thread for longer than ``--longest``
-milliseconds, and nothing may be said in its console but that the service was away. Prints a table,
-keeps the figures as JSON with ``--save``, and fails if not all of it is so.
+charts, its inside and one of its layers, each in a window. On the way the network is cut, the
+service is started again, and the tabs are put to sleep; after each of these, and in the end, the
+job rests while the numbers in every tab are compared with the API's. Nobody inspects the tabs but
+then (``chromium.py``). What the renderers have in memory, and what a tab holds after a collection
+of garbage, must be flat (``tests/soak/flat.py``) once the charts are full; no task may hold a tab's
+thread for longer than ``--longest`` milliseconds; and nothing may be said in its console but that
+the service was away. Prints a table, keeps the figures as JSON with ``--save``, and fails if not
+all of it is so.
 """
 
 import argparse
@@ -19,37 +21,52 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
-from playwright.sync_api import Browser, BrowserContext, expect, sync_playwright
 
 import glasshouse as gh
+from models import metrics
+from models.database import Database
 from tests.acceptance.houses import ROOT, House, until
-from tests.page.browser import SIZES, WAIT_MS, Witness, find_chromium, launch
+from tests.page.browser import WAIT_MS, find_chromium
+from tests.page.chromium import Chromium
 from tests.page.specs import small
-from tests.page.tabs import VIEWS, Tab, asleep, renderers_mib
+from tests.page.tabs import POINTS, VIEWS, Look, Tab, long_tasks
 from tests.soak.flat import Bound, Verdict, judge, thinned
 
-BOUNDS = {
-    "heap_mib": Bound(2.0, 0.1),
-    "nodes": Bound(300, 0.1),
-    "jsEventListeners": Bound(60, 0.1),
-    "renderers_mib": Bound(40, 0.1),
-}
+PER_MINUTE = {"heap_mib": 0.05, "nodes": 5.0, "jsEventListeners": 1.0, "renderers_mib": 0.5}
+"""What a figure may grow by in a minute: in a day of eight hours a tab's objects would come to
+24 MiB more, and the memory of all three tabs to 240."""
+NOISE = {"heap_mib": 1.0, "nodes": 50.0, "jsEventListeners": 15.0, "renderers_mib": 12.0}
+"""What it may, however short the time: collections come when the browser wants them."""
 AWAY = r"ERR_(CONNECTION_\w+|INTERNET_DISCONNECTED|EMPTY_RESPONSE|NETWORK_\w+|SOCKET_\w+)"
 TRIAL_BATCH, BATCHES = 128, (8, 1297)
-UNDER_WAY = 8
-"""So many requests a tab may have sent before it fell asleep, and are heard of later."""
 EVENTS_PER_STEP = 2
 """Metrics, and statistics of the layers."""
+IS_SHOWN = "() => !!document.querySelector('[data-group=loss], tr.layer-row, [data-chart]')"
+SAYS_AWAY = "() => !!document.querySelector('div.bar')?.textContent.includes('does not answer')"
+EACH_SECOND = ("system/", "throughput/", "time/")
+
+
+@dataclass(frozen=True)
+class LongTask:
+    """What held a tab's thread for over 50 ms."""
+
+    tab: str
+    part: str
+    duration_ms: float
+
+    def is_of_a_tab(self, slept_ms: float) -> bool:
+        """Not of the sleep, which cuts a task in two: nobody can have done one so long."""
+        return self.duration_ms < 0.9 * slept_ms
 
 
 @dataclass(frozen=True)
@@ -71,6 +88,11 @@ class Plan:
     def every_s(self) -> float:
         """How often a tab is looked at: enough samples in a short time, too."""
         return min(30.0, self.seconds / 40)
+
+    @property
+    def warm_up_s(self) -> float:
+        """What is not judged: caches fill, code is compiled."""
+        return self.seconds / 4
 
     @property
     def away_s(self) -> float:
@@ -106,30 +128,30 @@ def spec(digits: str, name: str, batch: int, stop: dict[str, Any]) -> dict[str, 
 class Watch:
     """One watch, from an empty folder to its report."""
 
-    def __init__(self, plan: Plan, browser: Browser, folder: Path) -> None:
-        self._plan, self._browser = plan, browser
+    def __init__(self, plan: Plan, chromium: Chromium, folder: Path) -> None:
+        self._plan, self._chromium = plan, chromium
         self._house = House.up(folder / "home")
         self._calm()
         self._client, self._http = self._house.client(), self._house.http()
-        self._witness = Witness(self._house.url)
-        self._witness.allow(AWAY)
         self._tabs: list[Tab] = []
+        self._parts: list[tuple[float, str]] = []
+        """When each began, in seconds since 1970."""
+        self._tasks: list[LongTask] = []
         self._lines: dict[tuple[str, str], list[tuple[float, float]]] = {}
         self._compared: dict[str, int] = {}
         self._wrong: list[str] = []
-        self._part, self._began = "load", 0.0
+        self._began = 0.0
         """When it began, but for the time in which the job rested."""
 
     def run(self) -> dict[str, Any]:
         """Its report."""
         job = self._begin()
         try:
-            with self._context() as context:
-                self._open(context, job)
-                first = job.refresh().data["last_seq"]
-                self._watch_noting(context, job)
-                lasted_s = time.monotonic() - self._began
-                rate = (job.refresh().data["last_seq"] - first) / lasted_s
+            self._open(job)
+            first = job.refresh().data["last_seq"]
+            self._watch_noting(job)
+            lasted_s = time.monotonic() - self._began
+            rate = (job.refresh().data["last_seq"] - first) / lasted_s
             job.cancel()
         finally:
             self._client.close()
@@ -137,16 +159,19 @@ class Watch:
             self._house.down()
         return self._report(lasted_s, rate)
 
-    def _watch_noting(self, context: BrowserContext, job: gh.Job) -> None:
+    def _watch_noting(self, job: gh.Job) -> None:
         try:
-            self._watch(context, job)
+            self._watch(job)
         except Exception as error:  # the report is worth more
-            self._wrong.append(f"{self._part}: {type(error).__name__}: {str(error)[:500]}")
-        self._note_tasks("")
+            part = self._parts[-1][1]
+            self._wrong.append(f"{part}: {type(error).__name__}: {str(error)[:500]}")
+        for tab in self._tabs:
+            said = [what for what in self._chromium.said(tab.window) if not re.search(AWAY, what)]
+            self._wrong += [f"{tab.name}: {what}" for what in dict.fromkeys(said)]
 
-    def _watch(self, context: BrowserContext, job: gh.Job) -> None:
+    def _watch(self, job: gh.Job) -> None:
         self._until(0.2, "before")
-        self._cut_off(context)
+        self._cut_off()
         self._compare(job, "reconnected")
         self._until(0.45, "after the cut")
         self._start_again(job)
@@ -156,6 +181,11 @@ class Watch:
         self._compare(job, "woken")
         self._until(1.0, "after the sleep")
         self._compare(job, "in the end")
+        self._tasks = [
+            LongTask(tab.name, self._part_at(began), duration)
+            for tab in self._tabs
+            for began, duration in long_tasks(self._look(tab))
+        ]
 
     def _calm(self) -> None:
         """The job gives way to the tabs: it is their time that is measured."""
@@ -174,8 +204,27 @@ class Watch:
             wanted_s = EVENTS_PER_STEP / self._plan.rate
             batch = min(max(round(batch * wanted_s / self._step_s(trial)), BATCHES[0]), BATCHES[1])
         job = self._client.jobs.create(spec(digits, "watched", batch, {"steps": 10**9}))
-        until(lambda: (job.refresh().progress or {}).get("step", 0) > 110, 300, "an evaluation")
+        begun = POINTS + POINTS // 10
+        until(lambda: (job.refresh().progress or {}).get("step", 0) > begun, 600, "a beginning")
+        self._fill(job, begun)
         return job
+
+    def _fill(self, job: gh.Job, begun: int) -> None:
+        """What comes once a second has as many points as a chart shows, as if it had run for long.
+
+        Else the charts would fill for seventeen minutes, and what they hold would grow with them.
+        """
+        found = self._http.get(f"/jobs/{job.id}/metrics").json()["data"]
+        rows = [
+            {"step": step, "epoch": 0, "name": one["name"], "value": step / begun}
+            for one in found
+            if one["name"].startswith(EACH_SECOND)
+            for step in range(begun)
+        ]
+        database = Database(f"sqlite:///{self._house.home / 'glasshouse.db'}")
+        with database.write() as tx:
+            metrics.add(tx, job.id, 1, rows)
+        database.close()
 
     def _step_s(self, trial: gh.Job) -> float:
         asked = {"types": "metrics", "limit": 1000}
@@ -183,63 +232,70 @@ class Watch:
         times = [datetime.fromisoformat(one["at"]).timestamp() for one in found]
         return statistics.median(later - earlier for earlier, later in pairwise(times))
 
-    @contextmanager
-    def _context(self) -> Generator[BrowserContext]:
-        """A session that shows the service; what its tabs say is judged in the end."""
-        width, height = SIZES["wide"]
-        viewport: Any = {"width": width, "height": height}
-        with self._browser.new_context(base_url=self._house.url, viewport=viewport) as context:
-            context.set_default_timeout(WAIT_MS)
-            self._witness.follow(context)
-            context.new_page().goto(self._client.browser_link())
-            context.pages[0].close()
-            yield context
+    def _look(self, tab: Tab) -> Look:
+        return partial(self._chromium.evaluate, tab.window)
 
-    def _open(self, context: BrowserContext, job: gh.Job) -> None:
+    def _open(self, job: gh.Job) -> None:
+        """A session by a one-time link, then the tabs."""
+        blank = list(self._chromium.windows)
+        link = self._chromium.open(self._client.browser_link())
+        listed = f"{self._house.url}/jobs"
+        until(lambda: self._chromium.windows[link].startswith(listed), what="a session")
         self._began = time.monotonic()
-        self._tabs = [Tab(name, context.new_page(), job.id) for name in VIEWS]
-        for tab in self._tabs:
-            shown = tab.page.locator("[data-group=loss], tr.layer-row, [data-chart]")
-            expect(shown.first).to_be_visible()
+        self._begin_part("load")
+        for (
+            name
+        ) in VIEWS:  # one after the other: it is not their beginning together that is watched
+            window = self._chromium.open(f"{self._house.url}{Tab(name, job.id).path}")
+            tab = Tab(name, job.id, window)
+            until(partial(self._look(tab), IS_SHOWN), what=name)
+            self._tabs.append(tab)
+        for window in [*blank, link]:
+            self._chromium.close(window)
 
     def _until(self, share: float, part: str) -> None:
         """Look at the tabs now and then, up to this share of the time."""
-        self._note_tasks(part)
-        self._for(self._began + share * self._plan.seconds - time.monotonic())
-
-    def _for(self, seconds: float) -> None:
-        ends = time.monotonic() + seconds
+        self._begin_part(part)
+        ends = self._began + share * self._plan.seconds
         while (left := ends - time.monotonic()) > 0:
+            time.sleep(min(left, self._plan.every_s))  # nobody is attached
             self._sample()
-            self._tabs[0].page.wait_for_timeout(1000 * max(0.0, min(left, self._plan.every_s)))
 
     def _sample(self) -> None:
         at = time.monotonic() - self._began
-        for tab in self._tabs:
-            for figure, value in tab.figures().items():
-                self._lines.setdefault((tab.name, figure), []).append((at, value))
-        mib = renderers_mib(self._browser)
+        mib = self._chromium.renderers_mib
         self._lines.setdefault(("all tabs", "renderers_mib"), []).append((at, mib))
-        say(f"{at:.0f} s: {self._part}, {mib:.0f} MiB, {self._wrong}")
-
-    def _note_tasks(self, part: str) -> None:
-        """What was long up to now belongs to the part that ends, what comes to the next."""
         for tab in self._tabs:
-            tab.note_tasks(self._part)
-        self._part = part
+            for figure, value in self._held(tab).items():
+                self._lines.setdefault((tab.name, figure), []).append((at, value))
+        say(f"{at:.0f} s: {self._parts[-1][1]}, {mib:.0f} MiB, {self._wrong}")
 
-    def _cut_off(self, context: BrowserContext) -> None:
+    def _held(self, tab: Tab) -> dict[str, float]:
+        """What a tab holds, once what nobody needs any more is given back."""
+        asked = ("HeapProfiler.collectGarbage", "Runtime.getHeapUsage", "Memory.getDOMCounters")
+        _, heap, counted = self._chromium.ask(tab.window, *asked)
+        figures = {"heap_mib": heap["usedSize"] / 2**20}
+        return figures | {name: float(counted[name]) for name in ("nodes", "jsEventListeners")}
+
+    def _begin_part(self, part: str) -> None:
+        """What is long from now on belongs to it."""
+        self._parts.append((time.time(), part))
+
+    def _part_at(self, moment: float) -> str:
+        before = (part for began, part in reversed(self._parts) if began <= moment)
+        return next(before, self._parts[0][1])
+
+    def _cut_off(self) -> None:
         """No network for a while: the tabs say so, and come back by themselves."""
-        self._note_tasks("cut off")
-        context.set_offline(True)
-        self._says_away()
-        self._for(self._plan.away_s)
-        context.set_offline(False)
+        self._begin_part("cut off")
+        with self._chromium.offline(*(tab.window for tab in self._tabs)):
+            self._says_away()
+            time.sleep(self._plan.away_s)
         self._says_nothing()
 
     def _start_again(self, job: gh.Job) -> None:
         """The service ends and comes back where it was; the job goes on."""
-        self._note_tasks("started again")
+        self._begin_part("started again")
         attempt, port = job.refresh().data["attempt"], urlsplit(self._house.url).port
         began = time.monotonic()
         self._house.down()
@@ -251,29 +307,25 @@ class Watch:
         self._began += time.monotonic() - began
 
     def _send_to_sleep(self) -> None:
-        """As with a lid that is closed: the tabs stand still, and the job goes on."""
-        self._note_tasks("asleep")
-        asked = [tab.num_asked for tab in self._tabs]
-        with asleep(self._browser):
+        """As with a lid that is closed: the tabs stand still, and the job goes on.
+
+        That each asks again by itself is seen when it is compared.
+        """
+        self._begin_part("asleep")
+        with self._chromium.asleep():
             time.sleep(self._plan.away_s)
-        for tab, before in zip(self._tabs, asked, strict=True):
-            if tab.num_asked > before + UNDER_WAY:
-                self._wrong.append(f"{tab.name}, asleep, asked {tab.num_asked - before} times")
-            with tab.page.expect_request("**/api/**"):  # once awake, by itself
-                pass
-            tab.forget_tasks(1000 * self._plan.away_s)  # what the sleep itself cut in two
 
     def _says_away(self) -> None:
         for tab in self._tabs:
-            expect(tab.page.locator("div.bar")).to_contain_text("does not answer")
+            until(lambda tab=tab: self._look(tab)(SAYS_AWAY), what=f"{tab.name}: it says so")
 
     def _says_nothing(self) -> None:
         for tab in self._tabs:
-            expect(tab.page.locator("div.bar")).to_have_count(0)
+            until(lambda tab=tab: not self._look(tab)(SAYS_AWAY), what=f"{tab.name}: it is back")
 
     def _compare(self, job: gh.Job, when: str) -> None:
         """While the job rests, every tab must come to show what the API says."""
-        self._note_tasks("compared")
+        self._begin_part("compared")
         began = time.monotonic()
         job.pause()
         until(lambda: job.refresh().state == "paused", 300, "the pause")
@@ -287,29 +339,30 @@ class Watch:
 
     def _differs(self, tab: Tab) -> str | None:
         deadline = time.monotonic() + WAIT_MS / 1000
-        while difference := tab.difference(self._http):
+        while difference := tab.difference(self._look(tab), self._http):
             if time.monotonic() > deadline:
                 return difference
-            tab.page.wait_for_timeout(250)
+            time.sleep(0.25)
         return None
 
     def _report(self, lasted_s: float, rate: float) -> dict[str, Any]:
-        self._wrong += [what for what in self._witness.complaints if not re.search(AWAY, what)]
         if rate < self._plan.rate / 4:
             self._wrong.append(f"only {rate:.1f} events a second")
         verdicts = [self._verdict(*line) for line in sorted(self._lines)]
         found = [verdict for verdict in verdicts if verdict]
         if len(found) < len(verdicts) or not found:
             self._wrong.append("there are too few samples to say what is flat")
-        self._wrong += [f"{v.line}: {v.figure} is not flat" for v in found if not v.is_flat]
-        tasks = [longest(tab, part) for tab in self._tabs for part in parts(tab)]
+        self._wrong += [grown(verdict) for verdict in found if not verdict.is_flat]
+        slept_ms = 1000 * self._plan.away_s
+        tasks = longest([one for one in self._tasks if one.is_of_a_tab(slept_ms)])
         limit = self._plan.longest_ms
-        late = [one for one in tasks if limit and one["longest_ms"] > limit]
         self._wrong += [
-            f"{one['tab']}, {one['part']}: a task of {one['longest_ms']} ms" for one in late
+            f"{one['tab']}, {one['part']}: a task of {one['longest_ms']} ms, {limit:g} are allowed"
+            for one in tasks
+            if limit and one["longest_ms"] > limit
         ]
         return {
-            "watch": asdict(self._plan) | about(self._browser),
+            "watch": asdict(self._plan) | about(self._chromium),
             "lasted_s": round(lasted_s),
             "events_per_s": round(rate, 1),
             "compared": self._compared,
@@ -319,31 +372,46 @@ class Watch:
         }
 
     def _verdict(self, line: str, figure: str) -> Verdict | None:
-        warm_up_s = self._plan.seconds / 4
-        late = [sample for sample in self._lines[line, figure] if sample[0] >= warm_up_s]
-        return judge(line, figure, late, BOUNDS[figure])
+        samples = self._lines[line, figure]
+        late = [sample for sample in samples if sample[0] >= self._plan.warm_up_s]
+        minutes = (self._plan.seconds - self._plan.warm_up_s) / 60
+        bound = Bound(max(NOISE[figure], PER_MINUTE[figure] * minutes))
+        return judge(line, figure, late, bound)
 
     def _told(self, verdict: Verdict) -> dict[str, Any]:
         points = thinned(self._lines[verdict.line, verdict.figure], 30)
         pairs = [[round(at / 60, 1), round(value, 1)] for at, value in points]
-        return verdict.as_dict() | {"points": pairs}
+        return verdict.as_dict() | {"per_minute": per_minute(verdict), "points": pairs}
 
 
-def parts(tab: Tab) -> list[str]:
-    """In which parts of the time a tab had tasks of over 50 ms."""
-    return list(dict.fromkeys(part for part, _ in tab.tasks))
+def per_minute(verdict: Verdict) -> float:
+    """The slope of its line."""
+    return round(verdict.per_hour / 60, 3)
 
 
-def longest(tab: Tab, part: str) -> dict[str, Any]:
-    """How many they were, and the longest."""
-    found = [duration for when, duration in tab.tasks if when == part]
-    return {"tab": tab.name, "part": part, "num": len(found), "longest_ms": round(max(found))}
+def grown(verdict: Verdict) -> str:
+    """Which bound it does not keep."""
+    return (
+        f"{verdict.line}: {verdict.figure} grew by {verdict.growth:.1f} (from {verdict.first:.1f},"
+        f" {per_minute(verdict)} a minute), {verdict.bound:.1f} are allowed"
+    )
 
 
-def about(browser: Browser) -> dict[str, Any]:
+def longest(tasks: Iterable[LongTask]) -> list[dict[str, Any]]:
+    """Of each tab and part how many there were, and the longest."""
+    groups: dict[tuple[str, str], list[float]] = {}
+    for one in tasks:
+        groups.setdefault((one.tab, one.part), []).append(one.duration_ms)
+    return [
+        {"tab": tab, "part": part, "num": len(found), "longest_ms": round(max(found))}
+        for (tab, part), found in groups.items()
+    ]
+
+
+def about(chromium: Chromium) -> dict[str, Any]:
     """On what it ran; no path of the machine."""
     machine = {"cores": os.cpu_count(), "python": platform.python_version()}
-    return machine | {"chromium": browser.version}
+    return machine | {"chromium": chromium.version}
 
 
 def told(report: dict[str, Any]) -> list[dict[str, Any]]:
@@ -379,11 +447,12 @@ def say(what: str) -> None:
     sys.stderr.flush()
 
 
-def watch(plan: Plan, browser: Browser) -> dict[str, Any]:
-    """Do it; its report."""
+def watch(plan: Plan, path: str) -> dict[str, Any]:
+    """Do it, with the Chromium at a path; its report."""
     folder = Path(tempfile.mkdtemp(prefix="gh", dir="/tmp"))
     try:
-        return Watch(plan, browser, folder).run()
+        with Chromium.started(path) as chromium:
+            return Watch(plan, chromium, folder).run()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -402,11 +471,7 @@ def main() -> int:
     path = find_chromium()
     if path is None:
         parser.error("there is no Chromium (Debian, Ubuntu: apt install chromium)")
-    expect.set_options(timeout=WAIT_MS)
-    with sync_playwright() as playwright:
-        browser = launch(playwright, path)
-        report = watch(Plan(**given), browser)
-        browser.close()
+    report = watch(Plan(**given), path)
     sys.stdout.write(f"\n{table(report)}\n")
     if name:
         kept = ROOT / "bench" / "results" / f"{name}.jsonl"

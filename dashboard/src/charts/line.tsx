@@ -7,6 +7,7 @@ import { theme } from "../theme";
 import { type Asked, colourOf, dashOf, type Marker, NEAR_PX, optionsOf, type Prepared, prepare } from "./plot";
 import { atText, counted, type Odd, sentence, type Series } from "./series";
 import { ChartTable, saveCsv } from "./table";
+import { inTurn } from "./turns";
 
 export type { Marker } from "./plot";
 export type { Series } from "./series";
@@ -79,58 +80,85 @@ interface Wanted extends LineProps {
   height: number;
 }
 
+interface Shown {
+  /** What a plot cannot change once it is made. */
+  shape: string;
+  prepared: Prepared;
+  wanted: Wanted;
+}
+
 /** A uPlot: made anew when its lines, axes or colours are others, else given new data, 4 times a second at most. */
 function Canvas({ prepared, wanted, plot, onCursor }: { prepared: Prepared; wanted: Wanted; plot: { current: uPlot | null }; onCursor: (x: number | null) => void }) {
   const host = useRef<HTMLDivElement>(null);
-  const newest = useRef({ prepared, wanted });
-  newest.current = { prepared, wanted };
   const shape = JSON.stringify([prepared.lines, prepared.bands, wanted.log, wanted.xName, wanted.height, theme.value]);
+  const newest = useRef<Shown>({ shape, prepared, wanted });
+  newest.current = { shape, prepared, wanted };
+  const drawn = useRef<Shown | null>(null);
+  useEffect(() => inTurn(() => {
+    if (!host.current) return; // it is gone: effects are taken back only after the next picture
+    if (plot.current) onCursor(null);
+    plot.current?.destroy(); // not before: until now its picture stood
+    drawn.current = newest.current;
+    plot.current = plotOf(host.current, newest, onCursor);
+  }), [shape]);
   useEffect(() => {
     const element = host.current!;
-    const { prepared, wanted } = newest.current;
-    const asked: Asked = {
-      width: element.clientWidth,
-      height: wanted.height,
-      log: wanted.log,
-      time: wanted.xName === "time",
-      whole: wanted.xName === "step",
-      range: () => newest.current.wanted.range ?? null,
-      marks: () => ({ odd: newest.current.prepared.odd, markers: newest.current.wanted.markers }),
-      zoom: (range) => newest.current.wanted.onZoom?.(range),
-      moved: (it) => onCursor(it.data[0][it.cursor.idx ?? -1] ?? null),
-    };
-    const made = (plot.current = new uPlot(optionsOf(prepared, asked), prepared.data, element));
-    const observer = new ResizeObserver(() => element.clientWidth && made.setSize({ width: element.clientWidth, height: wanted.height }));
+    const observer = new ResizeObserver(() => element.clientWidth && plot.current?.setSize({ width: element.clientWidth, height: newest.current.wanted.height }));
     observer.observe(element);
     return () => {
       observer.disconnect();
-      made.destroy();
+      plot.current?.destroy();
       plot.current = null;
       onCursor(null);
     };
-  }, [shape]);
-  useThrottled(() => plot.current?.setData(newest.current.prepared.data), [prepared, wanted.markers, wanted.range]);
+  }, []);
+  useThrottled(() => {
+    if (!plot.current || drawn.current?.shape !== newest.current.shape || isSame(drawn.current, newest.current)) return;
+    drawn.current = newest.current;
+    plot.current.setData(newest.current.prepared.data);
+  }, [prepared, wanted.markers, wanted.range]);
   return (
     <div class="canvas" ref={host} role="img" tabIndex={0} style={{ height: `${wanted.height}px` }}
       aria-label={`${wanted.title}: ${sentence(wanted.series, wanted.xName)}`} onKeyDown={(event) => onKey(event, plot.current, wanted.onZoom)} />
   );
 }
 
+function isSame(one: Shown, other: Shown): boolean {
+  return one.prepared === other.prepared && one.wanted.markers === other.wanted.markers && one.wanted.range === other.wanted.range;
+}
+
+function plotOf(element: HTMLElement, newest: { readonly current: Shown }, onCursor: (x: number | null) => void): uPlot {
+  const { prepared, wanted } = newest.current;
+  const asked: Asked = {
+    width: element.clientWidth,
+    height: wanted.height,
+    log: wanted.log,
+    time: wanted.xName === "time",
+    whole: wanted.xName === "step",
+    range: () => newest.current.wanted.range ?? null,
+    marks: () => ({ odd: newest.current.prepared.odd, markers: newest.current.wanted.markers }),
+    zoom: (range) => newest.current.wanted.onZoom?.(range),
+    moved: (it) => onCursor(it.data[0][it.cursor.idx ?? -1] ?? null),
+  };
+  return new uPlot(optionsOf(prepared, asked), prepared.data, element);
+}
+
 /** Do it when something has changed, but never twice within the time of a repaint. */
 function useThrottled(repaint: () => void, changes: readonly unknown[]): void {
   const state = useRef({ at: 0, timer: 0 });
+  const cancel = useRef(() => {});
   useEffect(() => {
     const { at, timer } = state.current;
     if (timer) return;
     const run = () => {
       state.current = { at: performance.now(), timer: 0 };
-      repaint();
+      cancel.current = inTurn(repaint);
     };
     const wait = at + REPAINT_MS - performance.now();
     if (wait <= 0) run();
     else state.current.timer = window.setTimeout(run, wait);
   }, changes as unknown[]);
-  useEffect(() => () => clearTimeout(state.current.timer), []);
+  useEffect(() => () => (clearTimeout(state.current.timer), cancel.current()), []);
 }
 
 /** Arrows move the cursor, + and − zoom about it, Escape shows all again. */

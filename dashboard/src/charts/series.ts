@@ -37,22 +37,35 @@ export function weights(series: readonly Pick<Series, "xs">[], weight: number): 
   return dense.map((one) => (one ? weight ** (most / one) : weight));
 }
 
-/** A thinned series as a band: each two neighbouring finite points are one place, with least, greatest and middle. */
+/** A thinned series as a band with its middle. What the service kept is the least and the greatest of each stretch, in
+    the order of their x, and sometimes a point more or less: where a stretch begins cannot be seen. So each place is a
+    window of three neighbours, whose last is the first of the next: it holds both ends of one stretch in any case. */
 export function envelope({ xs, ys }: Pick<Series, "xs" | "ys">): Required<Pick<Series, "xs" | "ys" | "low" | "high">> {
   const band = { xs: [] as number[], ys: [] as number[], low: [] as number[], high: [] as number[] };
-  const put = (x: number, a: number, b: number) => {
-    band.xs.push(x);
-    band.ys.push((a + b) / 2);
-    band.low.push(Math.min(a, b));
-    band.high.push(Math.max(a, b));
+  const put = (from: number, to: number) => {
+    const within = ys.slice(from, to);
+    const [low, high] = [Math.min(...within), Math.max(...within)];
+    band.xs.push((xs[from]! + xs[to - 1]!) / 2);
+    band.ys.push((low + high) / 2);
+    band.low.push(low);
+    band.high.push(high);
   };
-  for (let place = 0; place < xs.length; place += 1) {
-    const [x, y] = [xs[place]!, ys[place]!];
-    const next = ys[place + 1];
-    if (!Number.isFinite(y) || next === undefined || !Number.isFinite(next)) put(x, y, y);
-    else put((x + xs[++place]!) / 2, y, next);
+  for (let place = 0; place < xs.length; ) {
+    const end = Math.max(place + 1, endOfRun(ys, place)); // what is not finite stands alone
+    for (let from = place; from === place || from + 1 < end; from += 2) {
+      const start = Math.max(place, Math.min(from, end - 3));
+      put(start, Math.min(start + 3, end));
+    }
+    place = end;
   }
   return band;
+}
+
+/** The place behind the last of the finite values that begin here. */
+function endOfRun(ys: readonly number[], place: number): number {
+  let end = place;
+  while (end < ys.length && Number.isFinite(ys[end]!)) end += 1;
+  return end;
 }
 
 /** Every x of any series once, and the columns over all of them: undefined where a series has no point there. */

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from alembic import command
 from sqlalchemy import Engine, event, text
@@ -20,6 +21,7 @@ from models.migrate import config, migrate
 from models.shipments import Batch
 from models.spans import LENGTH
 from models.tables import Job
+from models.thinning import kept_places
 
 from .making import make_job, make_worker, next_attempt, running, saved, ship
 
@@ -95,6 +97,19 @@ def test_a_glance_is_what_all_values_say_whatever_was_run_again(database: Databa
         agree(database, run.job)
         for asked in range(1, run.claim.attempt + 1):
             agree(database, run.job, asked)
+
+
+def test_fewer_points_are_those_of_all_that_the_rule_keeps(database: Database):
+    run = Run(database, 7)
+    for _ in range(60):
+        run.ship()
+    run.begin_again()
+    with database.read() as tx:
+        whole = metrics.query(tx, run.job.id, "loss")
+        few = metrics.query(tx, run.job.id, "loss", max_points=40)
+    places = kept_places([np.array([point.value for point in whole])], 40)
+    assert 40 <= len(few) < len(whole)
+    assert repr(few) == repr([whole[place] for place in places])  # of NaN, too
 
 
 def test_a_value_in_anothers_place_is_counted_once(database: Database):
