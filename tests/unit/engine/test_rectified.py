@@ -62,6 +62,12 @@ def test_large_tensors_are_shared_by_threads_and_agree_with_numpy(
     np.testing.assert_array_equal(rectified, summarize(torch.relu(x)))
 
 
+def test_of_what_is_nowhere_positive_all_is_zero():
+    own, rectified = both(-torch.rand(64, generator=torch.Generator().manual_seed(1)) - 0.01)
+    assert own[3] < 0
+    assert rectified == [0, 0, 0, 0, 0, 0, 1, 0, 0]
+
+
 def test_what_may_take_two_passes_or_lies_apart_is_not_taken():
     assert not kernel.rectifies(torch.zeros(4, dtype=torch.float64))
     assert not kernel.rectifies(torch.zeros(4, dtype=torch.int64))
