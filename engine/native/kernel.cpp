@@ -5,7 +5,8 @@
 // finite says that some are not, and the block is swept again with a mask. Where the mean dwarfs the
 // deviation the block is swept a second time about its mean. Blocks are merged in double by Chan's
 // formula. Narrow types are widened a block at a time into a buffer that stays in the cache. Where a
-// histogram is asked for, the block is counted too: glasshouse/bins.py says what the bins are.
+// histogram is asked for, the block is counted too: glasshouse/bins.py says what the bins are. Where
+// a ReLU's output is asked for, each value is added as it is and as the ReLU makes it.
 //
 // Tensors are divided into chunks of a fixed size, which any thread may take and which are merged
 // in order: the figures do not depend on the number of threads. The threads are those of torch.
