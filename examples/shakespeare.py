@@ -30,7 +30,12 @@ def layers(num_tokens: int, **sizes: int) -> list[dict[str, Any]]:
 
 
 def submit(
-    client: Client, text: Dataset, steps: int = NUM_STEPS, rate: float = 1e-3, **sizes: int
+    client: Client,
+    text: Dataset,
+    steps: int = NUM_STEPS,
+    rate: float = 1e-3,
+    seed: int = 1,
+    **sizes: int,
 ) -> Job:
     """Queue the training on nine tenths of a text, judged on the last tenth."""
     windows = {"type": "language_model", "tokens": "characters", "length": BLOCK_SIZE}
@@ -59,7 +64,7 @@ def submit(
         evaluate={"every_steps": 500},
         steps=steps,
         probes=[{"layers": ["h?"], "kinds": ["output"], "every": 100}],
-        seed=1,
+        seed=seed,
         name="shakespeare",
     )
 
@@ -88,10 +93,11 @@ def main() -> None:
     parser.add_argument("text", type=Path, help="a text file")
     parser.add_argument("--length", type=int, default=200, help="characters to write")
     parser.add_argument("--rate", type=float, default=1e-3, help="the highest learning rate")
+    parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     with Client() as client:
         text = client.datasets.upload(given.text, format="text")
-        job = submit(client, text, rate=given.rate).wait(progress=True)
+        job = submit(client, text, rate=given.rate, seed=given.seed).wait(progress=True)
         print("| step | validation loss |")
         print("|---|---|")
         losses = job.metrics("validation/loss")

@@ -5,7 +5,8 @@
 // finite says that some are not, and the block is swept again with a mask. Where the mean dwarfs the
 // deviation the block is swept a second time about its mean. Blocks are merged in double by Chan's
 // formula. Narrow types are widened a block at a time into a buffer that stays in the cache. Where a
-// histogram is asked for, the block is counted too: glasshouse/bins.py says what the bins are.
+// histogram is asked for, the block is counted too: glasshouse/bins.py says what the bins are. Where
+// a ReLU's output is asked for, each value is added as it is and as the ReLU makes it.
 //
 // Tensors are divided into chunks of a fixed size, which any thread may take and which are merged
 // in order: the figures do not depend on the number of threads. The threads are those of torch.
@@ -109,8 +110,15 @@ inline uint16_t bin_of(double v) {
     return bits == NEGATIVE_ZERO ? 0 : uint16_t((bits >> 20) - (is_beyond ? 1 : 0));
 }
 
+// What the values of a tensor are added to.
+struct Tally {
+    Sums& whole;
+    Counter* counter;  // or null
+    Sums* rectified;   // or null: of what a ReLU makes of them
+};
+
 struct Isa {  // the parts of the work that are compiled for each instruction set
-    void (*add)(const void* data, int64_t start, int64_t n, int32_t type, Sums& s, Counter* counter);
+    void (*add)(const void* data, int64_t start, int64_t n, int32_t type, const Tally& tally);
     void (*finish)(const void* data, int64_t n, int32_t type, const Sums& s, double* figures);
 };
 
@@ -150,6 +158,7 @@ struct Work {
     const int32_t* types;
     const int64_t* firsts;  // the number of each tensor's first chunk, and of all chunks
     Sums* sums;             // of each chunk
+    Sums* rectified;        // of each chunk, or null
     Counter* counters;      // of each thread, or null
     int num_shares;
     Claimed claimed[MAX_THREADS];
@@ -176,7 +185,7 @@ struct Work {
                 const int64_t start = (chunk - firsts[tensor]) * CHUNK;
                 const int64_t left = sizes[tensor] - start;
                 isa.add(data[tensor], start, left < CHUNK ? left : CHUNK, types[tensor],
-                        sums[chunk], counter);
+                        {sums[chunk], counter, rectified ? rectified + chunk : nullptr});
             }
         }
     }
@@ -194,8 +203,16 @@ struct Memory {
 
 int64_t num_chunks(int64_t n) { return n / CHUNK + (n % CHUNK ? 1 : 0); }
 
+Sums merged(const Sums* sums, int64_t num) {
+    Sums whole;
+    for (int64_t i = 0; i < num; i++) whole.add(sums[i]);
+    return whole;
+}
+
+// With `rectifies`, the figures of what a ReLU makes of the tensors come after those of all tensors.
 bool summarize(Isa isa, int64_t count, const void* const* data, const int64_t* sizes,
-               const int32_t* types, double* figures, Counter* counters, int threads) {
+               const int32_t* types, double* figures, Counter* counters, int threads,
+               bool rectifies = false) {
     const Memory<int64_t> firsts(count + 1);
     if (!firsts.at) return false;
     int64_t total = 0;
@@ -203,21 +220,23 @@ bool summarize(Isa isa, int64_t count, const void* const* data, const int64_t* s
         firsts.at[i + 1] = firsts.at[i] + num_chunks(sizes[i]);
         total += sizes[i];
     }
-    const Memory<Sums> sums(firsts.at[count]);
+    const int64_t chunks = firsts.at[count], kinds = rectifies ? 2 : 1;
+    const Memory<Sums> sums(kinds * chunks);
     if (!sums.at) return false;
-    for (int64_t i = 0; i < firsts.at[count]; i++) sums.at[i] = Sums();
+    for (int64_t i = 0; i < kinds * chunks; i++) sums.at[i] = Sums();
     const bool is_shared = lent::parallel && threads > 1 && total >= LEAST_FOR_THREADS;
-    Work work{isa, count, data, sizes, types, firsts.at, sums.at, counters, is_shared ? threads : 1, {}};
+    Work work{isa, count, data, sizes, types, firsts.at, sums.at, rectifies ? sums.at + chunks : nullptr,
+              counters, is_shared ? threads : 1, {}};
     for (int i = 0; i < work.num_shares; i++) work.claimed[i].next = work.share(i);
     if (is_shared)
         lent::parallel(Work::run, &work, threads, 0);
     else
         work.take(0);
-    for (int64_t i = 0; i < count; i++) {
-        Sums whole;
-        for (int64_t j = firsts.at[i]; j < firsts.at[i + 1]; j++) whole.add(sums.at[j]);
-        isa.finish(data[i], sizes[i], types[i], whole, figures + i * NUM_FIGURES);
-    }
+    for (int64_t kind = 0; kind < kinds; kind++)
+        for (int64_t i = 0; i < count; i++, figures += NUM_FIGURES) {
+            const Sums* first = sums.at + kind * chunks + firsts.at[i];
+            isa.finish(data[i], sizes[i], types[i], merged(first, firsts.at[i + 1] - firsts.at[i]), figures);
+        }
     return true;
 }
 
@@ -306,6 +325,17 @@ int32_t glasshouse_summarize_one(const void* data, int64_t size, int32_t type, d
                                 threads);
 }
 
+// The figures of one tensor, and after them those of what a ReLU makes of it. Its values must be
+// narrower than doubles, or 1 is returned.
+int32_t glasshouse_summarize_rectified(const void* data, int64_t size, int32_t type, double* figures,
+                                       int32_t isa, int32_t threads) {
+    static const int best = best_isa();
+    const Isa chosen = choose(isa < 0 || isa > best ? best : isa);
+    if (type != F32 && type != BF16 && type != F16) return 1;
+    threads = threads > MAX_THREADS ? MAX_THREADS : threads < 1 ? 1 : threads;
+    return summarize(chosen, 1, &data, &size, &type, figures, nullptr, threads, true) ? 0 : 2;
+}
+
 }  // extern "C"
 
 #else  // KERNEL_ISA: what follows is compiled once for each instruction set
@@ -344,11 +374,14 @@ static inline doubles load_doubles(const T* x) {
 static inline doubles load_doubles(const float* x) {
     return (doubles)_mm512_cvtps_pd(_mm256_loadu_ps(x));
 }
-static inline void count_zeros(ints& num, floats v) {
-    const __mmask16 found = _mm512_cmp_ps_mask((__m512)v, _mm512_setzero_ps(), _CMP_EQ_OQ);
+template <int how>
+static inline void count(ints& num, floats v) {
+    const __mmask16 found = _mm512_cmp_ps_mask((__m512)v, _mm512_setzero_ps(), how);
     const __m512i before = (__m512i)num;
     num = (ints)_mm512_mask_add_epi32(before, found, before, _mm512_set1_epi32(1));
 }
+static inline void count_zeros(ints& num, floats v) { count<_CMP_EQ_OQ>(num, v); }
+static inline void count_no_more_than_zero(ints& num, floats v) { count<_CMP_LE_OQ>(num, v); }
 #else
 #if KERNEL_BYTES == 32
 static inline doubles load_doubles(const float* x) {
@@ -356,6 +389,7 @@ static inline doubles load_doubles(const float* x) {
 }
 #endif
 static inline void count_zeros(ints& num, floats v) { num -= (ints)(v == 0.0f); }
+static inline void count_no_more_than_zero(ints& num, floats v) { num -= (ints)(v <= 0.0f); }
 #endif
 
 // What is left of a register when its halves are joined until one number remains.
@@ -392,11 +426,32 @@ static inline void sweep_tail(double v, Sums& s) {
     s.num_zeros += v == 0;
 }
 
-// One sweep, right when every value is finite; else its sum of squares is not finite.
-static void sweep(const float* x, int64_t n, Sums& s) {
-    floats low = floats{} + float(INF), high = floats{} - float(INF);
+// What is summed of floats, in two halves of a register each.
+struct Halves {
     doubles sum0{}, sum1{}, squares0{}, squares1{};
     ints zeros{};
+
+    inline void add(const doubles& a, const doubles& b) {
+        sum0 += a;
+        sum1 += b;
+        squares0 += a * a;
+        squares1 += b * b;
+    }
+
+    inline void settle(int64_t n, Sums& s) const {
+        s.num = n;
+        s.sum = total(sum0 + sum1);
+        s.squares = total(squares0 + squares1);
+        s.num_zeros = total(zeros);
+    }
+};
+
+// One sweep, right when every value is finite; else its sum of squares is not finite. With
+// `rectifies` also of what a ReLU makes of them, summed in the same order.
+template <bool rectifies>
+static void sweep_floats(const float* x, int64_t n, Sums& s, Sums& r) {
+    floats low = floats{} + float(INF), high = floats{} - float(INF);
+    Halves own, rectified;
     int64_t i = 0;
     for (; i + F <= n; i += F) {
         const floats v = *reinterpret_cast<const floats_at*>(x + i);
@@ -405,19 +460,27 @@ static void sweep(const float* x, int64_t n, Sums& s) {
         low = v < low ? v : low;
         high = v > high ? v : high;
         __builtin_prefetch(x + i + AHEAD);
-        count_zeros(zeros, v);
-        sum0 += a;
-        sum1 += b;
-        squares0 += a * a;
-        squares1 += b * b;
+        count_zeros(own.zeros, v);
+        own.add(a, b);
+        if (rectifies) {
+            count_no_more_than_zero(rectified.zeros, v);
+            rectified.add(a > 0.0 ? a : doubles{}, b > 0.0 ? b : doubles{});
+        }
     }
-    s.num = n;
-    s.sum = total(sum0 + sum1);
-    s.squares = total(squares0 + squares1);
-    s.num_zeros = total(zeros);
+    own.settle(n, s);
     extremes<float>(low, high, s);
-    for (; i < n; i++) sweep_tail(x[i], s);
+    if (rectifies) {
+        rectified.settle(n, r);
+        r.low = s.low < 0 ? 0 : s.low;
+        r.high = s.high < 0 ? 0 : s.high;
+    }
+    for (; i < n; i++) {
+        sweep_tail(x[i], s);
+        if (rectifies) sweep_tail(x[i] < 0 ? 0 : x[i], r);
+    }
 }
+
+static void sweep(const float* x, int64_t n, Sums& s) { sweep_floats<false>(x, n, s, s); }
 
 static void sweep(const double* x, int64_t n, Sums& s) {
     doubles low = doubles{} + INF, high = doubles{} - INF;
@@ -543,22 +606,51 @@ static inline To widen(From v) {
     return To(v);
 }
 
+// Whether a block of finite values that are not close together needs no other sweep.
+static inline bool settles(Sums& s) {
+    s.about_mean = s.squares - s.sum * (s.sum / double(s.num));
+    return s.squares < INF && s.about_mean >= CANCELS * s.squares;
+}
+
+// A block and what a ReLU makes of it: NaN and -0 stay what they are, as in torch.
+static void add_with_rectified(const float* x, int64_t n, Sums& whole, Sums& rectified) {
+    Sums s, r;
+    sweep_floats<true>(x, n, s, r);
+    if (settles(s) && settles(r)) {
+        whole.add(s);
+        rectified.add(r);
+        return;
+    }
+    float buffer[BLOCK];
+    for (int64_t i = 0; i < n; i++) buffer[i] = x[i] < 0 ? 0 : x[i];
+    add_block(x, n, whole, nullptr);
+    add_block(buffer, n, rectified, nullptr);
+}
+
+static inline void tell(const float* x, int64_t n, const Tally& tally) {
+    if (tally.rectified) return add_with_rectified(x, n, tally.whole, *tally.rectified);
+    add_block(x, n, tally.whole, tally.counter);
+}
+
+static inline void tell(const double* x, int64_t n, const Tally& tally) {
+    add_block(x, n, tally.whole, tally.counter);
+}
+
 template <class From, class To, To (*wide)(From)>
-static void walk(const void* data, int64_t start, int64_t n, Sums& whole, Counter* counter) {
+static void walk(const void* data, int64_t start, int64_t n, const Tally& tally) {
     const From* x = static_cast<const From*>(data) + start;
     To buffer[BLOCK];
     for (int64_t at = 0; at < n; at += BLOCK) {
         const int64_t num = n - at < BLOCK ? n - at : BLOCK;
         for (int64_t i = 0; i < num; i++) buffer[i] = wide(x[at + i]);
-        add_block(buffer, num, whole, counter);
+        tell(buffer, num, tally);
     }
 }
 
 template <class T>
-static void walk_as_is(const void* data, int64_t start, int64_t n, Sums& whole, Counter* counter) {
+static void walk_as_is(const void* data, int64_t start, int64_t n, const Tally& tally) {
     const T* x = static_cast<const T*>(data) + start;
-    for (int64_t at = 0; at < n; at += BLOCK)
-        add_block(x + at, n - at < BLOCK ? n - at : BLOCK, whole, counter);
+    for (int64_t at = 0; at < n; at += BLOCK) tell(x + at, n - at < BLOCK ? n - at : BLOCK, tally);
 }
 
 // Doubles whose squares would overflow or vanish: all of it again, times a power of two.
@@ -577,17 +669,17 @@ static double walk_scaled(const double* x, int64_t n, double absmax, Sums& whole
 }
 
 // Adds `n` values of a tensor from the one numbered `start` on.
-static void add(const void* data, int64_t start, int64_t n, int32_t type, Sums& s, Counter* c) {
+static void add(const void* data, int64_t start, int64_t n, int32_t type, const Tally& tally) {
     switch (type) {
-        case F32: return walk_as_is<float>(data, start, n, s, c);
-        case F64: return walk_as_is<double>(data, start, n, s, c);
-        case BF16: return walk<uint16_t, float, bfloat16>(data, start, n, s, c);
-        case F16: return walk<uint16_t, float, float16>(data, start, n, s, c);
-        case I8: return walk<int8_t, float, widen<int8_t, float>>(data, start, n, s, c);
-        case I16: return walk<int16_t, float, widen<int16_t, float>>(data, start, n, s, c);
-        case I32: return walk<int32_t, double, widen<int32_t, double>>(data, start, n, s, c);
-        case I64: return walk<int64_t, double, widen<int64_t, double>>(data, start, n, s, c);
-        default: return walk<uint8_t, float, widen<uint8_t, float>>(data, start, n, s, c);
+        case F32: return walk_as_is<float>(data, start, n, tally);
+        case F64: return walk_as_is<double>(data, start, n, tally);
+        case BF16: return walk<uint16_t, float, bfloat16>(data, start, n, tally);
+        case F16: return walk<uint16_t, float, float16>(data, start, n, tally);
+        case I8: return walk<int8_t, float, widen<int8_t, float>>(data, start, n, tally);
+        case I16: return walk<int16_t, float, widen<int16_t, float>>(data, start, n, tally);
+        case I32: return walk<int32_t, double, widen<int32_t, double>>(data, start, n, tally);
+        case I64: return walk<int64_t, double, widen<int64_t, double>>(data, start, n, tally);
+        default: return walk<uint8_t, float, widen<uint8_t, float>>(data, start, n, tally);
     }
 }
 

@@ -26,6 +26,7 @@ from engine.probes.watched.calls import Calls
 from engine.probes.watched.gradients import watch_gradient
 from engine.probes.watched.losses import sample_losses
 from engine.probes.watched.points import Point, Seen, Sight, wanting
+from engine.probes.watched.rectified import Rectified, is_rectifier
 from engine.probes.watched.select import LOSS, LOSS_ROWS, LOSS_SAMPLES
 from engine.probes.watched.updates import changes, copies, states
 from engine.probes.watched.watch import Watch, Watches
@@ -77,6 +78,7 @@ class Look(AbstractContextManager["Look"]):
         self._taps: list[Any] = []
         """On tensors of this step."""
         self._calls: list[Calls] = []
+        self._rectified = Rectified()
         self._rows: list[tuple[str, str, Any]] = []
         self._counted: list[Counted] = []
         self._goes_on = self._sight.goes_on or (self._clips and self._sight.sees_clipped)
@@ -200,14 +202,17 @@ class Look(AbstractContextManager["Look"]):
         return hook
 
     def _on_output(self, calls: Calls, point: Point) -> Callable[..., None]:
-        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        rectifies = is_rectifier(point.module)
+
+        def hook(_module: nn.Module, inputs: Any, output: Any) -> None:
             if not self._is_open:
                 return
             try:
                 name = calls.name(point.path, "output")
+                source = inputs[0] if rectifies and inputs else None
                 for number, (leaf, tensor) in enumerate(leaves(name, output)):
                     wanted = point.wanting("output", leaf, name, number)
-                    self._see("output", leaf, tensor, wanted)
+                    self._see("output", leaf, tensor, wanted, source)
                     graded = point.wanting("output_grad", leaf, name, number)
                     if graded and tensor.requires_grad:
                         self._tap(leaf, tensor, graded)
@@ -317,17 +322,21 @@ class Look(AbstractContextManager["Look"]):
         name: str,
         tensor: Tensor,
         watches: Watches,
+        source: Tensor | None = None,
         *,
         is_counted: bool = False,
     ) -> None:
-        """Look at a tensor now: it may be overwritten by the next instruction."""
+        """Look at a tensor now: it may be overwritten by the next instruction.
+
+        ``source`` is what a ReLU made it of.
+        """
         if not watches:
             return
         started, before = self._meter.start(), len(self._rows)
         self._desk.clock.pause()
         try:
             if not is_counted:
-                self._count(kind, name, tensor, watches)
+                self._count(kind, name, tensor, watches, source)
             if watches.takes_full:
                 probes = [watch.probe for watch in watches if watch.takes_full]
                 self._keep(kind, name, tensor, probes)
@@ -339,12 +348,17 @@ class Look(AbstractContextManager["Look"]):
             self._show(kind, name, tensor, watches, self._rows[-1][2])
         self._meter.stop(started, watches)
 
-    def _count(self, kind: str, name: str, tensor: Tensor, watches: Watches) -> None:
+    def _count(
+        self, kind: str, name: str, tensor: Tensor, watches: Watches, source: Tensor | None
+    ) -> None:
         if watches.counts:
             figures, counts = summarize(tensor, histogram=True)
             self._counted.append(Counted(name, kind, figures, counts, watches.counts))
             if watches.takes_stats:
                 self._rows.append((name, kind, figures))
+        elif watches.takes_stats and kind == "output":
+            figures = self._rectified.summarize(name, tensor, watches, source)
+            self._rows.append((name, kind, figures))
         elif watches.takes_stats:
             self._rows.append((name, kind, summarize(tensor)))
 

@@ -22,11 +22,13 @@ from engine.native.threads import lend_threads
 NUM_FIGURES = 9
 NUM_FINITE_BINS = 2 * 0x7F8
 _Figures = ctypes.c_double * NUM_FIGURES
+_Twice = ctypes.c_double * (2 * NUM_FIGURES)
 TYPES = {
     torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3, torch.int8: 4,
     torch.int16: 5, torch.int32: 6, torch.int64: 7, torch.uint8: 8, torch.bool: 9,
 }  # fmt: skip
 """As the source numbers them."""
+_RECTIFIED = frozenset({torch.float32, torch.bfloat16, torch.float16})
 _BEST = -1
 _FAILURES = {1: "the kernel does not know a type", 2: "the kernel has no memory left"}
 
@@ -50,6 +52,9 @@ class Kernel:
         one = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32]
         self._one.argtypes = one
         self._one.restype = ctypes.c_int32
+        self._rectified = library.glasshouse_summarize_rectified
+        self._rectified.argtypes = [*one, ctypes.c_int32]
+        self._rectified.restype = ctypes.c_int32
 
     def one(self, x: Tensor) -> list[float]:
         """The figures of a tensor that ``takes`` said yes to: a hook's way, with least ado."""
@@ -60,6 +65,18 @@ class Kernel:
         if failed:
             raise RuntimeError(_FAILURES[failed])
         return found[:]
+
+    def rectified(self, x: Tensor, *, isa: int = _BEST) -> tuple[list[float], list[float]]:
+        """The figures of a tensor, and of what a ReLU makes of it: one pass for both.
+
+        The tensor is one that ``rectifies`` said yes to.
+        """
+        found = _Twice()
+        kind, threads = TYPES[x.dtype], torch.get_num_threads()
+        failed = self._rectified(x.data_ptr(), x.numel(), kind, found, isa, threads)
+        if failed:
+            raise RuntimeError(_FAILURES[failed])
+        return found[:NUM_FIGURES], found[NUM_FIGURES:]
 
     def __call__(
         self, tensors: Sequence[Tensor], *, isa: int = _BEST, threads: int | None = None
@@ -108,6 +125,11 @@ class Kernel:
 def takes(x: Tensor) -> bool:
     """Whether the kernel can read a tensor where it lies."""
     return x.is_cpu and x.dtype in TYPES and x.layout is torch.strided and not x.is_neg()
+
+
+def rectifies(x: Tensor) -> bool:
+    """Whether ``Kernel.rectified`` takes a tensor; not doubles: these may need a second pass."""
+    return x.dtype in _RECTIFIED and takes(x) and (x.is_contiguous() or is_dense(x))
 
 
 def is_dense(x: Tensor) -> bool:
