@@ -20,13 +20,13 @@ from engine.probes.desk import Desk, Mark, Update
 from engine.probes.figures.counted import Counted
 from engine.probes.figures.summarize import summarize, summarize_all
 from engine.probes.recorder import Recorder
+from engine.probes.rectified import Rectified, is_rectifier
 from engine.probes.tensors.captures import Piece
 from engine.probes.tensors.parts import kept
 from engine.probes.watched.calls import Calls
 from engine.probes.watched.gradients import watch_gradient
 from engine.probes.watched.losses import sample_losses
 from engine.probes.watched.points import Point, Seen, Sight, wanting
-from engine.probes.watched.rectified import Rectified, is_rectifier
 from engine.probes.watched.select import LOSS, LOSS_ROWS, LOSS_SAMPLES
 from engine.probes.watched.updates import changes, copies, states
 from engine.probes.watched.watch import Watch, Watches

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from engine.native.compiling import ISAS
 from engine.probes.figures import kernel
 from engine.probes.figures.summarize import summarize
-from engine.probes.watched.rectified import Rectified, is_rectifier
+from engine.probes.rectified import Rectified, is_rectifier
 from engine.probes.watched.watch import Watch, Watches
 from glasshouse.spec import Probe
 from tests.conftest import IN_CI, absent
