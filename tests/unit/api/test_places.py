@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from api.problems import field_problems
-from glasshouse.spec import parse_job
+from glasshouse.spec import TrainJob, parse_job
+from glasshouse.spec.wording import problems_in
 from tests.unit.engine.making import spec
 
 PLACES = [
@@ -28,5 +28,5 @@ def test_a_wrong_network_is_pointed_at(network: Any, pointer: str):
     body = spec(network=network)
     with pytest.raises(ValidationError) as caught:
         parse_job(json.dumps(body))
-    found = field_problems(caught.value.errors(), body)
+    found = problems_in(caught.value.errors(), body, TrainJob)
     assert found[0].pointer == pointer

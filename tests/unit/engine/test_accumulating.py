@@ -150,4 +150,4 @@ def test_the_plan_counts_steps_and_not_batches():
 def test_no_batches_are_none():
     with pytest.raises(AssertionError, match="accepted"):
         errors(job(accumulate=1))
-    assert "greater than or equal to 1" in errors(job(accumulate=0))["/accumulate"]
+    assert "at least 1" in errors(job(accumulate=0))["/accumulate"]

@@ -305,7 +305,7 @@ REFUSED = {
     "no sequence": ({"field": "label"}, "/data/bucket_by_length/field", "no field whose rows"),
     "no such field": ({"field": "text"}, "/data/bucket_by_length/field", "'text'"),
     "too long": ({"max_tokens": 16}, "/data/bucket_by_length/max_tokens", "raise max_tokens"),
-    "no width": ({"width": 0}, "/data/bucket_by_length/width", "greater"),
+    "no width": ({"width": 0}, "/data/bucket_by_length/width", "at least 1"),
     "unknown": ({"boundaries": [1]}, "/data/bucket_by_length/boundaries", ""),
 }
 

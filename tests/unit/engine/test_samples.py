@@ -76,8 +76,8 @@ NAMED[1]["args"] = {"out_features": 10}
 @pytest.mark.parametrize(
     ("changes", "pointer", "part"),
     [
-        ({"evaluate": {"every_epochs": 1, "samples": -1}}, "/evaluate/samples", "greater"),
-        ({"evaluate": {"every_epochs": 1, "samples": 1001}}, "/evaluate/samples", "1000"),
+        ({"evaluate": {"every_epochs": 1, "samples": -1}}, "/evaluate/samples", "at least 0"),
+        ({"evaluate": {"every_epochs": 1, "samples": 1001}}, "/evaluate/samples", "1,000"),
         (
             {
                 "evaluate": {"every_epochs": 1, "samples": 1000},

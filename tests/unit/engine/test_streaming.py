@@ -552,7 +552,7 @@ REFUSED = {
         "/data/shuffle/min_buffer_size",
         "stored order",
     ),
-    "no rows": ({"buffer_size": 0}, "/data/shuffle/buffer_size", "greater"),
+    "no rows": ({"buffer_size": 0}, "/data/shuffle/buffer_size", "at least 1"),
 }
 
 
