@@ -4,8 +4,8 @@ import uPlot from "uplot";
 
 import { count, figure } from "../format";
 import { theme } from "../theme";
-import { type Asked, colourOf, dashOf, type Marker, NEAR_PX, optionsOf, type Prepared, prepare } from "./plot";
-import { atText, counted, type Odd, sentence, type Series } from "./series";
+import { type Asked, colourOf, type Marker, NEAR_PX, optionsOf, type Prepared, prepare } from "./plot";
+import { atText, counted, dashOf, type Odd, sentence, type Series } from "./series";
 import { ChartTable, saveCsv } from "./table";
 import { inTurn } from "./turns";
 

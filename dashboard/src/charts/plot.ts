@@ -2,7 +2,7 @@
 import uPlot from "uplot";
 
 import { colour } from "../theme";
-import { align, type Cell, clusters, envelope, type Odd, oddities, type Series, smooth, weights } from "./series";
+import { align, type Cell, clusters, dashOf, envelope, type Odd, oddities, type Series, smooth, weights } from "./series";
 
 export interface Marker {
   x: number;
@@ -12,17 +12,11 @@ export interface Marker {
 }
 
 const COLOURS = 8;
-const DASHES: readonly number[][] = [[], [7, 3], [2, 2.5], [9, 3, 2, 3], [4, 2]];
 export const NEAR_PX = 6;
 const MANY_MARKS = 20;
 
 export function colourOf(style: number): string {
   return colour(`series-${(style % COLOURS) + 1}`);
-}
-
-/** The first is solid; neighbours differ in more than their colour. */
-export function dashOf(style: number): number[] {
-  return DASHES[style % DASHES.length]!;
 }
 
 export interface Prepared {

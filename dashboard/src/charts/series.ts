@@ -216,3 +216,10 @@ export function csv(series: readonly Series[], xName: string): string {
   const lines = rows(series).map(({ x, values }) => [x, ...values.map((value) => value ?? "")].join(","));
   return [head, ...lines, ""].join("\n");
 }
+
+const DASHES: readonly number[][] = [[], [7, 3], [2, 2.5], [9, 3, 2, 3], [4, 2]];
+
+/** The pattern of a line; the first is solid, and neighbours differ in more than their colour. */
+export function dashOf(style: number): number[] {
+  return DASHES[style % DASHES.length]!;
+}

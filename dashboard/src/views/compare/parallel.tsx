@@ -1,4 +1,5 @@
 // Parallel coordinates: an upright axis for each setting that differs and each result, a line for each job.
+import { dashOf } from "../../charts/series";
 import { figure } from "../../format";
 import { shown, type Value } from "./differing";
 
@@ -9,7 +10,8 @@ export interface Axis {
 
 const H = 220;
 const TOP = 34;
-const STEP = 170;
+const STEPS = { few: 280, many: 170 };
+const FEW = 4;
 const LEFT = 90;
 
 /** Where a value lies on its axis, from 0 (below) to 1; numbers by size, others by name, evenly. */
@@ -31,14 +33,15 @@ export function places(values: (Value | undefined)[]): { at: (number | null)[]; 
 
 interface Props {
   axes: Axis[];
-  /** Of each job: its name, and its colour. */
-  jobs: { name: string; colour: string }[];
+  /** Of each job: its name, its colour, and its place among the lines' patterns. */
+  jobs: { name: string; colour: string; style: number }[];
 }
 
 export function Parallel({ axes, jobs }: Props) {
   const placed = axes.map((axis) => places(axis.values));
-  const width = LEFT * 2 + STEP * Math.max(0, axes.length - 1);
-  const x = (axis: number) => LEFT + axis * STEP;
+  const step = axes.length <= FEW ? STEPS.few : STEPS.many;
+  const width = LEFT * 2 + step * Math.max(0, axes.length - 1);
+  const x = (axis: number) => LEFT + axis * step;
   const y = (at: number) => TOP + (1 - at) * (H - TOP - 24);
   const line = (job: number) =>
     placed.map(({ at }, axis) => [axis, at[job]] as const).filter(([, at]) => at !== null && at !== undefined)
@@ -54,7 +57,7 @@ export function Parallel({ axes, jobs }: Props) {
             <text x={x(place)} y={H - 8}>{placed[place]?.low}</text>
           </g>
         ))}
-        {jobs.map((job, place) => <path key={job.name} d={line(place)} fill="none" stroke={job.colour} stroke-width="2" stroke-opacity=".8"><title>{job.name}</title></path>)}
+        {jobs.map((job, place) => <path key={job.name} d={line(place)} fill="none" stroke={job.colour} stroke-width="2" stroke-dasharray={dashOf(job.style).join(" ")} stroke-opacity=".8"><title>{job.name}</title></path>)}
       </svg>
     </div>
   );

@@ -83,7 +83,7 @@ function Compared({ jobs, specs }: { jobs: Job[]; specs: Flat[] }) {
       <Results jobs={jobs} differences={differences} metric={metric} remove={(id) => change({ jobs: jobs.map((job) => job.id).filter((one) => one !== id).join(",") })} />
       <section class="card">
         <h2>Settings against results</h2>
-        <Parallel axes={axesOf(differences, jobs, metric)} jobs={jobs.map((job, place) => ({ name: job.name ?? job.id, colour: `var(--series-${(place % 8) + 1})` }))} />
+        <Parallel axes={axesOf(differences, jobs, metric)} jobs={jobs.map((job, place) => ({ name: job.name ?? job.id, colour: `var(--series-${(place % 8) + 1})`, style: place }))} />
       </section>
     </>
   );

@@ -8,7 +8,7 @@ export interface Group {
 }
 
 const VALIDATION = "validation/";
-const UPKEEP = ["throughput/", "system/", "time/", "data/"];
+const UPKEEP = ["throughput/", "system/", "time/", "data/", "padding/"];
 const FIRST = ["loss", "accuracy"];
 const RATES = ["lr", "lr/"];
 

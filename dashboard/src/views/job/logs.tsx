@@ -50,7 +50,7 @@ export function Logs({ job }: { job: Job }) {
       </form>
       {problem && <ProblemBox problem={problem} />}
       {loading && !lines.length && <Loading what="Reading the log" />}
-      {!loading && !shown.length && !problem && <Empty><p>{grep ? "No line contains this text." : "Nothing was printed yet."}</p></Empty>}
+      {!loading && !shown.length && !problem && <Empty><p>{grep ? "No line contains this text." : ended(job) ? "It printed nothing." : "Nothing was printed yet."}</p></Empty>}
       {shown.length > 0 && <Lines lines={shown} marked={grep} follow={follow} onFollow={setFollow} />}
     </div>
   );
