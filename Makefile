@@ -3,7 +3,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
 
-.PHONY: help setup page demo up test test-slow chaos soak watch failpoints test-gpu golden fuzz audit check format bench docs docs-serve clean
+.PHONY: help setup page demo up test test-slow chaos soak watch failpoints test-gpu golden pictures fuzz audit check format bench docs docs-serve clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -52,6 +52,9 @@ failpoints: setup ## kill, fail and halt at every failpoint; FAILPOINTS_DATABASE
 
 test-gpu: setup ## what needs a CUDA device
 	$(PYTEST) tests/gpu -m gpu
+
+pictures: setup ## take the pictures of the page that are in the documentation anew; look at them
+	SCREENSHOTS=docs/images $(PYTEST) tests/page -n 2 --dist loadfile -m "not slow and not gpu"
 
 golden: setup ## write anew what the commands print; read the difference
 	RENEW_GOLDEN=1 $(PYTEST) tests/acceptance/test_command_line.py

@@ -9,6 +9,7 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 import pages_cli  # noqa: E402
 import pages_client  # noqa: E402
 import pages_http  # noqa: E402
+import pages_pictures  # noqa: E402
 from cells import cell  # noqa: E402
 from pydantic import BaseModel  # noqa: E402
 from pydantic.fields import FieldInfo  # noqa: E402
@@ -135,6 +136,7 @@ def pages() -> dict[str, str]:
     """Every generated page, by its path beside this file."""
     own = {"settings.md": settings_page(), "spec.md": spec_page()}
     own |= {"cli.md": pages_cli.page(), "python.md": pages_client.page()}
+    own["pictures.md"] = pages_pictures.page()
     return own | pages_http.pages({model.__name__ for model in SPEC_MODELS})
 
 

@@ -43,6 +43,18 @@ def test_what_the_page_of_datasets_shows_of_a_job_is_of_a_job():
         Data.model_validate_json(json.dumps(data))
 
 
+def test_every_view_has_its_pictures_and_every_picture_is_shown():
+    """``make pictures`` takes them."""
+    there = {path.name for path in (DOCS / "images").glob("*.png")}
+    pages = [ROOT / "README.md", *DOCS.rglob("*.md")]
+    shown = {
+        name
+        for page in pages
+        for name in re.findall(r"!\[[^\]]*\]\([^)]*images/([^)]+)\)", page.read_text())
+    }
+    assert there == shown
+
+
 def test_every_error_has_a_page_and_every_page_an_error():
     pages = {path.stem for path in (DOCS / "errors").glob("*.md")} - {"index"}
     assert pages == set(codes())

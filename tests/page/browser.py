@@ -1,5 +1,6 @@
 """A real Chromium, and a witness of what a page does that it should not."""
 
+import io
 import re
 import shutil
 from collections.abc import Generator
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from PIL import Image
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Playwright, Request
 
 ROOT = Path(__file__).parents[2]
@@ -25,6 +27,8 @@ FLAGS = [
 ]
 WAIT_MS = 60_000
 SIZES = {"wide": (1280, 800), "phone": (390, 844)}
+NUM_COLOURS = 64
+"""Of a picture for the documentation; its file is then a third of what it was."""
 SERIOUS = ("serious", "critical")
 
 
@@ -163,7 +167,8 @@ def photograph(page: Page, folder: Path, name: str, *, full: bool) -> None:
             for scheme in ("light", "dark"):
                 page.emulate_media(color_scheme=scheme)
                 drawn(page)
-                path = folder / f"{name}-{scheme}-{size}.png"
-                page.screenshot(path=path, full_page=full, animations="disabled")
+                shot = page.screenshot(full_page=full, animations="disabled")
+                small = Image.open(io.BytesIO(shot)).convert("RGB").quantize(NUM_COLOURS, dither=0)
+                small.save(folder / f"{name}-{scheme}-{size}.png", optimize=True)
     page.emulate_media(color_scheme="light")
     drawn(page)

@@ -362,7 +362,7 @@ def test_what_nobody_kept_is_watched_with_one_click(
 
 
 def test_a_thousand_layers_are_rows_in_sight_and_groups_in_the_graph(
-    page: Page, deep: gh.Job, http: httpx2.Client
+    page: Page, deep: gh.Job, http: httpx2.Client, screenshot: Screenshot
 ):
     asked: list[str] = []
     page.on("request", lambda it: asked.append(it.url) if "/stats" in it.url else None)
@@ -372,6 +372,7 @@ def test_a_thousand_layers_are_rows_in_sight_and_groups_in_the_graph(
     expect(page.locator("tr.layer-row .spark").first).to_be_visible()
     assert page.locator("tr.layer-row").count() < 60
     assert len(asked) == 1
+    screenshot("inside-deep")
     page.get_by_role("button", name="Weight").click()
     layers = layers_of(http, deep)
     norms = {name: norm(layer, "param") or 0 for name, layer in layers.items()}

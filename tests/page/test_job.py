@@ -275,7 +275,12 @@ def test_the_events_are_those_of_the_log_by_type(page: Page, ended: gh.Job, http
 
 
 def test_predictions_show_each_class_and_the_least_sure_rows_first(
-    page: Page, client: gh.Client, ended: gh.Job, digits: str, http: httpx2.Client
+    page: Page,
+    client: gh.Client,
+    ended: gh.Job,
+    digits: str,
+    http: httpx2.Client,
+    screenshot: Screenshot,
 ):
     data = {"dataset": digits, "split": "test"}
     asked = {"kind": "infer", "job": ended.id, "data": data, "outputs": ["fc"]}
@@ -297,6 +302,7 @@ def test_predictions_show_each_class_and_the_least_sure_rows_first(
     expect(page.get_by_text(f"{len(truth) - len(wrong)} of {len(truth)} rows")).to_be_visible()
     surest = max(wrong, key=probs.__getitem__)
     expect(row.get_by_role("rowheader")).to_have_text(str(surest))
+    screenshot("predictions")
     right, said = pairs[surest]
     cell = f"{pairs.count((right, said))} of class {right} predicted as {said}"
     page.get_by_role("button", name=cell).click()
