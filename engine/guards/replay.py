@@ -246,7 +246,7 @@ def described(found: Found, readers: Mapping[str, Sequence[str]]) -> str:
     if found.tensor is None:
         return "Run again, the step's tensors all are finite: a norm or a sum of them is not."
     nan, infinities, count = found.counts
-    what = f"{nan} NaN and {infinities} infinities among {count:,} values"
+    what = f"{nan:,} NaN and {infinities:,} infinities among {count:,} values"
     match found.kind:
         case "input":
             return f"The data's {found.tensor!r} was not finite: {what}."

@@ -302,6 +302,7 @@ def test_predictions_show_each_class_and_the_least_sure_rows_first(
     expect(page.get_by_text(f"{len(truth) - len(wrong)} of {len(truth)} rows")).to_be_visible()
     surest = max(wrong, key=probs.__getitem__)
     expect(row.get_by_role("rowheader")).to_have_text(str(surest))
+    expect(row.get_by_role("img", name=f"image of row {surest}", exact=True)).to_be_visible()
     screenshot("predictions")
     right, said = pairs[surest]
     cell = f"{pairs.count((right, said))} of class {right} predicted as {said}"

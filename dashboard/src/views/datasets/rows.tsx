@@ -3,16 +3,17 @@ import { useEffect, useRef } from "preact/hooks";
 
 import { withQuery } from "../../api/http";
 import { useLive } from "../../api/live";
-import { num, type Number as Told, type Rows } from "../../api/types";
+import { type DatasetStats, num, type Number as Told, type Rows } from "../../api/types";
 import { count, figure } from "../../format";
 import { isObject, type Json } from "../../spec/pointer";
-import type { Column, ColumnStats } from "../../spec/suggest";
+import type { Column, ColumnStats, TableStats } from "../../spec/suggest";
 import { Scroll } from "../../ui/scroll";
 import { Loading, ProblemBox } from "../../ui/state";
 
 const PAGE = 20;
 const COLUMNS = 50;
 const VALUES = 12;
+const FEW = 3;
 const USUAL = 1000;
 const MOST = 50_000; // of each of so many rows: an answer has a million
 
@@ -59,6 +60,45 @@ export function RowTable({ id, split, columns, figures, offset, go }: Shown) {
       </Scroll>
     </section>
   );
+}
+
+interface One {
+  id: string;
+  split: string;
+  /** Of the dataset, all of them. */
+  columns: Column[];
+  /** What is shown of the row. */
+  shown: Column[];
+  row: number;
+  /** Asked for only then. */
+  visible: boolean;
+}
+
+/** A row by itself, elsewhere than in its table. */
+export function OneRow({ id, split, columns, shown, row, visible }: One) {
+  const path = withQuery(`datasets/${id}/rows`, { split, offset: row, limit: 1, values: valuesOf(columns) });
+  const live = useLive<Rows>(visible ? path : null, Infinity);
+  const stats = useLive<DatasetStats>(visible ? `datasets/${id}/stats` : null, Infinity);
+  const figures = (stats.value?.splits as unknown as TableStats | undefined)?.[split];
+  const told = live.value?.data[0];
+  if (!told) return <span class="muted">{live.problem ? "not to be had" : "…"}</span>;
+  return (
+    <div class="row">
+      {shown.map((one) => (
+        <span key={one.name}>
+          {shown.length > 1 && <span class="muted">{one.name} </span>}
+          <Cell value={told[one.name] as Json | undefined} column={one} range={rangeOf(one, figures?.[one.name])} row={row} />
+        </span>
+      ))}
+    </div>
+  );
+}
+
+/** The columns by which a person knows a row: its picture or its text, else the first few. */
+export function telling(columns: Column[], without: string): Column[] {
+  const others = columns.filter((one) => one.name !== without);
+  const best = others.find((one) => isPicture(one.shape)) ?? others.find((one) => one.dtype === "string");
+  return best ? [best] : others.slice(0, FEW);
 }
 
 /** As many values of a row as its pictures need, within reason; null: as many as the service shows anyway. */

@@ -1,12 +1,15 @@
 // The classes that a network gave to rows: how sure it was, and against a column of the data, which were wrong.
-import { useEffect, useMemo, useState } from "preact/hooks";
+import type { Ref } from "preact";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
 import { get, Problem, withQuery } from "../../api/http";
 import { useLive } from "../../api/live";
 import type { Page } from "../../api/types";
 import { count, percent } from "../../format";
 import { Loading, ProblemBox } from "../../ui/state";
-import { Labelled } from "./chart";
+import type { Column } from "../../spec/suggest";
+import { OneRow, telling } from "../datasets/rows";
+import { Labelled, useVisible } from "./chart";
 import { type Confusion, confusion, worstFirst } from "./confusion";
 
 const PAGE = 50;
@@ -19,34 +22,35 @@ export interface Source {
   split: string;
 }
 
-interface Dataset { columns: { name: string; dtype: string; shape: (number | null)[] }[]; splits: Record<string, number> }
+interface Dataset { columns: Column[]; splits: Record<string, number> }
 interface Chosen { truth: number | null; id: number | null }
 
 export function Classes({ ids, probs, source }: { ids: readonly number[]; probs: readonly number[] | null; source: Source | null }) {
   const [column, setColumn] = useState("");
   const [chosen, setChosen] = useState<Chosen>({ truth: null, id: null });
   const { truth, problem, loading } = useTruth(source, column, ids.length);
+  const dataset = useLive<Dataset>(source && `datasets/${source.dataset}`, Infinity).value;
+  const known = source && dataset?.splits[source.split] === ids.length ? { ...source, columns: dataset.columns, column } : null;
   const told = useMemo(() => (truth ? confusion(truth, ids) : null), [truth, ids]);
   const order = useMemo(() => worstFirst(truth, ids, probs), [truth, ids, probs]);
   const fits = (row: number) => (chosen.id === null || ids[row] === chosen.id) && (chosen.truth === null || truth?.[row] === chosen.truth);
   return (
     <>
-      {source && <Columns source={source} rows={ids.length} column={column} onColumn={(name) => (setColumn(name), setChosen({ truth: null, id: null }))} />}
+      {known && <Columns columns={known.columns} column={column} onColumn={(name) => (setColumn(name), setChosen({ truth: null, id: null }))} />}
       {problem && <ProblemBox problem={problem} />}
       {loading && <Loading what="Reading the column" />}
       {told && <p><b>{percent(told.right / told.total, 2)}</b> right: {count(told.right)} of {count(told.total)} rows</p>}
       {told && told.classes.length <= MOST_CLASSES && <Matrix told={told} chosen={chosen} onChoose={setChosen} />}
       {!told && <Totals ids={ids} chosen={chosen} onChoose={setChosen} />}
-      <Rows key={`${chosen.truth} ${chosen.id} ${column}`} rows={order.filter(fits)} ids={ids} probs={probs} truth={truth} />
+      <Rows key={`${chosen.truth} ${chosen.id} ${column}`} rows={order.filter(fits)} ids={ids} probs={probs} truth={truth} known={known} />
     </>
   );
 }
 
 /** Which column says what is true: one whole number a row. */
-function Columns({ source, rows, column, onColumn }: { source: Source; rows: number; column: string; onColumn(name: string): void }) {
-  const dataset = useLive<Dataset>(`datasets/${source.dataset}`, Infinity).value;
-  const names = (dataset?.columns ?? []).filter((one) => one.dtype.startsWith("int") && one.shape.length === 0).map((one) => one.name);
-  if (!names.length || dataset?.splits[source.split] !== rows) return null;
+function Columns({ columns, column, onColumn }: { columns: Column[]; column: string; onColumn(name: string): void }) {
+  const names = columns.filter((one) => /^u?int/.test(one.dtype) && one.shape.length === 0).map((one) => one.name);
+  if (!names.length) return null;
   return (
     <div class="row">
       <Labelled name="compare with the column">
@@ -132,20 +136,35 @@ function Matrix({ told, chosen, onChoose }: { told: Confusion; chosen: Chosen; o
   );
 }
 
-function Rows({ rows, ids, probs, truth }: { rows: readonly number[]; ids: readonly number[]; probs: readonly number[] | null; truth: readonly number[] | null }) {
+function Data({ known, row }: { known: Known; row: number }) {
+  const [place, visible] = useVisible();
+  const wasSeen = useRef(false);
+  wasSeen.current ||= visible;
+  const { dataset, split, columns, column } = known;
+  return <td ref={place as Ref<HTMLTableCellElement>}><OneRow id={dataset} split={split} columns={columns} shown={telling(columns, column)} row={row} visible={wasSeen.current} /></td>;
+}
+
+/** The data that was predicted, row by row; ``column`` says what is true of it. */
+interface Known extends Source {
+  columns: Column[];
+  column: string;
+}
+
+function Rows({ rows, ids, probs, truth, known }: { rows: readonly number[]; ids: readonly number[]; probs: readonly number[] | null; truth: readonly number[] | null; known: Known | null }) {
   const [page, setPage] = useState(0);
   const pages = Math.max(1, Math.ceil(rows.length / PAGE));
   return (
     <>
       <div class="table"><table class="predicted">
         <caption class="only-readers">{truth ? "Rows, the wrong and surest first" : probs ? "Rows, the least sure first" : "Rows"}</caption>
-        <thead><tr><th scope="col" class="number">row</th><th scope="col" class="number">class</th>{truth && <th scope="col" class="number">true</th>}{probs && <th scope="col" class="number">probability</th>}</tr></thead>
+        <thead><tr><th scope="col" class="number">row</th><th scope="col" class="number">class</th>{truth && <th scope="col" class="number">true</th>}{probs && <th scope="col" class="number">probability</th>}{known && <th scope="col">data</th>}</tr></thead>
         <tbody>{rows.slice(page * PAGE, (page + 1) * PAGE).map((row) => (
           <tr key={row}>
             <th scope="row" class="number">{row}</th>
             <td class="number">{ids[row]}</td>
             {truth && <td class="number">{truth[row] === ids[row] ? truth[row] : <span class="badge bad">✕ {truth[row]}</span>}</td>}
             {probs && <td class="number">{percent(probs[row], 2)}</td>}
+            {known && <Data known={known} row={row} />}
           </tr>
         ))}</tbody>
       </table></div>
