@@ -39,8 +39,8 @@ def page() -> str:
     lines = [
         "# Every view",
         "",
-        "The views of [the page](../how-to/page.md) as the browser tests see them, in light and dark",
-        "colours, wide and on a phone. `make pictures` takes them anew.",
+        "The views of [the page](../how-to/page.md) as the browser tests see them, in light and",
+        "dark colours, wide and on a phone. `make pictures` takes them anew.",
     ]
     for view, title in VIEWS.items():
         lines += ["", f"## {title}", "", "| light | dark |", "|---|---|"]
