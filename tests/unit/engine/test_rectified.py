@@ -13,14 +13,10 @@ from engine.probes.figures.summarize import summarize
 from engine.probes.rectified import Rectified, is_rectifier
 from engine.probes.watched.watch import Watch, Watches
 from glasshouse.spec import Probe
-from tests.conftest import IN_CI, absent
+from tests.conftest import absent
 from tests.unit.engine.making import captured, of_type, run, spec
 from tests.unit.engine.test_kernel import tensors
 from tests.unit.engine.test_watching import by_numpy, probe
-
-pytestmark = pytest.mark.skipif(
-    kernel.LOADED is None and not IN_CI, reason="the kernel is not built"
-)
 
 
 @pytest.fixture(autouse=True)
