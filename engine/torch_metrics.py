@@ -7,7 +7,10 @@ Shape suffixes are left out: these take whatever their class takes.
 """
 
 import importlib
+import importlib.metadata
 import inspect
+import sys
+import traceback
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -28,9 +31,62 @@ MAX_NUMBER = 1_000_000
 _COUNTED_TARGETS = ("Binary", "Multilabel")
 
 
+class Unusable(NamedTuple):
+    """Why torchmetrics cannot be imported here, and what to do about it."""
+
+    reason: str
+    mend: str
+
+
+@cache
+def unusable() -> Unusable | None:
+    """Why there are no metrics of torchmetrics, after an import of it that failed; else None.
+
+    It imports torchvision, and more, wherever that is installed: one that does not fit torch takes
+    all metrics with it. Whether to do so it decides by what pip says is there, before any code but
+    its own can tell it otherwise.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            importlib.import_module("torchmetrics")
+    except Exception as error:  # whatever a package that does not fit comes to
+        return _why(error)
+    return None
+
+
+def _why(error: Exception) -> Unusable:
+    """Which package made the import fail: the first that torchmetrics called."""
+    said = f"{type(error).__name__}: {(str(error).strip() or 'no reason').splitlines()[0][:300]}"
+    packages = [
+        str(frame.f_globals.get("__name__")).partition(".")[0]
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+    ]
+    called = packages[packages.index("torchmetrics") :] if "torchmetrics" in packages else []
+    for package in called:
+        if package not in ("torchmetrics", "importlib"):
+            fails = f"{_versioned(package)} fails beside torch {torch.__version__} ({said})"
+            return Unusable(
+                f"torchmetrics imports {package}, since it is installed, and {fails}",
+                f"pip uninstall {package}, or install its build for torch {torch.__version__}; "
+                "then start the service again",
+            )
+    mend = "pip install 'glasshouse[server]', then start the service again"
+    return Unusable(f"torchmetrics cannot be imported ({said})", mend)
+
+
+def _versioned(package: str) -> str:
+    try:
+        return f"{package} {importlib.metadata.version(package)}"
+    except importlib.metadata.PackageNotFoundError:
+        return package
+
+
 @cache
 def metric_classes() -> dict[str, type[Any]]:
-    """The classes that compare two tensors, by name; imports torchmetrics."""
+    """The classes that compare two tensors, by name; imports torchmetrics. None: it is unusable."""
+    if unusable() is not None:
+        return {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         modules = (
@@ -67,8 +123,12 @@ def checked_arguments(metric: Metric, pointer: str) -> dict[str, Any]:
     """The arguments of a metric as Python values.
 
     Raises:
-        SpecProblems: there is no such class, or it has no such arguments.
+        SpecProblems: there is no such class, or it has no such arguments; or torchmetrics cannot be
+            imported.
     """
+    if (why := unusable()) is not None:
+        detail = f"{metric.type} cannot be computed here: {why.reason}: {why.mend}"
+        raise one(f"{pointer}/type", detail, "unavailable")
     if metric.type not in metric_classes():
         raise one(f"{pointer}/type", _unknown(metric.type), "unknown")
     known = metric_parameters(metric.type)
@@ -213,3 +273,14 @@ def _is_checked(metric: Metric, args: Mapping[str, Any], fields: Mapping[str, Fi
     most = num_values(metric, args)
     is_integer = isinstance(field, IntegerField | IntegerSequenceField)
     return is_integer and None not in (most, field.dim) and (field.dim or 0) <= (most or 0)
+
+
+def main() -> None:
+    """Say which torchmetrics is used, or why none is and, on a second line, what to do."""
+    why = unusable()
+    sys.stdout.write("\n".join(why or [_versioned("torchmetrics")]) + "\n")
+    sys.exit(why is not None)
+
+
+if __name__ == "__main__":
+    main()

@@ -52,6 +52,7 @@ MEND_CUDA_KERNEL = (
     "Same figures, slower. Triton comes with torch's CUDA builds for Linux; it wants a C compiler "
     "and Python's headers (Debian, Ubuntu: apt install gcc python3-dev)"
 )
+MEND_METRICS = "pip install 'glasshouse[server]', then start the service again"
 ENGINE_TIMEOUT_S = 60
 _ASSIGNED = re.compile(r"^(__version__|cuda)\b[^=]*=\s*(?:'([^']*)'|None)", re.MULTILINE)
 
@@ -77,6 +78,7 @@ def examine(home: Path) -> list[Check]:
         _torch,
         _kernel,
         _cuda_kernel,
+        metrics,
         page,
         _broker,
         _sqlite,
@@ -151,17 +153,37 @@ def _cuda_kernel(home: Path) -> Check:
 
 def _path_of_statistics(name: str, device: str, module: str, mend: str) -> Check:
     """Which of the two paths statistics take, asked in a process of the engine's."""
+    code, out, err = _asked(module)
+    if code == 0:
+        return Check(name, "ok", f"statistics on {device} are native: {out}")
+    if code is None:
+        return Check(name, "warn", f"cannot be asked: {err}", mend)
+    said = (out or err or "no answer").splitlines()[-1]
+    return Check(name, "warn", f"statistics on {device} take the plain path: {said}", mend)
+
+
+def metrics(home: Path) -> Check:
+    """Whether torchmetrics can be imported, which other packages can prevent."""
+    code, out, err = _asked("engine.torch_metrics")
+    if code == 0:
+        return Check("metrics", "ok", out)
+    reason, _, mend = out.partition("\n")
+    said = reason or (err or "no answer").splitlines()[-1]
+    return Check(
+        "metrics", "fail", f"those of torchmetrics are refused: {said}", mend or MEND_METRICS
+    )
+
+
+def _asked(module: str) -> tuple[int | None, str, str]:
+    """How a module of the engine, run as a process, ends, and what it says; None: it does not."""
     command = [sys.executable, "-m", module]
     try:
         done = subprocess.run(  # noqa: S603 - our own module
             command, capture_output=True, text=True, timeout=ENGINE_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Check(name, "warn", f"cannot be asked: {error}", mend)
-    if done.returncode == 0:
-        return Check(name, "ok", f"statistics on {device} are native: {done.stdout.strip()}")
-    said = (done.stdout.strip() or done.stderr.strip() or "no answer").splitlines()[-1]
-    return Check(name, "warn", f"statistics on {device} take the plain path: {said}", mend)
+        return None, "", str(error)
+    return done.returncode, done.stdout.strip(), done.stderr.strip()
 
 
 def page(home: Path) -> Check:
