@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import Discriminator, PositiveInt, Tag, model_validator
 from pydantic import Field as Constraint
+from pydantic import PositiveInt, model_validator
 
 from glasshouse.spec.augmenting import Augment
 from glasshouse.spec.preparing import (
@@ -64,15 +64,7 @@ class Source(Spec):
         return self
 
 
-def _number(value: Any) -> str:
-    return "several" if isinstance(value, (list, tuple)) else "one"
-
-
-Sources = Annotated[
-    Annotated[Source, Tag("one")]
-    | Annotated[tuple[Source, ...], Constraint(min_length=1, max_length=100), Tag("several")],
-    Discriminator(_number),
-]
+Sources = Source | Annotated[tuple[Source, ...], Constraint(min_length=1, max_length=100)]
 """Rows of one dataset, or of several one after the other."""
 
 

@@ -122,14 +122,7 @@ def _not_compiled(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
     return handler(value)
 
 
-if TYPE_CHECKING:
-    KeptAt = tuple[str, ...] | Literal[True]
-else:
-    KeptAt = Annotated[
-        Annotated[Literal[True], Tag("True")]
-        | Annotated[tuple[Name, ...], Constraint(min_length=2, max_length=10_000), Tag("names")],
-        Discriminator(lambda value: "names" if isinstance(value, (list, tuple)) else "True"),
-    ]
+KeptAt = Literal[True] | Annotated[tuple[Name, ...], Constraint(min_length=2, max_length=10_000)]
 
 
 class TrainJob(_Job):

@@ -1,17 +1,15 @@
 """How a network is trained: loss, optimizer, when to stop, evaluate and save."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
+from pydantic import Field as Constraint
 from pydantic import (
-    Discriminator,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    Tag,
     model_validator,
 )
-from pydantic import Field as Constraint
 
 from glasshouse.spec.network import Input
 from glasshouse.spec.strict import Args, Name, Spec, TorchName
@@ -54,15 +52,7 @@ class Loss(Spec):
     """Its value is the metric ``loss/<name>``; left out, one of several is called by its type."""
 
 
-def _number(value: Any) -> str:
-    return "several" if isinstance(value, (list, tuple)) else "one"
-
-
-Losses = Annotated[
-    Annotated[Loss, Tag("one")]
-    | Annotated[tuple[Loss, ...], Constraint(min_length=1, max_length=20), Tag("several")],
-    Discriminator(_number),
-]
+Losses = Loss | Annotated[tuple[Loss, ...], Constraint(min_length=1, max_length=20)]
 """A loss, or several whose weighted sum is what training makes small."""
 
 

@@ -57,7 +57,7 @@ def problems_in(
         most: no more problems than this.
     """
     places: dict[str, list[Entry]] = {}
-    for entry in found:
+    for entry in filter(_is_meant, found):
         places.setdefault(pointer(place_of(entry, body)), []).append(entry)
     inner = {place[:end] for place in places for end, sign in enumerate(place) if sign == "/"}
     told: list[FieldProblem] = []
@@ -69,6 +69,11 @@ def problems_in(
         for detail, code in dict.fromkeys((said(e, *roots), e["type"]) for e in others):
             told.append(FieldProblem(place, detail, code))
     return told if most is None else told[:most]
+
+
+def _is_meant(entry: Entry) -> bool:
+    """Whether a list that is said to be too short is: pydantic counts the items without fault."""
+    return entry["type"] != "too_short" or len(entry["input"]) < entry["ctx"]["min_length"]
 
 
 def said(entry: Entry, *roots: type[BaseModel]) -> str:

@@ -145,6 +145,24 @@ JITTER = {"type": "ColorJitter", "args": {"contrast": [1, "x"]}}
         ({"devices": []}, "/devices", "give an object"),
         ({"stop": {}}, "/stop", "give exactly one of epochs, steps, seconds"),
         ({"optimizer": {}}, "/optimizer/type", "it is missing"),
+        ({"loss": "MSELoss"}, "/loss", "give an object or a list (got 'MSELoss')"),
+        ({"loss": []}, "/loss", "it must not be empty"),
+        ({"loss": [{"type": 3, "inputs": ["fc"]}]}, "/loss/0/type", "give a text (got 3)"),
+        (
+            {"data": TRAIN["data"] | {"train": None}},
+            "/data/train",
+            "give an object or a list (got null): A list is several sources",
+        ),
+        (
+            {"activation_checkpointing": False},
+            "/activation_checkpointing",
+            "give true or a list (got false): Less memory for more time",
+        ),
+        (
+            {"activation_checkpointing": ["fc", 3]},
+            "/activation_checkpointing/1",
+            "give a text (got 3): Less memory",
+        ),
     ],
 )
 def test_a_mistake_is_told_once_with_what_to_write_instead(
