@@ -34,7 +34,7 @@ test: setup ## all tests but the slow ones
 	$(PY) dashboard/build.py test
 	$(PYTEST) tests/page -n 2 --dist loadfile -m "not slow and not gpu"
 
-test-slow: setup ## the long ones: real data, full optimizers, more deaths of workers
+test-slow: setup ## the long ones: real data, full optimizers, more deaths of workers, every bound of the API
 	$(PYTEST) tests -m slow
 
 chaos: setup ## kill everything at random for a good while, on both databases
