@@ -20,9 +20,20 @@ from tests.running import Api, digits, eventually, running_api, small_job
 OPENAPI = Path(__file__).parents[3] / "docs" / "reference" / "openapi.json"
 
 
+QUESTION = "/api/v1/catalog/losses"
+"""One that a planner answers at once; that of the metrics imports torchmetrics first."""
+
+
 @pytest.fixture
 def own_service():
-    with running_api(planner_timeout_s="10") as api:
+    with running_api() as api:
+        yield api
+
+
+@pytest.fixture(scope="module")
+def lonely_service():
+    """An API without a broker, for tests that leave it with a planner."""
+    with running_api() as api:
         yield api
 
 
@@ -39,7 +50,7 @@ def test_the_api_never_imports_torch():
 
 def test_an_idle_api_is_small(own_service: Api):
     with own_service.client() as client:
-        client.get("/api/v1/catalog/metrics")
+        client.get(QUESTION)
     rss = psutil.Process(own_service.process.pid).memory_info().rss
     sys.stdout.write(json.dumps({"api_idle_rss_mb": round(rss / 1e6, 1)}) + "\n")
     assert rss < 150e6
@@ -59,14 +70,14 @@ def test_the_planner_starts_with_the_api_or_with_the_first_question(warm: str):
         assert checks["planner"] == "ok"
         if warm == "false":
             assert planners() == []
-        assert client.get("/api/v1/catalog/metrics").status_code == 200
+        assert client.get(QUESTION).status_code == 200
         (asked,) = planners()
         assert warm == "false" or asked == there
 
 
 def test_a_signal_ends_the_api_and_its_planner_in_good_order(own_service: Api):
     with own_service.client() as client:
-        client.get("/api/v1/catalog/metrics")
+        client.get(QUESTION)
     children = psutil.Process(own_service.process.pid).children()
     assert children
     assert own_service.stop() == 0
@@ -75,15 +86,15 @@ def test_a_signal_ends_the_api_and_its_planner_in_good_order(own_service: Api):
 
 def test_a_killed_api_takes_its_planner_along(own_service: Api):
     with own_service.client() as client:
-        client.get("/api/v1/catalog/metrics")
+        client.get(QUESTION)
     children = psutil.Process(own_service.process.pid).children()
     own_service.stop(signal.SIGKILL)
     eventually(lambda: not any(child.is_running() for child in children))
 
 
 def test_the_api_ends_when_its_lifeline_is_cut(tmp_path: Path):
-    with running_api() as api:
-        api.stop()
+    api = Api(tmp_path, "")
+    try:
         kept, given = os.pipe()
         os.set_inheritable(kept, True)
         process = subprocess.Popen(
@@ -99,23 +110,25 @@ def test_the_api_ends_when_its_lifeline_is_cut(tmp_path: Path):
         os.close(given)
         assert process.wait(60) == 0
         process.stdout.close()
+    finally:
+        api.database.close()
 
 
-def test_a_planner_that_dies_is_replaced(own_service: Api):
-    with own_service.client() as client:
+def test_a_planner_that_dies_is_replaced(lonely_service: Api):
+    with lonely_service.client() as client:
         dataset = digits(client)
         assert client.post("/api/v1/plan", json=small_job(dataset)).status_code == 200
-        psutil.Process(own_service.process.pid).children()[0].kill()
+        psutil.Process(lonely_service.process.pid).children()[0].kill()
         changed = small_job(dataset, seed=int(time.time_ns() % 2**40))
         assert client.post("/api/v1/plan", json=changed).status_code == 200
 
 
 @pytest.mark.slow
-def test_a_planner_that_hangs_is_killed_and_the_spec_refused(own_service: Api):
-    with own_service.client() as client:
+def test_a_planner_that_hangs_is_killed_and_the_spec_refused():
+    with running_api(planner_timeout_s="10") as api, api.client() as client:
         dataset = digits(client)
         client.post("/api/v1/plan", json=small_job(dataset))
-        psutil.Process(own_service.process.pid).children()[0].suspend()
+        psutil.Process(api.process.pid).children()[0].suspend()
         answer = client.post("/api/v1/plan", json=small_job(dataset, seed=7))
         assert (answer.status_code, answer.json()["code"]) == (422, "invalid_spec")
         assert "took longer than 10 s" in answer.json()["detail"]
@@ -123,8 +136,8 @@ def test_a_planner_that_hangs_is_killed_and_the_spec_refused(own_service: Api):
         assert again.status_code == 200
 
 
-def test_without_a_broker_a_job_is_taken_fast_and_kept_for_the_sweep(own_service: Api):
-    with own_service.client() as client:
+def test_without_a_broker_a_job_is_taken_fast_and_kept_for_the_sweep(lonely_service: Api):
+    with lonely_service.client() as client:
         dataset = digits(client)
         client.post("/api/v1/plan", json=small_job(dataset))
         took: list[float] = []
@@ -135,7 +148,7 @@ def test_without_a_broker_a_job_is_taken_fast_and_kept_for_the_sweep(own_service
         assert statistics.median(took) < 3, took  # a connection that is tried takes longer
         ready = client.get("/readyz")
         assert (ready.status_code, ready.json()["status"]) == (200, "degraded")
-    with own_service.database.read() as tx:
+    with lonely_service.database.read() as tx:
         assert len(jobs.bells(tx)) == 5
 
 
