@@ -278,8 +278,9 @@ def test_plots_of_statistics_are_drawn_when_there_is_something(
         record = stats_record(step, [gradient, other])
         record["histograms"] = [["conv1", "output", *counted(values)]]
         writer.ship(Batch(stats=[record]))
-        pictures.append(ada.get(path).content)
-        assert pixels(ada.get(path)).std() > 1
+        drawn = ada.get(path)
+        pictures.append(drawn.content)
+        assert pixels(drawn).std() > 1
     assert len(set(pictures)) == 3
     svg = ada.get(f"{path}{sign}format=svg")
     assert svg.headers["content-type"] == "image/svg+xml"

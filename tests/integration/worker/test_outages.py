@@ -81,7 +81,7 @@ def test_a_broker_that_forgets_everything_loses_no_job(
 def mortal_shop(mortal_postgres: Postgres, broker: Broker, tmp_path: Path) -> Generator[Shop]:
     """A service whose database may be killed."""
     opened = Shop(mortal_postgres.url, broker.url, tmp_path)
-    opened.variables |= {"LEASE_S": "5"}
+    opened.variables |= {"LEASE_S": "5", "CPU_CORES": "1"}
     yield opened
     opened.close()
 
@@ -91,7 +91,7 @@ def test_training_goes_on_while_the_database_is_away(mortal_postgres: Postgres, 
     shop = mortal_shop
     shop.start_workers("w1", "w2")
     dataset = shop.dataset()
-    jobs = [shop.submit(endless(dataset)) for _ in range(4)]
+    jobs = [shop.submit(endless(dataset)) for _ in range(2)]  # one each
     for job_id in jobs:
         shop.wait_step(job_id, 10)
     gone_at = now()
@@ -109,7 +109,7 @@ def test_training_goes_on_while_the_database_is_away(mortal_postgres: Postgres, 
         assert shop.wait(job_id).state == "cancelled"
         check_log(shop, job_id)
         check_trained_meanwhile(shop, job_id, gone_at, back_at)
-    assert any(shop.logged(name, "ledger_away") for name in shop.workers)
+    assert all(shop.logged(name, "ledger_away") for name in shop.workers)
     told = {"outage_s": OUTAGE_S, "caught_up_s": round(caught_up_s, 1)}
     told["steps"] = [len(shop.steps(job_id)) for job_id in jobs]
     sys.stdout.write(json.dumps({"outage": told}) + "\n")
