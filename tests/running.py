@@ -174,7 +174,7 @@ def eventually(look: Callable[[], T | None], *, within_s: float = 60.0) -> T:
         if found:
             return found
         assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 
 def digits(client: httpx2.Client) -> str:

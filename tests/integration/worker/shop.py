@@ -47,7 +47,7 @@ def until(claim: Callable[[], Any], timeout_s: float = 60.0) -> Any:
         if held:
             return held
         assert time.monotonic() < deadline, f"not within {timeout_s} s"
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 
 def train_spec(dataset: str, **changes: Any) -> dict[str, Any]:
