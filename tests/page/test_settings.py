@@ -117,3 +117,15 @@ def test_nothing_serious_is_wrong_for_who_cannot_see_or_point(
         axe(page)
     assert page.evaluate("() => document.documentElement.scrollWidth") <= size[0]
     screenshot("settings")
+
+
+def test_limits_and_capabilities_are_said_in_words(page: Page, http: httpx2.Client):
+    page.goto("/settings")
+    service = card(page, "Service")
+    expect(service).to_contain_text("Largest file of a dataset")
+    told = http.get("").json()
+    names = service.locator("dt").all_inner_texts()
+    assert len(names) == 1 + len(told["limits"]) + len(told["capabilities"])
+    raw = {*told["limits"], *told["capabilities"]}
+    spaced = {re.sub(r"_(bytes|s)$", "", name).replace("_", " ") for name in raw}
+    assert not {*names} & (raw | spaced)
