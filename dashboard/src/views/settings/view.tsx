@@ -69,7 +69,7 @@ const CAPABILITIES: Record<string, string> = {
 };
 const LIMITS: Record<string, string> = {
   max_json_bytes: "Largest request without a file", max_upload_bytes: "Largest file of a dataset", max_page: "Most entries of a page of a list", max_head_bytes: "Largest head of a request",
-  head_timeout_s: "Longest wait for the head of a request", body_timeout_s: "Longest wait for the rest, and more for what comes", max_wait_s: "Longest wait for a job in one request",
+  head_timeout_s: "Longest wait for the head of a request", body_timeout_s: "Longest wait for the rest of it", max_wait_s: "Longest wait for a job in one request",
   planner_timeout_s: "Longest time for a plan", idempotency_kept_s: "A request sent twice is known for",
 };
 
