@@ -3,7 +3,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
 
-.PHONY: help setup page demo up test test-slow chaos soak watch failpoints test-gpu golden pictures fuzz audit check format bench docs docs-serve clean
+.PHONY: help setup page demo up test test-slow shuffled chaos soak watch failpoints test-gpu golden pictures fuzz audit check format bench docs docs-serve clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -36,6 +36,9 @@ test: setup ## all tests but the slow ones
 
 test-slow: setup ## the long ones: real data, full optimizers, more deaths of workers
 	$(PYTEST) tests -m slow
+
+shuffled: setup ## the fast tests in another order; SHUFFLE=7
+	SHUFFLE=$(or $(SHUFFLE),1) $(PYTEST) tests/unit tests/contract -n 2 -m "not slow and not gpu"
 
 chaos: setup ## kill everything at random for a good while, on both databases
 	CHAOS_KILLS=200 CHAOS_JOBS=300 $(PYTEST) tests/chaos -m slow -s

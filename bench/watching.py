@@ -36,7 +36,7 @@ from worker.nursery import FIXED
 
 NUM_ROWS, LENGTH, WIDTH, BATCH = 512, 64, 256, 8
 ALL = ["output", "output_grad", "param", "param_grad"]
-CASES: dict[str, tuple[dict[str, Any], bool, float | None]] = {
+CASES: dict[str, tuple[dict[str, Any] | None, bool, float | None]] = {
     # name: the probe; whether it is worth repeating on the plain path; what to reach
     "a: stats of everything, every step": ({"kinds": ALL, "every": 1}, True, 1.10),
     "a': stats of outputs and param_grads, every step": (
@@ -53,6 +53,7 @@ CASES: dict[str, tuple[dict[str, Any], bool, float | None]] = {
     "e': 1,000 small layers, stats of everything, every 25": (
         {"kinds": ALL, "every": 25}, True, None,
     ),
+    "z: no probe, against itself": (None, False, None),  # how far chance alone goes
 }  # fmt: skip
 
 
@@ -142,9 +143,9 @@ def many() -> tuple[dict, dict, list[np.ndarray]]:
 
 NETWORKS = {
     # name: what makes it; the steps of a block; the letters of its cases
-    "mnist cnn, batch 100": (cnn, 50, "abcd"),
-    "transformer 4x256, 8x64 tokens": (transformer, 25, "abcd"),
-    "1,000 layers of 16, batch 32": (many, 25, "e"),
+    "mnist cnn, batch 100": (cnn, 50, "abcdz"),
+    "transformer 4x256, 8x64 tokens": (transformer, 25, "abcdz"),
+    "1,000 layers of 16, batch 32": (many, 25, "ez"),
 }
 
 
@@ -232,10 +233,18 @@ def measure(bench: Bench, rounds: int, names: list[str]) -> list[dict[str, Any]]
             "min": round(min(wall for wall, _ in ratios), 4),
             "max": round(max(wall for wall, _ in ratios), 4),
             "cpu_ratio": round(statistics.median(cpu for _, cpu in ratios), 4),
+            "error": standard_error([wall for wall, _ in ratios]),
             "target": target,
         }
         for name, path, _, _, target, ratios in sides
     ]
+
+
+def standard_error(values: list[float]) -> float | None:
+    """Of their median, as if they were normal: how far chance may have moved it."""
+    if len(values) < 2:
+        return None
+    return round(1.2533 * statistics.stdev(values) / len(values) ** 0.5, 4)
 
 
 def main() -> None:

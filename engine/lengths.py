@@ -22,6 +22,10 @@ class Lengths(NamedTuple):
         """The lengths in host memory; waits for the device only where nobody has them there."""
         return self.of_rows.cpu() if self.known is None else self.known
 
+    def are_all(self, num_steps: int) -> bool:
+        """Whether every row has so many: of as many as the batch is wide, nothing is padding."""
+        return bool((self.on_host == num_steps).all())
+
 
 class TakesLengths:
     """A layer that can be told the lengths before it is called; None: all steps count."""

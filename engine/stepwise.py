@@ -155,7 +155,10 @@ class _EmbeddingBag(TakesLengths, nn.EmbeddingBag):
             offsets, per_sample_weights = None, offsets
         if self.lengths is None:
             return super().forward(input, offsets, per_sample_weights)
-        index_S, offsets_B = self._places(input.shape[1], self.lengths)
+        num_steps = input.shape[1]
+        if self.lengths.are_all(num_steps) and not self.include_last_offset:
+            return super().forward(input, None, per_sample_weights)
+        index_S, offsets_B = self._places(num_steps, self.lengths)
         ids_S = input.reshape(-1)[index_S]
         if per_sample_weights is not None:
             per_sample_weights = per_sample_weights.reshape(-1)[index_S]

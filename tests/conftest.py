@@ -1,6 +1,7 @@
 """What all tests share: real services, started once, and a check that nothing is left behind."""
 
 import os
+import random
 import shutil
 import signal
 import tempfile
@@ -20,6 +21,12 @@ settings.load_profile("ours")
 IN_CI = os.environ.get("CI") == "true"
 # A shell has what it starts in the background ignore Ctrl-C, and what that starts ignores it too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run in another order where ``SHUFFLE`` is a seed: no test may live on what another left."""
+    if seed := os.environ.get("SHUFFLE"):
+        random.Random(seed).shuffle(items)  # noqa: S311 (an order, no secret)
 
 
 def absent(what: str) -> None:

@@ -5,6 +5,7 @@ import { confusion, worstFirst } from "../src/views/job/confusion";
 import { differences } from "../src/views/job/diff";
 import { grouped } from "../src/views/job/groups";
 import { bestOf, lostAt } from "../src/views/jobs/finite";
+import { fewer, type Mark, markOf } from "../src/views/job/marks";
 
 test("a metric and its validation are one chart, loss comes first and the machine last", () => {
   const groups = grouped(["accuracy", "grad_norm", "loss", "lr", "lr/sparse", "system/memory_bytes", "time/step", "time/forward", "validation/accuracy", "validation/loss", "throughput/samples_per_s"]);
@@ -61,4 +62,36 @@ test("a loss that came back, and one whose bad steps were left out, lost nothing
     assert.equal(lostAt(summary), null);
     assert.equal(bestOf(summary, "accuracy", false).counts, true);
   }
+});
+
+const marked = (kind: Mark["kind"], steps: number[]): Mark[] => steps.map((step) => ({ step, kind, name: `${kind} ${step}` }));
+const upTo = (number: number) => Array.from({ length: number }, (_, step) => step);
+
+test("of what a job tells, a mark keeps its step and its name", () => {
+  const logged = { job: "job_1", seq: 7, attempt: 1, at: "2026-01-01T00:00:00Z", type: "checkpoint", step: 30, digest: "x".repeat(64) };
+  assert.deepEqual(markOf(logged), [{ step: 30, kind: "checkpoint", name: "checkpoint of step 30" }]);
+  assert.deepEqual(markOf({ ...logged, type: "command", step: null, do: "evaluate" }), []);
+});
+
+test("as many marks as there is room for all stay", () => {
+  const marks = marked("checkpoint", upTo(1000));
+  assert.equal(fewer(marks), marks);
+});
+
+test("of a hundred thousand checkpoints some of each time stay, all of the newest, and every command", () => {
+  let marks: Mark[] = [];
+  for (let page = 0; page < 100; page++) {
+    const steps = upTo(1000).map((place) => page * 1000 + place);
+    marks = fewer([...marks, ...marked("checkpoint", steps), ...marked("command", [page * 1000 + 1000])]);
+    assert.ok(marks.length <= 1000, String(marks.length));
+  }
+  assert.equal(marks.filter((one) => one.kind === "command").length, 100);
+  assert.deepEqual(marks.slice(-400).map((one) => one.step), [...upTo(399).map((place) => 99_601 + place), 100_000]);
+  assert.ok(marks.every((one, place) => place === 0 || marks[place - 1]!.step <= one.step));
+  const gaps = marks.slice(1).map((one, place) => one.step - marks[place]!.step);
+  assert.ok(Math.max(...gaps) <= 1000, String(Math.max(...gaps)));
+});
+
+test("where all marks are commands the newest stay", () => {
+  assert.deepEqual(fewer(marked("command", upTo(1200))).map((one) => one.step), upTo(1000).map((place) => place + 200));
 });

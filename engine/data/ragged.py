@@ -162,25 +162,35 @@ class LoadedSequence:
         num_steps = max(1, int(lengths_B.max()))
         home = self.values.device
         steps_T = torch.arange(num_steps, device=home)
-        is_padding_BT = steps_T >= lengths_B.to(home, non_blocking=True)[:, None]
         around_T = steps_T if self.around is None else self.around[:num_steps]
         index_BT = starts_B.to(home, non_blocking=True)[:, None] + around_T
-        index_BT.masked_fill_(is_padding_BT, 0)
-        if not len(self.values):
-            stored = self.values.new_zeros((index_BT.numel(), *self.values.shape[1:]))
-        else:
-            stored = self.values.index_select(0, index_BT.reshape(-1))
-        stored = stored.reshape(*index_BT.shape, *self.values.shape[1:])
+        if int(lengths_B.min()) == num_steps:
+            return self._read(self._stored(index_BT), device), lengths_B
+        is_padding_BT = steps_T >= lengths_B.to(home, non_blocking=True)[:, None]
+        stored = self._stored(index_BT.masked_fill_(is_padding_BT, 0))
         if self.is_integer:
-            ids_BT = stored.to(torch.int64).masked_fill_(is_padding_BT, self.padding_value)
-            return ids_BT.to(device, non_blocking=True), lengths_B
+            stored = stored.to(torch.int64).masked_fill_(is_padding_BT, self.padding_value)
+            return self._read(stored, device), lengths_B
+        x = self._read(stored, device)
+        return x.masked_fill_(is_padding_BT.to(device)[..., None], 0.0), lengths_B
+
+    def _stored(self, index_BT: Tensor) -> Tensor:
+        """The values at some places, new ones; zeros where there is none at all."""
+        shape = (*index_BT.shape, *self.values.shape[1:])
+        if not len(self.values):
+            return self.values.new_zeros(shape)
+        return self.values.index_select(0, index_BT.reshape(-1)).reshape(shape)
+
+    def _read(self, stored: Tensor, device: torch.device) -> Tensor:
+        """Stored values as a network takes them."""
+        if self.is_integer:
+            return stored.to(torch.int64).to(device, non_blocking=True)
         x = stored.to(device, non_blocking=True).to(torch.float32)
-        x = x.masked_fill_(is_padding_BT.to(device)[..., None], 0.0)
         if self.divide_by is not None:
             x.div_(self.divide_by)
         elif self.scale is not None:
             x.mul_(self.scale)
-        return x, lengths_B
+        return x
 
 
 def steps_of(

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.flop_counter import FlopCounterMode
 
 from engine.data.loading import load
-from engine.data.ragged import RaggedColumn
+from engine.data.ragged import LoadedSequence, RaggedColumn
 from engine.data.rows import shuffled
 from engine.data.table import Table
 from engine.network import Network
@@ -369,6 +370,23 @@ def test_a_bag_leaves_out_what_a_row_is_padded_with(mode, last):
     assert (bag.weight.grad[[1, 2, 7, 8, 9]] == 0).all()
 
 
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("last", [False, True])
+def test_rows_of_one_length_are_summed_as_beside_a_longer_one(mode, last):
+    """Nothing of such a batch is padding, and nothing is looked for in it."""
+    args = {"num_embeddings": 10, "embedding_dim": 3, "mode": mode, "include_last_offset": last}
+    bag = AWARE["EmbeddingBag"](**args)
+    ids, more = torch.tensor([[3, 0, 4], [6, 6, 1]]), torch.tensor([[5, 2, 7, 8]])
+    weights = [torch.randn(3, 4)] if mode == "sum" else []
+    bag.lengths = Lengths(torch.tensor([3, 3]))
+    short = bag(ids, *(x[:2, :3] for x in weights))
+    bag.lengths = Lengths(torch.tensor([3, 3, 4]))
+    beside = bag(torch.cat([F.pad(ids, (0, 1)), more]), *weights)
+    assert torch.equal(short, beside[:2])
+    gradients = [torch.autograd.grad(x[:2].sum(), bag.weight)[0] for x in (short, beside)]
+    torch.testing.assert_close(*gradients)
+
+
 def test_a_bag_without_lengths_is_torchs_own():
     bag = AWARE["EmbeddingBag"](10, 3, mode="sum")
     plain = nn.EmbeddingBag(10, 3, mode="sum")
@@ -393,6 +411,29 @@ def test_a_shared_layer_is_told_the_lengths_of_each_call():
     assert values["a"].tolist() == [1, 2]
     assert values["b"].tolist() == [3, 4]
     assert network.layers["a"].lengths is None
+
+
+def _loaded(is_integer: bool, **more: Any) -> LoadedSequence:
+    """Rows of 2, 2, 3 and no steps."""
+    values = torch.tensor([5, 1, 2, 7, 6, 3, 4], dtype=torch.uint8)
+    starts, lengths = torch.tensor([0, 2, 4, 7]), torch.tensor([2, 2, 3, 0])
+    shown = values if is_integer else values[:, None]
+    return LoadedSequence(shown, starts, lengths, is_integer=is_integer, **more)
+
+
+@pytest.mark.parametrize("more", [{}, {"divide_by": 3.0}, {"scale": -2.0}])
+def test_a_batch_of_equal_rows_is_part_of_one_with_a_longer_row(more):
+    for item in (_loaded(False, **more), _loaded(True, padding_value=9)):
+        equal, lengths = item.batch(torch.tensor([1, 0]), CPU)
+        beside, _ = item.batch(torch.tensor([1, 0, 2, 3]), CPU)
+        assert lengths.tolist() == [2, 2]
+        assert equal.dtype == (torch.int64 if item.is_integer else torch.float32)
+        assert torch.equal(equal, beside[:2, :2])
+        padding = 9 if item.is_integer else 0.0
+        assert (beside[:2, 2] == padding).all()
+        assert (beside[3] == padding).all()
+        equal.zero_()  # its own memory, whatever is done to it
+        assert item.values.flatten().tolist() == [5, 1, 2, 7, 6, 3, 4]
 
 
 # --- the planner -----------------------------------------------------------------------------

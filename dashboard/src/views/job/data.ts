@@ -126,8 +126,8 @@ export interface Growing<T> {
 
 const NOTHING = { items: [], problem: null, loading: true };
 
-/** What grows with a job's log: `read` moves the cursor on and puts what it finds. A new key begins anew. */
-export function useGrowing<T, A>(job: Job, key: string, first: A, read: (cursor: { after: A }, put: (found: T[]) => void) => Promise<void>, kept = Infinity): Growing<T> {
+/** What grows with a job's log: `read` moves the cursor on and puts what it finds; `keep` says what of all stays. A new key begins anew. */
+export function useGrowing<T, A>(job: Job, key: string, first: A, read: (cursor: { after: A }, put: (found: T[]) => void) => Promise<void>, keep: (items: T[]) => T[]): Growing<T> {
   const [state, setState] = useState<Growing<T>>(NOTHING);
   const cursor = useRef({ key, after: first, asked: -1, busy: false });
   if (cursor.current.key !== key) cursor.current = { key, after: first, asked: -1, busy: false };
@@ -139,7 +139,7 @@ export function useGrowing<T, A>(job: Job, key: string, first: A, read: (cursor:
     const seen = job.last_seq;
     void read(mine, (found) => {
       if (cursor.current !== mine) return;
-      setState((was) => ({ items: found.length ? [...was.items, ...found].slice(-kept) : was.items, problem: null, loading: false }));
+      setState((was) => ({ items: found.length ? keep([...was.items, ...found]) : was.items, problem: null, loading: false }));
     })
       .then(() => Object.assign(mine, { asked: seen, busy: false }))
       .catch((problem: Problem) => {
@@ -153,14 +153,22 @@ export function useGrowing<T, A>(job: Job, key: string, first: A, read: (cursor:
   return state;
 }
 
-/** All events of some types so far, and those that come. */
+/** The newest events of some types so far, and those that come. */
 export function useEvents(job: Job, types: string, from = 0): Growing<Logged> {
-  return useGrowing<Logged, number>(job, `${job.id} ${types} ${from}`, from, async (cursor, put) => {
+  return useEventsAs<Logged>(job, types, from, (event) => [event], newest);
+}
+
+export const MOST_EVENTS = 10_000;
+const newest = (events: Logged[]) => events.slice(-MOST_EVENTS);
+
+/** The same, of which only that is kept which `made` makes of each: a day has as many as a hundred thousand. */
+export function useEventsAs<T>(job: Job, types: string, from: number, made: (event: Logged) => T[], keep: (items: T[]) => T[]): Growing<T> {
+  return useGrowing<T, number>(job, `${job.id} ${types} ${from}`, from, async (cursor, put) => {
     const seen = job.last_seq;
-    await readOn(job, types, cursor, put);
+    await readOn(job, types, cursor, (found) => put(found.flatMap(made)));
     // All up to the number that the log had is read: the next look need not pass over it again.
     cursor.after = Math.max(cursor.after, seen);
-  });
+  }, keep);
 }
 
 async function readOn(job: Job, types: string, cursor: { after: number }, put: (found: Logged[]) => void): Promise<void> {

@@ -6,7 +6,7 @@ import { bytes, count, figure } from "../../format";
 import { useQuery } from "../../query";
 import { Empty, Loading, ProblemBox } from "../../ui/state";
 import { layerHref } from "./chart";
-import { type Logged, useEvents } from "./data";
+import { type Logged, MOST_EVENTS, useEvents } from "./data";
 import { commandText } from "./marks";
 
 const TYPES = ["state", "attempt", "command", "checkpoint", "finding", "probe", "adjusted", "stalled", "dropped", "gap", "end", "capture", "metrics", "stats"] as const;
@@ -66,7 +66,8 @@ function Timeline({ job, types }: { job: Job; types: readonly string[] }) {
           </table>
         </div>
       )}
-      {(shown < events.length || from > 0) && <div><button onClick={earlier}>Show earlier ones</button></div>}
+      {(shown < events.length || (from > 0 && events.length < MOST_EVENTS)) && <div><button onClick={earlier}>Show earlier ones</button></div>}
+      {shown >= events.length && events.length >= MOST_EVENTS && <p class="muted">The newest {count(MOST_EVENTS)} of these types are shown; <code>glasshouse events {job.id}</code> reads them all.</p>}
     </>
   );
 }

@@ -2,7 +2,7 @@
 import type { Job } from "../../api/types";
 import { count } from "../../format";
 import { layerHref } from "./chart";
-import { useEvents } from "./data";
+import { type Logged, useEventsAs } from "./data";
 
 const CATEGORIES: Record<string, string> = {
   spec: "The spec cannot be run", data: "The data", nonfinite: "Numbers that are not finite", out_of_memory: "Out of memory", user_code: "The job's own code",
@@ -32,15 +32,22 @@ export function Failure({ job }: { job: Job }) {
   );
 }
 
+interface Found { first: Logged; times: number }
+
+/** A guard that lets a job go on may find something in each of its steps. */
+function together(found: Found[]): Found[] {
+  return [{ first: found[0]!.first, times: found.reduce((sum, one) => sum + one.times, 0) }];
+}
+
 /** What the guard found in a job that went on. */
 function Findings({ job }: { job: Job }) {
-  const { items: events } = useEvents(job, "finding");
-  const [first] = events;
-  if (!first) return null;
+  const [found] = useEventsAs<Found>(job, "finding", 0, (first) => [{ first, times: 1 }], together).items;
+  if (!found) return null;
+  const { first, times } = found;
   const layer = first["layer"];
   return (
     <section class="problem" aria-label="Findings">
-      <p><strong>{events.length === 1 ? "Something was found" : `${count(events.length)} findings, the first:`}</strong></p>
+      <p><strong>{times === 1 ? "Something was found" : `${count(times)} findings, the first:`}</strong></p>
       <p>{String(first["message"] ?? "")}</p>
       <p class="row">
         {typeof layer === "string" && layer !== "loss" && <a href={layerHref(job.id, layer, first["step"])}>Look into {layer}</a>}

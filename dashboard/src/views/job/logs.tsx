@@ -13,7 +13,7 @@ interface Printed { seq: number; attempt: number; at: string; rank: number; stre
 interface Line { key: string; rank: number; stream: string; at: string; attempt: number; text: string }
 
 const TAIL = 5000;
-const KEPT = 500_000;
+const MOST_LINES = 500_000;
 const HEIGHT = 20;
 const SPARE = 20;
 
@@ -65,7 +65,7 @@ function useLines(job: Job, rank: string | null, grep: string, all: boolean): Gr
     const found = flat(((await answer.json()) as Page<Printed>).data);
     cursor.after = answer.headers.get("x-last-seq");
     put(found);
-  }, KEPT);
+  }, (lines) => lines.slice(-MOST_LINES));
 }
 
 function flat(printed: readonly Printed[]): Line[] {

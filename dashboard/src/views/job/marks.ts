@@ -5,12 +5,37 @@ import type { Axis, Logged } from "./data";
 
 export const MARKED = "checkpoint,command,attempt";
 
-export function markersOf(events: readonly Logged[], axis: Axis): Marker[] {
-  return events.flatMap((event) => {
-    const step = event.type === "attempt" ? (event["resumed_from_step"] ?? 0) : event["step"];
-    const name = nameOf(event);
-    return typeof step === "number" && name ? [{ x: axis.of(step), kind: event.type as Marker["kind"], name }] : [];
+export interface Mark {
+  step: number;
+  kind: Marker["kind"];
+  name: string;
+}
+
+/** What a chart tells of an event; nothing where it has no step. */
+export function markOf(event: Logged): Mark[] {
+  const step = event.type === "attempt" ? (event["resumed_from_step"] ?? 0) : event["step"];
+  const name = nameOf(event);
+  return typeof step === "number" && name ? [{ step, kind: event.type as Mark["kind"], name }] : [];
+}
+
+const MOST = 1000;
+const PLACES = 400;
+
+/** No more than a chart has room for: of the older checkpoints, which come by themselves, one of each part of the steps so far. */
+export function fewer(marks: Mark[]): Mark[] {
+  if (marks.length <= MOST) return marks;
+  const [older, newer] = [marks.slice(0, -MOST / 2), marks.slice(-MOST / 2)];
+  const width = Math.max(1, ...older.map((one) => one.step)) / PLACES;
+  const taken = new Set<number>();
+  const some = older.filter(({ kind, step }) => {
+    const place = Math.floor(step / width);
+    return kind !== "checkpoint" || (!taken.has(place) && taken.add(place));
   });
+  return [...some, ...newer].slice(-MOST);
+}
+
+export function markersOf(marks: readonly Mark[], axis: Axis): Marker[] {
+  return marks.map(({ step, kind, name }) => ({ x: axis.of(step), kind, name }));
 }
 
 function nameOf(event: Logged): string | null {

@@ -7,10 +7,10 @@ import { useQuery } from "../../query";
 import { Empty, Loading, ProblemBox } from "../../ui/state";
 import { bestOf, lostAt } from "../jobs/finite";
 import { type ChartLook, Labelled, MetricChart } from "./chart";
-import { type Axis, type Metric, type Steps, summarised, useAxis, useEvents, useMetrics } from "./data";
+import { type Axis, type Metric, type Steps, summarised, useAxis, useEventsAs, useMetrics } from "./data";
 import { Failure } from "./failure";
 import { type Group, grouped, isUpkeep } from "./groups";
-import { MARKED, markersOf } from "./marks";
+import { fewer, MARKED, markersOf, markOf } from "./marks";
 
 type Asked = ReturnType<typeof useQuery>;
 const FEW = 12; // so many charts need no search
@@ -37,8 +37,8 @@ function Charts({ job, metrics }: { job: Job; metrics: readonly Metric[] }) {
   const [query, change] = useQuery();
   const range = rangeOf(query);
   const axis = useAxis(job, query.get("x"));
-  const { items: events } = useEvents(job, MARKED);
-  const markers = useMemo(() => markersOf(events, axis), [events, axis]);
+  const { items: marks } = useEventsAs(job, MARKED, 0, markOf, fewer);
+  const markers = useMemo(() => markersOf(marks, axis), [marks, axis]);
   const logs = (query.get("log") ?? "").split(",").filter(Boolean);
   const groups = useMemo(() => grouped(metrics.map((one) => one.name)), [metrics.map((one) => one.name).join("\n")]);
   const [typed, setTyped] = useState(query.get("q") ?? "");
