@@ -1,6 +1,7 @@
 """The devices of this worker: its share of the processor, and what `worker.hardware` finds."""
 
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -16,14 +17,42 @@ from models.workers import FoundDevice
 
 TIMEOUT_S = 30.0
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_CPUINFO = Path("/proc/cpuinfo")
+_SYSCTL = ("/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string")
 _SINGLE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 """Environment of the process that measures: one core is measured, not all of them."""
 
 
 def cpu_devices(cores: int) -> list[FoundDevice]:
     """One device per core that jobs may use; a core is a share of the processor, not a place."""
-    name = platform.processor() or platform.machine()
+    name = processor_name()
     return [FoundDevice(f"cpu:{number}", "cpu", number, name) for number in range(cores)]
+
+
+@functools.cache
+def processor_name(cpuinfo: Path = _CPUINFO) -> str:
+    """The processor's model where the system tells it, else its architecture: ``x86_64``."""
+    told = _asked_name() if sys.platform == "darwin" else _read_name(cpuinfo)
+    return told or platform.processor() or platform.machine()
+
+
+def _read_name(cpuinfo: Path) -> str:
+    try:
+        lines = cpuinfo.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    told = (line.partition(":") for line in lines)
+    return next((name.strip() for key, _, name in told if key.strip() == "model name"), "")
+
+
+def _asked_name() -> str:
+    try:
+        done = subprocess.run(  # noqa: S603 (a list)
+            _SYSCTL, capture_output=True, text=True, check=True, timeout=TIMEOUT_S
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
 
 
 def num_cores(settings: Settings) -> int:

@@ -1,5 +1,6 @@
 // What is around every view: the way to the others, the theme, whether the service answers.
 import { ErrorBoundary, LocationProvider, Route, Router, useLocation } from "preact-iso";
+import { useEffect, useRef } from "preact/hooks";
 
 import { connection } from "./api/http";
 import { useLive } from "./api/live";
@@ -44,7 +45,27 @@ export function Shell() {
   );
 }
 
+/** A link that was followed is gone with its view: the keyboard goes on in the new one, not at the top of the page. */
+function useFocusKept(): void {
+  const { path } = useLocation();
+  const before = useRef(path);
+  useEffect(() => {
+    if (before.current === path) return;
+    before.current = path;
+    const from = document.activeElement;
+    let left = 50; // a part that is loaded comes later
+    const look = () => {
+      const lost = document.activeElement === document.body;
+      if (lost) document.getElementById("main")?.focus({ preventScroll: true });
+      if (lost || document.activeElement !== from || !--left) clearInterval(timer);
+    };
+    const timer = setInterval(look, 100);
+    return () => clearInterval(timer);
+  }, [path]);
+}
+
 function Views() {
+  useFocusKept();
   return (
     <ErrorBoundary onError={(error) => console.error(error)}>
       <Router>
@@ -83,7 +104,7 @@ function Top() {
       </nav>
       <a class="button primary" href="/submit">New job</a>
       <select aria-label="Colours" value={choice.value} onChange={(event) => choose(event.currentTarget.value as Choice)}>
-        <option value="system">As the system</option>
+        <option value="system">Auto</option>
         <option value="light">Light</option>
         <option value="dark">Dark</option>
       </select>

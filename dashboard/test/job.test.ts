@@ -4,6 +4,7 @@ import { test } from "node:test";
 import { confusion, worstFirst } from "../src/views/job/confusion";
 import { differences } from "../src/views/job/diff";
 import { grouped } from "../src/views/job/groups";
+import { bestOf, lostAt } from "../src/views/jobs/finite";
 import { fewer, type Mark, markOf } from "../src/views/job/marks";
 
 test("a metric and its validation are one chart, loss comes first and the machine last", () => {
@@ -41,6 +42,26 @@ test("a confusion matrix counts rows by what is true and what was told", () => {
 test("the surest mistakes come first, then the least sure of what is right", () => {
   assert.deepEqual(worstFirst([0, 1, 1, 0], [1, 1, 0, 0], [0.6, 0.9, 0.8, 0.7]), [2, 0, 3, 1]);
   assert.deepEqual(worstFirst(null, [1, 1, 0], [0.6, 0.9, 0.5]), [2, 0, 1]);
+});
+
+const NAN = "NaN" as const;
+const LOST = { last: NAN, min: 2.3, min_step: 0, first_nonfinite_step: 4 };
+
+test("a best value counts if the loss was finite until then", () => {
+  const summary = { loss: LOST, accuracy: { last: 0, max: 0.2, max_step: 3 }, "validation/accuracy": { last: 0, max: 0, max_step: 4 }, "validation/loss": { last: NAN, first_nonfinite_step: 4 } };
+  assert.equal(lostAt(summary), 4);
+  assert.deepEqual(bestOf(summary, "accuracy", false), { value: 0.2, step: 3, counts: true });
+  assert.deepEqual(bestOf(summary, "loss", true), { value: 2.3, step: 0, counts: true });
+  assert.deepEqual(bestOf(summary, "validation/accuracy", false), { value: 0, step: 4, counts: false });
+  assert.deepEqual(bestOf(summary, "validation/loss", true), { value: null, step: null, counts: false });
+});
+
+test("a loss that came back, and one whose bad steps were left out, lost nothing", () => {
+  const after = { accuracy: { last: 1, max: 1, max_step: 9 } };
+  for (const summary of [{ loss: { ...LOST, last: 0.1 }, ...after }, { loss: LOST, skipped_steps: { last: 1 }, ...after }]) {
+    assert.equal(lostAt(summary), null);
+    assert.equal(bestOf(summary, "accuracy", false).counts, true);
+  }
 });
 
 const marked = (kind: Mark["kind"], steps: number[]): Mark[] => steps.map((step) => ({ step, kind, name: `${kind} ${step}` }));

@@ -129,6 +129,20 @@ def _short(violation: dict[str, Any]) -> dict[str, Any]:
     return {"rule": violation["id"], "help": violation["help"], "where": where, "of": len(nodes)}
 
 
+_WORDS = """() => [...document.querySelectorAll('button')].filter((one) => {
+  if (!one.offsetParent || !/\\p{L}{2}/u.test(one.textContent) || one.closest('th')) return false;
+  const it = getComputedStyle(one);
+  const clear = (colour) => /, 0\\)$|^transparent$/.test(colour);
+  const framed = !clear(it.borderTopColor) && it.borderTopWidth !== '0px';
+  return !framed && clear(it.backgroundColor) && it.textDecorationLine === 'none';
+}).map((one) => one.textContent)"""
+
+
+def bare_words(page: Page) -> list[str]:
+    """Buttons that look like words: no frame, no ground, no line below."""
+    return page.evaluate(_WORDS)
+
+
 class Screenshot(Protocol):
     """Takes pictures of a page, where they are wanted (``SCREENSHOTS`` names a folder).
 

@@ -102,3 +102,9 @@ def test_comparing_has_no_serious_fault_for_readers_of_screens(compared: Page, a
 def test_nothing_chosen_says_how_to_choose(page: Page):
     page.goto("/compare")
     expect(page.get_by_text("Add the jobs to compare")).to_be_visible()
+
+
+def test_the_table_tells_lines_apart_by_their_patterns_too(compared: Page, sweep: list[gh.Job]):
+    lines = compared.locator("td.of-job path")
+    expect(lines).to_have_count(len(sweep))
+    assert len({line.get_attribute("stroke-dasharray") for line in lines.all()}) == len(sweep)

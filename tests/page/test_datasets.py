@@ -163,3 +163,11 @@ def test_nothing_serious_is_wrong_for_who_cannot_see_or_point(
     assert page.evaluate("() => document.documentElement.scrollWidth") <= size[0]
     if is_pictured:
         screenshot("dataset")
+
+
+def test_the_state_beside_a_heading_is_smaller_than_the_heading(page: Page, digits: str):
+    page.goto(f"/datasets/{digits}")
+    heading = page.get_by_role("heading", level=1)
+    size = "(it) => parseFloat(getComputedStyle(it).fontSize)"
+    badge = heading.locator(".badge")
+    assert badge.evaluate(size) < 0.75 * heading.evaluate(size)

@@ -1,5 +1,6 @@
 """The page of a job that met numbers that are not finite: where, since when, what it printed."""
 
+import math
 import re
 from collections.abc import Callable
 
@@ -105,6 +106,29 @@ def test_a_job_that_went_on_names_what_was_found(page: Page, client: gh.Client, 
     found.get_by_role("link", name="All findings").click()
     expect(page).to_have_url(re.compile("types=finding"))
     expect(page.locator("tbody tr").first).to_contain_text("finding")
+
+
+def test_a_best_value_of_a_network_of_nan_does_not_count(
+    page: Page, client: gh.Client, digits: str
+):
+    made = spec(digits, "went on unsaid", stop={"steps": 50}, guards={}) | WILD
+    job = client.jobs.create(made).wait(timeout=120)
+    summary = job.summary
+    lost = summary["loss"]["first_nonfinite_step"]
+    best = summary["validation/accuracy"]
+    assert not math.isfinite(summary["loss"]["last"])
+    assert best["max_step"] > lost
+    assert isinstance(best["max"], float)
+    expect(page.locator(f"tr[data-job={job.id}]")).to_contain_text("none before NaN")
+    page.goto(f"/jobs/{job.id}")
+    tile = page.get_by_role("listitem").filter(has_text="validation/accuracy")
+    expect(tile.locator("b")).to_have_text("none")
+    expect(tile).to_contain_text(f"at step {best['max_step']} does not count")
+    expect(tile).to_contain_text(f"loss not finite from step {lost}")
+    expect(page.locator("header.head")).to_contain_text(f"loss not finite from step {lost}")
+    early = page.get_by_role("listitem").filter(has_text=re.compile("^loss, lowest"))
+    expect(early.locator("b")).to_have_text(re.compile(r"^\d"))
+    expect(early).to_contain_text(f"at step {summary['loss']['min_step']}")
 
 
 def test_the_log_is_searched_by_the_service(page: Page, failed: gh.Job, http: httpx2.Client):

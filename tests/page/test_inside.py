@@ -275,6 +275,23 @@ def test_the_gradient_over_the_depth_is_that_of_each_layer(
         assert shown(row.locator("td").first) == pytest.approx(norm(layers[name], "param_grad"))
 
 
+def test_bars_that_have_room_stand_over_the_names_of_their_layers(page: Page, seen: gh.Job):
+    page.add_init_script(_OVERHEARD)
+    inside(page, seen, "?view=gradients")
+    for layer in ("conv1", "conv2", "fc"):
+        page.wait_for_function("(name) => window.written.includes(name)", arg=layer)
+
+
+_OVERHEARD = """(() => {
+  window.written = [];
+  const { fillText } = CanvasRenderingContext2D.prototype;
+  CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
+    window.written.push(text);
+    return fillText.call(this, text, ...rest);
+  };
+})()"""
+
+
 def test_the_graph_has_every_layer_and_leads_to_it(page: Page, seen: gh.Job):
     inside(page, seen, "?view=graph")
     boxes = page.locator(".graph .box")
@@ -344,6 +361,24 @@ def _attach_and_see(page: Page, job: gh.Job, http: httpx2.Client) -> None:
     row.get_by_role("button", name="Detach").click()
     expect(row).to_contain_text("removed")
     assert http.get(f"/jobs/{job.id}/probes").json()["data"] == []
+
+
+def test_the_form_of_a_probe_takes_the_focus_and_gives_it_back(
+    page: Page, client: gh.Client, digits: str
+):
+    job = client.jobs.create(lasting(digits, 1_000_000, name="by keys"))
+    try:
+        inside(page, job, "?view=probes")
+        opener = page.get_by_role("button", name="Attach a probe")
+        opener.focus()
+        page.keyboard.press("Enter")
+        form = page.get_by_role("form", name="Attach a probe")
+        expect(form.get_by_label("Layers or parameters")).to_be_focused()
+        page.keyboard.press("Escape")
+        expect(form).to_have_count(0)
+        expect(opener).to_be_focused()
+    finally:
+        job.cancel()
 
 
 def test_what_nobody_kept_is_watched_with_one_click(

@@ -379,3 +379,28 @@ def test_no_tab_has_a_serious_fault_for_readers_of_screens(
         axe(page)
     page.get_by_label("Colours").select_option("system")
     screenshot(f"job{tab.replace('/', '-')}")
+
+
+@pytest.mark.parametrize(
+    ("word", "role", "name"), [("Fork", "combobox", "From"), ("Edit", "textbox", "Name")]
+)
+def test_a_dialog_begins_at_its_first_field_keeps_the_focus_and_gives_it_back(
+    page: Page, ended: gh.Job, word: str, role: Any, name: str
+):
+    page.goto(f"/jobs/{ended.id}")
+    opener = page.get_by_role("button", name=word, exact=True)
+    opener.focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog").get_by_role(role, name=name, exact=True)).to_be_focused()
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        assert page.evaluate(_WITHIN)
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    expect(opener).to_be_focused()
+
+
+_WITHIN = """() => {
+  const at = document.activeElement; // the body: the browser's own bar, before the dialog again
+  return at === document.body || at.closest('dialog') !== null;
+}"""

@@ -11,6 +11,8 @@ from models import jobs
 from models.database import Database
 from models.settings import Settings
 from tests.acceptance.houses import House
+from tests.page.browser import bare_words
+from tests.page.endless import endless, running
 from tests.page.specs import small
 
 MANY = 1000
@@ -155,3 +157,36 @@ def test_the_list_has_no_serious_fault_for_readers_of_screens(
     page.emulate_media(color_scheme="dark")
     axe(page)
     screenshot("jobs")
+
+
+def test_what_can_be_done_with_a_job_looks_like_a_button(
+    page: Page, client: gh.Client, digits: str, ended: gh.Job
+):
+    job = client.jobs.create(endless(digits, "can be paused"))
+    with running(job):
+        expect(row_of(page, job).get_by_role("button", name="Pause")).to_be_visible()
+        row_of(page, job).get_by_role("checkbox").check()
+        expect(page.get_by_role("button", name="Choose none")).to_be_visible()
+        assert bare_words(page) == []
+    page.goto(f"/jobs/{ended.id}")
+    expect(page.get_by_role("button", name="CSV").first).to_be_visible()
+    assert bare_words(page) == []
+
+
+def test_the_keyboard_goes_on_in_the_view_that_a_link_opened(page: Page, ended: gh.Job):
+    row_of(page, ended).get_by_role("link", name="ended one").focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="ended one")).to_be_visible()
+    expect(page.locator("main")).to_be_focused()
+    page.keyboard.press("Tab")
+    assert page.evaluate("() => document.activeElement.closest('main') !== null")
+
+
+def test_what_can_be_opened_is_in_one_line_on_a_phone(page: Page, ended: gh.Job):
+    page.set_viewport_size({"width": 390, "height": 844})
+    for path in ("/jobs", "/compare", "/datasets", "/devices", "/settings"):
+        page.goto(path)
+        links = page.get_by_role("navigation", name="Views").get_by_role("link")
+        expect(links).to_have_count(5)
+        tops = [box["y"] for link in links.all() if (box := link.bounding_box())]
+        assert len(set(tops)) == 1, path

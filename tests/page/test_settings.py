@@ -70,7 +70,7 @@ def test_quotas_and_limits_are_those_of_the_api(page: Page, http: httpx2.Client)
     expect(told).to_contain_text(service["version"])
     for name in ("dataset_formats", "tensor_kinds", "event_types"):
         expect(told).to_contain_text(", ".join(service["capabilities"][name]))
-    expect(told.locator("dt", has_text="planner timeout").locator("+ dd")).to_have_text("20 s")
+    expect(told.locator("dt", has_text="Longest time for a plan").locator("+ dd")).to_have_text("20 s")
 
 
 def test_a_webhook_is_made_tells_what_was_sent_and_is_deleted(
@@ -117,3 +117,15 @@ def test_nothing_serious_is_wrong_for_who_cannot_see_or_point(
         axe(page)
     assert page.evaluate("() => document.documentElement.scrollWidth") <= size[0]
     screenshot("settings")
+
+
+def test_limits_and_capabilities_are_said_in_words(page: Page, http: httpx2.Client):
+    page.goto("/settings")
+    service = card(page, "Service")
+    expect(service).to_contain_text("Largest file of a dataset")
+    told = http.get("").json()
+    names = service.locator("dt").all_inner_texts()
+    assert len(names) == 1 + len(told["limits"]) + len(told["capabilities"])
+    raw = {*told["limits"], *told["capabilities"]}
+    spaced = {re.sub(r"_(bytes|s)$", "", name).replace("_", " ") for name in raw}
+    assert not {*names} & (raw | spaced)

@@ -268,3 +268,12 @@ def test_nothing_serious_is_wrong_for_who_cannot_see_or_point(
     assert width <= size[0], "the page is wider than the screen"
     page.get_by_role("link", name="JSON", exact=True).click()
     axe(page)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_id_of_a_dataset_is_read_to_its_end(page: Page, digits: str, width: int):
+    page.set_viewport_size({"width": width, "height": 844})
+    opened(page, f"dataset={digits}")
+    written = field(page, "/data/train/dataset")
+    expect(written).to_have_value(digits)
+    assert written.evaluate("(it) => it.scrollWidth - it.clientWidth") <= 0

@@ -8,7 +8,8 @@ import { powersAround } from "./powers";
 
 const LEFT = 62;
 const TOP = 16;
-const BOTTOM = 8;
+const BOTTOM = 22;
+const ROOM = 60; // a name under each bar where each has so much
 
 export interface Bar {
   readonly name: string;
@@ -48,6 +49,7 @@ function paint(context: CanvasRenderingContext2D, width: number, height: number,
       context.fillStyle = colour("raised");
       context.fillRect(x - Math.max(across, 4) / 2, TOP, Math.max(across, 4), up);
     }
+    if (across >= ROOM) named(context, bar.name, x, TOP + up, across);
     if (bar.value === null) return;
     const finite = Number.isFinite(bar.value);
     const top = !finite ? TOP : bar.value > 0 ? Math.min(TOP + up - 1, Math.max(TOP, y(bar.value))) : TOP + up - 1;
@@ -68,6 +70,15 @@ function grid(context: CanvasRenderingContext2D, low: number, high: number, y: (
     context.fillStyle = colour("muted");
     context.fillText(figure(10 ** power, 2), LEFT - 6, at);
   }
+}
+
+function named(context: CanvasRenderingContext2D, name: string, x: number, y: number, room: number): void {
+  context.textAlign = "center";
+  context.textBaseline = "top";
+  context.fillStyle = colour("muted");
+  let text = name;
+  while (text.length > 3 && context.measureText(text).width > room - 4) text = `${text.slice(0, -2)}…`;
+  context.fillText(text, x, y + 6);
 }
 
 function sign(context: CanvasRenderingContext2D, mark: NonNullable<Bar["mark"]>, x: number, top: number): void {

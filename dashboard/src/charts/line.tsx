@@ -63,9 +63,9 @@ export function LineChart(props: LineProps) {
           {prepared.hidden > 0 && <span class="muted">{count(prepared.hidden)} at or below 0 are not on a logarithmic axis.</span>}
         </span>
         <span class="row">
-          {props.range && props.onZoom && <button class="plain" onClick={() => props.onZoom?.(null)}>Reset zoom</button>}
-          <button class="plain" aria-pressed={asTable} onClick={() => setAsTable(!asTable)}>Table</button>
-          <button class="plain" onClick={() => saveCsv(title, table.series, table.xName)}>CSV</button>
+          {props.range && props.onZoom && <button class="small" onClick={() => props.onZoom?.(null)}>Reset zoom</button>}
+          <button class="small" aria-pressed={asTable} onClick={() => setAsTable(!asTable)}>Table</button>
+          <button class="small" onClick={() => saveCsv(title, table.series, table.xName)}>CSV</button>
         </span>
       </div>
       <span class="only-readers" role="status">{cursor === null ? "" : told(series, cursor, xName)}</span>

@@ -36,11 +36,11 @@ export function ChartTable({ title, series, markers, xName, markName }: TablePro
       </table>
       {pages > 1 && (
         <p class="row">
-          <button class="plain" disabled={page === 0} onClick={() => setPage(0)}>First</button>
-          <button class="plain" disabled={page === 0} onClick={() => setPage(page - 1)}>Earlier</button>
+          <button class="small" disabled={page === 0} onClick={() => setPage(0)}>First</button>
+          <button class="small" disabled={page === 0} onClick={() => setPage(page - 1)}>Earlier</button>
           <span>{page + 1} of {pages}</span>
-          <button class="plain" disabled={page === pages - 1} onClick={() => setPage(page + 1)}>Later</button>
-          <button class="plain" disabled={page === pages - 1} onClick={() => setPage(pages - 1)}>Last</button>
+          <button class="small" disabled={page === pages - 1} onClick={() => setPage(page + 1)}>Later</button>
+          <button class="small" disabled={page === pages - 1} onClick={() => setPage(pages - 1)}>Last</button>
         </p>
       )}
       {markers.length > 0 && (

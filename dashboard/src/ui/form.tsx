@@ -73,6 +73,9 @@ function problemsAt(problems: readonly FieldProblem[], at: string, deep: boolean
   return problems.filter((one) => one.pointer === at || (deep && one.pointer.startsWith(`${at}/`)));
 }
 
+/** Fields that hold ids, which are longer than a field is wide. */
+const IDS: ReadonlySet<string> = new Set(["dataset", "checkpoint", "job", "parent"]);
+
 /** An input with its label, its help while it has the focus, and what is wrong with it. */
 function Entry({ field, pointer, label, required, input }: Edited & { input: (attributes: object) => ComponentChildren }) {
   const id = useId();
@@ -80,7 +83,7 @@ function Entry({ field, pointer, label, required, input }: Edited & { input: (at
   const described = [field.help && `${id}-help`, wrong && `${id}-wrong`].filter(Boolean).join(" ");
   const attributes = { "aria-invalid": wrong || undefined, "aria-describedby": described || undefined };
   return (
-    <div class="entry" id={idOf(pointer)}>
+    <div class={`entry${IDS.has(label) ? " long" : ""}`} id={idOf(pointer)}>
       <label class="field"><span>{label}{required && <abbr title="required"> *</abbr>}</span>{input(attributes)}</label>
       {field.help && <small class="help" id={`${id}-help`}>{field.help}</small>}
       <Problems at={pointer} deep id={`${id}-wrong`} />
@@ -181,7 +184,7 @@ function Unset({ field, pointer, label }: Edited) {
   const form = useForm();
   return (
     <div class="entry" id={idOf(pointer)}>
-      <button type="button" class="plain" title={field.help} onClick={() => form.set(pointer, blank(field))}>+ {label}</button>
+      <button type="button" class="small" title={field.help} onClick={() => form.set(pointer, blank(field))}>+ {label}</button>
       <Problems at={pointer} deep />
     </div>
   );

@@ -1,3 +1,4 @@
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,21 @@ def test_the_inventory_lists_a_device_per_core():
     devices, info = inventory.ask(settings.model_copy(update={"cpu_cores": 3}))
     assert [device.id for device in devices if device.kind == "cpu"] == ["cpu:0", "cpu:1", "cpu:2"]
     assert info["memory_bytes"] > 0
+
+
+def test_a_core_is_called_by_its_processor_s_model_where_the_system_tells_it(tmp_path: Path):
+    told = tmp_path / "cpuinfo"
+    told.write_text(
+        "processor\t: 0\nmodel\t\t: 207\nmodel name\t: A Chip 9: fast\n\nprocessor\t: 1\n"
+    )
+    silent = tmp_path / "of an ARM"
+    silent.write_text("processor\t: 0\nBogoMIPS\t: 48.00\n")
+    if sys.platform != "darwin":
+        assert inventory.processor_name(told) == "A Chip 9: fast"
+        for unknown in (silent, tmp_path / "absent"):
+            name = inventory.processor_name(unknown)
+            assert name == (platform.processor() or platform.machine())
+    assert inventory.cpu_devices(1)[0].name == inventory.processor_name()
 
 
 def test_an_inventory_that_fails_makes_cuda_devices_unhealthy():

@@ -4,6 +4,7 @@ import { useState } from "preact/hooks";
 import { withQuery } from "../../api/http";
 import { useLive, useLiveAll } from "../../api/live";
 import { type Job, num, type Page } from "../../api/types";
+import { dashOf } from "../../charts/series";
 import { figure } from "../../format";
 import { useQuery } from "../../query";
 import { Empty, Loading, ProblemBox, StateBadge } from "../../ui/state";
@@ -101,6 +102,15 @@ function best(metric: string): "min" | "max" {
   return /loss|error|perplexity/.test(metric) ? "min" : "max";
 }
 
+/** The job's line as the charts draw it: its colour and its pattern. */
+function Swatch({ place }: { place: number }) {
+  return (
+    <svg class="swatch" aria-hidden="true" width="24" height="8" viewBox="0 0 24 8">
+      <path d="M0 4h24" stroke={`var(--series-${(place % 8) + 1})`} stroke-width="2.5" stroke-dasharray={dashOf(place).join(" ")} />
+    </svg>
+  );
+}
+
 interface ResultsProps {
   jobs: Job[];
   differences: Difference[];
@@ -129,7 +139,7 @@ function Results({ jobs, differences, metric, remove }: ResultsProps) {
               const at = metric && told ? told[`${best(metric)}_step`] : null;
               return (
                 <tr key={job.id} data-job={job.id}>
-                  <td><span aria-hidden="true" style={{ color: `var(--series-${(place % 8) + 1})` }}>━</span> <a href={`/jobs/${job.id}`}>{job.name ?? job.id}</a></td>
+                  <td class="of-job"><Swatch place={place} /> <a href={`/jobs/${job.id}`}>{job.name ?? job.id}</a></td>
                   <td><StateBadge state={job.state} /></td>
                   {metric && <td class="number">{figure(num(told?.["last"]))}</td>}
                   {metric && <td class="number">{told ? `${figure(num(told[best(metric)]))} at ${at ?? "–"}` : "–"}</td>}

@@ -89,7 +89,7 @@ function Summary({ network }: { network: Network }) {
       {levels.filter((level) => numbers[level]).map((level) => (
         <span key={level} class={`light ${level}`} data-count={numbers[level]}><span aria-hidden="true">{SIGNS[level][0]}</span> {count(numbers[level])} {SIGNS[level][1]}</span>
       ))}
-      {numbers.bad + numbers.warn > 0 && query.get("sort") !== "-health" && <button class="plain" onClick={() => change({ view: "layers", sort: "-health" })}>worst first</button>}
+      {numbers.bad + numbers.warn > 0 && query.get("sort") !== "-health" && <button class="small" onClick={() => change({ view: "layers", sort: "-health" })}>worst first</button>}
     </span>
   );
 }

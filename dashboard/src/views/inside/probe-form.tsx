@@ -1,5 +1,5 @@
 // Attaches a probe, or changes one: what it would match and cost is told before, by the service.
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 
 import { ask, get, post, Problem } from "../../api/http";
 import { refresh } from "../../api/live";
@@ -21,6 +21,8 @@ export function ProbeForm({ job, initial, probe, onDone }: Props) {
   const [sending, setSending] = useState(false);
   const [problem, setProblem] = useState<Problem | null>(null);
   const told = useEstimate(job, draft);
+  const form = useRef<HTMLFormElement>(null);
+  useEffect(() => form.current!.querySelector("input")!.focus(), []);
   const put = (changes: Partial<Draft>) => {
     setDraft({ ...draft, ...changes });
     setProblem(null);
@@ -40,7 +42,7 @@ export function ProbeForm({ job, initial, probe, onDone }: Props) {
     setSending(false);
   };
   return (
-    <form class="card stack" onSubmit={send} aria-label={probe ? "Change a probe" : "Attach a probe"}>
+    <form class="card stack" ref={form} onSubmit={send} onKeyDown={(event) => event.key === "Escape" && onDone()} aria-label={probe ? "Change a probe" : "Attach a probe"}>
       <h2>{probe ? `Change ${probe.id}` : "Attach a probe"}</h2>
       <Fields draft={draft} put={put} />
       <Told told={told} />
@@ -75,7 +77,7 @@ function Fields({ draft, put }: { draft: Draft; put: (changes: Partial<Draft>) =
       </label>
       {draft.when === "every" && text("every", "Every … steps", "10")}
       {draft.when === "at" && text("at", "Steps", "100, 200", "text")}
-      {draft.when !== "at" && draft.phase === "train" && text("overhead", "Budget, % of step time (empty: none)", "none")}
+      {draft.when !== "at" && draft.phase === "train" && text("overhead", "Budget, % of a step", "none")}
       {draft.want.includes("full") && text("slice", "Part of the tensor", "all; 0:4,:,::2", "text")}
       {(draft.want.includes("full") || draft.want.includes("sample")) && text("maxBytes", "Bytes of a tensor at most", "as usual")}
       {draft.when !== "nonfinite" && (

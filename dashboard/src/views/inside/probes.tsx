@@ -1,5 +1,5 @@
 // What of a job is watched: what each probe matched, how often it looks, what it costs; and a probe more, here and now.
-import { useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 
 import { ask } from "../../api/http";
 import { refresh, useLive } from "../../api/live";
@@ -18,12 +18,19 @@ export function Probes({ job, layers }: { job: Job; layers: readonly Layer[] }) 
   const { value, problem } = useLive<Page<Probe>>(`jobs/${job.id}/probes?removed=true`, ended(job) ? Infinity : 1);
   const watch = query.get("watch");
   const changed = value?.data.find((probe) => probe.id === query.get("change"));
+  const attach = useRef<HTMLButtonElement>(null);
+  const isOpen = watch !== null || !!changed;
+  const wasOpen = useRef(isOpen);
+  useEffect(() => {
+    if (wasOpen.current && !isOpen && document.activeElement === document.body) attach.current?.focus(); // the form had the focus
+    wasOpen.current = isOpen;
+  }, [isOpen]);
   const close = () => change({ watch: null, kinds: null, change: null });
   return (
     <div class="stack">
       <div class="spread">
         <Overhead job={job} />
-        {!ended(job) && watch === null && !changed && <button class="primary" onClick={() => change({ watch: "*" })}>Attach a probe</button>}
+        {!ended(job) && watch === null && !changed && <button class="primary" ref={attach} onClick={() => change({ watch: "*" })}>Attach a probe</button>}
       </div>
       {watch !== null && !ended(job) && <ProbeForm key={watch} job={job} initial={draftOf(watch, kindsOf(watch, query.get("kinds"), layers))} onDone={close} />}
       {changed && !ended(job) && <ProbeForm key={changed.id} job={job} initial={draftFrom(changed)} probe={changed} onDone={close} />}

@@ -31,7 +31,7 @@ export function MetricChart({ job, group, metrics, look }: { job: Job; group: Gr
     <section class="card" ref={place} aria-label={group.title} data-group={group.key}>
       <div class="spread">
         <h3>{group.title}</h3>
-        <button class="plain" aria-pressed={look.log} onClick={look.onLog}>Log</button>
+        <button class="small" aria-pressed={look.log} onClick={look.onLog}>Log</button>
       </div>
       {problem && !columns && problem.code !== "unreachable" && <ProblemBox problem={problem} />}
       {visible && <LineChart title={group.title} series={series} markers={look.markers} xName={axis.name} log={look.log} smoothing={look.smoothing} range={shown}

@@ -7,6 +7,7 @@ export function Dialog({ title, onClose, children }: { title: string; onClose():
   useEffect(() => {
     const back = document.activeElement;
     element.current?.showModal();
+    element.current?.querySelector<HTMLElement>("input, select, textarea, pre[tabindex]")?.focus(); // not the ✕ that closes it
     return () => back instanceof HTMLElement && back.focus();
   }, []);
   return (

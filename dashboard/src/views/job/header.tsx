@@ -3,15 +3,18 @@ import { useLive } from "../../api/live";
 import { ended, type Job, num, type Page } from "../../api/types";
 import { ago, count, duration, figure, percent } from "../../format";
 import { StateBadge } from "../../ui/state";
+import { lostAt } from "../jobs/finite";
 import { Actions } from "./actions";
 
 export function Header({ job }: { job: Job }) {
+  const lost = lostAt(job.summary);
   return (
     <header class="head">
       <div class="spread">
         <div class="row">
           <h1>{job.name ?? job.id}</h1>
           <span role="status"><StateBadge state={job.state} /></span>
+          {lost !== null && !job.error && <span class="badge bad">✕ loss not finite from step {count(lost)}</span>}
           {Object.entries(job.labels).map(([name, value]) => <a key={name} class="chip" href={`/jobs?label=${encodeURIComponent(`${name}:${value}`)}`}>{name}: {value}</a>)}
         </div>
         <Actions job={job} />

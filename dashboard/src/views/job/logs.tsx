@@ -46,7 +46,7 @@ export function Logs({ job }: { job: Job }) {
         </Labelled>
         <label class="row"><input type="checkbox" checked={follow} onChange={(event) => setFollow(event.currentTarget.checked)} /> follow</label>
         <span class="muted" role="status">{count(shown.length)} lines{grep && ` that contain “${grep}”`}</span>
-        {cut && <button type="button" class="plain" onClick={() => setAll(true)}>These are the newest: read all</button>}
+        {cut && <button type="button" class="small" onClick={() => setAll(true)}>These are the newest: read all</button>}
       </form>
       {problem && <ProblemBox problem={problem} />}
       {loading && !lines.length && <Loading what="Reading the log" />}

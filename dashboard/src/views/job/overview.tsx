@@ -5,6 +5,7 @@ import { type Job, num } from "../../api/types";
 import { count, figure } from "../../format";
 import { useQuery } from "../../query";
 import { Empty, Loading, ProblemBox } from "../../ui/state";
+import { bestOf, lostAt } from "../jobs/finite";
 import { type ChartLook, Labelled, MetricChart } from "./chart";
 import { type Axis, type Metric, type Steps, summarised, useAxis, useEventsAs, useMetrics } from "./data";
 import { Failure } from "./failure";
@@ -123,22 +124,23 @@ function Best({ job }: { job: Job }) {
   if (!names.length) return null;
   return (
     <div class="tiles" role="list" aria-label="Best values">
-      {names.slice(0, FEW).map((name) => <Tile key={name} name={name} summary={job.summary[name]!} />)}
+      {names.slice(0, FEW).map((name) => <Tile key={name} name={name} summary={job.summary} />)}
     </div>
   );
 }
 
-function Tile({ name, summary }: { name: string; summary: Job["summary"][string] }) {
-  const lower = LOWER_IS_BETTER.test(name);
-  const best = num(lower ? summary["min"] : summary["max"]);
-  const step = num(lower ? summary["min_step"] : summary["max_step"]);
-  const odd = num(summary["first_nonfinite_step"]);
+function Tile({ name, summary }: { name: string; summary: Job["summary"] }) {
+  const least = LOWER_IS_BETTER.test(name);
+  const { value, step, counts } = bestOf(summary, name, least);
+  const odd = num(summary[name]?.["first_nonfinite_step"]);
+  const at = step === null ? "" : counts ? `at step ${count(step)} · ` : `${figure(value)} at step ${count(step)} does not count · `;
   return (
     <div class="tile" role="listitem">
-      <small>{name}, {lower ? "lowest" : "highest"}</small>
-      <b>{figure(best)}</b>
-      <small>{step === null ? "" : `at step ${count(step)} · `}now {figure(num(summary["last"]))}</small>
-      {odd !== null && <div><span class="badge bad">✕ not finite from step {count(odd)}</span></div>}
+      <small>{name}, {least ? "lowest" : "highest"}</small>
+      <b>{counts ? figure(value) : "none"}</b>
+      <small>{at}now {figure(num(summary[name]?.["last"]))}</small>
+      {odd !== null ? <div><span class="badge bad">✕ not finite from step {count(odd)}</span></div>
+        : !counts && lostAt(summary) !== null && <div><span class="badge bad">✕ loss not finite from step {count(lostAt(summary))}</span></div>}
     </div>
   );
 }

@@ -65,7 +65,7 @@ export function Settings({ job, onClose }: { job: Job; onClose(): void }) {
             {rows.length > 1 && <button type="button" class="plain" aria-label={`Leave ${row.path} out`} onClick={() => setRows(rows.filter((_, at) => at !== place))}>✕</button>}
           </div>
         ))}
-        <div><button type="button" class="plain" onClick={() => setRows([...rows, { path: "", value: "" }])}>Another setting</button></div>
+        <div><button type="button" class="small" onClick={() => setRows([...rows, { path: "", value: "" }])}>Another setting</button></div>
         <p class="muted">All of them change at one step boundary, or none does.</p>
         {problem && <ProblemBox problem={problem} />}
         <Ending does="Change" busy={busy} onClose={onClose} />

@@ -26,7 +26,7 @@ export function Bulk({ jobs, clear }: { jobs: Job[]; clear(): void }) {
       <a class="button" href={`/compare?jobs=${compared}`}>Compare{jobs.length > 20 ? " the first 20" : ""}</a>
       <button disabled={!open.length} onClick={() => each(open, "Cancelling", (job) => post(`jobs/${job.id}/cancel`))}>Cancel {open.length || ""}</button>
       <button class="danger" disabled={!done.length} onClick={remove}>Delete {done.length || ""}</button>
-      <button class="plain" onClick={clear}>Choose none</button>
+      <button class="small" onClick={clear}>Choose none</button>
     </div>
   );
 }

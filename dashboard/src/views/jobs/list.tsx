@@ -57,7 +57,7 @@ export default function Jobs() {
           {query.get("after") && <button onClick={() => change({ after: null }, true)}>Newest</button>}
           {jobs.value.has_more && <button onClick={() => change({ after: jobs.value?.next ?? null }, true)}>Older</button>}
           <label class="row muted">
-            a page of
+            jobs a page
             <select value={String(limit)} onChange={(event) => change({ limit: event.currentTarget.value, after: null })}>
               {["50", "200", "1000"].map((one) => <option key={one}>{one}</option>)}
             </select>

@@ -6,6 +6,7 @@ import { MetricSpark } from "../../charts/spark";
 import { ago, count, duration, figure } from "../../format";
 import { StateBadge } from "../../ui/state";
 import { tell } from "../../ui/toast";
+import { bestOf, nonfinite } from "./finite";
 
 interface Props {
   job: Job;
@@ -39,12 +40,6 @@ function Labels({ labels }: { labels: Record<string, string> }) {
   return <>{pairs.map((pair) => <a key={pair} class="badge" href={`/jobs?label=${encodeURIComponent(pair)}`}>{pair}</a>)}</>;
 }
 
-/** Whether a number of the job is none: a failure that says so, or a metric whose newest value is NaN or infinite. */
-export function nonfinite(job: Job): boolean {
-  if (job.error?.["category"] === "nonfinite") return true;
-  return Object.values(job.summary).some((one) => typeof one["last"] === "string");
-}
-
 function Nonfinite({ job }: { job: Job }) {
   if (!nonfinite(job)) return null;
   const at = job.error?.["layer"];
@@ -70,9 +65,10 @@ function Best({ job }: { job: Job }) {
   const names = Object.keys(job.summary).filter((name) => name.startsWith("validation/"));
   const name = names.find((one) => one !== "validation/loss") ?? names[0];
   if (!name) return <span class="muted">–</span>;
-  const figures = job.summary[name] ?? {};
-  const [value, step] = name === "validation/loss" ? ["min", "min_step"] : ["max", "max_step"];
-  return <span title={`at step ${figures[step] ?? "–"}`}>{name.replace("validation/", "")} {figure(num(figures[value]))}</span>;
+  const { value, step, counts } = bestOf(job.summary, name, name === "validation/loss");
+  const words = `${name.replace("validation/", "")} ${figure(value)}`;
+  if (!counts) return <span class="muted" title={value === null ? "no finite value" : `${words} at step ${step} is of a network whose loss was not finite`}>none before NaN</span>;
+  return <span title={`at step ${step ?? "–"}`}>{words}</span>;
 }
 
 function Actions({ job }: { job: Job }) {
@@ -82,10 +78,10 @@ function Actions({ job }: { job: Job }) {
     refresh("jobs?");
   };
   return (
-    <>
-      {job.state === "running" && <button class="plain" onClick={() => act("pause", `${name}: pausing`)}>Pause</button>}
-      {job.state === "paused" && <button class="plain" onClick={() => act("resume", `${name} goes on`)}>Resume</button>}
-      {["queued", "starting", "running", "paused"].includes(job.state) && <button class="plain" onClick={() => act("cancel", `${name}: cancelling`)}>Cancel</button>}
-    </>
+    <div class="row" style={{ flexWrap: "nowrap" }}>
+      {job.state === "running" && <button class="small" onClick={() => act("pause", `${name}: pausing`)}>Pause</button>}
+      {job.state === "paused" && <button class="small" onClick={() => act("resume", `${name} goes on`)}>Resume</button>}
+      {["queued", "starting", "running", "paused"].includes(job.state) && <button class="small" onClick={() => act("cancel", `${name}: cancelling`)}>Cancel</button>}
+    </div>
   );
 }

@@ -1,7 +1,7 @@
 // What belongs to the service and to whoever uses it: keys, quotas, webhooks, limits, colours.
 import { useLive } from "../../api/live";
 import type { Quotas, Service } from "../../api/types";
-import { bytes, count } from "../../format";
+import { bytes, count, duration } from "../../format";
 import { choice, choose, type Choice } from "../../theme";
 import { Scroll } from "../../ui/scroll";
 import { Loading, ProblemBox } from "../../ui/state";
@@ -62,6 +62,17 @@ function QuotaCard() {
   );
 }
 
+/** What may be asked for, and how much of it, in words; what is newer than this page has its own name. */
+const CAPABILITIES: Record<string, string> = {
+  kinds: "Kinds of jobs", networks: "Networks are given as", dataset_formats: "Files of datasets", builtin_datasets: "Datasets that are here", catalog: "Parts of the catalogue",
+  event_types: "Types of events", tensor_kinds: "What a probe may watch",
+};
+const LIMITS: Record<string, string> = {
+  max_json_bytes: "Largest request without a file", max_upload_bytes: "Largest file of a dataset", max_page: "Most entries of a page of a list", max_head_bytes: "Largest head of a request",
+  head_timeout_s: "Longest wait for the head of a request", body_timeout_s: "Longest wait for the rest of it", max_wait_s: "Longest wait for a job in one request",
+  planner_timeout_s: "Longest time for a plan", idempotency_kept_s: "A request sent twice is known for",
+};
+
 function ServiceCard() {
   const { value, problem } = useLive<Service>("", Infinity);
   return (
@@ -72,11 +83,11 @@ function ServiceCard() {
         <>
           <dl class="facts">
             <dt>Version</dt><dd>{value.version}</dd>
-            {Object.entries(value.capabilities).map(([name, what]) => <Fact key={name} name={name} value={Array.isArray(what) ? what.join(", ") : String(what)} />)}
+            {Object.entries(value.capabilities).map(([name, what]) => <Fact key={name} name={CAPABILITIES[name] ?? name} value={Array.isArray(what) ? what.join(", ") : String(what)} />)}
           </dl>
           <h3>Limits</h3>
           <dl class="facts">
-            {Object.entries(value.limits).map(([name, limit]) => <Fact key={name} name={name.replace(/_(bytes|s)$/, "")} value={name.endsWith("_bytes") ? bytes(limit) : `${count(limit)}${name.endsWith("_s") ? " s" : ""}`} />)}
+            {Object.entries(value.limits).map(([name, limit]) => <Fact key={name} name={LIMITS[name] ?? name} value={name.endsWith("_bytes") ? bytes(limit) : name.endsWith("_s") ? duration(limit) : count(limit)} />)}
           </dl>
           <p><a href="/docs">The API</a> · <a href="/openapi.json">openapi.json</a></p>
         </>

@@ -67,7 +67,7 @@ function Writing({ known, spec: first, datasets: earlier, from }: Begun & { from
         <h1>New job{from && <> <span class="muted">like <a href={`/jobs/${from}`}>{from}</a></span></>}</h1>
         <div class="row">
           {planned.problems.length > 0 && <button type="button" class="danger" onClick={() => jump(planned.problems[0]!.pointer)}>{planned.problems.length} to change</button>}
-          <button type="button" class="plain" onClick={startAgain}>Start again</button>
+          <button type="button" onClick={startAgain}>Start again</button>
           <SubmitButton spec={spec} disabled={isEmpty || draft.wrong.value !== null} />
         </div>
       </div>
