@@ -35,6 +35,7 @@ from glasshouse.spec import Source
 from worker.nursery import FIXED
 
 NUM_ROWS, LENGTH, WIDTH, BATCH = 512, 64, 256, 8
+PATHS = ("kernel", "plain")
 ALL = ["output", "output_grad", "param", "param_grad"]
 CASES: dict[str, tuple[dict[str, Any] | None, bool, float | None]] = {
     # name: the probe; whether it is worth repeating on the plain path; what to reach
@@ -206,13 +207,14 @@ class Bench:
         return wall, cpu + self.drained() - before
 
 
-def measure(bench: Bench, rounds: int, names: list[str]) -> list[dict[str, Any]]:
+def measure(bench: Bench, rounds: int, names: list[str], paths: list[str]) -> list[dict[str, Any]]:
     plain_job = bench.job(None)
     sides = []
     for name in names:
         probe, has_plain, target = CASES[name]
         native = [("kernel", kernel.LOADED)] if kernel.LOADED is not None else []
-        for path, loaded in [*native, *([("plain", None)] if has_plain or not native else [])]:
+        plain = [("plain", None)] if has_plain or not native else []
+        for path, loaded in [one for one in (*native, *plain) if one[0] in paths]:
             sides.append((name, path, loaded, bench.job(probe), target, []))
     for number in range(rounds + 1):
         for _, _, loaded, job, _, ratios in sides:
@@ -257,6 +259,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--network", choices=[*NETWORKS], nargs="*", default=[*NETWORKS])
     parser.add_argument("--case", nargs="*", help="the first letters of cases; left out: all")
+    parser.add_argument("--path", choices=PATHS, nargs="*", default=[*PATHS])
     given = parser.parse_args()
     calm_collector()
     names = [name for name in CASES if not given.case or name.partition(":")[0] in given.case]
@@ -266,7 +269,8 @@ def main() -> None:
             make, num_steps, letters = NETWORKS[network]
             with tempfile.TemporaryDirectory() as directory:
                 bench = Bench(Path(directory) / "data", make, num_steps)
-                for line in measure(bench, given.rounds, [n for n in names if n[0] in letters]):
+                mine = [name for name in names if name[0] in letters]
+                for line in measure(bench, given.rounds, mine, given.path):
                     about = {"bench": "watching", "network": network, "threads": threads}
                     print(json.dumps({**about, **line, "rounds": given.rounds}), flush=True)
                 bench.close()

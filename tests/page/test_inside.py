@@ -292,6 +292,25 @@ _OVERHEARD = """(() => {
 })()"""
 
 
+def test_the_graph_stays_in_sight_in_a_window_that_becomes_narrow(page: Page, seen: gh.Job):
+    """As of a phone that is turned."""
+    page.set_viewport_size({"width": 1280, "height": 800})
+    inside(page, seen, "?view=graph")
+    expect(page.locator(".graph .box")).to_have_count(len(CONV) + 1)
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.wait_for_function(_ALL_WITHIN)
+
+
+_ALL_WITHIN = """() => {
+  const graph = document.querySelector('.graph').getBoundingClientRect();
+  const middles = [...document.querySelectorAll('.graph .box')].map((box) => {
+    const { left, right } = box.getBoundingClientRect();
+    return (left + right) / 2;
+  });
+  return graph.width < 390 && middles.every((x) => graph.left < x && x < graph.right);
+}"""
+
+
 def test_the_graph_has_every_layer_and_leads_to_it(page: Page, seen: gh.Job):
     inside(page, seen, "?view=graph")
     boxes = page.locator(".graph .box")

@@ -70,7 +70,9 @@ def test_quotas_and_limits_are_those_of_the_api(page: Page, http: httpx2.Client)
     expect(told).to_contain_text(service["version"])
     for name in ("dataset_formats", "tensor_kinds", "event_types"):
         expect(told).to_contain_text(", ".join(service["capabilities"][name]))
-    expect(told.locator("dt", has_text="Longest time for a plan").locator("+ dd")).to_have_text("20 s")
+    expect(told.locator("dt", has_text="Longest time for a plan").locator("+ dd")).to_have_text(
+        "20 s"
+    )
 
 
 def test_a_webhook_is_made_tells_what_was_sent_and_is_deleted(

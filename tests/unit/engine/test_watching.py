@@ -1,4 +1,6 @@
 import math
+import statistics
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -409,3 +411,47 @@ def test_a_probe_that_was_switched_off_stays_off_until_it_is_changed(tmp_path, c
 def test_what_is_no_list_of_probes_is_refused(document):
     with pytest.raises(ValueError, match="not a list of probes"):
         Wanted.read(document)
+
+
+class Counting:
+    """A control that counts, from one step boundary to the next, what the interpreter calls."""
+
+    wanted = None
+    ends_as = "cancelled"
+    orders = ()
+
+    def __init__(self) -> None:
+        self.of_steps: list[int] = []
+        self.num_calls = 0
+
+    def count(self, _frame: object, event: str, _arg: object) -> None:
+        self.num_calls += event in ("call", "c_call")
+
+    @property
+    def cancel_requested(self) -> bool:
+        self.of_steps.append(self.num_calls)
+        self.num_calls = 0
+        return False
+
+
+def calls_of_a_step(directory, table, probes) -> int:
+    """Of most of its steps: now and then one has something to report, or to look after."""
+    job = spec(probes=probes, stop={"steps": 200}, checkpoint={"every_steps": 1000})
+    path = write_job(directory, planned(job)["spec"], table)
+    control, records = Counting(), []
+    out = Outputs(directory, records.append)
+    sys.setprofile(control.count)
+    try:
+        run_assignment(Assignment.read(path / "job.json"), control=control, out=out)
+    finally:
+        sys.setprofile(None)
+    assert bool(of_type(records, "stats")) == any("start" not in one for one in probes)
+    return statistics.mode(control.of_steps)
+
+
+def test_a_step_on_which_nothing_is_due_calls_no_function_more(digits, tmp_path):
+    """A clock tells no less than what chance makes of a step; the interpreter tells all of it."""
+    without = calls_of_a_step(tmp_path / "a", digits, [])
+    assert calls_of_a_step(tmp_path / "b", digits, [probe(start=10**6)]) == without
+    assert calls_of_a_step(tmp_path / "c", digits, [probe(start=10**6)] * 20) == without
+    assert calls_of_a_step(tmp_path / "d", digits, [probe(want=["stats"])]) > without

@@ -95,6 +95,7 @@ function Canvas({ drawing, onOpen }: { drawing: Drawing; onOpen: (id: string) =>
       return { scale, x: x - ((x - old.x) * scale) / old.scale, y: y - ((y - old.y) * scale) / old.scale };
     });
   const pan = (x: number, y: number) => setSight((it) => ({ ...(it ?? now), x: (it ?? now).x + x, y: (it ?? now).y + y }));
+  useResized(host, (more) => pan(more / 2, 0));
   const act = (node: Node) => (node.group ? onOpen(node.group) : node.href && route(node.href));
   const onKey = (event: KeyboardEvent) => {
     const moves: Record<string, [number, number]> = { ArrowLeft: [60, 0], ArrowRight: [-60, 0], ArrowUp: [0, 60], ArrowDown: [0, -60] };
@@ -153,6 +154,20 @@ function BoxOf({ node, x, y, onAct, onEnter, onFocus }: { node: Node; x: number;
 
 function cut(text: string, most: number): string {
   return text.length > most ? `${text.slice(0, most - 1)}…` : text;
+}
+
+/** Tells by how much an element has become wider: what was in its middle stays there. */
+function useResized(host: { current: HTMLElement | null }, moved: (more: number) => void): void {
+  useEffect(() => {
+    const element = host.current!;
+    let width = element.clientWidth;
+    const observer = new ResizeObserver(() => {
+      moved(element.clientWidth - width);
+      width = element.clientWidth;
+    });
+    observer.observe(element);
+    return () => observer.disconnect();
+  }, []);
 }
 
 /** Moves by dragging; a press that has hardly moved was a click. */
