@@ -167,6 +167,8 @@ def metrics(home: Path) -> Check:
     code, out, err = _asked("engine.torch_metrics")
     if code == 0:
         return Check("metrics", "ok", out)
+    if code is None:
+        return Check("metrics", "warn", f"cannot be asked: {err}", MEND_METRICS)
     reason, _, mend = out.partition("\n")
     said = reason or (err or "no answer").splitlines()[-1]
     return Check(

@@ -4,8 +4,9 @@ import uPlot from "uplot";
 
 import { count, figure } from "../format";
 import { theme } from "../theme";
-import { type Asked, colourOf, type Marker, NEAR_PX, optionsOf, type Prepared, prepare } from "./plot";
-import { atText, counted, dashOf, type Odd, sentence, type Series } from "./series";
+import { type Asked, type Marker, NEAR_PX, optionsOf, type Prepared, prepare } from "./plot";
+import { atText, counted, type Odd, sentence, type Series } from "./series";
+import { Swatch } from "./swatch";
 import { ChartTable, saveCsv } from "./table";
 import { inTurn } from "./turns";
 
@@ -201,14 +202,6 @@ function Key({ series, x, xName, markers, plot }: { series: readonly Series[]; x
       {x !== null && <span class="muted nowrap">{xName} {atText(x, xName)}</span>}
       {near.slice(0, 3).map((one) => <span key={one.kind + one.name + one.x} class="muted">{one.name}</span>)}
     </div>
-  );
-}
-
-function Swatch({ style }: { style: number }) {
-  return (
-    <svg class="swatch" viewBox="0 0 24 6" aria-hidden="true">
-      <line x1="0" y1="3" x2="24" y2="3" stroke={colourOf(style)} stroke-width="2.5" stroke-dasharray={dashOf(style).join(" ")} />
-    </svg>
   );
 }
 

@@ -3,6 +3,7 @@ import uPlot from "uplot";
 
 import { colour } from "../theme";
 import { align, type Cell, clusters, dashOf, envelope, type Odd, oddities, type Series, smooth, weights } from "./series";
+import { colourName } from "./swatch";
 
 export interface Marker {
   x: number;
@@ -11,12 +12,11 @@ export interface Marker {
   name: string;
 }
 
-const COLOURS = 8;
 export const NEAR_PX = 6;
 const MANY_MARKS = 20;
 
 export function colourOf(style: number): string {
-  return colour(`series-${(style % COLOURS) + 1}`);
+  return colour(colourName(style));
 }
 
 export interface Prepared {

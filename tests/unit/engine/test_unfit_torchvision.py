@@ -84,3 +84,12 @@ def test_the_doctor_says_which_torchmetrics_works(tmp_path: Path, monkeypatch: p
     found = diagnosis.metrics(tmp_path)
     assert (found.state, found.mend) == ("ok", None)
     assert found.detail.startswith("torchmetrics 1.")
+
+
+def test_the_doctor_refuses_nothing_that_only_takes_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(diagnosis, "ENGINE_TIMEOUT_S", 0.01)
+    found = diagnosis.metrics(tmp_path)
+    assert found.state == "warn"
+    assert "cannot be asked" in found.detail

@@ -1,5 +1,6 @@
 // Parallel coordinates: an upright axis for each setting that differs and each result, a line for each job.
 import { dashOf } from "../../charts/series";
+import { colourName } from "../../charts/swatch";
 import { figure } from "../../format";
 import { shown, type Value } from "./differing";
 
@@ -33,8 +34,8 @@ export function places(values: (Value | undefined)[]): { at: (number | null)[]; 
 
 interface Props {
   axes: Axis[];
-  /** Of each job: its name, its colour, and its place among the lines' patterns. */
-  jobs: { name: string; colour: string; style: number }[];
+  /** Of each job: its name, and its place among the lines' colours and patterns. */
+  jobs: { name: string; style: number }[];
 }
 
 export function Parallel({ axes, jobs }: Props) {
@@ -57,7 +58,7 @@ export function Parallel({ axes, jobs }: Props) {
             <text x={x(place)} y={H - 8}>{placed[place]?.low}</text>
           </g>
         ))}
-        {jobs.map((job, place) => <path key={job.name} d={line(place)} fill="none" stroke={job.colour} stroke-width="2" stroke-dasharray={dashOf(job.style).join(" ")} stroke-opacity=".8"><title>{job.name}</title></path>)}
+        {jobs.map((job, place) => <path key={job.name} d={line(place)} fill="none" stroke={`var(--${colourName(job.style)})`} stroke-width="2" stroke-dasharray={dashOf(job.style).join(" ")} stroke-opacity=".8"><title>{job.name}</title></path>)}
       </svg>
     </div>
   );

@@ -4,7 +4,7 @@ import { useState } from "preact/hooks";
 import { withQuery } from "../../api/http";
 import { useLive, useLiveAll } from "../../api/live";
 import { type Job, num, type Page } from "../../api/types";
-import { dashOf } from "../../charts/series";
+import { Swatch } from "../../charts/swatch";
 import { figure } from "../../format";
 import { useQuery } from "../../query";
 import { Empty, Loading, ProblemBox, StateBadge } from "../../ui/state";
@@ -84,7 +84,7 @@ function Compared({ jobs, specs }: { jobs: Job[]; specs: Flat[] }) {
       <Results jobs={jobs} differences={differences} metric={metric} remove={(id) => change({ jobs: jobs.map((job) => job.id).filter((one) => one !== id).join(",") })} />
       <section class="card">
         <h2>Settings against results</h2>
-        <Parallel axes={axesOf(differences, jobs, metric)} jobs={jobs.map((job, place) => ({ name: job.name ?? job.id, colour: `var(--series-${(place % 8) + 1})`, style: place }))} />
+        <Parallel axes={axesOf(differences, jobs, metric)} jobs={jobs.map((job, place) => ({ name: job.name ?? job.id, style: place }))} />
       </section>
     </>
   );
@@ -100,15 +100,6 @@ function axesOf(differences: Difference[], jobs: Job[], metric: string | null): 
 /** Of a loss the least value is the best, of other metrics the greatest. */
 function best(metric: string): "min" | "max" {
   return /loss|error|perplexity/.test(metric) ? "min" : "max";
-}
-
-/** The job's line as the charts draw it: its colour and its pattern. */
-function Swatch({ place }: { place: number }) {
-  return (
-    <svg class="swatch" aria-hidden="true" width="24" height="8" viewBox="0 0 24 8">
-      <path d="M0 4h24" stroke={`var(--series-${(place % 8) + 1})`} stroke-width="2.5" stroke-dasharray={dashOf(place).join(" ")} />
-    </svg>
-  );
 }
 
 interface ResultsProps {
@@ -139,7 +130,7 @@ function Results({ jobs, differences, metric, remove }: ResultsProps) {
               const at = metric && told ? told[`${best(metric)}_step`] : null;
               return (
                 <tr key={job.id} data-job={job.id}>
-                  <td class="of-job"><Swatch place={place} /> <a href={`/jobs/${job.id}`}>{job.name ?? job.id}</a></td>
+                  <td class="of-job"><Swatch style={place} /> <a href={`/jobs/${job.id}`}>{job.name ?? job.id}</a></td>
                   <td><StateBadge state={job.state} /></td>
                   {metric && <td class="number">{figure(num(told?.["last"]))}</td>}
                   {metric && <td class="number">{told ? `${figure(num(told[best(metric)]))} at ${at ?? "–"}` : "–"}</td>}

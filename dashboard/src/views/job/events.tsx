@@ -67,7 +67,7 @@ function Timeline({ job, types }: { job: Job; types: readonly string[] }) {
         </div>
       )}
       {(shown < events.length || (from > 0 && events.length < MOST_EVENTS)) && <div><button onClick={earlier}>Show earlier ones</button></div>}
-      {shown >= events.length && events.length >= MOST_EVENTS && <p class="muted">The newest {count(MOST_EVENTS)} of these types are shown; <code>glasshouse events {job.id}</code> reads them all.</p>}
+      {shown >= events.length && events.length >= MOST_EVENTS && <p class="muted">The newest {count(MOST_EVENTS)} of these types are shown; <code>GET /api/v1/jobs/{job.id}/events</code> has them all.</p>}
     </>
   );
 }
