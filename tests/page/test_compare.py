@@ -105,6 +105,6 @@ def test_nothing_chosen_says_how_to_choose(page: Page):
 
 
 def test_the_table_tells_lines_apart_by_their_patterns_too(compared: Page, sweep: list[gh.Job]):
-    lines = compared.locator("td.of-job path")
+    lines = compared.locator("td.of-job line")
     expect(lines).to_have_count(len(sweep))
     assert len({line.get_attribute("stroke-dasharray") for line in lines.all()}) == len(sweep)
