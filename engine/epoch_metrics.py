@@ -152,8 +152,9 @@ def check(
     ):
         if not metric.is_of_torchmetrics:
             continue
-        if spec.data.validation is None and metric.interval is None:
-            detail = f"{metric.type} would never be computed: name data.validation for it, or every"
+        if spec.evaluate is None and metric.interval is None:
+            missing = "data.validation" if spec.data.validation is None else "evaluate"
+            detail = f"{metric.type} would never be computed: name {missing} for it, or every"
             findings.problem(f"/metrics/{number}", detail, "never")
             continue
         tried = _Trial(metric, f"/metrics/{number}", traced, fields, findings)

@@ -314,7 +314,10 @@ def _dim(field: FieldShape | None) -> int:
 
 
 def _check_reads(spec: TrainJob, findings: Findings) -> None:
-    """Warn of fields that nothing reads and layers that lead nowhere."""
+    """Warn of rows and fields that nothing reads and layers that lead nowhere."""
+    if spec.data.validation is not None and spec.evaluate is None:
+        detail = "no evaluation reads the rows of validation: evaluate is null"
+        findings.warn("/data/validation", detail, "unused_validation")
     ends = [*spec.loss_inputs, *(name for item in spec.metrics for name in item.sources)]
     layers = needed_layers(spec.network, [*ends, *(spec.network.outputs or ())])
     needed = {layer.name for layer in layers}

@@ -95,7 +95,7 @@ class TrainOptions(JobOptions, total=False):
     metrics: Sequence[Any]
     """Left out: the accuracy, for classes."""
     evaluate: Any
-    """Left out: after every epoch, where there is validation data."""
+    """Left out: after every epoch, where there is validation data. None: never."""
     probes: Sequence[Any]
     checkpoint: Any
     guards: Any
@@ -104,7 +104,17 @@ class TrainOptions(JobOptions, total=False):
 
 
 _AS_THEY_ARE = (
-    *("name", "labels", "priority", "devices", "probes", "checkpoint", "guards", "seed"),
+    *(
+        "name",
+        "labels",
+        "priority",
+        "devices",
+        "probes",
+        "checkpoint",
+        "guards",
+        "seed",
+        "evaluate",
+    ),
     *("precision", "grad_scaler", "activation_checkpointing", "memory_format", "tune"),
     *("deterministic", "grad_clip", "accumulate"),
     *("retry", "timeout_s", "stall_timeout_s", "on_stall", "init"),
@@ -188,10 +198,6 @@ def train_spec(network: Network, data: Document, options: TrainOptions) -> Docum
         judged = [item["inputs"] for item in losses if _is_of_classes(item, data["fields"])]
         metrics = [{"type": "accuracy", "inputs": inputs} for inputs in judged]
     spec["metrics"] = metrics or []
-    if "evaluate" in options:
-        spec["evaluate"] = options["evaluate"]
-    elif "validation" in data:
-        spec["evaluate"] = {"every_epochs": 1}
     spec.update(_given(options, _AS_THEY_ARE))
     spec.update({name: _typed(given) for name, given in _given(options, _TYPED).items()})
     return as_document(spec)

@@ -171,7 +171,7 @@ class TrainJob(_Job):
     data: Data
     stop: Stop
     evaluate: Evaluate | None = None
-    """Needs ``data.validation``."""
+    """Needs ``data.validation``. Left out where that is named: ``every_epochs`` 1; null: never."""
     metrics: tuple[Metric, ...] = Constraint(default=(), max_length=20)
     probes: tuple[Probe, ...] = Constraint(default=(), max_length=1000)
     """What is watched from the first step on. One probe may watch many layers, by globs
@@ -182,6 +182,8 @@ class TrainJob(_Job):
 
     @model_validator(mode="after")
     def _check_evaluations(self) -> Self:
+        if self.data.validation is not None and "evaluate" not in self.model_fields_set:
+            object.__setattr__(self, "evaluate", Evaluate(every_epochs=1))  # frozen from here on
         if self.evaluate is not None:
             if self.data.validation is None:
                 raise ValueError("evaluate needs data.validation: name the rows to evaluate on")

@@ -212,6 +212,17 @@ def test_a_training_that_stops_early_says_why(shop: Shop):
     assert shop.payloads(job_id, "state")[-1]["reason"] == job.state_reason
 
 
+def test_rows_of_validation_are_run_after_every_epoch_where_nothing_else_is_said(shop: Shop):
+    shop.start_worker()
+    dataset = shop.dataset()
+    whole = endless(dataset) | {"stop": {"epochs": 3}}
+    whole["data"] |= {"validation": {"dataset": dataset, "split": "train"}}
+    job_id = shop.submit(whole)
+    assert shop.wait(job_id).state == "succeeded", shop.logs()
+    told = shop.payloads(job_id, "metrics")
+    assert [x["step"] for x in told if "validation/loss" in x["values"]] == [3, 7, 11]
+
+
 def test_a_worker_that_is_only_just_known_ends_at_a_signal(shop: Shop):
     """Between its entry in the ledger and Celery's main loop."""
     process = shop.start_worker(wait=False)

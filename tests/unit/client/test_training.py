@@ -125,7 +125,6 @@ def test_a_pair_of_arrays_becomes_a_dataset_with_fields(connect: Connect):
         },
         "stop": {"epochs": 2},
         "metrics": [{"type": "accuracy", "inputs": ["fc", "y"]}],
-        "evaluate": {"every_epochs": 1},
         "name": "pair",
         "seed": 3,
     }

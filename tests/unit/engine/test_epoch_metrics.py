@@ -440,7 +440,9 @@ def test_a_metric_that_nothing_would_compute_is_refused():
     never = metric("MulticlassF1Score", args=TEN)
     assert "never be computed" in errors(spec(metrics=[never]))["/metrics/0"]
     assert planned(spec(metrics=[{**never, "every": 5}]))
-    assert planned(spec(metrics=[never], data=JUDGED))  # run once more at the end anyway
+    assert planned(spec(metrics=[never], data=JUDGED))
+    unread = errors(spec(metrics=[never], data=JUDGED, evaluate=None))["/metrics/0"]
+    assert "name evaluate for it" in unread
 
 
 def test_two_metrics_may_not_give_one_series():

@@ -238,6 +238,19 @@ def test_a_text_column_cannot_be_dense():
     assert "holds text" in errors(spec(), meta)["/data/fields/image"]
 
 
+def test_rows_of_validation_are_evaluated_on_unless_evaluate_is_null():
+    rows = {"validation": {"dataset": "ds_1", "split": "test"}}
+    left_out = planned(spec(data=rows))
+    assert left_out["spec"]["evaluate"] == {"every_epochs": 1, "every_steps": None, "samples": 0}
+    assert left_out["warnings"] == []
+    never = planned(spec(data=rows, evaluate=None))
+    assert never["spec"]["evaluate"] is None
+    assert {item["pointer"]: item["code"] for item in never["warnings"]} == {
+        "/data/validation": "unused_validation"
+    }
+    assert planned(spec())["spec"]["evaluate"] is None
+
+
 def test_what_leads_nowhere_is_a_warning():
     layers = [*copy.deepcopy(CNN)]
     layers.insert(5, {"name": "side", "type": "Linear", "args": {"out_features": 2}})
