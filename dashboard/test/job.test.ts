@@ -15,6 +15,8 @@ test("a metric and its validation are one chart, loss comes first and the machin
 });
 
 test("a metric that only evaluations have stands under its own name", () => {
+  const told = grouped(["system/disk_read_bytes_per_s", "throughput/flops_fraction", "throughput/flops_per_s", "system/threads", "system/cpu_percent", "my/own_bytes"]);
+  assert.deepEqual(told.map((one) => one.title), ["my/own_bytes", "flops (fraction of the peak)", "flops (per second)", "cpu (%)", "disk read (bytes/s)", "threads"]);
   assert.deepEqual(grouped(["validation/f1"]), [{ key: "f1", title: "f1", names: ["validation/f1"] }]);
 });
 

@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 import glasshouse as gh
+from tests.page.browser import as_on
 from tests.page.specs import small
 
 RATES = (0.5, 0.05)
@@ -108,3 +109,16 @@ def test_the_table_tells_lines_apart_by_their_patterns_too(compared: Page, sweep
     lines = compared.locator("td.of-job line")
     expect(lines).to_have_count(len(sweep))
     assert len({line.get_attribute("stroke-dasharray") for line in lines.all()}) == len(sweep)
+
+
+def test_the_axes_of_settings_and_results_fit_a_phone(compared: Page):
+    axes = compared.get_by_role("img", name=re.compile("jobs over seed"))
+    for size in ("wide", "phone"):
+        with as_on(compared, size):
+            compared.wait_for_function(
+                "(it) => it.parentElement.scrollWidth <= it.parentElement.clientWidth"
+                " && it.clientWidth > 0.5 * it.parentElement.clientWidth",
+                arg=axes.element_handle(),
+            )
+            lines = axes.locator("g > line")
+            assert lines.count() >= 3

@@ -1,4 +1,6 @@
 // Parallel coordinates: an upright axis for each setting that differs and each result, a line for each job.
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
+
 import { dashOf } from "../../charts/series";
 import { colourName } from "../../charts/swatch";
 import { figure } from "../../format";
@@ -11,9 +13,11 @@ export interface Axis {
 
 const H = 220;
 const TOP = 34;
-const STEPS = { few: 280, many: 170 };
-const FEW = 4;
-const LEFT = 90;
+/** Between two axes, in pixels: narrower ones are scrolled, wider ones leave room. */
+const NARROWEST = 80;
+const WIDEST = 280;
+const SIDE = { least: 45, most: 90 };
+const LETTER = 6.5;
 
 /** Where a value lies on its axis, from 0 (below) to 1; numbers by size, others by name, evenly. */
 export function places(values: (Value | undefined)[]): { at: (number | null)[]; low: string; high: string } {
@@ -40,22 +44,26 @@ interface Props {
 
 export function Parallel({ axes, jobs }: Props) {
   const placed = axes.map((axis) => places(axis.values));
-  const step = axes.length <= FEW ? STEPS.few : STEPS.many;
-  const width = LEFT * 2 + step * Math.max(0, axes.length - 1);
-  const x = (axis: number) => LEFT + axis * step;
+  const [place, room] = useRoom();
+  const side = Math.min(SIDE.most, Math.max(SIDE.least, room / 8));
+  const gaps = Math.max(1, axes.length - 1);
+  const step = Math.min(WIDEST, Math.max(NARROWEST, (room - 2 * side) / gaps));
+  const width = 2 * side + step * (axes.length - 1);
+  const letters = Math.floor(Math.min(step, 2 * side) / LETTER);
+  const x = (axis: number) => side + axis * step;
   const y = (at: number) => TOP + (1 - at) * (H - TOP - 24);
   const line = (job: number) =>
     placed.map(({ at }, axis) => [axis, at[job]] as const).filter(([, at]) => at !== null && at !== undefined)
       .map(([axis, at], place) => `${place ? "L" : "M"}${x(axis)} ${y(at as number)}`).join("");
   return (
-    <div class="table">
+    <div class="table" ref={place}>
       <svg width={width} height={H} role="img" aria-label={`${jobs.length} jobs over ${axes.map((axis) => axis.name).join(", ")}; the table of settings has the same values`}>
         {axes.map((axis, place) => (
           <g key={axis.name} font-size="11" text-anchor="middle" fill="var(--muted)">
             <line x1={x(place)} x2={x(place)} y1={TOP} y2={H - 24} stroke="var(--line-strong)" />
-            <text x={x(place)} y={14}><title>{axis.name}</title>{short(axis.name)}</text>
-            <text x={x(place)} y={TOP - 6}>{placed[place]?.high}</text>
-            <text x={x(place)} y={H - 8}>{placed[place]?.low}</text>
+            <text x={x(place)} y={14}><title>{axis.name}</title>{short(lastParts(axis.name), letters)}</text>
+            <text x={x(place)} y={TOP - 6}>{short(placed[place]?.high ?? "", letters)}</text>
+            <text x={x(place)} y={H - 8}>{short(placed[place]?.low ?? "", letters)}</text>
           </g>
         ))}
         {jobs.map((job, place) => <path key={job.name} d={line(place)} fill="none" stroke={`var(--${colourName(job.style)})`} stroke-width="2" stroke-dasharray={dashOf(job.style).join(" ")} stroke-opacity=".8"><title>{job.name}</title></path>)}
@@ -64,7 +72,23 @@ export function Parallel({ axes, jobs }: Props) {
   );
 }
 
-function short(name: string): string {
-  const last = name.split(".").slice(-2).join(".");
-  return last.length > 22 ? `…${last.slice(-21)}` : last;
+/** How wide its place is, now and whenever that changes. */
+function useRoom() {
+  const place = useRef<HTMLDivElement>(null);
+  const [room, setRoom] = useState(0);
+  useLayoutEffect(() => {
+    const observer = new ResizeObserver(() => setRoom(place.current?.clientWidth ?? 0));
+    setRoom(place.current!.clientWidth);
+    observer.observe(place.current!);
+    return () => observer.disconnect();
+  }, []);
+  return [place, room] as const;
+}
+
+function lastParts(name: string): string {
+  return name.split(".").slice(-2).join(".");
+}
+
+function short(text: string, letters: number): string {
+  return text.length > letters ? `…${text.slice(1 - letters)}` : text;
 }

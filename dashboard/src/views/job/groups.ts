@@ -30,8 +30,22 @@ function keyOf(name: string): string {
   return name.startsWith(VALIDATION) ? name.slice(VALIDATION.length) : name;
 }
 
+const UNITS: [ending: string, unit: string][] = [
+  ["_bytes_per_s", "bytes/s"], ["_per_s", "per second"], ["_bytes", "bytes"], ["_percent", "%"],
+  ["_celsius", "°C"], ["_watts", "W"], ["_fraction", "fraction of the peak"],
+];
+
 function titleOf(key: string): string {
-  return key === "time" ? "time of a step (s)" : key === "lr" ? "learning rate" : key;
+  if (key === "time") return "time of a step (s)";
+  if (key === "lr") return "learning rate";
+  return isUpkeep(key) ? inWords(key.slice(key.indexOf("/") + 1)) : key;
+}
+
+/** "disk_read_bytes_per_s": "disk read (bytes/s)". The line in the chart has the metric's own name. */
+function inWords(name: string): string {
+  const found = UNITS.find(([ending]) => name.endsWith(ending));
+  const rest = (found ? name.slice(0, -found[0].length) : name).replaceAll("_", " ");
+  return found ? `${rest} (${found[1]})` : rest;
 }
 
 function rank(name: string): number {
