@@ -5,8 +5,8 @@
 // finite says that some are not, and the block is swept again with a mask. Where the mean dwarfs the
 // deviation the block is swept a second time about its mean. Blocks are merged in double by Chan's
 // formula. Narrow types are widened a block at a time into a buffer that stays in the cache. Where a
-// histogram is asked for, the block is counted too: glasshouse/bins.py says what the bins are. Where
-// a ReLU's output is asked for, each value is added as it is and as the ReLU makes it.
+// histogram is asked for, the block is counted too: glasshouse/bins.py says what the bins are. A ReLU,
+// forward or backward, is computed in the pass that counts what it reads and what it makes of it.
 //
 // Tensors are divided into chunks of a fixed size, which any thread may take and which are merged
 // in order: the figures do not depend on the number of threads. The threads are those of torch.
@@ -110,11 +110,20 @@ inline uint16_t bin_of(double v) {
     return bits == NEGATIVE_ZERO ? 0 : uint16_t((bits >> 20) - (is_beyond ? 1 : 0));
 }
 
+// A ReLU that is computed in passing. Forward it makes of a value what is positive of it; backward it
+// lets a gradient through where its own output, the gate, is above zero. NaN and -0 are torch's.
+struct Relu {
+    bool is_there = false;
+    void* out = nullptr;
+    const void* gate = nullptr;  // null: forward
+};
+
 // What the values of a tensor are added to.
 struct Tally {
     Sums& whole;
     Counter* counter;  // or null
-    Sums* rectified;   // or null: of what a ReLU makes of them
+    Sums* rectified;   // of what the ReLU makes of them
+    Relu relu;
 };
 
 struct Isa {  // the parts of the work that are compiled for each instruction set
@@ -159,6 +168,7 @@ struct Work {
     const int64_t* firsts;  // the number of each tensor's first chunk, and of all chunks
     Sums* sums;             // of each chunk
     Sums* rectified;        // of each chunk, or null
+    Relu relu;              // of a single tensor
     Counter* counters;      // of each thread, or null
     int num_shares;
     Claimed claimed[MAX_THREADS];
@@ -185,7 +195,7 @@ struct Work {
                 const int64_t start = (chunk - firsts[tensor]) * CHUNK;
                 const int64_t left = sizes[tensor] - start;
                 isa.add(data[tensor], start, left < CHUNK ? left : CHUNK, types[tensor],
-                        {sums[chunk], counter, rectified ? rectified + chunk : nullptr});
+                        {sums[chunk], counter, rectified ? rectified + chunk : nullptr, relu});
             }
         }
     }
@@ -209,10 +219,10 @@ Sums merged(const Sums* sums, int64_t num) {
     return whole;
 }
 
-// With `rectifies`, the figures of what a ReLU makes of the tensors come after those of all tensors.
+// With a ReLU, the figures of what it makes of the tensor come after its own.
 bool summarize(Isa isa, int64_t count, const void* const* data, const int64_t* sizes,
                const int32_t* types, double* figures, Counter* counters, int threads,
-               bool rectifies = false) {
+               Relu relu = {}) {
     const Memory<int64_t> firsts(count + 1);
     if (!firsts.at) return false;
     int64_t total = 0;
@@ -220,13 +230,13 @@ bool summarize(Isa isa, int64_t count, const void* const* data, const int64_t* s
         firsts.at[i + 1] = firsts.at[i] + num_chunks(sizes[i]);
         total += sizes[i];
     }
-    const int64_t chunks = firsts.at[count], kinds = rectifies ? 2 : 1;
+    const int64_t chunks = firsts.at[count], kinds = relu.is_there ? 2 : 1;
     const Memory<Sums> sums(kinds * chunks);
     if (!sums.at) return false;
     for (int64_t i = 0; i < kinds * chunks; i++) sums.at[i] = Sums();
     const bool is_shared = lent::parallel && threads > 1 && total >= LEAST_FOR_THREADS;
-    Work work{isa, count, data, sizes, types, firsts.at, sums.at, rectifies ? sums.at + chunks : nullptr,
-              counters, is_shared ? threads : 1, {}};
+    Work work{isa, count, data, sizes, types, firsts.at, sums.at, relu.is_there ? sums.at + chunks : nullptr,
+              relu, counters, is_shared ? threads : 1, {}};
     for (int i = 0; i < work.num_shares; i++) work.claimed[i].next = work.share(i);
     if (is_shared)
         lent::parallel(Work::run, &work, threads, 0);
@@ -235,7 +245,8 @@ bool summarize(Isa isa, int64_t count, const void* const* data, const int64_t* s
     for (int64_t kind = 0; kind < kinds; kind++)
         for (int64_t i = 0; i < count; i++, figures += NUM_FIGURES) {
             const Sums* first = sums.at + kind * chunks + firsts.at[i];
-            isa.finish(data[i], sizes[i], types[i], merged(first, firsts.at[i + 1] - firsts.at[i]), figures);
+            const Sums whole = merged(first, firsts.at[i + 1] - firsts.at[i]);
+            isa.finish(kind ? relu.out : data[i], sizes[i], types[i], whole, figures);
         }
     return true;
 }
@@ -325,15 +336,16 @@ int32_t glasshouse_summarize_one(const void* data, int64_t size, int32_t type, d
                                 threads);
 }
 
-// The figures of one tensor, and after them those of what a ReLU makes of it. Its values must be
-// narrower than doubles, or 1 is returned.
-int32_t glasshouse_summarize_rectified(const void* data, int64_t size, int32_t type, double* figures,
-                                       int32_t isa, int32_t threads) {
+// A ReLU of one tensor, or with a `gate`, which is its output, of the gradient by that: writes `out`,
+// and gives the figures of what it reads and after them those of `out`. All lie alike. Returns 1 where
+// values are not floats of at most 32 bits.
+int32_t glasshouse_rectify(const void* data, const void* gate, void* out, int64_t size, int32_t type,
+                           double* figures, int32_t isa, int32_t threads) {
     static const int best = best_isa();
     const Isa chosen = choose(isa < 0 || isa > best ? best : isa);
     if (type != F32 && type != BF16 && type != F16) return 1;
     threads = threads > MAX_THREADS ? MAX_THREADS : threads < 1 ? 1 : threads;
-    return summarize(chosen, 1, &data, &size, &type, figures, nullptr, threads, true) ? 0 : 2;
+    return summarize(chosen, 1, &data, &size, &type, figures, nullptr, threads, {true, out, gate}) ? 0 : 2;
 }
 
 }  // extern "C"
@@ -374,22 +386,38 @@ static inline doubles load_doubles(const T* x) {
 static inline doubles load_doubles(const float* x) {
     return (doubles)_mm512_cvtps_pd(_mm256_loadu_ps(x));
 }
-template <int how>
-static inline void count(ints& num, floats v) {
-    const __mmask16 found = _mm512_cmp_ps_mask((__m512)v, _mm512_setzero_ps(), how);
+static inline doubles first_half(const floats& v) {
+    return (doubles)_mm512_cvtps_pd(_mm512_castps512_ps256((__m512)v));
+}
+static inline doubles second_half(const floats& v) {
+    return (doubles)_mm512_cvtps_pd(_mm512_extractf32x8_ps((__m512)v, 1));
+}
+static inline void count_zeros(ints& num, floats v) {
+    const __mmask16 found = _mm512_cmp_ps_mask((__m512)v, _mm512_setzero_ps(), _CMP_EQ_OQ);
     const __m512i before = (__m512i)num;
     num = (ints)_mm512_mask_add_epi32(before, found, before, _mm512_set1_epi32(1));
 }
-static inline void count_zeros(ints& num, floats v) { count<_CMP_EQ_OQ>(num, v); }
-static inline void count_no_more_than_zero(ints& num, floats v) { count<_CMP_LE_OQ>(num, v); }
 #else
 #if KERNEL_BYTES == 32
 static inline doubles load_doubles(const float* x) {
     return (doubles)_mm256_cvtps_pd(_mm_loadu_ps(x));
 }
+static inline doubles first_half(const floats& v) {
+    return (doubles)_mm256_cvtps_pd(_mm256_castps256_ps128((__m256)v));
+}
+static inline doubles second_half(const floats& v) {
+    return (doubles)_mm256_cvtps_pd(_mm256_extractf128_ps((__m256)v, 1));
+}
+#else
+static inline doubles half_of(const floats& v, int first) {
+    doubles half;
+    for (int i = 0; i < D; i++) half[i] = v[first + i];
+    return half;
+}
+static inline doubles first_half(const floats& v) { return half_of(v, 0); }
+static inline doubles second_half(const floats& v) { return half_of(v, D); }
 #endif
 static inline void count_zeros(ints& num, floats v) { num -= (ints)(v == 0.0f); }
-static inline void count_no_more_than_zero(ints& num, floats v) { num -= (ints)(v <= 0.0f); }
 #endif
 
 // What is left of a register when its halves are joined until one number remains.
@@ -446,41 +474,57 @@ struct Halves {
     }
 };
 
-// One sweep, right when every value is finite; else its sum of squares is not finite. With
-// `rectifies` also of what a ReLU makes of them, summed in the same order.
-template <bool rectifies>
-static void sweep_floats(const float* x, int64_t n, Sums& s, Sums& r) {
-    floats low = floats{} + float(INF), high = floats{} - float(INF);
-    Halves own, rectified;
+// What there is beside the floats of a sweep.
+enum Pass { PLAIN, FORWARD, BACKWARD };
+
+template <Pass pass, class T>
+static inline T through(const T& v, const T& gate) {
+    return pass == FORWARD ? (v < 0.0f ? T{} : v) : (gate <= 0.0f ? T{} : v);
+}
+
+// One sweep, right when every value is finite; else its sum of squares is not finite. With a ReLU
+// what it makes of them goes to `out` and `r`, summed in the same order.
+template <Pass pass>
+static void sweep_floats(const float* x, const float* gate, float* out, int64_t n, Sums& s, Sums& r) {
+    const floats most = floats{} + float(INF);
+    floats low = most, high = -most, low_out = most, high_out = -most;
+    Halves own, made;
     int64_t i = 0;
     for (; i + F <= n; i += F) {
         const floats v = *reinterpret_cast<const floats_at*>(x + i);
-        const doubles a = load_doubles(x + i);
-        const doubles b = load_doubles(x + i + D);
         low = v < low ? v : low;
         high = v > high ? v : high;
         __builtin_prefetch(x + i + AHEAD);
         count_zeros(own.zeros, v);
-        own.add(a, b);
-        if (rectifies) {
-            count_no_more_than_zero(rectified.zeros, v);
-            rectified.add(a > 0.0 ? a : doubles{}, b > 0.0 ? b : doubles{});
+        own.add(load_doubles(x + i), load_doubles(x + i + D));
+        if (pass != PLAIN) {
+            const floats by = pass == BACKWARD ? floats(*reinterpret_cast<const floats_at*>(gate + i)) : v;
+            const floats w = through<pass>(v, by);
+            if (pass == BACKWARD) __builtin_prefetch(gate + i + AHEAD);
+            *reinterpret_cast<floats_at*>(out + i) = w;
+            low_out = w < low_out ? w : low_out;
+            high_out = w > high_out ? w : high_out;
+            count_zeros(made.zeros, w);
+            made.add(first_half(w), second_half(w));
         }
     }
     own.settle(n, s);
     extremes<float>(low, high, s);
-    if (rectifies) {
-        rectified.settle(n, r);
-        r.low = s.low < 0 ? 0 : s.low;
-        r.high = s.high < 0 ? 0 : s.high;
+    if (pass != PLAIN) {
+        made.settle(n, r);
+        extremes<float>(low_out, high_out, r);
     }
     for (; i < n; i++) {
         sweep_tail(x[i], s);
-        if (rectifies) sweep_tail(x[i] < 0 ? 0 : x[i], r);
+        if (pass == PLAIN) continue;
+        out[i] = pass == FORWARD ? (x[i] < 0 ? 0 : x[i]) : (gate[i] <= 0 ? 0 : x[i]);
+        sweep_tail(out[i], r);
     }
 }
 
-static void sweep(const float* x, int64_t n, Sums& s) { sweep_floats<false>(x, n, s, s); }
+static void sweep(const float* x, int64_t n, Sums& s) {
+    sweep_floats<PLAIN>(x, nullptr, nullptr, n, s, s);
+}
 
 static void sweep(const double* x, int64_t n, Sums& s) {
     doubles low = doubles{} + INF, high = doubles{} - INF;
@@ -612,30 +656,20 @@ static inline bool settles(Sums& s) {
     return s.squares < INF && s.about_mean >= CANCELS * s.squares;
 }
 
-// A block and what a ReLU makes of it: NaN and -0 stay what they are, as in torch.
-static void add_with_rectified(const float* x, int64_t n, Sums& whole, Sums& rectified) {
+// A block and what a ReLU makes of it, which is written to `out`.
+static void add_with_relu(const float* x, const float* gate, float* out, int64_t n, const Tally& tally) {
     Sums s, r;
-    sweep_floats<true>(x, n, s, r);
+    gate ? sweep_floats<BACKWARD>(x, gate, out, n, s, r) : sweep_floats<FORWARD>(x, gate, out, n, s, r);
     if (settles(s) && settles(r)) {
-        whole.add(s);
-        rectified.add(r);
+        tally.whole.add(s);
+        tally.rectified->add(r);
         return;
     }
-    float buffer[BLOCK];
-    for (int64_t i = 0; i < n; i++) buffer[i] = x[i] < 0 ? 0 : x[i];
-    add_block(x, n, whole, nullptr);
-    add_block(buffer, n, rectified, nullptr);
+    add_block(x, n, tally.whole, nullptr);
+    add_block(out, n, *tally.rectified, nullptr);
 }
 
-static inline void tell(const float* x, int64_t n, const Tally& tally) {
-    if (tally.rectified) return add_with_rectified(x, n, tally.whole, *tally.rectified);
-    add_block(x, n, tally.whole, tally.counter);
-}
-
-static inline void tell(const double* x, int64_t n, const Tally& tally) {
-    add_block(x, n, tally.whole, tally.counter);
-}
-
+// Narrow values are widened; what the ReLU makes of them is one of them, or zero.
 template <class From, class To, To (*wide)(From)>
 static void walk(const void* data, int64_t start, int64_t n, const Tally& tally) {
     const From* x = static_cast<const From*>(data) + start;
@@ -643,14 +677,41 @@ static void walk(const void* data, int64_t start, int64_t n, const Tally& tally)
     for (int64_t at = 0; at < n; at += BLOCK) {
         const int64_t num = n - at < BLOCK ? n - at : BLOCK;
         for (int64_t i = 0; i < num; i++) buffer[i] = wide(x[at + i]);
-        tell(buffer, num, tally);
+        add_block(buffer, num, tally.whole, tally.counter);
+    }
+}
+
+template <class From, float (*wide)(From)>
+static void walk_with_relu(const void* data, int64_t start, int64_t n, const Tally& tally) {
+    const From* x = static_cast<const From*>(data) + start;
+    const From* gate = tally.relu.gate ? static_cast<const From*>(tally.relu.gate) + start : nullptr;
+    From* out = static_cast<From*>(tally.relu.out) + start;
+    float values[BLOCK], gates[BLOCK], made[BLOCK];
+    for (int64_t at = 0; at < n; at += BLOCK) {
+        const int64_t num = n - at < BLOCK ? n - at : BLOCK;
+        for (int64_t i = 0; i < num; i++) values[i] = wide(x[at + i]);
+        for (int64_t i = 0; gate && i < num; i++) gates[i] = wide(gate[at + i]);
+        add_with_relu(values, gate ? gates : nullptr, made, num, tally);
+        if (gate)
+            for (int64_t i = 0; i < num; i++) out[at + i] = gates[i] <= 0 ? From(0) : x[at + i];
+        else
+            for (int64_t i = 0; i < num; i++) out[at + i] = values[i] < 0 ? From(0) : x[at + i];
     }
 }
 
 template <class T>
 static void walk_as_is(const void* data, int64_t start, int64_t n, const Tally& tally) {
     const T* x = static_cast<const T*>(data) + start;
-    for (int64_t at = 0; at < n; at += BLOCK) tell(x + at, n - at < BLOCK ? n - at : BLOCK, tally);
+    for (int64_t at = 0; at < n; at += BLOCK)
+        add_block(x + at, n - at < BLOCK ? n - at : BLOCK, tally.whole, tally.counter);
+}
+
+static void walk_floats_with_relu(const void* data, int64_t start, int64_t n, const Tally& tally) {
+    const float* x = static_cast<const float*>(data) + start;
+    const float* gate = tally.relu.gate ? static_cast<const float*>(tally.relu.gate) + start : nullptr;
+    float* out = static_cast<float*>(tally.relu.out) + start;
+    for (int64_t at = 0; at < n; at += BLOCK)
+        add_with_relu(x + at, gate ? gate + at : nullptr, out + at, n - at < BLOCK ? n - at : BLOCK, tally);
 }
 
 // Doubles whose squares would overflow or vanish: all of it again, times a power of two.
@@ -670,6 +731,11 @@ static double walk_scaled(const double* x, int64_t n, double absmax, Sums& whole
 
 // Adds `n` values of a tensor from the one numbered `start` on.
 static void add(const void* data, int64_t start, int64_t n, int32_t type, const Tally& tally) {
+    if (tally.relu.is_there) switch (type) {
+        case F32: return walk_floats_with_relu(data, start, n, tally);
+        case BF16: return walk_with_relu<uint16_t, bfloat16>(data, start, n, tally);
+        default: return walk_with_relu<uint16_t, float16>(data, start, n, tally);
+    }
     switch (type) {
         case F32: return walk_as_is<float>(data, start, n, tally);
         case F64: return walk_as_is<double>(data, start, n, tally);

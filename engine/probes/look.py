@@ -2,8 +2,9 @@
 
 A forward hook sees what goes into and comes out of a layer, a tensor hook the gradient of that;
 parameters and their gradients are read after backward, and around the optimizer's step where a
-probe wants what the step does. No hook returns a value or draws a random number, so a watched step
-computes the very same bits. The meter is told what each look took and for whom, and the flight
+probe wants what the step does. No hook returns a value or draws a random number, and a ReLU that is
+computed where it is counted has torch's bits (``rectified``), so a watched step computes the very
+same bits. The meter is told what each look took and for whom, and the flight
 recorders see what is seen.
 """
 
@@ -77,8 +78,11 @@ class Look(AbstractContextManager["Look"]):
         """On modules: there while steps that follow each other are looked at."""
         self._taps: list[Any] = []
         """On tensors of this step."""
+        self._rectifiers: list[nn.Module] = []
+        """ReLUs that are computed where they are counted, while there are hooks."""
         self._calls: list[Calls] = []
         self._rectified = Rectified()
+        self._relu = self._rectified.relu
         self._rows: list[tuple[str, str, Any]] = []
         self._counted: list[Counted] = []
         self._goes_on = self._sight.goes_on or (self._clips and self._sight.sees_clipped)
@@ -105,7 +109,9 @@ class Look(AbstractContextManager["Look"]):
         """Take the hooks away that have stayed."""
         for hook in self._hooks:
             hook.remove()
-        self._hooks, self._calls = [], []
+        for module in self._rectifiers:
+            del module.forward
+        self._hooks, self._calls, self._rectifiers = [], [], []
 
     def _hook(self) -> None:
         for spot in self._sight.spots:
@@ -121,6 +127,12 @@ class Look(AbstractContextManager["Look"]):
                 if point.outputs:
                     hook = self._on_output(calls, point)
                     self._hooks.append(point.module.register_forward_hook(hook))
+                    self._rectify(point.module)
+
+    def _rectify(self, module: nn.Module) -> None:
+        if is_rectifier(module) and "forward" not in module.__dict__:
+            module.forward = self._relu
+            self._rectifiers.append(module)
 
     def __exit__(
         self,
@@ -136,6 +148,7 @@ class Look(AbstractContextManager["Look"]):
         for tap in self._taps:
             tap.remove()
         self._taps.clear()
+        self._rectified.forget()
         if error is not None or not self._comes_again:
             self.release()
         if error is None:
@@ -215,21 +228,23 @@ class Look(AbstractContextManager["Look"]):
                     self._see("output", leaf, tensor, wanted, source)
                     graded = point.wanting("output_grad", leaf, name, number)
                     if graded and tensor.requires_grad:
-                        self._tap(leaf, tensor, graded)
+                        self._tap(leaf, tensor, graded, tensor.grad_fn if rectifies else None)
             except Exception as error:
                 self._desk.failed(point.outputs, error)
 
         return hook
 
-    def _tap(self, leaf: str, tensor: Tensor, graded: Watches) -> None:
+    def _tap(self, leaf: str, tensor: Tensor, graded: Watches, node: Any) -> None:
         scaling = self._desk.training.scaling
+        if scaling is None:
+            self._rectified.expect(leaf, graded)
 
         def see(gradient: Tensor) -> None:
             found: Tensor | None = gradient
             if scaling is not None:
                 found = self._observe(graded, partial(scaling.unscaled, gradient))
             if found is not None:
-                self._see("output_grad", leaf, found, graded)
+                self._see("output_grad", leaf, found, graded, node)
 
         self._taps += watch_gradient(tensor, see)
 
@@ -322,13 +337,13 @@ class Look(AbstractContextManager["Look"]):
         name: str,
         tensor: Tensor,
         watches: Watches,
-        source: Tensor | None = None,
+        source: Any = None,
         *,
         is_counted: bool = False,
     ) -> None:
         """Look at a tensor now: it may be overwritten by the next instruction.
 
-        ``source`` is what a ReLU made it of.
+        ``source`` is what a ReLU made it of; of a gradient, the ReLU itself in torch's graph.
         """
         if not watches:
             return
@@ -348,9 +363,7 @@ class Look(AbstractContextManager["Look"]):
             self._show(kind, name, tensor, watches, self._rows[-1][2])
         self._meter.stop(started, watches)
 
-    def _count(
-        self, kind: str, name: str, tensor: Tensor, watches: Watches, source: Tensor | None
-    ) -> None:
+    def _count(self, kind: str, name: str, tensor: Tensor, watches: Watches, source: Any) -> None:
         if watches.counts:
             figures, counts = summarize(tensor, histogram=True)
             self._counted.append(Counted(name, kind, figures, counts, watches.counts))
@@ -358,6 +371,9 @@ class Look(AbstractContextManager["Look"]):
                 self._rows.append((name, kind, figures))
         elif watches.takes_stats and kind == "output":
             figures = self._rectified.summarize(name, tensor, watches, source)
+            self._rows.append((name, kind, figures))
+        elif watches.takes_stats and kind == "output_grad":
+            figures = self._rectified.summarize_gradient(tensor, watches, source)
             self._rows.append((name, kind, figures))
         elif watches.takes_stats:
             self._rows.append((name, kind, summarize(tensor)))

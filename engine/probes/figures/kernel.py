@@ -52,9 +52,10 @@ class Kernel:
         one = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32]
         self._one.argtypes = one
         self._one.restype = ctypes.c_int32
-        self._rectified = library.glasshouse_summarize_rectified
-        self._rectified.argtypes = [*one, ctypes.c_int32]
-        self._rectified.restype = ctypes.c_int32
+        self._rectify = library.glasshouse_rectify
+        sizes = [ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32]
+        self._rectify.argtypes = [*[ctypes.c_void_p] * 3, *sizes]
+        self._rectify.restype = ctypes.c_int32
 
     def one(self, x: Tensor) -> list[float]:
         """The figures of a tensor that ``takes`` said yes to: a hook's way, with least ado."""
@@ -66,17 +67,21 @@ class Kernel:
             raise RuntimeError(_FAILURES[failed])
         return found[:]
 
-    def rectified(self, x: Tensor, *, isa: int = _BEST) -> tuple[list[float], list[float]]:
-        """The figures of a tensor, and of what a ReLU makes of it: one pass for both.
+    def rectify(
+        self, x: Tensor, gate: Tensor | None = None, *, isa: int = _BEST
+    ) -> tuple[Tensor, list[float], list[float]]:
+        """A ReLU's output, and the figures of what it reads and of that output: one pass for all.
 
-        The tensor is one that ``rectifies`` said yes to.
+        With ``gate``, an output of it, x is the gradient by that and what is made of it the one by
+        what the ReLU has read. ``rectifies`` said yes to the tensor, and the gate lies alike.
         """
-        found = _Twice()
+        out, found = _empty_like(x), _Twice()
         kind, threads = TYPES[x.dtype], torch.get_num_threads()
-        failed = self._rectified(x.data_ptr(), x.numel(), kind, found, isa, threads)
+        pointers = (x.data_ptr(), None if gate is None else gate.data_ptr(), out.data_ptr())
+        failed = self._rectify(*pointers, x.numel(), kind, found, isa, threads)
         if failed:
             raise RuntimeError(_FAILURES[failed])
-        return found[:NUM_FIGURES], found[NUM_FIGURES:]
+        return out, found[:NUM_FIGURES], found[NUM_FIGURES:]
 
     def __call__(
         self, tensors: Sequence[Tensor], *, isa: int = _BEST, threads: int | None = None
@@ -128,8 +133,16 @@ def takes(x: Tensor) -> bool:
 
 
 def rectifies(x: Tensor) -> bool:
-    """Whether ``Kernel.rectified`` takes a tensor; not doubles: these may need a second pass."""
+    """Whether ``Kernel.rectify`` takes a tensor; not doubles: these may need a second pass."""
     return x.dtype in _RECTIFIED and takes(x) and (x.is_contiguous() or is_dense(x))
+
+
+def _empty_like(x: Tensor) -> Tensor:
+    """Room that lies as torch's own operations lay out what they make of a dense tensor."""
+    for layout in (torch.contiguous_format, torch.channels_last):
+        if x.is_contiguous(memory_format=layout):
+            return torch.empty(x.shape, dtype=x.dtype, memory_format=layout)
+    return torch.empty_like(x)
 
 
 def is_dense(x: Tensor) -> bool:
