@@ -1,7 +1,7 @@
 """What augmentation costs: images a second of the MNIST network with it, to without.
 
-Each kind takes turns with the plain job in one process, on one thread; figures are medians of the
-ratios, of the clock and of the processor's time, which neighbours disturb less. With workers the
+Each kind takes turns with the plain job in one process, on one thread (``bench.turns``); figures
+are medians of the ratios of rounds, of the clock and of the processor's time. With workers the
 batches are made ahead by one thread, which is to have a core of its own. Prints a JSON line per
 kind.
 """
@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.step import META, Clock, spec
+from bench.step import BATCH, META, spec
+from bench.turns import TURN, Turn, figures, ratios, take_turns
 from engine.augment.augmenting import Augmenting
 from engine.data.ahead import Ahead
 from engine.data.loading import load
@@ -55,28 +56,9 @@ def job_of(augment: list[dict[str, Any]], num_steps: int) -> Any:
     return parse_spec(plan(parse_spec(whole), {"d": META})["spec"])
 
 
-def seconds(
-    job: Any, directory: Path, spool: SpoolWriter, num_steps: int, workers: int
-) -> tuple[float, float]:
-    """Of a step, as told at its boundaries: of the clock, and of the processor."""
-    source = Source(dataset="d", split="train")
-    rows = load(source, job.data.fields, Table(directory), seed=0, device=torch.device("cpu"))
-    rows.augmenting = Augmenting.of(0, job.data.fields)
-    rows.ahead = Ahead(workers)
-    clock = Clock()
-    train(job, rows, None, control=clock, out=Outputs(directory, *_outs(spool)))
-    rows.close()
-    wall, cpu = zip(clock.times[0], clock.times[num_steps - 1], strict=True)
-    return (wall[1] - wall[0]) / (num_steps - 1), (cpu[1] - cpu[0]) / (num_steps - 1)
-
-
-def _outs(spool: SpoolWriter) -> tuple[Any, Any, Any]:
-    return spool.append, spool.settle, spool.flush
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=40, help="steps of a block")
+    parser.add_argument("--steps", type=int, default=40, help="steps of a round")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--workers", type=int, nargs="*", default=[0, 1])
     given = parser.parse_args()
@@ -104,27 +86,27 @@ def compare(
     spool: SpoolWriter,
     given: argparse.Namespace,
 ) -> dict[str, Any]:
-    ratios: list[float] = []
-    of_processor: list[float] = []
-    rates: list[float] = []
-    for number in range(given.rounds + 1):
-        plain, mine = (
-            seconds(job_of(item, given.steps), directory, spool, given.steps, workers)
-            for item in ([], augment)
-        )
-        if number:  # the first round warms up
-            ratios.append(plain[0] / mine[0])
-            of_processor.append(plain[1] / mine[1])
-            rates.append(100 / mine[1])
+    def run(job: Any, turn: Turn) -> None:
+        source = Source(dataset="d", split="train")
+        rows = load(source, job.data.fields, Table(directory), seed=0, device=torch.device("cpu"))
+        rows.augmenting = Augmenting.of(0, job.data.fields)
+        rows.ahead = Ahead(workers)
+        out = Outputs(directory, spool.append, spool.settle, spool.flush)
+        train(job, rows, None, control=turn, out=out)
+        rows.close()
+
+    # What is made ahead is made in the other's turn, too: few batches of many.
+    length = given.steps if workers else TURN
+    num_steps = (given.rounds + 1) * given.steps + 1
+    jobs = (job_of(augment, num_steps), job_of([], num_steps))
+    mine, plain = take_turns(run, jobs, length)
+    cpu = statistics.median(cpu for _, cpu in mine)
     return {
         "bench": "augment",
         "kind": kind,
         "workers": workers,
-        "ratio": round(statistics.median(ratios), 3),
-        "min": round(min(ratios), 3),
-        "max": round(max(ratios), 3),
-        "cpu_ratio": round(statistics.median(of_processor), 3),
-        "images_per_cpu_s": round(statistics.median(rates)),
+        **figures(ratios(plain, mine, given.steps // length)),
+        "images_per_cpu_s": round(BATCH * length / cpu),
         "rounds": given.rounds,
         "steps": given.steps,
     }

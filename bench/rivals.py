@@ -8,8 +8,9 @@ environment of its own, from the root of the repository:
     /tmp/rivals/bin/python -m bench.rivals
 
 The network is the MNIST network of ``bench.step``. Every ratio is to a plain hand-written torch
-loop whose block came just before or after in the same round. All sides run with the allocator and
-the collector settings of our ranks, which help those that keep copies. What each side watches:
+loop that takes turns with it at every fifth step (``bench.turns``). All sides run with the
+allocator and the collector settings of our ranks, which help those that keep copies. What each side
+watches:
 
 - ``glasshouse``: statistics of every output, output gradient, parameter and parameter gradient;
   with ``full`` the same tensors whole.
@@ -21,7 +22,6 @@ the collector settings of our ranks, which help those that keep copies. What eac
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -32,13 +32,13 @@ from typing import Any
 
 import torch
 
-from bench.step import BATCH, ByHand, clocks
+from bench.step import BATCH, ByHand
+from bench.turns import TURN, Times, Turn, figures, ratios, take_turns
 from bench.watching import ALL, NETWORKS, Bench, cnn
 from engine.rank import calm_collector
 from worker.nursery import FIXED
 
 NUM_STEPS = 50
-Times = tuple[float, float]
 
 
 class Watched(ByHand):
@@ -58,9 +58,8 @@ class Watched(ByHand):
     def told(self, loss: float) -> None:
         """After every step."""
 
-    def run(self, num_steps: int) -> Times:
+    def train(self, num_steps: int, turn: Turn) -> None:
         order = torch.randperm(len(self.images))
-        wall, cpu = clocks()
         for step in range(num_steps):
             due = self.step % self.every == 0
             if due:
@@ -74,8 +73,7 @@ class Watched(ByHand):
             self.optimizer.zero_grad(set_to_none=True)
             self.told(loss.item())
             self.step += 1
-        ended = clocks()
-        return ended[0] - wall, ended[1] - cpu
+            assert not turn.cancel_requested
 
 
 class Hooks(Watched):
@@ -142,13 +140,10 @@ class Ours:
     """The engine, as it trains a job with these probes."""
 
     def __init__(self, bench: Bench, probe: dict[str, Any] | None) -> None:
-        self.bench = bench
-        self.job = bench.job(probe)
+        self.bench, self.probe = bench, probe
 
-    def run(self, num_steps: int) -> Times:
-        assert num_steps == self.bench.num_steps
-        wall, cpu = self.bench.block(self.job)
-        return wall, cpu
+    def train(self, num_steps: int, turn: Turn) -> None:
+        self.bench.run(self.bench.job(self.probe, num_steps), turn)
 
 
 RIVALS: dict[str, Callable[..., Watched]] = {
@@ -166,17 +161,13 @@ def sides_of(images: torch.Tensor, labels: torch.Tensor, bench: Bench, every: in
     return sides | {name: make(images, labels, every) for name, make in RIVALS.items()}
 
 
-def compare(plain: ByHand, sides: dict[str, Any], rounds: int) -> dict[str, list[Times]]:
-    """The ratios of every side to the plain loop, round by round; each has its own plain block."""
-    ratios: dict[str, list[Times]] = {name: [] for name in sides}
-    for number in range(rounds + 1):
-        for name, side in sides.items():
-            turns = (plain, side) if number % 2 else (side, plain)
-            times = {id(turn): turn.run(NUM_STEPS) for turn in turns}
-            wall, cpu = zip(times[id(side)], times[id(plain)], strict=True)
-            if number:  # the first round warms up
-                ratios[name].append((wall[0] / wall[1], cpu[0] / cpu[1]))
-    return ratios
+def compare(plain: Watched, side: Any, rounds: int, bench: Bench) -> list[Times]:
+    """The ratios of a side to the plain loop; a turn ends when what it writes is written."""
+    num_steps = (rounds + 1) * NUM_STEPS + 2
+    sides = take_turns(
+        lambda one, turn: one.train(num_steps, turn), (side, plain), TURN, bench.settled
+    )
+    return ratios(*sides, NUM_STEPS // TURN)
 
 
 def main() -> None:
@@ -200,14 +191,11 @@ def main() -> None:
         _, _, (pixels, classes) = cnn()
         images = torch.from_numpy(pixels).to(torch.float32).reshape(-1, 1, 28, 28) / 255
         labels = torch.from_numpy(classes).long()
-        plain = ByHand(images, labels)
+        plain = Watched(images, labels, every=10**9)
         sides = sides_of(images, labels, bench, given.every)
-        for name, found in compare(plain, sides, given.rounds).items():
-            wall, cpu = zip(*found, strict=True)
+        for name, side in sides.items():
             line = {"bench": "rivals", "network": network, "side": name, "every": given.every}
-            line |= {"ratio": round(statistics.median(wall), 4)}
-            line |= {"min": round(min(wall), 4), "max": round(max(wall), 4)}
-            line |= {"cpu_ratio": round(statistics.median(cpu), 4)}
+            line |= figures(compare(plain, side, given.rounds, bench))
             about = {"threads": given.threads, "rounds": given.rounds}
             print(json.dumps(line | about), flush=True)
         if "wandb" in sides:

@@ -1,18 +1,19 @@
 """What watching costs: the step of a job with probes against the same job's without.
 
-Blocks with and without take turns in one process, with the allocator and collector settings of a
-rank; each figure is the median of its ratios. The native kernel and the plain path are both
-measured. Data is random. Prints a JSON line for each network, probe, path and number of threads.
+A job with a probe and one without take turns at their steps, in one process that has the allocator
+and collector settings of a rank; a figure is the median of the ratios of rounds. The native kernel
+and the plain path are both measured. Data is random. Prints a JSON line for each network, probe,
+path and number of threads.
 """
 
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import torch
 
 from bench import step as mnist
 from bench.step import Clock
+from bench.turns import TURN, figures, ratios, take_turns
 from engine.data.loading import load
 from engine.data.table import Table
 from engine.plan import parse_spec, plan
@@ -174,6 +176,7 @@ class Bench:
         self.consumer = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert self.consumer.stdout is not None
         self.consumer.stdout.readline()
+        self._consumed = 0.0
 
     def close(self) -> None:
         self.consumer.kill()
@@ -198,55 +201,52 @@ class Bench:
     def block(self, job: Any) -> tuple[float, ...]:
         """Wall and processor time of a block but for its first step, which loads things."""
         clock = Clock()
-        out = Outputs(self.directory, self.spool.append, self.spool.settle, self.spool.flush)
-        out.ring = self.ring.name
         before = self.drained()
-        train(job, self.rows, None, control=clock, out=out)
+        self.run(job, clock)
         first, last = clock.times[0], clock.times[self.num_steps]
         wall, cpu = (z - a for a, z in zip(first, last, strict=True))
         return wall, cpu + self.drained() - before
 
+    def run(self, job: Any, control: Any) -> None:
+        out = Outputs(self.directory, self.spool.append, self.spool.settle, self.spool.flush)
+        out.ring = self.ring.name
+        train(job, self.rows, None, control=control, out=out)
 
-def measure(bench: Bench, rounds: int, names: list[str], paths: list[str]) -> list[dict[str, Any]]:
-    plain_job = bench.job(None)
-    sides = []
+    def settled(self) -> float:
+        """Wait until the consumer has nothing left to do; its processor time since last time."""
+        before, self._consumed = self._consumed, self.drained()
+        return self._consumed - before
+
+
+def measure(bench: Bench, given: argparse.Namespace, names: list[str]) -> Generator[dict[str, Any]]:
+    """A line for each case and path, as soon as it is known."""
     for name in names:
         probe, has_plain, target = CASES[name]
         native = [("kernel", kernel.LOADED)] if kernel.LOADED is not None else []
         plain = [("plain", None)] if has_plain or not native else []
-        for path, loaded in [one for one in (*native, *plain) if one[0] in paths]:
-            sides.append((name, path, loaded, bench.job(probe), target, []))
-    for number in range(rounds + 1):
-        for _, _, loaded, job, _, ratios in sides:
-            blocks = {}
-            turns = (plain_job, job) if number % 2 else (job, plain_job)
-            for turn in turns:
-                with_kernel, kernel.LOADED = kernel.LOADED, loaded
-                blocks[id(turn)] = bench.block(turn)
-                kernel.LOADED = with_kernel
-            if number:  # the first round warms up
-                pair = zip(blocks[id(job)], blocks[id(plain_job)], strict=True)
-                ratios.append(tuple(watched / alone for watched, alone in pair))
-    return [
-        {
-            "case": name,
-            "path": path,
-            "ratio": round(statistics.median(wall for wall, _ in ratios), 4),
-            "min": round(min(wall for wall, _ in ratios), 4),
-            "max": round(max(wall for wall, _ in ratios), 4),
-            "cpu_ratio": round(statistics.median(cpu for _, cpu in ratios), 4),
-            "error": standard_error([wall for wall, _ in ratios]),
-            "target": target,
-        }
-        for name, path, _, _, target, ratios in sides
-    ]
+        for path, loaded in [one for one in (*native, *plain) if one[0] in given.path]:
+            with_kernel, kernel.LOADED = kernel.LOADED, loaded
+            found = compared(bench, given.rounds, given.turn, probe)
+            kernel.LOADED = with_kernel
+            yield {"case": name, "path": path, **figures(found), "target": target}
 
 
-def standard_error(values: list[float]) -> float | None:
-    """Of their median, as if they were normal: how far chance may have moved it."""
-    if len(values) < 2:
-        return None
-    return round(1.2533 * statistics.stdev(values) / len(values) ** 0.5, 4)
+def compared(bench: Bench, rounds: int, turn: int, probe: dict | None) -> list[tuple[float, ...]]:
+    """Of wall and of processor time, of each round: its steps with the probe by those without.
+
+    The jobs take turns after every ``turn`` steps: with few the machine is as fast for one as for
+    the other, with more than one most steps find the caches that their own network has filled.
+    Where whole tensors are written a turn ends when the writer is done, so that what one side
+    leaves to do is not done in the other's time; the writer's processor time counts.
+    """
+    size = bench.num_steps
+    is_writing = probe is not None and "full" in probe.get("want", ())
+    settled = bench.settled if is_writing else None
+    num_steps = (rounds + 1) * size + 2  # a round to warm up, a first step, a last nobody times
+    watched, alone = take_turns(
+        bench.run, (bench.job(probe, num_steps), bench.job(None, num_steps)), turn, settled
+    )
+    return ratios(watched, alone, size // turn)
 
 
 def main() -> None:
@@ -258,6 +258,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--network", choices=[*NETWORKS], nargs="*", default=[*NETWORKS])
+    parser.add_argument("--turn", type=int, default=TURN, help="steps; of which a block is made")
     parser.add_argument("--case", nargs="*", help="the first letters of cases; left out: all")
     parser.add_argument("--path", choices=PATHS, nargs="*", default=[*PATHS])
     given = parser.parse_args()
@@ -270,7 +271,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as directory:
                 bench = Bench(Path(directory) / "data", make, num_steps)
                 mine = [name for name in names if name[0] in letters]
-                for line in measure(bench, given.rounds, mine, given.path):
+                for line in measure(bench, given, mine):
                     about = {"bench": "watching", "network": network, "threads": threads}
                     print(json.dumps({**about, **line, "rounds": given.rounds}), flush=True)
                 bench.close()

@@ -11,9 +11,11 @@ export function figure(value: number | null | undefined, digits = 4): string {
   return text.replace("-", "−").replace("e+", "e").replace("e−", "e-");
 }
 
+const WHOLE = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 }); // dear to make, and wanted thousands of times
+
 /** 12,345 */
 export function count(value: number | null | undefined): string {
-  return value === null || value === undefined ? "–" : value.toLocaleString("en-US", { maximumFractionDigits: 0 });
+  return value === null || value === undefined ? "–" : WHOLE.format(value);
 }
 
 /** 1.5 MB, of 1000 bytes a kB. */

@@ -1,5 +1,5 @@
 // Layers as the service tells of them, for the tests.
-import type { Figures, Layer } from "../src/views/inside/rows";
+import type { Figures, Layer } from "../src/api/types";
 
 export function figures(of: Partial<Figures> = {}): Figures {
   return { step: 10, phase: "train", mean: 0, std: 1, min: -1, max: 1, l2: 1, absmax: 1, zeros: 0, nan: 0, inf: 0, ...of };

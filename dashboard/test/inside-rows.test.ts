@@ -2,7 +2,8 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { verdictOf } from "../src/views/inside/health";
-import { matcher, rowOf, sorted, together, updateRatio } from "../src/views/inside/rows";
+import { matcher, rowOf, sorted } from "../src/views/inside/rows";
+import { together, updateRatio } from "../src/views/inside/together";
 import { figures, layer } from "./inside-layers";
 
 test("the norm of a layer's gradient is that of all its parameters together", () => {

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.turns import Turn, take_turns
+
 ROOT = Path(__file__).parents[2]
 CNN = "mnist cnn, batch 100"
 SHORT = ("--rounds", "1", "--steps", "3")
@@ -70,3 +72,17 @@ def test_a_hindered_job_counts_every_tensor(case):
     (line,) = run("bench.hindered", "--rounds", "1", "--case", case)
     assert line["kept"] + line["dropped"] == line["due"]
     assert line["dropped"]
+
+
+def test_two_jobs_take_turns_in_one_thread():
+    walked: list[str] = []
+
+    def run(job: str, turn: Turn) -> None:
+        for _ in range(7):
+            walked.append(job)
+            assert not turn.cancel_requested
+
+    first, second = take_turns(run, ("a", "b"), 3, settled=lambda: 1000.0)
+    assert "".join(walked) == "ab" + "aaabbb" * 2  # the first step is of nobody's turn
+    assert len(first) == len(second) == 2
+    assert all(0 <= wall < 60 and 1000 <= cpu < 1060 for wall, cpu in [*first, *second])

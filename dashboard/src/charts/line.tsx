@@ -91,10 +91,12 @@ interface Shown {
 /** A uPlot: made anew when its lines, axes or colours are others, else given new data, 4 times a second at most. */
 function Canvas({ prepared, wanted, plot, onCursor }: { prepared: Prepared; wanted: Wanted; plot: { current: uPlot | null }; onCursor: (x: number | null) => void }) {
   const host = useRef<HTMLDivElement>(null);
-  const shape = JSON.stringify([prepared.lines, prepared.bands, wanted.log, wanted.xName, wanted.height, theme.value]);
+  const look = useMemo(() => JSON.stringify([prepared.lines, prepared.bands]), [prepared]);
+  const shape = JSON.stringify([look, wanted.log, wanted.xName, wanted.height, theme.value]);
   const newest = useRef<Shown>({ shape, prepared, wanted });
   newest.current = { shape, prepared, wanted };
   const drawn = useRef<Shown | null>(null);
+  const words = useMemo(() => sentence(wanted.series, wanted.xName), [wanted.series, wanted.xName]);
   useEffect(() => inTurn(() => {
     if (!host.current) return; // it is gone: effects are taken back only after the next picture
     if (plot.current) onCursor(null);
@@ -120,7 +122,7 @@ function Canvas({ prepared, wanted, plot, onCursor }: { prepared: Prepared; want
   }, [prepared, wanted.markers, wanted.range]);
   return (
     <div class="canvas" ref={host} role="img" tabIndex={0} style={{ height: `${wanted.height}px` }}
-      aria-label={`${wanted.title}: ${sentence(wanted.series, wanted.xName)}`} onKeyDown={(event) => onKey(event, plot.current, wanted.onZoom)} />
+      aria-label={`${wanted.title}: ${words}`} onKeyDown={(event) => onKey(event, plot.current, wanted.onZoom)} />
   );
 }
 

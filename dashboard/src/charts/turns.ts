@@ -1,4 +1,5 @@
 // Drawing takes turns: each chart in a task of its own, so that however many are drawn at once, the page answers in between.
+import { useEffect, useState } from "preact/hooks";
 
 const waiting = new Set<() => void>();
 const bell = new MessageChannel(); // sooner than a timer, which waits 4 ms after a few
@@ -21,4 +22,11 @@ function next(): void {
   } finally {
     if (waiting.size) bell.port2.postMessage(null);
   }
+}
+
+/** How many of so many charts are there yet: at first one, then one more each turn. */
+export function useOneByOne(many: number): number {
+  const [few, setFew] = useState(1);
+  useEffect(() => (few < many ? inTurn(() => setFew(few + 1)) : undefined), [few, many]);
+  return few;
 }

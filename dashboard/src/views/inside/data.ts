@@ -4,9 +4,9 @@ import { useMemo } from "preact/hooks";
 import type { Problem } from "../../api/http";
 import { withQuery } from "../../api/http";
 import { useLive } from "../../api/live";
-import { ended, type Job, type Page } from "../../api/types";
+import { ended, type Job, type Layer, type Page } from "../../api/types";
 import { layersAt, type MeasureName, type Series, stepsOf } from "./history";
-import { type Layer, type Row, rowOf } from "./rows";
+import { type Row, rowOf } from "./rows";
 
 const MANY = 200;
 const NUMBERS = 60_000; // that one answer of lines may have, about

@@ -3,13 +3,12 @@ import { useLocation } from "preact-iso";
 import { useMemo, useState } from "preact/hooks";
 
 import { Bars } from "../../charts/bars";
-import { ended, type Job } from "../../api/types";
+import { ended, type Job, type Layer } from "../../api/types";
 import { count, figure } from "../../format";
 import { useQuery } from "../../query";
 import { Empty } from "../../ui/state";
 import { DEPTH, flowOf, type FlowPoint, type Measure, overDepth, type Source } from "./flow";
 import { LIMITS } from "./health";
-import type { Layer } from "./rows";
 
 const MEASURES: Record<Measure, string> = { l2: "norm (L2)", rms: "root mean square", absmax: "largest magnitude" };
 const SOURCES: Record<Source, string> = { param_grad: "parameters", output_grad: "outputs" };

@@ -2,14 +2,14 @@
 import { useMemo } from "preact/hooks";
 
 import { LineChart, type Range, type Series as Line } from "../../charts/line";
+import { useOneByOne } from "../../charts/turns";
 import { withQuery } from "../../api/http";
 import { useLive } from "../../api/live";
-import { ended, type Job, num, type Page } from "../../api/types";
+import { ended, type Job, type Layer, num, type Page } from "../../api/types";
 import { useQuery } from "../../query";
 import { Loading, ProblemBox } from "../../ui/state";
 import type { Series } from "./history";
 import type { Kind } from "./kinds";
-import type { Layer } from "./rows";
 import { WatchThis } from "./watch";
 
 const STATS = ["mean", "std", "min", "max", "l2", "absmax", "zeros", "nan", "inf", "p01", "p05", "p25", "p50", "p75", "p95", "p99"];
@@ -27,6 +27,7 @@ export function Figures({ job, tensor, kind }: TensorProps) {
   const phase = phases.includes(query.get("phase") ?? "train") ? query.get("phase") ?? "train" : phases[0];
   const series = value?.data.find((one) => one.phase === phase);
   const charts = useMemo(() => (series ? chartsOf(series) : []), [series]);
+  const few = useOneByOne(charts.length);
   const zoom = (to: Range | null) => change({ range: to && `${to[0]}~${to[1]}` });
   if (!value) return problem ? <ProblemBox problem={problem} /> : <Loading what="Reading the figures" />;
   if (!series) return zoomed ? <p>No figures in this range. <button onClick={() => zoom(null)}>Show all steps</button></p> : <WatchThis job={job} tensor={tensor} kind={kind} want="stats" every={1} what="No figures of" />;
@@ -38,7 +39,7 @@ export function Figures({ job, tensor, kind }: TensorProps) {
         </label>
       )}
       <div class="charts">
-        {charts.map(({ title, lines, log }) => (
+        {charts.slice(0, few).map(({ title, lines, log }) => (
           <section key={title} class="card" data-chart={title}>
             <h3>{title}</h3>
             <LineChart title={`${title} of ${tensor}`} series={lines} log={log} range={range} onZoom={zoom} height={190} />

@@ -1,7 +1,6 @@
 // The gradient over the depth of the network: one point a layer, in forward order, and what of them is amiss. Pure.
-import { num } from "../../api/types";
+import { type Figures, type Layer, num } from "../../api/types";
 import { LIMITS } from "./health";
-import type { Figures, Layer } from "./rows";
 
 export type Measure = "l2" | "rms" | "absmax";
 export type Source = "param_grad" | "output_grad";

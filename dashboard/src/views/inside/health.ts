@@ -1,8 +1,8 @@
 // Whether a layer is well: rules over its newest figures, each with its words and its numbers. Pure.
 // What a rule needs and nobody watched leaves it unanswered; it never passes for lack of data.
-import { num } from "../../api/types";
+import { type Layer, num } from "../../api/types";
 import { figure } from "../../format";
-import { type Layer, tensorsOf, together, updateRatio } from "./rows";
+import { tensorsOf, together, updateRatio } from "./together";
 
 export type Level = "bad" | "warn" | "ok" | "unknown";
 

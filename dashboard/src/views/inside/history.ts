@@ -1,6 +1,6 @@
 // What was watched at other steps than the newest. Pure.
+import type { Figures, Layer } from "../../api/types";
 import type { components } from "../../api/schema.gen";
-import type { Figures, Layer } from "./rows";
 
 export type Series = components["schemas"]["StatsSeries"];
 

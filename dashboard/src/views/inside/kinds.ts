@@ -1,7 +1,7 @@
 // Which tensors a layer has, by kind; which layer a name belongs to. Pure.
+import type { Layer } from "../../api/types";
 import type { components } from "../../api/schema.gen";
 import { KINDS } from "./probe";
-import type { Layer } from "./rows";
 
 export type Kind = (typeof KINDS)[number];
 export type Capture = components["schemas"]["Capture"];

@@ -3,7 +3,7 @@ import { useRoute } from "preact-iso";
 import { useEffect } from "preact/hooks";
 
 import { useLive } from "../../api/live";
-import { ended, type Job, type Page } from "../../api/types";
+import { ended, type Job, type Layer, type Page } from "../../api/types";
 import { count } from "../../format";
 import { useQuery } from "../../query";
 import { Empty, Loading, ProblemBox, StateBadge } from "../../ui/state";
@@ -11,7 +11,7 @@ import { Figures } from "./figures";
 import { Histograms } from "./histograms";
 import { chosen, find, tensorNames, WORDS } from "./kinds";
 import { Light, LightTip, Rules } from "./light";
-import { type Layer, rowOf, shapeText } from "./rows";
+import { rowOf, shapeText } from "./rows";
 import { TensorView } from "./tensor";
 
 const VIEWS = { steps: "Over steps", histogram: "Histograms", tensor: "Values and maps" } as const;

@@ -3,7 +3,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 
 import { ask } from "../../api/http";
 import { refresh, useLive } from "../../api/live";
-import { ended, type Job, num, type Page } from "../../api/types";
+import { ended, type Job, type Layer, num, type Page } from "../../api/types";
 import { bytes, count, percent } from "../../format";
 import { useQuery } from "../../query";
 import { Empty, Loading, ProblemBox } from "../../ui/state";
@@ -11,7 +11,6 @@ import { tell } from "../../ui/toast";
 import { Matched } from "./matched";
 import { cost, draftFrom, draftOf, type Probe, whenText } from "./probe";
 import { ProbeForm } from "./probe-form";
-import type { Layer } from "./rows";
 
 export function Probes({ job, layers }: { job: Job; layers: readonly Layer[] }) {
   const [query, change] = useQuery();

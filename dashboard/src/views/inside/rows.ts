@@ -1,10 +1,8 @@
 // One row a layer: its newest figures, put together from those of its tensors; sorting and filtering. Pure.
-import type { components } from "../../api/schema.gen";
-import { num } from "../../api/types";
+import { type Layer, num } from "../../api/types";
 import { type Verdict, verdictOf } from "./health";
+import { sizeOf, tensorsOf, together, updateRatio } from "./together";
 
-export type Layer = components["schemas"]["Layer"];
-export type Figures = components["schemas"]["Figures"];
 export type Shape = Layer["output_shape"];
 
 export interface Row {
@@ -32,49 +30,6 @@ export interface Row {
 export function shapeText(shape: Shape): string {
   if (Array.isArray(shape)) return shape.length ? shape.join(" × ") : "scalar";
   return Object.values(shape).map((one) => one.join(" × ") || "scalar").join(", ");
-}
-
-/** Every tensor of a layer that has figures, with its name and kind. */
-export function tensorsOf(layer: Layer): { name: string; kind: string; figures: Figures }[] {
-  const own = Object.keys(layer.output_shapes)[0] ?? layer.name;
-  const named: [string, Record<string, Figures>][] = [[own, layer.stats], ...Object.entries(layer.tensors)];
-  return named.flatMap(([name, kinds]) => Object.entries(kinds).map(([kind, figures]) => ({ name, kind, figures })));
-}
-
-function sizeOf(shape: readonly number[]): number {
-  return shape.reduce((size, length) => size * length, 1);
-}
-
-/** The figures of the parameters that were watched as a kind, as of one vector; null where none was. */
-export function together(layer: Layer, kind: string): { l2: number; absmax: number; size: number; step: number; nonfinite: number } | null {
-  let squares = 0;
-  let absmax = 0;
-  let size = 0;
-  let step = -1;
-  let nonfinite = 0;
-  for (const [name, shape] of Object.entries(layer.parameter_shapes)) {
-    const figures = layer.tensors[name]?.[kind];
-    if (!figures) continue;
-    squares += (num(figures.l2) ?? 0) ** 2;
-    absmax = Math.max(absmax, num(figures.absmax) ?? 0);
-    size += sizeOf(shape);
-    step = Math.max(step, figures.step);
-    nonfinite += (num(figures.nan) ?? 0) + (num(figures.inf) ?? 0);
-  }
-  return step < 0 ? null : { l2: Math.sqrt(squares), absmax, size, step, nonfinite };
-}
-
-/** The norm of what a step changed by the norm of what it changed, of the parameters that have both at one step. */
-export function updateRatio(layer: Layer): number | null {
-  let changed = 0;
-  let there = 0;
-  for (const name of Object.keys(layer.parameter_shapes)) {
-    const { update, param } = layer.tensors[name] ?? {};
-    if (!update || !param || update.step !== param.step) continue;
-    changed += (num(update.l2) ?? NaN) ** 2;
-    there += (num(param.l2) ?? NaN) ** 2;
-  }
-  return there > 0 ? Math.sqrt(changed / there) : null;
 }
 
 export function rowOf(layer: Layer, index: number): Row {

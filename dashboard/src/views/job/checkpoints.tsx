@@ -3,26 +3,13 @@ import { useState } from "preact/hooks";
 
 import { ask } from "../../api/http";
 import { useLive } from "../../api/live";
-import { type Job, num, type Number, type Page } from "../../api/types";
+import { type Checkpoint, type Job, num, type Number, type Page } from "../../api/types";
 import { ago, bytes, count, figure } from "../../format";
 import { Empty, Loading, ProblemBox } from "../../ui/state";
 import { tell } from "../../ui/toast";
 import { pace } from "./data";
 import { Dialog, Ending } from "./dialog";
 import { Fork } from "./fork";
-
-export interface Checkpoint {
-  id: string;
-  step: number;
-  epoch: number;
-  attempt: number | null;
-  final: boolean;
-  state: "complete" | "damaged";
-  size_bytes: number;
-  metrics: Record<string, Number>;
-  created_at: string;
-  links: { weights: string; data?: string; [other: string]: string | undefined };
-}
 
 const COLUMNS = 4; // so many metrics stand beside a checkpoint
 
@@ -47,13 +34,13 @@ export function Checkpoints({ job }: { job: Job }) {
             <tr key={one.id}>
               <th scope="row" class="number">{count(one.step)}{one.final && <div class="muted">the last</div>}{one.state === "damaged" && <div class="badge bad">✕ damaged</div>}</th>
               <td class="number">{count(one.epoch)}</td>
-              {names.map((name) => <td key={name} class="number">{figure(num(one.metrics[name]))}</td>)}
+              {names.map((name) => <td key={name} class="number">{figure(num(one.metrics[name] as Number))}</td>)}
               <td class="number nowrap">{bytes(one.size_bytes)}</td>
               <td class="nowrap" title={one.created_at}>{ago(one.created_at)}</td>
               <td>
                 <span class="row">
-                  <a class="button" href={one.links.weights} download>Weights</a>
-                  {one.links.data && <a class="button" href={one.links.data} download>Data</a>}
+                  <a class="button" href={one.links["weights"]!} download>Weights</a>
+                  {one.links["data"] && <a class="button" href={one.links["data"]} download>Data</a>}
                   {one.state === "complete" && <button onClick={() => setForked(one.id)}>Fork from here</button>}
                   <button class="danger" onClick={() => setDoomed(one)}>Delete</button>
                 </span>

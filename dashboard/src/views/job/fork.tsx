@@ -4,11 +4,10 @@ import { useState } from "preact/hooks";
 
 import { post, Problem } from "../../api/http";
 import { useLive } from "../../api/live";
-import { type Job, type Page } from "../../api/types";
+import type { Checkpoint, Job, Page } from "../../api/types";
 import { count } from "../../format";
 import { Loading, ProblemBox } from "../../ui/state";
 import { say } from "../../ui/toast";
-import type { Checkpoint } from "./checkpoints";
 import { Dialog, Ending } from "./dialog";
 
 const EXAMPLE = '{\n  "optimizer": {"args": {"lr": 0.001}}\n}';

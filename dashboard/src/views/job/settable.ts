@@ -1,6 +1,6 @@
 // Which settings of a spec can be changed while the job runs, for whoever types a path. Pure.
 // The service decides: what is not here can be typed all the same, and is refused with what is possible.
-import type { Command } from "./settings";
+import type { Command } from "../../api/types";
 
 type Tree = Record<string, unknown>;
 

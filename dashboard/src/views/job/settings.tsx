@@ -3,25 +3,13 @@ import { useEffect, useRef, useState } from "preact/hooks";
 
 import { post, Problem } from "../../api/http";
 import { refresh, useLive } from "../../api/live";
-import type { Job, Page } from "../../api/types";
+import type { Command, Job, Page } from "../../api/types";
 import { count } from "../../format";
 import { ProblemBox } from "../../ui/state";
 import { say } from "../../ui/toast";
 import { Dialog, Ending } from "./dialog";
 import { commandText } from "./marks";
 import { current, settable } from "./settable";
-
-export interface Command {
-  id: string;
-  body: { set?: Record<string, unknown>; do?: string; [other: string]: unknown };
-  by: string;
-  state: "pending" | "applied" | "rejected";
-  step: number | null;
-  old: Record<string, unknown> | null;
-  new: Record<string, unknown> | null;
-  problem: { detail?: string; message?: string } | null;
-  created_at: string;
-}
 
 interface Row { path: string; value: string }
 
@@ -103,7 +91,8 @@ function wrong(problem: Problem | null, path: string): true | undefined {
 }
 
 export function reason(command: Command): string {
-  return command.problem?.detail ?? command.problem?.message ?? "no reason was given";
+  const told = command.problem?.["detail"] ?? command.problem?.["message"];
+  return typeof told === "string" ? told : "no reason was given";
 }
 
 export function Commands({ commands }: { commands: readonly Command[] }) {
