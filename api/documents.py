@@ -82,6 +82,8 @@ class Overhead(Document):
     """Of a step's own time, at the intervals in force."""
     budget: float | None
     """The largest `max_overhead` of its probes; null where none has one."""
+    unbudgeted: Number | None = None
+    """The part of `fraction` due to probes without a budget (`max_overhead: null`, or `at`)."""
 
 
 class Job(Document):

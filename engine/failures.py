@@ -39,6 +39,13 @@ class StepFailed(Exception):
         self.cause = cause
 
 
+def cause_of(error: BaseException) -> BaseException:
+    """The exception itself, without those that only add the step and the layer."""
+    while isinstance(error, (StepFailed, LayerFailed)):
+        error = error.cause
+    return error
+
+
 def classify(error: BaseException) -> RunFailure:
     """The named failure of an exception, with the layer and the step where they are known."""
     step = layer = None

@@ -19,7 +19,7 @@ from engine.batching import bucket_field, widest_rows
 from engine.checkpoint import Saved
 from engine.data.rows import Rows, longest_of
 from engine.data.table import Table
-from engine.failures import classify
+from engine.failures import cause_of, classify
 from engine.gathering import Ended, Gathering
 from engine.memory_guard import guard_memory
 from engine.probes.watched.wanted import Wanted
@@ -34,6 +34,8 @@ from glasshouse.errors import CheckpointDamaged, RunFailure, SpecFailed
 from glasshouse.failpoints import failpoint
 from glasshouse.spec import InferJob, Trained, TrainJob, parse_job, parse_trained
 
+_UNFORESEEN = frozenset({"internal", "device", "storage"})
+"""Categories of failures whose traceback goes to the log."""
 _COLLECT_AFTER = (20_000, 10, 10)
 PARENT_GONE = 75
 """Exit code of a rank whose lifeline was cut."""
@@ -337,9 +339,18 @@ def calm_collector() -> None:
 
 
 def attempt(work: Callable[[], End]) -> tuple[End, RunFailure | None]:
-    """Run a job; whatever it raises becomes a named failure, its traceback on standard error."""
+    """Run a job. Whatever it raises becomes a named failure.
+
+    Standard error, which is the job's log, gets the traceback of a failure that nobody foresaw. Of
+    one that has a name, such as NaN in the loss or a bad row, it gets the message: our own call
+    stack would not help the reader.
+    """
     try:
         return work(), None
     except (Exception, SpecProblems) as error:
-        traceback.print_exc()
-        return End("failed"), classify(error)
+        failure = classify(error)
+        if failure.category in _UNFORESEEN:
+            traceback.print_exc()
+        else:
+            sys.stderr.write("".join(traceback.format_exception_only(cause_of(error))))
+        return End("failed"), failure

@@ -315,10 +315,11 @@ class Reporter:
                 raise
             traceback.print_exc()  # it goes on from the checkpoint before
 
-    def abandon(self) -> None:
-        """Say what can still be said after a failure."""
+    def abandon(self, step: int, epoch: int) -> None:
+        """Report what is still known after a failure in ``step``, whose update was not made."""
         with contextlib.suppress(Exception):  # a device that failed cannot be read
             self._readback.drain()
+        self.progress(step - 1, epoch)
         self.saver.wait()
 
     def _times(self, step: int, epoch: int, *, last: bool = False) -> None:
@@ -336,7 +337,7 @@ class Reporter:
     def _eta_s(self, step: int) -> float | None:
         if self._job.stop.seconds is not None:
             return round(max(0.0, self._job.stop.seconds - self.elapsed_s), 1)
-        if self._num_steps is None:
+        if self._num_steps is None or step < 0:
             return None
         return round(self.elapsed_s / (step + 1) * (self._num_steps - step - 1), 1)
 

@@ -128,7 +128,7 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
         probes.close()
     except Exception as error:
         probes.close()
-        report.abandon()
+        report.abandon(step, epoch)
         raise StepFailed(step, blame(error, network, batch, guard.rewind)) from error
     return Ending(network, step + 1, state, schedule.reason if state == "succeeded" else None)
 

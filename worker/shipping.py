@@ -161,8 +161,8 @@ class Sorter:
             to.batch.probes = (self._revision, step)
 
     def _overhead(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
-        told = {"fraction": record["fraction"], "budget": record["budget"]}
-        to.batch.job["probe_overhead"] = told
+        parts = ("fraction", "budget", "unbudgeted")
+        to.batch.job["probe_overhead"] = {part: record[part] for part in parts}
         for probe, cost_s in record["probes"].items():
             self._note(to, probe, {"cost_s": float(cost_s)})
         for probe, every in record.get("every", {}).items():  # also what an attempt before it found

@@ -8,7 +8,7 @@ import { layersAt, stepsOf } from "../src/views/inside/history";
 import { chosen, find, tensorNames } from "../src/views/inside/kinds";
 import { BadFile, readNpy } from "../src/views/inside/npy";
 import { bodyOf, cost, draftFrom, draftOf, patchOf, type Probe, whenText } from "../src/views/inside/probe";
-import { atMost, axisOf, densities, placeOfStep } from "../src/views/inside/spread";
+import { atMost, axisOf, borders, columnAt, densities, placeOfStep } from "../src/views/inside/spread";
 import { chosenAxes, indexText, rangeOf, sliceOf, tilesOf } from "../src/views/inside/tiles";
 import { valueRows } from "../src/views/inside/value-rows";
 import { figures, layer } from "./inside-layers";
@@ -92,16 +92,31 @@ test("colours begin and end as viridis does; what is not finite has its own", ()
   assert.ok(colourOf(0, -2, 2).every((channel) => channel > 235));
 });
 
-test("densities sum to one over an axis, linear or logarithmic", () => {
+test("densities have mean one over the axis, linear or logarithmic, however fine the cells are", () => {
   const edges = [-8, -1, -0.1, 0, 0.2, 1, 4];
   const counts = [1, 5, 20, 30, 6, 2];
   for (const scale of ["linear", "log"] as const) {
     const axis = axisOf(edges, scale);
-    const sum = densities(counts, edges, axis).reduce((all, one, bar) => all + one * (axis.place(edges[bar + 1]!) - axis.place(edges[bar]!)), 0);
-    assert.ok(Math.abs(sum - 1) < 1e-9);
+    for (const cells of [3, 60, 1000]) {
+      const sum = densities(counts, edges, axis, cells).reduce((all, one) => all + one / cells, 0);
+      assert.ok(Math.abs(sum - 1) < 1e-9);
+    }
     assert.deepEqual([axis.place(-8), axis.place(4)], [0, 1]);
     assert.ok(axis.ticks.includes(0) && axis.ticks.every((tick) => tick >= -8 && tick <= 4));
   }
+});
+
+test("bars narrower than a cell are added up: an even spread is even in every cell", () => {
+  const edges = [0, ...Array.from({ length: 40 }, (_, power) => 2 ** (power - 39))]; // as bins of floats lie
+  const counts = edges.slice(1).map((edge, bar) => (edge - edges[bar]!) * 2 ** 39);
+  for (const one of densities(counts, edges, axisOf(edges, "linear"), 20)) assert.ok(Math.abs(one - 1) < 1e-9);
+});
+
+test("columns of a heat map lie at their steps, also where the interval was widened", () => {
+  const edges = borders([0, 10, 20, 40, 80]);
+  assert.deepEqual(edges, [-5, 5, 15, 30, 60, 100]);
+  assert.deepEqual([-9, 0, 14.9, 15, 59, 61, 500].map((x) => columnAt(edges, x)), [0, 0, 1, 2, 3, 4, 4]);
+  assert.deepEqual(borders([7]), [6.5, 7.5]);
 });
 
 test("of many some are taken, first and last among them", () => {

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { align, between, clusters, csv, envelope, epochLadder, ladder, oddities, rows, sentence, smooth, weights } from "../src/charts/series";
+import { align, between, clusters, csv, envelope, epochLadder, floorOf, ladder, oddities, readAt, rows, sentence, smooth, weights } from "../src/charts/series";
 
 test("smoothing is the weighted mean with weights w^k that add up to one", () => {
   const ys = [2, 1, 4, 3];
@@ -126,4 +126,18 @@ test("the table has the values as they came, and the csv every digit of them", (
   ];
   assert.deepEqual(rows(series), [{ x: 0, values: [0.30000000000000004, undefined] }, { x: 1, values: [NaN, 5] }]);
   assert.equal(csv(series, "step"), 'step,loss,"a ""b"", c"\n0,0.30000000000000004,\n1,NaN,5\n');
+});
+
+test("a value at the cursor is the newest before it, never one of a later place", () => {
+  const validation = { xs: [99, 199, 299], ys: [0.5, 0.7, 0.9] };
+  assert.equal(readAt(validation, 98), null);
+  assert.deepEqual([99, 150, 198, 199, 1000].map((x) => readAt(validation, x)), [
+    { x: 99, y: 0.5 }, { x: 99, y: 0.5 }, { x: 99, y: 0.5 }, { x: 199, y: 0.7 }, { x: 299, y: 0.9 },
+  ]);
+});
+
+test("a band that reaches below 0 ends at the bottom of a logarithmic axis", () => {
+  assert.equal(floorOf([{ label: "loss", xs: [0, 1], ys: [0.5, 0.03], low: [0.2, -0.4], high: [0.8, 0.46] }]), 0.01);
+  assert.equal(floorOf([{ label: "lr", xs: [0], ys: [0.001] }]), 0.001);
+  assert.equal(floorOf([{ label: "none", xs: [0, 1], ys: [-1, NaN] }]), -Infinity);
 });

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 import glasshouse as gh
-from tests.page.browser import as_on
+from tests.page.browser import SIZES, as_on, fits
 from tests.page.specs import small
 
 RATES = (0.5, 0.05)
@@ -122,3 +122,18 @@ def test_the_axes_of_settings_and_results_fit_a_phone(compared: Page):
             )
             lines = axes.locator("g > line")
             assert lines.count() >= 3
+
+
+def test_long_names_do_not_widen_a_phone(page: Page, client: gh.Client, digits: str):
+    names = [f"a very long name of a job about the digits number_{n}_" + "x" * 40 for n in (1, 2)]
+    jobs = [client.jobs.create(small(digits, name, seed=n)) for n, name in enumerate(names)]
+    for job in jobs:
+        job.wait(timeout=120)
+    width, height = SIZES["phone"]
+    page.set_viewport_size({"width": width, "height": height})
+    page.goto("/compare?by=seed&jobs=" + ",".join(job.id for job in jobs))
+    expect(page.get_by_role("heading", name="Only what differs")).to_be_visible()
+    fits(page)
+    page.goto("/compare?jobs=" + ",".join(job.id for job in jobs))
+    expect(page.locator(".line-chart .key > span")).to_have_count(2)
+    fits(page)

@@ -42,7 +42,10 @@ def test_the_failure_is_explained_where_it_happened(page: Page, failed: gh.Job):
     box = page.get_by_role("region", name="Why it failed")
     expect(box).to_contain_text(error["message"])
     expect(box).to_contain_text(error["hint"])
-    expect(box).to_contain_text("Numbers that are not finite")
+    expect(box).to_contain_text("NaN or Inf")
+    (finding, *_) = failed.events(["finding"])
+    for cause in finding.causes:
+        expect(box.get_by_role("listitem").filter(has_text=cause)).to_be_visible()
     layer = box.get_by_role("link", name=error["layer"], exact=True)
     expect(layer).to_have_attribute(
         "href", f"/jobs/{failed.id}/layers/{error['layer']}?step={error['step']}"
@@ -52,6 +55,10 @@ def test_the_failure_is_explained_where_it_happened(page: Page, failed: gh.Job):
     )
     box.get_by_text("Last lines of its log").click()
     expect(box.locator("pre")).to_contain_text(str(error["log_tail"]).splitlines()[-1])
+    expect(box.locator("pre")).not_to_contain_text("Traceback")
+    step = box.get_by_role("link", name=str(error["step"]), exact=True)
+    expect(step).to_have_attribute("href", re.compile(rf"to={error['step']}$"))
+    expect(page.get_by_text(f"step {error['step']} of", exact=False).first).to_be_visible()
 
 
 def test_a_nan_is_a_mark_that_leads_to_the_layer(page: Page, failed: gh.Job, http: httpx2.Client):
@@ -131,26 +138,6 @@ def test_a_best_value_of_a_network_of_nan_does_not_count(
     expect(early).to_contain_text(f"at step {summary['loss']['min_step']}")
 
 
-def test_the_log_is_searched_by_the_service(page: Page, failed: gh.Job, http: httpx2.Client):
-    page.goto(f"/jobs/{failed.id}/logs")
-    lines = page.get_by_role("log").locator(".line")
-    everything = http.get(f"/jobs/{failed.id}/logs", headers={"Accept": "text/plain"}).text
-    count = page.get_by_text(re.compile(r"^\d+ lines$"))
-    expect(count).to_have_text(f"{len(everything.splitlines())} lines")
-    page.get_by_label("Lines that contain").fill("NonFinite")
-    page.get_by_role("button", name="Search").click()
-    wanted = [line for line in everything.splitlines() if "NonFinite" in line]
-    assert 0 < len(wanted) < len(everything.splitlines())
-    expect(lines).to_have_count(len(wanted))
-    for line, text in zip(lines.all(), wanted, strict=True):
-        expect(line).to_contain_text(text.strip())
-    expect(page).to_have_url(re.compile("grep=NonFinite"))
-    page.reload()
-    expect(lines).to_have_count(len(wanted))
-    page.get_by_label("stream").select_option("stdout")
-    expect(page.get_by_text("No line contains this text.")).to_be_visible()
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_failure_has_no_serious_fault_for_readers_of_screens(
     page: Page, failed: gh.Job, axe: Axe, screenshot: Screenshot, scheme: str
@@ -167,3 +154,17 @@ def test_the_failure_has_no_serious_fault_for_readers_of_screens(
         page.goto(f"/jobs/{failed.id}")
         expect(chart(page, "loss").locator(".odd")).to_be_visible()
         screenshot("job-failed")
+
+
+def test_inside_says_that_no_probe_watched_the_step_that_failed(
+    page: Page, client: gh.Client, digits: str
+):
+    guards = {"nonfinite": {"check": ["loss"], "action": "fail"}}
+    seldom = [{"layers": ["*"], "kinds": ["output"], "every": 1000}]
+    job = client.jobs.create(spec(digits, "unwatched", guards=guards, probes=seldom) | WILD)
+    with pytest.raises(gh.JobFailed):
+        job.wait(timeout=120)
+    step = (job.refresh().error or {})["step"]
+    page.goto(f"/jobs/{job.id}/inside")
+    expect(page.get_by_role("note")).to_contain_text(f"failed in step {step}")
+    expect(page.get_by_role("note")).to_contain_text("newest statistics are of step 0")

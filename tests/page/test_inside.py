@@ -12,7 +12,7 @@ from playwright.sync_api import Locator, Page, expect
 import glasshouse as gh
 from tests.acceptance.houses import House
 from tests.acceptance.specs import lasting, small
-from tests.page.browser import Screenshot, Witness, drawn
+from tests.page.browser import SIZES, Screenshot, Witness, drawn
 
 CONV: Final[list[dict[str, Any]]] = [
     {"name": "conv1", "type": "Conv2d", "args": {"out_channels": 8, "kernel_size": 3}},
@@ -503,3 +503,17 @@ def test_a_job_that_is_over_says_what_to_put_in_a_spec(page: Page, seen: gh.Job,
     page.goto(f"/jobs/{seen.id}/layers/nowhere")
     expect(page.locator("main")).to_contain_text("The network has no layer nowhere")
     assert house.url in page.url
+
+
+def test_the_graph_s_buttons_cover_no_layer_at_first(page: Page, seen: gh.Job):
+    width, height = SIZES["phone"]
+    page.set_viewport_size({"width": width, "height": height})
+    page.goto(f"/jobs/{seen.id}/inside?view=graph")
+    expect(page.locator(".graph .box").first).to_be_visible()
+    tools = page.locator(".graph .tools").bounding_box()
+    boxes = [box.bounding_box() for box in page.locator(".graph .box").all()]
+    assert tools is not None
+    for box in boxes:
+        assert box is not None
+        beside = box["x"] + box["width"] <= tools["x"]
+        assert beside or box["y"] >= tools["y"] + tools["height"]

@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import psutil
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, Page, Route, expect
 
 import glasshouse as gh
 from tests.acceptance.houses import House, until
@@ -404,3 +404,41 @@ _WITHIN = """() => {
   const at = document.activeElement; // the body: the browser's own bar, before the dialog again
   return at === document.body || at.closest('dialog') !== null;
 }"""
+
+
+def test_the_cursor_of_a_chart_moves_nothing_and_reads_no_later_value(page: Page, ended: gh.Job):
+    page.goto(f"/jobs/{ended.id}")
+    card = chart(page, "loss")
+    image = card.get_by_role("img")
+    expect(card.locator(".u-over")).to_be_visible()
+    below = chart(page, "lr").bounding_box()
+    key = card.locator(".key").bounding_box()
+    evaluated = [int(str(row["step"])) for row in table_of(card) if row["validation/loss"]]
+    card.get_by_role("button", name="Table").click()
+    expect(card.locator(".u-over")).to_be_visible()
+    image.press("End")  # at a checkpoint, whose name is shown
+    expect(card.locator(".cursor-note")).to_contain_text("checkpoint")
+    image.press("ArrowLeft")
+    assert (card.locator(".key").bounding_box(), chart(page, "lr").bounding_box()) == (key, below)
+    older = max(step for step in evaluated if step < STEPS - 2)
+    expect(card.locator(".cursor-note")).to_contain_text(f"validation/loss at {older}")
+    expect(card.get_by_role("status")).to_contain_text(f"(at step {older})")
+    image.press("Home")
+    expect(card.locator(".key")).to_contain_text(re.compile("validation/loss \\u2013"))
+
+
+def test_the_best_values_have_one_order_whatever_the_service_s_is(page: Page, ended: gh.Job):
+    def turned(route: Route) -> None:
+        answer = route.fetch()
+        job = answer.json()
+        job["summary"] = dict(reversed(job["summary"].items()))
+        route.fulfill(response=answer, json=job)
+
+    tiles = page.get_by_role("list", name="Best values").get_by_role("listitem")
+    page.goto(f"/jobs/{ended.id}")
+    expect(tiles).not_to_have_count(0)
+    names = [tile.split("\n")[0] for tile in tiles.all_inner_texts()]
+    page.route(re.compile(rf"/api/v1/jobs/{ended.id}$"), turned)
+    page.reload()
+    expect(tiles).to_have_count(len(names))
+    assert [tile.split("\n")[0] for tile in tiles.all_inner_texts()] == names

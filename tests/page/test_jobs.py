@@ -11,7 +11,7 @@ from models import jobs
 from models.database import Database
 from models.settings import Settings
 from tests.acceptance.houses import House
-from tests.page.browser import bare_words
+from tests.page.browser import SIZES, bare_words, fits
 from tests.page.endless import endless, running
 from tests.page.specs import small
 
@@ -49,11 +49,11 @@ def test_a_job_is_found_by_its_label_its_name_and_its_state_and_the_link_says_so
     expect(page).to_have_url(re.compile(r"label=list%3Ayes"))
     expect(page.locator("tbody tr")).to_have_count(1)
     page.get_by_label("Search").fill("nothing like this")
-    expect(page.get_by_text("No job is like that.")).to_be_visible()
+    expect(page.get_by_text("No job matches these filters.")).to_be_visible()
     page.get_by_label("Search").fill("ended o")
     expect(row_of(page, ended)).to_be_visible()
     page.get_by_label("State").select_option("failed")
-    expect(page.get_by_text("No job is like that.")).to_be_visible()
+    expect(page.get_by_text("No job matches these filters.")).to_be_visible()
     page.get_by_label("State").select_option("ended")
     expect(row_of(page, ended)).to_be_visible()
     page.reload()
@@ -166,7 +166,7 @@ def test_what_can_be_done_with_a_job_looks_like_a_button(
     with running(job):
         expect(row_of(page, job).get_by_role("button", name="Pause")).to_be_visible()
         row_of(page, job).get_by_role("checkbox").check()
-        expect(page.get_by_role("button", name="Choose none")).to_be_visible()
+        expect(page.get_by_role("button", name="Clear")).to_be_visible()
         assert bare_words(page) == []
     page.goto(f"/jobs/{ended.id}")
     expect(page.get_by_role("button", name="CSV").first).to_be_visible()
@@ -190,3 +190,24 @@ def test_what_can_be_opened_is_in_one_line_on_a_phone(page: Page, ended: gh.Job)
         expect(links).to_have_count(5)
         tops = [box["y"] for link in links.all() if (box := link.bounding_box())]
         assert len(set(tops)) == 1, path
+
+
+def test_selecting_a_job_moves_no_row(page: Page, ended: gh.Job):
+    row = row_of(page, ended)
+    expect(row).to_be_visible()
+    before = row.bounding_box()
+    row.get_by_role("checkbox").check()
+    expect(page.get_by_role("region", name="Selected jobs")).to_contain_text("1 selected")
+    assert row.bounding_box() == before
+
+
+def test_a_phone_shows_name_state_progress_and_loss_of_a_job(page: Page, ended: gh.Job):
+    width, height = SIZES["phone"]
+    page.set_viewport_size({"width": width, "height": height})
+    row = row_of(page, ended)
+    for part in (".of-state", ".of-loss", ".progress"):
+        box = row.locator(part).bounding_box()
+        assert box is not None
+        assert box["x"] + box["width"] <= width, part
+    expect(row.locator(".of-loss")).to_have_text(re.compile(r"\d"))
+    fits(page)

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Generator
 from contextlib import suppress
 
+import httpx2
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
@@ -82,3 +83,26 @@ def test_lines_of_all_ranks_are_followed_while_they_come_and_chosen_by_rank(
     expect(lines).to_have_count(1)
     printed(0, "stdout", ["zero begins once more", "and this is not wanted"])
     expect(lines).to_have_count(2)
+
+
+def test_the_log_is_searched_by_the_service(
+    page: Page, running: gh.Job, printed: Print, http: httpx2.Client
+):
+    printed(0, "stderr", ["epoch 1", "NonFinite: the loss", "epoch 2", "again NonFinite"])
+    page.goto(f"/jobs/{running.id}/logs")
+    lines = page.get_by_role("log").locator(".line")
+    everything = http.get(f"/jobs/{running.id}/logs", headers={"Accept": "text/plain"}).text
+    count = page.get_by_text(re.compile(r"^\d+ lines$"))
+    expect(count).to_have_text(f"{len(everything.splitlines())} lines")
+    page.get_by_label("Lines that contain").fill("NonFinite")
+    page.get_by_role("button", name="Search").click()
+    wanted = [line for line in everything.splitlines() if "NonFinite" in line]
+    assert 0 < len(wanted) < len(everything.splitlines())
+    expect(lines).to_have_count(len(wanted))
+    for line, text in zip(lines.all(), wanted, strict=True):
+        expect(line).to_contain_text(text.strip())
+    expect(page).to_have_url(re.compile("grep=NonFinite"))
+    page.reload()
+    expect(lines).to_have_count(len(wanted))
+    page.get_by_label("stream").select_option("stdout")
+    expect(page.get_by_text("No line contains this text.")).to_be_visible()

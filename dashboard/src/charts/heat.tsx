@@ -1,9 +1,9 @@
 // Histograms over steps as a map: steps across, values up, the lighter the more values lie there.
-import { useCallback, useState } from "preact/hooks";
+import { useCallback, useMemo, useState } from "preact/hooks";
 
-import { figure } from "../format";
+import { count, figure } from "../format";
 import { colour } from "../theme";
-import { type Axis, densities } from "../views/inside/spread";
+import { type Axis, borders, columnAt, densities, evenTicks } from "../views/inside/spread";
 import { Canvas, type Draw } from "./canvas";
 import { css, sequential } from "./palette";
 
@@ -15,12 +15,13 @@ export interface Spread { step: readonly number[]; edges: readonly number[]; cou
 export function Heat({ spread, axis, chosen, onChoose, label, height = 260 }: { spread: Spread; axis: Axis; chosen: number; onChoose: (place: number) => void; label: string; height?: number }) {
   const [told, setTold] = useState("");
   const draw = useCallback<Draw>((context, width, tall) => paint(context, width, tall, spread, axis, chosen), [spread, axis, chosen]);
-  const column = (x: number, width: number) => Math.max(0, Math.min(spread.step.length - 1, Math.floor(((x - LEFT) / (width - LEFT)) * spread.step.length)));
+  const edges = useMemo(() => borders(spread.step), [spread.step]);
+  const column = (x: number, width: number) => columnAt(edges, edges[0]! + ((x - LEFT) / (width - LEFT)) * (edges.at(-1)! - edges[0]!));
   const point = (x: number, y: number, width: number) => {
     const place = column(x, width);
     const at = 1 - y / (height - BOTTOM);
     const bar = spread.counts[place]!.findIndex((_, n) => axis.place(spread.edges[n + 1]!) > at);
-    setTold(bar < 0 || x < LEFT ? "" : `step ${spread.step[place]}: ${spread.counts[place]![bar]} values from ${figure(spread.edges[bar])} to ${figure(spread.edges[bar + 1])}`);
+    setTold(bar < 0 || x < LEFT ? "" : `step ${count(spread.step[place])}: ${count(spread.counts[place]![bar])} values from ${figure(spread.edges[bar])} to ${figure(spread.edges[bar + 1])}`);
   };
   return (
     <>
@@ -31,25 +32,27 @@ export function Heat({ spread, axis, chosen, onChoose, label, height = 260 }: { 
 }
 
 function paint(context: CanvasRenderingContext2D, width: number, height: number, spread: Spread, axis: Axis, chosen: number): void {
-  const [across, up] = [(width - LEFT) / spread.step.length, height - BOTTOM];
+  const up = height - BOTTOM;
+  const edges = borders(spread.step);
+  const x = (step: number) => LEFT + ((width - LEFT) * (step - edges[0]!)) / (edges.at(-1)! - edges[0]!);
   const y = (value: number) => up * (1 - axis.place(value));
-  const dense = spread.counts.map((counts) => densities(counts, spread.edges, axis));
+  const dense = spread.counts.map((counts) => densities(counts, spread.edges, axis, up));
   const most = dense.reduce((high, column) => Math.max(high, ...column), 0) || 1;
   context.fillStyle = css(sequential(0));
   context.fillRect(LEFT, 0, width - LEFT, up);
   dense.forEach((column, place) => {
-    column.forEach((density, bar) => {
+    const [left, right] = [x(edges[place]!), x(edges[place + 1]!)];
+    column.forEach((density, cell) => {
       if (!density) return;
-      const [top, bottom] = [y(spread.edges[bar + 1]!), y(spread.edges[bar]!)];
       context.fillStyle = css(sequential(0.06 + 0.94 * Math.sqrt(density / most)));
-      context.fillRect(LEFT + place * across, top, Math.ceil(across), Math.max(1, bottom - top));
+      context.fillRect(left, up - cell - 1, Math.max(1, right - left), 1);
     });
   });
   context.strokeStyle = colour("text");
   context.lineWidth = 2;
-  context.strokeRect(LEFT + chosen * across, 1, Math.max(2, across), up - 2);
+  context.strokeRect(x(edges[chosen]!), 1, Math.max(2, x(edges[chosen + 1]!) - x(edges[chosen]!)), up - 2);
   scaleOf(context, axis, y, LEFT);
-  stepsBelow(context, spread.step, LEFT, width, height);
+  stepsBelow(context, spread.step, x, width, height);
 }
 
 export function scaleOf(context: CanvasRenderingContext2D, axis: Axis, y: (value: number) => number, left: number): void {
@@ -65,14 +68,11 @@ export function scaleOf(context: CanvasRenderingContext2D, axis: Axis, y: (value
   }
 }
 
-export function stepsBelow(context: CanvasRenderingContext2D, steps: readonly number[], left: number, width: number, height: number): void {
+/** Round steps on an axis that is as wide as the steps are apart. */
+export function stepsBelow(context: CanvasRenderingContext2D, steps: readonly number[], x: (step: number) => number, width: number, height: number): void {
   context.fillStyle = colour("muted");
   context.textBaseline = "bottom";
-  const across = (width - left) / steps.length;
-  const every = Math.max(1, Math.ceil(60 / across));
   context.textAlign = "center";
-  steps.forEach((step, place) => {
-    const x = left + (place + 0.5) * across;
-    if (place % every === 0 && x + 14 < width) context.fillText(String(step), x, height - 2);
-  });
+  const ticks = evenTicks(steps[0]!, steps.at(-1)!, Math.max(1, Math.floor(width / 90))).filter(Number.isInteger);
+  for (const step of ticks) if (x(step) + 14 < width) context.fillText(count(step), x(step), height - 2);
 }

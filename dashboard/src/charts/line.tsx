@@ -5,7 +5,7 @@ import uPlot from "uplot";
 import { count, figure } from "../format";
 import { theme } from "../theme";
 import { type Asked, type Marker, NEAR_PX, optionsOf, type Prepared, prepare } from "./plot";
-import { atText, counted, type Odd, sentence, type Series } from "./series";
+import { atText, counted, type Odd, readAt, sentence, type Series } from "./series";
 import { Swatch } from "./swatch";
 import { ChartTable, saveCsv } from "./table";
 import { inTurn } from "./turns";
@@ -191,37 +191,39 @@ function zoomAbout(plot: uPlot, factor: number, zoom: LineProps["onZoom"]): void
   zoom?.([centre - (centre - min) * factor, centre + (max - centre) * factor]);
 }
 
-/** The names with their lines, and their values where the cursor is. */
+/** The series with their values at the cursor. What the cursor adds never changes the layout: values have a
+    fixed width, and the line below, with the place of the cursor and its marks, is always there. */
 function Key({ series, x, xName, markers, plot }: { series: readonly Series[]; x: number | null; xName: string; markers: readonly Marker[]; plot: uPlot | null }) {
   const near = x === null || !plot ? [] : markers.filter((one) => Math.abs(plot.valToPos(one.x, "x") - plot.valToPos(x, "x")) < NEAR_PX);
+  const older = x === null ? [] : series.flatMap((one) => olderText(one, x, xName) ?? []);
+  const here = x === null ? "" : [`${xName} ${atText(x, xName)}`, ...older, ...near.slice(0, 3).map((one) => one.name)].join(" · ");
   return (
-    <div class="key" aria-hidden="true">
-      {series.map((one, place) => (
-        <span key={one.label} class="nowrap">
-          <Swatch style={one.style ?? place} /> {one.label} <b>{x === null ? "" : figure(nearest(one, x))}</b>
-        </span>
-      ))}
-      {x !== null && <span class="muted nowrap">{xName} {atText(x, xName)}</span>}
-      {near.slice(0, 3).map((one) => <span key={one.kind + one.name + one.x} class="muted">{one.name}</span>)}
+    <div aria-hidden="true">
+      <div class="key">
+        {series.map((one, place) => (
+          <span key={one.label} class="nowrap">
+            <Swatch style={one.style ?? place} /> {one.label} <b>{x === null ? "" : figure(readAt(one, x)?.y ?? null)}</b>
+          </span>
+        ))}
+      </div>
+      <div class="cursor-note muted" title={here}>{here}</div>
     </div>
   );
 }
 
 function told(series: readonly Series[], x: number, xName: string): string {
-  return `${xName} ${atText(x, xName)}: ${series.map((one) => `${one.label} ${figure(nearest(one, x))}`).join(", ")}`;
+  const values = series.map((one) => `${one.label} ${figure(readAt(one, x)?.y ?? null)}${isOlder(one, x) ? ` (at ${xName} ${atText(readAt(one, x)!.x, xName)})` : ""}`);
+  return `${xName} ${atText(x, xName)}: ${values.join(", ")}`;
 }
 
-/** The value at the nearest of the series' own x. */
-function nearest({ xs, ys }: Series, x: number): number | null {
-  let low = 0;
-  let high = xs.length - 1;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (xs[middle]! < x) low = middle + 1;
-    else high = middle;
-  }
-  const place = low > 0 && x - xs[low - 1]! <= xs[low]! - x ? low - 1 : low;
-  return ys[place] ?? null;
+function isOlder(one: Series, x: number): boolean {
+  const read = readAt(one, x);
+  return read !== null && read.x !== x;
+}
+
+/** Says where a value was measured that is older than the cursor's place, such as a validation's between two epochs. */
+function olderText(one: Series, x: number, xName: string): string | null {
+  return isOlder(one, x) ? `${one.label} at ${atText(readAt(one, x)!.x, xName)}` : null;
 }
 
 function OddNote({ odd, thinned, xName, href, name }: { odd: readonly Odd[]; thinned: boolean; xName: string; href: string | undefined; name: string | undefined }) {

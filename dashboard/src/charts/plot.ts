@@ -2,7 +2,7 @@
 import uPlot from "uplot";
 
 import { colour } from "../theme";
-import { align, type Cell, clusters, dashOf, envelope, type Odd, oddities, type Series, smooth, weights } from "./series";
+import { align, type Cell, clusters, dashOf, envelope, floorOf, type Odd, oddities, type Series, smooth, weights } from "./series";
 import { colourName } from "./swatch";
 
 export interface Marker {
@@ -35,6 +35,8 @@ export function prepare(series: readonly Series[], smoothing: number, log: boole
   let hidden = 0;
   const shown = (values: readonly Cell[]) =>
     !log ? values : values.map((y) => (typeof y === "number" && y <= 0 ? ((hidden += 1), null) : y));
+  const floor = log ? floorOf(drawn) : -Infinity;
+  const edgeOf = (values: readonly number[]) => values.map((y) => (y < floor ? floor : y)); // NaN stays NaN
   const lines: uPlot.Series[] = [{}];
   const bands: uPlot.Band[] = [];
   const tables = drawn.map((one, place) => {
@@ -50,7 +52,7 @@ export function prepare(series: readonly Series[], smoothing: number, log: boole
       // not alpha: 0, which would hide the band too
       const edge = { ...look, stroke: "transparent", width: 0, points: { show: false } };
       bands.push({ series: [lines.length, lines.length + 1], fill: `color-mix(in srgb, ${look.stroke} 22%, transparent)` });
-      columns.push(shown(one.high), shown(one.low));
+      columns.push(edgeOf(one.high), edgeOf(one.low));
       lines.push(edge, edge);
     }
     return { xs: one.xs, columns };

@@ -1,7 +1,7 @@
 // Histograms over steps as ridges: one curve a step, the oldest behind.
 import { useCallback } from "preact/hooks";
 
-import { figure } from "../format";
+import { count, figure } from "../format";
 import { colour } from "../theme";
 import { atMost, type Axis, densities } from "../views/inside/spread";
 import { Canvas, type Draw } from "./canvas";
@@ -12,6 +12,7 @@ const LEFT = 48;
 const BOTTOM = 22;
 const MOST = 24; // ridges
 const OVER = 4; // neighbours that the highest ridge may cover
+const CELLS = 160; // points of a ridge
 
 export function Ridgeline({ spread, axis, chosen, label, height = 340 }: { spread: Spread; axis: Axis; chosen: number; label: string; height?: number }) {
   const draw = useCallback<Draw>((context, width, tall) => paint(context, width, tall, spread, axis, chosen), [spread, axis, chosen]);
@@ -22,14 +23,14 @@ function paint(context: CanvasRenderingContext2D, width: number, height: number,
   const places = atMost(spread.step.length, MOST);
   if (!places.includes(chosen)) places.push(chosen);
   places.sort((a, b) => a - b);
-  const dense = places.map((place) => densities(spread.counts[place]!, spread.edges, axis));
+  const dense = places.map((place) => densities(spread.counts[place]!, spread.edges, axis, CELLS));
   const most = dense.reduce((high, one) => Math.max(high, ...one), 0) || 1;
   const apart = (height - BOTTOM - 8) / (places.length - 1 + OVER);
   const rise = OVER * apart;
-  const x = (value: number) => LEFT + (width - LEFT - 4) * axis.place(value);
+  const across = (place: number) => LEFT + (width - LEFT - 4) * place;
   places.forEach((place, n) => {
     const base = rise + 4 + n * apart;
-    ridge(context, spread.edges, dense[n]!, x, base, rise / most, place === chosen, n / Math.max(1, places.length - 1));
+    ridge(context, dense[n]!, across, base, rise / most, place === chosen, n / Math.max(1, places.length - 1));
   });
   context.textAlign = "right";
   context.textBaseline = "alphabetic";
@@ -37,16 +38,16 @@ function paint(context: CanvasRenderingContext2D, width: number, height: number,
   places.forEach((place, n) => {
     if (n % every && place !== chosen) return;
     context.fillStyle = colour(place === chosen ? "text" : "muted");
-    context.fillText(String(spread.step[place]), LEFT - 6, rise + 6 + n * apart);
+    context.fillText(count(spread.step[place]), LEFT - 6, rise + 6 + n * apart);
   });
-  valuesBelow(context, axis, x, height);
+  valuesBelow(context, axis, (value) => across(axis.place(value)), height);
 }
 
-function ridge(context: CanvasRenderingContext2D, edges: readonly number[], density: readonly number[], x: (value: number) => number, base: number, rise: number, isChosen: boolean, age: number): void {
+function ridge(context: CanvasRenderingContext2D, density: readonly number[], across: (place: number) => number, base: number, rise: number, isChosen: boolean, age: number): void {
   context.beginPath();
-  context.moveTo(x(edges[0]!), base);
-  density.forEach((one, bar) => context.lineTo((x(edges[bar]!) + x(edges[bar + 1]!)) / 2, base - one * rise));
-  context.lineTo(x(edges.at(-1)!), base);
+  context.moveTo(across(0), base);
+  density.forEach((one, cell) => context.lineTo(across((cell + 0.5) / density.length), base - one * rise));
+  context.lineTo(across(1), base);
   context.closePath();
   context.globalAlpha = 0.8;
   context.fillStyle = css(sequential(0.15 + 0.7 * age));

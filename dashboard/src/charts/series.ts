@@ -82,6 +82,26 @@ export function align(tables: readonly { xs: readonly number[]; columns: readonl
   return { xs, columns };
 }
 
+/** The bottom of a logarithmic axis: the power of ten at or below the smallest value above 0 that is drawn.
+    The part of a band that lies lower ends here. */
+export function floorOf(series: readonly Series[]): number {
+  const above = series.flatMap((one) => [...one.ys, ...(one.high ?? []), ...(one.low ?? [])]).filter((y) => y > 0 && y < Infinity);
+  const least = above.reduce((low, y) => Math.min(low, y), Infinity);
+  return least === Infinity ? -Infinity : 10 ** Math.floor(Math.log10(least));
+}
+
+/** The newest point of a series at or before x, with its own x; null before its first. A value is never read from a later place. */
+export function readAt({ xs, ys }: Pick<Series, "xs" | "ys">, x: number): { x: number; y: number } | null {
+  let low = 0;
+  let high = xs.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (xs[middle]! <= x) low = middle + 1;
+    else high = middle;
+  }
+  return low ? { x: xs[low - 1]!, y: ys[low - 1]! } : null;
+}
+
 /** What a line is drawn through: what is not finite is a gap. */
 function drawable(value: Cell): Cell {
   return value === undefined || value === null || Number.isFinite(value) ? value : null;

@@ -184,15 +184,18 @@ class Governor:
         calm = [watch for watch in calm if watch not in moved and watch not in over]
         return changes + (self._move(loads, calm, NARROW_MARGIN) if calm else [])
 
-    def fraction(self) -> float | None:
-        """Of a step's own time, what watching adds at the intervals in force; None: not known."""
+    def fractions(self) -> tuple[float, float] | None:
+        """What watching adds at the intervals in force, as fractions of a step's own time.
+
+        Returns:
+            What all probes add, and what those without a budget add; None before a measurement.
+        """
         step_s = self.step_s
         if not step_s:
             return None
-        return (
-            sum((pace.cost_s or 0.0) * self._rate(watch) for watch, pace in self._paces.items())
-            / step_s
-        )
+        costs = {w: (pace.cost_s or 0.0) * self._rate(w) for w, pace in self._paces.items()}
+        unbudgeted = sum(cost for watch, cost in costs.items() if not is_governed(watch))
+        return sum(costs.values()) / step_s, unbudgeted / step_s
 
     def budget(self, watches: Iterable[Watch]) -> float | None:
         """The largest fraction that a governed probe allows; None where there is none."""

@@ -62,13 +62,14 @@ class Overhead:
         self._is_told, self._told_at = True, time.monotonic()
         governor = self._governor
         costs = {watch: self._once.get(watch, governor.cost_s(watch)) for watch in watches}
-        fraction = governor.fraction()
+        total, unbudgeted = governor.fractions() or (None, None)
         self._emit(
             {
                 "type": "overhead",
                 "at": now(),
                 "step": self._step,
-                "fraction": None if fraction is None else _rounded(fraction),
+                "fraction": None if total is None else _rounded(total),
+                "unbudgeted": None if unbudgeted is None else _rounded(unbudgeted),
                 "budget": governor.budget(watches),
                 "probes": {
                     str(watch.number): _rounded(cost)

@@ -73,7 +73,7 @@ def test_forty_percent_settles_under_three_within_fifty_steps():
     assert change.watch.every == 32
     assert job.go(3200).fraction(3200) <= 0.03
     assert len(job.changes) == 1
-    assert job.governor.fraction() == pytest.approx(0.4 / 32)
+    assert job.governor.fractions() == pytest.approx((0.4 / 32, 0.0))
 
 
 def test_a_cost_within_the_budget_changes_nothing():
@@ -86,7 +86,7 @@ def test_no_budget_and_listed_steps_are_never_moved():
     listed = watch(1, at=tuple(range(0, 400, 2)))
     job = Job({free: 1e-3, listed: 1e-3}).go(400)
     assert job.changes == []
-    assert job.governor.fraction() == pytest.approx(1.5)
+    assert job.governor.fractions() == pytest.approx((1.5, 1.5))
     assert job.governor.budget([free, listed]) is None
 
 
@@ -124,11 +124,18 @@ def test_all_that_watch_together_stay_within_the_budget():
     assert all(item.factor > 1 for item in pair)
 
 
+def test_what_probes_without_a_budget_cost_is_told_apart_from_the_others():
+    free, held = watch(0, max_overhead=None), watch(1, max_overhead=0.03)
+    job = Job({free: 0.1e-3, held: 0.01e-3}).go(400)
+    assert job.governor.fractions() == pytest.approx((0.11, 0.1))
+    assert job.governor.budget([free, held]) == 0.03
+
+
 def test_who_is_allowed_more_yields_less():
     strict, loose = watch(0, max_overhead=0.03), watch(1, max_overhead=0.2)
     job = Job({strict: 0.05e-3, loose: 0.5e-3}).go(3000)
     assert loose.factor == 4
-    assert job.governor.fraction() <= 0.2
+    assert job.governor.fractions()[0] <= 0.2
     # others take more than its budget whatever it does: it keeps a part, and is not silenced
     least = 0.05 / (LEAST_SHARE * WIDE_MARGIN * 0.03)
     assert least <= strict.factor < 2 * least
@@ -138,7 +145,7 @@ def test_a_probe_outside_its_window_counts_for_nothing():
     early, late = watch(0, stop=20), watch(1, start=20)
     job = Job({early: 0.4e-3, late: 0.01e-3}).go(300)
     assert {change.watch for _, change in job.changes} == {early}
-    assert job.governor.fraction() == pytest.approx(0.01, rel=0.01)
+    assert job.governor.fractions()[0] == pytest.approx(0.01, rel=0.01)
 
 
 @settings(max_examples=60, deadline=None)

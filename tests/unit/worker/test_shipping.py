@@ -225,12 +225,17 @@ def test_what_watching_costs_goes_to_the_job_and_its_probes(tmp_path: Path):
     attached = {"type": "probe", "step": 3, "revision": 4}
     attached["changes"] = [{"probe": "prb_1", "action": "attached"}]
     overhead = {"type": "overhead", "step": 9, "fraction": 0.02, "budget": 0.03}
+    overhead |= {"unbudgeted": 0.005}
     overhead["probes"] = {"prb_1": 0.001, "0": 0.5}
     wider = {"type": "adjusted", "what": "probe prb_1.every", "probe": "prb_1", "from": 1, "to": 8}
     wider |= {"by": "max_overhead", "step": 10}
     _, shipment = sort(tmp_path, attached, overhead, wider)
     batch = shipment.batch
-    assert batch.job["probe_overhead"] == {"fraction": 0.02, "budget": 0.03}
+    assert batch.job["probe_overhead"] == {
+        "fraction": 0.02,
+        "budget": 0.03,
+        "unbudgeted": 0.005,
+    }
     assert batch.probe_changes == [
         ProbeChange("prb_1", {"cost_s": 0.001}, 4),
         ProbeChange("0", {"cost_s": 0.5}, 4),
@@ -243,6 +248,7 @@ def test_what_watching_costs_goes_to_the_job_and_its_probes(tmp_path: Path):
 
 def test_an_interval_that_an_attempt_before_has_widened_is_the_one_in_force(tmp_path: Path):
     overhead = {"type": "overhead", "step": 9, "fraction": 0.02, "budget": 0.03, "probes": {}}
+    overhead |= {"unbudgeted": 0.0}
     _, shipment = sort(tmp_path, overhead | {"every": {"prb_1": 16}})
     assert shipment.batch.probe_changes == [ProbeChange("prb_1", {"every_now": 16}, 0)]
     assert shipment.batch.events == []

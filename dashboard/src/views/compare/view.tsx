@@ -6,6 +6,7 @@ import { useLive, useLiveAll } from "../../api/live";
 import { type Job, num, type Page } from "../../api/types";
 import { Swatch } from "../../charts/swatch";
 import { figure } from "../../format";
+import { isLowerBetter } from "../../metric";
 import { useQuery } from "../../query";
 import { Empty, Loading, ProblemBox, StateBadge } from "../../ui/state";
 import { Overlay } from "./chart";
@@ -99,7 +100,7 @@ function axesOf(differences: Difference[], jobs: Job[], metric: string | null): 
 
 /** Of a loss the least value is the best, of other metrics the greatest. */
 function best(metric: string): "min" | "max" {
-  return /loss|error|perplexity/.test(metric) ? "min" : "max";
+  return isLowerBetter(metric) ? "min" : "max";
 }
 
 interface ResultsProps {

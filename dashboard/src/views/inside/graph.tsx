@@ -13,6 +13,7 @@ import type { Row } from "./rows";
 interface Node { key: string; title: string; lines: [string, string]; level: Level | "field"; href: string | null; group: string | null }
 interface Drawing { nodes: Node[]; edges: [number, number][]; placed: Placed; isGrouped: boolean }
 const READABLE = 0.75; // at first no smaller than this
+const TOP = 52; // the buttons lie there: nothing is placed under them at first
 
 interface Sight { x: number; y: number; scale: number }
 
@@ -83,8 +84,9 @@ function Canvas({ drawing, onOpen }: { drawing: Drawing; onOpen: (id: string) =>
   const [sight, setSight] = useState<Sight | null>(null);
   const fit = (least = 0.05): Sight => {
     const { clientWidth: width, clientHeight: height } = host.current!;
-    const scale = Math.min(1, Math.max(least, Math.min(width / (placed.width + 40), height / (placed.height + 40))));
-    return { scale, x: width / 2 - (placed.width / 2) * scale, y: placed.height * scale + 40 > height ? 20 : (height - placed.height * scale) / 2 };
+    const room = height - TOP;
+    const scale = Math.min(1, Math.max(least, Math.min(width / (placed.width + 40), room / (placed.height + 20))));
+    return { scale, x: width / 2 - (placed.width / 2) * scale, y: TOP + Math.max(0, (room - 20 - placed.height * scale) / 2) };
   };
   useEffect(() => setSight((before) => before ?? fit(READABLE)), []);
   const now = sight ?? { x: 0, y: 0, scale: 1 };
@@ -146,8 +148,10 @@ function BoxOf({ node, x, y, onAct, onEnter, onFocus }: { node: Node; x: number;
         onFocus={onFocus} onKeyDown={(event) => event.key === "Enter" && onEnter()}>
         <title>{node.title}</title>
       </rect>
-      <text aria-hidden="true" x={10} y={19}>{sign} {cut(node.lines[0], 20)}</text>
-      <text aria-hidden="true" class="small" x={10} y={36}>{cut(node.lines[1], 27)}</text>
+      <svg aria-hidden="true" width={BOX.width - 4} height={BOX.height}>
+        <text x={10} y={19}>{sign} {cut(node.lines[0], 20)}</text>
+        <text class="small" x={10} y={36}>{cut(node.lines[1], 26)}</text>
+      </svg>
     </g>
   );
 }

@@ -13,6 +13,7 @@ import { LightTip } from "./light";
 import { Scrubber } from "./scrubber";
 import { stepOf } from "./steps";
 import { LayerTable } from "./table";
+import { tensorsOf } from "./together";
 
 const Graph = part(() => import("./graph").then((it) => it.Graph));
 const Depth = part(() => import("./depth").then((it) => it.Depth));
@@ -40,10 +41,25 @@ export function Inside({ job }: { job: Job }) {
         <Summary network={network} />
       </div>
       {problem && <ProblemBox problem={problem} />}
+      <Unwatched job={job} network={network} />
       {view !== "probes" && <Scrubber steps={lines?.steps ?? []} step={step} onStep={(one) => change({ step: one === null ? null : String(one) })} />}
       <Shown view={view} job={job} network={network} lines={lines} measure={measure} />
       <LightTip />
     </div>
+  );
+}
+
+/** A job may fail in a step that no probe watched: the newest statistics are then from before the failure. */
+function Unwatched({ job, network }: { job: Job; network: Network }) {
+  const failed = job.error?.["step"];
+  if (typeof failed !== "number") return null;
+  const newest = Math.max(-1, ...network.newest.flatMap(tensorsOf).map(({ figures }) => figures.step));
+  if (newest >= failed) return null;
+  return (
+    <p class="note" role="note">
+      The job failed in step {count(failed)}, which no probe watched{newest < 0 ? "" : `: the newest statistics are of step ${count(newest)}`}.
+      {" "}To see the last steps before NaN or Inf, retry with a probe that has <code>"on": "nonfinite"</code>.
+    </p>
   );
 }
 

@@ -48,9 +48,14 @@ function Overhead({ job }: { job: Job }) {
   const fraction = num(job.probe_overhead?.fraction);
   const budget = num(job.probe_overhead?.budget);
   if (fraction === null) return <p class="muted">What watching costs has not been measured yet.</p>;
-  const over = budget !== null && fraction > budget;
+  const unbudgeted = num(job.probe_overhead?.unbudgeted ?? null) ?? 0;
+  const budgeted = fraction - unbudgeted;
   return (
-    <p>Watching makes a step <b data-of="overhead">{percent(fraction, 2)}</b> longer{budget === null ? "; no budget holds it." : <>; the budget is <b>{percent(budget, 2)}</b>{over ? ", and intervals widen to meet it." : "."}</>}</p>
+    <p>
+      Watching makes a step <b data-of="overhead">{percent(fraction, 2)}</b> longer.{" "}
+      {budget === null ? "No probe has a budget." : <>Probes with a budget take {percent(budgeted, 2)} of <b>{percent(budget, 2)}</b>{budgeted > budget ? "; their intervals widen to meet it." : "."}</>}
+      {budget !== null && unbudgeted > 0 && ` Probes without a budget take ${percent(unbudgeted, 2)}.`}
+    </p>
   );
 }
 

@@ -46,13 +46,34 @@ function powerTicks(low: number, high: number, soft: number): number[] {
   return [...powers.map((size) => -size).reverse(), 0, ...powers].filter((tick) => tick >= low && tick <= high);
 }
 
-/** Values for each unit of the axis, of one step; the sum over the bars of density times width is 1. */
-export function densities(counts: readonly number[], edges: readonly number[], axis: Axis): number[] {
+/** The density of one step's values in equal cells of the axis, lowest first; mean 1 where all values lie on it.
+    The values of a bar are spread evenly over it. Bars that are narrower than a cell are added up, so that the many
+    narrow bars around zero do not cover each other on a linear axis. */
+export function densities(counts: readonly number[], edges: readonly number[], axis: Axis, cells: number): number[] {
   const total = counts.reduce((sum, count) => sum + count, 0) || 1;
-  return counts.map((count, bar) => {
-    const width = axis.place(edges[bar + 1]!) - axis.place(edges[bar]!);
-    return width > 0 ? count / total / width : 0;
+  const found = new Array<number>(cells).fill(0);
+  counts.forEach((count, bar) => {
+    if (!count) return;
+    const [low, high] = [axis.place(edges[bar]!) * cells, axis.place(edges[bar + 1]!) * cells];
+    const add = (cell: number, part: number) => (found[Math.max(0, Math.min(cells - 1, cell))]! += (count / total) * cells * part);
+    if (!(high > low)) return add(Math.floor(low), 1);
+    for (let cell = Math.floor(low); cell < high; cell++) add(cell, (Math.min(high, cell + 1) - Math.max(low, cell)) / (high - low));
   });
+  return found;
+}
+
+/** Where the columns of some steps begin and end on an axis of steps, one border more than steps: half way to the neighbours. */
+export function borders(steps: readonly number[]): number[] {
+  if (steps.length < 2) return steps.flatMap((step) => [step - 0.5, step + 0.5]);
+  const between = steps.slice(1).map((step, place) => (step + steps[place]!) / 2);
+  const [first, last] = [steps[0]!, steps.at(-1)!];
+  return [2 * first - between[0]!, ...between, 2 * last - between.at(-1)!];
+}
+
+/** The column that holds an x of the axis of steps; the nearest one beyond its ends. */
+export function columnAt(edges: readonly number[], x: number): number {
+  const next = edges.findIndex((edge) => edge > x);
+  return Math.max(0, Math.min(edges.length - 2, (next < 0 ? edges.length - 1 : next) - 1));
 }
 
 /** Every n-th of the places, first and last among them. */

@@ -5,8 +5,8 @@ import { layerHref } from "./chart";
 import { type Logged, useEventsAs } from "./data";
 
 const CATEGORIES: Record<string, string> = {
-  spec: "The spec cannot be run", data: "The data", nonfinite: "Numbers that are not finite", out_of_memory: "Out of memory", user_code: "The job's own code",
-  device: "The device", distributed: "Between the processes", worker_lost: "The worker was lost", timeout: "It took too long", storage: "Files", internal: "A mistake of the service",
+  spec: "Spec", data: "Data", nonfinite: "NaN or Inf", out_of_memory: "Out of memory", user_code: "User code",
+  device: "Device", distributed: "Distributed training", worker_lost: "Worker lost", timeout: "Timeout", storage: "Storage", internal: "Internal error",
 };
 
 export function Failure({ job }: { job: Job }) {
@@ -21,25 +21,39 @@ export function Failure({ job }: { job: Job }) {
       <p>{text("message")}</p>
       <dl class="facts">
         {layer && <><dt>layer</dt><dd>{layer === "loss" ? "loss" : <a href={layerHref(job.id, layer, step)}>{layer}</a>}</dd></>}
-        {typeof step === "number" && <><dt>step</dt><dd><a href={`/jobs/${job.id}?from=${Math.max(0, step - 50)}&to=${step + 10}`}>{count(step)}</a></dd></>}
+        {typeof step === "number" && <><dt>step</dt><dd>{step > 0 ? <a href={`/jobs/${job.id}?from=${Math.max(0, step - 50)}&to=${step}`}>{count(step)}</a> : count(step)}</dd></>}
         {typeof rank === "number" && <><dt>rank</dt><dd><a href={`/jobs/${job.id}/logs?rank=${rank}`}>{rank}</a></dd></>}
         {code && <><dt>code</dt><dd><a href={`/errors/${code}`} target="_blank" rel="noreferrer">{code}</a></dd></>}
-        {error["retryable"] === true && <><dt>again</dt><dd>The same may succeed another time.</dd></>}
+        {error["retryable"] === true && <><dt>retry</dt><dd>The same job may succeed if you retry it.</dd></>}
       </dl>
+      <Causes job={job} />
       {text("hint") && <p style={{ marginTop: ".5rem" }}>{text("hint")}</p>}
       {tail && <details><summary>Last lines of its log</summary><pre class="block" tabIndex={0}>{tail}</pre></details>}
     </section>
   );
 }
 
-interface Found { first: Logged; times: number }
-
-/** A guard that lets a job go on may find something in each of its steps. */
-function together(found: Found[]): Found[] {
-  return [{ first: found[0]!.first, times: found.reduce((sum, one) => sum + one.times, 0) }];
+/** The likely causes that the first finding names, the likeliest first. */
+function Causes({ job }: { job: Job }) {
+  const [found] = useEventsAs<Found>(job, "finding", 0, (first) => [{ first, times: 1 }], together).items;
+  const causes = (found?.first["causes"] ?? []) as unknown[];
+  if (!causes.length) return null;
+  return (
+    <>
+      <p><strong>{causes.length === 1 ? "Likely cause" : "Likely causes"}</strong></p>
+      <ul class="causes">{causes.map((one) => <li key={String(one)}>{String(one)}</li>)}</ul>
+    </>
+  );
 }
 
-/** What the guard found in a job that went on. */
+interface Found { first: Logged; times: number }
+
+/** The first finding, and how many there are: a guard that lets a job continue may find something in each step. */
+function together(found: Found[]): Found[] {
+  return !found.length ? [] : [{ first: found[0]!.first, times: found.reduce((sum, one) => sum + one.times, 0) }];
+}
+
+/** What the guard found in a job that did not fail. */
 function Findings({ job }: { job: Job }) {
   const [found] = useEventsAs<Found>(job, "finding", 0, (first) => [{ first, times: 1 }], together).items;
   if (!found) return null;
@@ -49,6 +63,7 @@ function Findings({ job }: { job: Job }) {
     <section class="problem" aria-label="Findings">
       <p><strong>{times === 1 ? "Something was found" : `${count(times)} findings, the first:`}</strong></p>
       <p>{String(first["message"] ?? "")}</p>
+      <Causes job={job} />
       <p class="row">
         {typeof layer === "string" && layer !== "loss" && <a href={layerHref(job.id, layer, first["step"])}>Look into {layer}</a>}
         <a href={`/jobs/${job.id}/events?types=finding`}>All findings</a>

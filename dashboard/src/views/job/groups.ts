@@ -24,6 +24,11 @@ export function grouped(names: readonly string[]): Group[] {
     .sort((a, b) => order(a.key) - order(b.key) || a.key.localeCompare(b.key));
 }
 
+/** All names in the order of their charts: the same whatever order the service gives them in. */
+export function inOrder(names: readonly string[]): string[] {
+  return grouped(names).flatMap((group) => group.names);
+}
+
 function keyOf(name: string): string {
   if (name.startsWith("time/")) return "time";
   if (name === "lr" || name.startsWith("lr/")) return "lr";

@@ -1,10 +1,11 @@
 // Who the job is, how far it is, on what, since when, and what watching it costs.
 import { useLive } from "../../api/live";
 import { ended, type Job, num, type Page } from "../../api/types";
-import { ago, count, duration, figure, percent } from "../../format";
+import { ago, count, duration, figure } from "../../format";
 import { StateBadge } from "../../ui/state";
 import { lostAt } from "../jobs/finite";
 import { Actions } from "./actions";
+import { costText } from "./cost";
 
 export function Header({ job }: { job: Job }) {
   const lost = lostAt(job.summary);
@@ -77,7 +78,7 @@ function Figures({ job }: { job: Job }) {
       {job.devices.length > 0 && <Figure name={job.devices.length === 1 ? "device" : "devices"}>{job.devices.map((one) => `${one.id} on ${one.worker}`).join(", ")}</Figure>}
       {job.priority !== 0 && <Figure name="priority">{job.priority}</Figure>}
       {job.parent && <Figure name="parent"><a href={`/jobs/${job.parent}`}>{job.parent}</a></Figure>}
-      {cost && <Figure name="watching costs">{percent(num(cost.fraction), 1)} of a step{cost.budget === null ? ", without a budget" : `, ${percent(cost.budget, 1)} allowed`}</Figure>}
+      {cost && <Figure name="watching costs">{costText(num(cost.fraction), cost.budget, num(cost.unbudgeted ?? null))}</Figure>}
     </dl>
   );
 }

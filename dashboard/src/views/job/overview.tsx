@@ -3,13 +3,14 @@ import { useMemo, useState } from "preact/hooks";
 
 import { type Job, num } from "../../api/types";
 import { count, figure } from "../../format";
+import { isLowerBetter } from "../../metric";
 import { useQuery } from "../../query";
 import { Empty, Loading, ProblemBox } from "../../ui/state";
 import { bestOf, lostAt } from "../jobs/finite";
 import { type ChartLook, Labelled, MetricChart } from "./chart";
 import { type Axis, type Metric, type Steps, summarised, useAxis, useEventsAs, useMetrics } from "./data";
 import { Failure } from "./failure";
-import { type Group, grouped, isUpkeep } from "./groups";
+import { type Group, grouped, inOrder, isUpkeep } from "./groups";
 import { fewer, MARKED, markersOf, markOf } from "./marks";
 
 type Asked = ReturnType<typeof useQuery>;
@@ -115,12 +116,11 @@ function Toolbar({ query, change, axis, range }: { query: URLSearchParams; chang
   );
 }
 
-const LOWER_IS_BETTER = /loss|error|diff|perplexity|divergence|distance|mse|mae|wer|cer/i;
 const NO_BEST = /^(lr|grad_norm|clipped_steps|skipped_steps)(\/|$)|^output_grad_clip\//;
 
 /** The best value of each metric with its step, as the job's summary has it. */
 function Best({ job }: { job: Job }) {
-  const names = Object.keys(job.summary).filter((name) => !isUpkeep(name) && !NO_BEST.test(name));
+  const names = inOrder(Object.keys(job.summary)).filter((name) => !isUpkeep(name) && !NO_BEST.test(name));
   if (!names.length) return null;
   return (
     <div class="tiles" role="list" aria-label="Best values">
@@ -130,7 +130,7 @@ function Best({ job }: { job: Job }) {
 }
 
 function Tile({ name, summary }: { name: string; summary: Job["summary"] }) {
-  const least = LOWER_IS_BETTER.test(name);
+  const least = isLowerBetter(name);
   const { value, step, counts } = bestOf(summary, name, least);
   const odd = num(summary[name]?.["first_nonfinite_step"]);
   const at = step === null ? "" : counts ? `at step ${count(step)} · ` : `${figure(value)} at step ${count(step)} does not count · `;

@@ -20,13 +20,14 @@ export function Bulk({ jobs, clear }: { jobs: Job[]; clear(): void }) {
       void each(done, "Deleted", ({ id }) => deleting(`jobs/${id}`, () => ask(`jobs/${id}`, { method: "DELETE" })));
   };
   const compared = jobs.slice(0, 20).map((job) => job.id).join(",");
-  return (
-    <div class="card row" role="region" aria-label="Chosen jobs">
-      <strong>{jobs.length} chosen</strong>
-      <a class="button" href={`/compare?jobs=${compared}`}>Compare{jobs.length > 20 ? " the first 20" : ""}</a>
+  const none = jobs.length === 0;
+  return ( // always there: a row that is ticked must not move, or the next click hits another
+    <div class="card row" role="region" aria-label="Selected jobs">
+      <strong>{jobs.length} selected</strong>
+      {none ? <button disabled>Compare</button> : <a class="button" href={`/compare?jobs=${compared}`}>Compare{jobs.length > 20 ? " the first 20" : ""}</a>}
       <button disabled={!open.length} onClick={() => each(open, "Cancelling", (job) => post(`jobs/${job.id}/cancel`))}>Cancel {open.length || ""}</button>
       <button class="danger" disabled={!done.length} onClick={remove}>Delete {done.length || ""}</button>
-      <button class="small" onClick={clear}>Choose none</button>
+      <button class="small" disabled={none} onClick={clear}>Clear</button>
     </div>
   );
 }

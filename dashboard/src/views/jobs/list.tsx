@@ -48,9 +48,9 @@ export default function Jobs() {
       <div class="spread"><h1>Jobs</h1></div>
       <Filters query={query} change={change} />
       {jobs.problem && jobs.problem.status > 0 && <ProblemBox problem={jobs.problem} />}
-      {chosen.size > 0 && <Bulk jobs={rows.filter((job) => chosen.has(job.id))} clear={() => setChosen(new Set())} />}
       {!jobs.value && !jobs.problem && <Loading />}
       {jobs.value && rows.length === 0 && <None filtered={[...query.keys()].length > 0} />}
+      {rows.length > 0 && <Bulk jobs={rows.filter((job) => chosen.has(job.id))} clear={() => setChosen(new Set())} />}
       {rows.length > 0 && <JobTable jobs={rows} chosen={chosen} choose={choose} chooseAll={(on) => setChosen(new Set(on ? rows.map((job) => job.id) : []))} />}
       {jobs.value && (
         <div class="row">
@@ -69,7 +69,7 @@ export default function Jobs() {
 }
 
 function None({ filtered }: { filtered: boolean }) {
-  if (filtered) return <Empty><p>No job is like that.</p><a class="button" href="/jobs">Show all</a></Empty>;
+  if (filtered) return <Empty><p>No job matches these filters.</p><a class="button" href="/jobs">Show all</a></Empty>;
   return (
     <Empty>
       <h2>No jobs yet</h2>
@@ -90,10 +90,10 @@ function JobTable({ jobs, chosen, choose, chooseAll }: TableProps) {
   const all = jobs.every((job) => chosen.has(job.id));
   return (
     <div class="card table" style={{ padding: 0 }}>
-      <table>
+      <table class="jobs">
         <thead>
           <tr>
-            <th scope="col"><input type="checkbox" aria-label="Choose all shown" checked={all} onChange={(event) => chooseAll(event.currentTarget.checked)} /></th>
+            <th scope="col"><input type="checkbox" aria-label="Select all shown" checked={all} onChange={(event) => chooseAll(event.currentTarget.checked)} /></th>
             <th scope="col">Job</th>
             <th scope="col">State</th>
             <th scope="col">Progress</th>
@@ -101,7 +101,7 @@ function JobTable({ jobs, chosen, choose, chooseAll }: TableProps) {
             <th scope="col"><span class="only-readers">Loss over steps</span></th>
             <th scope="col" class="wide-only">Best validation</th>
             <th scope="col" class="wide-only">Devices</th>
-            <th scope="col" class="wide-only">Made</th>
+            <th scope="col" class="wide-only">Created</th>
             <th scope="col"><span class="only-readers">Actions</span></th>
           </tr>
         </thead>

@@ -4,6 +4,7 @@ import { refresh } from "../../api/live";
 import { type Job, num } from "../../api/types";
 import { MetricSpark } from "../../charts/spark";
 import { ago, count, duration, figure } from "../../format";
+import { isLowerBetter } from "../../metric";
 import { StateBadge } from "../../ui/state";
 import { tell } from "../../ui/toast";
 import { bestOf, nonfinite } from "./finite";
@@ -18,19 +19,19 @@ export function JobRow({ job, chosen, choose }: Props) {
   const name = job.name ?? job.id;
   return (
     <tr data-job={job.id}>
-      <td><input type="checkbox" aria-label={`Choose ${name}`} checked={chosen} onChange={(event) => choose(job.id, event.currentTarget.checked)} /></td>
+      <td class="of-check"><input type="checkbox" aria-label={`Select ${name}`} checked={chosen} onChange={(event) => choose(job.id, event.currentTarget.checked)} /></td>
       <td>
         <a href={`/jobs/${job.id}`}>{name}</a>{" "}
         {job.kind === "infer" && <span class="badge">infer</span>} <Labels labels={job.labels} />
       </td>
-      <td><div class="row nowrap"><StateBadge state={job.state} /><Nonfinite job={job} /></div></td>
+      <td class="of-state"><div class="row nowrap"><StateBadge state={job.state} /><Nonfinite job={job} /></div></td>
       <td><Progress job={job} /></td>
-      <td class="number">{figure(num(job.summary["loss"]?.last))}</td>
+      <td class="number of-loss">{figure(num(job.summary["loss"]?.last))}</td>
       <td>{job.summary["loss"] && <MetricSpark job={job.id} name="loss" live={job.state === "running"} />}</td>
       <td class="wide-only"><Best job={job} /></td>
       <td class="wide-only">{job.devices.map((one) => one.id).join(", ") || "–"}</td>
       <td class="wide-only nowrap" title={job.created_at}>{ago(job.created_at)}</td>
-      <td class="nowrap"><Actions job={job} /></td>
+      <td class="nowrap of-actions"><Actions job={job} /></td>
     </tr>
   );
 }
@@ -43,14 +44,14 @@ function Labels({ labels }: { labels: Record<string, string> }) {
 function Nonfinite({ job }: { job: Job }) {
   if (!nonfinite(job)) return null;
   const at = job.error?.["layer"];
-  return <span class="badge bad" title={at ? `first in ${String(at)}` : "a metric is no number"}>NaN{at ? ` · ${String(at)}` : ""}</span>;
+  return <span class="badge bad" title={at ? `first in ${String(at)}` : "a metric is NaN or Inf"}>NaN{at ? ` · ${String(at)}` : ""}</span>;
 }
 
 interface Steps { step?: number; num_steps?: number | null; eta_s?: number | null }
 
 function Progress({ job }: { job: Job }) {
   const { step, num_steps: total, eta_s: left } = (job.progress ?? {}) as Steps;
-  if (step === undefined) return <span class="muted">{job.state === "queued" ? "waits" : "–"}</span>;
+  if (step === undefined) return <span class="muted">{job.state === "queued" ? "queued" : "–"}</span>;
   const words = `${count(step)}${total ? ` of ${count(total)}` : ""} steps`;
   return (
     <div title={words}>
@@ -65,7 +66,7 @@ function Best({ job }: { job: Job }) {
   const names = Object.keys(job.summary).filter((name) => name.startsWith("validation/"));
   const name = names.find((one) => one !== "validation/loss") ?? names[0];
   if (!name) return <span class="muted">–</span>;
-  const { value, step, counts } = bestOf(job.summary, name, name === "validation/loss");
+  const { value, step, counts } = bestOf(job.summary, name, isLowerBetter(name));
   const words = `${name.replace("validation/", "")} ${figure(value)}`;
   if (!counts) return <span class="muted" title={value === null ? "no finite value" : `${words} at step ${step} is of a network whose loss was not finite`}>none before NaN</span>;
   return <span title={`at step ${step ?? "–"}`}>{words}</span>;
@@ -80,7 +81,7 @@ function Actions({ job }: { job: Job }) {
   return (
     <div class="row" style={{ flexWrap: "nowrap" }}>
       {job.state === "running" && <button class="small" onClick={() => act("pause", `${name}: pausing`)}>Pause</button>}
-      {job.state === "paused" && <button class="small" onClick={() => act("resume", `${name} goes on`)}>Resume</button>}
+      {job.state === "paused" && <button class="small" onClick={() => act("resume", `${name}: resuming`)}>Resume</button>}
       {["queued", "starting", "running", "paused"].includes(job.state) && <button class="small" onClick={() => act("cancel", `${name}: cancelling`)}>Cancel</button>}
     </div>
   );

@@ -1,0 +1,11 @@
+// What watching costs, in words. Pure.
+import { percent } from "../../format";
+
+/** What watching costs beside what is allowed. A budget holds for the probes that have one, not for the others. */
+export function costText(fraction: number | null, budget: number | null, unbudgeted: number | null): string {
+  const whole = `${percent(fraction, 1)} of a step`;
+  if (fraction === null) return whole;
+  if (budget === null) return `${whole}, no budget set`;
+  if (!unbudgeted) return `${whole}, budget ${percent(budget, 1)}`;
+  return `${whole}: ${percent(fraction - unbudgeted, 1)} of a ${percent(budget, 1)} budget, ${percent(unbudgeted, 1)} by probes without a budget`;
+}
