@@ -15,7 +15,8 @@ from playwright.sync_api import Locator, Page, expect
 
 import glasshouse as gh
 from tests.acceptance.houses import ROOT, House
-from tests.page.browser import Screenshot, Witness, drawn
+from tests.page.browser import Screenshot, Witness, as_on, drawn
+from tests.page.specs import small
 
 Axe = Callable[[Page], None]
 REFUSED = r"status of 422"
@@ -277,3 +278,20 @@ def test_the_id_of_a_dataset_is_read_to_its_end(page: Page, digits: str, width: 
     written = field(page, "/data/train/dataset")
     expect(written).to_have_value(digits)
     assert written.evaluate("(it) => it.scrollWidth - it.clientWidth") <= 0
+
+
+def test_a_layer_of_a_long_name_stays_in_its_box(page: Page, client: gh.Client, digits: str):
+    name = "encoder_block_11_self_attention_output_projection_of_the_query"
+    spec = small(digits, "a long layer", stop={"steps": 1})
+    spec["network"]["layers"][-1]["name"] = name
+    spec["loss"]["inputs"][0] = name
+    spec["network"].pop("outputs", None)
+    job = client.jobs.create(spec).wait(timeout=120)
+    with as_on(page, "phone"):
+        page.goto(f"/submit?from={job.id}")
+        summary = page.locator(".layer > summary").filter(has_text=name)
+        expect(summary).to_be_visible()
+        box, text = summary.bounding_box(), summary.locator("strong").bounding_box()
+        assert box is not None
+        assert text is not None
+        assert text["x"] + text["width"] <= box["x"] + box["width"]

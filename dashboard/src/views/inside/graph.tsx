@@ -149,7 +149,7 @@ function BoxOf({ node, x, y, onAct, onEnter, onFocus }: { node: Node; x: number;
         <title>{node.title}</title>
       </rect>
       <svg aria-hidden="true" width={BOX.width - 4} height={BOX.height}>
-        <text x={10} y={19}>{sign} {cut(node.lines[0], 20)}</text>
+        <text x={10} y={19}>{sign} {cut(node.lines[0], 18)}</text>
         <text class="small" x={10} y={36}>{cut(node.lines[1], 26)}</text>
       </svg>
     </g>
