@@ -15,8 +15,8 @@ from playwright.sync_api import Locator, Page, expect
 
 import glasshouse as gh
 from tests.acceptance.houses import ROOT, House
+from tests.page import specs
 from tests.page.browser import Screenshot, Witness, as_on, drawn
-from tests.page.specs import small
 
 Axe = Callable[[Page], None]
 REFUSED = r"status of 422"
@@ -282,9 +282,9 @@ def test_the_id_of_a_dataset_is_read_to_its_end(page: Page, digits: str, width: 
 
 def test_a_layer_of_a_long_name_stays_in_its_box(page: Page, client: gh.Client, digits: str):
     name = "encoder_block_11_self_attention_output_projection_of_the_query"
-    spec = small(digits, "a long layer", stop={"steps": 1})
+    spec = specs.small(digits, "a long layer", stop={"steps": 1})
     spec["network"]["layers"][-1]["name"] = name
-    spec["loss"]["inputs"][0] = name
+    spec["loss"]["inputs"] = [name, "label"]
     spec["network"].pop("outputs", None)
     job = client.jobs.create(spec).wait(timeout=120)
     with as_on(page, "phone"):
