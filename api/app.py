@@ -107,7 +107,6 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
     resources: Resources = app.state.resources
     resources.loop = asyncio.get_running_loop()
     resources.background.add(asyncio.create_task(resources.wakeups.run()))
-    resources.background.add(asyncio.create_task(resources.ingest.resume()))
     resources.planner.open()
     try:
         yield
@@ -117,7 +116,6 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
             task.cancel()
         await asyncio.gather(*resources.background, return_exceptions=True)
         resources.loop = None
-        await resources.ingest.close()
         await resources.planner.close()
         app.state.readiness.close()
         resources.bell.close()

@@ -16,6 +16,7 @@ from models.settings import Settings
 
 QUEUE = "glasshouse.dispatch"
 TASK = "glasshouse.dispatch"
+READ_TASK = "glasshouse.read"
 _SILENT_S = 5.0
 """After a broker failed, no bell is rung for this long: the sweep rings instead."""
 _SOCKET_S = 0.3
@@ -52,10 +53,20 @@ class Bell:
 
     def ring(self) -> bool:
         """Wake a dispatcher. False: the broker is away; the sweep will ring."""
+        return self._send(TASK)
+
+    def ring_readers(self) -> bool:
+        """Wake a worker that reads uploaded files. False: the broker is unavailable.
+
+        The workers then find the file when they look the next time.
+        """
+        return self._send(READ_TASK)
+
+    def _send(self, task: str) -> bool:
         if time.monotonic() < self._silent_until:
             return False
         try:
-            self._app.send_task(TASK, queue=QUEUE, expires=30, ignore_result=True, retry=False)
+            self._app.send_task(task, queue=QUEUE, expires=30, ignore_result=True, retry=False)
         except (OperationalError, OSError) as error:
             self._fall_silent(error)
             return False

@@ -1,6 +1,7 @@
 """Datasets: upload, list, look into, delete."""
 
 import hashlib
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -13,7 +14,6 @@ from api.answers import Json, Paged, bad_parameter, check_match, etag, page_of, 
 from api.bodies import Body, described
 from api.catalog import FORMATS
 from api.idempotent import OnceKey
-from api.ingest import BUILTIN, source_key
 from api.receiving import UploadName, declared_bytes
 from api.resources import House, Resources
 from api.views import BASE, dataset_json
@@ -79,13 +79,13 @@ async def create_dataset(  # noqa: PLR0913, PLR0917 (each a parameter of the req
     format = _checked(format, resize)  # noqa: A001
     await run_in_threadpool(_admit, house, caller, declared_bytes(request))
     dataset_id = new_id("ds")
-    source = source_key(dataset_id)
+    source = datasets.source_key(dataset_id)
     opened = house.artifacts.receive(source)
     async with house.receiving.file(request, caller, opened) as (_, size_bytes, sha256):
         if size_bytes == 0:
             raise InvalidDataset("The body is empty; send the file's bytes.")
 
-    def make(tx: Transaction) -> tuple[Dataset, Answer]:
+    def make(tx: Transaction) -> Answer:
         quotas.admit_upload(tx, caller.owner, house.settings, size_bytes=size_bytes)
         row = datasets.add(
             tx,
@@ -97,7 +97,7 @@ async def create_dataset(  # noqa: PLR0913, PLR0917 (each a parameter of the req
             dataset_id=dataset_id,
             resize=resize,
         )
-        return row, _created(row)
+        return _created(row)
 
     said = f"{sha256} {name} {format}" + ("" if resize is None else f" {resize}")
     fingerprint = hashlib.sha256(said.encode()).hexdigest()
@@ -122,40 +122,33 @@ async def _create_builtin(
     body = await bodies.body_of(BuiltinRequest)(request)
     builtin, dataset_id = body.value.builtin, new_id("ds")
 
-    def make(tx: Transaction) -> tuple[Dataset, Answer]:
+    def make(tx: Transaction) -> Answer:
         quotas.admit_upload(tx, caller.owner, house.settings, size_bytes=0)
         row = datasets.add(
             tx,
             owner=caller.owner,
             dataset_id=dataset_id,
             name=name or builtin,
-            format=BUILTIN + builtin,
+            format=datasets.BUILTIN + builtin,
             size_bytes=0,
             sha256=None,
         )
-        return row, _created(row)
+        return _created(row)
 
     token = idempotent.token_of(caller, "POST /datasets", key, body.raw + (name or "").encode())
     # a built-in one has no file; deleting none is nothing
-    return await _store(house, token, make, source_key(dataset_id))
+    return await _store(house, token, make, datasets.source_key(dataset_id))
 
 
 async def _store(
     house: Resources,
     token: idempotent.Token | None,
-    make: idempotent.Making[Dataset],
+    make: Callable[[Transaction], Answer],
     source: str,
 ) -> Response:
-    made: list[Dataset] = []
-
-    def make_answer(tx: Transaction) -> Answer:
-        row, answer = make(tx)
-        made[:] = [row]
-        return answer
-
-    answer, replayed = await idempotent.once_with_files(house, token, make_answer, source)
+    answer, replayed = await idempotent.once_with_files(house, token, make, source)
     if not replayed:
-        house.ingest.add(made[0])
+        await run_in_threadpool(house.bell.ring_readers)
     return idempotent.sent(answer, replayed=replayed)
 
 
@@ -295,5 +288,5 @@ def delete_dataset(
         check_match(request, dataset_tag(row))
         datasets.delete(tx, row)
     house.artifacts.delete(f"datasets/{row.id}")
-    house.artifacts.delete(source_key(row.id))
+    house.artifacts.delete(datasets.source_key(row.id))
     return Response(status_code=204)

@@ -4,7 +4,7 @@ import hashlib
 import re
 import time
 from collections.abc import Callable
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 from fastapi import Depends, Header
 from starlette.concurrency import run_in_threadpool
@@ -18,9 +18,6 @@ from models.database import Database, Transaction
 from models.idempotency import Answer, Token
 
 _PATIENCE_S = 10.0
-T = TypeVar("T")
-Making = Callable[[Transaction], tuple[T, Answer]]
-"""Makes a row in a transaction, and the answer that tells of it."""
 
 
 async def read_key(

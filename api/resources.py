@@ -7,7 +7,6 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from api.bell import Bell
-from api.ingest import Ingest
 from api.planner import Planner
 from api.receiving import Receiving
 from api.streams import Streams
@@ -28,7 +27,6 @@ class Resources:
     planner: Planner
     bell: Bell
     wakeups: Wakeups
-    ingest: Ingest
     streams: Streams
     space: Space
     receiving: Receiving = field(default_factory=Receiving)
@@ -64,7 +62,6 @@ def make_resources(settings: Settings) -> Resources:
         planner=Planner(settings),
         bell=Bell(settings),
         wakeups=wakeups,
-        ingest=Ingest(settings, database, artifacts, wakeups.ring),
         streams=Streams(settings, database, wakeups),
         space=Space(settings),
     )

@@ -1,15 +1,36 @@
 """Datasets: a row from the first byte of the upload on, ready once the file could be read."""
 
+from dataclasses import dataclass
 from typing import Any
 
+from sqlalchemy import Select, func, or_, select, update
 from sqlalchemy import delete as sql_delete
-from sqlalchemy import select, update
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
 from glasshouse.errors import DatasetInUse, DatasetNotFound, DatasetNotReady
 from glasshouse.ids import new_id
 from models import doomed, uses
+from models.database import now_ms
 from models.tables import Dataset, now
+
+BUILTIN = "builtin:"
+"""The format of a dataset that has no file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The right of a worker to read one dataset's file."""
+
+    dataset: str
+    format: str
+    resize: str | None
+    tries: int
+    """How many times the file was begun to be read, this one counted."""
+
+    @property
+    def builtin(self) -> str | None:
+        """The name of the built-in dataset, where there is no file."""
+        return self.format.removeprefix(BUILTIN) if self.format.startswith(BUILTIN) else None
 
 
 def add(  # noqa: PLR0913 (a dataset is made of these)
@@ -84,30 +105,74 @@ def find(
     return list(tx.scalars(query))
 
 
+def source_key(dataset_id: str) -> str:
+    """Where an uploaded file waits to be read."""
+    return f"uploads/{dataset_id}"
+
+
+def pending(tx: Session) -> set[str]:
+    """The ids of datasets whose file is still needed."""
+    return set(tx.scalars(select(Dataset.id).where(Dataset.state == "pending")))
+
+
+def is_unread(tx: Session) -> bool:
+    """Whether a file waits that nobody reads."""
+    return tx.scalar(select(_unread().exists())) is True
+
+
+def claim(tx: Session, reader: str, *, lease_ms: int) -> Reading | None:
+    """Take the dataset to read next; None: there is none.
+
+    The owner with the fewest files being read comes first, so that many uploads of one do not keep
+    the others waiting. Of two workers that claim at the same time each gets a dataset of its own.
+    """
+    other = aliased(Dataset)
+    being_read = (
+        select(func.count())
+        .where(other.owner == Dataset.owner, other.state == "pending")
+        .where(other.reading_until_ms >= now_ms())
+        .scalar_subquery()
+    )
+    query = _unread().order_by(being_read, Dataset.id).limit(1)
+    chosen = tx.scalar(query.with_for_update(skip_locked=True))
+    if chosen is None:
+        return None
+    row = tx.execute(
+        update(Dataset)
+        .where(Dataset.id == chosen)
+        .values(reader=reader, reading_until_ms=now_ms() + lease_ms, reads=Dataset.reads + 1)
+        .returning(Dataset.id, Dataset.format, Dataset.resize, Dataset.reads)
+    ).one()
+    return Reading(*row)
+
+
+def renew(tx: Session, reading: Reading, *, lease_ms: int) -> bool:
+    """Hold the claim for longer. False: it is lost, or the dataset was deleted."""
+    return _change(tx, reading, reading_until_ms=now_ms() + lease_ms)
+
+
+def give_back(tx: Session, reading: Reading) -> bool:
+    """Let another worker read the file at once; this try does not count."""
+    return _change(tx, reading, reading_until_ms=None, reads=Dataset.reads - 1)
+
+
 def read(
-    tx: Session,
-    dataset_id: str,
-    *,
-    columns: list[Any],
-    splits: dict[str, Any],
-    key: str | None = None,
+    tx: Session, reading: Reading, *, columns: list[Any], splits: dict[str, Any], key: str
 ) -> bool:
     """The file could be read: pending becomes ready. ``key``: where its columns lie.
 
-    False: it is not pending; it was deleted, or another process has read it.
+    False: the claim is lost, or the dataset was deleted. Where the outcome of a commit is unknown,
+    call it again with the same key.
     """
-    place = {} if key is None else {"key": key}
-    return _settle(tx, dataset_id, state="ready", columns=columns, splits=splits, **place)
+    if _settle(tx, reading, state="ready", columns=columns, splits=splits, key=key):
+        return True
+    kept = select(Dataset.id).where(Dataset.id == reading.dataset, Dataset.key == key)
+    return tx.scalar(kept) is not None
 
 
-def unreadable(tx: Session, dataset_id: str, problem: dict[str, Any]) -> bool:
+def unreadable(tx: Session, reading: Reading, problem: dict[str, Any]) -> bool:
     """The file could not be read: pending becomes failed, with the problem."""
-    return _settle(tx, dataset_id, state="failed", problem=problem)
-
-
-def pending(tx: Session) -> list[Dataset]:
-    """Datasets whose file is still to be read."""
-    return list(tx.scalars(select(Dataset).where(Dataset.state == "pending")))
+    return _settle(tx, reading, state="failed", problem=problem)
 
 
 def delete(tx: Session, dataset: Dataset) -> None:
@@ -122,11 +187,21 @@ def delete(tx: Session, dataset: Dataset) -> None:
     doomed.add(tx, [f"datasets/{dataset.id}"])
 
 
-def _settle(tx: Session, dataset_id: str, **changes: Any) -> bool:
-    settled = tx.scalar(
-        update(Dataset)
-        .where(Dataset.id == dataset_id, Dataset.state == "pending")
-        .values(version=Dataset.version + 1, **changes)
-        .returning(Dataset.id)
+def _unread() -> Select[str]:
+    free = or_(Dataset.reading_until_ms.is_(None), Dataset.reading_until_ms < now_ms())
+    return select(Dataset.id).where(Dataset.state == "pending", free)
+
+
+def _settle(tx: Session, reading: Reading, **changes: Any) -> bool:
+    """End a reading. The uploaded file goes with the next purge."""
+    settled = _change(tx, reading, version=Dataset.version + 1, reading_until_ms=None, **changes)
+    if settled and reading.builtin is None:
+        doomed.add(tx, [source_key(reading.dataset)])
+    return settled
+
+
+def _change(tx: Session, reading: Reading, **changes: Any) -> bool:
+    claimed = update(Dataset).where(
+        Dataset.id == reading.dataset, Dataset.state == "pending", Dataset.reads == reading.tries
     )
-    return settled is not None
+    return tx.scalar(claimed.values(**changes).returning(Dataset.id)) is not None

@@ -198,7 +198,7 @@ def orphans(settings: Settings, database: Database) -> list[Path]:
     root, oldest = settings.artifacts, time.time() - ORPHAN_AFTER_S
     found = list(_old(root.glob("**/.*.incoming"), oldest))
     with database.read() as tx:
-        waiting = {row.id for row in datasets.pending(tx)} | checkpoints.uploaded(tx)
+        waiting = datasets.pending(tx) | checkpoints.uploaded(tx)
     uploads = [*(root / "uploads").glob("ds_*"), *(root / "checkpoints").glob("ckpt_*")]
     return found + [path for path in _old(uploads, oldest) if path.name not in waiting]
 

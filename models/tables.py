@@ -412,8 +412,14 @@ class Dataset(Table):
     key: Mapped[str]
     created_at: Mapped[datetime]
     version: Mapped[int] = mapped_column(default=1)
+    reader: Mapped[str | None]
+    """The worker that reads its file, or read it last."""
+    reading_until_ms: Mapped[int | None] = mapped_column(BigInteger)
+    """Until when the reader's claim holds, by the database's clock; null: nobody reads it."""
+    reads: Mapped[int] = mapped_column(default=0, server_default="0")
+    """How many times its file was begun to be read: the fence of a claim."""
 
-    __table_args__ = (Index(None, "owner", "id"),)
+    __table_args__ = (Index(None, "owner", "id"), Index(None, "state"))
 
 
 class Worker(Table):

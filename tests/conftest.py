@@ -103,6 +103,14 @@ def empty_postgres(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
+def postgres_database(request: pytest.FixtureRequest) -> Generator[Database]:
+    """A migrated, empty database of a PostgreSQL server."""
+    opened = Database(empty_postgres(request))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
 def database(database_url: str) -> Generator[Database]:
     """A migrated, empty database of either kind."""
     opened = Database(database_url)

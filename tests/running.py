@@ -20,10 +20,12 @@ import httpx2
 import psutil
 
 from models import keys
+from models.artifacts import LocalArtifacts
 from models.database import Database
 from models.migrate import migrate
 from models.settings import Settings
 from tests import leaks
+from worker.reading import Readers
 
 T = TypeVar("T")
 START_S = 120.0
@@ -109,13 +111,34 @@ class Api(ApiProcess):
 
 
 @contextmanager
+def reading(api: Api, name: str = "reader", **settings: str) -> Generator[Readers]:
+    """The part of a worker that reads uploaded files, in a thread of this process."""
+    values: dict[str, Any] = {"sweep_s": 0.05, **settings}
+    mine = Settings(home=api.home, database_url=api.settings.database_url, **values)
+    readers = Readers(
+        mine,
+        api.database,
+        LocalArtifacts(mine.artifacts),
+        name=name,
+        work=mine.work / name / "reading",
+        changed=lambda _: None,
+    )
+    readers.start()
+    try:
+        yield readers
+    finally:
+        readers.close()
+
+
+@contextmanager
 def running_api(database_url: str = "", **settings: str) -> Generator[Api]:
-    """An API on an empty, migrated database; SQLite unless another is given."""
+    """An API on an empty, migrated database, and who reads its uploads; SQLite by default."""
     home = Path(tempfile.mkdtemp(prefix="gh", dir="/tmp"))
     api = Api(home, database_url, **settings)
     try:
         api.start()
-        yield api
+        with reading(api, **settings):
+            yield api
     finally:
         try:
             api.stop()

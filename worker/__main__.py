@@ -34,6 +34,7 @@ from worker.delivering import LOOK_EVERY_S, Delivering
 from worker.leftovers import Leftovers
 from worker.nursery import Nursery, wait_for
 from worker.purging import Purging
+from worker.reading import Readers
 from worker.register import Register
 from worker.signals import Ending
 from worker.station import Station
@@ -67,7 +68,15 @@ class Worker:
         self._devices: list[FoundDevice] = []
         self._threads: list[Every] = []
         self._canary = Canary(self.station)
-        tasks.hang(app, self.station, self._canary)
+        self._readers = Readers(
+            settings,
+            database,
+            self.station.artifacts,
+            name=self.station.name,
+            work=self.station.work / "reading",
+            changed=bells.changed,
+        )
+        tasks.hang(app, self.station, self._canary, self._readers)
 
     def run(self) -> int:
         """Work until told to stop; 0 when everything ended in good order."""
@@ -98,6 +107,7 @@ class Worker:
         self._enter()
         threading.Thread(target=self._drain, name="drain", daemon=True).start()
         settings = self._settings
+        self._readers.start()
         self._threads = [
             Every(settings.heartbeat_s, self._beat, "heartbeat"),
             Every(settings.sweep_s, Sweep(station), "sweep"),
@@ -162,6 +172,7 @@ class Worker:
         """End in good order: what ran is queued again, and the worker is no longer there."""
         self.stop()
         station = self.station
+        self._readers.close()
         station.wait_idle(self._settings.grace_s + self._settings.kill_s + _LATE_S / 2)
         for thread in self._threads:
             thread.end()

@@ -22,6 +22,7 @@ from worker.inventory import cpu_devices, num_cores
 from worker.launch import Launch
 from worker.processes import Identity
 from worker.ranks import Exit, Rank
+from worker.reading import Readers
 from worker.station import Station
 from worker.stopping import Stop
 from worker.supervise import Supervisor
@@ -59,6 +60,14 @@ class Bench:
         nursery: Any = None  # nothing is forked
         self._station = Station(settings, self._database, artifacts, _Silence(), nursery)
         self._launch = _launching(carry_out)
+        self._readers = Readers(
+            settings,
+            self._database,
+            artifacts,
+            name=settings.worker_name,
+            work=self._station.work / "reading",
+            changed=lambda _: None,
+        )
         with self._database.write() as tx:
             devices = cpu_devices(num_cores(settings))
             workers.register(
@@ -72,7 +81,9 @@ class Bench:
             )
 
     def work(self) -> None:
-        """Run the jobs that wait and can run now, to their ends."""
+        """Read the files and run the jobs that wait and can run now, to their ends."""
+        while self._readers.read_one():
+            pass
         while True:
             with self._database.write() as tx:
                 workers.beat(tx, self._settings.worker_name)

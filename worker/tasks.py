@@ -5,13 +5,14 @@ from typing import Any
 import structlog
 
 from worker.canary import Canary
+from worker.reading import Readers
 from worker.station import AWAY, Station
 from worker.supervise import supervise
 
 _log: Any = structlog.get_logger()
 
 
-def hang(app: Any, station: Station, canary: Canary) -> None:
+def hang(app: Any, station: Station, canary: Canary, readers: Readers) -> None:
     """Hang the bells of a worker: register its tasks."""
 
     def ring_dispatch(*_: Any, **__: Any) -> None:
@@ -23,8 +24,12 @@ def hang(app: Any, station: Station, canary: Canary) -> None:
     def ring_canary(*_: Any, **__: Any) -> None:
         heard("canary", canary.heard)
 
+    def ring_read(*_: Any, **__: Any) -> None:
+        readers.wake()
+
     app.task(ring_canary, name="glasshouse.canary", shared=False)
     app.task(ring_dispatch, name="glasshouse.dispatch", shared=False)
+    app.task(ring_read, name="glasshouse.read", shared=False)
     app.task(ring_supervise, name="glasshouse.supervise", shared=False)
 
 

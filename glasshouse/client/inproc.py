@@ -22,7 +22,7 @@ from glasshouse.errors import APIConnectionError
 URL = "inproc://"
 _HOST = "http://127.0.0.1"
 _ROOMS = ("api", "engine", "models", "worker")
-_QUEUES = re.compile(r"/api/v1/jobs(/[^/]+/(retry|fork|resume))?")
+_QUEUES = re.compile(r"/api/v1/(datasets|jobs(/[^/]+/(retry|fork|resume))?)")
 """What puts a job into the queue."""
 
 

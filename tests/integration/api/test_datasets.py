@@ -1,7 +1,10 @@
 import gzip
 import io
+import shutil
 import signal
+import tempfile
 import zipfile
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -12,7 +15,8 @@ from PIL import Image
 import glasshouse as gh
 from api import documents
 from models import datasets
-from tests.running import Api, eventually, running_api
+from tests.running import Api, Postgres, eventually, reading, running_api
+from worker.reading import MAX_TRIES
 
 
 @pytest.fixture
@@ -160,21 +164,104 @@ def test_the_same_upload_twice_is_one_dataset(service: Api, api: httpx2.Client):
     eventually(lambda: not [path for path in uploads.iterdir() if path.is_file()])
 
 
-def test_a_dataset_left_unread_by_a_killed_api_is_read_by_the_next():
-    with running_api() as api:
+def write_source(api: Api, dataset: str, text: bytes = b"b\n2\n") -> None:
+    source = api.settings.artifacts / "uploads" / dataset
+    source.parent.mkdir(parents=True, exist_ok=True)
+    source.write_bytes(text)
+
+
+def left_unread(api: Api, name: str = "lost") -> str:
+    """A dataset that some worker began to read and never ended."""
+    with api.database.write() as tx:
+        row = datasets.add(tx, owner="admin", name=name, format="csv", size_bytes=4, sha256=None)
+        row.reads, row.reader, row.reading_until_ms = 1, "gone", 1
+        made = row.id
+    write_source(api, made)
+    return made
+
+
+def test_a_file_that_a_lost_worker_left_unread_is_read_by_another(service: Api):
+    made = left_unread(service)
+    half = service.settings.artifacts / "datasets" / made / "half"
+    half.mkdir(parents=True)  # its files were there, and its row was not
+    with service.client() as client:
+        row = client.get(f"/api/v1/datasets/{made}", headers={"Prefer": "wait=60"}).json()
+        assert row["state"] == "ready", row
+    with service.database.read() as tx:
+        found = datasets.get(tx, made, None)
+        assert (found.reader, found.reads) == ("reader", 2)
+    eventually(lambda: not half.exists())
+    eventually(lambda: not (service.settings.artifacts / "uploads" / made).exists())
+
+
+def test_a_file_at_which_every_worker_dies_is_not_tried_for_ever(service: Api):
+    made = left_unread(service)
+    with service.database.write() as tx:
+        row = datasets.get(tx, made, None)
+        row.reads, row.reading_until_ms = MAX_TRIES, 1
+    with service.client() as client:
+        told = client.get(f"/api/v1/datasets/{made}", headers={"Prefer": "wait=60"}).json()
+    assert (told["state"], told["problem"]["code"]) == ("failed", "invalid_dataset")
+    assert f"{MAX_TRIES} times" in told["problem"]["detail"]
+
+
+def test_a_database_that_is_away_when_the_file_was_read_costs_nothing(mortal_postgres: Postgres):
+    """It is killed after the file was read and before that is stored, and comes back later."""
+    with running_api(mortal_postgres.url) as api:
+        table = b"a\n" + b"1\n" * 300_000
         with api.client() as client:
-            made = client.post("/api/v1/datasets", params={"format": "csv"}, content=b"a\n1\n")
-            assert made.status_code == 201
-        api.stop(signal.SIGKILL)
+            made = client.post("/api/v1/datasets", params={"format": "csv"}, content=table)
+        eventually(lambda: [*(api.settings.work / "reader" / "reading").glob("ds_*")])
+        mortal_postgres.kill()
+        eventually(lambda: [*(api.settings.artifacts / "datasets").glob("ds_*/*/meta.json")])
+        mortal_postgres.start()
+        eventually(lambda: is_ready(api, made.json()["id"]))
+        eventually(lambda: len([*(api.settings.artifacts / "datasets").glob("ds_*/*")]) == 1)
+
+
+def is_ready(api: Api, dataset: str) -> bool:
+    try:
+        with api.database.read() as tx:
+            row = datasets.get(tx, dataset, None)
+    except gh.errors.DatabaseUnavailable:
+        return False
+    assert row.state != "failed", row.problem
+    return row.state == "ready"
+
+
+def test_a_worker_that_stops_gives_back_what_it_reads(tmp_path: Path):
+    home = Path(tempfile.mkdtemp(prefix="gh", dir="/tmp"))
+    api = Api(home, "")  # never started: the readers need its database only
+    try:
         with api.database.write() as tx:
-            lost = datasets.add(
-                tx, owner="admin", name="lost", format="csv", size_bytes=4, sha256=None
-            )
-        source = api.settings.artifacts / "uploads" / lost.id
-        source.parent.mkdir(parents=True, exist_ok=True)
-        source.write_bytes(b"b\n2\n")
+            row = datasets.add(tx, owner="a", name="d", format="csv", size_bytes=4, sha256=None)
+            made = row.id
+        write_source(api, made, b"a\n" + b"1\n" * 2_000_000)
+        with reading(api, "first"):
+            eventually(lambda: [*(home / "work" / "first" / "reading").glob("ds_*")])
+        with api.database.read() as tx:
+            left = datasets.get(tx, made, None)
+            assert (left.state, left.reads, left.reading_until_ms) == ("pending", 0, None)
+        assert not [*(home / "work" / "first" / "reading").glob("*")]
+        with reading(api, "second"):
+            eventually(lambda: is_ready(api, made))
+    finally:
+        api.database.close()
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def test_an_upload_waits_while_no_worker_reads_and_any_api_may_end(tmp_path: Path):
+    home = Path(tempfile.mkdtemp(prefix="gh", dir="/tmp"))
+    api = Api(home, "")
+    try:
         api.start()
         with api.client() as client:
-            for path in (made.headers["location"], f"/api/v1/datasets/{lost.id}"):
-                row = client.get(path, headers={"Prefer": "wait=60"}).json()
-                assert row["state"] == "ready", row
+            made = client.post("/api/v1/datasets", params={"format": "csv"}, content=b"a\n1\n")
+            assert made.json()["state"] == "pending"
+        api.stop(signal.SIGKILL)
+        with reading(api):
+            eventually(lambda: is_ready(api, made.json()["id"]))
+    finally:
+        api.kill()
+        api.database.close()
+        shutil.rmtree(home, ignore_errors=True)

@@ -107,8 +107,10 @@ def test_only_an_ended_job_can_be_deleted_and_takes_its_rows_along(database: Dat
 def test_a_dataset_in_use_cannot_be_deleted(database: Database):
     with database.write() as tx:
         dataset = datasets.add(tx, owner="ada", name="d", format="csv", size_bytes=1, sha256=None)
-        assert datasets.read(tx, dataset.id, columns=[], splits={"all": 3})
-        assert not datasets.unreadable(tx, dataset.id, {})
+        unread = datasets.claim(tx, "one", lease_ms=1000)
+        assert unread is not None
+        assert datasets.read(tx, unread, columns=[], splits={"all": 3}, key="datasets/d/1")
+        assert not datasets.unreadable(tx, unread, {})
         job = jobs.add(
             tx, owner="ada", spec={"kind": "train"}, resolved={}, plan={}, uses=[dataset.id]
         )
