@@ -22,6 +22,7 @@ from engine.guards.gate import Gate
 from engine.guards.randomness import Randomness
 from engine.guards.replay import Found, Pass, Replay, Skipped, described
 from engine.learner import Learner
+from engine.loss_sums import StepPart
 from engine.network import Network
 from engine.readback import Readback
 from engine.scaling import MIN_SCALE
@@ -88,12 +89,10 @@ class Guard:
         self._action, self._checks = spec.action, frozenset(spec.check)
         self._limit = spec.max_skipped or MAX_SKIPPED
         skipped = Skipped(spec.skip)
-        inputs = job.loss_inputs
         self._carried = carried = learner.carried
         self._replay = Replay(
             learner.network,
             learner.loss_fn,
-            inputs,
             rows,
             skipped,
             carried=carried,
@@ -127,15 +126,18 @@ class Guard:
 
     # --- in the loop ------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """A forward pass begins, of the batch that the rows have made last."""
+    def begin(self, part: StepPart | None = None) -> None:
+        """A forward pass begins, of the batch that the rows have made last.
+
+        ``part``: its place in its step, where several micro-batches make one.
+        """
         if self._checks:
             if not self._passes:
                 self._gate.begin()
             randomness = Randomness.now(self._readback.device)
             carried = None if self._carried is None else self._carried.snapshot()
             rows = self._rows
-            self._passes.append(Pass(rows.taken, randomness, rows.trained_in, carried))
+            self._passes.append(Pass(rows.taken, randomness, rows.trained_in, carried, part))
 
     def rewind(self) -> None:
         """Draw the random numbers of the pass under way once more, from where it carries on."""
