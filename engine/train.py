@@ -110,7 +110,13 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
             clock.mark("optimizer")
 
             num_rows = report.step(step, epoch, clipped)
-            learner.follow(step, num_rows, ends_epoch=schedule.ends_epoch, clock=clock)
+            learner.follow(
+                step,
+                num_rows,
+                ends_epoch=schedule.ends_epoch,
+                has_skipped=guard.has_skipped,
+                clock=clock,
+            )
             asked = commands.at(step + 1) if control.orders else ()
             if schedule.is_over(step, report.elapsed_s):
                 break

@@ -172,6 +172,11 @@ class Guard:
             self._gate.take(decisive)
         self._put(Seen(*self._newest, [*numbers], passes), numbers)
 
+    def has_skipped(self) -> bool:
+        """Whether the newest step made no update; waits for the device where that decided."""
+        has_overflowed = self._scaling is not None and self._scaling.has_skipped
+        return has_overflowed or self._gate.has_skipped
+
     def _decides(self, name: str) -> bool:
         """Whether a step is withheld by a number: what overflows by its scale is anyway."""
         return self._scaling is None or name not in ("gradients", SCALE)
