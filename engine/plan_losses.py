@@ -181,6 +181,8 @@ def _check_padding(compared: _Compared, resolved: Loss, traced: Trace, findings:
     """Warn of a loss that compares what rows are padded with."""
     if resolved.lengths is not None or not compared.steps:
         return
+    if isinstance(compared.criterion, nn.CTCLoss):  # is given lengths among its inputs
+        return
     if compared.has_classes:
         target = compared.loss.inputs[1]
         if target not in compared.steps:

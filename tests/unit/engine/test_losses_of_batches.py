@@ -400,6 +400,78 @@ def test_each_row_is_seen_with_the_mean_of_its_own_steps(ragged, tmp_path):
         torch.testing.assert_close(seen[0, "loss.samples", "output"][number], expected)
 
 
+SPOKEN = [
+    {"name": "lstm", "type": "LSTM", "args": {"hidden_size": 5, "batch_first": True},
+     "inputs": ["seq"]},
+    {"name": "scores", "type": "Linear", "args": {"out_features": 4}},
+    {"name": "logs", "type": "LogSoftmax", "args": {"dim": 2}},
+    {"name": "turned", "type": "permute", "args": {"dims": [1, 0, 2]}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_ctc_is_that_of_all_rows_too(reduction, tmp_path):
+    """The rows are on axis 1 of the scores, and the lengths are inputs."""
+    generator = np.random.default_rng(5)
+    lengths = sorted(generator.integers(3, 14, 30).tolist())
+    table = write_ragged(
+        tmp_path / "t",
+        [
+            {
+                "seq": generator.normal(size=(length, 2)).round(4).tolist(),
+                "tags": generator.integers(1, 4, 1 + length // 4).tolist(),
+            }
+            for length in lengths
+        ],
+    )
+    loss = {
+        "type": "CTCLoss",
+        "inputs": ["turned", "tags", "seq.lengths", "tags.lengths"],
+        "args": {"reduction": reduction, "zero_infinity": True},
+    }
+    rate = {"type": "SGD", "args": {"lr": 0.1 if reduction == "mean" else 0.001}}
+    more = {"network": {"layers": SPOKEN}, "optimizer": rate, "stop": {"epochs": 2}}
+    large = on_sequences(loss, **more, data={"batch_size": 15})
+    small = on_sequences(loss, **more, accumulate=3)
+    assert "/loss" not in told(large, table)
+    expected = run(tmp_path / "a", large, table)
+    found = run(tmp_path / "b", small, table)
+    assert losses(found) == pytest.approx(losses(expected), rel=1e-5)
+    assert judged(found) == pytest.approx(judged(expected), rel=1e-5)
+
+
+def test_what_a_step_was_made_of_is_counted_in_batches_that_wait(ragged, tmp_path):
+    """Steps of a summed loss do not wait for targets; those of a mean do."""
+    still = {"optimizer": {"type": "SGD", "args": {"lr": 0.0}}, "accumulate": 2}
+    told: list[Any] = []
+    for reduction in ("sum", "mean"):
+        loss = {**TAGS, "args": {"reduction": reduction}}
+        whole = on_sequences(loss, padding=-100, **still)
+        found = run(tmp_path / reduction, whole, ragged)
+        told.append(judged(found, "padding/seq") + judged(found, "padding/tags"))
+    assert told[0] == told[1]
+    assert len(set(told[0])) > 3
+
+
+def test_what_goes_by_the_loss_of_evaluations_goes_alike_in_halves(table, tmp_path):
+    """A rate that falls on a plateau, the best checkpoint and an early end, in four parts each."""
+    best = {"metric": "validation/loss", "mode": "min"}
+    falls = {"type": "ReduceLROnPlateau", "args": {"patience": 0, "threshold": 0.05}}
+    more = {
+        "optimizer": {"type": "SGD", "args": {"lr": 2.0}},
+        "scheduler": {**falls, "metric": "validation/loss"},
+        "checkpoint": {"keep_best": best, "keep_last": 1},
+        "stop": {"epochs": 20, "early": {**best, "patience": 4}},
+        "data": {"batch_size": 32},
+    }
+    whole = run(tmp_path / "a", job(**more), table)
+    parts = run(tmp_path / "b", job(**more), table, parts=4)
+    assert judged(parts, "lr") == judged(whole, "lr")
+    assert len(set(judged(whole, "lr"))) > 2
+    assert judged(parts) == pytest.approx(judged(whole), rel=1e-4)
+    assert parts[-1]["reason"] == whole[-1]["reason"]
+
+
 # --- what a plan says ----------------------------------------------------------------------------
 
 
