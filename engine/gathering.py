@@ -168,6 +168,6 @@ class Gathering:
 def fields_read(spec: TrainJob) -> dict[str, Field]:
     """The fields that a layer, the loss or a metric reads."""
     read = {root(name) for layer in spec.network.layers for name in layer.reads}
-    read |= {root(name) for name in spec.loss_inputs}
+    read |= {root(name) for name in spec.loss_reads}
     read |= {root(name) for metric in spec.metrics for name in metric.sources}
     return {name: field for name, field in spec.data.fields.items() if name in read}

@@ -47,14 +47,29 @@ class Learner(NamedTuple):
         else:
             self.scaling.backward(loss, is_last=is_last)
 
-    def follow(self, step: int, num_rows: int, *, ends_epoch: bool, clock: Clock) -> None:
-        """After an update with so many rows: what goes on with the steps."""
-        if self.averages is not None:
-            self.averages.update(step)
+    def follow(
+        self,
+        step: int,
+        num_rows: int,
+        *,
+        ends_epoch: bool,
+        has_skipped: Callable[[], bool],
+        clock: Clock,
+    ) -> None:
+        """After a step with so many rows: what advances with the updates.
+
+        ``has_skipped``: whether the step made no update, as it does where gradients overflowed or
+        the guard withheld it. Averages and schedules then stay where they are; only a schedule of
+        epochs still counts the end of one. Asked only where there is either.
+        """
         if self.carried is not None and ends_epoch:
             self.carried.reset()
-        if self.rate is not None:
-            self.rate.count(num_rows, ends_epoch=ends_epoch)
+        if self.averages is not None or self.rate is not None:
+            num_updates = 0 if has_skipped() else 1
+            if self.averages is not None and num_updates:
+                self.averages.update(step)
+            if self.rate is not None:
+                self.rate.count(num_rows, ends_epoch=ends_epoch, num_updates=num_updates)
         clock.mark("optimizer")
 
     @contextlib.contextmanager

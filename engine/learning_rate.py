@@ -290,9 +290,10 @@ class LearningRate:
         warnings.filterwarnings("ignore", category=UserWarning, module=lr_scheduler.__name__)
         vars(optimizer)["_opt_called"] = True
 
-    def count(self, num_rows: int, *, ends_epoch: bool) -> None:
-        """An update was made, with so many rows."""
-        past = {"steps": 1, "epochs": int(ends_epoch), "samples": num_rows}
+    def count(self, num_rows: int, *, ends_epoch: bool, num_updates: int = 1) -> None:
+        """A step was made, with so many rows; ``num_updates`` is 0 where it was skipped."""
+        samples = num_rows * num_updates
+        past = {"steps": num_updates, "epochs": int(ends_epoch), "samples": samples}
         for unit, units in past.items():
             self._counts[unit] += units
         if self._spec.metric is None:

@@ -8,7 +8,8 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import accumulate, pairwise
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +17,16 @@ from torch.nn.modules.loss import _Loss  # pyright: ignore[reportPrivateUsage]
 
 from engine import arguments
 from engine.layers import LayerFailed
+from engine.lengths import Lengths
+from engine.loss_sums import LossSums, StepPart, Term
 from engine.precision import dtype_name, in_float32
 from engine.problems import one
 from engine.shapes import FieldShape, tiny
+from engine.tensor_names import host_lengths_of
 from glasshouse.spec import Loss, TrainJob
 
+_BROADCASTS = "Using a target size"
+"""How torch's warning begins where shapes differ and are broadcast; another is no error."""
 _CLASS_TARGETS = (nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss)
 
 
@@ -34,14 +40,23 @@ def loss_classes() -> dict[str, type[nn.Module]]:
     }
 
 
+class LossValue(NamedTuple):
+    """What the losses of a batch came to; of a micro-batch, what it adds to those of its step."""
+
+    total: Tensor
+    """The sum of the losses with their weights, which training makes small."""
+    terms: Mapping[str, Tensor] = MappingProxyType({})
+    """Where losses are reported by themselves, each without its weight, by its metric's name."""
+
+
 class Losses(nn.Module):
     """What training makes small: the weighted sum of one or several of torch's losses.
 
-    Called with what they compare, one after the other.
+    Called with what they compare, one after the other: their `operands`.
     """
 
     def __init__(self, specs: Sequence[Loss], names: Sequence[str] = ()) -> None:
-        """``names``: under which each is told by itself; empty: only their sum is.
+        """``names``: under which each is reported by itself; empty: only their sum is.
 
         Raises:
             SpecProblems: torch has no such loss, or it refuses its arguments.
@@ -54,71 +69,94 @@ class Losses(nn.Module):
         )
         self.names = tuple(names)
         self.weights = [spec.weight for spec in specs]
-        self.are_sums = [is_sum(criterion) for criterion in self.criteria]
-        """Whether each is the sum over the rows, not their mean."""
-        self._parts = [
-            slice(*both) for both in pairwise(accumulate((len(s.inputs) for s in specs), initial=0))
-        ]
-        self.told: dict[str, Tensor] = {}
-        """What each came to in the last call, without its weight."""
+        both = zip(self.criteria, specs, strict=True)
+        self.terms = [Term(item, has_lengths=bool(spec.lengths)) for item, spec in both]
+        self._reads = [name for spec in specs for name in spec.reads]
+        ends = [*accumulate((len(spec.reads) for spec in specs), initial=0)]
+        self._slices = [slice(*both) for both in pairwise(ends)]
+        self._lengths = frozenset(
+            end - 1 for end, spec in zip(ends[1:], specs, strict=True) if spec.lengths
+        )
 
     @staticmethod
     def of(job: TrainJob) -> "Losses":
         """The losses of a job."""
         return Losses(job.losses, job.loss_names)
 
-    def forward(self, *inputs: Tensor, share: float | None = None) -> Tensor:
-        """The sum; ``share``: how much of a step's rows a batch has, which a mean counts by."""
+    def forward(self, *operands: Any, part: StepPart | None = None) -> LossValue:
+        """The loss of a batch, as torch has it; with ``part``, of a micro-batch within its step."""
+        if not self.names and part is None:
+            return LossValue(self.terms[0].value(operands))
+        split = self.split(operands)
+        if part is None:
+            each = [term.value(given) for term, given in split]
+        else:
+            shares = zip(split, part.own, part.whole, strict=True)
+            each = [term.within(given, own, whole) for (term, given), own, whole in shares]
         if not self.names:
-            loss: Tensor = self.criteria[0](*inputs)
-            return loss if share is None or self.are_sums[0] else loss * share
-        terms = self.each(inputs, share)
-        self.told = {f"loss/{name}": t.detach() for name, t in zip(self.names, terms, strict=True)}
-        return self.weighted(terms)
+            return LossValue(each[0])
+        named = zip(self.names, each, strict=True)
+        return LossValue(self.weighted(each), {f"loss/{n}": t.detach() for n, t in named})
 
-    def each(self, inputs: Sequence[Tensor], share: float | None = None) -> list[Tensor]:
-        """Each loss by itself, without its weight."""
-        terms: list[Tensor] = [criterion(*given) for criterion, given in self.split(inputs)]
-        if share is None:
-            return terms
-        return [t if s else t * share for t, s in zip(terms, self.are_sums, strict=True)]
+    def operands(self, values: Mapping[str, Tensor]) -> list[Any]:
+        """What the losses compare, and lengths where they go by some, in the order of a call."""
+        return [
+            Lengths(values[name], values.get(host_lengths_of(name)))
+            if position in self._lengths
+            else in_float32(values[name])
+            for position, name in enumerate(self._reads)
+        ]
 
-    def split(self, inputs: Sequence[Tensor]) -> list[tuple[nn.Module, Sequence[Tensor]]]:
-        """Each loss with what it compares."""
-        pairs = zip(self.criteria, self._parts, strict=True)
-        return [(criterion, inputs[part]) for criterion, part in pairs]
+    def split(self, operands: Sequence[Any]) -> list[tuple[Term, Sequence[Any]]]:
+        """Each loss with its operands."""
+        pairs = zip(self.terms, self._slices, strict=True)
+        return [(term, operands[part]) for term, part in pairs]
 
-    def weighted(self, terms: Sequence[Tensor]) -> Tensor:
+    def weighted(self, each: Sequence[Tensor]) -> Tensor:
         """The sum of the losses with their weights."""
         first, *rest = [
             term if weight == 1 else term * weight
-            for term, weight in zip(terms, self.weights, strict=True)
+            for term, weight in zip(each, self.weights, strict=True)
         ]
         return sum(rest, first)
 
-    def summed(self, inputs: Sequence[Tensor], num_rows: int) -> Tensor:
-        """Each loss of a batch as the sum over its rows, float64 of shape [losses]."""
+    def sums(self, values: Mapping[str, Tensor], num_rows: int) -> LossSums:
+        """The losses of a batch of so many rows as fractions.
+
+        Raises:
+            LayerFailed: they cannot be computed; the layer is then called ``loss``.
+        """
         try:
-            terms = self.each([in_float32(item) for item in inputs])
+            split = self.split(self.operands(values))
+            found = [term.fraction(given, num_rows) for term, given in split]
+            like = found[0][0]
+            below = [x if isinstance(x, Tensor) else torch.full_like(like, x) for _, x in found]
+            return LossSums(torch.stack([above for above, _ in found]), torch.stack(below))
         except Exception as cause:
             raise LayerFailed("loss", cause) from cause
-        factors = [1 if is_sum else num_rows for is_sum in self.are_sums]
-        return torch.stack([t.double() * f for t, f in zip(terms, factors, strict=True)])
 
-    def figures(self, sums: Tensor, num_rows: int) -> dict[str, float]:
-        """``loss``, and each by itself where they have names, from sums over so many rows."""
-        terms: list[float] = [
-            item if is_sum else item / num_rows
-            for item, is_sum in zip(sums.tolist(), self.are_sums, strict=True)
-        ]
-        total = sum(w * t for w, t in zip(self.weights, terms, strict=True))
+    def figures(self, sums: LossSums) -> dict[str, float]:
+        """``loss``, and each by itself where they have names: numerators over denominators.
+
+        NaN where a denominator is 0: nothing was compared, and torch's mean is NaN then too.
+        """
+        is_sum = torch.tensor([term.is_sum for term in self.terms], device=sums.numerators.device)
+        below = sums.denominators.masked_fill(is_sum, 1.0)
+        terms: list[float] = (sums.numerators / below).tolist()
+        weighted = sum(w * t for w, t in zip(self.weights, terms, strict=True))
         parts = zip(self.names, terms, strict=False)
-        return {"loss": total, **{f"loss/{name}": term for name, term in parts}}
+        return {"loss": weighted, **{f"loss/{name}": term for name, term in parts}}
 
 
 def pointer_of(number: int | None) -> str:
     """Where a loss stands in a spec: alone, or one of several."""
     return "/loss" if number is None else f"/loss/{number}"
+
+
+def without_lengths(job: TrainJob) -> TrainJob:
+    """The job with losses that compare all steps, as of rows that are as long as the longest."""
+    losses = tuple(item.model_copy(update={"lengths": None}) for item in job.losses)
+    return job.model_copy(update={"loss": losses if isinstance(job.loss, tuple) else losses[0]})
 
 
 def build_loss(loss: Loss, pointer: str = "/loss") -> nn.Module:
@@ -146,27 +184,19 @@ def build_loss(loss: Loss, pointer: str = "/loss") -> nn.Module:
     return made
 
 
-def is_sum(loss_fn: nn.Module) -> bool:
-    """Whether a loss is the sum over its rows; else it is their mean."""
-    return getattr(loss_fn, "reduction", "mean") == "sum"
-
-
 def loss_of(
-    loss_fn: Losses,
-    values: Mapping[str, Tensor],
-    inputs: Sequence[str],
-    share: float | None = None,
-) -> Tensor:
+    loss_fn: Losses, values: Mapping[str, Tensor], part: StepPart | None = None
+) -> LossValue:
     """Compute the loss of a batch from the network's outputs and the fields.
 
-    ``share``: how much of a step's rows it has, where several batches make a step.
+    ``part``: its place in its step, where several micro-batches make a step.
 
     Raises:
         LayerFailed: it cannot be computed; the layer is then called ``loss``.
     """
     try:
-        loss: Tensor = loss_fn(*[in_float32(values[name]) for name in inputs], share=share)
-        return loss
+        found: LossValue = loss_fn(*loss_fn.operands(values), part=part)
+        return found
     except Exception as cause:
         raise LayerFailed("loss", cause) from cause
 
@@ -196,7 +226,8 @@ def try_loss(
     )
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # torch only warns when shapes differ but broadcast
+            warnings.simplefilter("ignore")
+            warnings.filterwarnings("error", _BROADCASTS)
             result = _run_loss(criterion, inputs)
     except MemoryError:
         raise
@@ -230,10 +261,19 @@ def _works(attempt: Callable[..., Any]) -> bool:
 
 
 def _run_loss(criterion: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
+    if isinstance(criterion, nn.CTCLoss):  # it reads the lengths, which the meta device has not
+        found: Tensor = criterion(*[_few_steps(item) for item in inputs])
+        return found
     try:
         return criterion.to("meta")(*inputs)
     except NotImplementedError:  # no meta kernel: one tiny batch of real numbers
         return criterion.to_empty(device="cpu")(*[tiny(item) for item in inputs])
+
+
+def _few_steps(item: Tensor) -> Tensor:
+    """Zeros of the same shape; of scores [steps, rows, classes] two steps."""
+    shape = (min(2, item.shape[0]), *item.shape[1:]) if item.dim() == 3 else item.shape
+    return torch.zeros(shape, dtype=item.dtype, requires_grad=item.requires_grad)
 
 
 def _check_classes(

@@ -90,5 +90,5 @@ class Accuracies:
 def wanted(job: TrainJob) -> tuple[str, ...]:
     """The layer outputs that outlive the forward pass."""
     judged = [metric for metric in job.metrics if metric.is_judged]
-    names = [*job.loss_inputs, *(name for metric in judged for name in metric.inputs)]
+    names = [*job.loss_reads, *(name for metric in judged for name in metric.inputs)]
     return tuple(dict.fromkeys([*names, *(job.network.outputs or ())]))

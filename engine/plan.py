@@ -22,7 +22,6 @@ from engine.guards.check import check_guards
 from engine.kept import settle_kept
 from engine.layer_options import check_options, own_decays
 from engine.learning_rate import check_scheduler
-from engine.losses import pointer_of, try_loss
 from engine.memory_guard import check_memory
 from engine.metrics import metric_names, reported, wanted
 from engine.network import Network, needed_layers
@@ -34,6 +33,7 @@ from engine.pace import Pace
 from engine.plan_costs import batch_of, memory, table
 from engine.plan_data import Metas
 from engine.plan_inference import plan_inference
+from engine.plan_losses import operands_of, plan_losses, waiting_bytes
 from engine.probes.tensors.parts import planned
 from engine.probes.watched.phases import check_phase
 from engine.probes.watched.select import GradientPoints, check_loss_name, select
@@ -117,7 +117,7 @@ def _plan_training(spec: TrainJob, datasets: Metas, trained_by: Trained | None) 
     findings = Findings()
     spec, datasets, shapes = _sized(spec, datasets, trained_by, findings)
     forecast, shapes = _forecast(spec, datasets, shapes, findings)
-    traced, loss = _traced(spec, shapes, forecast.batch_size, findings)
+    spec, traced, loss = _traced(spec, shapes, forecast.batch_size, findings)
     series = _check_series(spec, traced, shapes, datasets, findings)
     network = traced.network()
     _check_learning(spec, traced, network, loss, findings)
@@ -146,6 +146,7 @@ def _plan_training(spec: TrainJob, datasets: Metas, trained_by: Trained | None) 
             num_averages=num_copies(spec.average),
             step_bytes=step_peak(resolved, wanted(resolved), batch),
             keeps_gradients=spec.accumulate > 1,
+            waiting_bytes=waiting_bytes(resolved, forecast.pace, batch),
         ),
         "probes": probes,
         "num_steps": forecast.num_steps,
@@ -193,15 +194,15 @@ def _forecast(
 
 def _traced(
     spec: TrainJob, shapes: Mapping[str, FieldShape], batch_size: int, findings: Findings
-) -> tuple[Trace, Tensor]:
-    """The network run on a batch, and its loss."""
+) -> tuple[TrainJob, Trace, Tensor]:
+    """The job with what its losses go by, the network run on a batch, and its loss."""
     traced = trace(spec.network, shapes, batch_size, findings)
     traced = assign_lengths(traced, shapes, batch_size, findings)
     findings.stop()
-    loss = _check_loss(spec, shapes, traced, findings)
+    spec, loss = plan_losses(spec, shapes, traced, batch_size, findings)
     _check_metrics(spec, shapes, traced, findings)
     findings.stop()
-    return traced, loss
+    return spec, traced, loss
 
 
 def _check_series(
@@ -255,33 +256,6 @@ def _check_start(spec: TrainJob, trained_by: Trained | None, findings: Findings)
         findings.problem("/init/checkpoint", error.detail, "shape")
 
 
-def _operands(
-    names: Sequence[str], pointer: str, traced: Trace, findings: Findings
-) -> list[Tensor]:
-    for number, name in enumerate(names):
-        if name not in traced.values:
-            known = ", ".join(list(traced.values)[:30])
-            detail = f"there is no layer or data field {name!r}; there are: {known}"
-            findings.problem(f"{pointer}/{number}", detail, "unknown_input")
-    findings.stop()
-    return [traced.values[name] for name in names]
-
-
-def _check_loss(
-    spec: TrainJob, shapes: Mapping[str, FieldShape], traced: Trace, findings: Findings
-) -> Tensor:
-    terms: list[Tensor] = []
-    for number, item in enumerate(spec.losses):
-        pointer = pointer_of(number if isinstance(spec.loss, tuple) else None)
-        inputs = _operands(item.inputs, f"{pointer}/inputs", traced, findings)
-        fields = [shapes.get(name) for name in item.inputs]
-        terms.append(try_loss(item, inputs, fields, pointer))
-        if not terms[-1].requires_grad:
-            detail = "the loss depends on no parameter of the network: there is nothing to train"
-            raise one(f"{pointer}/inputs", detail, "no_gradient")
-    return sum(terms[1:], terms[0])
-
-
 def _check_metrics(
     spec: TrainJob, shapes: Mapping[str, FieldShape], traced: Trace, findings: Findings
 ) -> None:
@@ -289,7 +263,7 @@ def _check_metrics(
         if not metric.is_judged:
             continue
         pointer = f"/metrics/{number}"
-        scores, target = _operands(metric.inputs, f"{pointer}/inputs", traced, findings)
+        scores, target = operands_of(metric.inputs, f"{pointer}/inputs", traced, findings)
         if metric.is_of_torchmetrics:
             continue
         both = f"{list(scores.shape)} and {list(target.shape)}"
@@ -318,7 +292,7 @@ def _check_reads(spec: TrainJob, findings: Findings) -> None:
     if spec.data.validation is not None and spec.evaluate is None:
         detail = "no evaluation reads the rows of validation: evaluate is null"
         findings.warn("/data/validation", detail, "unused_validation")
-    ends = [*spec.loss_inputs, *(name for item in spec.metrics for name in item.sources)]
+    ends = [*spec.loss_reads, *(name for item in spec.metrics for name in item.sources)]
     layers = needed_layers(spec.network, [*ends, *(spec.network.outputs or ())])
     needed = {layer.name for layer in layers}
     read = {root(name) for layer in spec.network.layers for name in layer.reads}

@@ -44,12 +44,14 @@ def memory(  # noqa: PLR0913 (each is a head)
     training: bool = True,
     step_bytes: int | None = None,
     keeps_gradients: bool = False,
+    waiting_bytes: int = 0,
 ) -> dict[str, int]:
     """Bytes by head. Activations: the most that a step holds beside parameters and gradients.
 
     Where that is not known, ``step_bytes`` is None, it is what the layers put out for one batch.
     Checkpoint: the copy in host memory that is written while training goes on.
-    ``keeps_gradients``: those of a step's earlier batches are there all along.
+    ``keeps_gradients``: those of a step's earlier batches are there all along. ``waiting_bytes``:
+    batches of a step that are in memory before it begins.
     """
     parameters = sum(_num_bytes(item) for item in [*network.parameters(), *network.buffers()])
     storages = {
@@ -68,7 +70,7 @@ def memory(  # noqa: PLR0913 (each is a head)
         "gradients_bytes": gradients,
         "optimizer_state_bytes": state_bytes,
         "averages_bytes": num_averages * parameters,
-        "activations_bytes": activations,
+        "activations_bytes": activations + waiting_bytes,
         "checkpoint_bytes": (1 + num_averages) * parameters + state_bytes if training else 0,
         "data_bytes": data_bytes,
     }

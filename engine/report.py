@@ -21,6 +21,8 @@ from engine.data.rows import Rows
 from engine.derived import Derived
 from engine.epoch_metrics import EpochMetrics
 from engine.learner import Learner
+from engine.loss_sums import LossSums
+from engine.losses import LossValue
 from engine.metrics import Accuracies
 from engine.paired import rates_of
 from engine.probes.taps import Probes
@@ -81,13 +83,13 @@ class Taken:
 
     num_rows: int = 0
     losses: list[Tensor] = field(default_factory=list[Tensor])
-    parts: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
-    """Of a loss of several parts, each by itself."""
+    terms: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """Of several losses, each by itself."""
     correct: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
 
     @property
     def loss(self) -> Tensor:
-        """The sum of the batches' shares."""
+        """The step's: the sum of what its micro-batches add to it."""
         return sum(self.losses[1:], self.losses[0])
 
 
@@ -179,16 +181,16 @@ class Reporter:
         """The loss of the step that is under way, of the batches that were taken in."""
         return self._taken.loss
 
-    def take(self, step: int, loss: Tensor, values: dict[str, Tensor]) -> None:
-        """Take in what a batch of a step gave; ``loss`` is its share of the step's."""
+    def take(self, step: int, loss: LossValue, values: dict[str, Tensor]) -> None:
+        """Take in what a batch of a step gave; ``loss`` is what it adds to the step's."""
         taken = self._taken
         taken.num_rows += values[next(iter(values))].shape[0]
-        taken.losses.append(loss.detach())
+        taken.losses.append(loss.total.detach())
         if self.intake is not None:
             self.intake.take()
-        for name, part in self._learner.loss_fn.told.items():
-            before = taken.parts.get(name)
-            taken.parts[name] = part if before is None else before + part
+        for name, term in loss.terms.items():
+            before = taken.terms.get(name)
+            taken.terms[name] = term if before is None else before + term
         for name, correct in self._accuracies.correct(values, step).items():
             before = taken.correct.get(name)
             taken.correct[name] = correct if before is None else before + correct
@@ -205,7 +207,7 @@ class Reporter:
         at = now()
         rates = rates_of(self._learner.optimizer)
         others = {
-            **taken.parts,
+            **taken.terms,
             **self.derived.take(),
             **clipped,
             **self._learner.network.output_clips.take(),
@@ -352,29 +354,30 @@ def evaluate(
     look: contextlib.AbstractContextManager[object] | None = None,
     others: EpochMetrics | None = None,
 ) -> dict[str, float]:
-    """Run the validation rows once: loss and metrics over all of them, exactly.
+    """Run the validation rows once: loss and metrics over all of them, whatever the batches.
 
-    A mean loss is weighted by the rows of each batch, so that a smaller last one counts rightly.
-    ``look`` is entered around the first batch; ``others`` take every batch in.
+    A loss is the sum of the batches' numerators over the sum of their denominators. ``look`` is
+    entered around the first batch; ``others`` take every batch in.
     """
     network, loss_fn = learner.network, learner.loss_fn
     was_training = network.training
     network.eval()
     accuracies = Accuracies(job.metrics)
-    parts = torch.zeros(len(loss_fn.weights), dtype=torch.float64, device=rows.device)
+    sums: LossSums | None = None
     totals = torch.zeros(len(accuracies.names), dtype=torch.float64, device=rows.device)
     for batch in rows.in_order(batch_size):
         with look or contextlib.nullcontext():
             values = network(batch)
         look = None
         num_rows = next(iter(batch.values())).shape[0]
-        parts += loss_fn.summed([values[name] for name in job.loss_inputs], num_rows)
+        found = loss_fn.sums(values, num_rows)
+        sums = found if sums is None else sums + found
         for number, correct in enumerate(accuracies.correct(values).values()):
             totals[number] += correct
         if others is not None:
             others.update(values)
     network.train(was_training)
-    figures = loss_fn.figures(parts, rows.num_rows)
+    figures = {} if sums is None else loss_fn.figures(sums)
     shares = (totals / rows.num_rows).tolist()
     figures |= dict(zip(accuracies.names, shares, strict=True))
     return {f"validation/{name}": value for name, value in figures.items()}

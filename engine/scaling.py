@@ -37,6 +37,7 @@ class Scaling:
         self._one = torch.ones((), device=device)
         self._overflowed = torch.zeros((), dtype=torch.float64, device=device)
         self._has_updated = False
+        self._has_skipped = torch.zeros((), dtype=torch.bool, device=device)
         self._used: Tensor | None = None
         """The scale of the update that was made last, or left out."""
         self._inverse: Tensor | None = None
@@ -65,10 +66,15 @@ class Scaling:
         with contextlib.nullcontext() if self._has_updated else _waiting(self._optimizer):
             self._scaler.step(self._optimizer)
         self._scaler.update()
-        has_overflowed = self.scale < self._used
+        self._has_skipped = has_overflowed = self.scale < self._used
         self._overflowed += has_overflowed
         self._has_updated = self._has_updated or not bool(has_overflowed)
         self._inverse = None
+
+    @property
+    def has_skipped(self) -> bool:
+        """Whether the newest update was left out because gradients overflowed. Waits for it."""
+        return bool(self._has_skipped)
 
     def figures(self) -> dict[str, Tensor]:
         """Of the newest step: its scale, and how many steps have overflowed so far."""

@@ -11,22 +11,21 @@ from engine.batching import Batch, Batching, Intake
 from engine.data.rows import Rows
 from engine.early import EarlyStop
 from engine.learning_rate import LearningRate
+from engine.losses import Losses
+from engine.micro_batches import MicroBatch, MicroBatches
 from engine.problems import one
 from engine.snapshot import State
 from glasshouse.errors import CheckpointMismatch, DataFailed
 from glasshouse.spec import TrainJob
 
-Batches = Iterator[tuple[Batch, float | None, bool]]
-"""Of a step: each with its share of the step's loss, None for all of it, and whether it is the
-last, which is the one that probes look at."""
-
 
 class Schedule:
     """When things happen: the order of batches, evaluations, checkpoints and the end."""
 
-    def __init__(self, job: TrainJob, rows: Rows, parts: int = 1) -> None:
+    def __init__(self, job: TrainJob, rows: Rows, loss_fn: Losses, parts: int = 1) -> None:
         """``parts``: each batch comes in so many, or in one a row where it has fewer rows."""
         self._job = job
+        self._micro_batches = MicroBatches(job, loss_fn, rows)
         self._batching = Batching(job, rows, parts)
         self.pass_size = -(-job.data.batch_size // parts)
         """The most rows that the network is given at once."""
@@ -70,8 +69,8 @@ class Schedule:
     def _order(self) -> dict[str, Any]:
         return {"seed": self._job.seed, **self._batching.order()}
 
-    def steps(self) -> Iterator[tuple[int, int, Batches]]:
-        """Step, epoch and batches from the position on, for ever; none when all are done."""
+    def steps(self) -> Iterator[tuple[int, int, Iterator[MicroBatch]]]:
+        """Step, epoch and micro-batches from the position on, for ever; none when all are done."""
         pace, step, first = self._pace, self.position["step"], self.position["batch"]
         if self.num_steps is not None and step >= self.num_steps:
             return
@@ -86,16 +85,11 @@ class Schedule:
 
     def _of_step(
         self, batches: Iterator[Batch], before: Callable[[int], int], first: int, last: int
-    ) -> Batches:
-        """The batches of a step, with their shares of its loss."""
+    ) -> Iterator[MicroBatch]:
+        """The micro-batches of a step."""
         sizes = [before(number + 1) - before(number) for number in range(first, last)]
         sizes = [part for size in sizes for part in self._batching.parts_of(size)]
-        if len(sizes) == 1:
-            yield next(batches), None, True
-            return
-        rows = sum(sizes)
-        for number, size in enumerate(sizes, 1):
-            yield next(batches), size / rows, number == len(sizes)
+        return self._micro_batches.of_step(batches, sizes)
 
     @property
     def ends_epoch(self) -> bool:

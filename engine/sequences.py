@@ -6,8 +6,9 @@ refused here. Knows graphs and shapes; knows nothing of data.
 """
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -44,8 +45,28 @@ def assign_lengths(
     return traced
 
 
+class Steps(NamedTuple):
+    """Which axes of a value are as long as the rows of sequences."""
+
+    axes: list[int]
+    field: str | None
+    """The sequence field whose steps axis 1 is; None where it is not axis 1 alone."""
+
+
 def stepwise(traced: Trace, fields: Mapping[str, FieldShape], batch_size: int) -> dict[str, str]:
     """The sequence field of each value whose axis 1 is the steps of its rows, by the value's name.
+
+    Raises:
+        SpecProblems: the network fits rows of one length only.
+    """
+    found = steps_of(traced, fields, batch_size, [*traced.values])
+    return {name: item.field for name, item in found.items() if item.field is not None}
+
+
+def steps_of(
+    traced: Trace, fields: Mapping[str, FieldShape], batch_size: int, names: Sequence[str]
+) -> dict[str, Steps]:
+    """Of some values, those with axes that grow with the rows of a sequence field.
 
     Raises:
         SpecProblems: the network fits rows of one length only.
@@ -54,11 +75,12 @@ def stepwise(traced: Trace, fields: Mapping[str, FieldShape], batch_size: int) -
         return {}
     growth = _growth(fields)
     longer = _trace_longer(traced, fields, growth, batch_size)
-    found: dict[str, str] = {}
-    for name, value in traced.values.items():
-        field = _field_of(value, longer.values[name], 1, (fields, growth))
-        if field is not None and _grown(value, longer.values[name]) == [1]:
-            found[name] = field
+    found: dict[str, Steps] = {}
+    for name in names:
+        before, after = traced.values[name], longer.values[name]
+        if axes := _grown(before, after):
+            field = _field_of(before, after, 1, (fields, growth)) if axes == [1] else None
+            found[name] = Steps(axes, field)
     return found
 
 

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.layer_options import make_optimizer
-from engine.losses import Losses, loss_of
+from engine.losses import Losses, loss_of, without_lengths
 from engine.network import Network
 from engine.stepwise import Recurrent
 from glasshouse.spec import Graph, TrainJob
@@ -134,7 +134,7 @@ def _counted(
     device: Literal["cpu", "meta"],
 ) -> int:
     network = Network(_without_lengths(job.network), wanted, kept_at=job.kept_at)
-    loss_fn = Losses.of(job)
+    loss_fn = Losses.of(without_lengths(job))
     network.low_precision = _LOW.get(job.precision)
     network.train()
     for module in network.modules():
@@ -144,7 +144,7 @@ def _counted(
     with live:
         batch = {name: torch.empty_like(x, device=device) for name, x in make_batch().items()}
         values = network(batch)
-        loss = loss_of(loss_fn, values, job.loss_inputs)
+        loss = loss_of(loss_fn, values).total
         del batch, values
         loss.backward()
         del loss

@@ -261,10 +261,18 @@ def as_operands(metric: Metric, operands: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _in_float64(made: Any) -> Any:
-    """Sums in float64: over many rows float32 would lose the last ones."""
+    """Sums in float64: over many rows float32 would lose the last ones.
+
+    Each state replaces the one of its name, and is still reduced over processes as that one is.
+    """
     for name, state in made.metric_state.items():
         if isinstance(state, Tensor) and state.is_floating_point():
-            made.add_state(name, default=state.to(torch.float64))  # in place of the one there
+            made.add_state(
+                name,
+                default=state.to(torch.float64),
+                dist_reduce_fx=made._reductions[name],
+                persistent=made._persistent[name],
+            )
     return made
 
 

@@ -72,7 +72,7 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
     torch.manual_seed(job.seed)
     learner = learner_of(job, rows.device)
     network, loss_fn, optimizer, clip = learner[:4]
-    schedule = Schedule(job, rows, parts)
+    schedule = Schedule(job, rows, loss_fn, parts)
     _settle(job, learner, rows, start, out, schedule.pass_size)
     probes = _probes(job, learner, rows, out, control)
     probes.watch(watched, 0 if start is None else start.step)
@@ -84,22 +84,21 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
         return Ending(network, start.step, "succeeded", schedule.reason)
 
     commands = _commands(job, learner, control, out, schedule, report)
-    loss_inputs = job.loss_inputs
     step, epoch, batch = *schedule.newest, None
     state, look = "succeeded", UNWATCHED
     try:
         for step, epoch, batches in schedule.steps():
             probes.watch(control.wanted, step)
-            for batch, share, is_last in batches:
+            for batch, part, is_last in batches:
                 clock.mark("data")
-                guard.begin()
+                guard.begin(part)
                 seen = probes.at(step) if is_last else UNWATCHED
                 with seen as look, report.derived.at(step, batch, is_last=is_last):
                     clock.mark("probes")
                     values = network(batch)
-                    loss = loss_of(loss_fn, values, loss_inputs, share)
+                    loss = loss_of(loss_fn, values, part)
                     clock.mark("forward")
-                    learner.backward(loss, is_last=is_last)
+                    learner.backward(loss.total, is_last=is_last)
                     clock.mark("backward")
                 clock.mark("probes")
                 report.take(step, loss, values)
@@ -111,7 +110,13 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
             clock.mark("optimizer")
 
             num_rows = report.step(step, epoch, clipped)
-            learner.follow(step, num_rows, ends_epoch=schedule.ends_epoch, clock=clock)
+            learner.follow(
+                step,
+                num_rows,
+                ends_epoch=schedule.ends_epoch,
+                has_skipped=guard.has_skipped,
+                clock=clock,
+            )
             asked = commands.at(step + 1) if control.orders else ()
             if schedule.is_over(step, report.elapsed_s):
                 break

@@ -58,7 +58,7 @@ class Tuned:
         batch = next(rows.in_order(min(pass_size, rows.num_rows)))
         try:
             with untouched(network, rows.device):
-                times = self._times(lambda: _pass(job, network, loss_fn, batch), rows.device)
+                times = self._times(lambda: _pass(network, loss_fn, batch), rows.device)
         except Exception:  # the first step will meet it too, and say where
             self.take("contiguous_format")
             return
@@ -82,8 +82,8 @@ class Tuned:
         return times
 
 
-def _pass(job: TrainJob, network: Network, loss_fn: Losses, batch: dict[str, Tensor]) -> None:
-    loss_of(loss_fn, network(batch), job.loss_inputs).backward()
+def _pass(network: Network, loss_fn: Losses, batch: dict[str, Tensor]) -> None:
+    loss_of(loss_fn, network(batch)).total.backward()
     for parameter in network.parameters():
         parameter.grad = None
 

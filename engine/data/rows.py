@@ -23,6 +23,8 @@ Taken = Tensor | slice
 """Which rows a batch has, by their places in memory."""
 Made = tuple[dict[str, Tensor], dict[str, Tensor]]
 """A batch, each field's tensor by name; and the lengths of its sequences in host memory."""
+MadeOf = tuple[Taken, int | None, dict[str, Tensor]]
+"""A batch's rows, the epoch for which they were changed, and the lengths of its sequences."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,15 @@ class Rows:
         """The epoch for which the batch that was made last was changed; None: it was not."""
         return self._trained_in
 
+    @property
+    def newest_made(self) -> MadeOf:
+        """What the batch that was made last is made of; an earlier one may be put in its place."""
+        return self._taken, self._trained_in, self.lengths
+
+    @newest_made.setter
+    def newest_made(self, made_of: MadeOf) -> None:
+        self._taken, self._trained_in, self.lengths = made_of
+
     def numbers(self, taken: Taken) -> Tensor:
         """The numbers, in the split, of the rows of a batch."""
         if self._numbers is not None:
@@ -165,9 +176,9 @@ class Rows:
 
     def again(self, taken: Taken, trained_in: int | None = None) -> dict[str, Tensor]:
         """A batch once more; the one that was made last stays what it was."""
-        before, lengths = (self._taken, self._trained_in), self.lengths
+        before = self.newest_made
         batch = self.batch(taken, None, trained_in)
-        (self._taken, self._trained_in), self.lengths = before, lengths
+        self.newest_made = before
         return batch
 
     def spaced(self, num_rows: int) -> tuple[Tensor, dict[str, Tensor]]:

@@ -26,7 +26,12 @@ def _check_waiting(spec: TrainJob, findings: Findings) -> None:
     """On CUDA only a fused optimizer can be told by the device to do nothing."""
     made = optimizer_classes().get(spec.optimizer.type)
     is_fused = spec.optimizer.args.get("fused") is True and spec.optimizer.sparse is None
-    if made is None or is_fused:
+    if made is None:
+        return
+    if is_fused:
+        if spec.scheduler is not None or spec.average is not None:
+            detail = "each step waits for the device: scheduler and average leave out skipped steps"
+            findings.warn("/guards/nonfinite/action", detail, "waits")
         return
     detail = "each step waits for the device, so that it can be skipped"
     takes_flag = spec.optimizer.type in ("Adam", "AdamW", "SGD", "Adagrad")

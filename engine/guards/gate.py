@@ -46,6 +46,13 @@ class Gate:
             optimizer.register_step_pre_hook(self._before_update)
 
     @property
+    def has_skipped(self) -> bool:
+        """Whether the newest update was withheld; waits for the device that decided."""
+        if self.is_shut or self._action != "skip_step" or self._flag is None:
+            return self.is_shut
+        return bool(self._flag)
+
+    @property
     def keeps(self) -> bool:
         """Whether the parameters are those of a bad step when it is looked into."""
         if not self._is_late:

@@ -22,6 +22,7 @@ from engine.guards.gate import Gate
 from engine.guards.randomness import Randomness
 from engine.guards.replay import Found, Pass, Replay, Skipped, described
 from engine.learner import Learner
+from engine.loss_sums import StepPart
 from engine.network import Network
 from engine.readback import Readback
 from engine.scaling import MIN_SCALE
@@ -88,12 +89,10 @@ class Guard:
         self._action, self._checks = spec.action, frozenset(spec.check)
         self._limit = spec.max_skipped or MAX_SKIPPED
         skipped = Skipped(spec.skip)
-        inputs = job.loss_inputs
         self._carried = carried = learner.carried
         self._replay = Replay(
             learner.network,
             learner.loss_fn,
-            inputs,
             rows,
             skipped,
             carried=carried,
@@ -127,15 +126,18 @@ class Guard:
 
     # --- in the loop ------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """A forward pass begins, of the batch that the rows have made last."""
+    def begin(self, part: StepPart | None = None) -> None:
+        """A forward pass begins, of the batch that the rows have made last.
+
+        ``part``: its place in its step, where several micro-batches make one.
+        """
         if self._checks:
             if not self._passes:
                 self._gate.begin()
             randomness = Randomness.now(self._readback.device)
             carried = None if self._carried is None else self._carried.snapshot()
             rows = self._rows
-            self._passes.append(Pass(rows.taken, randomness, rows.trained_in, carried))
+            self._passes.append(Pass(rows.taken, randomness, rows.trained_in, carried, part))
 
     def rewind(self) -> None:
         """Draw the random numbers of the pass under way once more, from where it carries on."""
@@ -169,6 +171,11 @@ class Guard:
         if decisive := [item for name, item in numbers.items() if self._decides(name)]:
             self._gate.take(decisive)
         self._put(Seen(*self._newest, [*numbers], passes), numbers)
+
+    def has_skipped(self) -> bool:
+        """Whether the newest step made no update; waits for the device where that decided."""
+        has_overflowed = self._scaling is not None and self._scaling.has_skipped
+        return has_overflowed or self._gate.has_skipped
 
     def _decides(self, name: str) -> bool:
         """Whether a step is withheld by a number: what overflows by its scale is anyway."""

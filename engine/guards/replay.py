@@ -18,6 +18,7 @@ from engine.carried import Carried, States, alone
 from engine.data.rows import Rows, Taken
 from engine.guards.randomness import Randomness
 from engine.layers import LayerFailed
+from engine.loss_sums import StepPart
 from engine.losses import Losses, loss_of
 from engine.network import Network
 from engine.probes.figures.summarize import summarize
@@ -43,6 +44,8 @@ class Pass:
     """The epoch for which its rows were changed."""
     carried: States | None = None
     """Where its stateful layers began, where there are some."""
+    part: StepPart | None = None
+    """Its place in its step, where several micro-batches make one."""
 
 
 @dataclass
@@ -84,11 +87,10 @@ class Skipped:
 class Replay:
     """Looks for the first bad tensor of passes that were made."""
 
-    def __init__(  # noqa: PLR0913 (what a pass is made of)
+    def __init__(
         self,
         network: Network,
         loss_fn: Losses,
-        loss_inputs: Sequence[str],
         rows: Rows,
         skipped: Skipped,
         *,
@@ -99,7 +101,6 @@ class Replay:
         self._scaling = scaling
         self._carried = carried
         self._loss_fn = loss_fn
-        self._loss_inputs = loss_inputs
         self._rows = rows
         self._skipped = skipped
 
@@ -114,7 +115,7 @@ class Replay:
                 if self._carried is not None and one.carried is not None:
                     self._carried.put(one.carried)
                 search = _Search(self._skipped)
-                self._run(self._rows.again(one.taken, one.trained_in), search)
+                self._run(self._rows.again(one.taken, one.trained_in), one.part, search)
             found = search.found
             found.num_pass = number
             if found.layer is not None:
@@ -131,7 +132,7 @@ class Replay:
                 return search.found
         return Found()
 
-    def _run(self, batch: dict[str, Tensor], search: "_Search") -> None:
+    def _run(self, batch: dict[str, Tensor], part: StepPart | None, search: "_Search") -> None:
         search.num_rows = next(iter(batch.values())).shape[0]
         for name, tensor in batch.items():
             search.see(name, name, "input", "forward", tensor)
@@ -139,7 +140,7 @@ class Replay:
         try:
             # A step that fails in a layer is looked at as far as it comes.
             with contextlib.suppress(LayerFailed, RuntimeError), torch.enable_grad():
-                loss = loss_of(self._loss_fn, self._network(batch), self._loss_inputs)
+                loss = loss_of(self._loss_fn, self._network(batch), part).total
                 search.see("loss", "loss", "output", "forward", loss)
                 if search.found.layer is None:
                     (loss if self._scaling is None else loss * self._scaling.scale).backward()

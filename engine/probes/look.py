@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar
 
 from torch import Tensor, nn
 
+from engine.losses import LossValue
 from engine.probes.cost.meter import Meter
 from engine.probes.desk import Desk, Mark, Update
 from engine.probes.figures.counted import Counted
@@ -261,10 +262,10 @@ class Look(AbstractContextManager["Look"]):
         if is_taken or not any(wanted.values()):
             return
 
-        def hook(_module: nn.Module, inputs: tuple[Any, ...], loss: Tensor) -> None:
+        def hook(_module: nn.Module, inputs: tuple[Any, ...], loss: LossValue) -> None:
             if not self._is_open:
                 return
-            self._see("output", LOSS, loss, wanted[LOSS])
+            self._see("output", LOSS, loss.total, wanted[LOSS])
             if watches := wanted[LOSS_SAMPLES]:
                 each = self._observe(watches, lambda: sample_losses(loss_fn, inputs))
                 if each is not None:
@@ -274,9 +275,9 @@ class Look(AbstractContextManager["Look"]):
 
         self._hooks.append(loss_fn.register_forward_hook(hook))
 
-    def _on_loss(self, _module: nn.Module, _inputs: Any, loss: Tensor) -> None:
+    def _on_loss(self, _module: nn.Module, _inputs: Any, loss: LossValue) -> None:
         if self._is_open:
-            self._desk.loss = loss.detach()
+            self._desk.loss = loss.total.detach()
 
     # --- parameters and what belongs to them ------------------------------------------------
 

@@ -158,8 +158,9 @@ class TrainJob(_Job):
     """``torch.use_deterministic_algorithms``: an operation that has none fails the job. On a CPU
     all are so with the same number of threads."""
     accumulate: int = Constraint(default=1, ge=1, le=100_000)
-    """Batches whose gradients make one update together, as one batch of all their rows would: a
-    step is then so many batches. At the end of an epoch the last step may have fewer."""
+    """Batches (micro-batches) whose gradients make one update together, as one batch of all their
+    rows would: a step is then so many batches. The loss is the mean over the whole step, whatever
+    torch's mean divides by. At the end of an epoch the last step may have fewer."""
     activation_checkpointing: KeptAt | None = None
     """Less memory for more time: what layers keep for the backward pass is computed again there,
     but for what goes into the layers named here, in their order. Before the first and from the last
@@ -226,6 +227,11 @@ class TrainJob(_Job):
     def loss_inputs(self) -> tuple[str, ...]:
         """What the losses compare, one after the other."""
         return tuple(name for loss in self.losses for name in loss.inputs)
+
+    @property
+    def loss_reads(self) -> tuple[str, ...]:
+        """All that the losses need: what they compare, and lengths."""
+        return tuple(name for loss in self.losses for name in loss.reads)
 
     @property
     def loss_names(self) -> tuple[str, ...]:

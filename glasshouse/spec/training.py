@@ -46,10 +46,19 @@ class Loss(Spec):
     args: Args = {}
     inputs: tuple[Input, ...] = Constraint(min_length=1, max_length=8)
     """What it compares, in the order of the loss's own arguments: layers or data fields."""
+    lengths: Input | Literal[False] | None = None
+    """Only the steps within these lengths are compared, such as ``text.lengths``; what stands
+    behind the end of a row is not. Default: the lengths of the sequence field whose steps axis 1 of
+    its inputs are. ``false``: padding is compared too."""
     weight: PositiveFloat = 1.0
     """It counts so many times."""
     name: Name | None = None
     """Its value is the metric ``loss/<name>``; left out, one of several is called by its type."""
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """All that it needs: its inputs, and the lengths."""
+        return (*self.inputs, *((self.lengths,) if self.lengths else ()))
 
 
 Losses = Loss | Annotated[tuple[Loss, ...], Constraint(min_length=1, max_length=20)]
@@ -186,7 +195,11 @@ class Stop(Spec):
 
 
 class Evaluate(Spec):
-    """When the validation data is run. It is always run once more at the end."""
+    """When the validation data is run. It is always run once more at the end.
+
+    ``validation/loss`` is the loss of all its rows as one batch, whatever ``data.batch_size``: the
+    sum of the batches' numerators over the sum of what torch's mean divides by (rows, steps without
+    padding, or the weights of the targets that are not ignored)."""
 
     every_epochs: PositiveInt | None = None
     every_steps: PositiveInt | None = None

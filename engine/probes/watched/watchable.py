@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from engine.losses import Losses
+from engine.losses import Losses, without_lengths
 from engine.optim import States
 from engine.probes.watched.losses import sample_losses
 from engine.probes.watched.select import (
@@ -134,7 +134,7 @@ def _of_loss(spec: TrainJob, traced: Trace) -> dict[str, Thing]:
 
 
 def _why_no_samples(spec: TrainJob, inputs: list[Tensor]) -> str:
-    criterion = Losses.of(spec)
+    criterion = Losses.of(without_lengths(spec))
     try:
         try:
             sample_losses(criterion.to("meta"), inputs)

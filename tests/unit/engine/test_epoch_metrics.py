@@ -212,6 +212,33 @@ def test_sums_over_many_rows_are_kept_in_float64():
     assert math.isclose(found, (1e10 + 1000) / 100_001, rel_tol=1e-9)
 
 
+def test_states_in_float64_are_reduced_over_processes_as_torchmetrics_own():
+    """Two halves that are merged as processes merge them are the whole."""
+    torch.manual_seed(0)
+    scores, target = torch.randn(40, 3), torch.randint(0, 3, (40,))
+    values, other = torch.randn(40), torch.randn(40)
+    some = {"MeanSquaredError": (values, other), "R2Score": (values, other)}
+    merged = 0
+    for kind, cls in metric_classes().items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            own = cls(**arguments_of(kind))
+            item = Metric(type=kind, args=arguments_of(kind), inputs=("a", "b"))
+            states = Counted("x", item, {})._made
+        assert states._reductions == own._reductions, kind
+        assert states._persistent == own._persistent, kind
+        if kind in some or kind == "MulticlassHingeLoss":
+            first, second = some.get(kind, (scores, target))
+            parts = [Counted("x", item, {}) for _ in range(3)]
+            for part, rows in zip(parts, (slice(0, 9), slice(9, 40), slice(0, 40)), strict=True):
+                part.update([first[rows], second[rows]])
+            parts[0]._made.merge_state(parts[1]._made)
+            found, expected = parts[0].compute().series["x"], parts[2].compute().series["x"]
+            torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+            merged += 1
+    assert merged == 3
+
+
 def test_perplexity_is_the_exponential_of_the_mean_cross_entropy_of_what_is_not_padding():
     item = Metric(type="Perplexity", args={"ignore_index": -100}, inputs=("a", "b"))
     counted = Counted("p", item, {})

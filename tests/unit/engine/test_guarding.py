@@ -404,6 +404,7 @@ def late_loop(name: str, action: Any, bad: set[int], *, by_flag: bool) -> list[d
         if gate is not None:
             gate.take([loss.detach()])
             optimizer.step()
+            assert gate.has_skipped == (step in bad and action == "skip_step")
         elif step not in bad:
             optimizer.step()
         elif action == "skip_step":
@@ -522,3 +523,6 @@ def test_on_cuda_an_optimizer_that_cannot_be_told_is_warned_of(table):
     body["optimizer"] = {"type": "Adam", "args": {"fused": True}}
     told = {item["pointer"] for item in planned(body, meta)["warnings"]}
     assert "/guards/nonfinite/action" not in told
+    for more in ({"average": {"type": "ema"}}, {"scheduler": {"type": "CosineAnnealingLR"}}):
+        told = {item["pointer"]: item["detail"] for item in planned(body | more, meta)["warnings"]}
+        assert "skipped steps" in told["/guards/nonfinite/action"]

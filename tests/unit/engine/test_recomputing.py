@@ -207,7 +207,7 @@ def test_a_step_needs_what_the_plan_says_and_less_than_with_all_kept(name):
         loss_fn, live = Losses.of(whole), LiveBytes()
         with live:
             batch = batch_of(256, "cpu")
-            loss = loss_of(loss_fn, network(batch), whole.loss_inputs)
+            loss = loss_of(loss_fn, network(batch)).total
             del batch
             loss.backward()
         assert counted == pytest.approx(live.peak, rel=0.03)

@@ -44,7 +44,7 @@ def by_hand(
     parts: int = 1,
     forward: Callable[..., torch.Tensor] = lambda network, x: network(x),
     unscaled: Hook = lambda *_: None,
-    after: Callable[[torch.optim.Optimizer, int], Any] = lambda *_: None,
+    after: Callable[[torch.optim.Optimizer, torch.amp.GradScaler], Any] = lambda *_: None,
 ) -> tuple[list[float], list[float], nn.Sequential]:
     """Losses, scales and the network; ``parts``: batches that make a step."""
     images = torch.from_numpy(np.load(table / "train" / "0.npy"))
@@ -78,7 +78,7 @@ def by_hand(
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
-            after(optimizer, len(told))
+            after(optimizer, scaler)
             told.append(float(sum(terms[1:], terms[0])))
     return told, scales, network
 
@@ -123,13 +123,17 @@ def test_batches_that_make_a_step_have_one_scale_and_one_update(digits, tmp_path
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of")
-def test_a_schedule_goes_on_over_steps_that_overflow(digits, tmp_path):
+def test_a_schedule_stays_where_it_is_at_steps_that_overflow(digits, tmp_path):
     made: list[Any] = []
+    scales: list[float] = []
 
-    def after(optimizer: torch.optim.Optimizer, step: int) -> None:
-        if not step:
+    def after(optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> None:
+        if not made:
             made.append(ExponentialLR(optimizer, 0.95))
-        made[0].step()
+            scales.append(RULES["init_scale"])
+        if scaler.get_scale() >= scales[-1]:
+            made[0].step()
+        scales.append(scaler.get_scale())
 
     scheduler = {"type": "ExponentialLR", "args": {"gamma": 0.95}}
     records = run(tmp_path, spec(**LOW, scheduler=scheduler, stop={"steps": 20}), digits)
@@ -192,7 +196,7 @@ def test_an_output_s_gradient_is_clipped_at_limits_that_are_scaled(digits, tmp_p
         scores.register_hook(lambda item: item.clamp(-limit * scales[-1], limit * scales[-1]))
         return scores
 
-    def after(_optimizer: object, _step: int) -> None:
+    def after(_optimizer: object, _scaler: object) -> None:
         scales.append(scaler[0].get_scale())
 
     scaler: list[torch.amp.GradScaler] = []

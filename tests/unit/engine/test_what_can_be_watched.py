@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 from engine.data.joined import source_rows
 from engine.data.rows import Rows
+from engine.loss_sums import Term
 from engine.probes.figures.summarize import summarize
-from engine.probes.watched.losses import of_one
 from engine.probes.watched.select import may_match
 from glasshouse.spec import Probe
 from tests.unit.engine.making import captured, errors, of_type, planned, run, spec
@@ -220,20 +220,20 @@ def test_rows_in_their_stored_order_have_numbers_too():
 
 def test_a_loss_of_several_figures_per_row_gives_their_mean():
     x, y = torch.randn(4, 3, 2), torch.randn(4, 3, 2)
-    assert torch.equal(of_one(nn.MSELoss(), [x, y]), ((x - y) ** 2).reshape(4, -1).mean(1))
+    assert torch.equal(Term(nn.MSELoss()).of_rows([x, y]), ((x - y) ** 2).reshape(4, -1).mean(1))
     weights = torch.tensor([1.0, 2.0, 3.0])
     scores, target = torch.randn(4, 3), torch.tensor([0, 2, 1, 1])
     loss_fn = nn.CrossEntropyLoss(weight=weights, label_smoothing=0.1)
     expected = F.cross_entropy(scores, target, weights, reduction="none", label_smoothing=0.1)
-    assert torch.equal(of_one(loss_fn, [scores, target]), expected)
+    assert torch.equal(Term(loss_fn).of_rows([scores, target]), expected)
     assert loss_fn.reduction == "mean"
 
 
 def test_a_loss_that_does_not_say_what_each_row_gives_is_refused():
     with pytest.raises(ValueError, match="gives"):
-        of_one(nn.CrossEntropyLoss(), [torch.randn(10), torch.tensor(3)])
+        Term(nn.CrossEntropyLoss()).of_rows([torch.randn(10), torch.tensor(3)])
     with pytest.raises(ValueError, match="no reduction"):
-        of_one(nn.Identity(), [torch.randn(10)])
+        Term(nn.Identity()).of_rows([torch.randn(10)])
 
 
 def test_a_layer_that_is_named_loss_wins_and_the_plan_says_so(digits, tmp_path):
