@@ -1,12 +1,14 @@
 """The client of the planner: the one process of an API that has torch, and checks specs with it.
 
 The planner answers one line per line. It may die or hang at any spec: then it is killed, the
-spec is refused, and a new one is started.
+spec is refused, and a new one is started. One that takes too much processor time at a request is
+ended by the kernel (SIGPROF).
 """
 
 import asyncio
 import contextlib
 import hashlib
+import signal
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
@@ -33,12 +35,23 @@ SECTIONS = (
     "rules",
 )
 _START_S = 120.0
+_CPU_S = 10.0
+"""Processor time that the planner may take for one request."""
 _PAUSE_S = 2.0
 """After a planner that did not start, requests are refused for this long before another try."""
 _LINE_BYTES = 256 * 1024**2
 _KEPT_PLANS = 128
 _KEPT_BYTES = 256 * 1024
 _log: Any = structlog.get_logger("glasshouse.api.planner")
+
+
+_ASKED = {
+    "plan": ("checking the network", "/network", "make the network smaller"),
+    "set": ("checking the new settings", "/set", "set fewer at once"),
+    "upload": ("comparing the weights with the network", "/network", "make the network smaller"),
+    "catalog": ("listing the catalogue", "", "ask again later"),
+}
+"""By what the planner was asked: what it did, the field that it was about, and what to do."""
 
 
 class PlannerDied(Exception):
@@ -179,20 +192,22 @@ class Planner:
                 except TimeoutError:
                     await self._kill()
                     self.warm()
-                    raise InvalidSpec(
-                        f"The spec took longer than {self._timeout_s:g} s to check; make the "
-                        "network smaller."
-                    ) from None
+                    took = f"took longer than {self._timeout_s:g} s"
+                    raise _refused(request, took, "too_large") from None
                 except PlannerDied:
-                    _log.warning("planner_died", code=process.returncode)
-                    await self._kill()
+                    code = await self._kill()
+                    _log.warning("planner_died", code=code)
+                    if code == -signal.SIGPROF:
+                        self.warm()
+                        took = f"took more than {_CPU_S:g} s of processor time"
+                        raise _refused(request, took, "too_large") from None
                 except BaseException:  # an answer nobody reads must not reach the next question
                     await self._kill()
                     raise
                 else:
                     return _checked(answer)
             self.warm()
-            raise InvalidSpec("The process that checks specs died at this one.")
+            raise _refused(request, "ended the process that does it, twice", "unchecked")
 
     async def _exchange(self, process: Process, request: dict[str, Any]) -> dict[str, Any]:
         assert process.stdin is not None  # noqa: S101 (PIPE was asked for)
@@ -225,6 +240,8 @@ class Planner:
             sys.executable,
             "-m",
             "engine.planner",
+            "--max-seconds",
+            str(_CPU_S),
             stdin=PIPE,
             stdout=PIPE,
             limit=_LINE_BYTES,
@@ -247,13 +264,22 @@ class Planner:
             raise PlannerUnavailable(retry_after_s=2)
         return process
 
-    async def _kill(self) -> None:
+    async def _kill(self) -> int | None:
+        """End the process, unless it is ending; its exit code."""
         process, self._process = self._process, None
         if process is None:
-            return
+            return None
         with contextlib.suppress(ProcessLookupError):
             process.kill()
-        await process.wait()
+        return await process.wait()
+
+
+def _refused(request: Mapping[str, Any], why: str, code: str) -> InvalidSpec:
+    what, pointer, advice = _ASKED[request["do"]]
+    detail = f"{what} {why}: {advice}"
+    return InvalidSpec(
+        f"{detail[0].upper()}{detail[1:]}.", problems=[FieldProblem(pointer, detail, code)]
+    )
 
 
 def _checked(answer: dict[str, Any]) -> dict[str, Any]:

@@ -4,18 +4,20 @@ A boundary has the number of the step that comes next. What was applied before a
 again at its own boundary, so that the steps that are done once more are the same steps.
 """
 
+import contextlib
+import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 from engine.layer_options import set_arguments
 from engine.learner import Learner
-from engine.learning_rate import base_of
 from engine.paired import half_of
 from engine.problems import SpecProblems
 from engine.report import Emit
-from engine.settable import changed_job, optimizer_changes, optimizer_values
+from engine.settable import changed_job, optimizer_changes, optimizer_values, pointer_of
 from engine.spool import now
+from glasshouse.errors import FieldProblem
 from glasshouse.spec import TrainJob
 from glasshouse.spec.live import is_of_optimizer, is_of_sparse, place, value_of
 
@@ -69,18 +71,23 @@ class Commands:
         changes: dict[str, Any] = order["set"]
         try:
             changed = changed_job(self._job, changes)
-            self._follow(changed, step)
+            old = {path: self._value(path) for path in changes}
+            with self._undone_on_error():
+                self._apply(changed, changes)
+                self._follow(changed, step)  # last: it checks first, and then only assigns
         except SpecProblems as error:
             self._say(order, "rejected", step, problem=error.problems[0].as_dict())
             return
-        old = {path: self._value(path) for path in changes}
-        self._take_up(changed, changes)
+        except Exception as error:  # a command must not end the job
+            traceback.print_exc()
+            self._say(order, "rejected", step, problem=_unexpected(error, changes).as_dict())
+            return
+        self._job = changed
         new = {path: self._value(path) for path in changes}
         told = order if "step" in order else {"old": old, "new": new}
         self._say(order, "applied", step, old=told["old"], new=told["new"])
 
-    def _take_up(self, changed: TrainJob, changes: dict[str, Any]) -> None:
-        self._job = changed
+    def _apply(self, changed: TrainJob, changes: dict[str, Any]) -> None:
         for which, names in optimizer_changes(changes).items():
             values = optimizer_values(changed.optimizer, names, which)
             half = half_of(self._learner.optimizer, which)
@@ -90,12 +97,33 @@ class Commands:
         if self._learner.clip is not None and changed.grad_clip is not None:
             self._learner.clip.spec = changed.grad_clip
 
+    @contextlib.contextmanager
+    def _undone_on_error(self) -> Generator[None]:
+        """If what is done in here raises, optimizer, schedule and clipping are what they were."""
+        rate, clip, groups = (
+            self._learner.rate,
+            self._learner.clip,
+            self._learner.optimizer.param_groups,
+        )
+        before = [dict(group) for group in groups]
+        ends = None if clip is None else clip.spec
+        try:
+            with contextlib.nullcontext() if rate is None else rate.undone_on_error():
+                yield
+        except BaseException:
+            for group, was in zip(groups, before, strict=True):
+                group.clear()
+                group.update(was)
+            if clip is not None:
+                clip.spec = ends
+            raise
+
     def _value(self, path: str) -> Any:
         if is_of_optimizer(path):
             name = place(path)[-1]
             half = half_of(self._learner.optimizer, "sparse" if is_of_sparse(path) else "dense")
             if name == "lr" and self._learner.rate is not None:
-                return base_of(half)
+                return self._learner.rate.base(half)
             return half.param_groups[0][name]
         return value_of(self._job.model_dump(mode="json"), path)
 
@@ -104,3 +132,10 @@ class Commands:
         record = {"type": "command", "at": now(), "command": order["id"], "state": state}
         record |= {"step": step, **asked, "old": None, "new": None, "problem": None}
         self._emit(record | more | {"by": order.get("by")})
+
+
+def _unexpected(error: Exception, changes: dict[str, Any]) -> FieldProblem:
+    pointer = pointer_of(next(iter(changes))) if len(changes) == 1 else "/set"
+    why = f"{type(error).__name__}: {error}"[:300]
+    detail = f"the change could not be applied, and nothing was changed ({why})"
+    return FieldProblem(pointer, detail, "not_applied")

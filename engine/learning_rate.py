@@ -4,9 +4,11 @@ torch's own objects do the counting. A scheduler goes on by one unit at a time: 
 after an epoch, or once for each row that was trained on (about 2 µs each).
 """
 
+import contextlib
 import json
+import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Annotated, Any, cast
@@ -19,7 +21,7 @@ from torch import nn
 from torch.optim import lr_scheduler, swa_utils
 
 from engine import arguments
-from engine.layer_options import scales
+from engine.layer_options import scales, set_arguments
 from engine.optim import build_optimizer
 from engine.paired import Paired
 from engine.problems import Findings, one
@@ -42,6 +44,8 @@ _CYCLED = ("lr", "momentum", "betas")
 """What they set in the optimizer."""
 _RATES = ("max_lr", "base_lr", "swa_lr")
 """Arguments that are learning rates, and may be one for each group of parameters."""
+_SMALLEST_BASE = 1e-100
+"""A schedule that starts from a smaller rate cannot be scaled: dividing by it overflows."""
 _LENGTH = {"CosineAnnealingLR": "T_max", "OneCycleLR": "total_steps"}
 """The argument that is the length of the training where it is left out."""
 
@@ -78,6 +82,7 @@ class InverseTimeLR(lr_scheduler.LRScheduler):
         return [base * factor for base in self.base_lrs]
 
 
+_AS_IT_IS = contextlib.nullcontext()
 Torch = Any  # an LRScheduler, or ReduceLROnPlateau, which is one with another step()
 
 
@@ -245,9 +250,9 @@ def check_scheduler(
         SpecProblems: it cannot be made.
     """
     whole = resolved(spec, length)
-    tiny = build_optimizer(optimizer, [nn.Parameter(torch.ones(2))])
+    tiny = build_optimizer(optimizer, [nn.Parameter(torch.ones(2, 2))])
     if optimizer.sparse is not None:
-        of_sparse = build_optimizer(optimizer.of_sparse, [nn.Parameter(torch.ones(2))])
+        of_sparse = build_optimizer(optimizer.of_sparse, [nn.Parameter(torch.ones(2, 2))])
         tiny = Paired(tiny, of_sparse)
     if "lr" not in tiny.param_groups[0]:  # pragma: no cover - torch has none such
         raise one("/scheduler", f"{optimizer.type} has no learning rate", "unsupported")
@@ -276,13 +281,21 @@ def _try_steps(made: Torch, spec: Scheduler) -> None:
 
 
 class LearningRate:
-    """The learning rate of an optimizer, as a scheduler moves it."""
+    """The learning rate of an optimizer, as a scheduler moves it.
+
+    torch's scheduler always computes the rates of the spec. A rate that was set while the job runs
+    scales all of them, and only after the scheduler has stepped: setting 0 loses nothing.
+    """
 
     def __init__(self, spec: Scheduler, optimizer: torch.optim.Optimizer) -> None:
         self._spec = spec
         self._optimizer = optimizer
         self._scheduler = build_scheduler(spec.type, spec.args, optimizer)
         self._counts: dict[str, int] = dict.fromkeys(("steps", "epochs", "samples"), 0)
+        self._scaled: dict[int, tuple[float, float]] = {}
+        """By the number of the parameter group: the schedule's base, and the one set instead."""
+        self._rates: list[float] = []
+        """The schedule's own rate of each group, where any group is scaled."""
         total = spec.args.get("total_steps") if spec.type == "OneCycleLR" else None
         self._last = total - 1 if isinstance(total, int) else None
         # torch's own classes call each other in ways that it warns of, and warns of schedules that
@@ -297,29 +310,68 @@ class LearningRate:
         for unit, units in past.items():
             self._counts[unit] += units
         if self._spec.metric is None:
-            self._go_on(past[self._spec.unit])
+            with self._unscaled() if self._scaled else _AS_IT_IS:
+                self._go_on(past[self._spec.unit])
 
     def judge(self, figures: Mapping[str, float]) -> None:
         """An evaluation was made."""
         if self._spec.metric is not None:
-            self._scheduler.step(figures[self._spec.metric])
+            with self._unscaled() if self._scaled else _AS_IT_IS:
+                self._scheduler.step(figures[self._spec.metric])
 
-    def rebase(self, lr: float, half: torch.optim.Optimizer) -> None:
-        """Go on as though the schedule had begun with another rate: all of it is scaled.
+    def base(self, half: torch.optim.Optimizer) -> float:
+        """The rate that the schedule starts from; of one that reacts to a metric, that in force.
 
         ``half``: the optimizer, or of a pair the one that is meant.
         """
-        factor = lr / base_of(half)
+        scaled = self._scaled.get(self._places(half)[0])
+        if scaled is None or self._spec.metric is not None:
+            return base_of(half)
+        return scaled[1]
+
+    def rebase(self, lr: float, half: torch.optim.Optimizer) -> None:
+        """Continue as if the schedule had started from another rate: all of it is scaled.
+
+        ``half``: the optimizer, or of a pair the one that is meant.
+        """
+        with self._unscaled():
+            base = base_of(half)
+            places = self._places(half)
+            kept = {number: both for number, both in self._scaled.items() if number not in places}
+            if _SMALLEST_BASE <= base < math.inf:
+                self._scaled = kept | dict.fromkeys(places, (base, lr))
+            else:
+                self._scaled = kept
+                self._start_from(lr, half)
+
+    def _places(self, half: torch.optim.Optimizer) -> list[int]:
+        """The numbers of its parameter groups."""
         meant = {id(group) for group in half.param_groups}
-        factors = [factor if id(g) in meant else 1.0 for g in self._optimizer.param_groups]
-        for scheduler in _all_of(self._scheduler):
-            if hasattr(scheduler, "base_lrs"):
-                both = zip(factors, scheduler.base_lrs, strict=True)
-                scheduler.base_lrs = [one * item for one, item in both]
-        for group in half.param_groups:
-            group["lr"] = factor * group["lr"]
-            if "initial_lr" in group:
-                group["initial_lr"] = factor * group["initial_lr"]
+        groups = enumerate(self._optimizer.param_groups)
+        return [number for number, group in groups if id(group) in meant]
+
+    def _start_from(self, lr: float, half: torch.optim.Optimizer) -> None:
+        """Run the schedule again from another rate; for one that no factor can scale."""
+        set_arguments(half, {"lr": lr})
+        if self._spec.metric is not None:  # a rate of 0 was never reduced
+            return
+        meant = self._places(half)
+        for number, group in enumerate(self._optimizer.param_groups):
+            initial = group.pop("initial_lr")
+            group["lr"] = group["lr"] if number in meant else initial
+        self._scheduler = build_scheduler(self._spec.type, self._spec.args, self._optimizer)
+        self._go_on(self._counts[self._spec.unit])
+
+    @contextlib.contextmanager
+    def _unscaled(self) -> Generator[None]:
+        """In here the groups have the schedule's own rates; the rates in force follow from them."""
+        groups = self._optimizer.param_groups
+        for group, rate in zip(groups, self._rates, strict=False):
+            group["lr"] = rate
+        yield
+        self._rates = [group["lr"] for group in groups] if self._scaled else []
+        for number, (base, lr) in self._scaled.items():
+            groups[number]["lr"] = groups[number]["lr"] / base * lr
 
     def _go_on(self, units: int) -> None:
         done = self._counts[self._spec.unit]
@@ -328,10 +380,22 @@ class LearningRate:
         for _ in range(units):
             self._scheduler.step()
 
+    @contextlib.contextmanager
+    def undone_on_error(self) -> Generator[None]:
+        """If what is done in here raises, the schedule is what it was; the groups are not."""
+        before = dict(vars(self))
+        try:
+            yield
+        except BaseException:
+            vars(self).update(before)
+            raise
+
     def state(self) -> State:
         """How far it has come; what is a function of the spec alone is left out."""
         inner = [_numbers(vars(item)) for item in _all_of(self._scheduler)]
-        return {"type": self._spec.type, "counts": dict(self._counts), "schedulers": inner}
+        found = {"type": self._spec.type, "counts": dict(self._counts), "schedulers": inner}
+        scaled = {str(number): list(both) for number, both in self._scaled.items()}
+        return found | {"scaled": scaled, "rates": list(self._rates)}
 
     def restore(self, state: State) -> None:
         """Go on from there; with ``counts`` alone as though this had been the schedule so far.
@@ -350,10 +414,13 @@ class LearningRate:
             raise CheckpointMismatch(f"{detail} {self._spec.type}.")
         for scheduler, saved in zip(_all_of(self._scheduler), state["schedulers"], strict=True):
             vars(scheduler).update({name: _read(value) for name, value in saved.items()})
+        scaled = state.get("scaled", {})  # absent from checkpoints of older versions
+        self._scaled = {int(number): (_read(a), _read(b)) for number, (a, b) in scaled.items()}
+        self._rates = _read(state.get("rates", []))
 
 
 def base_of(optimizer: torch.optim.Optimizer) -> float:
-    """The learning rate that an optimizer's schedule began with."""
+    """The learning rate that an optimizer's schedule started from."""
     group = optimizer.param_groups[0]
     return float(group.get("initial_lr", group["lr"]))
 

@@ -16,12 +16,13 @@ def blame(
     network: Network,
     batch: Mapping[str, Tensor] | None,
     rewind: Callable[[], None],
+    advice: str | None = None,
 ) -> Exception:
     """The failure of the numbers, where a layer or the loss failed and numbers are not finite.
 
     The forward pass is run once more on the same batch. ``rewind`` has it draw the random numbers
-    of the step, where somebody has kept them: without a guard nobody has. Anything else that
-    failed is given back as it is.
+    of the step, where somebody has kept them: without a guard nobody has. ``advice``: what a guard
+    has found out before about these numbers. Anything else that failed is given back as it is.
     """
     if batch is None or not isinstance(error, LayerFailed) or isinstance(error.cause, RunFailure):
         return error
@@ -32,24 +33,34 @@ def blame(
         return error
     if found is None:
         return error
-    layer, what, advice = found
+    layer, what, is_of_data = found
     first_line = (str(error.cause).strip() or type(error.cause).__name__).splitlines()[0]
     detail = f"{what} not finite, and {error.layer!r} failed by it: {first_line}"
-    return NonFinite(detail, layer=layer, hint=advice)
+    own = NonFinite.OF_DATA if is_of_data else _too_large(batch)
+    return NonFinite(detail, layer=layer, hint=advice or own)
+
+
+def _too_large(batch: Mapping[str, Tensor]) -> str | None:
+    """The advice where a field of the data has large values; None: what is usual."""
+    for name, tensor in batch.items():
+        absmax = float(tensor.abs().max()) if tensor.is_floating_point() and tensor.numel() else 0.0
+        if absmax >= NonFinite.LARGE:
+            return NonFinite.of_field(name, absmax)
+    return None
 
 
 @torch.no_grad()
-def first_bad(network: Network, batch: Mapping[str, Tensor]) -> tuple[str, str, str | None] | None:
-    """The first layer whose parameters or output are not finite, in words, and what to do about it.
+def first_bad(network: Network, batch: Mapping[str, Tensor]) -> tuple[str, str, bool] | None:
+    """The first layer whose parameters or output are not finite, in words; None: there is none.
 
-    None of the last: what is usual; None of all: every number is finite.
+    Last, whether it is a field of the data.
     """
     for name, tensor in batch.items():
         if not _is_finite(tensor):
-            return name, f"In the data, {name!r} is", NonFinite.OF_DATA
+            return name, f"In the data, {name!r} is", True
     for name, parameter in network.named_parameters():
         if not _is_finite(parameter):
-            return name.rpartition(".")[0], f"The parameter {name!r} was", None
+            return name.rpartition(".")[0], f"The parameter {name!r} was", False
     found: list[str] = []
     handles = [
         module.register_forward_hook(_looker(name, found))
@@ -64,7 +75,7 @@ def first_bad(network: Network, batch: Mapping[str, Tensor]) -> tuple[str, str, 
             handle.remove()
     if not found:
         return None
-    return found[0], f"In the forward pass the output of {found[0]!r} was", None
+    return found[0], f"In the forward pass the output of {found[0]!r} was", False
 
 
 def _looker(name: str, found: list[str]) -> Callable[..., None]:

@@ -1,7 +1,9 @@
 """The planner: a warm process that answers plans and catalogue questions, one JSON line each.
 
-It must outlive any spec: memory is limited, time is limited, and every exception is an answer.
-Time is the processor's: a machine that is busy with others makes no network larger.
+Memory is limited, time is limited, and every exception is an answer. Time is the processor's: a
+machine that is busy with others makes no network larger. A request that takes too long ends the
+process: the kernel does that by SIGPROF, so that no code is interrupted in the middle, and whoever
+asked starts another.
 """
 
 import argparse
@@ -12,7 +14,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from functools import cache
 from typing import Any
 
@@ -34,11 +36,7 @@ MAX_MEMORY_BYTES = 4 * 2**30
 MAX_SECONDS = 10.0
 
 
-class Overtime(BaseException):
-    """Planning takes too long. Not an Exception, so that no handler on the way catches it."""
-
-
-def answer(request: Any, max_seconds: float = MAX_SECONDS) -> dict[str, Any]:
+def answer(request: Any) -> dict[str, Any]:
     """Answer one request; never raises."""
     if not isinstance(request, dict):
         return _refused(None, [{"pointer": "", "detail": "not an object", "code": "json"}])
@@ -46,20 +44,15 @@ def answer(request: Any, max_seconds: float = MAX_SECONDS) -> dict[str, Any]:
     warm_up()
     _load(request)
     try:
-        with _time_limit(max_seconds):
-            if request.get("do") == "catalog":
-                entries = catalog.section(str(request["section"]))
-                return {"id": number, "ok": True, "entries": entries}
-            if request.get("do") == "set":
-                return {"id": number, "ok": True, "settable": _check_set(request)}
-            if request.get("do") == "upload":
-                upload = UploadedNetwork.model_validate_json(json.dumps(request["upload"]))
-                return {
-                    "id": number,
-                    "ok": True,
-                    "upload": check_upload(upload, request["tensors"]),
-                }
-            return {"id": number, "ok": True, "plan": _plan(request)}
+        if request.get("do") == "catalog":
+            entries = catalog.section(str(request["section"]))
+            return {"id": number, "ok": True, "entries": entries}
+        if request.get("do") == "set":
+            return {"id": number, "ok": True, "settable": _check_set(request)}
+        if request.get("do") == "upload":
+            upload = UploadedNetwork.model_validate_json(json.dumps(request["upload"]))
+            return {"id": number, "ok": True, "upload": check_upload(upload, request["tensors"])}
+        return {"id": number, "ok": True, "plan": _plan(request)}
     except SpecProblems as found:
         errors = [item.as_dict() for item in found.problems]
     except catalog.UnknownSection as error:
@@ -69,10 +62,8 @@ def answer(request: Any, max_seconds: float = MAX_SECONDS) -> dict[str, Any]:
         roots = (TrainJob, InferJob) if "spec" in request else (UploadedNetwork,)
         told = problems_in(error.errors(include_url=False), body, *roots)
         errors = [item.as_dict() for item in told]
-    except (Overtime, MemoryError) as error:
-        spent = f"within {max_seconds:g} s of processor time"
-        limit = spent if isinstance(error, Overtime) else "in memory"
-        detail = f"the network is too large to be checked {limit}"
+    except MemoryError:
+        detail = "the network is too large to be checked in memory"
         errors = [{"pointer": "/network", "detail": detail, "code": "too_large"}]
     except Exception as error:  # whatever a spec provokes in torch is an answer, not an end
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
@@ -81,7 +72,7 @@ def answer(request: Any, max_seconds: float = MAX_SECONDS) -> dict[str, Any]:
     return _refused(number, errors)
 
 
-def _load(request: dict[str, Any]) -> None:
+def _load(request: Mapping[str, Any]) -> None:
     """Import what only some requests need, before time runs."""
     if isinstance(spec := request.get("spec"), dict):
         epoch_metrics.load_for(spec)
@@ -91,10 +82,7 @@ def _load(request: dict[str, Any]) -> None:
 
 @cache
 def warm_up() -> None:
-    """Plan one small job, so that what torch imports when first used is there.
-
-    An import that a time limit interrupts would stay broken for every later request.
-    """
+    """Plan one small job, so that what torch imports when first used is there."""
     layers = [
         {"name": "conv", "type": "Conv2d", "args": {"out_channels": 2, "kernel_size": 3}},
         {"name": "norm", "type": "BatchNorm2d"},
@@ -140,18 +128,18 @@ def _refused(number: Any, errors: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _time_limit(seconds: float) -> Generator[None]:
-    def stop(_signal: int, _frame: Any) -> None:
-        raise Overtime
+def time_limit(seconds: float) -> Generator[None]:
+    """End this process by SIGPROF if it spends more processor time in here.
 
-    before = signal.signal(signal.SIGPROF, stop)
-    # Again and again: torch may swallow the first, in a destructor or a callback.
-    signal.setitimer(signal.ITIMER_PROF, seconds, 0.2)
+    No Python code runs then. An exception that a signal handler raises may come up in a destructor
+    or a callback of torch, and there it aborts the process.
+    """
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
 
 
 def limit_memory(extra_bytes: int) -> None:
@@ -187,7 +175,11 @@ def main() -> None:
         except ValueError:
             _say(answers, _refused(None, [{"pointer": "", "detail": "not JSON", "code": "json"}]))
             continue
-        _say(answers, answer(request, limits.max_seconds))
+        if isinstance(request, dict):
+            _load(request)
+        with time_limit(limits.max_seconds):
+            reply = answer(request)
+        _say(answers, reply)
 
 
 def _say(answers: Any, message: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ keep; what it may be, torch's own constructor decides. Knows torch; knows nothin
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pydantic
 import torch
@@ -23,6 +23,9 @@ _OPTIMIZER = "optimizer."
 _PREFIXES = {"dense": _OPTIMIZER, "sparse": f"{_OPTIMIZER}sparse."}
 _AT_START = {("Adagrad", "initial_accumulator_value"), ("Rprop", "lr")}
 """Arguments that an optimizer reads at its first step and never again."""
+_HEADROOM = 1e6
+"""What ``lr_scale`` and a schedule may multiply a learning rate by without an overflow."""
+_LAST_STEP = 1_000_000_000
 _ONE_OF = (
     ("stop", ("epochs", "steps", "seconds")),
     ("evaluate", ("every_epochs", "every_steps")),
@@ -69,7 +72,7 @@ def changed_job(job: TrainJob, changes: Mapping[str, Any]) -> TrainJob:
     known = settable(job)
     for path in changes:
         if path not in known:
-            raise one(_pointer(path), _why_not(path, known), "not_settable")
+            raise one(pointer_of(path), _why_not(path, known), "not_settable")
     try:
         text = json.dumps(overlay(job.model_dump(mode="json"), changes))
         changed = TrainJob.model_validate_json(text)
@@ -78,7 +81,7 @@ def changed_job(job: TrainJob, changes: Mapping[str, Any]) -> TrainJob:
         raise one(_blamed(first["loc"], changes), said(first, TrainJob), first["type"]) from None
     for which, names in optimizer_changes(changes).items():
         before, after = (_half(item.optimizer, which) for item in (job, changed))
-        _try_optimizer(before, after, names, _PREFIXES[which])
+        _try_optimizer(_Trial(before, _layouts(job, which)), after, names, _PREFIXES[which])
     return changed
 
 
@@ -102,37 +105,81 @@ def optimizer_values(
     return {name: group[name] for name in names}
 
 
-def _try_optimizer(before: Optimizer, after: Optimizer, names: Sequence[str], prefix: str) -> None:
-    """Have torch check the values, and a tiny optimizer go on with them."""
+def _layouts(job: TrainJob, which: str) -> list[str]:
+    """What the gradients are that an optimizer takes: ``dense``, ``sparse`` or both."""
+    if job.optimizer.sparse is not None:
+        return [which]
+    if job.optimizer.type == "SparseAdam":
+        return ["sparse"]
+    has_sparse = any(
+        layer.type in ("Embedding", "EmbeddingBag") and layer.args.get("sparse") is True
+        for layer in job.network.layers
+    )
+    return ["dense", "sparse"] if has_sparse else ["dense"]
+
+
+class _Trial(NamedTuple):
+    """Steps of an optimizer like the job's, with tiny parameters."""
+
+    optimizer: Optimizer
+    """With the arguments that were in force before the change."""
+    layouts: list[str]
+
+    def run(self, values: Mapping[str, Any], factor: float) -> None:
+        """Step with new values, now and at the last step that a job can have.
+
+        ``factor``: what the learning rate is multiplied by.
+        """
+        tiny = [nn.Parameter(torch.ones(4, 4)) for _ in self.layouts]
+        made = build_optimizer(self.optimizer, tiny)
+        self._step(made, tiny)
+        group = made.param_groups[0]
+        group.update(values)
+        if "lr" in group:
+            group["lr"] *= factor
+        self._step(made, tiny)
+        for kept in made.state.values():
+            if "step" in kept:
+                is_tensor = isinstance(kept["step"], torch.Tensor)
+                kept["step"] = torch.tensor(float(_LAST_STEP)) if is_tensor else _LAST_STEP
+        self._step(made, tiny)
+
+    def _step(self, made: torch.optim.Optimizer, tiny: Sequence[nn.Parameter]) -> None:
+        for parameter, layout in zip(tiny, self.layouts, strict=True):
+            grad = torch.ones(4, 4)
+            parameter.grad = grad.to_sparse(1) if layout == "sparse" else grad
+        made.step()
+
+
+def _try_optimizer(trial: _Trial, after: Optimizer, names: Sequence[str], prefix: str) -> None:
+    """Have torch check the values, and a tiny optimizer step with them."""
     try:
         values = optimizer_values(after, names)
     except SpecProblems as error:
         item = error.problems[0]
         name = item.pointer.rpartition("/")[2]
-        pointer = _pointer(prefix + (name if name in names else names[0]))
+        pointer = pointer_of(prefix + (name if name in names else names[0]))
         raise one(pointer, item.detail, item.code) from None
-    tiny = _tiny(before)
-    _step(tiny, before)
-    tiny.param_groups[0].update(values)
     try:
-        _step(tiny, before)
+        for factor in (1.0, _HEADROOM):
+            trial.run(values, factor)
     except Exception as cause:
         why = f"{type(cause).__name__}: {cause}"[:200]
-        detail = f"{before.type} cannot go on with this value (torch: {why}); it keeps nothing for "
-        detail += f"{', '.join(names)} unless it started so: fork the job with it"
-        raise one(_pointer(prefix + names[0]), detail, "not_settable") from cause
+        detail = f"{after.type} cannot step with this value (torch: {why})"
+        raise one(pointer_of(prefix + names[0]), detail + _advice(cause), "not_settable") from cause
+
+
+def _advice(cause: Exception) -> str:
+    text = str(cause)
+    if isinstance(cause, OverflowError) or "overflow" in text:
+        return ": choose a smaller one"
+    if "sparse" in text:
+        return ": the gradients are sparse"
+    return "; it keeps nothing for it unless it started so: fork the job with it"
 
 
 def _tiny(optimizer: Optimizer) -> torch.optim.Optimizer:
     return build_optimizer(optimizer, [nn.Parameter(torch.ones(4, 4))])
-
-
-def _step(tiny: torch.optim.Optimizer, optimizer: Optimizer) -> None:
-    grad = torch.ones(4, 4)
-    tiny.param_groups[0]["params"][0].grad = (
-        grad.to_sparse(1) if optimizer.type == "SparseAdam" else grad
-    )
-    tiny.step()
 
 
 def _is_number(value: Any) -> bool:
@@ -153,10 +200,11 @@ def _blamed(location: Sequence[int | str], changes: Mapping[str, Any]) -> str:
     for path in changes:
         where = place(path)
         if tuple(location[: len(where)]) == where:
-            return _pointer(path)
-    return _pointer(next(iter(changes)))
+            return pointer_of(path)
+    return pointer_of(next(iter(changes)))
 
 
-def _pointer(path: str) -> str:
+def pointer_of(path: str) -> str:
+    """The JSON pointer of a change: ``optimizer.lr`` is at ``/set/optimizer.lr``."""
     escaped = path.replace("~", "~0").replace("/", "~1")
     return f"/set/{escaped}"

@@ -134,7 +134,8 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
     except Exception as error:
         probes.close()
         report.abandon(step, epoch)
-        raise StepFailed(step, blame(error, network, batch, guard.rewind)) from error
+        blamed = blame(error, network, batch, guard.rewind, guard.advice)
+        raise StepFailed(step, blamed) from error
     return Ending(network, step + 1, state, schedule.reason if state == "succeeded" else None)
 
 

@@ -457,14 +457,33 @@ class NonFinite(RunFailure):
     """Numbers were no longer finite, and the job failed by it."""
 
     category = "nonfinite"
-    hint = (
+    OF_RATE: ClassVar[str] = (
         "Lower the learning rate or set grad_clip. A probe with on: nonfinite shows the last steps "
         "before the first bad one."
     )
+    hint = OF_RATE
     OF_DATA: ClassVar[str] = (
-        "The data itself has values that are not finite: correct its rows, or set fill of the "
-        'field, or data.on_bad_row to "drop".'
+        "The data has values that are not finite: correct those rows (bad_samples of the finding), "
+        'or set fill of the field, or data.on_bad_row to "drop".'
     )
+    OF_GROWTH: ClassVar[str] = (
+        "The gradients grew over the last steps: lower the learning rate or set grad_clip."
+    )
+    OF_FUNCTION: ClassVar[str] = (
+        "Lower the learning rate or set grad_clip, unless the layer takes a logarithm, a root or a "
+        "quotient at zero: then add a small constant to its argument."
+    )
+    OF_SCALE: ClassVar[str] = (
+        "Gradients overflow float16 however little the loss is scaled: set precision to bfloat16, "
+        "or make the loss smaller."
+    )
+    LARGE: ClassVar[float] = 1e4
+    """A field that reaches this may be what makes numbers overflow."""
+
+    @staticmethod
+    def of_field(name: str, absmax: float) -> str:
+        """The cause where a field of the data has values that are too large."""
+        return f"The field {name!r} reaches {absmax:.3g}: scale or normalize it."
 
     def __init__(
         self,
@@ -491,8 +510,8 @@ class TooManySkipped(NonFinite):
     """Too many steps in a row had numbers that are not finite, and were skipped."""
 
     hint = (
-        "The parameters are those of the last step that was not skipped, so it will go on like "
-        "this: lower the learning rate, look at the data, or see the event finding for the layer."
+        "The parameters are those of the last step that was not skipped, so the next steps would "
+        "be skipped too: lower the learning rate, or check the data; the finding names the layer."
     )
 
 

@@ -30,8 +30,7 @@ def by_nonfinite(error: dict[str, Any], found: Nonfinite) -> dict[str, Any]:
     """The error of a job whose loss was not finite any more when it failed."""
     first = found.first()
     text = f"{found.told()} Then it failed: {error['message']}"
-    hint = NonFinite.OF_DATA if found.is_of_data else None
-    failure = NonFinite(text, found=first, hint=hint)
+    failure = NonFinite(text, found=first, hint=found.advice)
     where = {
         "rank": error.get("rank"),
         "layer": first.get("layer") or error.get("layer"),

@@ -18,8 +18,8 @@ class Nonfinite:
         self._tensor: dict[str, Any] | None = None
         self.is_bad_now = False
         """Whether the newest loss is not finite."""
-        self.is_of_data = False
-        """Whether a guard has found the first bad numbers in a field of the data."""
+        self.advice: str | None = None
+        """The likeliest cause that a guard has found, and what to do about it."""
 
     def hear_metric(self, step: int, name: str, value: float) -> None:
         """Hear one value of one series."""
@@ -34,9 +34,7 @@ class Nonfinite:
         step = int(record["step"])
         if self._tensor is not None and self._tensor["step"] <= step:
             return
-        bad = [
-            row for row in record["rows"] if jsonio.number(row[_NAN]) or jsonio.number(row[_INF])
-        ]
+        bad = [row for row in record["rows"] if _is_bad(row)]
         if bad:
             layer, kind = _first(bad)
             phase = "forward" if kind in _FORWARD else "backward"
@@ -45,11 +43,16 @@ class Nonfinite:
     def hear_finding(self, record: dict[str, Any]) -> None:
         """Hear what a guard has found out about a step."""
         step = int(record["step"])
-        if record["layer"] is None or (self._tensor is not None and self._tensor["step"] <= step):
+        self.advice = self.advice or next(iter(record["causes"]), None)
+        is_finite = not any(_is_bad(row) for row in record["tensors"]["rows"][-1:])
+        if (
+            is_finite
+            or record["layer"] is None
+            or (self._tensor is not None and self._tensor["step"] <= step)
+        ):
             return
         where = {"layer": record["tensor"], "kind": record["kind"], "phase": record["phase"]}
         self._tensor = {"step": step, **where}
-        self.is_of_data = record["kind"] == "input"
 
     def first(self) -> dict[str, Any]:
         """The first that was not finite: step, and metric, or layer, kind and phase if watched.
@@ -69,6 +72,11 @@ class Nonfinite:
         where = f"{first['kind']} of {first['layer']}, in the {first['phase']}"
         where += "" if first["phase"] == "update" else " pass"
         return f"The first numbers that were not finite: the {where} of step {first['step']}."
+
+
+def _is_bad(row: list[Any]) -> bool:
+    """Whether the statistics of a tensor count values that are not finite."""
+    return bool(jsonio.number(row[_NAN]) or jsonio.number(row[_INF]))
 
 
 def _first(bad: list[list[Any]]) -> tuple[str, str]:

@@ -46,7 +46,6 @@ SHARE = 0.005
 """Of step time that looking at gradients may take where it may be left out. Half of what is
 promised: the rest of the guard takes something too."""
 _MAX_EVERY = 64
-_LARGE = 1e4
 SCALE = "loss_scale"
 """A number beside those that are checked, where losses are scaled."""
 _STEP_COLUMNS = ("step", "loss", "grad_norm", "lr")
@@ -64,6 +63,8 @@ class Seen:
     names: list[str]
     """Of the numbers: ``loss``, ``gradients``, ``outputs`` or ``parameters``."""
     passes: list[Pass]
+    before: Sequence[Pass] = ()
+    """Of the step whose update made its parameters."""
 
 
 class Guard:
@@ -115,8 +116,14 @@ class Guard:
         )
         self._pace = Ration(leaves_out=self._action == "warn")
         self._passes: list[Pass] = []
+        self._looked_at: list[Pass] = []
+        """The passes of the newest step that is complete."""
+        self.advice: str | None = None
+        """The first cause of the bad numbers that were found last, while they go on."""
         self._kept: deque[list[Any]] = deque(maxlen=NUM_STEPS)
         self._is_armed = True
+        self._has_overflowed = False
+        """Whether a norm that overflowed was told of, and no step was good since then."""
         self._num_findings = self._in_a_row = self.num_skipped = 0
         self._newest = (0, 0, 0.0)
         if "outputs" in self._checks:
@@ -158,6 +165,7 @@ class Guard:
         if not self._checks:
             return
         passes, self._passes = self._passes, []
+        before, self._looked_at = self._looked_at, passes
         self._newest = step, epoch, float(self._optimizer.param_groups[0]["lr"])
         numbers: dict[str, Tensor] = {"loss": loss.detach()} if "loss" in self._checks else {}
         if "gradients" in self._checks and self._pace.is_due():
@@ -170,7 +178,7 @@ class Guard:
             numbers[SCALE] = self._scaling.scale
         if decisive := [item for name, item in numbers.items() if self._decides(name)]:
             self._gate.take(decisive)
-        self._put(Seen(*self._newest, [*numbers], passes), numbers)
+        self._put(Seen(*self._newest, [*numbers], passes, before), numbers)
 
     def has_skipped(self) -> bool:
         """Whether the newest step made no update; waits for the device where that decided."""
@@ -188,6 +196,7 @@ class Guard:
             "in_a_row": self._in_a_row,
             "findings": self._num_findings,
             "armed": self._is_armed,
+            "overflowed": self._has_overflowed,
             "kept": [*self._kept],
         }
 
@@ -197,6 +206,7 @@ class Guard:
         self._in_a_row = int(state["in_a_row"])
         self._num_findings = int(state["findings"])
         self._is_armed = bool(state["armed"])
+        self._has_overflowed = bool(state.get("overflowed", False))  # older versions lack it
         self._kept.clear()
         self._kept.extend([jsonio.number(item) for item in row] for row in state["kept"])
 
@@ -223,7 +233,7 @@ class Guard:
         numbers: dict[str, Tensor] = {}
         if parameters:
             numbers["parameters"] = norm_of(parameters, parameters[0], math.inf)
-        self._put(Seen(*self._newest, [*numbers], []), numbers)
+        self._put(Seen(*self._newest, [*numbers], [], self._looked_at), numbers)
 
     def _put(self, seen: Seen, numbers: Mapping[str, Tensor]) -> None:
         if numbers:
@@ -245,10 +255,11 @@ class Guard:
         if not bad:
             if "parameters" not in values or len(self._checks) == 1:
                 self._is_armed, self._in_a_row = True, 0
+                self._has_overflowed, self.advice = False, None
             return
         if self._action == "skip_step":
             self._count(seen)
-        is_first, self._is_armed = self._is_armed, False
+        is_first = self._is_armed and not (self._has_overflowed and _may_overflow(bad, values))
         is_over = has_ended or self._action == "fail" or self._in_a_row > self._limit
         if (is_first and self._num_findings < MAX_FINDINGS) or is_over:
             self._num_findings += 1
@@ -270,9 +281,16 @@ class Guard:
         """
         with taken_out(self._clock, "probes"):
             found = self._found(seen)
-        step = seen.step - 1 if found.phase == "update" and "parameters" not in bad else seen.step
+        # A norm that overflows may be the last sign before the first NaN, which is told of as well.
+        self._has_overflowed = found.norm is not None
+        self._is_armed = self._has_overflowed
+        is_of_before = found.phase == "update" and "parameters" not in bad
+        step = seen.step - 1 if is_of_before else seen.step
         text = self._described(seen, found, bad)
-        record = self._finding(seen, found, bad, text, is_over=is_over) | {"step": max(step, 0)}
+        passes = seen.passes if seen.passes and not is_of_before else seen.before
+        record = self._finding(passes, found, bad, text, is_over=is_over)
+        record["step"] = max(step, 0)
+        self.advice = record["causes"][0]
         self._emit(record)
         if not is_over:
             return
@@ -290,7 +308,7 @@ class Guard:
             layer=found.layer,
             step=seen.step,
             found={key: record[key] for key in keys} | {"metric": bad[0]},
-            hint=NonFinite.OF_DATA if found.kind == "input" else None,
+            hint=self.advice,
         )
 
     def _metrics(self, seen: Seen, values: dict[str, float]) -> None:
@@ -329,9 +347,10 @@ class Guard:
         return found
 
     def _finding(
-        self, seen: Seen, found: Found, bad: Sequence[str], text: str, *, is_over: bool
+        self, passes: Sequence[Pass], found: Found, bad: Sequence[str], text: str, *, is_over: bool
     ) -> dict[str, Any]:
-        one = seen.passes[found.num_pass] if seen.passes else None
+        """``passes``: of the step that it is about."""
+        one = passes[found.num_pass] if passes else None
         numbers = None if one is None else self._rows.numbers(one.taken)
         samples: list[int] = [] if numbers is None else numbers[:MAX_SAMPLES].tolist()
         bad_samples: list[int] = []
@@ -354,7 +373,7 @@ class Guard:
             "samples": samples,
             "num_samples": 0 if numbers is None else len(numbers),
             "bad_samples": bad_samples,
-            "causes": causes(found, [*self._kept]),
+            "causes": causes(found, [*self._kept], of_scale=SCALE in bad),
             "steps": {"columns": [*_STEP_COLUMNS], "rows": [*self._kept]},
             "tensors": {"columns": [*STATS_COLUMNS], "rows": found.rows},
         }
@@ -415,22 +434,25 @@ def norm_of(tensors: Sequence[Tensor | None], like: Tensor, order: float = 2) ->
     return torch.linalg.vector_norm(torch.stack([item.to(torch.float32) for item in norms]), order)
 
 
-def causes(found: Found, steps: Sequence[Sequence[Any]]) -> list[str]:
-    """What may have led there, the likeliest first."""
-    told: list[str] = []
+def _may_overflow(bad: Sequence[str], values: Mapping[str, float]) -> bool:
+    """Whether the values of a step may be finite, and only the norm of its gradients is not."""
+    return [*bad] == ["gradients"] and math.isinf(values["gradients"])
+
+
+def causes(found: Found, steps: Sequence[Sequence[Any]], *, of_scale: bool = False) -> list[str]:
+    """What may have led there and what to do, the likeliest first; at least one."""
+    told: list[str] = [NonFinite.OF_SCALE] if of_scale else []
     if found.kind == "input":
-        told.append("The data has values that are not finite: look at the rows in bad_samples.")
+        told.append(NonFinite.OF_DATA)
     absmax = STATS_COLUMNS.index("absmax")
     told += [
-        f"The field {row[0]!r} reaches {row[absmax]:.3g}: scale or normalise it."
+        NonFinite.of_field(row[0], row[absmax])
         for row in found.rows
-        if row[1] == "input" and _LARGE <= row[absmax] < math.inf
+        if row[1] == "input" and NonFinite.LARGE <= row[absmax] < math.inf
     ]
     norms = [row[2] for row in steps[:-1] if row[2] is not None and math.isfinite(row[2])]
     if len(norms) >= 2 and norms[-1] > 10 * sorted(norms)[len(norms) // 2]:
-        told.append(
-            "The gradients grew over the last steps: lower the learning rate, or clip them."
-        )
-    if found.kind in ("output", "output_grad") and not told:
-        told.append("A logarithm, root or division at zero, or a learning rate that is too high.")
-    return told
+        told.append(NonFinite.OF_GROWTH)
+    if found.kind in ("output", "output_grad") and found.norm is None and not told:
+        told.append(NonFinite.OF_FUNCTION)
+    return told or [NonFinite.OF_RATE]

@@ -29,7 +29,10 @@ from glasshouse.events import STATS_COLUMNS
 
 NUM_TENSORS = 20
 """Tensors whose figures are kept before the first bad one, that one included."""
-_NAN, _INF = (STATS_COLUMNS.index(name) - 2 for name in ("nan", "inf"))
+_NAN, _INF, _L2 = (STATS_COLUMNS.index(name) - 2 for name in ("nan", "inf", "l2"))
+
+LARGEST_NORM = torch.finfo(torch.float32).max ** 0.5
+"""The square of a larger norm overflows float32."""
 
 Row = list[Any]
 
@@ -67,6 +70,13 @@ class Found:
     """NaN, infinities, values in all."""
     rows: list[Row] = field(default_factory=list[Row])
     """The figures of the tensors up to it, in the order in which they were made."""
+    norm: float | None = None
+    """Of a tensor whose values are finite, but whose norm is too large: its l2 norm."""
+
+    @property
+    def overflows(self) -> bool:
+        """Whether the values are finite and the norm, by itself, is not a float32."""
+        return self.norm is not None and self.norm > LARGEST_NORM
 
 
 class Skipped:
@@ -105,10 +115,15 @@ class Replay:
         self._skipped = skipped
 
     def find(self, passes: Sequence[Pass]) -> Found:
-        """Look in the parameters, then in each pass: data, forward, loss, backward."""
+        """Look in the parameters, then in each pass: data, forward, loss, backward.
+
+        Where every value is finite, and so a norm of them is not: the first gradient whose own norm
+        overflows, or the parameter's gradient with the largest norm.
+        """
         found = self.in_parameters()
         if found.layer is not None:
             return found
+        largest = Found()
         for number, one in enumerate(passes):
             with untouched(self._network, one.randomness.device), alone(self._carried):
                 one.randomness.restore()
@@ -117,10 +132,11 @@ class Replay:
                 search = _Search(self._skipped)
                 self._run(self._rows.again(one.taken, one.trained_in), one.part, search)
             found = search.found
-            found.num_pass = number
+            found.num_pass = search.largest.num_pass = number
             if found.layer is not None:
                 return found
-        return found
+            largest = larger(largest, search.largest)
+        return largest
 
     @torch.no_grad()
     def in_parameters(self) -> Found:
@@ -171,6 +187,8 @@ class _Search:
         self._rows: deque[Row] = deque(maxlen=NUM_TENSORS)
         self.num_rows = 0
         self.found = Found()
+        self.largest = Found()
+        """The gradient that makes a norm overflow while all values are finite."""
 
     def see(self, layer: str, name: str, kind: str, phase: str, tensor: Tensor) -> None:
         """Look at a tensor that is still what it was."""
@@ -179,18 +197,49 @@ class _Search:
         figures = summarize(tensor.detach())
         row: Row = [*(figures.tolist() if isinstance(figures, Tensor) else figures)]
         self._rows.append([name, kind, *row])
-        if name in self._skipped or not (row[_NAN] or row[_INF]):
+        if name in self._skipped:
             return
-        counts = int(row[_NAN]), int(row[_INF]), tensor.numel()
-        bad_rows = self._bad_rows(tensor.detach())
-        self.found = Found(layer, name, kind, phase, 0, bad_rows, counts, [*self._rows])
+        found = Found(layer, name, kind, phase)
+        if row[_NAN] or row[_INF]:
+            found.counts = int(row[_NAN]), int(row[_INF]), tensor.numel()
+            found.bad_rows = self._rows_where(lambda rows: ~torch.isfinite(rows).all(1), tensor)
+            found.rows = [*self._rows]
+            self.found = found
+        elif phase == "backward":
+            found.norm = float(row[_L2])
+            if larger(self.largest, found) is found:
+                found.bad_rows = self._rows_where(_largest, tensor)
+                found.rows = [*self._rows]
+                self.largest = found
 
-    def _bad_rows(self, tensor: Tensor) -> Tensor | None:
+    def _rows_where(self, test: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor | None:
+        """The rows of the batch that pass a test; None: the tensor has none."""
         if tensor.layout is not torch.strided or not tensor.dim():
             return None
         if tensor.shape[0] != self.num_rows or not tensor.numel():
             return None
-        return (~torch.isfinite(tensor.reshape(self.num_rows, -1)).all(dim=1)).nonzero().reshape(-1)
+        return test(tensor.detach().reshape(self.num_rows, -1)).nonzero().reshape(-1)
+
+
+def _largest(rows: Tensor) -> Tensor:
+    """Which rows overflow by themselves; none does: the one with the largest norm."""
+    norms = torch.linalg.vector_norm(rows.double(), dim=1)
+    return norms >= min(LARGEST_NORM, float(norms.max()))
+
+
+def larger(first: Found, second: Found) -> Found:
+    """Of two gradients that are finite the one to blame for a norm that is not.
+
+    The first that overflows by itself; none does: of the parameters' gradients, whose norm it is,
+    the largest.
+    """
+    if first.overflows or second.norm is None:
+        return first
+    if second.overflows:
+        return second
+    if second.kind != "param_grad":
+        return first
+    return second if first.norm is None or second.norm > first.norm else first
 
 
 def _on_output(search: _Search, names: Iterator[str]) -> Callable[..., None]:
@@ -244,8 +293,8 @@ def is_finite(tensor: Tensor) -> bool:
 
 def described(found: Found, readers: Mapping[str, Sequence[str]]) -> str:
     """Where it was, in words; ``readers``: the layers that read a layer."""
-    if found.tensor is None:
-        return "Run again, the step's tensors all are finite: a norm or a sum of them is not."
+    if found.tensor is None or found.norm is not None:
+        return _of_norm(found)
     nan, infinities, count = found.counts
     what = f"{nan:,} NaN and {infinities:,} infinities among {count:,} values"
     match found.kind:
@@ -263,3 +312,15 @@ def described(found: Found, readers: Mapping[str, Sequence[str]]) -> str:
         case _:
             thing = f"the gradient of {found.tensor!r}"
             return f"In the backward pass {thing} was not finite: {what}."
+
+
+def _of_norm(found: Found) -> str:
+    """Where a norm overflowed, in words."""
+    if found.norm is None:
+        return "Run again, the step's tensors all are finite: a norm or a sum of them is not."
+    by = "the output" if found.kind == "output_grad" else "the parameter"
+    which = "The first gradient whose own norm does" if found.overflows else "The largest one"
+    return (
+        "All values of the step are finite, but their norm overflows float32. "
+        f"{which} is that with respect to {by} {found.tensor!r}, with the norm {found.norm:.3g}."
+    )

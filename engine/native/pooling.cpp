@@ -10,6 +10,7 @@
 
 #ifndef KERNEL_ISA
 
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -79,26 +80,36 @@ extern "C" int32_t glasshouse_kernel_isa();
 
 namespace {
 
-// Rows of windows, shared out among threads.
+// Rows of windows, divided into as many shares as threads are asked for. OpenMP may give fewer
+// (OMP_DYNAMIC, OMP_THREAD_LIMIT, OMP_MAX_ACTIVE_LEVELS): each thread first claims the share of its
+// own number, and then those that no thread has claimed.
 template <class Each>
 struct Rows {
     int64_t num;
     int num_shares;
     Each each;
+    std::atomic<bool> claimed[MAX_THREADS];
 
     void take(int share) const {
         const int64_t end = num * (share + 1) / num_shares;
         for (int64_t row = num * share / num_shares; row < end; row++) each(row);
     }
 
-    static void run(void* rows) { static_cast<Rows*>(rows)->take(lent::thread_number()); }
+    void take_from(int thread) {
+        for (int turn = 0; turn < num_shares; turn++) {
+            const int share = (thread + turn) % num_shares;
+            if (!claimed[share].exchange(true, std::memory_order_relaxed)) take(share);
+        }
+    }
+
+    static void run(void* rows) { static_cast<Rows*>(rows)->take_from(lent::thread_number()); }
 };
 
 template <class Each>
 void for_rows(int64_t num, int64_t num_values, int threads, Each each) {
     threads = threads > MAX_THREADS ? MAX_THREADS : threads < 1 ? 1 : threads;
     const bool is_shared = lent::parallel && threads > 1 && num_values >= LEAST_FOR_THREADS;
-    Rows<Each> rows{num, is_shared ? threads : 1, each};
+    Rows<Each> rows{num, is_shared ? threads : 1, each, {}};
     if (is_shared)
         lent::parallel(Rows<Each>::run, &rows, threads, 0);
     else

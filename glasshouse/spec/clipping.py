@@ -3,9 +3,12 @@
 from typing import Literal, Self
 
 from pydantic import Field as Constraint
-from pydantic import PositiveFloat, model_validator
+from pydantic import model_validator
 
 from glasshouse.spec.strict import Spec
+
+FLOAT32_MAX = 3.4028234663852886e38
+"""The largest float32. torch cannot clamp a float32 tensor to more."""
 
 
 class GradClip(Spec):
@@ -15,9 +18,9 @@ class GradClip(Spec):
     """``value``: each element to [-max, max], or [min, max]. ``norm``: each parameter's gradient to
     an l2 norm of at most max. ``global_norm``: all gradients together; the norm before is the
     metric ``grad_norm``, where the job says so and not a layer."""
-    max: PositiveFloat
+    max: float = Constraint(gt=0, le=FLOAT32_MAX)
     """The upper end of each element, or the largest norm."""
-    min: float | None = Constraint(default=None, le=0)
+    min: float | None = Constraint(default=None, ge=-FLOAT32_MAX, le=0)
     """Of ``value``: the lower end; left out, -max."""
 
     @model_validator(mode="after")
@@ -30,9 +33,9 @@ class GradClip(Spec):
 class OutputGradClip(Spec):
     """Each element of the gradient by a layer's output is made to lie in [min, max]."""
 
-    min: float = Constraint(le=0)
+    min: float = Constraint(ge=-FLOAT32_MAX, le=0)
     """What is less becomes this."""
-    max: float = Constraint(ge=0)
+    max: float = Constraint(ge=0, le=FLOAT32_MAX)
     """What is more becomes this."""
 
     @model_validator(mode="after")

@@ -124,6 +124,24 @@ def test_a_planner_that_dies_is_replaced(lonely_service: Api):
 
 
 @pytest.mark.slow
+def test_a_network_that_takes_too_much_processor_time_is_refused_and_the_planner_replaced():
+    with running_api(planner_timeout_s="110") as api, api.client() as client:
+        dataset = digits(client)
+        endless = {"d_model": 2, "nhead": 1, "num_encoder_layers": 10**7}
+        deep = small_job(dataset)
+        deep["network"]["layers"][-1] |= {"type": "Transformer", "args": endless}
+        answer = client.post("/api/v1/plan", json=deep)
+        assert (answer.status_code, answer.json()["code"]) == (422, "invalid_spec")
+        [problem] = answer.json()["errors"]
+        assert (problem["pointer"], problem["code"]) == ("/network", "too_large")
+        said = "hecking the network took more than 10 s of processor time: make the network smaller"
+        assert said in problem["detail"]
+        assert said in answer.json()["detail"]
+        again = client.post("/api/v1/plan", json=small_job(dataset, seed=9))
+        assert again.status_code == 200
+
+
+@pytest.mark.slow
 def test_a_planner_that_hangs_is_killed_and_the_spec_refused():
     with running_api(planner_timeout_s="10") as api, api.client() as client:
         dataset = digits(client)

@@ -46,10 +46,11 @@ def train(
     *,
     ends: dict[int, str] | None = None,
     orders: list[dict[str, Any]] | None = None,
+    meta: dict[str, Any] | None = None,
     **changes: Any,
 ) -> tuple[str, list[dict[str, Any]]]:
     """Run a job that is asked for things; how it ended, and its records."""
-    resolved = planned(spec(**changes))["spec"]
+    resolved = planned(spec(**changes), meta)["spec"]
     path = write_job(directory, resolved, table, commands=orders or [])
     control = Asking(at or {}, ends or {})
     out = Outputs(directory, control.seen.append)

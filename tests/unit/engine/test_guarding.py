@@ -17,6 +17,7 @@ from engine.guards.gate import Gate
 from engine.guards.guard import SHARE, Ration, norm_of
 from engine.spool import read_frames
 from glasshouse import jsonio
+from glasshouse.errors import NonFinite
 from glasshouse.events import STATS_COLUMNS, parse_event
 from glasshouse.spec import NonfiniteGuard
 from tests.unit.engine.making import errors, losses, of_type, planned, spec, write_job, write_table
@@ -314,7 +315,7 @@ def test_a_job_that_is_to_fail_says_where_and_keeps_its_last_good_parameters(aim
     error = records[-1]["error"]
     assert (error["code"], error["layer"], error["step"]) == ("non_finite", "target", BAD)
     assert error["nonfinite"]["samples"] == [*range(BATCH * BAD, BATCH * (BAD + 1))]
-    assert "correct its rows" in error["hint"], "the rate is not at fault"
+    assert error["hint"] == NonFinite.OF_DATA, "the rate is not at fault"
     assert losses(records)[BAD] == "NaN"
     assert findings(records)[0]["severity"] == "error"
     newest = max(int(path.name.split("-")[1]) for path in (tmp_path / "a/checkpoints").iterdir())

@@ -1,6 +1,9 @@
 """The native pooling with its ReLU is torch's two operations, bit for bit."""
 
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -95,6 +98,58 @@ def test_no_number_depends_on_the_number_of_threads(dtype, threads):
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        {"OMP_DYNAMIC": "true", "OMP_NUM_THREADS": "64"},
+        {"OMP_THREAD_LIMIT": "2"},
+        {"OMP_MAX_ACTIVE_LEVELS": "0"},
+        {"OMP_THREAD_LIMIT": "3", "OMP_DYNAMIC": "true"},
+    ],
+    ids=" ".join,
+)
+def test_every_row_is_computed_where_openmp_gives_fewer_threads_than_asked(limit):
+    """The limits are read when the runtime is loaded: in a process of its own."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED],
+        env=environ | limit,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["0"] * 3, done.stdout
+
+
+LIMITED = """
+import torch
+from torch import nn
+from engine.native import pooling
+
+def wrong(threads):
+    pool = nn.MaxPool2d(2)
+    found = 0
+    for seed in range(5):
+        torch.manual_seed(seed)
+        x = torch.rand(9, 20, 28, 28).contiguous(memory_format=torch.channels_last)
+        grad = torch.rand(9, 20, 14, 14)
+        junk = [torch.full((9 * 20 * 28 * 28,), -7.0) for _ in range(3)]
+        del junk  # what is not written holds this
+        torch.set_num_threads(threads)
+        a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+        ours, theirs = pooling.relu_of_max_pool2d(pool, a), pool(torch.relu(b))
+        ours.backward(grad)
+        theirs.backward(grad)
+        found += not (torch.equal(ours, theirs) and torch.equal(a.grad, b.grad))
+    return found
+
+assert pooling.LOADED is not None
+print(*map(wrong, (2, 5, 64)))
+"""
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,28 @@
 import math
+from collections.abc import Sequence
+from typing import Any
 
-from glasshouse.errors import DataFailed, SpecFailed
+from glasshouse.errors import DataFailed, NonFinite, SpecFailed
 from worker.explaining import by_nonfinite, may_be_by_numbers
 from worker.nonfinite import Nonfinite
 
 
 def row(layer: str, kind: str, *, nan: float = 0, inf: float = 0) -> list[str | float]:
     return [layer, kind, *[0.0] * 7, nan, inf]
+
+
+def finding(
+    step: int,
+    layer: str,
+    tensor: str,
+    kind: str,
+    phase: str,
+    *,
+    causes: Sequence[str] = (),
+    nan: float = 1,
+) -> dict[str, Any]:
+    where = {"step": step, "layer": layer, "tensor": tensor, "kind": kind, "phase": phase}
+    return where | {"causes": [*causes], "tensors": {"rows": [row(tensor, kind, nan=nan)]}}
 
 
 def test_a_finite_job_has_nothing_to_tell():
@@ -72,13 +88,26 @@ def test_a_failure_by_bad_numbers_says_where_they_came_from():
 
 def test_a_failure_by_bad_numbers_of_the_data_says_to_correct_the_data():
     heard = Nonfinite()
-    where = {"layer": "image", "tensor": "image", "kind": "input", "phase": "forward"}
-    heard.hear_finding({"step": 7, **where})
+    causes = [NonFinite.OF_DATA, NonFinite.OF_RATE]
+    heard.hear_finding(finding(7, "image", "image", "input", "forward", causes=causes))
     heard.hear_metric(7, "loss", math.nan)
     told = by_nonfinite(SpecFailed("a loss refuses it", step=7).as_dict(), heard)
     assert told["category"] == "nonfinite"
-    assert "correct its rows" in told["hint"]
+    assert told["hint"] == NonFinite.OF_DATA
     assert "learning rate" not in told["hint"]
+
+
+def test_the_hint_is_the_first_cause_of_the_first_finding():
+    """Also where only a norm was not finite, of which no tensor is the first bad one."""
+    heard = Nonfinite()
+    large = NonFinite.of_field("x", 1e30)
+    norm = finding(4, "fc", "fc.weight", "param_grad", "backward", causes=[large], nan=0)
+    heard.hear_finding(norm)
+    heard.hear_finding(finding(5, "fc", "fc", "output", "forward", causes=[NonFinite.OF_RATE]))
+    heard.hear_metric(6, "loss", math.nan)
+    told = by_nonfinite(SpecFailed("a loss refuses it", step=7).as_dict(), heard)
+    assert told["hint"] == large
+    assert (told["step"], told["nonfinite"]["kind"]) == (5, "output")
 
 
 def test_a_bad_row_stays_one_although_the_loss_was_not_finite():
@@ -89,9 +118,9 @@ def test_a_bad_row_stays_one_although_the_loss_was_not_finite():
 
 def test_what_a_guard_has_found_is_known_without_statistics():
     heard = Nonfinite()
-    found = {"layer": "fc", "tensor": "fc.weight", "kind": "param", "phase": "update"}
-    heard.hear_finding({"step": 3, **found})
-    heard.hear_finding({"step": 2, "layer": None, "tensor": None, "kind": None, "phase": None})
+    heard.hear_finding(finding(3, "fc", "fc.weight", "param", "update"))
+    nothing = {"layer": None, "tensor": None, "kind": None, "phase": None}
+    heard.hear_finding({"step": 2, **nothing, "causes": [], "tensors": {"rows": []}})
     heard.hear_metric(4, "loss", math.nan)
     assert heard.first() == {
         "step": 3,
