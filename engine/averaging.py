@@ -30,11 +30,12 @@ class Averages:
     def __init__(self, spec: Average, network: Network) -> None:
         self._spec = spec
         self._network = network
-        self._newest = _averaged(network)
+        averaged = _averaged(network)
+        self._newest = [*averaged.values()]
         self._means = [item.detach().clone() for item in self._newest]
         self._count = 0
         """How many steps are in the averages."""
-        self._rule = _rule(spec, self._means)
+        self._rule = _rule(spec, self._means, [*averaged])
 
     @torch.no_grad()
     def update(self, step: int) -> None:
@@ -114,10 +115,10 @@ def num_copies(spec: Average | None) -> int:
     return 3 if spec.type == "window" else 1
 
 
-def _averaged(network: Network) -> list[Tensor]:
-    """Parameters, and the buffers that an average can be made of; each once."""
-    found = [*network.parameters(), *(b for b in network.buffers() if b.is_floating_point())]
-    return list({id(item): item for item in found}.values())
+def _averaged(network: Network) -> dict[str, Tensor]:
+    """Parameters, and the buffers that an average can be made of, by name; each once."""
+    buffers = {name: item for name, item in network.named_buffers() if item.is_floating_point()}
+    return {**dict(network.named_parameters()), **buffers}
 
 
 # --- how an average is made ------------------------------------------------------------------
@@ -154,8 +155,9 @@ class _Window:
     Source: PaddlePaddle's operator ``average_accumulates`` (its third sum only keeps precision).
     """
 
-    def __init__(self, spec: Average, means: list[Tensor]) -> None:
+    def __init__(self, spec: Average, means: list[Tensor], names: Sequence[str]) -> None:
         self._means = means
+        self._names = names
         self._rate = spec.average_window_rate or WINDOW_RATE
         self._least = spec.min_average_window or WINDOW
         self._most = spec.max_average_window or WINDOW
@@ -187,20 +189,23 @@ class _Window:
     def state(self) -> State:
         found: State = {"counts": dict(self._counts)}
         for age, tensors in self._sums.items():
-            found |= {f"{age}.{number}": item for number, item in enumerate(tensors)}
+            named = zip(self._names, tensors, strict=True)
+            found |= {f"{age}.{name}": item for name, item in named}
         return found
 
     @torch.no_grad()
     def restore(self, state: State) -> None:
         self._counts = {age: int(state["counts"][age]) for age in self._counts}
         for age, tensors in self._sums.items():
-            for number, item in enumerate(tensors):
-                item.copy_(state[f"{age}.{number}"])
+            for number, (name, item) in enumerate(zip(self._names, tensors, strict=True)):
+                key = f"{age}.{name}"
+                # A checkpoint of format 2 numbers them.
+                item.copy_(state[key] if key in state else state[f"{age}.{number}"])
 
 
-def _rule(spec: Average, means: list[Tensor]) -> Any:
+def _rule(spec: Average, means: list[Tensor], names: Sequence[str]) -> Any:
     if spec.type == "window":
-        return _Window(spec, means)
+        return _Window(spec, means, names)
     decay = DECAY if spec.decay is None else spec.decay
     return _Running(
         means, get_ema_multi_avg_fn(decay) if spec.type == "ema" else get_swa_multi_avg_fn()

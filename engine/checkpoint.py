@@ -10,7 +10,9 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+import struct
+from collections import UserDict
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,12 +21,14 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from engine.snapshot import Snapshot, State, Stateful
-from engine.tensor_file import text_pieces, write_file, write_tensors
+from engine.tensor_file import read_tensors, text_pieces, write_file, write_tensors
 from glasshouse import jsonio
 from glasshouse.errors import CheckpointDamaged, CheckpointMismatch
 from glasshouse.failpoints import failpoint
 
-FORMAT = 2
+FORMAT = 3
+_READ = (2, FORMAT)
+"""Format 2 numbers the parameters of the optimizer and of averages; 3 names them."""
 MANIFEST = "manifest.json"
 STATE = "state.json"
 _SUFFIX = ".safetensors"
@@ -116,11 +120,11 @@ def _fsync(directory: Path) -> None:
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint that was read whole, and found to be what was written."""
+    """A checkpoint whose files were found to be what was written."""
 
     about: dict[str, Any]
     """Step, epoch, spec, metrics …"""
-    parts: dict[str, State]
+    parts: MutableMapping[str, State]
 
     @property
     def step(self) -> int:
@@ -128,7 +132,7 @@ class Saved:
         return int(self.about["step"])
 
     def restore(self, parts: Mapping[str, Stateful]) -> None:
-        """Make all parts of a training run what they were.
+        """Make all parts of a training run what they were. Takes each out before the next one.
 
         Raises:
             CheckpointMismatch: it is the checkpoint of something else.
@@ -138,10 +142,26 @@ class Saved:
             raise CheckpointMismatch(f"The checkpoint holds {have}, and the job needs {need}.")
         for name, part in parts.items():
             try:
-                part.restore(self.parts[name])
+                part.restore(self.parts.pop(name))
             except (KeyError, TypeError, ValueError, RuntimeError) as cause:
                 detail = f"The checkpoint's {name} does not fit the job: {cause!r}"
                 raise CheckpointMismatch(detail[:500]) from cause
+
+
+class _Parts(UserDict[str, State]):
+    """The parts of a checkpoint; the tensors of one are read when it is asked for."""
+
+    def __init__(self, directory: Path, rest: dict[str, State]) -> None:
+        super().__init__(rest)
+        self._directory = directory
+
+    def __getitem__(self, name: str) -> State:
+        rest = self.data[name]
+        path = self._directory / f"{name}{_SUFFIX}"
+        try:
+            return rest | (read_tensors(path) if path.exists() else {})
+        except (OSError, ValueError, LookupError, TypeError, struct.error) as cause:
+            raise CheckpointDamaged(f"The checkpoint cannot be read: {cause!r}") from cause
 
 
 def read(directory: Path) -> Saved:
@@ -153,15 +173,15 @@ def read(directory: Path) -> Saved:
     """
     _check_files(directory, only=(STATE,))
     about = _read_state(directory)
-    if about.get("format") != FORMAT:
-        detail = f"The checkpoint has format {about.get('format')}; to go on from it takes {FORMAT}"
+    if about.get("format") not in _READ:
+        detail = (
+            f"The checkpoint has format {about.get('format')}; to resume from it takes {FORMAT}"
+        )
         raise CheckpointMismatch(f"{detail}. Its weights can be used.")
     _check_files(directory)
     try:
-        rest: dict[str, State] = about.pop("parts")
-        parts = {name: rest[name] | _tensors(directory, name) for name in rest}
-        return Saved(about, parts)
-    except (KeyError, TypeError, AttributeError) as cause:
+        return Saved(about, _Parts(directory, about.pop("parts")))
+    except (KeyError, TypeError, ValueError) as cause:
         raise CheckpointDamaged(f"The checkpoint cannot be read: {cause!r}") from cause
 
 

@@ -86,10 +86,10 @@ def learner_of(job: TrainJob, device: torch.device) -> Learner:
     loss_fn = Losses.of(job).to(device)
     network.low_precision = chosen(job.precision, device)
     fill(job.network, network)
+    tuned = Tuned(job.memory_format, network)  # before there is state of the optimizer
     optimizer = make_optimizer(job.optimizer, job.network, network)
     clip = clipping(job.grad_clip, job.network, network)
     rate = learning_rate(job.scheduler, optimizer)
-    tuned = Tuned(job.memory_format, network)
     scaling = (
         Scaling(job.grad_scaler, optimizer, device)
         if network.low_precision == torch.float16

@@ -12,7 +12,7 @@ from engine.checkpoint import Saved
 from engine.data.prepared import PART, Prepared
 from engine.pace import Pace
 from engine.snapshot import Parts, State
-from engine.stateful import Weights
+from engine.stateful import Weights, without_arguments
 from glasshouse.errors import CheckpointMismatch
 from glasshouse.spec import Data, TrainJob, parse_job
 
@@ -55,33 +55,29 @@ class Start:
         Raises:
             CheckpointMismatch: the checkpoint is of something else.
         """
-        self._restore(parts)
-        self.saved.parts.clear()  # as much memory as the network and its optimizer take
-
-    def _restore(self, parts: Parts) -> None:
         if self.how == "resume":
             self.saved.restore(parts)
             return
         if self.how == "all" and "optimizer" not in self.saved.parts:
             raise CheckpointMismatch("The checkpoint has weights only: load 'model' of it.")
-        weights = parts["model"]
-        if self.how == "model" and self.missing != "fail" and isinstance(weights, Weights):
-            weights.fill(self.saved.parts["model"], self.missing)
-            return
         kept = (
             self._of_the_run(parts) if self.how == "all" else {"model": self.saved.parts["model"]}
         )
+        weights = parts["model"]
+        if self.how == "model" and self.missing != "fail" and isinstance(weights, Weights):
+            weights.fill(kept["model"], self.missing)
+            return
         Saved(self.saved.about, kept).restore({name: parts[name] for name in kept})
 
     def _of_the_run(self, parts: Parts) -> dict[str, State]:
         """What the job goes on with, under the arguments of its own spec."""
         saved = self.saved.parts
         kept = {name: dict(saved[name]) for name in _OF_THE_RUN if name in saved and name in parts}
-        del kept["optimizer"]["param_groups"]
+        kept["optimizer"] = without_arguments(kept["optimizer"])
         kept["report"].pop("settled", None)  # its own log has not been told
         if "averages" in kept and kept["averages"]["type"] != parts["averages"].state()["type"]:
             del kept["averages"]  # begun anew, from the newest weights
-        newest = saved.get("newest", saved["model"])
+        newest = saved["newest"] if "newest" in saved else kept["model"]
         if "averages" not in kept:
             kept["model"] = dict(newest)
         if "newest" in parts:

@@ -1,6 +1,6 @@
 """The parts of a training run that are torch's own: weights, optimizer and random generators."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -54,31 +54,34 @@ class Weights:
 
 
 class OptimizerState:
-    """What the optimizer keeps, as ``<number of the parameter>.<key>``, and its arguments.
-
-    Parameters have their numbers among the network's that are trained, whatever their groups.
-    """
+    """What the optimizer keeps, as ``<parameter>.<key>`` by torch's names, and its arguments."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, network: nn.Module) -> None:
         self._optimizer = optimizer
-        trained = [item for item in network.parameters() if item.requires_grad]
-        self._numbers = {id(item): number for number, item in enumerate(trained)}
+        self._trained = {
+            name: item for name, item in network.named_parameters() if item.requires_grad
+        }
+        self._names = {id(item): name for name, item in self._trained.items()}
 
     def state(self) -> State:
-        """Tensors by name; ``numbers``: what is none; ``param_groups``: the arguments in force."""
-        whole = self._whole()
+        """Tensors by name; ``numbers``: other values; ``param_groups``: the arguments in force."""
         numbers: dict[str, dict[str, Any]] = {}
         found: State = {"type": type_of(self._optimizer), "numbers": numbers}
-        for index, entries in whole["state"].items():
+        for parameter, entries in self._optimizer.state.items():
+            name = self._names[id(parameter)]
             for key, value in entries.items():
                 if isinstance(value, Tensor):
-                    found |= _as_strided(f"{index}.{key}", value)
+                    found |= _as_strided(f"{name}.{key}", value)
                 else:
-                    numbers.setdefault(str(index), {})[key] = value
-        return found | {"param_groups": whole["param_groups"]}
+                    numbers.setdefault(name, {})[key] = value
+        return found | {"param_groups": self._groups()}
 
     def restore(self, state: State) -> None:
-        """Go on as the optimizer that was saved; without ``param_groups`` with other arguments.
+        """Continue as the optimizer that was saved.
+
+        Takes the tensors out of ``state`` and keeps them where their layout is the parameter's.
+        Where ``param_groups`` holds no arguments, the job's own are in force. Checkpoints of
+        format 2 number the parameters instead of naming them.
 
         Raises:
             CheckpointMismatch: it was another optimizer, or of other parameters.
@@ -87,47 +90,115 @@ class OptimizerState:
         if state["type"] != mine:
             detail = f"The checkpoint was made with the optimizer {state['type']}, the job's is"
             raise CheckpointMismatch(f"{detail} {mine}.")
-        fresh: list[dict[str, Any]] = self._whole()["param_groups"]
-        saved: list[dict[str, Any]] = state.get("param_groups", fresh)
-        if [group["params"] for group in saved] != [group["params"] for group in fresh]:
-            detail = "The checkpoint's optimizer was of other parameters"
-            counts = [sum(len(group["params"]) for group in groups) for groups in (saved, fresh)]
-            if counts[0] == counts[1]:
-                raise CheckpointMismatch(f"{detail} in its groups: layers had other options.")
-            raise CheckpointMismatch(f"{detail}: {counts[0]}, and the job has {counts[1]}.")
+        state = self._named(state)
+        fresh, saved = self._groups(), state["param_groups"]
+        if not _are_alike(saved, fresh):
+            saved = fresh
         groups = [_group(*both) for both in zip(saved, fresh, strict=True)]
-        self._optimizer.load_state_dict({"state": _entries(state), "param_groups": groups})
+        # torch numbers the parameters in the order of the groups.
+        names = [name for group in groups for name in group["params"]]
+        numbers = {name: number for number, name in enumerate(names)}
+        for group in groups:
+            group["params"] = [numbers[name] for name in group["params"]]
+        entries = {numbers[name]: kept for name, kept in self._entries(state).items()}
+        self._optimizer.load_state_dict({"state": entries, "param_groups": groups})
 
-    def _whole(self) -> dict[str, Any]:
-        """What torch keeps, with our numbers of the parameters."""
-        whole = self._optimizer.state_dict()
-        ours = [
-            [self._numbers[id(item)] for item in group["params"]]
-            for group in self._optimizer.param_groups
+    def _groups(self) -> list[dict[str, Any]]:
+        """The arguments in force, with the names of the parameters."""
+        groups = self._optimizer.state_dict()["param_groups"]
+        return [
+            {**group, "params": [self._names[id(item)] for item in own["params"]]}
+            for group, own in zip(groups, self._optimizer.param_groups, strict=True)
         ]
-        theirs = [number for group in whole["param_groups"] for number in group["params"]]
-        known = dict(zip(theirs, [number for group in ours for number in group], strict=True))
-        return {
-            "state": {known[number]: kept for number, kept in whole["state"].items()},
-            "param_groups": [
-                {**group, "params": numbers}
-                for group, numbers in zip(whole["param_groups"], ours, strict=True)
-            ],
-        }
+
+    def _named(self, state: State) -> State:
+        """A state of format 2, which numbers the trained parameters in the network's order."""
+        groups = state["param_groups"]
+        if all(isinstance(item, str) for group in groups for item in group["params"]):
+            return state
+        names = [*self._trained]
+        count = sum(len(group["params"]) for group in groups)
+        if count != len(names):
+            detail = f"The checkpoint's optimizer has {count} parameters, and the job's has"
+            raise CheckpointMismatch(f"{detail} {len(names)}.")
+        named: State = {"type": state["type"]}
+        named["param_groups"] = [
+            {**group, "params": [names[number] for number in group["params"]]} for group in groups
+        ]
+        named["numbers"] = {names[int(n)]: kept for n, kept in state["numbers"].items()}
+        for key in [key for key, value in state.items() if isinstance(value, Tensor)]:
+            number, _, rest = key.partition(".")
+            named[f"{names[int(number)]}.{rest}"] = state.pop(key)
+        if state["type"] == "Adagrad":
+            self._reorder_sums(named)
+        return named
+
+    def _reorder_sums(self, named: State) -> None:
+        """Of format 2: Adagrad's sums were made before the layout was, and fused ones so kept."""
+        for group in named["param_groups"]:
+            for name in group["params"] if group.get("fused") else ():
+                laid = torch.empty_like(self._trained[name], device="cpu")
+                laid.as_strided((laid.numel(),), (1,)).copy_(named[f"{name}.sum"].reshape(-1))
+                named[f"{name}.sum"] = laid
+
+    def _entries(self, state: State) -> dict[str, dict[str, Any]]:
+        """What is kept of each parameter."""
+        entries: dict[str, dict[str, Any]] = {}
+        for whole in [key for key, value in state.items() if isinstance(value, Tensor)]:
+            part = next((part for part in _PARTS if whole.endswith(part)), "")
+            name, _, key = whole.removesuffix(part).rpartition(".")
+            laid = _laid_as(self._trained[name], state.pop(whole))
+            entries.setdefault(name, {})[key + part] = laid
+        for kept in entries.values():
+            _join_sparse(kept)
+        for name, numbers in state["numbers"].items():
+            found = {key: jsonio.number(value) for key, value in numbers.items()}
+            entries.setdefault(name, {}).update(found)
+        return entries
 
 
-def _entries(state: State) -> dict[int, dict[str, Any]]:
-    entries: dict[int, dict[str, Any]] = {}
-    for name, value in state.items():
-        if isinstance(value, Tensor):
-            index, _, key = name.partition(".")
-            entries.setdefault(int(index), {})[key] = value.clone()  # of no file any more
-    for kept in entries.values():
-        _join_sparse(kept)
-    for index, numbers in state["numbers"].items():
-        found = {key: jsonio.number(value) for key, value in numbers.items()}
-        entries.setdefault(int(index), {}).update(found)
-    return entries
+def without_arguments(state: State) -> State:
+    """The state of an optimizer, for one that continues with arguments of its own."""
+    groups = [{"params": group["params"]} for group in state["param_groups"]]
+    return {**state, "param_groups": groups}
+
+
+@torch.no_grad()
+def lay_out_state(optimizer: torch.optim.Optimizer) -> None:
+    """Give the state of each parameter the parameter's layout, as torch's fused kernels expect.
+
+    They read the memory of both in order, whatever the strides.
+    """
+    for parameter, entries in optimizer.state.items():
+        for key, value in entries.items():
+            if isinstance(value, Tensor) and value.layout is torch.strided:
+                entries[key] = _laid_as(parameter, value)
+
+
+def _laid_as(parameter: Tensor, value: Tensor) -> Tensor:
+    """A tensor with the layout of its parameter, where it has the parameter's shape."""
+    if value.shape != parameter.shape or value.stride() == parameter.stride():
+        return value
+    return torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
+
+def _are_alike(saved: Sequence[Mapping[str, Any]], fresh: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the groups have the same parameters.
+
+    Raises:
+        CheckpointMismatch: all together have others, or the groups that were saved have arguments.
+    """
+    there, mine = ({name for group in some for name in group["params"]} for some in (saved, fresh))
+    detail = "The checkpoint's optimizer was of other parameters"
+    if there != mine:
+        odd = min(there ^ mine)
+        has = "the job does not train" if odd in there else "it has no state of"
+        raise CheckpointMismatch(f"{detail}: {has} {odd!r}.")
+    if [group["params"] for group in saved] == [group["params"] for group in fresh]:
+        return True
+    if any({*group} != {"params"} for group in saved):
+        raise CheckpointMismatch(f"{detail} in its groups: layers had other options.")
+    return False
 
 
 def _as_strided(name: str, value: Tensor) -> dict[str, Tensor]:

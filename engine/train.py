@@ -29,7 +29,7 @@ from engine.saving import Saver
 from engine.schedule import Schedule
 from engine.snapshot import Parts, Stateful
 from engine.starting import Start
-from engine.stateful import Generators, OptimizerState, Weights
+from engine.stateful import Generators, OptimizerState, Weights, lay_out_state
 from engine.timing import Timing, Work, clock_of
 from glasshouse.spec import TrainJob
 
@@ -172,6 +172,7 @@ def _saved(
     model = newest if averages is None else AveragedWeights(learner.network, averages)
     saved: dict[str, Stateful | None] = {
         "position": schedule,
+        "tuned": learner.tuned,  # its layout of the weights is the optimizer's too
         "model": model,
         "optimizer": OptimizerState(learner.optimizer, learner.network),
         "report": report,
@@ -186,7 +187,6 @@ def _saved(
         PART: rows.prepared,
         "carried": learner.carried,
         "scheduler": learner.rate,
-        "tuned": learner.tuned,
         "early": schedule.early,
     }
     return {name: part for name, part in saved.items() if part is not None}
@@ -210,6 +210,7 @@ def _settle(
     if learner.tuned is not None and (start is None or start.how != "resume"):
         with alone(learner.carried):
             learner.tuned.choose(job, learner.loss_fn, rows, out.emit, pass_size)
+        lay_out_state(learner.optimizer)
 
 
 def _tell_choices(job: TrainJob, learner: Learner, report: Reporter, first: int) -> None:
