@@ -105,6 +105,8 @@ class Ingest:
                 return _problem("The uploaded file is gone; upload it again.")
             what = ["--format", dataset.format, "--source", str(source)]
             what += [] if dataset.resize is None else ["--resize", dataset.resize]
+            if dataset.header is not None:
+                what += ["--header" if dataset.header else "--no-header"]
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -142,7 +144,14 @@ class Ingest:
             for column in meta["columns"]
         ]
         with self._database.write() as tx:
-            kept = datasets.read(tx, dataset_id, key=key, columns=columns, splits=meta["splits"])
+            kept = datasets.read(
+                tx,
+                dataset_id,
+                key=key,
+                columns=columns,
+                splits=meta["splits"],
+                notes=meta.get("notes"),
+            )
         if not kept:
             self._artifacts.delete(key)
         return kept

@@ -7,9 +7,13 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from glasshouse.errors import DatasetInUse, DatasetNotFound, DatasetNotReady
-from glasshouse.ids import new_id
+from glasshouse.ids import is_id, new_id
+from glasshouse.spec.data import BUILTINS
 from models import doomed, uses
 from models.tables import Dataset, now
+
+_MANY = 1000
+_LISTED = 5
 
 
 def add(  # noqa: PLR0913 (a dataset is made of these)
@@ -22,6 +26,7 @@ def add(  # noqa: PLR0913 (a dataset is made of these)
     sha256: str | None,
     dataset_id: str | None = None,
     resize: str | None = None,
+    header: bool | None = None,
 ) -> Dataset:
     """Store a pending dataset. Its id may have been made before, to receive its file."""
     dataset_id = dataset_id or new_id("ds")
@@ -36,6 +41,7 @@ def add(  # noqa: PLR0913 (a dataset is made of these)
         columns=[],
         splits={},
         resize=resize,
+        header=header,
         key=f"datasets/{dataset_id}",
         created_at=now(),
         version=1,
@@ -57,6 +63,44 @@ def get(tx: Session, dataset_id: str, owner: str | None) -> Dataset:
     return found
 
 
+def referred(tx: Session, reference: str, *, owner: str, sees: str | None) -> Dataset:
+    """The dataset that an id or a name means.
+
+    A name means the owner's own dataset, or else one of another owner that is visible. Of several
+    with the same content it means the newest.
+
+    Raises:
+        DatasetNotFound: there is none, or several with different contents.
+    """
+    if is_id(reference, "ds"):
+        return get(tx, reference, sees)
+    query = select(Dataset).where(Dataset.name == reference).order_by(Dataset.id.desc())
+    if sees is not None:
+        query = query.where(Dataset.owner == sees)
+    rows = list(tx.scalars(query.limit(_MANY)))
+    rows = [row for row in rows if row.owner == owner] or rows
+    rows = [row for row in rows if row.state != "failed"] or rows
+    contents = {(row.format, row.sha256, row.resize, row.header) for row in rows}
+    if not rows:
+        detail = f"There is no dataset with the id or name {reference[:100]!r}."
+        if reference in BUILTINS:
+            detail += f' Create it: POST /datasets with {{"builtin": "{reference}"}}.'
+        raise DatasetNotFound(detail)
+    if len(contents) > 1:
+        listed = ", ".join(row.id for row in rows[:_LISTED])
+        raise DatasetNotFound(
+            f"Several datasets have the name {reference[:100]!r}: give the id of one ({listed})."
+        )
+    return rows[0]
+
+
+def builtin(tx: Session, owner: str, format: str, name: str) -> Dataset | None:  # noqa: A002
+    """The owner's newest dataset of a built-in format with this name, unless it has failed."""
+    mine = (Dataset.owner == owner, Dataset.format == format, Dataset.name == name)
+    query = select(Dataset).where(*mine, Dataset.state != "failed")
+    return tx.scalars(query.order_by(Dataset.id.desc()).limit(1)).first()
+
+
 def ready(tx: Session, dataset_id: str, owner: str | None) -> Dataset:
     """One dataset that can be used now.
 
@@ -71,14 +115,25 @@ def ready(tx: Session, dataset_id: str, owner: str | None) -> Dataset:
 
 
 def find(
-    tx: Session, *, owner: str | None, after: str | None, limit: int, sha256: str | None = None
+    tx: Session,
+    *,
+    owner: str | None,
+    after: str | None,
+    limit: int,
+    sha256: str | None = None,
+    name: str | None = None,
 ) -> list[Dataset]:
-    """Datasets, newest first. ``sha256``: only those whose file has this digest."""
+    """Datasets, newest first.
+
+    ``sha256``: only those whose file has this digest. ``name``: only those called so.
+    """
     query = select(Dataset).order_by(Dataset.id.desc()).limit(limit)
     if owner is not None:
         query = query.where(Dataset.owner == owner)
     if sha256 is not None:
         query = query.where(Dataset.sha256 == sha256)
+    if name is not None:
+        query = query.where(Dataset.name == name)
     if after is not None:
         query = query.where(Dataset.id < after)
     return list(tx.scalars(query))
@@ -90,14 +145,16 @@ def read(
     *,
     columns: list[Any],
     splits: dict[str, Any],
+    notes: list[Any] | None = None,
     key: str | None = None,
 ) -> bool:
     """The file could be read: pending becomes ready. ``key``: where its columns lie.
 
     False: it is not pending; it was deleted, or another process has read it.
     """
+    found: dict[str, Any] = {"columns": columns, "splits": splits, "notes": notes or []}
     place = {} if key is None else {"key": key}
-    return _settle(tx, dataset_id, state="ready", columns=columns, splits=splits, **place)
+    return _settle(tx, dataset_id, state="ready", **found, **place)
 
 
 def unreadable(tx: Session, dataset_id: str, problem: dict[str, Any]) -> bool:

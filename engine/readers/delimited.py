@@ -177,23 +177,23 @@ def _name(cells: list[str], line: int) -> list[str]:
     for index, name in enumerate(names):
         if name in seen:
             raise InvalidDataset(
-                f"line {line} names columns {seen[name]} and {index} both {name!r} (counted from 0); "
-                "give each its own name"
+                f"line {line} names columns {seen[name]} and {index} both {name!r} (counted from "
+                "0); give each its own name"
             )
         seen[name] = index
     return names
 
 
 def _widen(column: _Column, cells: Sequence[str], lines: Sequence[int]) -> None:
-    if column.kind is _Kind.TEXT:
-        if column.no_number is None or lines[0] > column.no_number[0]:
-            return
+    known = column.no_number
+    if known is not None and lines[0] > known[0]:
+        return
     present = [cell for cell in cells if cell and not cell.isspace()]
     column.has_empty |= len(present) < len(cells)
     column.kind = max(column.kind, _kind_of(present, column.kind))
     if column.kind is _Kind.TEXT:
         texts = zip(lines, cells, strict=True)
-        column.no_number = next((item for item in texts if _is_text(item[1])), column.no_number)
+        column.no_number = next((item for item in texts if _is_text(item[1])), known)
 
 
 def _is_text(cell: str) -> bool:

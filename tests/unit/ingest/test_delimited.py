@@ -122,9 +122,7 @@ def test_a_bad_table_is_a_problem_that_names_the_line(ingesting: Ingesting, text
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
 @pytest.mark.parametrize("last", [True, False])
-def test_any_line_end_ends_a_row_and_quoted_ones_stay(
-    ingesting: Ingesting, end: bytes, last: bool
-):
+def test_any_line_end_ends_a_row_and_quoted_ones_stay(ingesting: Ingesting, end: bytes, last: bool):
     rows = [b"text,n", b'"one\rtwo\r\nthree\n",1', b"plain,2"]
     columns = ingesting("csv", end.join(rows) + (end if last else b""))
     assert columns.texts("all", "text") == ["one\rtwo\r\nthree\n", "plain"]
