@@ -119,7 +119,7 @@ async def retry_job(house: House, caller: Submit, job: JobId, key: OnceKey) -> R
     if kept is not None:
         return idempotent.sent(kept, replayed=True)
     spec = parse_spec(await run_in_threadpool(read))
-    prepared = await prepare(house, spec, caller.sees)
+    prepared = await prepare(house, spec, caller)
     return await run_in_threadpool(store, house, caller, token, prepared, job)
 
 
@@ -149,7 +149,7 @@ async def fork_job(
         return idempotent.sent(kept, replayed=True)
     try:
         spec = await run_in_threadpool(_forked, house, caller, job, body.value)
-        prepared = await prepare(house, spec, caller.sees)
+        prepared = await prepare(house, spec, caller)
     except InvalidSpec as error:
         raise _inside(error) from None
     return await run_in_threadpool(store, house, caller, token, prepared, job)

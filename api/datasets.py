@@ -20,7 +20,7 @@ from api.views import BASE, dataset_json
 from glasshouse import jsonio
 from glasshouse.errors import InvalidDataset
 from glasshouse.ids import new_id
-from glasshouse.spec.data import IMAGES, SIZE
+from glasshouse.spec.data import IMAGES, SIZE, TABLES
 from models import datasets, quotas
 from models.columns import MAX_ROW_VALUES, Columns
 from models.database import Transaction
@@ -72,11 +72,22 @@ async def create_dataset(  # noqa: PLR0913, PLR0917 (each a parameter of the req
         str | None,
         Query(pattern=SIZE, description=f"Of {IMAGES}: height x width, as in 32x32."),
     ] = None,
+    header: Annotated[
+        bool | None,
+        Query(
+            description=f"Of {' and '.join(TABLES)}: whether the first row names the columns. "
+            "Left unset, the service finds out; a guess is in the dataset's `notes`."
+        ),
+    ] = None,
 ) -> Response:
-    """The file's bytes, streamed; or JSON `{"builtin": "digits"}`. Ready when its state says so."""
+    """The file's bytes, streamed; or JSON `{"builtin": "digits"}`. Ready when its state says so.
+
+    An owner has a built-in dataset once: asked for again, the answer is 201 with the one that is
+    there, unless it failed, or another `name` is given.
+    """
     if bodies.media_type(request) == "application/json":
         return await _create_builtin(request, house, caller, key, name)
-    format = _checked(format, resize)  # noqa: A001
+    format = _checked(format, resize, header)  # noqa: A001
     await run_in_threadpool(_admit, house, caller, declared_bytes(request))
     dataset_id = new_id("ds")
     source = datasets.source_key(dataset_id)
@@ -96,23 +107,32 @@ async def create_dataset(  # noqa: PLR0913, PLR0917 (each a parameter of the req
             sha256=sha256,
             dataset_id=dataset_id,
             resize=resize,
+            header=header,
         )
         return _created(row)
 
     said = f"{sha256} {name} {format}" + ("" if resize is None else f" {resize}")
+    said += "" if header is None else f" header={header}"
     fingerprint = hashlib.sha256(said.encode()).hexdigest()
     token = idempotent.token_of(caller, "POST /datasets", key, fingerprint)
     return await _store(house, token, make, source)
 
 
-def _checked(format: str | None, resize: str | None) -> str:  # noqa: A002 (the public name)
+def _checked(
+    format: str | None,  # noqa: A002 (the public name)
+    resize: str | None,
+    header: bool | None,
+) -> str:
     """The format of a file, where there is such a one."""
     unsafe.refuse_name(format)
     if format not in FORMATS:
         shown = "is missing" if format is None else f"may not be {format[:40]!r}"
         raise bad_parameter("format", f"it {shown}; the formats are {', '.join(FORMATS)}")
     if resize is not None and format != IMAGES:
-        raise bad_parameter("resize", f"it is of the format {IMAGES} only; leave it out")
+        raise bad_parameter("resize", f"it is for the format {IMAGES} only; leave it out")
+    if header is not None and format not in TABLES:
+        tables = " and ".join(TABLES)
+        raise bad_parameter("header", f"it is for the formats {tables} only; leave it out")
     return format
 
 
@@ -122,14 +142,20 @@ async def _create_builtin(
     body = await bodies.body_of(BuiltinRequest)(request)
     builtin, dataset_id = body.value.builtin, new_id("ds")
 
+    called, form = name or builtin, datasets.BUILTIN + builtin
+
     def make(tx: Transaction) -> Answer:
+        quotas.lock(tx, caller.owner)  # two requests at once make one dataset
+        known = datasets.builtin(tx, caller.owner, form, called)
+        if known is not None:
+            return _created(known)
         quotas.admit_upload(tx, caller.owner, house.settings, size_bytes=0)
         row = datasets.add(
             tx,
             owner=caller.owner,
             dataset_id=dataset_id,
-            name=name or builtin,
-            format=datasets.BUILTIN + builtin,
+            name=called,
+            format=form,
             size_bytes=0,
             sha256=None,
         )
@@ -168,13 +194,22 @@ def _admit(house: Resources, caller: Caller, size_bytes: int) -> None:
     responses=documents.answers(200, documents.DatasetList, 400, 401, 422),
 )
 def list_datasets(
-    house: House, caller: Read, page: Paged, sha256: documents.Digest = None
+    house: House,
+    caller: Read,
+    page: Paged,
+    sha256: documents.Digest = None,
+    name: Annotated[str | None, Query(max_length=200)] = None,
 ) -> Response:
-    """Newest first. With `sha256` one's own whose file has that digest."""
+    """Newest first. With `sha256` your own whose file has that digest; with `name` those of it."""
     owner = caller.sees if sha256 is None else caller.owner
     with house.database.read() as tx:
         rows = datasets.find(
-            tx, owner=owner, after=page.after_id("ds"), limit=page.limit + 1, sha256=sha256
+            tx,
+            owner=owner,
+            after=page.after_id("ds"),
+            limit=page.limit + 1,
+            sha256=sha256,
+            name=name,
         )
     return Json(page_of(rows, page, [dataset_json(row) for row in rows]))
 
@@ -191,22 +226,29 @@ async def get_dataset(
     id: str,  # noqa: A002
     prefer: documents.Waited = None,
 ) -> Response:
-    """One dataset. With `Prefer: wait=30` the answer comes once it is no longer pending."""
+    """One dataset, by its id or its name. With `Prefer: wait=30` the answer waits until it is read.
+
+    A name means your own dataset of that name; several with different contents are a 404.
+    """
     del prefer
     wait_s = waiting.wait_asked(request)
 
-    def look() -> Dataset:
+    def look(reference: str) -> Dataset:
         with house.database.read() as tx:
-            return datasets.get(tx, id, caller.sees)
+            return datasets.referred(tx, reference, owner=caller.owner, sees=caller.sees)
 
-    def look_whether_read() -> Dataset | None:
-        row = look()
-        return None if row.state == "pending" else row
-
-    row = None
+    row = await run_in_threadpool(look, id)
     if wait_s is not None:
-        row = await waiting.wait_for(house.wakeups, house.draining, id, look_whether_read, wait_s)
-    row = row or await run_in_threadpool(look)
+        found = row.id
+
+        def look_whether_read() -> Dataset | None:
+            row = look(found)
+            return None if row.state == "pending" else row
+
+        read = await waiting.wait_for(
+            house.wakeups, house.draining, found, look_whether_read, wait_s
+        )
+        row = read or await run_in_threadpool(look, found)
     return tagged(request, dataset_json(row), dataset_tag(row), waiting.applied(wait_s))
 
 
@@ -266,7 +308,8 @@ def get_dataset_stats(house: House, caller: Read, id: str) -> Response:  # noqa:
 
 def _open(house: Resources, caller: Caller, dataset_id: str) -> Columns:
     with house.database.read() as tx:
-        row = datasets.ready(tx, dataset_id, caller.sees)
+        row = datasets.referred(tx, dataset_id, owner=caller.owner, sees=caller.sees)
+        row = datasets.ready(tx, row.id, None)
     return Columns(house.artifacts.local(row.key))
 
 

@@ -171,6 +171,14 @@ class Column(BaseModel):
     """Of one row; ``null`` first where each row is a list with its own length."""
 
 
+class Note(BaseModel):
+    """What the reader of a file says of it, for whoever uploaded it to check."""
+
+    code: str
+    """``header_guessed``: nothing in a table of texts settles whether its first row is a header."""
+    detail: str
+
+
 class Dataset(Document):
     """A dataset."""
 
@@ -186,6 +194,10 @@ class Dataset(Document):
     splits: dict[str, int]
     resize: str | None
     """Of images: the height x width that all of them were brought to, if one was asked for."""
+    header: bool | None
+    """Of csv and tsv: whether the first row names the columns, if the upload said so."""
+    notes: list[Note]
+    """Guesses of the reader that you may want to correct."""
     created_at: str
     links: dict[str, str]
 

@@ -67,7 +67,7 @@ async def plan_job(
     house: House, caller: Read, body: Annotated[Parsed[Spec], Depends(parse_job_body)]
 ) -> Response:
     """The layer table, parameters, memory by head, FLOPs, devices it may get, and warnings."""
-    prepared = await prepare(house, body.value, caller.sees)
+    prepared = await prepare(house, body.value, caller)
     return Json(
         prepared.plan | {"object": "plan", "spec": prepared.resolved, "devices": prepared.devices}
     )
@@ -96,7 +96,7 @@ async def create_job(
     if kept is not None:
         return idempotent.sent(kept, replayed=True)
     await run_in_threadpool(admit, house, caller)  # before the planner is asked, which is dear
-    prepared = await prepare(house, body.value, caller.sees)
+    prepared = await prepare(house, body.value, caller)
     return await run_in_threadpool(store, house, caller, token, prepared)
 
 

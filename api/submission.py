@@ -8,6 +8,7 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 
 from api import scales
+from api.access import Caller
 from api.resources import Resources
 from api.starting import what_differs
 from glasshouse.errors import (
@@ -20,9 +21,9 @@ from glasshouse.errors import (
     JobNotFound,
     ServiceError,
 )
-from glasshouse.ids import is_id
 from glasshouse.spec import Devices, InferJob, Source, TrainJob
 from glasshouse.spec.data import sources_in
+from glasshouse.spec.labels import text_labels, with_values
 from models import checkpoints, datasets, jobs, workers
 from models.columns import Columns
 from models.database import Transaction
@@ -35,6 +36,8 @@ class Inputs:
 
     datasets: dict[str, Any] = field(default_factory=dict[str, Any])
     """Id → columns and splits."""
+    ids: dict[str, str] = field(default_factory=dict[str, str])
+    """What the job calls a dataset → its id."""
     places: dict[str, str] = field(default_factory=dict[str, str])
     """Id of a dataset → where its files are."""
     uses: set[str] = field(default_factory=set[str])
@@ -62,8 +65,8 @@ class Prepared:
     """Devices that the job may get."""
 
 
-async def prepare(house: Resources, spec: TrainJob | InferJob, owner: str | None) -> Prepared:
-    """Check a job.
+async def prepare(house: Resources, spec: TrainJob | InferJob, caller: Caller) -> Prepared:
+    """Check a job. A dataset that it names is there by its id from now on.
 
     Raises:
         InvalidSpec: it cannot be run; names every field to change.
@@ -71,18 +74,20 @@ async def prepare(house: Resources, spec: TrainJob | InferJob, owner: str | None
         PlannerUnavailable: it cannot be checked now.
     """
     found, (chosen, warnings) = await asyncio.gather(
-        run_in_threadpool(_find_inputs, house, spec, owner),
+        run_in_threadpool(_find_inputs, house, spec, caller),
         run_in_threadpool(_find_devices, house, spec.devices),
     )
     if found.problems:
         first = found.problems[0]
         raise InvalidSpec(f"{first.pointer}: {first.detail}", problems=found.problems)
     submitted = spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    for source in sources_in(submitted):
+        source["dataset"] = found.ids[source["dataset"]]
     asked = dict(submitted)
     if found.checkpoint is not None:  # "the newest of the job" means the newest of now
         asked.pop("job", None)
         asked["checkpoint"] = found.checkpoint
-    plan = await house.planner.plan(asked, found.datasets, found.network, owner=owner or "")
+    plan = await house.planner.plan(asked, found.datasets, found.network, owner=caller.sees or "")
     resolved = plan.pop("spec")
     _refuse_too_large(plan, chosen)
     _check_start(found, resolved, plan)
@@ -151,8 +156,8 @@ def _wrong_start(pointer: str, detail: str) -> InvalidSpec:
     return InvalidSpec(f"{pointer}: {detail}", problems=[problem])
 
 
-def _find_inputs(house: Resources, spec: TrainJob | InferJob, owner: str | None) -> Inputs:
-    found = Inputs()
+def _find_inputs(house: Resources, spec: TrainJob | InferJob, caller: Caller) -> Inputs:
+    found, owner = Inputs(), caller.sees
     sources: dict[str, str] = {}
     if isinstance(spec, TrainJob):
         several = not isinstance(spec.data.train, Source)
@@ -163,13 +168,24 @@ def _find_inputs(house: Resources, spec: TrainJob | InferJob, owner: str | None)
     elif spec.data is not None:
         sources["/data/dataset"] = spec.data.dataset
     with house.database.read() as tx:
-        for pointer, dataset_id in sources.items():
-            _find_dataset(tx, found, pointer, dataset_id, owner)
+        for pointer, reference in sources.items():
+            _find_dataset(tx, found, pointer, reference, caller)
         if isinstance(spec, InferJob):
             _find_checkpoint(tx, found, spec, owner)
         elif spec.init is not None:
             _find_start(tx, found, spec.init.checkpoint, owner)
+    if isinstance(spec, TrainJob):
+        _add_labels(house, found, spec)
     return found
+
+
+def _add_labels(house: Resources, found: Inputs, spec: TrainJob) -> None:
+    """Put into the descriptions of datasets which texts the columns of labels have."""
+    for name, dataset in found.datasets.items():
+        labels = text_labels(spec.data.fields, dataset["columns"])
+        if labels:
+            stats = Columns(house.artifacts.local(found.places[name])).stats()
+            dataset["columns"] = with_values(dataset["columns"], stats, labels)
 
 
 def _find_start(tx: Transaction, found: Inputs, checkpoint_id: str, owner: str | None) -> None:
@@ -191,14 +207,13 @@ def datasets_of(tx: Transaction, resolved: Mapping[str, Any]) -> dict[str, Any]:
     return {row.id: {"columns": row.columns, "splits": row.splits} for row in rows}
 
 
-def _find_dataset(tx: Any, found: Inputs, pointer: str, dataset_id: str, owner: str | None) -> None:
+def _find_dataset(tx: Any, found: Inputs, pointer: str, reference: str, caller: Caller) -> None:
     try:
-        row = datasets.get(tx, dataset_id, owner)
-    except DatasetNotFound:
-        hint = "" if is_id(dataset_id, "ds") else "; an id begins with ds_, see GET /datasets"
-        detail = f"there is no dataset {dataset_id[:100]!r}{hint}"
-        found.problems.append(FieldProblem(pointer, detail, "dataset_not_found"))
+        row = datasets.referred(tx, reference, owner=caller.owner, sees=caller.sees)
+    except DatasetNotFound as error:
+        found.problems.append(FieldProblem(pointer, error.detail, "dataset_not_found"))
         return
+    found.ids[reference] = row.id
     if row.state != "ready":
         why = f": {row.problem.get('detail')}" if row.problem else "; wait until it is ready"
         detail = f"the dataset {row.id} is {row.state}{why}"

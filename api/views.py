@@ -81,6 +81,8 @@ def dataset_json(dataset: Dataset) -> dict[str, Any]:
         "columns": dataset.columns,
         "splits": dataset.splits,
         "resize": dataset.resize,
+        "header": dataset.header,
+        "notes": dataset.notes or [],
         "created_at": time_text(dataset.created_at),
         "links": {"self": path, "rows": f"{path}/rows", "stats": f"{path}/stats"},
     }

@@ -36,6 +36,7 @@ from glasshouse.errors import RunFailure
 from glasshouse.events import is_upkeep
 from glasshouse.spec import Checkpoint, Devices, InferJob, TrainJob, parse_trained
 from glasshouse.spec.data import sources_in
+from glasshouse.spec.labels import text_labels, with_values
 from glasshouse.spec.wording import problems_in
 from glasshouse.unpickling import seal_pickle
 
@@ -175,6 +176,8 @@ def prepare(spec: dict[str, Any], scratch: Path, checkpoint: Path | None) -> dic
     }
     try:
         parsed = parse_spec(spec)
+        if isinstance(parsed, TrainJob):
+            _add_labels(parsed, metas, datasets)
         trained = None if trained_by is None else parse_trained(json.dumps(trained_by))
         found = plan(parsed, metas, trained)
     except SpecProblems as error:
@@ -196,6 +199,17 @@ def prepare(spec: dict[str, Any], scratch: Path, checkpoint: Path | None) -> dic
         "checkpoint": None if checkpoint is None else {"dir": str(checkpoint.resolve())},
         "trained_by": trained_by,
     }
+
+
+def _add_labels(
+    spec: TrainJob, metas: dict[str, Any], datasets: Mapping[str, Mapping[str, str]]
+) -> None:
+    """Put into the descriptions of datasets which texts the columns of labels have."""
+    for name, meta in metas.items():
+        labels = text_labels(spec.data.fields, meta["columns"])
+        if labels:
+            stats = jsonio.loads((Path(datasets[name]["dir"]) / "stats.json").read_bytes())
+            meta["columns"] = with_values(meta["columns"], stats, labels)
 
 
 def _device(wanted: Devices) -> dict[str, Any]:

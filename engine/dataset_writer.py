@@ -198,6 +198,7 @@ class DatasetWriter:
         self._num_bytes = 0
         self._declared: dict[str, dict[str, Any]] = {}
         self._splits: dict[str, dict[str, Column]] = {}
+        self._notes: list[dict[str, str]] = []
         self.count_budget = CountBudget()
         self.token_budget = TokenBudget()
 
@@ -233,6 +234,14 @@ class DatasetWriter:
     def name_classes(self, name: str, classes: Sequence[str]) -> None:
         """Say what the integers of a column that was begun stand for."""
         self._declared[name]["classes"] = list(classes)
+
+    def describe(self, name: str, **facts: Any) -> None:
+        """Say more of a column that was begun."""
+        self._declared[name] |= facts
+
+    def note(self, code: str, detail: str) -> None:
+        """Say something of the whole dataset that whoever uploaded it may want to correct."""
+        self._notes.append({"code": code, "detail": detail})
 
     def _place(self, split: str, name: str, kind: dict[str, Any]) -> Path:
         if not name or len(name) > MAX_NAME_LENGTH or not name.isprintable():
@@ -291,7 +300,10 @@ class DatasetWriter:
         rows = {split: self._rows_of(split) for split in SPLITS if split in self._splits}
         if not rows:
             raise InvalidDataset("the file holds no data")
-        meta = {"columns": [self._complete(name, rows) for name in self._declared], "splits": rows}
+        columns = [self._complete(name, rows) for name in self._declared]
+        meta: dict[str, Any] = {"columns": columns, "splits": rows}
+        if self._notes:
+            meta["notes"] = self._notes
         stats = {
             split: {name: self._figures(split, name) for name in self._declared} for split in rows
         }

@@ -15,7 +15,6 @@ import stat
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -30,7 +29,7 @@ from engine.readers.npz import read_npy, read_npz
 from engine.readers.text import read_text
 from glasshouse import jsonio
 from glasshouse.errors import InvalidDataset, ServiceError, StorageFull
-from glasshouse.spec.data import BUILTINS, FORMATS, IMAGES, size_of
+from glasshouse.spec.data import BUILTINS, FORMATS, IMAGES, TABLES, size_of
 from glasshouse.unpickling import refuse_unpickling
 
 MAX_MEMORY_BYTES = 2 << 30
@@ -50,11 +49,17 @@ def ingest(
     *,
     max_out_bytes: int = MAX_OUT_BYTES,
     resize: tuple[int, int] | None = None,
+    header: bool | None = None,
 ) -> dict[str, Any]:
     """Read a file of a format, or a built-in dataset, into a new directory; return its meta.
 
-    ``resize``: of images, the height and width of all of them. Nothing is left of a failed attempt.
-    ``out`` appears whole or not at all.
+    Args:
+        source: the file; None: ``name`` is that of a built-in dataset.
+        name: of the format.
+        out: the directory. It appears whole or not at all; nothing is left of a failed attempt.
+        max_out_bytes: what may be written.
+        resize: of images, the height and width of all of them.
+        header: of csv and tsv, whether the first row names the columns; None: it is found out.
 
     Raises:
         InvalidDataset: the file cannot be read as this format.
@@ -68,7 +73,7 @@ def ingest(
             _write_builtin(name, writer)
         else:
             _check_regular(source)
-            _read(source, name, writer, max_out_bytes, resize)
+            _read(source, name, writer, max_out_bytes, resize=resize, header=header)
         meta = writer.finish()
         temporary.rename(out)
         sync_directory(out.parent)
@@ -94,14 +99,21 @@ def _read(
     name: str,
     writer: DatasetWriter,
     max_bytes: int,
+    *,
     resize: tuple[int, int] | None,
+    header: bool | None,
 ) -> None:
     if resize is not None and name != IMAGES:
-        raise InvalidDataset(f"resize is of {IMAGES} only, and the format is {name}: leave it out")
+        raise InvalidDataset(f"resize is for {IMAGES} only, and the format is {name}: leave it out")
+    if header is not None and name not in TABLES:
+        tables = " and ".join(TABLES)
+        raise InvalidDataset(f"header is for {tables} only, and the format is {name}: leave it out")
     if name == IMAGES:
         from engine.readers.images import read_images  # noqa: PLC0415 (a large library)
 
         read_images(source, writer, max_bytes=max_bytes, resize=resize)
+    elif name in TABLES:
+        read_delimited(source, writer, delimiter=TABLES[name], header=header)
     elif name in _READERS:
         _READERS[name](source, writer)
     elif name in _ARCHIVES:
@@ -119,8 +131,6 @@ def _read_parquet(source: Path, writer: DatasetWriter) -> None:
 
 
 _READERS: dict[str, Callable[[Path, DatasetWriter], None]] = {
-    "csv": partial(read_delimited, delimiter=","),
-    "tsv": partial(read_delimited, delimiter="\t"),
     "jsonl": read_jsonl,
     "parquet": _read_parquet,
     "npy": read_npy,
@@ -183,6 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.out,
             max_out_bytes=options.max_out_bytes,
             resize=options.resize,
+            header=options.header,
         )
         answer: dict[str, Any] = {"ok": True, "meta": meta}
     except ServiceError as error:
@@ -216,6 +227,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="the directory to make")
     parser.add_argument(
         "--resize", type=size_of, metavar="HxW", help="of images: height and width, as in 32x32"
+    )
+    parser.add_argument(
+        "--header",
+        action=argparse.BooleanOptionalAction,
+        help="of csv and tsv: whether the first row names the columns; left unset, it is found out",
     )
     parser.add_argument("--max-memory-bytes", type=int, default=MAX_MEMORY_BYTES)
     parser.add_argument("--max-cpu-s", type=int, default=MAX_CPU_S)

@@ -167,6 +167,9 @@ def _sized(
     datasets = plan_data.seen_as_windows(datasets, data.windows, data.whole, known)
     fields = plan_data.as_begun(data.fields, trained_by)
     meta = plan_data.meta_of(data.whole, datasets, "/data/train", findings)
+    judged = [] if data.validation is None else [datasets.get(data.validation.dataset, meta)]
+    fields = plan_data.encoded(fields, [meta, *judged], trained_by, findings)
+    findings.stop()
     shapes = plan_data.field_shapes(fields, meta, findings, data.whole)
     data = data.model_copy(update={"fields": plan_data.with_sizes(fields, shapes)})
     findings.stop()

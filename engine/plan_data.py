@@ -3,16 +3,18 @@
 From the datasets' descriptions alone. Knows the words of a job; reads no row.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from engine.column_stats import MAX_COUNTED_BYTES, MAX_DISTINCT
 from engine.data.fields import BadField, field_columns, field_shape
 from engine.data.joined import Disagree, joined_meta, name_of
 from engine.data.windows import windowed
 from engine.footprint import rows_of
 from engine.problems import Findings, one
 from engine.shapes import FieldShape
+from glasshouse import jsonio
 from glasshouse.spec import (
     Data,
     DenseField,
@@ -25,11 +27,13 @@ from glasshouse.spec import (
     Trained,
     Windows,
 )
+from glasshouse.spec.preparing import MAX_CLASS_LENGTH, MAX_CLASSES
 
 Meta = Mapping[str, Any]
 Metas = Mapping[str, Meta]
 Rows = Source | InferData
 FIELDS = "/data/fields"
+_LISTED = 20
 
 
 def meta_of(source: Rows, datasets: Metas, pointer: str, findings: Findings) -> Meta:
@@ -164,6 +168,107 @@ def as_begun(fields: Mapping[str, Field], trained_by: Trained | None) -> dict[st
         if isinstance(before, IntegerSequenceField) and before.tokens == field.tokens is not None:
             made[name] = field.model_copy(update={"dim": before.dim})
     return made
+
+
+def encoded(
+    fields: Mapping[str, Field],
+    metas: Sequence[Meta],
+    trained_by: Trained | None,
+    findings: Findings,
+) -> dict[str, Field]:
+    """Fields with the classes of the columns that have texts, or names for their numbers.
+
+    Args:
+        fields: of the job.
+        metas: of the training data and, where there is any, the validation data.
+        trained_by: whose weights the job begins with: it keeps to the classes of those.
+        findings: what is wrong is added to them.
+    """
+    before = {} if trained_by is None else trained_by.data.fields
+    made = dict(fields)
+    for name, field in fields.items():
+        if not isinstance(field, IntegerField) or field.classes is not None:
+            continue
+        (column,) = field_columns(name, field)
+        found = [_described(meta, column) for meta in metas]
+        classes = _classes(name, field, found, before.get(name), findings)
+        if classes is not None:
+            made[name] = field.model_copy(update={"classes": classes, "dim": len(classes)})
+    return made
+
+
+def _described(meta: Meta, name: str) -> Mapping[str, Any]:
+    return next((column for column in meta["columns"] if column["name"] == name), {})
+
+
+def _classes(
+    name: str,
+    field: IntegerField,
+    columns: Sequence[Mapping[str, Any]],
+    before: Field | None,
+    findings: Findings,
+) -> tuple[str, ...] | None:
+    """The classes of a field; None: it has integers without names, or cannot read its column."""
+    column = columns[0]
+    learned = before.classes if isinstance(before, IntegerField) else None
+    if "values" in column:
+        return _text_classes(name, field, column, learned, findings)
+    names: list[str] | None = column.get("classes")
+    is_without = isinstance(before, IntegerField) and learned is None
+    if names is None or is_without or field.dim not in {None, len(names)}:
+        return None
+    fit = len(set(names)) == len(names) <= MAX_CLASSES and max(map(len, names)) <= MAX_CLASS_LENGTH
+    return tuple(names) if fit and all(one.get("classes") == names for one in columns) else None
+
+
+def _text_classes(
+    name: str,
+    field: IntegerField,
+    column: Mapping[str, Any],
+    learned: Sequence[Any] | None,
+    findings: Findings,
+) -> tuple[str, ...] | None:
+    """The texts of a column in order; those that the weights were learned with come first."""
+    pointer, of = f"{FIELDS}/{name}", f"column {column['name']!r}"
+    values: list[str] | None = column["values"]
+    if values is None:
+        detail = f"{of} has more than {MAX_DISTINCT:,} different texts, or one of more than"
+        detail += f" {MAX_COUNTED_BYTES} bytes: list the classes, or read the texts as tokens"
+        findings.problem(f"{pointer}/classes", f"{detail} (integer_sequence)", "too_many_classes")
+        return None
+    if not values:
+        findings.problem(pointer, f"{of} has empty texts only", "no_classes")
+        return None
+    if learned is not None and {*values} <= {*learned}:
+        values = list(learned)
+    listed = ", ".join(map(jsonio.dumps, values[:_LISTED]))
+    listed += f" and {len(values) - _LISTED} more" if len(values) > _LISTED else ""
+    if field.dim is not None and field.dim != len(values):
+        detail = f"dim is {field.dim}, and {of} has {len(values)} different texts: {listed};"
+        findings.problem(f"{pointer}/dim", f"{detail} leave dim out, or list the classes", "dim")
+        return None
+    _warn_of_texts(pointer, column, values, findings)
+    return tuple(values)
+
+
+def _warn_of_texts(
+    pointer: str, column: Mapping[str, Any], values: Sequence[str], findings: Findings
+) -> None:
+    """Numbers among which there are texts may be a mistake in the data."""
+    first = column.get("no_number")
+    if first is not None and any(map(_is_number, values)):
+        detail = f"column {column['name']!r} has numbers and texts, and each different one is a"
+        detail += f" class; the first text is {jsonio.dumps(first['value'])} in line"
+        detail += f" {first['line']}: if that is a mistake, correct it and upload the file again"
+        findings.warn(pointer, detail, "mixed_classes")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def window_dim(trained_by: Trained | None) -> int | None:

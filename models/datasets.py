@@ -8,10 +8,14 @@ from sqlalchemy import delete as sql_delete
 from sqlalchemy.orm import Session, aliased
 
 from glasshouse.errors import DatasetInUse, DatasetNotFound, DatasetNotReady
-from glasshouse.ids import new_id
+from glasshouse.ids import is_id, new_id
+from glasshouse.spec.data import BUILTINS
 from models import doomed, uses
 from models.database import now_ms
 from models.tables import Dataset, now
+
+_MANY = 1000
+_LISTED = 5
 
 BUILTIN = "builtin:"
 """The format of a dataset that has no file."""
@@ -24,6 +28,7 @@ class Reading:
     dataset: str
     format: str
     resize: str | None
+    header: bool | None
     tries: int
     """How many times the file was begun to be read, this one counted."""
 
@@ -43,6 +48,7 @@ def add(  # noqa: PLR0913 (a dataset is made of these)
     sha256: str | None,
     dataset_id: str | None = None,
     resize: str | None = None,
+    header: bool | None = None,
 ) -> Dataset:
     """Store a pending dataset. Its id may have been made before, to receive its file."""
     dataset_id = dataset_id or new_id("ds")
@@ -57,6 +63,7 @@ def add(  # noqa: PLR0913 (a dataset is made of these)
         columns=[],
         splits={},
         resize=resize,
+        header=header,
         key=f"datasets/{dataset_id}",
         created_at=now(),
         version=1,
@@ -78,6 +85,44 @@ def get(tx: Session, dataset_id: str, owner: str | None) -> Dataset:
     return found
 
 
+def referred(tx: Session, reference: str, *, owner: str, sees: str | None) -> Dataset:
+    """The dataset that an id or a name means.
+
+    A name means the owner's own dataset, or else one of another owner that is visible. Of several
+    with the same content it means the newest.
+
+    Raises:
+        DatasetNotFound: there is none, or several with different contents.
+    """
+    if is_id(reference, "ds"):
+        return get(tx, reference, sees)
+    query = select(Dataset).where(Dataset.name == reference).order_by(Dataset.id.desc())
+    if sees is not None:
+        query = query.where(Dataset.owner == sees)
+    rows = list(tx.scalars(query.limit(_MANY)))
+    rows = [row for row in rows if row.owner == owner] or rows
+    rows = [row for row in rows if row.state != "failed"] or rows
+    contents = {(row.format, row.sha256, row.resize, row.header) for row in rows}
+    if not rows:
+        detail = f"There is no dataset with the id or name {reference[:100]!r}."
+        if reference in BUILTINS:
+            detail += f' Create it: POST /datasets with {{"builtin": "{reference}"}}.'
+        raise DatasetNotFound(detail)
+    if len(contents) > 1:
+        listed = ", ".join(row.id for row in rows[:_LISTED])
+        raise DatasetNotFound(
+            f"Several datasets have the name {reference[:100]!r}: give the id of one ({listed})."
+        )
+    return rows[0]
+
+
+def builtin(tx: Session, owner: str, format: str, name: str) -> Dataset | None:  # noqa: A002
+    """The owner's newest dataset of a built-in format with this name, unless it has failed."""
+    mine = (Dataset.owner == owner, Dataset.format == format, Dataset.name == name)
+    query = select(Dataset).where(*mine, Dataset.state != "failed")
+    return tx.scalars(query.order_by(Dataset.id.desc()).limit(1)).first()
+
+
 def ready(tx: Session, dataset_id: str, owner: str | None) -> Dataset:
     """One dataset that can be used now.
 
@@ -92,14 +137,25 @@ def ready(tx: Session, dataset_id: str, owner: str | None) -> Dataset:
 
 
 def find(
-    tx: Session, *, owner: str | None, after: str | None, limit: int, sha256: str | None = None
+    tx: Session,
+    *,
+    owner: str | None,
+    after: str | None,
+    limit: int,
+    sha256: str | None = None,
+    name: str | None = None,
 ) -> list[Dataset]:
-    """Datasets, newest first. ``sha256``: only those whose file has this digest."""
+    """Datasets, newest first.
+
+    ``sha256``: only those whose file has this digest. ``name``: only those called so.
+    """
     query = select(Dataset).order_by(Dataset.id.desc()).limit(limit)
     if owner is not None:
         query = query.where(Dataset.owner == owner)
     if sha256 is not None:
         query = query.where(Dataset.sha256 == sha256)
+    if name is not None:
+        query = query.where(Dataset.name == name)
     if after is not None:
         query = query.where(Dataset.id < after)
     return list(tx.scalars(query))
@@ -141,7 +197,7 @@ def claim(tx: Session, reader: str, *, lease_ms: int) -> Reading | None:
         update(Dataset)
         .where(Dataset.id == chosen)
         .values(reader=reader, reading_until_ms=now_ms() + lease_ms, reads=Dataset.reads + 1)
-        .returning(Dataset.id, Dataset.format, Dataset.resize, Dataset.reads)
+        .returning(Dataset.id, Dataset.format, Dataset.resize, Dataset.header, Dataset.reads)
     ).one()
     return Reading(*row)
 
@@ -157,14 +213,21 @@ def give_back(tx: Session, reading: Reading) -> bool:
 
 
 def read(
-    tx: Session, reading: Reading, *, columns: list[Any], splits: dict[str, Any], key: str
+    tx: Session,
+    reading: Reading,
+    *,
+    columns: list[Any],
+    splits: dict[str, Any],
+    key: str,
+    notes: list[Any] | None = None,
 ) -> bool:
     """The file could be read: pending becomes ready. ``key``: where its columns lie.
 
     False: the claim is lost, or the dataset was deleted. Where the outcome of a commit is unknown,
     call it again with the same key.
     """
-    if _settle(tx, reading, state="ready", columns=columns, splits=splits, key=key):
+    found: dict[str, Any] = {"columns": columns, "splits": splits, "notes": notes or []}
+    if _settle(tx, reading, state="ready", key=key, **found):
         return True
     kept = select(Dataset.id).where(Dataset.id == reading.dataset, Dataset.key == key)
     return tx.scalar(kept) is not None

@@ -95,7 +95,7 @@ def admit_job(tx: Session, owner: str, settings: Settings, *, threads: int | Non
         InvalidSpec: it asks for more devices than the owner may ever have.
         QuotaExceeded: too many wait already, or the owner's storage is full.
     """
-    _lock(tx, owner)
+    lock(tx, owner)
     limits = of(tx, owner, settings)
     _refuse_endless_wait(threads, limits.devices)
     refuse_over("queued_jobs", _count_queued(tx, owner) + 1, limits.queued_jobs)
@@ -120,7 +120,7 @@ def admit_upload(tx: Session, owner: str, settings: Settings, *, size_bytes: int
     Raises:
         QuotaExceeded: too many are being read already, or they would take too much storage.
     """
-    _lock(tx, owner)
+    lock(tx, owner)
     limits = of(tx, owner, settings)
     refuse_over("uploads", _count_uploads(tx, owner) + 1, limits.uploads)
     _admit_bytes(tx, owner, limits, size_bytes)
@@ -132,7 +132,7 @@ def admit_weights(tx: Session, owner: str, settings: Settings, *, size_bytes: in
     Raises:
         QuotaExceeded: they would take too much storage.
     """
-    _lock(tx, owner)
+    lock(tx, owner)
     _admit_bytes(tx, owner, of(tx, owner, settings), size_bytes)
 
 
@@ -245,7 +245,7 @@ def _count_uploads(tx: Session, owner: str) -> int:
     return int(tx.scalar(query) or 0)
 
 
-def _lock(tx: Session, owner: str) -> None:
+def lock(tx: Session, owner: str) -> None:
     """One admission of an owner at a time. On SQLite the write transaction is the lock."""
     if tx.get_bind().dialect.name == "postgresql":
         tx.execute(

@@ -409,6 +409,10 @@ class Dataset(Table):
     splits: Mapped[dict[str, Any]]
     resize: Mapped[str | None]
     """Of images: height x width that all of them are brought to."""
+    header: Mapped[bool | None]
+    """Of tables of text: whether the first row names the columns; None: the reader finds out."""
+    notes: Mapped[list[Any] | None] = mapped_column(Json)
+    """What the reader says of the file, each a ``code`` and a ``detail``."""
     key: Mapped[str]
     created_at: Mapped[datetime]
     version: Mapped[int] = mapped_column(default=1)

@@ -159,6 +159,8 @@ class Readers:
             source = self._artifacts.local(datasets.source_key(reading.dataset))
             what = ["--format", reading.format, "--source", str(source)]
             what += [] if reading.resize is None else ["--resize", reading.resize]
+            if reading.header is not None:
+                what += ["--header" if reading.header else "--no-header"]
         return [
             *(sys.executable, "-m", "engine.ingest", *what, "--out", str(out)),
             *("--max-memory-bytes", str(settings.ingest_memory_bytes)),
@@ -216,9 +218,11 @@ class Readers:
             for column in meta["columns"]
         ]
 
+        found = {"columns": columns, "splits": meta["splits"], "notes": meta.get("notes")}
+
         def store() -> bool:
             with self._database.write() as tx:
-                return datasets.read(tx, reading, key=key, columns=columns, splits=meta["splits"])
+                return datasets.read(tx, reading, key=key, **found)
 
         kept = self._insist(store)  # if it raises, whether the row names the files is not known
         others = [entry.key for entry in self._artifacts.entries(f"datasets/{reading.dataset}")]

@@ -285,6 +285,19 @@ def field_columns(name: str, field: Field) -> tuple[str, ...]:
     return field.source_columns or (name,)
 
 
+def _holds_text(name: str, field: Field, column: Mapping[str, Any]) -> str:
+    """Why a field of numbers cannot read a column of texts, and what to do about it."""
+    detail = f"field {name!r} needs numbers, and column {column['name']!r} holds text"
+    if isinstance(field, IntegerSequenceField):
+        return f"{detail}: say which tokens it is made of"
+    first = column.get("no_number")
+    if first is None:
+        return f"{detail}: convert it, or read it with a field of the type integer (classes)"
+    detail += f": line {first['line']} of the file has {jsonio.dumps(first['value'])}, the first"
+    detail += " value that is not a number. Correct the file (a missing value is an empty cell)"
+    return f"{detail} and upload it again, or read the column as classes (type integer)"
+
+
 def _column(name: str, field: Field, wanted: str, meta: dict[str, Any]) -> dict[str, Any]:
     key = "column" if field.column is not None else ""
     if isinstance(field, DenseField) and field.columns is not None:
@@ -294,10 +307,7 @@ def _column(name: str, field: Field, wanted: str, meta: dict[str, Any]) -> dict[
             if isinstance(field, IntegerSequenceField) and field.tokens is not None:
                 return _tokenized(name, field, column)
             if column["dtype"] == "string" and not isinstance(field, IntegerField):
-                detail = f"field {name!r} needs numbers, and column {wanted!r} holds text"
-                if isinstance(field, IntegerSequenceField):
-                    detail += ": say which tokens it is made of"
-                raise BadField(detail, key)
+                raise BadField(_holds_text(name, field, column), key)
             if None in column["shape"] and isinstance(field, IntegerField):
                 detail = f"field {name!r} needs one integer per row, and the rows of column"
                 raise BadField(f"{detail} {wanted!r} {_steps(column)}", key)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -284,6 +284,10 @@ def _merged(name: str, splits: Sequence[str], items: Sequence[dict[str, Any]]) -
     for key in _SUMS:
         if key in made:
             made[key] = sum(item.get(key, 0) for item in items)
+    if "values" in made:
+        values = [item["values"] for item in items]
+        all_known = all(known is not None for known in values)
+        made["values"] = sorted({*chain.from_iterable(values)}) if all_known else None
     if "lengths" in made:
         made["lengths"] = {
             name: _ends([i["lengths"][s] for s, i in zip(splits, items, strict=True)])

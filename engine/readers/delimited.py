@@ -5,8 +5,9 @@ Two passes: the first finds every column's type, the second writes. Both hold a 
 
 import csv
 import math
+from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 from typing import BinaryIO
@@ -14,13 +15,17 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.dataset_writer import MAX_COLUMNS, DatasetWriter, NumberColumn
+from engine.dataset_writer import MAX_COLUMNS, DatasetWriter, NumberColumn, TextColumn
+from engine.readers.header import is_gap, why_no_names
 from glasshouse.errors import InvalidDataset
 
 MAX_CELL_BYTES = 1 << 20
 MAX_ROW_BYTES = 8 << 20
 _CHUNK_BYTES = 2 << 20
 _CHUNK_CELLS = 50_000
+_LISTED = 8
+MAX_SHOWN = 40
+"""Characters of a cell in a message."""
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -33,20 +38,40 @@ class _Kind(IntEnum):
     TEXT = 3
 
 
+_NUMBERS = (_Kind.INTEGER, _Kind.FLOAT)
+
+
 @dataclass(slots=True)
 class _Column:
     kind: _Kind = _Kind.EMPTY
     has_empty: bool = False
+    no_number: tuple[int, str] | None = None
+    """Line and text of the first cell that is not a number."""
+
+
+@dataclass(slots=True)
+class _Survey:
+    """What the first pass finds out; the first row is kept apart, for it may be a header."""
+
+    line: int = 0
+    first: list[str] = field(default_factory=list[str])
+    columns: list[_Column] = field(default_factory=list[_Column])
+    recurring: list[bool] = field(default_factory=list[bool])
+    """Of each cell of the first row, whether its column has it again."""
+    num_rows: int = 0
+    """Without the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """What the first pass found out."""
+    """How the second pass reads the file."""
 
     delimiter: str
     names: list[str]
     columns: list[_Column]
     has_header: bool
+    guess: str | None
+    """What is told of the header where nothing in the file settles it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +80,23 @@ class _Chunk:
     rows: list[list[str]]
 
 
-def read_delimited(path: Path, writer: DatasetWriter, *, delimiter: str) -> None:
-    """Read a table of text as the split ``all``."""
+def read_delimited(
+    path: Path, writer: DatasetWriter, *, delimiter: str, header: bool | None = None
+) -> None:
+    """Read a table of text as the split ``all``.
+
+    ``header``: whether the first row names the columns; None: it is found out, and where that is a
+    guess the dataset has a note of it.
+    """
     csv.field_size_limit(MAX_CELL_BYTES)
     with path.open("rb") as file:
         if delimiter == ",":
             delimiter = _find_delimiter(file)
-        table = _survey(file, delimiter)
+        table = _settled(_survey(file, delimiter), delimiter, header)
+        if table.guess is not None:
+            writer.note("header_guessed", table.guess)
         columns = [
-            writer.texts("all", name)
-            if column.kind is _Kind.TEXT
-            else writer.numbers("all", name, np.dtype(_number_type(column)))
+            _begin(writer, name, column)
             for name, column in zip(table.names, table.columns, strict=True)
         ]
         for chunk in _chunks(file, table.delimiter, skip=int(table.has_header)):
@@ -76,52 +107,97 @@ def read_delimited(path: Path, writer: DatasetWriter, *, delimiter: str) -> None
                     column.append([cell.encode() for cell in cells])
 
 
-def _number_type(column: _Column) -> type[np.int64 | np.float64]:
-    whole = column.kind is _Kind.INTEGER and not column.has_empty
-    return np.int64 if whole else np.float64
+def _begin(writer: DatasetWriter, name: str, column: _Column) -> NumberColumn | TextColumn:
+    if column.kind is not _Kind.TEXT:
+        whole = column.kind is _Kind.INTEGER and not column.has_empty
+        return writer.numbers("all", name, np.dtype(np.int64 if whole else np.float64))
+    made = writer.texts("all", name)
+    if column.no_number is not None:
+        line, cell = column.no_number
+        writer.describe(name, no_number={"line": line, "value": cell[:MAX_SHOWN]})
+    return made
 
 
-def _survey(file: BinaryIO, delimiter: str) -> _Table:
-    """Find the types, and whether the first row is a header."""
-    first: list[str] | None = None
-    columns: list[_Column] = []
+def _survey(file: BinaryIO, delimiter: str) -> _Survey:
+    """Find the types of all rows but the first."""
+    found: _Survey | None = None
     for chunk in _chunks(file, delimiter):
-        rows = chunk.rows
-        if first is None:
+        rows, lines = chunk.rows, chunk.lines
+        if found is None:
             first, rows = rows[0], rows[1:]
             columns = [_Column() for _ in first]
-        for column, cells in zip(columns, zip(*rows, strict=True), strict=False):
-            _widen(column, cells)
-    if first is None:
+            found = _Survey(lines[0], first, columns, [False] * len(first))
+            lines = lines[1:]
+        found.num_rows += len(rows)
+        for number, cells in enumerate(zip(*rows, strict=True)):
+            _widen(found.columns[number], cells, lines)
+            if found.columns[number].kind is _Kind.TEXT and not found.recurring[number]:
+                found.recurring[number] = found.first[number] in cells
+    if found is None:
         raise InvalidDataset("the file holds no rows")
-    has_header = any(
-        column.kind is not _Kind.TEXT and _kind_of([cell], _Kind.EMPTY) is _Kind.TEXT
-        for cell, column in zip(first, columns, strict=True)
-    )
+    return found
+
+
+def _settled(found: _Survey, delimiter: str, header: bool | None) -> _Table:
+    """Say whether the first row is a header, and what the columns are then."""
+    has_header, guess = (header, None) if header is not None else _has_header(found)
     if not has_header:
-        for cell, column in zip(first, columns, strict=True):
-            _widen(column, [cell])
-    return _Table(delimiter, _name(first if has_header else [""] * len(first)), columns, has_header)
+        for cell, column in zip(found.first, found.columns, strict=True):
+            _widen(column, [cell], [found.line])
+    names = _name(found.first if has_header else [""] * len(found.first), found.line)
+    return _Table(delimiter, names, found.columns, has_header, guess)
 
 
-def _name(cells: list[str]) -> list[str]:
+def _has_header(found: _Survey) -> tuple[bool, str | None]:
+    """Whether the first row names the columns, and what to tell of it where that is a guess."""
+    kinds = [_kind_of([cell], _Kind.EMPTY) for cell in found.first]
+    if any(
+        kind is _Kind.TEXT and column.kind in _NUMBERS and not is_gap(cell)
+        for cell, kind, column in zip(found.first, kinds, found.columns, strict=True)
+    ):
+        return True, None
+    if any(kind in _NUMBERS for kind in kinds):
+        return False, None
+    if not found.num_rows:
+        return True, None
+    why = why_no_names(found.first, found.recurring)
+    told = f"No column has numbers only, and line {found.line} was read as"
+    if why is not None:
+        told += f" a row of data, since {why}. If it names the columns, upload the file again with"
+        return False, f"{told} header=true."
+    names = ", ".join(cell.strip()[:MAX_SHOWN] for cell in found.first[:_LISTED])
+    names += ", …" if len(found.first) > _LISTED else ""
+    told += f" the column names: {names}. If it is a row of data, upload the file again with"
+    return True, f"{told} header=false."
+
+
+def _name(cells: list[str], line: int) -> list[str]:
     names = [cell.strip() or f"c{index}" for index, cell in enumerate(cells)]
     seen: dict[str, int] = {}
     for index, name in enumerate(names):
         if name in seen:
             raise InvalidDataset(
-                f"line 1 names columns {seen[name]} and {index} both {name!r} (counted from 0); "
-                "give each its own name"
+                f"line {line} names columns {seen[name]} and {index} both {name!r} (counted from "
+                "0); give each its own name"
             )
         seen[name] = index
     return names
 
 
-def _widen(column: _Column, cells: Sequence[str]) -> None:
-    if column.kind is not _Kind.TEXT:
-        present = [cell for cell in cells if cell and not cell.isspace()]
-        column.has_empty |= len(present) < len(cells)
-        column.kind = _kind_of(present, column.kind)
+def _widen(column: _Column, cells: Sequence[str], lines: Sequence[int]) -> None:
+    known = column.no_number
+    if known is not None and lines[0] > known[0]:
+        return
+    present = [cell for cell in cells if cell and not cell.isspace()]
+    column.has_empty |= len(present) < len(cells)
+    column.kind = max(column.kind, _kind_of(present, column.kind))
+    if column.kind is _Kind.TEXT:
+        texts = zip(lines, cells, strict=True)
+        column.no_number = next((item for item in texts if _is_text(item[1])), known)
+
+
+def _is_text(cell: str) -> bool:
+    return _kind_of([cell], _Kind.EMPTY) is _Kind.TEXT
 
 
 def _kind_of(cells: Sequence[str], at_least: _Kind) -> _Kind:
@@ -224,20 +300,21 @@ def _explain(error: csv.Error, line: int) -> str:
     text = str(error)
     if "field larger" in text:
         return f"line {line}: a cell is larger than {MAX_CELL_BYTES:,} bytes; make it shorter"
-    if "new-line character" in text:
-        return (
-            f"line {line}: a carriage return ends a line alone; use line feeds, or quote the cell"
-        )
     if "unexpected end" in text:
         return f"line {line}: a quoted cell is never closed; add the closing quote"
     return f"line {line}: {text}; put quotes around the whole cell and double those inside"
 
 
 class Lines:
-    """The lines of a text file, each decoded and checked on its own."""
+    """The lines of a text file, each decoded and checked on its own.
+
+    A line ends with a line feed, a carriage return, or both.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
+        self._cut: deque[bytes] = deque()
+        self._rest = b""
         self.number = 0
         self.row_bytes = 0
 
@@ -245,9 +322,7 @@ class Lines:
         return self
 
     def __next__(self) -> str:
-        data = self._file.readline(MAX_ROW_BYTES + 1)
-        if not data:
-            raise StopIteration
+        data = self._cut.popleft() if self._cut else self._read()
         self.number += 1
         self.row_bytes += len(data)
         if self.number == 1:
@@ -269,6 +344,20 @@ class Lines:
                 f"line {self.number}, byte {error.start + 1} is not UTF-8 "
                 f"({data[error.start]:#04x}); save the file as UTF-8"
             ) from error
+
+    def _read(self) -> bytes:
+        """The next line; those that carriage returns end before the next line feed wait."""
+        data = self._rest + self._file.readline(MAX_ROW_BYTES + 1 - len(self._rest))
+        self._rest = b""
+        if not data:
+            raise StopIteration
+        if data.find(b"\r", 0, -2 if data.endswith(b"\n") else -1) < 0:
+            return data
+        lines = data.splitlines(keepends=True)
+        if len(lines) > 1 and len(data) > MAX_ROW_BYTES and not data.endswith(b"\n"):
+            self._rest = lines.pop()
+        self._cut.extend(lines)
+        return self._cut.popleft()
 
     def _without_mark(self, data: bytes) -> bytes:
         if data.startswith((b"\xff\xfe", b"\xfe\xff")):

@@ -84,7 +84,7 @@ def _explaining() -> Generator[None]:
 
 
 def _why(error: BaseException) -> str:
-    text = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+    text = (str(error).strip() or type(error).__name__).splitlines()[0][:200].rstrip(" .;")
     return f"the file cannot be read as parquet: {text}; it may be cut short or damaged"
 
 

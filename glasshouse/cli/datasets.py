@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from glasshouse.cli import completing, output
+from glasshouse.cli.jobs import tell_notes
 from glasshouse.cli.output import Json
 from glasshouse.client import Client, Dataset
 from glasshouse.spec.data import size_of
@@ -43,6 +44,13 @@ def upload(
     resize: Annotated[
         str | None, typer.Option(metavar="HxW", help="Of images: height x width, as in 32x32.")
     ] = None,
+    header: Annotated[
+        bool | None,
+        typer.Option(
+            "--header/--no-header",
+            help="Of csv and tsv: whether the first row names the columns. Left unset, found out.",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Upload a file, streamed, and wait until it is ready. Prints the dataset's id."""
@@ -51,12 +59,15 @@ def upload(
             dataset = client.datasets.create(str(file))
         else:
             size = None if resize is None else _size(resize)
-            dataset = client.datasets.upload(file, name=name, format=format, resize=size)
+            dataset = client.datasets.upload(
+                file, name=name, format=format, resize=size, header=header
+            )
     if json:
         output.document(dataset.data)
     else:
         output.line(dataset.id)
         output.tell(f"{_rows(dataset)} rows")
+        tell_notes(dataset)
 
 
 @app.command()
@@ -76,6 +87,7 @@ def show(
     columns = ["column", "dtype", "shape"]
     output.table(columns, ([*_column(one)] for one in found.columns), short={"column"})
     output.tell(f"{found.state}; rows: {_rows(found)}")
+    tell_notes(found)
     for row in first:
         output.line("  ".join(f"{name}={str(value)[:40]}" for name, value in row.items()))
 

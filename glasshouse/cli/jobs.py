@@ -11,7 +11,8 @@ from glasshouse.cli import completing, output, overrides
 from glasshouse.cli.output import Json
 from glasshouse.cli.watching import detaching, follow
 from glasshouse.client import Client, Dataset, Job
-from glasshouse.spec.data import sources_in
+from glasshouse.errors import NotFoundError
+from glasshouse.spec.data import BUILTINS, sources_in
 
 JobId = Annotated[
     str,
@@ -28,7 +29,7 @@ def submit(
     data: Annotated[
         list[str] | None,
         typer.Option(
-            "--data", metavar="SPLIT=SOURCE", help="A file to upload, a dataset's id, or digits."
+            "--data", metavar="SPLIT=SOURCE", help="A file to upload, or a dataset's id or name."
         ),
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Watch it until it ends.")] = False,
@@ -156,7 +157,7 @@ def _add_data(client: Client, spec: dict[str, Any], sources: list[str]) -> None:
 
     def dataset_of(source: str) -> Dataset:
         if source not in known:
-            known[source] = _dataset(client, source)
+            known[source] = dataset_of_source(client, source)
         return known[source]
 
     for text in sources:
@@ -173,19 +174,31 @@ def _add_data(client: Client, spec: dict[str, Any], sources: list[str]) -> None:
             rows["dataset"] = dataset_of(rows["dataset"]).id
 
 
-def _dataset(client: Client, source: str) -> Dataset:
-    """A dataset by its id, by the name of a built-in one, or by the path of a file to upload."""
+def dataset_of_source(client: Client, source: str) -> Dataset:
+    """A dataset by its id or name, or the name of a built-in one; or of a file that is uploaded.
+
+    Raises:
+        ValueError: it is none of these.
+    """
     if source.startswith("ds_"):
         return client.datasets.get(source).wait()
-    if Path(source).exists():
+    if Path(source).is_file():
         output.tell(f"uploading {source} …")
-        return client.datasets.upload(source)
-    builtins = client.info()["capabilities"]["builtin_datasets"]
-    if source in builtins:
-        return client.datasets.create(source)
-    raise ValueError(
-        f"{source!r} is neither a dataset's id (ds_…), nor a file, nor one of {', '.join(builtins)}"
-    )
+        dataset = client.datasets.upload(source)
+        tell_notes(dataset)
+        return dataset
+    try:
+        return client.datasets.named(source)
+    except NotFoundError as error:
+        detail = f"{source!r} is neither a file, nor one of {', '.join(BUILTINS)}, nor the id or"
+        detail += f" name of one dataset. {error.problem.get('detail', '')}"
+        raise ValueError(detail.strip()) from None
+
+
+def tell_notes(dataset: Dataset) -> None:
+    """What the reader of an uploaded file says of it."""
+    for note in dataset.data.get("notes") or ():
+        output.tell(f"note: {note['detail']}")
 
 
 def _steps(job: Job) -> str:

@@ -7,10 +7,11 @@ import numpy as np
 import typer
 
 from glasshouse.cli import completing, output
-from glasshouse.cli.jobs import JobId
+from glasshouse.cli.jobs import JobId, dataset_of_source
 from glasshouse.cli.output import Json, figure
 from glasshouse.cli.watching import detaching
 from glasshouse.client import Client
+from glasshouse.client.sources import first_split
 from glasshouse.client.tensors import Array, read_tensors, write_tensors
 
 Save = Annotated[
@@ -91,9 +92,15 @@ def infer(  # noqa: PLR0913 - each is an option of the command
     ],
     *,
     data: Annotated[
-        str, typer.Option(help="The dataset's id.", autocompletion=completing.datasets)
+        str,
+        typer.Option(
+            help="A dataset's id or name, or a file to upload.",
+            autocompletion=completing.datasets,
+        ),
     ],
-    split: Annotated[str, typer.Option(help="The dataset's split.")] = "all",
+    split: Annotated[
+        str | None, typer.Option(help="Left unset, test where there is one, else the first.")
+    ] = None,
     outputs: Annotated[str | None, typer.Option(metavar="LAYERS", help="conv1,fc")] = None,
     fields: Annotated[str, typer.Option(help="value, id, prob.")] = "value",
     save: Save = None,
@@ -104,12 +111,13 @@ def infer(  # noqa: PLR0913 - each is an option of the command
     spec: dict[str, Any] = {
         "kind": "infer",
         "checkpoint" if source.startswith("ckpt_") else "job": source,
-        "data": {"dataset": data, "split": split},
         "fields": fields.split(","),
     }
     if outputs:
         spec["outputs"] = outputs.split(",")
     with Client() as client:
+        dataset = dataset_of_source(client, data)
+        spec["data"] = {"dataset": dataset.id, "split": split or first_split(dataset, "test")}
         job = client.jobs.create(spec)
         with detaching(job.id):
             job.wait(timeout, progress=not json)

@@ -80,16 +80,37 @@ def write_npz(splits: Splits, file: IO[bytes]) -> None:
     np.savez(file, **cast("dict[str, Any]", named))
 
 
-def derive_fields(splits: Splits) -> dict[str, dict[str, Any]]:
-    """Declare the fields: whole numbers in one dimension are classes, all else is dense."""
+def derive_fields(
+    splits: Splits, read: Sequence[str] = (), label: str | int | None = None
+) -> dict[str, dict[str, Any]]:
+    """Declare the fields: whole numbers in one dimension are classes, all else is dense.
+
+    A column of texts is words where the network reads it, and classes elsewhere. A network that
+    does not say what it reads reads the first column.
+
+    Args:
+        splits: the columns.
+        read: what the network reads, as far as it says so.
+        label: the column of the target, if it is known.
+    """
     first = next(iter(splits.values()))
+    inputs = [name for name in read if name in first] or [*first][:1]
+    inputs = [name for name in inputs if name != str(label)]
     fields: dict[str, dict[str, Any]] = {}
     for column in first:
         arrays = [columns[column] for columns in splits.values() if column in columns]
         ragged = [rows for rows in arrays if isinstance(rows, list)]
         plain = [array for array in arrays if not isinstance(array, list)]
-        fields[column] = _sequence(column, ragged, plain) if ragged else _plain(plain)
+        if plain and all(_is_texts(array) for array in plain) and not ragged:
+            words = {"type": "integer_sequence", "tokens": "words"}
+            fields[column] = words if column in inputs else {"type": "integer"}
+        else:
+            fields[column] = _sequence(column, ragged, plain) if ragged else _plain(plain)
     return fields
+
+
+def _is_texts(array: Array) -> bool:
+    return array.dtype.kind in "SU" and array.ndim == 1
 
 
 def _plain(arrays: Sequence[Array]) -> dict[str, Any]:
@@ -120,6 +141,8 @@ def as_array(name: str, value: Any) -> Array:
     if hasattr(value, "detach"):
         value = value.detach().cpu().numpy()
     array = np.asarray(value)
+    if array.dtype.kind == "O" and all(isinstance(item, str) for item in array.flat):
+        array = array.astype(str)
     if array.dtype.kind not in "biufSU" and array.dtype.name != "bfloat16":
         raise ValueError(
             f"{name!r} has the dtype {array.dtype}; numbers, booleans and strings can be uploaded"

@@ -52,7 +52,7 @@ class Inferring:
             spec["outputs"] = list(outputs)
         uploaded: Dataset | None = None
         if inputs is None:
-            spec["data"] = _rows(data)
+            spec["data"] = self._rows(data)
         else:
             uploaded = self._add_inputs(spec, source, inputs)
         try:
@@ -83,6 +83,14 @@ class Inferring:
         spec["data"] = {"dataset": dataset.id, "split": "test", "fields": fields}
         return dataset
 
+    def _rows(self, data: Any) -> Document:
+        """Which rows of a dataset; of one that is named without a split, those of ``test``."""
+        if isinstance(data, str):
+            data = self._datasets.named(data)
+        if isinstance(data, Dataset):
+            return {"dataset": data.id, "split": first_split(data, "test")}
+        return cast("Document", as_document(data))
+
     def _trained_by(self, source: Source) -> Document:
         """The spec of the job that trained a network, or what was sent with its weights."""
         if isinstance(source, Job):
@@ -106,9 +114,3 @@ def _discard(dataset: Dataset) -> None:
 def _source(source: Source) -> Document:
     name = source if isinstance(source, str) else source.id
     return {"checkpoint" if name.startswith("ckpt_") else "job": name}
-
-
-def _rows(data: Any) -> Document:
-    if isinstance(data, Dataset):
-        return {"dataset": data.id, "split": first_split(data, "test")}
-    return {"dataset": data} if isinstance(data, str) else cast("Document", as_document(data))

@@ -104,6 +104,10 @@ class Dataset(Record):
     sha256: str | None
     """Of the file that was sent."""
     resize: str | None
+    header: bool | None
+    """Of csv and tsv: whether the first row names the columns, if the upload said so."""
+    notes: list[dict[str, str]]
+    """Guesses of the reader that you may want to correct: ``code`` and ``detail`` of each."""
     created_at: str
     links: dict[str, str]
 

@@ -6,6 +6,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
+from urllib.parse import quote
 
 from glasshouse.client.arrays import read_splits, write_splits
 from glasshouse.client.events import AnyEvent
@@ -17,7 +18,7 @@ from glasshouse.client.running import in_thread
 from glasshouse.client.training import Network, Spec, as_document, network_of
 from glasshouse.client.transport import Transport
 from glasshouse.client.weights import weights_file
-from glasshouse.spec.data import IMAGES
+from glasshouse.spec.data import BUILTINS, IMAGES, sources_in
 
 _SAFETENSORS = "application/vnd.safetensors"
 
@@ -37,8 +38,15 @@ class Jobs(Resource):
     """Jobs of all states."""
 
     def create(self, spec: Spec) -> Job:
-        """Submit a job spec; it is queued when this returns."""
-        return Job(self._transport, self._transport.create("/jobs", as_document(spec)))
+        """Submit a job spec; it is queued when this returns.
+
+        Its datasets are named by id or by name. A built-in one that is not there yet is created.
+        """
+        document = as_document(spec)
+        for source in sources_in(document):
+            if source["dataset"] in BUILTINS:
+                source["dataset"] = (Datasets(self._transport).named(source["dataset"])).id
+        return Job(self._transport, self._transport.create("/jobs", document))
 
     def get(self, job_id: str) -> Job:
         """Read one job."""
@@ -101,17 +109,18 @@ class Datasets(Resource):
     """Datasets."""
 
     def create(self, builtin: str, *, wait: bool = True) -> Dataset:
-        """Make one that the service brings along, such as ``digits``."""
+        """The dataset of a built-in name, such as ``digits``; created where it is not there yet."""
         data = self._transport.create("/datasets", {"builtin": builtin})
         return self._made(data, wait=wait)
 
-    def upload(
+    def upload(  # noqa: PLR0913 (how a file is read differs by format)
         self,
         source: str | Path | bytes | Mapping[str, Any] | Sequence[Any],
         *,
         name: str | None = None,
         format: str | None = None,  # noqa: A002 - the API's word
         resize: tuple[int, int] | None = None,
+        header: bool | None = None,
         wait: bool = True,
         reuse: bool = False,
     ) -> Dataset:
@@ -123,25 +132,37 @@ class Datasets(Resource):
             name: left out, the file's name.
             format: left out, it is told from the file's name, or from ``resize``.
             resize: of an archive of images, the height and width that all are brought to.
+            header: of csv and tsv, whether the first row names the columns; left unset, the service
+                finds out, and says in ``notes`` of the dataset where that is a guess.
             wait: return only when it is ready to be used.
             reuse: of arrays, give the dataset that was uploaded before with the same content.
         """
         if isinstance(source, bytes):
             if format is None:
                 raise ValueError("say which format the bytes are in: format='csv', 'npz', …")
-            data = self._send(source, name, format, resize)
+            data = self._send(source, name, format, resize=resize, header=header)
             return self._made(data, wait=wait)
         if not isinstance(source, (str, Path)):
             return self._upload_arrays(source, name, wait=wait, reuse=reuse)
         path = Path(source)
         with in_thread(lambda: path.open("rb")) as file:
             form = format or (IMAGES if resize is not None else format_of(path.name))
-            data = self._send(file, name or path.name, form, resize)
+            data = self._send(file, name or path.name, form, resize=resize, header=header)
         return self._made(data, wait=wait)
 
     def get(self, dataset_id: str) -> Dataset:
-        """Read one dataset."""
+        """Read one dataset, by its id or its name."""
         return self._dataset(dataset_id).refresh()
+
+    def named(self, reference: str) -> Dataset:
+        """The dataset that a spec may name so: by id, by name, or a built-in one. Ready to be used.
+
+        Raises:
+            NotFoundError: there is none, or several with this name and different contents.
+        """
+        if reference in BUILTINS:
+            return self.create(reference)
+        return (self.get(reference)).wait()
 
     def rows(
         self,
@@ -197,10 +218,12 @@ class Datasets(Resource):
         content: bytes | IO[bytes],
         name: str | None,
         format: str,  # noqa: A002
+        *,
         resize: tuple[int, int] | None = None,
+        header: bool | None = None,
     ) -> dict[str, Any]:
         size = None if resize is None else f"{resize[0]}x{resize[1]}"
-        params = {"name": name, "format": format, "resize": size}
+        params = {"name": name, "format": format, "resize": size, "header": header}
         media_type = "application/octet-stream"
         request = Request.creating(f"{API}/datasets", partial(pieces, content), media_type, params)
         return self._transport.decode(self._transport.send(request))
@@ -210,7 +233,7 @@ class Datasets(Resource):
         return dataset.wait() if wait else dataset
 
     def _dataset(self, dataset_id: str) -> Dataset:
-        return Dataset(self._transport, {"id": dataset_id})
+        return Dataset(self._transport, {"id": quote(dataset_id, safe="")})
 
 
 class Checkpoints(Resource):

@@ -1,9 +1,11 @@
 """What a spec says of the data that is given in Python: which rows, and how columns are read."""
 
 import inspect
+from collections.abc import Sequence
 from math import prod
 from typing import Any, Protocol
 
+from glasshouse.client.frames import field_name
 from glasshouse.client.modules import is_module
 from glasshouse.client.training import Document, TrainOptions, as_document, network_of
 
@@ -70,13 +72,24 @@ def has_uncounted(dataset: Stored) -> bool:
     return any(_is_whole(column) and column.get("classes") is None for column in dataset.columns)
 
 
-def declared(dataset: Stored, stats: Document | None) -> Document:
-    """Fields for the columns of a stored dataset: whole numbers per row are classes."""
+def declared(
+    dataset: Stored, stats: Document | None, read: Sequence[str] = (), label: str | None = None
+) -> Document:
+    """Fields for the columns of a stored dataset: whole numbers per row are classes.
+
+    Args:
+        dataset: the dataset.
+        stats: its figures, where whole numbers have to be counted.
+        read: the columns that the network reads, as far as it says so.
+        label: the column of the target, if it is known.
+    """
     largest = _largest(stats or {"splits": {}})
+    texts = _text_fields(dataset, read, label)
     fields: Document = {}
     for column in dataset.columns:
         name, shape = column["name"], column["shape"]
         if column["dtype"] == "string":
+            fields |= texts.get(name, {})
             continue
         if _is_whole(column):
             kind = "integer_sequence" if shape else "integer"
@@ -87,6 +100,29 @@ def declared(dataset: Stored, stats: Document | None) -> Document:
             fields[name] = {"type": "dense_sequence", "dim": prod(shape[1:])}
         else:
             fields[name] = {"type": "dense", "shape": shape or [1]}
+    return fields
+
+
+def _text_fields(dataset: Stored, read: Sequence[str], label: str | None) -> dict[str, Document]:
+    """By column of texts its field: words where the network reads it, classes where it is judged.
+
+    A network that does not say what it reads reads the first column. Where no label is named, the
+    only other column of texts is the target, unless there are whole numbers, which may be it.
+    """
+    names = [column["name"] for column in dataset.columns]
+    texts = [column["name"] for column in dataset.columns if column["dtype"] == "string"]
+    inputs = [name for name in read or names[:1] if name in texts and name != label]
+    others = [name for name in texts if name not in inputs]
+    has_numbers = any(_is_whole(column) for column in dataset.columns)
+    if label is None and len(others) == 1 and not has_numbers:
+        label = others[0]
+    fields: dict[str, Document] = {
+        name: {name: {"type": "integer_sequence", "tokens": "words"}} for name in inputs
+    }
+    if label is not None and label in texts:
+        called = field_name(label)
+        field = {"type": "integer"}
+        fields[label] = {called: field if called == label else {**field, "column": label}}
     return fields
 
 

@@ -78,7 +78,7 @@ class Trainer:
         if is_frame(data) or is_dataset(data) or is_arrays(data):
             return self._uploaded(data, arguments, options)
         if isinstance(data, (str, Dataset)):
-            return self._stored(data, options)
+            return self._stored(data, arguments, options)
         described = as_document(data)
         if "fields" in options:
             described = {**described, "fields": as_document(options["fields"])}
@@ -86,15 +86,19 @@ class Trainer:
             raise ValueError("say how the columns are read: fields={name: {'type': …}, …}")
         return described
 
-    def _stored(self, data: str | Dataset, options: TrainOptions) -> Document:
+    def _stored(
+        self, data: str | Dataset, arguments: Sequence[str], options: TrainOptions
+    ) -> Document:
         """A dataset of the service."""
-        dataset = self._datasets.get(data) if isinstance(data, str) else data
+        dataset = data if isinstance(data, Dataset) else self._datasets.named(data)
         dataset = dataset.wait()
         fields: Document = {}
         if options.get("windows") is not None:
             fields = window_fields(options.get("windows"))
         elif "fields" not in options:
-            fields = declared(dataset, dataset.stats() if has_uncounted(dataset) else None)
+            stats = dataset.stats() if has_uncounted(dataset) else None
+            label = options.get("label")
+            fields = declared(dataset, stats, arguments, None if label is None else str(label))
         return {
             **sources(dataset, options),
             "fields": as_document(options.get("fields", fields)),
@@ -133,7 +137,7 @@ def _read(data: Any, arguments: Sequence[str], options: TrainOptions) -> tuple[S
     held_back = validation is None or isinstance(validation, (float, str))
     judged = None if held_back else as_columns(validation, label, arguments)[0]
     splits = read_splits(columns, judged)
-    derived = derive_fields(splits) if fields is None else fields
+    derived = derive_fields(splits, arguments, label) if fields is None else fields
     return splits, as_document(options.get("fields", derived))
 
 

@@ -26,6 +26,8 @@ FORMATS = (
     *("idx", "idx.gz", "idx.zip", "mnist.json.gz", "text", IMAGES),
 )
 """What a dataset's file may be."""
+TABLES = {"csv": ",", "tsv": "\t"}
+"""Formats that are tables of text, whose first row may be a header, and what separates cells."""
 BUILTINS = ("digits",)
 """Datasets that come with the service."""
 SIZE = r"^[1-9][0-9]{0,3}x[1-9][0-9]{0,3}$"

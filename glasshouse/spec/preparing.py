@@ -8,6 +8,7 @@ from pydantic import PositiveInt, model_validator
 from glasshouse.spec.strict import Spec
 
 MAX_CLASSES = 10_000
+MAX_CLASS_LENGTH = 200
 MAX_GIVEN_TOKENS = 100_000
 MAX_VOCABULARY = 1_000_000
 NUM_RESERVED = 2
@@ -17,7 +18,8 @@ Column = Annotated[str, Constraint(min_length=1, max_length=200)]
 Unit = Literal["characters", "words"]
 Token = Annotated[str, Constraint(min_length=1, max_length=200)]
 Class = (
-    Annotated[str, Constraint(max_length=200)] | Annotated[int, Constraint(ge=-(2**63), lt=2**63)]
+    Annotated[str, Constraint(max_length=MAX_CLASS_LENGTH)]
+    | Annotated[int, Constraint(ge=-(2**63), lt=2**63)]
 )
 Fill = float | Literal["mean", "median", "NaN"]
 

@@ -53,7 +53,7 @@ class AsyncInferring:
             spec["outputs"] = list(outputs)
         uploaded: AsyncDataset | None = None
         if inputs is None:
-            spec["data"] = _rows(data)
+            spec["data"] = await self._rows(data)
         else:
             uploaded = await self._add_inputs(spec, source, inputs)
         try:
@@ -84,6 +84,14 @@ class AsyncInferring:
         spec["data"] = {"dataset": dataset.id, "split": "test", "fields": fields}
         return dataset
 
+    async def _rows(self, data: Any) -> Document:
+        """Which rows of a dataset; of one that is named without a split, those of ``test``."""
+        if isinstance(data, str):
+            data = await self._datasets.named(data)
+        if isinstance(data, AsyncDataset):
+            return {"dataset": data.id, "split": first_split(data, "test")}
+        return cast("Document", as_document(data))
+
     async def _trained_by(self, source: Source) -> Document:
         """The spec of the job that trained a network, or what was sent with its weights."""
         if isinstance(source, AsyncJob):
@@ -107,9 +115,3 @@ async def _discard(dataset: AsyncDataset) -> None:
 def _source(source: Source) -> Document:
     name = source if isinstance(source, str) else source.id
     return {"checkpoint" if name.startswith("ckpt_") else "job": name}
-
-
-def _rows(data: Any) -> Document:
-    if isinstance(data, AsyncDataset):
-        return {"dataset": data.id, "split": first_split(data, "test")}
-    return {"dataset": data} if isinstance(data, str) else cast("Document", as_document(data))

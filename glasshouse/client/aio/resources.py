@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
+from urllib.parse import quote
 
 from glasshouse.client.aio.job import AsyncJob
 from glasshouse.client.aio.records import AsyncCheckpoint, AsyncDataset, AsyncRecord
@@ -16,7 +17,7 @@ from glasshouse.client.files import format_of, pieces, sha256_of
 from glasshouse.client.requests import API, Request
 from glasshouse.client.training import Network, Spec, as_document, network_of
 from glasshouse.client.weights import weights_file
-from glasshouse.spec.data import IMAGES
+from glasshouse.spec.data import BUILTINS, IMAGES, sources_in
 
 _SAFETENSORS = "application/vnd.safetensors"
 
@@ -36,8 +37,17 @@ class AsyncJobs(AsyncResource):
     """Jobs of all states."""
 
     async def create(self, spec: Spec) -> AsyncJob:
-        """Submit a job spec; it is queued when this returns."""
-        return AsyncJob(self._transport, await self._transport.create("/jobs", as_document(spec)))
+        """Submit a job spec; it is queued when this returns.
+
+        Its datasets are named by id or by name. A built-in one that is not there yet is created.
+        """
+        document = as_document(spec)
+        for source in sources_in(document):
+            if source["dataset"] in BUILTINS:
+                source["dataset"] = (
+                    await AsyncDatasets(self._transport).named(source["dataset"])
+                ).id
+        return AsyncJob(self._transport, await self._transport.create("/jobs", document))
 
     async def get(self, job_id: str) -> AsyncJob:
         """Read one job."""
@@ -102,17 +112,18 @@ class AsyncDatasets(AsyncResource):
     """Datasets."""
 
     async def create(self, builtin: str, *, wait: bool = True) -> AsyncDataset:
-        """Make one that the service brings along, such as ``digits``."""
+        """The dataset of a built-in name, such as ``digits``; created where it is not there yet."""
         data = await self._transport.create("/datasets", {"builtin": builtin})
         return await self._made(data, wait=wait)
 
-    async def upload(
+    async def upload(  # noqa: PLR0913 (how a file is read differs by format)
         self,
         source: str | Path | bytes | Mapping[str, Any] | Sequence[Any],
         *,
         name: str | None = None,
         format: str | None = None,  # noqa: A002 - the API's word
         resize: tuple[int, int] | None = None,
+        header: bool | None = None,
         wait: bool = True,
         reuse: bool = False,
     ) -> AsyncDataset:
@@ -124,25 +135,37 @@ class AsyncDatasets(AsyncResource):
             name: left out, the file's name.
             format: left out, it is told from the file's name, or from ``resize``.
             resize: of an archive of images, the height and width that all are brought to.
+            header: of csv and tsv, whether the first row names the columns; left unset, the service
+                finds out, and says in ``notes`` of the dataset where that is a guess.
             wait: return only when it is ready to be used.
             reuse: of arrays, give the dataset that was uploaded before with the same content.
         """
         if isinstance(source, bytes):
             if format is None:
                 raise ValueError("say which format the bytes are in: format='csv', 'npz', …")
-            data = await self._send(source, name, format, resize)
+            data = await self._send(source, name, format, resize=resize, header=header)
             return await self._made(data, wait=wait)
         if not isinstance(source, (str, Path)):
             return await self._upload_arrays(source, name, wait=wait, reuse=reuse)
         path = Path(source)
         with await in_thread(lambda: path.open("rb")) as file:
             form = format or (IMAGES if resize is not None else format_of(path.name))
-            data = await self._send(file, name or path.name, form, resize)
+            data = await self._send(file, name or path.name, form, resize=resize, header=header)
         return await self._made(data, wait=wait)
 
     async def get(self, dataset_id: str) -> AsyncDataset:
-        """Read one dataset."""
+        """Read one dataset, by its id or its name."""
         return await self._dataset(dataset_id).refresh()
+
+    async def named(self, reference: str) -> AsyncDataset:
+        """The dataset that a spec may name so: by id, by name, or a built-in one. Ready to be used.
+
+        Raises:
+            NotFoundError: there is none, or several with this name and different contents.
+        """
+        if reference in BUILTINS:
+            return await self.create(reference)
+        return await (await self.get(reference)).wait()
 
     async def rows(
         self,
@@ -198,10 +221,12 @@ class AsyncDatasets(AsyncResource):
         content: bytes | IO[bytes],
         name: str | None,
         format: str,  # noqa: A002
+        *,
         resize: tuple[int, int] | None = None,
+        header: bool | None = None,
     ) -> dict[str, Any]:
         size = None if resize is None else f"{resize[0]}x{resize[1]}"
-        params = {"name": name, "format": format, "resize": size}
+        params = {"name": name, "format": format, "resize": size, "header": header}
         media_type = "application/octet-stream"
         request = Request.creating(f"{API}/datasets", partial(pieces, content), media_type, params)
         return self._transport.decode(await self._transport.send(request))
@@ -211,7 +236,7 @@ class AsyncDatasets(AsyncResource):
         return await dataset.wait() if wait else dataset
 
     def _dataset(self, dataset_id: str) -> AsyncDataset:
-        return AsyncDataset(self._transport, {"id": dataset_id})
+        return AsyncDataset(self._transport, {"id": quote(dataset_id, safe="")})
 
 
 class AsyncCheckpoints(AsyncResource):

@@ -77,7 +77,7 @@ class AsyncTrainer:
         if is_frame(data) or is_dataset(data) or is_arrays(data):
             return await self._uploaded(data, arguments, options)
         if isinstance(data, (str, AsyncDataset)):
-            return await self._stored(data, options)
+            return await self._stored(data, arguments, options)
         described = as_document(data)
         if "fields" in options:
             described = {**described, "fields": as_document(options["fields"])}
@@ -85,15 +85,19 @@ class AsyncTrainer:
             raise ValueError("say how the columns are read: fields={name: {'type': …}, …}")
         return described
 
-    async def _stored(self, data: str | AsyncDataset, options: TrainOptions) -> Document:
+    async def _stored(
+        self, data: str | AsyncDataset, arguments: Sequence[str], options: TrainOptions
+    ) -> Document:
         """A dataset of the service."""
-        dataset = await self._datasets.get(data) if isinstance(data, str) else data
+        dataset = data if isinstance(data, AsyncDataset) else await self._datasets.named(data)
         dataset = await dataset.wait()
         fields: Document = {}
         if options.get("windows") is not None:
             fields = window_fields(options.get("windows"))
         elif "fields" not in options:
-            fields = declared(dataset, await dataset.stats() if has_uncounted(dataset) else None)
+            stats = await dataset.stats() if has_uncounted(dataset) else None
+            label = options.get("label")
+            fields = declared(dataset, stats, arguments, None if label is None else str(label))
         return {
             **sources(dataset, options),
             "fields": as_document(options.get("fields", fields)),
@@ -134,7 +138,7 @@ def _read(data: Any, arguments: Sequence[str], options: TrainOptions) -> tuple[S
     held_back = validation is None or isinstance(validation, (float, str))
     judged = None if held_back else as_columns(validation, label, arguments)[0]
     splits = read_splits(columns, judged)
-    derived = derive_fields(splits) if fields is None else fields
+    derived = derive_fields(splits, arguments, label) if fields is None else fields
     return splits, as_document(options.get("fields", derived))
 
 

@@ -4,6 +4,8 @@ import shutil
 import signal
 import tempfile
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,11 @@ import httpx2
 import numpy as np
 import pytest
 from PIL import Image
+from sqlalchemy import text
 
 import glasshouse as gh
 from api import documents
-from models import datasets
+from models import datasets, quotas
 from tests.running import Api, Postgres, eventually, reading, running_api
 from worker.reading import MAX_TRIES
 
@@ -265,3 +268,134 @@ def test_an_upload_waits_while_no_worker_reads_and_any_api_may_end(tmp_path: Pat
         api.kill()
         api.database.close()
         shutil.rmtree(home, ignore_errors=True)
+
+
+REVIEWS = b"text,sentiment\na fine film,pos\ndull,neg\nI laughed,pos\n"
+
+
+def test_a_header_is_found_or_asked_for(service: Api, api: httpx2.Client):
+    row = uploaded(api, REVIEWS, "csv")
+    assert [column["name"] for column in row["columns"]] == ["text", "sentiment"]
+    assert (row["header"], row["splits"]) == (None, {"all": 3})
+    assert row["notes"][0]["code"] == "header_guessed"
+    for header, names in (("false", ["c0", "c1"]), ("true", ["text", "sentiment"])):
+        made = api.post(
+            "/api/v1/datasets", params={"format": "csv", "header": header}, content=REVIEWS
+        )
+        row = api.get(made.headers["location"], headers={"Prefer": "wait=60"}).json()
+        assert [column["name"] for column in row["columns"]] == names
+        assert (row["header"], row["notes"]) == (header == "true", [])
+    for wrong in ({"format": "jsonl", "header": "true"}, {"format": "csv", "header": "perhaps"}):
+        answer = api.post("/api/v1/datasets", params=wrong, content=b'{"a": 1}\n')
+        assert answer.status_code == 422, answer.text
+        assert answer.json()["errors"][0]["pointer"] == "/query/header"
+    with gh.Client(service.url, service.key("dora")) as client:
+        found = client.datasets.upload(REVIEWS, name="r", format="csv", header=False)
+        assert (found.header, found.splits, found.notes) == (False, {"all": 4}, [])
+
+
+def test_an_idempotency_key_counts_the_header(api: httpx2.Client):
+    key = {"Idempotency-Key": "header-1"}
+    query = {"format": "csv", "header": "true"}
+    first = api.post("/api/v1/datasets", params=query, content=REVIEWS, headers=key)
+    assert first.status_code == 201
+    other = query | {"header": "false"}
+    again = api.post("/api/v1/datasets", params=other, content=REVIEWS, headers=key)
+    assert again.status_code == 422
+
+
+def test_a_built_in_dataset_is_there_once(each_service: Api):
+    with each_service.client(each_service.key("twice")) as api:
+        first, again = (api.post("/api/v1/datasets", json={"builtin": "digits"}) for _ in range(2))
+        assert (first.status_code, again.status_code) == (201, 201)
+        assert again.json()["id"] == first.json()["id"]
+        assert again.headers["location"] == first.headers["location"]
+        other = api.post("/api/v1/datasets?name=mine", json={"builtin": "digits"})
+        assert other.json()["id"] != first.json()["id"]
+        ready = api.get(first.headers["location"], headers={"Prefer": "wait=60"}).json()
+        assert ready["state"] == "ready"
+        assert api.post("/api/v1/datasets", json={"builtin": "digits"}).json() == ready
+        with each_service.database.write() as tx:
+            row = datasets.get(tx, ready["id"], None)
+            row.state = "failed"
+        new = api.post("/api/v1/datasets", json={"builtin": "digits"}).json()
+        assert new["id"] != ready["id"]
+    with each_service.client(each_service.key("another")) as api:
+        assert api.post("/api/v1/datasets", json={"builtin": "digits"}).json()["id"] != new["id"]
+
+
+def test_two_requests_at_once_make_one_built_in_dataset(each_service: Api):
+    """Both have come in before the first may look which datasets there are."""
+    owner = "both"
+    key = each_service.key(owner)
+    with (
+        ThreadPoolExecutor(2) as pool,
+        each_service.client(key) as one,
+        each_service.client(key) as two,
+    ):
+        with each_service.database.write() as tx:  # what creates one takes this lock first
+            tx.execute(text("SELECT 1"))  # on SQLite the transaction is the lock
+            quotas.lock(tx, owner)
+            both = [
+                pool.submit(client.post, "/api/v1/datasets", json={"builtin": "digits"})
+                for client in (one, two)
+            ]
+            with pytest.raises(FutureTimeout):
+                both[0].result(1)  # it waits: nothing was looked up before the lock
+        answers = [future.result(60) for future in both]
+        assert {answer.status_code for answer in answers} == {201}
+        assert len({answer.json()["id"] for answer in answers}) == 1
+        listed = one.get("/api/v1/datasets", params={"name": "digits"}).json()["data"]
+        assert len(listed) == 1
+
+
+def test_a_dataset_has_a_name_wherever_an_id_is_read(service: Api):
+    with service.client(service.key("eve")) as api:
+        row = uploaded(api, b"a,b\n1,2\n3,4\n", "csv")  # called "mine"
+        assert api.get("/api/v1/datasets/mine").json() == row
+        assert api.get("/api/v1/datasets/mine", headers={"Prefer": "wait=1"}).json() == row
+        assert len(api.get("/api/v1/datasets/mine/rows").json()["data"]) == 2
+        assert api.get("/api/v1/datasets/mine/stats").status_code == 200
+        assert api.get("/api/v1/datasets", params={"name": "other"}).json()["data"] == []
+        job = {
+            "kind": "train",
+            "network": {"layers": [{"name": "fc", "type": "Linear", "args": {"out_features": 1}}]},
+            "loss": {"type": "MSELoss", "inputs": ["fc", "b"]},
+            "optimizer": {"type": "SGD", "args": {"lr": 0.1}},
+            "data": {
+                "train": {"dataset": "mine"},
+                "fields": {
+                    "a": {"type": "dense", "shape": [1]},
+                    "b": {"type": "dense", "shape": [1]},
+                },
+                "batch_size": 2,
+            },
+            "stop": {"epochs": 1},
+        }
+        made = api.post("/api/v1/jobs", json=job)
+        assert made.status_code == 201, made.text
+        for resolved in ("true", "false"):  # a name may mean another dataset tomorrow
+            path = f"/api/v1/jobs/{made.json()['id']}/spec"
+            spec = api.get(path, params={"resolved": resolved}).json()
+            assert spec["data"]["train"]["dataset"] == row["id"]
+        newest = uploaded(api, b"a,b\n1,2\n3,4\n", "csv")
+        assert api.get("/api/v1/datasets/mine").json()["id"] == newest["id"]  # the same content
+        other = uploaded(api, b"a,b\n1,2\n3,5\n", "csv")
+        refused = api.get("/api/v1/datasets/mine")
+        assert refused.status_code == 404
+        assert other["id"] in refused.json()["detail"]
+        problem = api.post("/api/v1/jobs", json=job).json()["errors"][0]
+        assert problem["pointer"] == "/data/train/dataset"
+        assert "Several datasets have the name 'mine'" in problem["detail"]
+    with service.client(service.key("mallory")) as api:
+        assert api.get("/api/v1/datasets/mine").status_code == 404
+
+
+def test_a_built_in_dataset_that_is_missing_says_how_to_get_it(service: Api):
+    with service.client(service.key("nobody-yet")) as api:
+        detail = api.get("/api/v1/datasets/digits").json()["detail"]
+        assert 'Create it: POST /datasets with {"builtin": "digits"}' in detail
+    with gh.Client(service.url, service.key("nobody-yet")) as client:
+        found = client.datasets.named("digits")
+        assert found.state == "ready"
+        assert client.datasets.get("digits").id == client.datasets.named("digits").id == found.id

@@ -177,7 +177,7 @@ class Shop:
         made_of = {"owner": "ada", "name": "small", "format": "npz", "size_bytes": 1}
         with self.database.write() as tx:  # at once: the worker must not find it unread
             datasets.add(tx, **made_of, sha256=None, dataset_id=dataset_id)
-            unread = datasets.Reading(dataset_id, "npz", None, 0)
+            unread = datasets.Reading(dataset_id, "npz", None, None, 0)
             datasets.read(tx, unread, columns=columns, splits={"train": rows}, key=key)
         return dataset_id
 

@@ -36,7 +36,7 @@ class Ingesting:
         path.write_bytes(content)
         return path
 
-    def __call__(self, name: str, content: bytes | Path, **limits: int) -> Columns:
+    def __call__(self, name: str, content: bytes | Path, **limits: Any) -> Columns:
         source = content if isinstance(content, Path) else self.file(content)
         self._count += 1
         out = self.folder / f"dataset-{self._count}"

@@ -42,6 +42,9 @@ def test_a_table_with_a_header_keeps_names_types_and_missing_values(ingesting: I
         (b"a,b\n1,2\n", ["a", "b"], 1),
         (b"x,1\ny,2\n", ["c0", "c1"], 2),  # no column is otherwise numeric: no header
         (b"x,1\ny,z\n", ["c0", "c1"], 2),
+        (b"NA,1\n2,3\n", ["c0", "c1"], 2),  # a gap is no name
+        (b"?,x\n2,y\n", ["c0", "c1"], 2),
+        (b"id,2019,2020\n1,2,3\n", ["id", "2019", "2020"], 1),
         (b",b\n0,1\n", ["c0", "b"], 1),  # a data frame's index has no name
         (b"a\n\n1\n\n2\n", ["a"], 2),  # blank lines are passed over
         (b"\xef\xbb\xbfa,b\r\n1,2\r\n", ["a", "b"], 1),
@@ -103,7 +106,6 @@ def test_a_column_has_the_narrowest_type_that_holds_all_its_cells(
         (b"a,b\n1,\0\n", "line 2 holds a NUL byte"),
         (b'a,b\n1,"2\n', "line 2: a quoted cell is never closed"),
         (b'a,b\n1,"2"3\n', "line 2: "),
-        (b"a,b\n1,2\r3,4\n", "line 2: a carriage return"),
         (b"a\n" + b"x" * (2 << 20), "line 2: a cell is larger than 1,048,576 bytes"),
         (b'a\n"' + b"x\n" * (2 << 20), "line 2: a cell is larger"),
         (b"a\n" + b"x" * (9 << 20), "line 2: the row is larger than"),
@@ -116,6 +118,45 @@ def test_a_column_has_the_narrowest_type_that_holds_all_its_cells(
 )
 def test_a_bad_table_is_a_problem_that_names_the_line(ingesting: Ingesting, text: bytes, says: str):
     assert says in ingesting.problem("csv", text)
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+@pytest.mark.parametrize("last", [True, False])
+def test_any_line_end_ends_a_row_and_quoted_ones_stay(ingesting: Ingesting, end: bytes, last: bool):
+    rows = [b"text,n", b'"one\rtwo\r\nthree\n",1', b"plain,2"]
+    columns = ingesting("csv", end.join(rows) + (end if last else b""))
+    assert columns.texts("all", "text") == ["one\rtwo\r\nthree\n", "plain"]
+    assert columns.array("all", "n").tolist() == [1, 2]
+
+
+def test_line_ends_may_be_mixed_and_lines_are_counted_by_all_of_them(ingesting: Ingesting):
+    columns = ingesting("csv", b"a,b\r1,2\n3,4\r\n5,6\r\r\n7,8")
+    assert columns.array("all", "a").tolist() == [1, 3, 5, 7]
+    assert "line 4 has 1 cells" in ingesting.problem("csv", b"a,b\r1,2\r\n3,4\r5\r")
+
+
+def test_lone_carriage_returns_are_read_in_pieces(ingesting: Ingesting):
+    """More than one read of the file; a pair of ends may be cut by the end of a read."""
+    for extra in range(3):
+        rows = [b"a" * extra + b"k,v", *(b"%07d,%d" % (n, n) for n in range(700_000))]
+        content = b"\r".join(rows[:-1]) + b"\r\n" + rows[-1]
+        assert len(content) > 8 << 20
+        columns = ingesting("csv", content)
+        assert columns.meta["splits"] == {"all": 700_000}
+        assert columns.array("all", "v")[[0, -1]].tolist() == [0, 699_999]
+
+
+def test_a_column_with_one_text_says_where_it_is(ingesting: Ingesting):
+    rows = "".join(f"{i},{i}\n" for i in range(40_000))  # more than one chunk
+    columns = ingesting("csv", f'id,age\n{rows}7,"n\na"\n8,old\n'.encode())
+    age = columns.meta["columns"][1]
+    assert age["dtype"] == "string"
+    assert age["no_number"] == {"line": 40_002, "value": "n\na"}
+    assert "no_number" not in columns.meta["columns"][0]
+    without = ingesting("csv", b"1,x\n2,3\n4,y\n").meta["columns"][1]
+    assert without["no_number"] == {"line": 1, "value": "x"}
+    number_first = ingesting("csv", b"1,3\n2,x\n4,y\n").meta["columns"][1]
+    assert number_first["no_number"] == {"line": 2, "value": "x"}
 
 
 def test_types_are_found_over_the_whole_file(ingesting: Ingesting):

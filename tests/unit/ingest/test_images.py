@@ -211,4 +211,4 @@ def test_images_may_be_more_than_other_archives_hold(ingesting: Ingesting):
 
 
 def test_resize_is_of_images_only(ingesting: Ingesting):
-    assert "resize is of images.zip only" in ingesting.problem("csv", b"a\n1\n", resize=(2, 2))
+    assert "resize is for images.zip only" in ingesting.problem("csv", b"a\n1\n", resize=(2, 2))

@@ -1,0 +1,57 @@
+"""Whether the first row of a table names its columns. Knows texts only.
+
+A table with a column of numbers answers by itself: a header has a name where the others have
+numbers. In a table of nothing but texts the first row is taken for names when each of its cells
+looks like a name, no two are alike, and none occurs again in its column.
+"""
+
+import re
+from collections.abc import Sequence
+
+MAX_NAME_LENGTH = 64
+MAX_NAME_WORDS = 4
+_NAME = re.compile(r"[^\W\d](?:[\w .:/()\[\]%#&+-]*[\w)\]%])?")
+"""Begins with a letter or an underscore, ends as no sentence does, and has no comma, quote or @."""
+_VALUES = frozenset(
+    {"na", "n/a", "nan", "null", "none", "nil", "missing", "unknown", "true", "false", "yes", "no"}
+)
+"""Words that stand for a value, whatever else they look like."""
+_GAPS = frozenset({"na", "n/a", "null", "none", "nil", "missing", "unknown", "?", "-", "."})
+
+
+def is_gap(cell: str) -> bool:
+    """Whether a cell says that a value is missing, and so is no name above a column of numbers."""
+    return cell.strip().casefold() in _GAPS
+
+
+def is_name(cell: str) -> bool:
+    """Whether a cell looks like the name of a column: a word or a few, and no sentence."""
+    text = cell.strip()
+    return (
+        len(text) <= MAX_NAME_LENGTH
+        and len(text.split()) <= MAX_NAME_WORDS
+        and text.casefold() not in _VALUES
+        and _NAME.fullmatch(text) is not None
+    )
+
+
+def why_no_names(first: Sequence[str], recurring: Sequence[bool]) -> str | None:
+    """Why the first row of a table of texts is one of data; None: it names the columns.
+
+    Args:
+        first: its cells. Empty ones say nothing, as above the index of a data frame.
+        recurring: of each, whether its column has the same text again.
+    """
+    named = [cell.strip() for cell in first if cell.strip()]
+    if not named:
+        return "it is empty"
+    folded = [cell.casefold() for cell in named]
+    for number, cell in enumerate(named):
+        if not is_name(cell):
+            return f"{cell[:40]!r} does not look like a column name"
+        if folded.index(folded[number]) != number:
+            return f"{cell[:40]!r} stands there twice"
+    for cell, recurs in zip(first, recurring, strict=True):
+        if recurs and cell.strip():
+            return f"{cell.strip()[:40]!r} occurs again in its column"
+    return None
