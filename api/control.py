@@ -71,7 +71,7 @@ def pause_job(house: House, caller: Submit, job: JobId) -> Response:
     step boundary in time is paused at its last checkpoint. A queued one is paused at once.
     """
     with house.database.write() as tx:
-        row = pausing.request_pause(tx, jobs.get(tx, job, caller.sees))
+        row = pausing.request_pause(tx, jobs.get(tx, job, caller.sees, lock=True))
     house.wake(job)
     return asked_for(row)
 
@@ -88,7 +88,7 @@ def resume_job(house: House, caller: Submit, job: JobId) -> Response:
     One that is still `pausing` is queued as soon as it is paused.
     """
     with house.database.write() as tx:
-        row = pausing.request_resume(tx, jobs.get(tx, job, caller.sees))
+        row = pausing.request_resume(tx, jobs.get(tx, job, caller.sees, lock=True))
     if row.state == "queued":
         ring(house, job)
     house.wake(job)

@@ -264,7 +264,7 @@ def update_job(
 ) -> Response:
     """A merge patch. `If-Match` makes sure that nobody changed the job meanwhile."""
     with house.database.write() as tx:
-        job = jobs.get(tx, id, caller.sees)
+        job = jobs.get(tx, id, caller.sees, lock=True)
         check_match(request, job_tag(job))
         job = jobs.patch(tx, job, _changes(job, body.value))
     house.wake(id)
@@ -299,7 +299,7 @@ def delete_job(
 ) -> Response:
     """Forget a job that has ended, with its events, series, captures and checkpoints."""
     with house.database.write() as tx:
-        job = jobs.get(tx, id, caller.sees)
+        job = jobs.get(tx, id, caller.sees, lock=True)
         check_match(request, job_tag(job))
         jobs.delete(tx, job)
     house.artifacts.delete(f"jobs/{job.id}")
@@ -323,7 +323,7 @@ def cancel_job(
     One that is queued or paused stops at once.
     """
     with house.database.write() as tx:
-        job = jobs.get(tx, id, caller.sees)
+        job = jobs.get(tx, id, caller.sees, lock=True)
         job = jobs.request_cancel(tx, job, by=caller.owner, force=force)
     house.wake(id)
     return asked_for(job)

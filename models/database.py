@@ -19,6 +19,7 @@ from sqlalchemy import (
     select,
     text,
 )
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.compiler import compiles
@@ -77,6 +78,14 @@ def _now_postgresql(*_: Any, **__: Any) -> str:  # pyright: ignore[reportUnusedF
 def database_time(tx: Session) -> datetime:
     """The database's own time: for times of several hosts that are compared with each other."""
     return datetime.fromtimestamp(tx.scalars(select(now_ms())).one() / 1000, UTC)
+
+
+def insert_into(tx: Session, table: Any) -> Any:
+    """An INSERT that can be told what to do where the row exists: ``on_conflict_do_update`` and
+    ``on_conflict_do_nothing``. A row that is looked for and then inserted is inserted by another
+    transaction in between.
+    """
+    return (postgresql if tx.get_bind().dialect.name == "postgresql" else sqlite).insert(table)
 
 
 class Database:

@@ -61,13 +61,20 @@ def add(  # noqa: PLR0913 (a job is made of these, and of nothing less)
     return job
 
 
-def get(tx: Session, job_id: str, owner: str | None) -> Job:
+def get(tx: Session, job_id: str, owner: str | None, *, lock: bool = False) -> Job:
     """One job. ``owner`` None sees everybody's.
+
+    Args:
+        tx: the transaction.
+        job_id: the id of the job.
+        owner: who asks.
+        lock: lock the row until the transaction ends, and read it as the last commit left it.
+            What is decided from a job and then written to it needs this.
 
     Raises:
         JobNotFound: there is none, or it is somebody else's.
     """
-    job = tx.get(Job, job_id, populate_existing=True)
+    job = tx.get(Job, job_id, populate_existing=True, with_for_update=lock or None)
     if job is None or (owner is not None and job.owner != owner):
         raise JobNotFound(f"No job has the id {job_id}.")
     return job
@@ -152,7 +159,7 @@ def find(
 
 
 def patch(tx: Session, job: Job, changes: Mapping[str, Any]) -> Job:
-    """Change the name, the labels or the priority."""
+    """Change the name, the labels or the priority of a job that this transaction has locked."""
     for key in ("name", "labels", "priority"):
         if key in changes:
             setattr(job, key, changes[key])

@@ -125,11 +125,11 @@ def remove(tx: Session, job: Job, probe_id: str, *, by: str) -> Probe:
         JobEnded: nothing of the job is watched any more.
         ProbeNotFound: there is none.
     """
+    tx.execute(select(Job.id).where(Job.id == job.id).with_for_update())
     row = get(tx, job, probe_id)
     if row.state in _GONE:
         return row
     revision = _revise(tx, job, by)
-    row = get(tx, job, probe_id)
     row.state, row.revision, row.applied_step = "removed", revision, None
     tx.flush()
     return row

@@ -13,6 +13,7 @@ from sqlalchemy import delete, func, select, text
 from sqlalchemy.orm import Session
 
 from glasshouse.errors import FieldProblem, InvalidSpec, QuotaExceeded
+from models.database import insert_into
 from models.settings import Settings
 from models.state import LIVE
 from models.tables import (
@@ -69,10 +70,12 @@ def own(tx: Session, owner: str) -> dict[str, Any]:
 
 def put(tx: Session, owner: str, limits: Mapping[str, Any], *, by: str) -> None:
     """Set an owner's limits; those that are not named are the settings' from now on."""
-    tx.execute(delete(Quota).where(Quota.owner == owner))
-    if limits:
-        tx.add(Quota(owner=owner, limits=dict(limits), by=by, updated_at=now()))
-    tx.flush()
+    if not limits:
+        tx.execute(delete(Quota).where(Quota.owner == owner))
+        return
+    values = {"limits": dict(limits), "by": by, "updated_at": now()}
+    query = insert_into(tx, Quota).values(owner=owner, **values)
+    tx.execute(query.on_conflict_do_update(index_elements=["owner"], set_=values))
 
 
 def usage(tx: Session, owner: str) -> dict[str, int]:
@@ -95,7 +98,7 @@ def admit_job(tx: Session, owner: str, settings: Settings, *, threads: int | Non
         InvalidSpec: it asks for more devices than the owner may ever have.
         QuotaExceeded: too many wait already, or the owner's storage is full.
     """
-    _lock(tx, owner)
+    lock(tx, owner)
     limits = of(tx, owner, settings)
     _refuse_endless_wait(threads, limits.devices)
     refuse_over("queued_jobs", _count_queued(tx, owner) + 1, limits.queued_jobs)
@@ -120,7 +123,7 @@ def admit_upload(tx: Session, owner: str, settings: Settings, *, size_bytes: int
     Raises:
         QuotaExceeded: too many are being read already, or they would take too much storage.
     """
-    _lock(tx, owner)
+    lock(tx, owner)
     limits = of(tx, owner, settings)
     refuse_over("uploads", _count_uploads(tx, owner) + 1, limits.uploads)
     _admit_bytes(tx, owner, limits, size_bytes)
@@ -132,7 +135,7 @@ def admit_weights(tx: Session, owner: str, settings: Settings, *, size_bytes: in
     Raises:
         QuotaExceeded: they would take too much storage.
     """
-    _lock(tx, owner)
+    lock(tx, owner)
     _admit_bytes(tx, owner, of(tx, owner, settings), size_bytes)
 
 
@@ -245,8 +248,11 @@ def _count_uploads(tx: Session, owner: str) -> int:
     return int(tx.scalar(query) or 0)
 
 
-def _lock(tx: Session, owner: str) -> None:
-    """One admission of an owner at a time. On SQLite the write transaction is the lock."""
+def lock(tx: Session, owner: str) -> None:
+    """Admit one request of an owner at a time, until the transaction ends.
+
+    On SQLite the write transaction is the lock.
+    """
     if tx.get_bind().dialect.name == "postgresql":
         tx.execute(
             text("SELECT pg_advisory_xact_lock(7241311, hashtext(:owner))"), {"owner": owner}

@@ -176,7 +176,9 @@ def _delete_some(tx: Session, table: type[Table], which: ColumnElement[bool], li
 
 def _some_events(tx: Session, job: str, limit: int) -> Done:
     row = tx.execute(
-        select(Job.first_seq, Job.last_seq).where(Job.id == job, Job.state.in_(ENDED))
+        select(Job.first_seq, Job.last_seq)
+        .where(Job.id == job, Job.state.in_(ENDED))
+        .with_for_update()
     ).one_or_none()
     if row is None or row.first_seq >= row.last_seq:
         return Done()
