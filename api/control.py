@@ -109,7 +109,7 @@ async def retry_job(house: House, caller: Submit, job: JobId, key: OnceKey) -> R
 
     def read() -> dict[str, Any]:
         with house.database.read() as tx:
-            found = jobs.get(tx, job, caller.sees)
+            found = jobs.whole(tx, job, caller.sees)
         if found.state not in ENDED:
             raise JobNotEnded(f"The job is {found.state}; only one that has ended is tried again.")
         return found.spec

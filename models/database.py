@@ -81,9 +81,9 @@ def database_time(tx: Session) -> datetime:
 
 
 def insert_into(tx: Session, table: Any) -> Any:
-    """An INSERT that can be told what to do where the row exists: ``on_conflict_do_update`` and
-    ``on_conflict_do_nothing``. A row that is looked for and then inserted is inserted by another
-    transaction in between.
+    """An INSERT that has ``on_conflict_do_update`` and ``on_conflict_do_nothing``.
+
+    A row that is looked for first and then inserted may be inserted by another transaction between.
     """
     return (postgresql if tx.get_bind().dialect.name == "postgresql" else sqlite).insert(table)
 

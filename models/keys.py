@@ -124,7 +124,6 @@ def redeem(tx: Session, ticket: str) -> Key:
         KeyInvalid: it is unknown, expired or used.
     """
     row = check(tx, ticket, kind="ticket")
-    behind(tx, row)
     used = tx.scalar(
         update(Key)
         .where(Key.id == row.id, Key.revoked_at.is_(None))

@@ -203,7 +203,9 @@ def rooms(tx: Session, settings: Settings) -> dict[str, Room]:
 def stored_bytes(tx: Session, owner: str) -> int:
     """Bytes of an owner's datasets, weights that were sent, checkpoints, captures and artifacts."""
     of_jobs = [
-        select(func.sum(table.size_bytes)).join(Job, Job.id == table.job).where(Job.owner == owner)
+        select(func.sum(table.size_bytes))
+        .join(Job, Job.id == table.job)
+        .where(Job.owner == owner, Job.deleted_at.is_(None))
         for table in (Checkpoint, Capture, JobArtifact)
     ]
     own = [

@@ -33,7 +33,7 @@ from worker.canary import Canary
 from worker.delivering import LOOK_EVERY_S, Delivering
 from worker.leftovers import Leftovers
 from worker.nursery import Nursery, wait_for
-from worker.purging import Purging
+from worker.purging import DELETED_EVERY_S, Purging
 from worker.register import Register
 from worker.signals import Ending
 from worker.station import Station
@@ -106,6 +106,7 @@ class Worker:
             Every(settings.canary_s, self._canary, "canary"),
             Every(LOOK_EVERY_S, Delivering(station), "webhooks"),
             Every(settings.purge_every_s, Purging(station), "purge", at_once=False),
+            Every(DELETED_EVERY_S, Purging(station).deleted, "purge_deleted"),
         ]
 
     def stop(self) -> None:
