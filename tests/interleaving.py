@@ -66,7 +66,9 @@ class _Side:
         self._said = said
         self._changed = changed
         self._reset()
-        for engine in {self.database._writer, self.database._reader}:  # pyright: ignore[reportPrivateUsage]
+        writer, reader = self.database._writer, self.database._reader  # pyright: ignore[reportPrivateUsage]
+        shared = reader.pool is writer.pool  # then what one is listened to for, the other tells too
+        for engine in (writer,) if shared else (writer, reader):
             event.listen(engine, "before_cursor_execute", self._before)
             event.listen(engine, "after_cursor_execute", self._after)
             event.listen(engine, "commit", self._commit)

@@ -1,15 +1,30 @@
 """Two transactions of the store, interleaved at every statement."""
 
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import pytest
 from sqlalchemy import func, select, update
+from sqlalchemy.orm import Session
 
+from api.idempotent import once
 from glasshouse.errors import Conflict, KeyInvalid
-from models import attempts, doomed, keys, marks, probes, quotas, retention, webhooks
+from models import (
+    attempts,
+    doomed,
+    events,
+    keys,
+    marks,
+    metrics,
+    probes,
+    quotas,
+    retention,
+    webhooks,
+)
 from models.database import Database
+from models.idempotency import Answer, Token
 from models.probes import Checked
 from models.settings import Settings
 from models.tables import Event, Job, Key, Probe, Webhook, now
@@ -161,7 +176,7 @@ def test_two_who_give_up_the_same_file(database: Database):
 def test_two_purges_of_one_jobs_events(database: Database):
     """The first event that is kept is the one that ``first_seq`` names, whoever purged last."""
     make_worker(database, cores=200)
-    events = next(kind for kind in retention.KINDS if kind.name == "events")
+    stored = next(kind for kind in retention.KINDS if kind.name == "events")
 
     def prepare() -> Job:
         job = make_job(database)
@@ -173,7 +188,7 @@ def test_two_purges_of_one_jobs_events(database: Database):
 
     def once(database: Database, job: Job) -> None:
         with database.write() as tx:
-            events.some(tx, job.id, 5)
+            stored.some(tx, job.id, 5)
 
     def thrice(database: Database, job: Job) -> None:
         for _ in range(3):
@@ -186,3 +201,68 @@ def test_two_purges_of_one_jobs_events(database: Database):
             kept = tx.scalar(select(func.min(Event.seq)).where(Event.job == meeting.state.id))
             assert first == kept, meeting.statements
             tx.execute(update(Job).where(Job.id == meeting.state.id).values(ended_at=now()))
+
+
+def test_what_is_read_together_is_of_one_moment(database: Database):
+    def look(database: Database, job: Job) -> tuple[int | None, ...]:
+        with database.read() as tx:
+            job_row = select(Job.last_seq).where(Job.id == job.id)
+            newest = select(func.max(Event.seq)).where(Event.job == job.id)
+            return tx.scalar(job_row), tx.scalar(newest), tx.scalar(job_row)
+
+    def append(database: Database, job: Job) -> None:
+        with database.write() as tx:
+            events.append(tx, job.id, [events.NewEvent("log", now(), {"lines": []})])
+
+    for meeting in meetings(database.url, lambda: make_job(database), look, append):
+        seen, _ = meeting.values
+        assert len(set(seen)) == 1, (seen, meeting.statements)
+
+
+def test_metrics_that_are_listed_while_they_are_purged(database: Database):
+    """The spans say that there are values; the values may be gone already."""
+    make_worker(database, cores=200)
+    values = next(kind for kind in retention.KINDS if kind.name == "metrics")
+
+    def prepare() -> Job:
+        job = make_job(database)
+        claim = running(database, job)
+        assert ship(database, claim, losses((0, 1.0), (1, 2.0)), (0, 1))
+        with database.write() as tx:
+            attempts.finish(tx, claim, "succeeded", exit_kind="succeeded")
+        return job
+
+    def listed(database: Database, job: Job) -> list[float]:
+        with database.read() as tx:
+            return [row.last for row in metrics.names(tx, job.id)]
+
+    def purge(database: Database, job: Job) -> None:
+        with database.write() as tx:
+            values.some(tx, job.id, 1000)
+
+    for meeting in meetings(database.url, prepare, listed, purge):
+        found, _ = meeting.values
+        assert found in ([2.0], []), meeting.statements
+
+
+def test_one_request_that_is_sent_twice_is_carried_out_once(database: Database):
+    keys_used = (f"key{n}" for n in range(1000))
+    token = Token("ada", "POST /jobs", "", "aa")
+
+    def prepare() -> Token:
+        return replace(token, key=next(keys_used))
+
+    def post(database: Database, token: Token) -> tuple[str, bool]:
+        def make(tx: Session) -> Answer:
+            return Answer(201, {}, keys.create(tx, name=token.key, owner="ada", scopes=[])[0].id)
+
+        answer, replayed = once(database, token, make)
+        return answer.body, replayed
+
+    for meeting in meetings(database.url, prepare, post, post, most=30):
+        first, second = meeting.values
+        assert first[0] == second[0], meeting.statements
+        assert sorted([first[1], second[1]]) == [False, True]
+        with database.read() as tx:
+            made = select(func.count()).where(Key.name == meeting.state.key)
+            assert tx.scalar(made) == 1
