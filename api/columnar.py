@@ -2,7 +2,8 @@
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import nanoarrow  # pyright: ignore[reportMissingTypeStubs]
@@ -10,7 +11,7 @@ import numpy as np
 import orjson
 from nanoarrow import ipc  # pyright: ignore[reportMissingTypeStubs]
 from numpy.typing import NDArray
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from api.answers import is_fresh, not_modified
 from glasshouse import jsonio
@@ -84,22 +85,52 @@ def table(form: str, parts: Sequence[Part], names: Sequence[str], **kept: Any) -
     return Response(as_csv(parts, names), headers=headers, media_type=f"{CSV}; charset=utf-8")
 
 
+def streamed(
+    form: str, parts: Iterator[Part], names: Sequence[str], headers: Mapping[str, str]
+) -> Response:
+    """The table as ``arrow`` or ``csv``, sent part by part: only one of them is in memory.
+
+    The first part has every column that the others have.
+    """
+    if form == "arrow":
+        return StreamingResponse(_arrow_chunks(parts, names), headers=headers, media_type=ARROW)
+    media = f"{CSV}; charset=utf-8"
+    return StreamingResponse(_csv_chunks(parts, names), headers=headers, media_type=media)
+
+
 # --- Arrow --------------------------------------------------------------------------------------
 
 
 def arrow(parts: Sequence[Part], names: Sequence[str]) -> bytes:
     """An Arrow IPC stream: one batch per part."""
     types = _types(parts, names)
+    return b"".join(_batches(parts or [_empty(types)], types))
+
+
+def _arrow_chunks(parts: Iterator[Part], names: Sequence[str]) -> Generator[bytes]:
+    first = next(parts)
+    yield from _batches(chain([first], parts), _types([first], names))
+
+
+def _batches(parts: Iterable[Part], types: Mapping[str, str]) -> Generator[bytes]:
     kinds = {"text": _arrow.string, "integer": _arrow.int64, "number": _arrow.float64}
     schema = _arrow.struct({name: kinds[kind]() for name, kind in types.items()})
     stream = io.BytesIO()
     with _ipc.StreamWriter.from_writable(stream) as writer:
-        for part in parts or [_empty(types)]:
-            batch = [_arrow_column(part, name, types[name]) for name in names]
+        for part in parts:
+            batch = [_arrow_column(part, name, kind) for name, kind in types.items()]
             writer.write_array(
                 _arrow.c_array_from_buffers(schema, part.num_rows, [None], children=batch)
             )
-    return stream.getvalue()
+            yield _drained(stream)
+    yield _drained(stream)
+
+
+def _drained(stream: io.BytesIO) -> bytes:
+    written = stream.getvalue()
+    stream.seek(0)
+    stream.truncate()
+    return written
 
 
 def _types(parts: Sequence[Part], names: Sequence[str]) -> dict[str, str]:
@@ -147,10 +178,15 @@ def _arrow_column(part: Part, name: str, kind: str) -> Any:
 
 def as_csv(parts: Sequence[Part], names: Sequence[str]) -> str:
     """A csv with one head; an empty cell where there is no value."""
+    return "".join(_csv_chunks(parts, names))
+
+
+def _csv_chunks(parts: Iterable[Part], names: Sequence[str]) -> Generator[str]:
     text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow([safe(name) for name in names])
+    csv.writer(text).writerow([safe(name) for name in names])
+    yield text.getvalue()
     for part in parts:
+        text = io.StringIO()
         num = part.num_rows
         columns = [
             [safe(part.texts[name])] * num
@@ -158,8 +194,8 @@ def as_csv(parts: Sequence[Part], names: Sequence[str]) -> str:
             else _cells(part.columns.get(name), num)
             for name in names
         ]
-        writer.writerows(zip(*columns, strict=True))
-    return text.getvalue()
+        csv.writer(text).writerows(zip(*columns, strict=True))
+        yield text.getvalue()
 
 
 def _cells(column: Column | None, num: int) -> list[Any]:

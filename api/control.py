@@ -71,7 +71,7 @@ def pause_job(house: House, caller: Submit, job: JobId) -> Response:
     step boundary in time is paused at its last checkpoint. A queued one is paused at once.
     """
     with house.database.write() as tx:
-        row = pausing.request_pause(tx, jobs.get(tx, job, caller.sees))
+        row = pausing.request_pause(tx, jobs.get(tx, job, caller.sees, lock=True))
     house.wake(job)
     return asked_for(row)
 
@@ -88,7 +88,7 @@ def resume_job(house: House, caller: Submit, job: JobId) -> Response:
     One that is still `pausing` is queued as soon as it is paused.
     """
     with house.database.write() as tx:
-        row = pausing.request_resume(tx, jobs.get(tx, job, caller.sees))
+        row = pausing.request_resume(tx, jobs.get(tx, job, caller.sees, lock=True))
     if row.state == "queued":
         ring(house, job)
     house.wake(job)
@@ -109,7 +109,7 @@ async def retry_job(house: House, caller: Submit, job: JobId, key: OnceKey) -> R
 
     def read() -> dict[str, Any]:
         with house.database.read() as tx:
-            found = jobs.get(tx, job, caller.sees)
+            found = jobs.whole(tx, job, caller.sees)
         if found.state not in ENDED:
             raise JobNotEnded(f"The job is {found.state}; only one that has ended is tried again.")
         return found.spec

@@ -327,7 +327,7 @@ def delete_dataset(
 ) -> Response:
     """Not while a job that has not ended reads it."""
     with house.database.write() as tx:
-        row = datasets.get(tx, id, caller.sees)
+        row = datasets.get(tx, id, caller.sees, lock=True)
         check_match(request, dataset_tag(row))
         datasets.delete(tx, row)
     house.artifacts.delete(f"datasets/{row.id}")

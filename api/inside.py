@@ -50,6 +50,10 @@ class Columns(Document):
     epoch: list[int]
     attempt: list[int] = Field(default=[])
     """Only with ``?attempt=``: whose row it is."""
+    has_more: bool
+    """Whether there are later steps: without ``max_points`` an answer is a page."""
+    next: int | None
+    """The ``from_step`` of the next page; null where this is the last."""
 
 
 class Figures(Document):

@@ -264,7 +264,7 @@ def update_job(
 ) -> Response:
     """A merge patch. `If-Match` makes sure that nobody changed the job meanwhile."""
     with house.database.write() as tx:
-        job = jobs.get(tx, id, caller.sees)
+        job = jobs.get(tx, id, caller.sees, lock=True)
         check_match(request, job_tag(job))
         job = jobs.patch(tx, job, _changes(job, body.value))
     house.wake(id)
@@ -297,12 +297,15 @@ def delete_job(
     caller: Submit,
     id: str,  # noqa: A002
 ) -> Response:
-    """Forget a job that has ended, with its events, series, captures and checkpoints."""
+    """Delete a job that has ended, with its events, series, captures and checkpoints.
+
+    From the answer on the job is 404. A worker deletes its rows and files in the background.
+    """
     with house.database.write() as tx:
-        job = jobs.get(tx, id, caller.sees)
+        job = jobs.get(tx, id, caller.sees, lock=True)
         check_match(request, job_tag(job))
         jobs.delete(tx, job)
-    house.artifacts.delete(f"jobs/{job.id}")
+    house.wake(id)
     return Response(status_code=204)
 
 
@@ -323,7 +326,7 @@ def cancel_job(
     One that is queued or paused stops at once.
     """
     with house.database.write() as tx:
-        job = jobs.get(tx, id, caller.sees)
+        job = jobs.get(tx, id, caller.sees, lock=True)
         job = jobs.request_cancel(tx, job, by=caller.owner, force=force)
     house.wake(id)
     return asked_for(job)
@@ -348,5 +351,5 @@ def get_job_spec(
 ) -> Response:
     """What was submitted, or exactly what runs. Either can be submitted again."""
     with house.database.read() as tx:
-        job = jobs.get(tx, id, caller.sees)
+        job = jobs.whole(tx, id, caller.sees)
     return Json(job.resolved if resolved else job.spec)

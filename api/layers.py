@@ -71,10 +71,10 @@ Slice = Annotated[str | None, Query(max_length=1000, description="As in numpy, e
 def list_layers(request: Request, house: House, caller: Read, job: JobId) -> Response:
     """Each layer with its output's shape, its parameters, and its newest statistics by kind."""
     with house.database.read() as tx:
-        found = jobs.get(tx, job, caller.sees)
-        tag = etag(job, found.version)
+        tag = etag(job, jobs.standing(tx, job, caller.sees).version)
         if is_fresh(request, tag):
             return not_modified(tag)
+        found = jobs.whole(tx, job, caller.sees)
         newest = stats.newest(tx, job)
     by_tensor: dict[str, dict[str, Any]] = defaultdict(dict)
     for row in sorted(newest, key=lambda row: row.series.phase != "train"):

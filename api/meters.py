@@ -26,7 +26,7 @@ _MAX_WORKERS = 200
 """No more workers than this have figures of their own."""
 _LEDGER_S = 2.0
 _SIZES_S = 60.0
-"""The sizes of what is stored are summed up this often at most: it takes a look at many rows."""
+"""What takes a look at many rows, sizes and ended attempts, is summed up this often at most."""
 _SHIP_BOUNDS = ("0.02", "0.05", "0.1", "0.25", "0.5", "1.0", "2.5", "5.0", "10.0", "60.0", "+Inf")
 """As ``worker.tally`` counts them; a test compares."""
 
@@ -79,6 +79,7 @@ class Ledger(Collector):
         self._known: list[Metric] = []
         self._read_at = -_LEDGER_S
         self._sizes: list[Metric] = []
+        self._wal: list[Metric] = []
         self._sized_at = -_SIZES_S
 
     def describe(self) -> Iterable[Metric]:
@@ -95,7 +96,7 @@ class Ledger(Collector):
             except ServiceError:
                 up.add_metric([], 0)
                 return [up]
-            return [up, *self._known, *self._sizes]
+            return [up, *self._known, *self._sizes, *self._wal]
 
     def _refresh(self) -> None:
         house = self._house
@@ -103,7 +104,6 @@ class Ledger(Collector):
             with house.database.read() as tx:
                 by_state = jobs.count_by_state(tx)
                 age_s = vitals.queue_age_s(tx)
-                ended = vitals.ended_attempts(tx)
                 sent = vitals.deliveries(tx)
                 disabled = vitals.disabled_webhooks(tx)
                 signs = vitals.signs(
@@ -114,7 +114,6 @@ class Ledger(Collector):
             self._known = [
                 _gauges("glasshouse_jobs", "Jobs by state.", "state", by_state),
                 _gauge("glasshouse_queue_age_seconds", "Wait of the oldest queued job.", age_s),
-                _gauges("glasshouse_attempts", "Ended attempts that are kept.", "exit_kind", ended),
                 _gauges("glasshouse_webhook_deliveries", "Messages that are kept.", "state", sent),
                 _gauge("glasshouse_webhooks_disabled", "Webhooks switched off.", disabled),
                 *_of_workers(signs),
@@ -123,14 +122,16 @@ class Ledger(Collector):
             self._read_at = time.monotonic()
         if time.monotonic() - self._sized_at >= _SIZES_S:
             with house.database.read() as tx:
+                ended = vitals.ended_attempts(tx)
                 stored = vitals.stored_bytes(tx)
                 size = vitals.database_bytes(tx)
             self._sizes = [
+                _gauges("glasshouse_attempts", "Ended attempts that are kept.", "exit_kind", ended),
                 _gauges("glasshouse_stored_bytes", "Bytes of the artifacts.", "what", stored),
                 _gauge("glasshouse_database_bytes", "Bytes of the database.", size),
             ]
             self._sized_at = time.monotonic()
-        self._sizes = [*self._sizes[:2], *_wal(house)]
+        self._wal = _wal(house)
 
 
 def _wal(house: Resources) -> list[Metric]:

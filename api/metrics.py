@@ -1,10 +1,11 @@
 """The metric series of a job: a table of them, and their values as columns."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, Query, Request
+from numpy.typing import NDArray
 from starlette.responses import Response
 
 from api import columnar, inside, negotiation
@@ -19,7 +20,7 @@ from glasshouse.errors import MetricNotFound
 from models import jobs, metrics
 from models.database import Transaction
 from models.lineage import Asked
-from models.metrics import Point, Summary
+from models.metrics import Page, Point, Summary
 
 router = APIRouter(prefix="/api/v1", tags=["inside"])
 
@@ -30,8 +31,8 @@ MaxPoints = Annotated[
     Query(
         ge=2,
         le=1_000_000,
-        description="About so many points of each series: first, last, extremes and every "
-        "non-finite run are kept. Left out: all.",
+        description="At most so many points of each series: first, last, the ends of non-finite "
+        "runs and extremes are kept, in this order. Left out: all of them, in pages.",
     ),
 ]
 
@@ -84,21 +85,41 @@ def query_metrics(  # noqa: PLR0913 (each is a parameter of the request)
 ) -> Response:
     """Columns over the steps of all the series; null where one has no value. JSON, Arrow or csv.
 
+    Without `max_points` an answer in JSON has about 100,000 values at most. Where there are more,
+    `has_more` is true, and `next` is the `from_step` to ask for the others with. Arrow and csv have
+    all values, and are sent as they are read.
+
     With `attempt` there is a column of that name, and with `all` a step may come several times.
     """
     chosen = negotiation.choose(request, columnar.FORMATS)
     names = list(dict.fromkeys(name))
+    where: dict[str, Any] = {"from_step": from_step, "to_step": to_step, "asked": attempt}
     with house.database.read() as tx:
         standing = jobs.standing(tx, job, caller.sees)
         tag = etag(job, standing.version, chosen)
         headers = {"Vary": "Accept"}
         if is_fresh(request, tag):
             return not_modified(tag, headers)
-        span = {"from_step": from_step, "to_step": to_step, "max_points": max_points}
-        series = {each: metrics.query(tx, job, each, asked=attempt, **span) for each in names}
-        _check_known(tx, job, series, attempt, has_ended=standing.has_ended)
+        if max_points is None:
+            found = metrics.page(tx, job, names, **where)
+        else:
+            given = where | {"max_points": max_points}
+            found = Page({each: metrics.query(tx, job, each, **given) for each in names}, None)
+        _check_known(tx, job, found.series, attempt, has_ended=standing.has_ended)
     headers |= {"ETag": tag, "Cache-Control": "private, no-cache"}
-    return _answer(chosen, series, headers, apart=attempt is not None)
+    if chosen == "json":
+        return _as_json(found, headers, apart=attempt is not None)
+
+    def parts() -> Iterator[Part]:
+        page = found
+        yield _part(page.series, apart=attempt is not None)
+        while page.next_step is not None:
+            with house.database.read() as tx:
+                page = metrics.page(tx, job, names, **where | {"from_step": page.next_step})
+            yield _part(page.series, apart=attempt is not None)
+
+    columns = ["step", "epoch", *(["attempt"] if attempt is not None else []), *names]
+    return columnar.streamed(chosen, parts(), columns, headers)
 
 
 def _check_known(
@@ -120,29 +141,26 @@ def _check_known(
         )
 
 
-def _answer(
-    chosen: str, series: dict[str, list[Point]], headers: Mapping[str, str], *, apart: bool
-) -> Response:
-    epochs, columns = _columns(series, apart=apart)
-    places = np.array(list(epochs), np.int64).reshape(-1, 2)
-    about = {"step": places[:, 0], "epoch": np.array(list(epochs.values()), np.int64)}
-    if apart:
-        about["attempt"] = places[:, 1]
-    if chosen == "json":
-        values = {name: columnar.of_json(column) for name, column in columns.items()}
-        told = {name: np.ascontiguousarray(column) for name, column in about.items()}
-        return columnar.answer(told | {"values": values}, headers)
+def _as_json(page: Page, headers: Mapping[str, str], *, apart: bool) -> Response:
+    about, columns = _columns(page.series, apart=apart)
+    values = {name: columnar.of_json(column) for name, column in columns.items()}
+    shown: dict[str, Any] = {name: np.ascontiguousarray(column) for name, column in about.items()}
+    more = {"has_more": page.next_step is not None, "next": page.next_step}
+    return columnar.answer(shown | {"values": values} | more, headers)
+
+
+def _part(series: Mapping[str, list[Point]], *, apart: bool) -> Part:
+    about, columns = _columns(series, apart=apart)
     known = {name: Column(column) for name, column in about.items()}
-    part = Part({}, known | columns)  # a metric has a slash or none of these names
-    return columnar.table(chosen, [part], list(part.columns), headers=headers)
+    return Part({}, known | columns)  # a metric has a slash or none of these names
 
 
 def _columns(
-    series: dict[str, list[Point]], *, apart: bool
-) -> tuple[dict[tuple[int, int], int], dict[str, Column]]:
-    """The epoch of each step of any series, and each series over all of these steps.
+    series: Mapping[str, list[Point]], *, apart: bool
+) -> tuple[dict[str, NDArray[np.int64]], dict[str, Column]]:
+    """Step, epoch and attempt of each row, and each series over all rows.
 
-    ``apart``: a step of two attempts counts as two; else the attempt of a step is 0.
+    ``apart``: a step of two attempts makes two rows; else the attempt of a step does not count.
     """
 
     def key(point: Point) -> tuple[int, int]:
@@ -162,4 +180,8 @@ def _columns(
         values[mine] = [point.value for point in points]
         present[mine] = True
         columns[name] = Column(values, None if present.all() else present)
-    return epochs, columns
+    places = np.array(list(epochs), np.int64).reshape(-1, 2)
+    about = {"step": places[:, 0], "epoch": np.array(list(epochs.values()), np.int64)}
+    if apart:
+        about["attempt"] = places[:, 1]
+    return about, columns

@@ -1,5 +1,7 @@
 """Pictures of a job's series, for curl, notebooks and chat. Drawn in a thread."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -70,9 +72,9 @@ def get_plot(  # noqa: PLR0913 (each is a parameter of the request)
         tag = etag(job, found.version, plot, format)
         if is_fresh(request, tag):
             return not_modified(tag)
-        drawn = _draw(tx, found, plot, (layer, kind), format)
+        draw = _reader(tx, found, plot, (layer, kind), format)
     headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
-    return Response(drawn, headers=headers, media_type=MEDIA[format])
+    return Response(draw(), headers=headers, media_type=MEDIA[format])
 
 
 def _check(plot: str, layer: str | None, kind: str | None) -> None:
@@ -86,16 +88,17 @@ def _check(plot: str, layer: str | None, kind: str | None) -> None:
         raise bad_parameter("kind", f"{plot} is not of a kind of tensor.")
 
 
-def _draw(
+def _reader(
     tx: Transaction, job: Job, plot: str, tensor: tuple[str | None, str | None], form: str
-) -> bytes:
+) -> Callable[[], bytes]:
+    """Read what a picture shows; the function draws it, which takes long, without the database."""
     title = job.name or job.id
     if plot == "gradient_flow":
-        return drawing.flow(f"{title}: gradients", _gradients(tx, job, tensor[0] or "*"), form)
+        gradients = _gradients(tx, job, tensor[0] or "*")
+        return partial(drawing.flow, f"{title}: gradients", gradients, form)
     if plot == "histogram":
         return _histogram(tx, job, tensor, form)
-    series = _metrics(tx, job.id, plot)
-    return drawing.lines(title, plot, series, form)
+    return partial(drawing.lines, title, plot, _metrics(tx, job.id, plot), form)
 
 
 def _metrics(tx: Transaction, job: str, plot: str) -> dict[str, Line]:
@@ -131,7 +134,7 @@ def _gradients(tx: Transaction, job: Job, layer: str) -> dict[str, Line]:
 
 def _histogram(
     tx: Transaction, job: Job, tensor: tuple[str | None, str | None], form: str
-) -> bytes:
+) -> Callable[[], bytes]:
     layer, kind = tensor[0] or "", tensor[1]
     if kind is not None:
         layer = tensor_name(job, layer, kind)
@@ -145,7 +148,7 @@ def _histogram(
     series, data = some
     data = data.take(evenly(len(data.steps), MAX_CELLS))
     title = f"{job.name or job.id}: {series.kind} of {series.layer}"
-    return drawing.histograms(title, spread(data), form)
+    return lambda: drawing.histograms(title, spread(data), form)
 
 
 def spread(data: Histograms) -> Spread:

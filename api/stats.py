@@ -67,8 +67,8 @@ def query_stats(  # noqa: PLR0913 (each is a parameter of the request)
         Query(
             ge=2,
             le=1_000_000,
-            description="About so many steps of each series: first, last, extremes and every "
-            "non-finite run are kept. Of histograms, at most 2,000, evenly apart.",
+            description="At most so many steps of each series: first, last, the ends of "
+            "non-finite runs and extremes are kept. Of histograms, at most 2,000, evenly apart.",
         ),
     ] = 1000,
     bins: Annotated[
@@ -189,7 +189,9 @@ def _kept(columns: dict[str, Column], max_points: int) -> NDArray[np.intp]:
         return np.arange(num)
     if all(column.present is None for column in columns.values()):
         return kept_places([column.values for column in columns.values()], max_points)
-    share = max(2, max_points // len(columns))
+    share = max_points // len(columns)
+    if share < 2:
+        return evenly(num, max_points)
     kept: list[NDArray[np.intp]] = []
     for values, present in columns.values():
         there = np.arange(num) if present is None else np.flatnonzero(present)

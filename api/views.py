@@ -51,7 +51,7 @@ def job_json(job: Job) -> dict[str, Any]:
         "probe_overhead": job.probe_overhead,
         "error": job.error,
         "last_seq": job.last_seq,
-        "warnings": job.plan.get("warnings", []),
+        "warnings": job.warnings,
         "links": {"self": path} | {name: f"{path}/{name}" for name in _LINKS},
     }
     if job.kind == "infer":

@@ -6,7 +6,7 @@ from itertools import takewhile
 from typing import Any
 
 from sqlalchemy import case, func, select, update
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, undefer_group
 
 from glasshouse.errors import CrashLoop, WorkerLost
 from models import checkpoints, commands, endings, events, leases, pausing, probes
@@ -116,7 +116,7 @@ def claim(
     new += [checkpoints.refuse(tx, refused) for refused in start.refused]
     then = {"progress": start.progress, "summary": start.summary} if n > 1 else {}
     events.append(tx, job_id, new, **then)
-    job = tx.get(Job, job_id, populate_existing=True)
+    job = tx.get(Job, job_id, populate_existing=True, options=[undefer_group("spec")])
     return None if job is None else (Claim(job_id, n, fence), job)
 
 
@@ -330,7 +330,8 @@ def spent_s(tx: Session, claim: Claim) -> float:
 
 def open_attempt(tx: Session, job_id: str) -> int | None:
     """The number of the attempt that writes; 0: none does now. None: there is no such job."""
-    row = tx.execute(select(Job.attempt, Job.state).where(Job.id == job_id)).one_or_none()
+    query = select(Job.attempt, Job.state).where(Job.id == job_id, Job.deleted_at.is_(None))
+    row = tx.execute(query).one_or_none()
     if row is None:
         return None
     return row.attempt if row.state in LIVE else 0

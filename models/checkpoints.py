@@ -71,7 +71,7 @@ def upload(tx: Session, **columns: Any) -> Upload:
 
 def trained(tx: Session, saved: Saved) -> dict[str, Any]:
     """What made it: the resolved spec of its job, or what was said of it when it was sent."""
-    return saved.network if isinstance(saved, Upload) else jobs.get(tx, saved.job, None).resolved
+    return saved.network if isinstance(saved, Upload) else jobs.whole(tx, saved.job, None).resolved
 
 
 def find(

@@ -19,6 +19,7 @@ from sqlalchemy import (
     select,
     text,
 )
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.compiler import compiles
@@ -53,6 +54,9 @@ _LIVELINESS = {
 """libpq's words, in seconds and milliseconds: a server that is gone without a word is noticed in
 about a minute, while the system's own defaults take hours. What the URL says comes first."""
 
+_SNAPSHOT = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+"""Of reading transactions on PostgreSQL; a part of BEGIN. SQLite has nothing else."""
+
 Transaction = Session
 """What the functions of this room take first. The rooms above pass it on and never look inside."""
 
@@ -79,6 +83,14 @@ def database_time(tx: Session) -> datetime:
     return datetime.fromtimestamp(tx.scalars(select(now_ms())).one() / 1000, UTC)
 
 
+def insert_into(tx: Session, table: Any) -> Any:
+    """An INSERT that has ``on_conflict_do_update`` and ``on_conflict_do_nothing``.
+
+    A row that is looked for first and then inserted may be inserted by another transaction between.
+    """
+    return (postgresql if tx.get_bind().dialect.name == "postgresql" else sqlite).insert(table)
+
+
 class Database:
     """Opens transactions. Make one per process, after any fork."""
 
@@ -86,7 +98,11 @@ class Database:
         self.url = url
         self.is_sqlite = url.startswith("sqlite")
         self._writer = self._engine("BEGIN IMMEDIATE", 1 if self.is_sqlite else pool_size)
-        self._reader = self._engine("BEGIN", pool_size) if self.is_sqlite else self._writer
+        self._reader = (
+            self._engine("BEGIN", pool_size)
+            if self.is_sqlite
+            else self._writer.execution_options(**_SNAPSHOT)
+        )
         self._write_session = sessionmaker(self._writer, expire_on_commit=False, autoflush=False)
         self._read_session = sessionmaker(self._reader, expire_on_commit=False, autoflush=False)
 
@@ -98,7 +114,10 @@ class Database:
 
     @contextmanager
     def read(self) -> Generator[Session]:
-        """A snapshot to read from. Rows stay usable after the block."""
+        """A snapshot to read from: every statement sees what was committed before the first.
+
+        Rows stay usable after the block.
+        """
         with translated(), self._read_session() as session:
             yield session
 

@@ -73,13 +73,13 @@ def add(  # noqa: PLR0913 (a dataset is made of these)
     return row
 
 
-def get(tx: Session, dataset_id: str, owner: str | None) -> Dataset:
-    """One dataset. ``owner`` None sees everybody's.
+def get(tx: Session, dataset_id: str, owner: str | None, *, lock: bool = False) -> Dataset:
+    """One dataset. ``owner`` None sees everybody's. ``lock``: until the transaction ends.
 
     Raises:
         DatasetNotFound: there is none, or it is somebody else's.
     """
-    found = tx.get(Dataset, dataset_id, populate_existing=True)
+    found = tx.get(Dataset, dataset_id, populate_existing=True, with_for_update=lock or None)
     if found is None or (owner is not None and found.owner != owner):
         raise DatasetNotFound(f"No dataset has the id {dataset_id}.")
     return found

@@ -5,18 +5,18 @@ A file that a row names is always there; one that no row names any more goes a l
 
 from collections.abc import Sequence
 
-from sqlalchemy import delete, insert, select
+from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
+from models.database import insert_into
 from models.tables import DoomedFile, now
 
 
 def add(tx: Session, keys: Sequence[str]) -> None:
     """The rows of these artifacts are deleted in this transaction."""
-    known = set(tx.scalars(select(DoomedFile.key).where(DoomedFile.key.in_(keys))))
-    rows = [{"key": key, "created_at": now()} for key in dict.fromkeys(keys) if key not in known]
-    if rows:
-        tx.execute(insert(DoomedFile), rows)
+    rows = [{"key": key, "created_at": now()} for key in sorted(set(keys))]
+    if rows:  # in order: two transactions that give up the same files do not deadlock
+        tx.execute(insert_into(tx, DoomedFile).on_conflict_do_nothing(), rows)
 
 
 def find(tx: Session, *, limit: int) -> list[str]:

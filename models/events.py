@@ -145,7 +145,8 @@ def read(  # noqa: PLR0913 (each is a filter)
     Raises:
         JobNotFound: the job is gone.
     """
-    row = tx.execute(select(Job.last_seq, Job.first_seq).where(Job.id == job)).one_or_none()
+    query = select(Job.last_seq, Job.first_seq).where(Job.id == job, Job.deleted_at.is_(None))
+    row = tx.execute(query).one_or_none()
     if row is None:
         raise JobNotFound(f"No job has the id {job}.")
     last = row.last_seq

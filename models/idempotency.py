@@ -1,10 +1,13 @@
-"""Answers to creating requests, kept a day, so that a retry gets the first answer again."""
+"""Answers to creating requests, kept a day, so that a retry gets the first answer again.
+
+The purge deletes older ones; until it does, a key whose answer is older counts as unused.
+"""
 
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import delete, update
+from sqlalchemy import Delete, delete, tuple_, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -60,12 +63,10 @@ def begin(tx: Session, token: Token) -> Answer | None:
         IdempotencyKeyReused: it came with another body.
         IdempotencyKeyBusy: its first request is still being answered.
     """
-    time = now()
-    tx.execute(delete(Idempotency).where(Idempotency.created_at < time - KEPT))
     found = tx.get(Idempotency, token.row, populate_existing=True)
-    if found is not None and found.status is None and found.created_at < time - ABANDONED:
-        tx.delete(found)
-        tx.flush()
+    if found is not None and _is_over(found):
+        tx.execute(_row(token).where(Idempotency.created_at == found.created_at))
+        tx.expunge(found)
         found = None
     if found is not None:
         _check_body(found, token)
@@ -91,14 +92,19 @@ def finish(tx: Session, token: Token, answer: Answer) -> None:
 
 def forget(tx: Session, token: Token) -> None:
     """Free the key: the request changed nothing."""
-    tx.execute(
-        delete(Idempotency).where(
-            Idempotency.owner == token.owner,
-            Idempotency.route == token.route,
-            Idempotency.key == token.key,
-            Idempotency.status.is_(None),
-        )
-    )
+    tx.execute(_row(token).where(Idempotency.status.is_(None)))
+
+
+def _is_over(found: Idempotency) -> bool:
+    """Whether the key is free again. Rows of other keys are left to the purge."""
+    longest = ABANDONED if found.status is None else KEPT
+    return found.created_at < now() - longest
+
+
+def _row(token: Token) -> Delete:
+    """A statement that deletes the row of one key."""
+    mine = tuple_(Idempotency.owner, Idempotency.route, Idempotency.key)
+    return delete(Idempotency).where(mine == token.row)
 
 
 def _check_body(found: Idempotency, token: Token) -> None:

@@ -6,14 +6,27 @@ from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import delete as sql_delete
 from sqlalchemy import func, insert, literal, select, update
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, undefer_group
 
 from glasshouse.errors import CheckpointInUse, JobEnded, JobNotEnded, JobNotFound
 from glasshouse.ids import new_id
 from models import commands, doomed, events, pausing, probes, tracing, uses
 from models.events import NewEvent
 from models.state import ENDED, STATES
-from models.tables import Checkpoint, Command, Job, JobUse, Outbox, Time, now
+from models.tables import (
+    Checkpoint,
+    Command,
+    Job,
+    JobLabel,
+    JobSpec,
+    JobUse,
+    Outbox,
+    Time,
+    now,
+)
+
+WHOLE = undefer_group("spec")
+"""Has a query of jobs bring their ``spec``, ``resolved`` and ``plan`` too."""
 
 
 def add(  # noqa: PLR0913 (a job is made of these, and of nothing less)
@@ -36,9 +49,7 @@ def add(  # noqa: PLR0913 (a job is made of these, and of nothing less)
         kind=spec["kind"],
         name=spec.get("name"),
         state="queued",
-        spec=spec,
-        resolved=resolved,
-        plan=plan,
+        warnings=list(plan.get("warnings", [])),
         labels=dict(spec.get("labels", {})),
         priority=spec.get("priority", 0),
         parent=parent,
@@ -50,25 +61,47 @@ def add(  # noqa: PLR0913 (a job is made of these, and of nothing less)
     )
     tx.add(job)
     tx.flush()
+    tx.execute(insert(JobSpec).values(job=job.id, spec=spec, resolved=resolved, plan=plan))
+    _index_labels(tx, job)
     used = [{"job": job.id, "used": name} for name in sorted(set(uses))]
     if used:
         tx.execute(insert(JobUse), used)
     events.append(tx, job.id, events.moved(time, None, "queued"))
     tx.add(Outbox(job=job.id, created_at=time))
-    probes.add_those_of_spec(tx, job)
+    probes.add_those_of_spec(tx, job, resolved, plan)
     tx.flush()
     tx.refresh(job)
     return job
 
 
-def get(tx: Session, job_id: str, owner: str | None) -> Job:
+def get(tx: Session, job_id: str, owner: str | None, *, lock: bool = False) -> Job:
     """One job. ``owner`` None sees everybody's.
+
+    Args:
+        tx: the transaction.
+        job_id: the id of the job.
+        owner: who asks.
+        lock: lock the row until the transaction ends, and read it as the last commit left it.
+            What is decided from a job and then written to it needs this.
 
     Raises:
         JobNotFound: there is none, or it is somebody else's.
     """
-    job = tx.get(Job, job_id, populate_existing=True)
-    if job is None or (owner is not None and job.owner != owner):
+    return _found(tx, job_id, owner, with_for_update=lock or None)
+
+
+def whole(tx: Session, job_id: str, owner: str | None) -> Job:
+    """One job with its ``spec``, ``resolved`` and ``plan``, which may take megabytes.
+
+    Raises:
+        JobNotFound: there is none, or it is somebody else's.
+    """
+    return _found(tx, job_id, owner, options=[WHOLE])
+
+
+def _found(tx: Session, job_id: str, owner: str | None, **how: Any) -> Job:
+    job = tx.get(Job, job_id, populate_existing=True, **how)
+    if job is None or job.deleted_at is not None or (owner is not None and job.owner != owner):
         raise JobNotFound(f"No job has the id {job_id}.")
     return job
 
@@ -92,7 +125,8 @@ def standing(tx: Session, job_id: str, owner: str | None) -> Standing:
     Raises:
         JobNotFound: there is none, or it is somebody else's.
     """
-    query = select(Job.state, Job.last_seq, Job.version).where(Job.id == job_id)
+    query = select(Job.state, Job.last_seq, Job.version)
+    query = query.where(Job.id == job_id, Job.deleted_at.is_(None))
     if owner is not None:
         query = query.where(Job.owner == owner)
     row = tx.execute(query).one_or_none()
@@ -123,7 +157,7 @@ def find(
     order: Literal["desc", "asc"] = "desc",
 ) -> list[Job]:
     """Jobs by the time they were made, newest first unless told otherwise."""
-    query = select(Job)
+    query = select(Job).where(Job.deleted_at.is_(None))
     if wanted.owner is not None:
         query = query.where(Job.owner == wanted.owner)
     if wanted.states:
@@ -137,28 +171,32 @@ def find(
             func.lower(Job.name).contains(wanted.text.lower(), autoescape=True)
             | Job.id.contains(wanted.text.lower(), autoescape=True)
         )
+    for name, value in wanted.labels.items():
+        has = (JobLabel.name == name, JobLabel.value == value)
+        query = query.where(Job.id.in_(select(JobLabel.job).where(*has)))
+    if after is not None:
+        query = query.where(Job.id < after if order == "desc" else Job.id > after)
     query = query.order_by(Job.id.desc() if order == "desc" else Job.id.asc())
-    found: list[Job] = []
-    while len(found) < limit:  # labels are matched here: JSON operators differ by database
-        page = query.limit(limit)
-        if after is not None:
-            page = page.where(Job.id < after if order == "desc" else Job.id > after)
-        rows = tx.scalars(page).all()
-        found += [job for job in rows if wanted.labels.items() <= job.labels.items()]
-        if len(rows) < limit:
-            break
-        after = rows[-1].id
-    return found[:limit]
+    return list(tx.scalars(query.limit(limit)))
 
 
 def patch(tx: Session, job: Job, changes: Mapping[str, Any]) -> Job:
-    """Change the name, the labels or the priority."""
+    """Change the name, the labels or the priority of a job that this transaction has locked."""
     for key in ("name", "labels", "priority"):
         if key in changes:
             setattr(job, key, changes[key])
     job.version += 1
     tx.flush()
+    if "labels" in changes:
+        tx.execute(sql_delete(JobLabel).where(JobLabel.job == job.id))
+        _index_labels(tx, job)
     return job
+
+
+def _index_labels(tx: Session, job: Job) -> None:
+    rows = [{"job": job.id, "name": name, "value": value} for name, value in job.labels.items()]
+    if rows:
+        tx.execute(insert(JobLabel), rows)
 
 
 def request_cancel(tx: Session, job: Job, *, by: str, force: bool) -> Job:
@@ -216,7 +254,9 @@ def _ask_worker_to_stop(tx: Session, job_id: str, before: str, reason: str) -> N
 
 
 def delete(tx: Session, job: Job) -> None:
-    """Forget an ended job and everything that hangs on it.
+    """Delete an ended job: from the commit on nobody sees it or anything of it.
+
+    What would take long, its events, series and files, the purge deletes later.
 
     Raises:
         JobNotEnded: it may still be written to.
@@ -229,14 +269,20 @@ def delete(tx: Session, job: Job) -> None:
     if used:
         detail = f"A job that has not ended uses {min(used)}, a checkpoint of this job."
         raise CheckpointInUse(detail)
-    tx.execute(sql_delete(Job).where(Job.id == job.id))
+    tx.execute(sql_delete(Checkpoint).where(Checkpoint.job == job.id))
+    job.deleted_at = now()
+    job.version += 1
+    tx.flush()
     doomed.add(tx, [f"jobs/{job.id}"])
 
 
 def count_by_state(tx: Session) -> dict[str, int]:
     """How many jobs there are in each state."""
-    rows = tx.execute(select(Job.state, func.count()).group_by(Job.state))
-    found = {state: int(count) for state, count in rows}
+    query = select(Job.state, func.count()).group_by(Job.state)
+    found = {state: int(count) for state, count in tx.execute(query)}
+    # counted apart, so that the first query reads an index and no rows
+    for state, count in tx.execute(query.where(Job.deleted_at.is_not(None))):
+        found[state] -= count
     return {state: found.get(state, 0) for state in STATES}
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Literal
 
-from sqlalchemy import select, update
+from sqlalchemy import and_, or_, select, update
 from sqlalchemy.orm import Session
 
 from glasshouse import jsonio
@@ -84,31 +84,37 @@ def check(tx: Session, secret: str, *, kind: Kind = "key") -> Key:
     row = None
     if is_well_formed(secret):
         row = tx.scalar(select(Key).where(Key.sha256 == _hash(secret)))
-    if row is None or row.kind != kind or row.revoked_at is not None:
-        raise KeyInvalid
-    if row.expires_at is not None and row.expires_at <= now():
+    if row is None or row.kind != kind or not _is_valid(row):
         raise KeyInvalid
     return row
 
 
 def behind(tx: Session, row: Key) -> Key:
-    """The API key itself; of a browser session or a ticket, the key that it was opened with."""
+    """The API key itself; of a browser session or a ticket, the key that it was opened with.
+
+    A session may be opened while its key is being revoked, so the key is looked at each time.
+
+    Raises:
+        KeyInvalid: that key is revoked or expired, or retention has deleted it since.
+    """
     if row.kind == "key":
         return row
-    found = tx.get(Key, row.name)
-    if found is None:  # a key's row is never deleted, and a session of none opens nothing
+    found = tx.get(Key, row.name, populate_existing=True)
+    if found is None or not _is_valid(found):
         raise KeyInvalid
     return found
 
 
 def is_good(tx: Session, sha256: str) -> bool:
-    """Whether the key with this hash is neither revoked nor expired."""
+    """Whether the key with this hash, and the one that it was opened with, is still valid."""
     row = tx.scalar(select(Key).where(Key.sha256 == sha256))
-    return (
-        row is not None
-        and row.revoked_at is None
-        and (row.expires_at is None or row.expires_at > now())
-    )
+    if row is None or not _is_valid(row):
+        return False
+    try:
+        behind(tx, row)
+    except KeyInvalid:
+        return False
+    return True
 
 
 def redeem(tx: Session, ticket: str) -> Key:
@@ -143,18 +149,17 @@ def revoke(tx: Session, key_id: str) -> Key:
     Raises:
         KeyNotFound: there is none.
     """
-    row = tx.get(Key, key_id)
+    mine = or_(Key.id == key_id, and_(Key.kind != "key", Key.name == key_id))
+    tx.execute(update(Key).where(mine, Key.revoked_at.is_(None)).values(revoked_at=now()))
+    row = tx.get(Key, key_id, populate_existing=True)
     if row is None or row.kind != "key":
         raise KeyNotFound(f"No API key has the id {key_id}.")
-    if row.revoked_at is None:
-        row.revoked_at = now()
-    tx.execute(
-        update(Key)
-        .where(Key.kind != "key", Key.name == row.id, Key.revoked_at.is_(None))
-        .values(revoked_at=now())
-    )
-    tx.flush()
     return row
+
+
+def _is_valid(row: Key) -> bool:
+    """Whether it is neither revoked nor expired."""
+    return row.revoked_at is None and (row.expires_at is None or row.expires_at > now())
 
 
 def _hash(secret: str) -> str:

@@ -4,18 +4,16 @@ from sqlalchemy import insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from models.database import now_ms
+from models.database import insert_into, now_ms
 from models.tables import Mark
 
 
 def note(tx: Session, name: str, by: str) -> int:
     """Note that something was done now; gives the time, Unix milliseconds."""
     values = {"at_ms": now_ms(), "by": by}
-    changed = update(Mark).where(Mark.name == name).values(values).returning(Mark.at_ms)
-    found = tx.scalar(changed)
-    if found is None:
-        found = tx.scalars(insert(Mark).values(name=name, **values).returning(Mark.at_ms)).one()
-    return found
+    query = insert_into(tx, Mark).values(name=name, **values)
+    query = query.on_conflict_do_update(index_elements=["name"], set_=values)
+    return tx.scalars(query.returning(Mark.at_ms)).one()
 
 
 def read(tx: Session, name: str) -> tuple[int, str] | None:

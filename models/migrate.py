@@ -10,6 +10,7 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from alembic import command
 from alembic.config import Config
@@ -26,8 +27,7 @@ def migrate(database: Database, *, lock_file: Path) -> None:
     with _alone(database, lock_file), database.engine.connect() as connection:
         if database.is_sqlite:
             # a rebuilt table would otherwise cascade its deletion to the rows that refer to it
-            connection.exec_driver_sql("PRAGMA foreign_keys = 0")
-            connection.rollback()
+            _enforce_foreign_keys(connection, on=False)
         else:
             connection.execute(text("SELECT pg_advisory_lock(7241310)"))
             connection.commit()
@@ -38,10 +38,16 @@ def migrate(database: Database, *, lock_file: Path) -> None:
             if broken:
                 raise RuntimeError(f"the migration left broken references: {broken[:5]}")
             connection.rollback()
-            connection.exec_driver_sql("PRAGMA foreign_keys = 1")
+            _enforce_foreign_keys(connection, on=True)
         else:
             connection.execute(text("SELECT pg_advisory_unlock(7241310)"))
             connection.commit()
+
+
+def _enforce_foreign_keys(connection: Connection, *, on: bool) -> None:
+    """Said to the driver: in a transaction, which SQLAlchemy begins, SQLite ignores the pragma."""
+    driver: Any = connection.connection.driver_connection
+    driver.execute(f"PRAGMA foreign_keys = {int(on)}")
 
 
 def config(connection: Connection) -> Config:

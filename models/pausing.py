@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from glasshouse.errors import CannotPause, JobEnded, JobNotPaused
+from glasshouse.errors import CannotPause, JobEnded, JobNotFound, JobNotPaused
 from models import events
 from models.database import database_time
 from models.state import ENDED
@@ -66,8 +66,16 @@ def request_resume(tx: Session, job: Job) -> Job:
 
 
 def locked(tx: Session, job: Job) -> str:
-    """The state of a job, whose row is locked from here to the end of the transaction."""
-    return tx.scalars(select(Job.state).where(Job.id == job.id).with_for_update()).one()
+    """The state of a job, whose row is locked from here to the end of the transaction.
+
+    Raises:
+        JobNotFound: it was deleted meanwhile.
+    """
+    query = select(Job.state).where(Job.id == job.id, Job.deleted_at.is_(None))
+    state = tx.scalar(query.with_for_update())
+    if state is None:
+        raise JobNotFound(f"No job has the id {job.id}.")
+    return state
 
 
 def settle(tx: Session, job_id: str) -> None:

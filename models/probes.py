@@ -53,10 +53,12 @@ class ProbeChange:
     """Of the engine's list: it holds only where the probe was not changed after that."""
 
 
-def add_those_of_spec(tx: Session, job: Job) -> None:
+def add_those_of_spec(
+    tx: Session, job: Job, resolved: Mapping[str, Any], plan: Mapping[str, Any]
+) -> None:
     """Store the probes that a job was submitted with."""
-    planned = job.plan.get("probes", [])
-    for position, body in enumerate(job.resolved.get("probes", [])):
+    planned = plan.get("probes", [])
+    for position, body in enumerate(resolved.get("probes", [])):
         found: Mapping[str, Any] = planned[position] if position < len(planned) else {}
         checked = Checked(body, found.get("matched", []), found.get("bytes_per_step", 0))
         row = _row(job.id, checked, position=position, by=job.owner)
@@ -125,11 +127,11 @@ def remove(tx: Session, job: Job, probe_id: str, *, by: str) -> Probe:
         JobEnded: nothing of the job is watched any more.
         ProbeNotFound: there is none.
     """
+    tx.execute(select(Job.id).where(Job.id == job.id).with_for_update())
     row = get(tx, job, probe_id)
     if row.state in _GONE:
         return row
     revision = _revise(tx, job, by)
-    row = get(tx, job, probe_id)
     row.state, row.revision, row.applied_step = "removed", revision, None
     tx.flush()
     return row

@@ -85,6 +85,7 @@ class Purge:
 
     def run(self) -> Purged:
         """Delete what is due; ends early when it is told to stop."""
+        self.run_deleted()
         for kind in KINDS:
             before = self._before(f"keep_{kind.name}_days")
             if before is not None:
@@ -98,16 +99,29 @@ class Purge:
             self._done.orphans = len(delete_orphans(self._settings, self._database))
         return self._done
 
+    def run_deleted(self) -> Purged:
+        """Delete what deleted jobs have left."""
+        self._delete_files()
+        while not self._over:
+            with self._database.read() as tx:
+                due = retention.deleted_jobs(tx, limit=_JOBS_AT_ONCE)
+            if not due:
+                break
+            for job in due:
+                self._empty_all(job)
+                self._once("jobs", lambda tx, job=job: Done(retention.forget_deleted(tx, job)))
+        return self._done
+
     def plan(self) -> Purged:
         """What would be deleted; deletes nothing."""
         found = Purged()
         with self._database.read() as tx:
-            leaving: list[str] = []
+            leaving = retention.deleted_jobs(tx, limit=1_000_000)
             before = self._before("keep_jobs_days")
             if before is not None:
                 every = retention.jobs_ended_before(tx, before, limit=1_000_000)
-                leaving = [job for _, job in every]
-                found.add("jobs", len(leaving))
+                leaving += [job for _, job in every]
+            found.add("jobs", len(leaving))
             for kind in KINDS:
                 wanted = set(leaving)
                 before = self._before(f"keep_{kind.name}_days")
@@ -147,9 +161,12 @@ class Purge:
                 return
             last = due[-1]
             for _, job in due:
-                for kind in KINDS:
-                    self._empty(kind, job)
+                self._empty_all(job)
                 self._once("jobs", lambda tx, job=job: Done(retention.forget_job(tx, job, before)))
+
+    def _empty_all(self, job: str) -> None:
+        for kind in KINDS:
+            self._empty(kind, job)
 
     def _empty(self, kind: Kind, job: str) -> bool:
         chunk = self._settings.purge_chunk

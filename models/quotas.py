@@ -13,6 +13,7 @@ from sqlalchemy import delete, func, select, text
 from sqlalchemy.orm import Session
 
 from glasshouse.errors import FieldProblem, InvalidSpec, QuotaExceeded
+from models.database import insert_into
 from models.settings import Settings
 from models.state import LIVE
 from models.tables import (
@@ -69,10 +70,12 @@ def own(tx: Session, owner: str) -> dict[str, Any]:
 
 def put(tx: Session, owner: str, limits: Mapping[str, Any], *, by: str) -> None:
     """Set an owner's limits; those that are not named are the settings' from now on."""
-    tx.execute(delete(Quota).where(Quota.owner == owner))
-    if limits:
-        tx.add(Quota(owner=owner, limits=dict(limits), by=by, updated_at=now()))
-    tx.flush()
+    if not limits:
+        tx.execute(delete(Quota).where(Quota.owner == owner))
+        return
+    values = {"limits": dict(limits), "by": by, "updated_at": now()}
+    query = insert_into(tx, Quota).values(owner=owner, **values)
+    tx.execute(query.on_conflict_do_update(index_elements=["owner"], set_=values))
 
 
 def usage(tx: Session, owner: str) -> dict[str, int]:
@@ -200,7 +203,9 @@ def rooms(tx: Session, settings: Settings) -> dict[str, Room]:
 def stored_bytes(tx: Session, owner: str) -> int:
     """Bytes of an owner's datasets, weights that were sent, checkpoints, captures and artifacts."""
     of_jobs = [
-        select(func.sum(table.size_bytes)).join(Job, Job.id == table.job).where(Job.owner == owner)
+        select(func.sum(table.size_bytes))
+        .join(Job, Job.id == table.job)
+        .where(Job.owner == owner, Job.deleted_at.is_(None))
         for table in (Checkpoint, Capture, JobArtifact)
     ]
     own = [
@@ -246,7 +251,10 @@ def _count_uploads(tx: Session, owner: str) -> int:
 
 
 def lock(tx: Session, owner: str) -> None:
-    """One admission of an owner at a time. On SQLite the write transaction is the lock."""
+    """Admit one request of an owner at a time, until the transaction ends.
+
+    On SQLite the write transaction is the lock.
+    """
     if tx.get_bind().dialect.name == "postgresql":
         tx.execute(
             text("SELECT pg_advisory_xact_lock(7241311, hashtext(:owner))"), {"owner": owner}

@@ -68,7 +68,7 @@ def ended_before(tx: Session, kind: Kind, before: datetime, *, limit: int) -> li
     """Ended jobs that still have something of a kind, those that ended first before the others."""
     query = (
         select(Job.id)
-        .where(Job.state.in_(ENDED), Job.ended_at < before, kind.left())
+        .where(Job.state.in_(ENDED), Job.ended_at < before, kind.left(), Job.deleted_at.is_(None))
         .order_by(Job.ended_at)
         .limit(limit)
     )
@@ -83,6 +83,7 @@ def jobs_ended_before(
     query = select(Job.ended_at, Job.id).where(
         Job.state.in_(ENDED),
         Job.ended_at < before,
+        Job.deleted_at.is_(None),
         ~_in_use(JobUse.used == Job.id),
         ~_in_use(JobUse.used.in_(own)),
     )
@@ -104,6 +105,18 @@ def forget_job(tx: Session, job: str, before: datetime) -> bool:
         return False
     doomed.add(tx, [f"jobs/{job}"])
     return True
+
+
+def deleted_jobs(tx: Session, *, limit: int) -> list[str]:
+    """Jobs that were deleted and still have rows, those deleted first before the others."""
+    query = select(Job.id).where(Job.deleted_at.is_not(None))
+    return list(tx.scalars(query.order_by(Job.deleted_at).limit(limit)))
+
+
+def forget_deleted(tx: Session, job: str) -> bool:
+    """Delete the row of a deleted job, once nothing large hangs on it. False: it is gone."""
+    query = delete(Job).where(Job.id == job, Job.deleted_at.is_not(None)).returning(Job.id)
+    return tx.scalar(query) is not None
 
 
 def forget_small(tx: Session, settings: Settings, limit: int) -> int:
@@ -176,7 +189,9 @@ def _delete_some(tx: Session, table: type[Table], which: ColumnElement[bool], li
 
 def _some_events(tx: Session, job: str, limit: int) -> Done:
     row = tx.execute(
-        select(Job.first_seq, Job.last_seq).where(Job.id == job, Job.state.in_(ENDED))
+        select(Job.first_seq, Job.last_seq)
+        .where(Job.id == job, Job.state.in_(ENDED))
+        .with_for_update()
     ).one_or_none()
     if row is None or row.first_seq >= row.last_seq:
         return Done()

@@ -14,10 +14,12 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     false,
+    select,
+    text,
 )
 from sqlalchemy import Table as CoreTable
 from sqlalchemy.engine import Dialect
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, column_property, mapped_column
 
 from glasshouse import jsonio
 
@@ -86,6 +88,32 @@ def core(table: type[Table]) -> CoreTable:
     return cast(CoreTable, table.__table__)
 
 
+class JobSpec(Table):
+    """What a job is: written once, when it is submitted.
+
+    Kept apart from ``jobs``, whose rows are written many times a second while a job runs. Each
+    such write copies the row, and a plan of many layers takes megabytes.
+    """
+
+    __tablename__ = "job_specs"
+    job: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    spec: Mapped[dict[str, Any]]
+    """As submitted."""
+    resolved: Mapped[dict[str, Any]]
+    """As it runs: every default and size filled in."""
+    plan: Mapped[dict[str, Any]]
+    """What the planner found: layers, parameters, memory."""
+
+
+def _of_spec(column: Any, job: Any) -> Any:
+    """A column of ``job_specs`` as an attribute of a job, read when asked for.
+
+    ``undefer_group("spec")`` has a query bring all of them.
+    """
+    found = select(column).where(JobSpec.job == job).correlate_except(JobSpec).scalar_subquery()
+    return column_property(found, deferred=True, group="spec")
+
+
 class Job(Table):
     """One job, from submission to its end and after."""
 
@@ -98,13 +126,10 @@ class Job(Table):
     name: Mapped[str | None]
     state: Mapped[str]
     state_reason: Mapped[str | None]
-    spec: Mapped[dict[str, Any]]
-    """As submitted."""
-    resolved: Mapped[dict[str, Any]]
-    """As it runs: every default and size filled in."""
-    plan: Mapped[dict[str, Any]]
-    """What the planner found: layers, parameters, memory."""
+    warnings: Mapped[list[Any]] = mapped_column(server_default="[]")
+    """Of the planner."""
     labels: Mapped[dict[str, Any]]
+    """Also in ``job_labels``, where they are looked for."""
     priority: Mapped[int]
     parent: Mapped[str | None]
     created_at: Mapped[datetime]
@@ -147,12 +172,37 @@ class Job(Table):
     """Grows with each change a client can see; the ETag."""
     traceparent: Mapped[str | None]
     """The trace of the request that submitted it, where requests are traced."""
+    deleted_at: Mapped[datetime | None]
+    """Since when it is deleted: nobody sees it any more, and the purge deletes what it left."""
 
     __table_args__ = (
         Index(None, "state", "priority", "id"),
         Index(None, "owner", "id"),
         Index(None, "owner", "state"),
+        Index(None, "parent", "id"),
+        Index(None, "ended_at", "id"),
+        Index(
+            None,
+            "deleted_at",
+            sqlite_where=text("deleted_at IS NOT NULL"),
+            postgresql_where=text("deleted_at IS NOT NULL"),
+        ),
     )
+
+    spec: Mapped[dict[str, Any]] = _of_spec(JobSpec.spec, id)  # noqa: A003
+    resolved: Mapped[dict[str, Any]] = _of_spec(JobSpec.resolved, id)  # noqa: A003
+    plan: Mapped[dict[str, Any]] = _of_spec(JobSpec.plan, id)  # noqa: A003
+
+
+class JobLabel(Table):
+    """One label of a job: what ``GET /jobs?label=`` looks for."""
+
+    __tablename__ = "job_labels"
+    job: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    name: Mapped[str] = mapped_column(primary_key=True)
+    value: Mapped[str]
+
+    __table_args__ = (Index(None, "name", "value", "job"),)
 
 
 class JobUse(Table):
@@ -185,7 +235,7 @@ class Attempt(Table):
     created_at: Mapped[datetime]
     claimed_at: Mapped[datetime | None]
     ended_at: Mapped[datetime | None]
-    exit_kind: Mapped[str | None]
+    exit_kind: Mapped[str | None] = mapped_column(index=True)
 
     __table_args__ = (Index(None, "worker", "state"),)
 
@@ -510,7 +560,7 @@ class Idempotency(Table):
     """NULL while the first request is being answered."""
     headers: Mapped[dict[str, Any] | None] = mapped_column(Json)
     body: Mapped[str | None]
-    created_at: Mapped[datetime]
+    created_at: Mapped[datetime] = mapped_column(index=True)
 
 
 class Outbox(Table):

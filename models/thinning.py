@@ -8,20 +8,33 @@ from numpy.typing import NDArray
 
 
 def kept_places(columns: Sequence[NDArray[np.float64]], max_points: int) -> NDArray[np.intp]:
-    """Which of the points to keep: about ``max_points``, all columns together.
+    """Which of the points to keep: at most ``max_points``, all columns together.
 
-    First and last, the least and the greatest of each column in each of equal buckets, and the
-    first and last point of every run that is not finite, whatever the limit.
+    First and last; then the first and last point of every run that is not finite, or as many of
+    these as there is room for; then the least and the greatest value of each column in each of
+    equal buckets, or, where there is no room for one of each, points at equal distances.
     """
     num = len(columns[0])
     if num <= max_points:
         return np.arange(num)
     keep = np.zeros(num, bool)
-    keep[[0, -1]] = True
-    share = max(2, max_points // len(columns))
-    size = max(1, math.ceil(num / max(1, share // 2)))
+    keep[[0, -1][:max_points]] = True
+    room = max(0, max_points - 2)
+    odd = np.zeros(num, bool)
     for column in columns:
-        keep[_ends_of_runs(~np.isfinite(column))] = True
+        odd |= _ends_of_runs(~np.isfinite(column))
+    odd &= ~keep
+    ends = np.flatnonzero(odd)
+    if len(ends) >= room:
+        keep[ends[evenly(len(ends), room)]] = True
+        return np.flatnonzero(keep)
+    keep[ends] = True
+    room -= len(ends)
+    if room < 2 * len(columns):
+        keep[evenly(num, room + 2)] = True
+        return np.flatnonzero(keep)
+    size = math.ceil(num / (room // (2 * len(columns))))
+    for column in columns:
         keep[_extremes(column, size)] = True
     return np.flatnonzero(keep)
 
@@ -30,6 +43,8 @@ def evenly(num: int, max_points: int) -> NDArray[np.intp]:
     """At most so many of ``num`` places, first and last among them, evenly apart."""
     if num <= max_points:
         return np.arange(num)
+    if max_points <= 1:
+        return np.arange(max_points)
     return np.unique(np.linspace(0, num - 1, max_points).round().astype(np.intp))
 
 

@@ -17,6 +17,7 @@ from glasshouse import jsonio
 from glasshouse.errors import Conflict, WebhookNotFound
 from glasshouse.ids import new_id
 from glasshouse.webhooks import new_secret
+from models import quotas
 from models.database import now_ms
 from models.state import STATES
 from models.tables import Delivery, Job, Webhook, now
@@ -35,6 +36,7 @@ def add(
     Raises:
         Conflict: the owner has as many as there may be.
     """
+    quotas.lock(tx, owner)
     count = select(func.count()).select_from(Webhook).where(Webhook.owner == owner)
     if tx.scalars(count).one() >= MAX_PER_OWNER:
         raise Conflict(f"An owner may have {MAX_PER_OWNER} webhooks; delete one first.")

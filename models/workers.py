@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import ColumnElement, delete, select, text, update
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, undefer
 
 from glasshouse.errors import WorkerNotFound
 from models.database import database_time, now_ms
@@ -147,7 +147,8 @@ def devices_of(tx: Session, job_id: str) -> list[Device]:
 
 def owners(tx: Session, job_ids: Sequence[str]) -> dict[str, str]:
     """Who owns which of these jobs."""
-    rows = tx.execute(select(Job.id, Job.owner).where(Job.id.in_(set(job_ids))))
+    mine = (Job.id.in_(set(job_ids)), Job.deleted_at.is_(None))
+    rows = tx.execute(select(Job.id, Job.owner).where(*mine))
     return {row.id: row.owner for row in rows}
 
 
@@ -159,7 +160,7 @@ def lock_queue(tx: Session) -> None:
 
 def queue(tx: Session, *, limit: int = 1000) -> list[Job]:
     """Queued jobs: highest priority first, then oldest."""
-    query = select(Job).where(Job.state == "queued")
+    query = select(Job).where(Job.state == "queued").options(undefer(Job.resolved))
     return list(tx.scalars(query.order_by(Job.priority.desc(), Job.id).limit(limit)))
 
 

@@ -33,7 +33,7 @@ from worker.canary import Canary
 from worker.delivering import LOOK_EVERY_S, Delivering
 from worker.leftovers import Leftovers
 from worker.nursery import Nursery, wait_for
-from worker.purging import Purging
+from worker.purging import DELETED_EVERY_S, Purging
 from worker.reading import Readers
 from worker.register import Register
 from worker.signals import Ending
@@ -116,6 +116,7 @@ class Worker:
             Every(settings.canary_s, self._canary, "canary"),
             Every(LOOK_EVERY_S, Delivering(station), "webhooks"),
             Every(settings.purge_every_s, Purging(station), "purge", at_once=False),
+            Every(DELETED_EVERY_S, Purging(station).deleted, "purge_deleted"),
         ]
 
     def stop(self) -> None:

@@ -218,7 +218,8 @@ class Readers:
             for column in meta["columns"]
         ]
 
-        found = {"columns": columns, "splits": meta["splits"], "notes": meta.get("notes")}
+        found: dict[str, Any] = {"columns": columns, "splits": meta["splits"]}
+        found["notes"] = meta.get("notes")
 
         def store() -> bool:
             with self._database.write() as tx:

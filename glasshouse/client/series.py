@@ -36,6 +36,15 @@ class Series:
             np.array([epochs[place] for place in kept] if epochs else [0] * len(kept), np.int64),
         )
 
+    @classmethod
+    def of_pages(cls, name: str, pages: Sequence[dict[str, Any]]) -> "Series":
+        """Read one metric from several answers, each of which has later steps than the last."""
+        parts = [cls.read(name, page) for page in pages]
+        if len(parts) == 1:
+            return parts[0]
+        columns = [(part.steps, part.values, part.epochs) for part in parts]
+        return cls(name, *(np.concatenate(column) for column in zip(*columns, strict=True)))
+
     def numpy(self) -> Floats:
         """The values as float64; ``steps`` has the step of each."""
         return self.values

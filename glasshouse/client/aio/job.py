@@ -232,19 +232,22 @@ class AsyncJob(AsyncSteered, AsyncResults):
         max_points: int | None = None,
         attempt: Attempts = None,
     ) -> list[Series]:
-        """Several metrics in one request.
+        """Several metrics at once. A long series comes in several answers, which are put together.
 
         Args:
             names: of the metrics.
             from_step: the first step, included.
             to_step: the last step, included.
-            max_points: about so many of each; first, last, extremes and bad values stay.
+            max_points: at most so many of each; first, last, extremes and bad values stay.
             attempt: as in `metrics`.
         """
         params = {"name": names, "from_step": from_step, "to_step": to_step}
         params |= {"max_points": max_points, "attempt": attempt}
-        columns = await self._transport.get(f"{self.path}/metrics/query", params)
-        return [Series.read(name, columns) for name in names]
+        pages = [await self._transport.get(f"{self.path}/metrics/query", params)]
+        while pages[-1].get("has_more"):
+            params["from_step"] = pages[-1]["next"]
+            pages.append(await self._transport.get(f"{self.path}/metrics/query", params))
+        return [Series.of_pages(name, pages) for name in names]
 
     async def card(self) -> Card:
         """Itself with the line of its loss, for a notebook to show; read anew."""

@@ -1,13 +1,17 @@
 """Rows for the tests, made through the store's own functions."""
 
+from pathlib import Path
 from typing import Any
 
 from glasshouse.ids import new_id
 from models import attempts, jobs, shipments, workers
+from models.artifacts import LocalArtifacts
 from models.checkpoints import SCRATCH, Start
 from models.database import Database
 from models.events import NewEvent
 from models.leases import Claim
+from models.purge import Purge, Purged
+from models.settings import Settings
 from models.shipments import Batch
 from models.tables import Job, now
 from models.workers import FoundDevice
@@ -91,6 +95,12 @@ def next_attempt(database: Database, job: Job, claim: Claim, origin: Start = SCR
     with database.write() as tx:
         assert attempts.give_up(tx, claim, exit_kind="lease_lost", reason="lease", counted=False)
     return running(database, job, origin=origin)
+
+
+def purge_deleted(database: Database, home: Path) -> Purged:
+    """Delete what deleted jobs have left, as a worker does."""
+    settings = Settings(home=home)
+    return Purge(settings, database, LocalArtifacts(settings.artifacts)).run_deleted()
 
 
 def ship(database: Database, claim: Claim, batch: Batch, offsets: tuple[int, int]) -> bool:

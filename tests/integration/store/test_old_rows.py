@@ -5,10 +5,14 @@ from typing import Any
 
 import pytest
 from alembic import command
-from sqlalchemy import text
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.operations import Operations
+from sqlalchemy import Column, Text, inspect, text
 
 from models import checkpoints, events, jobs, lineage, metrics
 from models.database import Database
+from models.jobs import Filter
 from models.migrate import config, migrate
 
 from .making import losses, make_job, make_worker, next_attempt, running, saved, ship
@@ -56,3 +60,71 @@ def test_a_job_of_before_was_made_by_nobody_that_is_known(database: Database, tm
     migrate(database, lock_file=tmp_path / "migrate.lock")
     with database.read() as tx:
         assert jobs.get(tx, job.id, "ada").created_by is None
+
+
+def test_a_migration_that_rebuilds_a_table_deletes_no_row_that_refers_to_it(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    make_worker(database)
+    job = make_job(database)
+    claim = running(database, job)
+    assert ship(database, claim, losses((0, 1.0)), (0, 1))
+
+    how: Any = "always" if database.is_sqlite else "never"
+
+    def rebuild(configured: Config, _revision: str) -> None:
+        context = MigrationContext.configure(configured.attributes["connection"])
+        with Operations(context).batch_alter_table("jobs", recreate=how) as jobs:
+            jobs.add_column(Column("new", Text))
+
+    with database.read() as tx:
+        before = events.read(tx, job.id, 0).events
+    monkeypatch.setattr(command, "upgrade", rebuild)
+    migrate(database, lock_file=tmp_path / "migrate.lock")
+    assert "new" in {found["name"] for found in inspect(database.engine).get_columns("jobs")}
+    with database.read() as tx:
+        assert events.read(tx, job.id, 0).events == before
+    with database.write() as tx:  # and they are enforced again
+        tx.execute(text("DELETE FROM jobs"))
+        assert tx.scalar(text("SELECT count(*) FROM events")) == 0
+
+
+def downgrade(database: Database, revision: str) -> None:
+    with database.engine.connect() as connection:
+        command.downgrade(config(connection), revision)
+        connection.commit()
+
+
+def test_labels_and_specs_of_before_are_where_they_are_looked_for(
+    database: Database, tmp_path: Path
+):
+    plan: dict[str, Any] = {
+        "warnings": [{"code": "waits", "detail": "é"}],
+        "layers": [{"name": "fc"}],
+        "worst": float("nan"),
+    }
+    with database.write() as tx:
+        made: list[str] = []
+        for n in range(1203):  # more than one page of the migration
+            spec = {"kind": "train", "labels": {"n": str(n % 3), "ü": "a'b"} if n % 2 else {}}
+            given = plan if n == 1 else {}
+            job = jobs.add(tx, owner="ada", spec=spec, resolved={"seed": n}, plan=given)
+            made.append(job.id)
+    downgrade(database, "0016")
+    assert "job_labels" not in inspect(database.engine).get_table_names()
+    with database.read() as tx:
+        row = tx.execute(text("SELECT plan FROM jobs WHERE id = :id"), {"id": made[1]}).one()
+        assert "é" in row.plan
+    migrate(database, lock_file=tmp_path / "migrate.lock")
+    assert "plan" not in {found["name"] for found in inspect(database.engine).get_columns("jobs")}
+    with database.read() as tx:
+        wanted = Filter(labels={"n": "1", "ü": "a'b"})
+        found = jobs.find(tx, wanted, after=None, limit=1000, order="asc")
+        assert [job.id for job in found] == [
+            job for n, job in enumerate(made) if n % 2 and n % 3 == 1
+        ]
+        old = jobs.whole(tx, made[1], "ada")
+        assert (old.spec["kind"], old.resolved) == ("train", {"seed": 1})
+        assert old.plan["layers"] == [{"name": "fc"}]
+        assert old.warnings == plan["warnings"]
+        assert jobs.get(tx, made[0], "ada").warnings == []

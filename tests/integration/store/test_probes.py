@@ -14,9 +14,9 @@ from models.events import NewEvent
 from models.migrate import config, migrate
 from models.probes import Checked, ProbeChange
 from models.shipments import Batch
-from models.tables import Command, Job, Probe, core, now
+from models.tables import Command, Job, JobSpec, Probe, core, now
 
-from .making import LEASE_MS, make_worker, running, ship, start
+from .making import LEASE_MS, make_worker, purge_deleted, running, ship, start
 
 SPEC = {"layers": ["fc"], "kinds": ["output"], "every": 5, "at": None, "want": ["stats"]}
 CONV = Checked({**SPEC, "layers": ["conv*"], "every": 1}, ["conv1"], 400)
@@ -130,7 +130,9 @@ def test_a_job_that_is_queued_again_starts_with_the_list_of_now(database: Databa
 
 
 @pytest.mark.parametrize("how", ["finished", "cancelled while queued"])
-def test_what_an_ended_job_did_not_take_up_is_rejected(database: Database, how: str):
+def test_what_an_ended_job_did_not_take_up_is_rejected(
+    database: Database, how: str, tmp_path: Path
+):
     make_worker(database)
     job = watched_job(database)
     if how == "finished":
@@ -154,22 +156,25 @@ def test_what_an_ended_job_did_not_take_up_is_rejected(database: Database, how: 
         attach(database, job)
     with database.write() as tx:
         jobs.delete(tx, jobs.get(tx, job.id, None))
+    purge_deleted(database, tmp_path)
     with database.read() as tx:
         assert tx.query(Probe).filter(Probe.job == job.id).all() == []
 
 
 def test_jobs_from_before_the_probes_keep_those_of_their_specs(database: Database, tmp_path: Path):
     job = watched_job(database)
-    plain = core(Job)
+    plain, spec = core(Job), core(JobSpec)
     with database.read() as tx:
         row = dict(tx.execute(plain.select().where(plain.c.id == job.id)).mappings().one())
+        row |= tx.execute(spec.select().where(spec.c.job == job.id)).mappings().one()
     with database.engine.connect() as connection:
         command.downgrade(config(connection), "0001")
         connection.commit()
     known = {column["name"] for column in inspect(database.engine).get_columns("jobs")}
     row = {name: value for name, value in row.items() if name in known}
     old = {**row, "id": job.id.replace("job_", "job_0")[:30], "resolved": {"probes": [SPEC] * 2}}
-    without_defaults = table("jobs", *(column(name, plain.c[name].type) for name in known))
+    types = {found.name: found.type for found in (*plain.c, *spec.c)}
+    without_defaults = table("jobs", *(column(name, types[name]) for name in known))
     with database.write() as tx:
         tx.execute(insert(without_defaults), [old])
     migrate(database, lock_file=tmp_path / "migrate.lock")

@@ -13,7 +13,7 @@ from models.idempotency import Answer, Token
 from models.jobs import Filter
 from models.migrate import config, migrate
 
-from .making import make_job, make_worker, running
+from .making import make_job, make_worker, purge_deleted, running
 
 
 def test_the_migrations_make_exactly_the_tables_and_may_run_again(
@@ -89,7 +89,9 @@ def test_what_is_somebody_elses_is_not_found(database: Database):
         datasets.get(tx, dataset.id, "bob")
 
 
-def test_only_an_ended_job_can_be_deleted_and_takes_its_rows_along(database: Database):
+def test_only_an_ended_job_can_be_deleted_and_takes_its_rows_along(
+    database: Database, tmp_path: Path
+):
     make_worker(database)
     job = make_job(database)
     running(database, job)
@@ -100,6 +102,7 @@ def test_only_an_ended_job_can_be_deleted_and_takes_its_rows_along(database: Dat
         jobs.request_cancel(tx, jobs.get(tx, other.id, None), by="ada", force=False)
     with database.write() as tx:
         jobs.delete(tx, jobs.get(tx, other.id, None))
+    purge_deleted(database, tmp_path)
     with database.read() as tx:
         assert tx.scalar(text("SELECT count(*) FROM events WHERE job = :j"), {"j": other.id}) == 0
 

@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from models.stats_folding import Fold
 from models.stats_left import Owner
 from models.tables import StatsBlock, StatsChunk, StatsSeries
 
-from .making import make_job, make_worker, next_attempt, running
+from .making import make_job, make_worker, next_attempt, purge_deleted, running
 
 TENSORS = [("conv1", "output"), ("conv1.weight", "param"), ("fc", "output"), ("fc", "output_grad")]
 ODD = [math.nan, math.inf, -math.inf, -0.0, 5e-324, 1.7e308]
@@ -184,7 +185,7 @@ def test_of_two_rows_for_a_step_the_later_stays(database: Database):
         assert found.values[0].tolist() == [value]
 
 
-def test_a_fold_takes_the_blocks_and_goes_with_its_job(database: Database):
+def test_a_fold_takes_the_blocks_and_goes_with_its_job(database: Database, tmp_path: Path):
     make_worker(database)
     job = make_job(database)
     claim = running(database, job)
@@ -202,6 +203,7 @@ def test_a_fold_takes_the_blocks_and_goes_with_its_job(database: Database):
     assert count(StatsChunk) == count(StatsSeries) > 4
     with database.write() as tx:
         jobs.delete(tx, jobs.get(tx, job.id, None))
+    purge_deleted(database, tmp_path)
     assert count(StatsChunk) == count(StatsSeries) == 0
 
 
