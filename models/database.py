@@ -26,7 +26,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import QueuePool
 from sqlalchemy.sql.functions import FunctionElement
 
-from glasshouse.errors import DatabaseUnavailable, StorageFull
+from glasshouse.errors import DatabaseUnavailable, StorageFull, TransactionConflict
 
 # What every SQLite connection must report back; a pragma that fails says so only by its value.
 SQLITE_PRAGMAS = {
@@ -52,6 +52,10 @@ _LIVELINESS = {
 }
 """libpq's words, in seconds and milliseconds: a server that is gone without a word is noticed in
 about a minute, while the system's own defaults take hours. What the URL says comes first."""
+
+_CONFLICTS = frozenset({"40001", "40P01", "55P03"})
+"""SQLSTATE of serialization_failure, deadlock_detected and lock_not_available: PostgreSQL answers,
+and rolled the transaction back because of another one."""
 
 Transaction = Session
 """What the functions of this room take first. The rooms above pass it on and never look inside."""
@@ -154,6 +158,8 @@ def translated() -> Generator[None]:
         message = str(error.orig)
         if "disk is full" in message or "No space left" in message:
             raise StorageFull from error
+        if getattr(error.orig, "sqlstate", None) in _CONFLICTS:
+            raise TransactionConflict from error
         if isinstance(error, OperationalError) or error.connection_invalidated:
             raise DatabaseUnavailable from error
         raise

@@ -69,6 +69,7 @@ def own(tx: Session, owner: str) -> dict[str, Any]:
 
 def put(tx: Session, owner: str, limits: Mapping[str, Any], *, by: str) -> None:
     """Set an owner's limits; those that are not named are the settings' from now on."""
+    _lock(tx, owner)
     tx.execute(delete(Quota).where(Quota.owner == owner))
     if limits:
         tx.add(Quota(owner=owner, limits=dict(limits), by=by, updated_at=now()))
@@ -246,7 +247,7 @@ def _count_uploads(tx: Session, owner: str) -> int:
 
 
 def _lock(tx: Session, owner: str) -> None:
-    """One admission of an owner at a time. On SQLite the write transaction is the lock."""
+    """One change of what an owner uses or may use at a time. On SQLite the write transaction is the lock."""
     if tx.get_bind().dialect.name == "postgresql":
         tx.execute(
             text("SELECT pg_advisory_xact_lock(7241311, hashtext(:owner))"), {"owner": owner}

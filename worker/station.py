@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from glasshouse.errors import DatabaseUnavailable, StorageFull
+from glasshouse.errors import DatabaseUnavailable, StorageFull, TransactionConflict
 from glasshouse.failpoints import failpoint
 from models.artifacts import Artifacts
 from models.database import Database
@@ -24,7 +24,7 @@ from worker.tally import Tally
 _log: Any = structlog.get_logger()
 T = TypeVar("T")
 
-AWAY = (DatabaseUnavailable, StorageFull)
+AWAY = (DatabaseUnavailable, StorageFull, TransactionConflict)
 """The ledger cannot be written now and may be again soon: wait, and never stop training for it."""
 
 
@@ -117,8 +117,8 @@ class Station:
         """Do something with the ledger; while it is away, again and again.
 
         Raises:
-            DatabaseUnavailable, StorageFull: it was away for longer than ``give_up_after_s``,
-                or the worker stops meanwhile.
+            DatabaseUnavailable, StorageFull, TransactionConflict: it could not be written for
+                longer than ``give_up_after_s``, or the worker stops meanwhile.
         """
         began, delay = time.monotonic(), 0.05
         while True:
