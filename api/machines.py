@@ -37,7 +37,8 @@ def list_devices(house: House, caller: Read) -> Response:
 
 def _device_json(row: Device, state: str, caller: Caller, owners: dict[str, str]) -> dict[str, Any]:
     visible = row.job is not None and caller.sees in (None, owners.get(row.job))
-    usable = row.healthy and state == "active"
+    healthy = row.healthy and state != "stopped"
+    usable = healthy and state == "active"
     return {
         "object": "device",
         "worker": row.worker,
@@ -48,8 +49,8 @@ def _device_json(row: Device, state: str, caller: Caller, owners: dict[str, str]
         "name": row.name,
         "uuid": row.uuid,
         "memory_bytes": row.memory_bytes,
-        "healthy": row.healthy,
-        "reason": row.reason,
+        "healthy": healthy,
+        "reason": row.reason if state != "stopped" else "its worker was stopped",
         "state": "busy" if row.job is not None else "free" if usable else "unavailable",
         "job": row.job if visible else None,
     }
@@ -61,7 +62,7 @@ def _device_json(row: Device, state: str, caller: Caller, owners: dict[str, str]
     responses=answers(200, inside.WorkerList, 401),
 )
 def list_workers(house: House, caller: Read) -> Response:
-    """Every worker: ``active``, ``draining``, or ``lost``."""
+    """Every worker: ``active``, ``draining``, ``stopped`` (gracefully), or ``lost``."""
     del caller
     with house.database.read() as tx:
         rows = workers.all_workers(tx, lease_ms=_lease_ms(house))
@@ -86,6 +87,25 @@ def drain_worker(
     return Json(found, status_code=202)
 
 
+@router.delete(
+    "/workers/{id}",
+    status_code=204,
+    summary="Remove a worker",
+    responses=answers(204, None, 401, 403, 404, 409, 422),
+)
+def remove_worker(
+    house: House, caller: Admin, worker: Annotated[str, Path(alias="id", max_length=200)]
+) -> Response:
+    """Delete a worker that was stopped or is lost, and its devices. One that runs is refused.
+
+    It registers again when it is started again.
+    """
+    del caller
+    with house.database.write() as tx:
+        workers.remove(tx, worker, lease_ms=_lease_ms(house))
+    return Response(status_code=204)
+
+
 def _worker_json(row: Worker, state: str) -> dict[str, Any]:
     return {
         "id": row.id,
@@ -94,9 +114,10 @@ def _worker_json(row: Worker, state: str) -> dict[str, Any]:
         "host": row.host,
         "version": row.version,
         "started_at": time_text(row.started_at),
-        "last_seen_at": time_text(datetime.fromtimestamp(row.beat_ms / 1000, UTC))
-        if row.beat_ms
-        else None,
+        "last_seen_at": time_text(datetime.fromtimestamp(row.beat_ms / 1000, UTC)),
+        "stopped_at": None
+        if row.stopped_ms is None
+        else time_text(datetime.fromtimestamp(row.stopped_ms / 1000, UTC)),
         "draining": row.draining,
         "info": row.info,
     }

@@ -251,6 +251,10 @@ class Conflict(ServiceError):
     status = 409
 
 
+class WorkerRunning(Conflict):
+    """The worker runs, or a job still has its devices."""
+
+
 class JobEnded(Conflict):
     """The job has ended."""
 

@@ -247,7 +247,10 @@ def _count_uploads(tx: Session, owner: str) -> int:
 
 
 def _lock(tx: Session, owner: str) -> None:
-    """One change of what an owner uses or may use at a time. On SQLite the write transaction is the lock."""
+    """One change of what an owner uses or may use at a time.
+
+    On SQLite the write transaction is the lock.
+    """
     if tx.get_bind().dialect.name == "postgresql":
         tx.execute(
             text("SELECT pg_advisory_xact_lock(7241311, hashtext(:owner))"), {"owner": owner}

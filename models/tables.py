@@ -428,6 +428,10 @@ class Worker(Table):
     started_at: Mapped[datetime]
     beat_ms: Mapped[int] = mapped_column(BigInteger)
     """Last heartbeat, by the database's clock."""
+    instance: Mapped[str] = mapped_column(default="", server_default="")
+    """The process that works under this name; another one of the same name has another."""
+    stopped_ms: Mapped[int | None] = mapped_column(BigInteger)
+    """When it was stopped gracefully, by the database's clock; NULL: it was not."""
     draining: Mapped[bool] = mapped_column(default=False)
     info: Mapped[dict[str, Any]]
     canary_ms: Mapped[int | None] = mapped_column(BigInteger)

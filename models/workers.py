@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, delete, select, text, update
 from sqlalchemy.orm import Session
 
-from glasshouse.errors import WorkerNotFound
+from glasshouse.errors import WorkerNotFound, WorkerRunning
 from models.database import database_time, now_ms
 from models.leases import Claim
 from models.tables import Device, Job, Worker, now
@@ -37,24 +37,69 @@ def register(  # noqa: PLR0913 (a worker is these)
     version: str,
     info: dict[str, Any],
     devices: Sequence[FoundDevice],
+    instance: str = "",
 ) -> None:
-    """Make the worker and its devices known, or bring them up to date. Leases stay."""
+    """Create or update a worker and its devices. Leases stay.
+
+    ``instance`` names the process. Where another one may have the name, call `rival` first, in
+    the same transaction.
+    """
     time_ms = tx.scalars(select(now_ms())).one()
     row = tx.get(Worker, worker)
     if row is None:
         row = Worker(id=worker, draining=False)
         tx.add(row)
     row.host, row.pid, row.version, row.info = host, pid, version, info
+    row.instance = instance
     row.started_at = now()
     row.draining = False
+    row.stopped_ms = None
     row.beat_ms = row.canary_ms = time_ms
     tx.flush()
-    refresh_devices(tx, worker, devices)
+    refresh_devices(tx, worker, devices, instance=instance)
 
 
-def refresh_devices(tx: Session, worker: str, devices: Sequence[FoundDevice]) -> None:
-    """Bring a worker's devices up to date; one that is gone while a job has it is unhealthy."""
-    known = {row.id: row for row in tx.scalars(select(Device).where(Device.worker == worker))}
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """Another process that works under a name, by its last heartbeat."""
+
+    host: str
+    pid: int
+    beat_ms: int
+    silent_s: float
+    """Since its last heartbeat, by the database's clock."""
+
+
+def rival(tx: Session, worker: str, *, known: Collection[str], lease_ms: int) -> Rival | None:
+    """The process that has the name and sent a heartbeat within the lease, if it is not known.
+
+    ``known``: instances that are no rivals: the asking one, and one that is known to have ended.
+    Until the end of the transaction no other process can ask for the same name.
+    """
+    if tx.get_bind().dialect.name == "postgresql":
+        lock = text("SELECT pg_advisory_xact_lock(7241312, hashtext(:worker))")
+        tx.execute(lock, {"worker": worker})
+    row = tx.get(Worker, worker, populate_existing=True)
+    if row is None or row.stopped_ms is not None or row.instance in known:
+        return None
+    silent_ms = tx.scalars(select(now_ms())).one() - row.beat_ms
+    if silent_ms >= lease_ms:
+        return None
+    return Rival(row.host, row.pid, row.beat_ms, max(0, silent_ms) / 1000)
+
+
+def refresh_devices(
+    tx: Session, worker: str, devices: Sequence[FoundDevice], *, instance: str = ""
+) -> None:
+    """Update a worker's devices; one that is gone while a job has it is unhealthy.
+
+    Changes nothing where another process has taken the worker's name. Locks the worker, then its
+    devices in the order of their ids: everyone who locks several of these rows does so in this
+    order, or locks devices only.
+    """
+    if not _lock(tx, worker, instance):
+        return
+    known = {row.id: row for row in _locked_devices(tx, worker)}
     for found in devices:
         row = known.pop(found.id, None)
         if row is None:
@@ -71,6 +116,17 @@ def refresh_devices(tx: Session, worker: str, devices: Sequence[FoundDevice]) ->
     tx.flush()
 
 
+def _lock(tx: Session, worker: str, instance: str) -> bool:
+    query = select(Worker.id).where(Worker.id == worker, Worker.instance == instance)
+    return tx.scalar(query.with_for_update(key_share=True)) is not None
+
+
+def _locked_devices(tx: Session, worker: str) -> list[Device]:
+    query = select(Device).where(Device.worker == worker).order_by(Device.id)
+    found = tx.scalars(query.with_for_update(), execution_options={"populate_existing": True})
+    return list(found)
+
+
 def quarantine(tx: Session, claim: Claim, reason: str) -> bool:
     """Give the devices of an attempt to nobody; the worker's inventory lifts it when they are free.
 
@@ -85,42 +141,71 @@ def quarantine(tx: Session, claim: Claim, reason: str) -> bool:
     return bool(held.all())
 
 
-def beat(tx: Session, worker: str) -> bool:
-    """Say that the worker lives. Returns whether it was asked to take no more jobs."""
-    draining = tx.scalar(
-        update(Worker)
-        .where(Worker.id == worker)
-        .values(beat_ms=now_ms())
-        .returning(Worker.draining)
-    )
-    return bool(draining)
+def beat(tx: Session, worker: str, *, instance: str = "") -> bool:
+    """Send a heartbeat. False: the worker was removed, or another process has its name."""
+    mine = (Worker.id == worker, Worker.instance == instance)
+    beaten = update(Worker).where(*mine).values(beat_ms=now_ms()).returning(Worker.id)
+    return tx.scalar(beaten) is not None
 
 
-def retire(tx: Session, worker: str) -> None:
-    """The worker ends in good order: it is no longer there to take jobs."""
-    tx.execute(update(Worker).where(Worker.id == worker).values(beat_ms=0))
+def retire(tx: Session, worker: str, *, instance: str = "") -> None:
+    """Mark a worker as stopped gracefully. Does nothing where another process has its name."""
+    mine = (Worker.id == worker, Worker.instance == instance)
+    tx.execute(update(Worker).where(*mine).values(stopped_ms=now_ms()))
 
 
 def forget(tx: Session, worker: str) -> None:
-    """The worker will not come back: it and its devices are no longer listed."""
+    """Delete a worker and its devices."""
+    _locked_devices(tx, worker)
     tx.execute(delete(Worker).where(Worker.id == worker))
 
 
-def drain(tx: Session, worker: str) -> None:
-    """Give the worker no more jobs.
+def remove(tx: Session, worker: str, *, lease_ms: int) -> None:
+    """Delete a worker that does not run any more, and its devices.
+
+    Raises:
+        WorkerNotFound: there is none of this name.
+        WorkerRunning: it runs, or a job still has devices of it.
+    """
+    row = tx.get(Worker, worker, populate_existing=True, with_for_update=True)
+    if row is None:
+        raise WorkerNotFound(f"No worker has the id {worker}.")
+    time_ms = tx.scalars(select(now_ms())).one()
+    if _state(row, time_ms - lease_ms) in ("active", "draining"):
+        silent_s = (time_ms - row.beat_ms) / 1000
+        raise WorkerRunning(
+            f"The worker {worker} runs on {row.host}: its last heartbeat was {silent_s:.1f} s ago. "
+            "Stop it first."
+        )
+    held = {device.job for device in _locked_devices(tx, worker) if device.job is not None}
+    if held:
+        raise WorkerRunning(
+            f"The job {min(held)} still has devices of the worker {worker}. Cancel it, or wait "
+            f"until its lease runs out, {lease_ms / 1000:g} s after the worker's last heartbeat."
+        )
+    tx.execute(delete(Worker).where(Worker.id == worker))
+
+
+def drain(tx: Session, worker: str, *, instance: str | None = None) -> None:
+    """Give the worker no more jobs. ``instance``: only if this process has the name.
 
     Raises:
         WorkerNotFound: there is none of this name.
     """
-    done = tx.scalar(
-        update(Worker).where(Worker.id == worker).values(draining=True).returning(Worker.id)
-    )
+    wanted = Worker.id == worker
+    if instance is not None:
+        wanted &= Worker.instance == instance
+    done = tx.scalar(update(Worker).where(wanted).values(draining=True).returning(Worker.id))
     if done is None:
         raise WorkerNotFound(f"No worker has the id {worker}.")
 
 
 def all_workers(tx: Session, *, lease_ms: int) -> list[tuple[Worker, str]]:
-    """Every worker with its state: ``active``, ``draining``, or ``lost`` (silent too long)."""
+    """Every worker with its state.
+
+    ``active``, ``draining``, ``stopped`` (gracefully), or ``lost`` (silent for longer than the
+    lease).
+    """
     time = tx.scalars(select(now_ms())).one()
     rows = tx.scalars(select(Worker).order_by(Worker.id))
     return [(row, _state(row, time - lease_ms)) for row in rows]
@@ -204,6 +289,8 @@ def rung(tx: Session, job_ids: Sequence[str]) -> None:
 
 
 def _state(worker: Worker, oldest_ms: int) -> str:
+    if worker.stopped_ms is not None:
+        return "stopped"
     if worker.beat_ms < oldest_ms:
         return "lost"
     return "draining" if worker.draining else "active"

@@ -69,13 +69,14 @@ class Bench:
                 version=__version__,
                 info={},
                 devices=devices,
+                instance=self._station.instance,
             )
 
     def work(self) -> None:
         """Run the jobs that wait and can run now, to their ends."""
         while True:
             with self._database.write() as tx:
-                workers.beat(tx, self._settings.worker_name)
+                workers.beat(tx, self._settings.worker_name, instance=self._station.instance)
             given = dispatch.dispatch(self._database, self._settings)
             if not given:
                 return

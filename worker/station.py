@@ -2,6 +2,7 @@
 
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -45,6 +46,8 @@ class Station:
         self.bells = bells
         self.nursery = nursery
         self.name = settings.worker_name
+        self.instance = uuid.uuid4().hex
+        """This process, among those that work under the name one after the other."""
         self.lease_ms = int(settings.lease_s * 1000)
         self.backoff = Backoff(settings.retry_s, settings.retry_max_s)
         self.stopping = threading.Event()

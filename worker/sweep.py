@@ -76,7 +76,7 @@ class Sweep:
         self._looked_at = began
         try:
             with self._station.database.write() as tx:
-                time_ms = vitals.swept(tx, self._station.name)
+                time_ms = vitals.swept(tx, self._station.name, instance=self._station.instance)
         except AWAY:
             self._healthy_since = None
             return

@@ -89,7 +89,7 @@ class Stepped:
     def _run(self) -> None:
         try:
             self.result = self._act(self._database)
-        except BaseException as error:  # noqa: BLE001 (handed to the test)
+        except BaseException as error:
             self.error = error
         with self._arrived:
             self.ended = True

@@ -4,23 +4,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-import structlog
-from sqlalchemy import text
-
 from glasshouse.errors import TransactionConflict
-from models import jobs, leases, quotas, workers
+from models import quotas, workers
 from models.artifacts import LocalArtifacts
 from models.database import Database
-from models.leases import Claim
 from models.settings import Settings
 from tests.integration.fleet.stepping import Stepped, count_statements
-from tests.integration.store.making import make_job, make_worker, running
+from tests.integration.store.making import make_worker
 from worker.app import make_app
 from worker.bells import Bells
-from worker.dispatch import dispatch
 from worker.station import Station
-from worker.sweep import Sweep
 
 LEASE_S = 30.0
 Act = Callable[[Database], Any]
