@@ -83,6 +83,15 @@ def database_time(tx: Session) -> datetime:
     return datetime.fromtimestamp(tx.scalars(select(now_ms())).one() / 1000, UTC)
 
 
+def lock_at_most(tx: Session, seconds: float) -> None:
+    """Wait no longer than this for a lock that another transaction holds, on PostgreSQL.
+
+    Then TransactionConflict is raised. On SQLite a write transaction holds the only lock.
+    """
+    if tx.get_bind().dialect.name == "postgresql":
+        tx.execute(text(f"SET LOCAL lock_timeout = {round(seconds * 1000)}"))
+
+
 class Database:
     """Opens transactions. Make one per process, after any fork."""
 

@@ -106,6 +106,8 @@ class Job(Table):
     """What the planner found: layers, parameters, memory."""
     labels: Mapped[dict[str, Any]]
     priority: Mapped[int]
+    wants: Mapped[dict[str, Any]] = mapped_column(server_default="{}")
+    """The ``devices`` of its resolved spec: the queue is read without specs and plans."""
     parent: Mapped[str | None]
     created_at: Mapped[datetime]
     queued_at: Mapped[datetime]
@@ -140,7 +142,6 @@ class Job(Table):
     """How far its checkpoints reached when an attempt was last lost; a newer one is progress."""
     not_before_ms: Mapped[int | None] = mapped_column(BigInteger)
     """When it may be tried again, by the database's clock."""
-    rung_at: Mapped[datetime | None]
     first_seq: Mapped[int] = mapped_column(server_default="1")
     """The oldest event that is still kept; grows by retention only."""
     version: Mapped[int] = mapped_column(default=1)
@@ -504,17 +505,6 @@ class Idempotency(Table):
     """NULL while the first request is being answered."""
     headers: Mapped[dict[str, Any] | None] = mapped_column(Json)
     body: Mapped[str | None]
-    created_at: Mapped[datetime]
-
-
-class Outbox(Table):
-    """Bells to ring: written with the change they announce, deleted once rung."""
-
-    __tablename__ = "outbox"
-    id: Mapped[int] = mapped_column(
-        BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True
-    )
-    job: Mapped[str]
     created_at: Mapped[datetime]
 
 

@@ -2,15 +2,16 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Any
+from datetime import datetime
+from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, delete, select, text, update
+from sqlalchemy import ColumnElement, delete, exists, func, literal, select, text, tuple_, update
 from sqlalchemy.orm import Session
 
 from glasshouse.errors import WorkerNotFound, WorkerRunning
-from models.database import database_time, now_ms
+from models.database import now_ms
 from models.leases import Claim
+from models.state import LIVE
 from models.tables import Device, Job, Worker, now
 
 
@@ -224,10 +225,14 @@ def info_of(tx: Session, worker: str) -> dict[str, Any]:
     return {} if row is None else dict(row.info)
 
 
-def devices_of(tx: Session, job_id: str) -> list[Device]:
-    """The devices that a job has now."""
-    query = select(Device).where(Device.job == job_id)
-    return list(tx.scalars(query.order_by(Device.kind, Device.number)))
+def devices_of(tx: Session, job: Job) -> list[Device]:
+    """The devices that a job has now, or the cores that it shares."""
+    query = select(Device).order_by(Device.kind, Device.number)
+    held = list(tx.scalars(query.where(Device.job == job.id)))
+    if held or job.kind != "infer":
+        return held
+    shared = [one["id"] for one in job.devices if one["kind"] == "cpu"]
+    return list(tx.scalars(query.where(Device.worker == job.worker, Device.id.in_(shared))))
 
 
 def owners(tx: Session, job_ids: Sequence[str]) -> dict[str, str]:
@@ -242,50 +247,127 @@ def lock_queue(tx: Session) -> None:
         tx.execute(text("SELECT pg_advisory_xact_lock(7241309)"))
 
 
-def queue(tx: Session, *, limit: int = 1000) -> list[Job]:
-    """Queued jobs: highest priority first, then oldest."""
-    query = select(Job).where(Job.state == "queued")
-    return list(tx.scalars(query.order_by(Job.priority.desc(), Job.id).limit(limit)))
-
-
 def is_due() -> ColumnElement[bool]:
     """Whether a queued job may be tried now: it has not failed just before."""
     return Job.not_before_ms.is_(None) | (Job.not_before_ms <= now_ms())
 
 
-def asked_for(
-    tx: Session, *, without: Collection[str] = (), limit: int = 1000
-) -> list[tuple[str, str, dict[str, Any], datetime]]:
-    """The jobs that may run now: job, owner, its spec's ``devices``, when it was queued.
+class Asked(NamedTuple):
+    """A queued job, and what it asks for."""
 
-    ``without``: owners whose jobs may not start now; they must not fill the list.
+    job: str
+    owner: str
+    kind: str
+    wants: dict[str, Any]
+    queued_at: datetime
+
+
+def asked_for(
+    tx: Session,
+    *,
+    without: Collection[str] = (),
+    most: int = 100,
+    starved_since: datetime | None = None,
+) -> list[Asked]:
+    """The jobs that may run now: highest priority first, then oldest.
+
+    Of the jobs of one owner that ask for the same devices only the first ``most``: where these do
+    not fit no other does, and they must not keep jobs from being seen that ask for something else.
+    Jobs that were queued before ``starved_since`` count for themselves.
+
+    ``without``: owners whose jobs may not start now.
     """
-    query = select(Job.id, Job.owner, Job.resolved, Job.queued_at)
-    query = query.where(Job.state == "queued", is_due())
+    starved = literal(value=False) if starved_since is None else Job.queued_at <= starved_since
+    order = (Job.priority.desc(), Job.id)
+    alike = (Job.wants, Job.kind, Job.owner, starved)
+    place = func.row_number().over(partition_by=alike, order_by=order).label("place")
+    columns = (Job.id, Job.owner, Job.kind, Job.wants, Job.queued_at)
+    query = select(*columns, Job.priority, place).where(Job.state == "queued", is_due())
     if without:
         query = query.where(Job.owner.not_in(without))
-    query = query.order_by(Job.priority.desc(), Job.id).limit(limit)
-    return [(job, owner, spec.get("devices", {}), at) for job, owner, spec, at in tx.execute(query)]
+    found = query.subquery()
+    first = select(found).where(found.c.place <= most)
+    rows = tx.execute(first.order_by(found.c.priority.desc(), found.c.id))
+    return [Asked(*row[:5]) for row in rows]
 
 
-def any_free(tx: Session) -> bool:
-    """Whether a device is free at all: a dispatcher may spare itself the rest."""
-    query = select(Device.id).where(Device.job.is_(None), Device.healthy).limit(1)
+class Queued(NamedTuple):
+    """A queued job, as the queue is shown."""
+
+    position: int
+    """How many jobs, of anybody, are before it."""
+    job: str
+    owner: str
+    kind: str
+    name: str | None
+    priority: int
+    wants: dict[str, Any]
+    queued_at: datetime
+    not_before_ms: int | None
+
+
+def queue(tx: Session, *, owner: str | None = None, limit: int = 1000) -> list[Queued]:
+    """Queued jobs: highest priority first, then oldest. ``owner`` None: everybody's."""
+    order = (Job.priority.desc(), Job.id)
+    position = (func.row_number().over(order_by=order) - 1).label("position")
+    columns = (Job.id, Job.owner, Job.kind, Job.name, Job.priority, Job.wants)
+    query = select(position, *columns, Job.queued_at, Job.not_before_ms)
+    found = query.where(Job.state == "queued").subquery()
+    wanted = select(found).order_by(found.c.position).limit(limit)
+    if owner is not None:
+        wanted = wanted.where(found.c.owner == owner)
+    return [Queued(*row) for row in tx.execute(wanted)]
+
+
+def any_waits(tx: Session) -> bool:
+    """Whether a job is queued that may be tried now."""
+    query = select(Job.id).where(Job.state == "queued", is_due()).limit(1)
     return tx.scalar(query) is not None
 
 
-def waiting_for(tx: Session, *, seconds: float) -> list[str]:
-    """Queued jobs whose bell was never rung, or longer ago than that by the database's clock."""
-    before = database_time(tx) - timedelta(seconds=seconds)
-    query = select(Job.id).where(
-        Job.state == "queued", is_due(), Job.rung_at.is_(None) | (Job.rung_at < before)
+Given = tuple[str, str, str, int, bool, bool]
+"""A device: worker, id, kind, number, whether it is healthy, whether it is free."""
+
+
+def devices_to_give(
+    tx: Session, *, lease_ms: int, without: Collection[str] = ()
+) -> Sequence[Given]:
+    """Devices of the workers that take jobs.
+
+    ``without``: workers that get nothing.
+    """
+    active = select(Worker.id).where(
+        Worker.stopped_ms.is_(None),
+        Worker.draining.is_(False),
+        Worker.beat_ms >= now_ms() - lease_ms,
+        Worker.id.not_in(without),
     )
-    return list(tx.scalars(query.limit(1000)))
+    columns = (Device.worker, Device.id, Device.kind, Device.number, Device.healthy)
+    query = select(*columns, Device.job.is_(None)).where(Device.worker.in_(active))
+    return tx.execute(query).all()
 
 
-def rung(tx: Session, job_ids: Sequence[str]) -> None:
-    """Remember that bells of these jobs were rung just now."""
-    tx.execute(update(Job).where(Job.id.in_(job_ids)).values(rung_at=database_time(tx)))
+def devices(tx: Session, wanted: Collection[tuple[str, str]]) -> dict[tuple[str, str], Device]:
+    """Devices by worker and id; those that there are."""
+    query = select(Device).where(tuple_(Device.worker, Device.id).in_(sorted(wanted)))
+    return {(row.worker, row.id): row for row in tx.scalars(query)}
+
+
+def hold_free(tx: Session, wanted: Collection[tuple[str, str]]) -> dict[tuple[str, str], Device]:
+    """Lock devices, (worker, id), in their order; those of them that are still free and healthy."""
+    query = select(Device).where(tuple_(Device.worker, Device.id).in_(sorted(wanted)))
+    query = query.order_by(Device.worker, Device.id).with_for_update()
+    rows = tx.scalars(query, execution_options={"populate_existing": True})
+    return {(row.worker, row.id): row for row in rows if row.healthy and row.job is None}
+
+
+def sharing(tx: Session) -> dict[str, int]:
+    """How many ``infer`` jobs each worker runs on cores that other jobs have."""
+    has_devices = exists(select(Device.id).where(Device.job == Job.id))
+    query = select(Job.worker, func.count()).where(
+        Job.state.in_(LIVE), Job.kind == "infer", ~has_devices
+    )
+    return {str(worker): int(count) for worker, count in tx.execute(query.group_by(Job.worker))}
 
 
 def _state(worker: Worker, oldest_ms: int) -> str:

@@ -192,7 +192,7 @@ class Worker:
         celery: Any = self._app.Worker(
             hostname=f"{self.station.name}@{platform.node()}",
             pool="threads",
-            concurrency=len(self._devices) + NUM_BELL_SLOTS,
+            concurrency=len(self._devices) + self._settings.infer_overcommit + NUM_BELL_SLOTS,
             queues=[DISPATCH_QUEUE, worker_queue(self.station.name)],
             without_gossip=True,
             without_mingle=True,

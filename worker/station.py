@@ -78,6 +78,8 @@ class Station:
                 given = dispatching.dispatch(self.database, self.settings)
             finally:
                 self._dispatching.release()
+            if len(given) == dispatching.MOST_AT_ONCE:
+                self._dispatch_wanted.set()
             for choice in given:
                 _log.info("assigned", job=choice.job, worker=choice.worker, devices=choice.devices)
                 failpoint("dispatch.committed")

@@ -12,11 +12,10 @@ from typing import Any
 import structlog
 
 from glasshouse.failpoints import failpoint
-from models import attempts, jobs, leases, vitals, workers
+from models import attempts, leases, marks, vitals, workers
 from models.endings import FATES, ExitKind
 from models.leases import Claim
 from worker import tasks
-from worker.bells import worker_queue
 from worker.station import AWAY, Station
 from worker.supervise import supervise
 
@@ -52,7 +51,6 @@ class Sweep:
         self._healthy_since: float | None = None
         self._looked_at = 0.0
         self._clock = Clock(min(_SLOW_S, station.settings.lease_s / 2))
-        self._seen_waiting: set[str] = set()
 
     def __call__(self) -> None:
         """Sweep once."""
@@ -90,35 +88,31 @@ class Sweep:
             self._healthy_since = time.monotonic()
 
     def _serve_queue(self) -> None:
-        with self._station.database.read() as tx:
-            bells = jobs.bells(tx)
-            unheard = workers.waiting_for(tx, seconds=self._station.settings.rering_s)
-        if not bells and not unheard:
-            return
-        self._station.dispatch()
-        with self._station.database.write() as tx:
-            if bells:
-                jobs.rung(tx, up_to=bells[-1][0])
-            workers.rung(tx, unheard)
+        """Dispatch what waits, for all workers: one of them does it in each interval."""
+        station = self._station
+        with station.database.read() as tx:
+            if not workers.any_waits(tx):
+                return
+        every_ms = round(station.settings.sweep_s * 1000)
+        with station.database.write() as tx:
+            if not marks.take(tx, "queue", station.instance, every_ms=every_ms):
+                return
+        station.dispatch()
 
     def _begin_waiting(self) -> None:
         station = self._station
         if station.stopping.is_set():
             return
         with station.database.read() as tx:
-            waiting = {job for job in attempts.waiting(tx, station.name) if not station.runs(job)}
+            waiting = [job for job in attempts.waiting(tx, station.name) if not station.runs(job)]
         for job_id in waiting:
-            if job_id in self._seen_waiting:
-                _log.warning("bell_lost", job=job_id)
-                threading.Thread(
-                    target=tasks.heard,
-                    args=("sweep", lambda job=job_id: station.supervise(job, supervise)),
-                    name=f"supervise-{job_id}",
-                    daemon=True,
-                ).start()
-            elif not station.bells.crowded(worker_queue(station.name)):
-                station.bells.supervise(station.name, job_id)
-        self._seen_waiting = waiting
+            _log.info("begun_by_sweep", job=job_id)
+            threading.Thread(
+                target=tasks.heard,
+                args=("sweep", lambda job=job_id: station.supervise(job, supervise)),
+                name=f"supervise-{job_id}",
+                daemon=True,
+            ).start()
 
     def _end_lost(self) -> None:
         station = self._station
