@@ -95,8 +95,10 @@ def lock_at_most(tx: Session, seconds: float) -> None:
 class Database:
     """Opens transactions. Make one per process, after any fork."""
 
-    def __init__(self, url: str, *, pool_size: int = 8) -> None:
+    def __init__(self, url: str, *, pool_size: int = 8, idle_s: float | None = None) -> None:
+        """``idle_s``: as `IDLE_IN_TRANSACTION_S`, for the transactions of this process."""
         self.url = url
+        self._idle_s = IDLE_IN_TRANSACTION_S if idle_s is None else idle_s
         self.is_sqlite = url.startswith("sqlite")
         self._writer = self._engine("BEGIN IMMEDIATE", 1 if self.is_sqlite else pool_size)
         self._reader = self._engine("BEGIN", pool_size) if self.is_sqlite else self._writer
@@ -152,8 +154,13 @@ class Database:
 
             event.listen(engine, "begin", begin_explicitly)
         else:
-            event.listen(engine, "connect", _configure_postgresql)
+            event.listen(engine, "connect", self._configure_postgresql)
         return engine
+
+    def _configure_postgresql(self, connection: Any, _record: Any) -> None:
+        idle_ms = round(self._idle_s * 1000)
+        connection.execute(f"SET idle_in_transaction_session_timeout = {idle_ms}")
+        connection.commit()
 
 
 @contextmanager
@@ -176,11 +183,6 @@ def translated() -> Generator[None]:
 
 def _lively(url: str) -> dict[str, Any]:
     return {name: value for name, value in _LIVELINESS.items() if name not in make_url(url).query}
-
-
-def _configure_postgresql(connection: Any, _record: Any) -> None:
-    connection.execute(f"SET idle_in_transaction_session_timeout = '{IDLE_IN_TRANSACTION_S}s'")
-    connection.commit()
 
 
 def _configure_sqlite(connection: Any, _record: Any) -> None:

@@ -38,7 +38,7 @@ from worker.nursery import Nursery, wait_for
 from worker.purging import Purging
 from worker.register import Register
 from worker.signals import Ending
-from worker.station import Station
+from worker.station import Station, idle_s
 from worker.sweep import Every, Sweep, return_attempts
 
 _log: Any = structlog.get_logger()
@@ -61,7 +61,7 @@ class Worker:
         before = self._lock.read()
         app = make_app(settings)
         self._app = app
-        database = Database(settings.database, pool_size=16)
+        database = Database(settings.database, pool_size=16, idle_s=idle_s(settings.lease_s))
         nursery = Nursery(log_path=work / "nursery.log")
         bells = Bells(settings, app)
         self.station = Station(

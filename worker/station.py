@@ -12,7 +12,7 @@ import structlog
 from glasshouse.errors import DatabaseUnavailable, StorageFull, TransactionConflict
 from glasshouse.failpoints import failpoint
 from models.artifacts import Artifacts
-from models.database import Database
+from models.database import IDLE_IN_TRANSACTION_S, Database
 from models.endings import Backoff
 from models.settings import Settings
 from models.space import Space
@@ -27,6 +27,15 @@ T = TypeVar("T")
 
 AWAY = (DatabaseUnavailable, StorageFull, TransactionConflict)
 """The ledger cannot be written now and may be again soon: wait, and never stop training for it."""
+
+
+def idle_s(lease_s: float) -> float:
+    """How long PostgreSQL keeps a transaction of a worker that says nothing, seconds.
+
+    A worker whose link is cut inside one must not hold the rows of its jobs for longer than their
+    leases last; its jobs could not be taken by another until then.
+    """
+    return max(2.0, min(float(IDLE_IN_TRANSACTION_S), lease_s / 3))
 
 
 class Station:

@@ -40,9 +40,10 @@ def interleaved(url: str, one: Act, other: Act, prepare: Callable[[], None]) -> 
             assert (first.error, second.error) == (None, None), f"after {steps} statements"
 
 
-def station_of(database: Database, home: Path, name: str) -> Station:
-    nobody = "unix:///nowhere/v.sock"
-    settings = Settings(home=home, redis_url=nobody, worker_name=name, lease_s=LEASE_S)
+def station_of(database: Database, home: Path, name: str, **more: Any) -> Station:
+    """A worker without a process or a broker."""
+    wanted = {"home": home, "redis_url": "unix:///nowhere/v.sock", "worker_name": name}
+    settings = Settings(**(wanted | {"lease_s": LEASE_S} | more))
     nursery: Any = None
     bells = Bells(settings, make_app(settings))
     return Station(settings, database, LocalArtifacts(settings.artifacts), bells, nursery)
