@@ -1,4 +1,4 @@
-"""Ringing the dispatcher after a commit. The message is a hint: the outbox row is the truth."""
+"""Notifying a dispatcher after a commit. The message may be lost: the sweep finds the job."""
 
 import time
 from typing import Any

@@ -335,7 +335,7 @@ class Device(Document):
 
     object: Literal["device"]
     worker: str
-    worker_state: Literal["active", "draining", "lost"]
+    worker_state: Literal["active", "draining", "stopped", "lost"]
     id: str
     kind: str
     number: int
@@ -360,11 +360,13 @@ class Worker(Document):
 
     id: str
     object: Literal["worker"]
-    state: Literal["active", "draining", "lost"]
+    state: Literal["active", "draining", "stopped", "lost"]
     host: str
     version: str
     started_at: str
     last_seen_at: str | None
+    stopped_at: str | None
+    """When it was stopped gracefully; null: it was not."""
     draining: bool
     info: dict[str, Any]
 

@@ -1,6 +1,7 @@
 """The hardware, who has it, and why a job waits."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -12,13 +13,13 @@ from api.access import Admin, Caller, Read
 from api.answers import Json, list_of, time_text
 from api.documents import answers
 from api.resources import House, Resources
-from api.views import not_before
+from glasshouse import jsonio
 from models import quotas, vitals, workers
-from models.tables import Device, Job, Worker, now
+from models.database import Transaction
+from models.tables import Device, Worker, now
+from models.workers import Given, Queued
 
 router = APIRouter(prefix="/api/v1", tags=["machines"])
-Placed = Sequence[tuple[Device, str]]
-"""Devices, each with the state of its worker."""
 
 
 @router.get(
@@ -37,7 +38,8 @@ def list_devices(house: House, caller: Read) -> Response:
 
 def _device_json(row: Device, state: str, caller: Caller, owners: dict[str, str]) -> dict[str, Any]:
     visible = row.job is not None and caller.sees in (None, owners.get(row.job))
-    usable = row.healthy and state == "active"
+    healthy = row.healthy and state != "stopped"
+    usable = healthy and state == "active"
     return {
         "object": "device",
         "worker": row.worker,
@@ -48,8 +50,8 @@ def _device_json(row: Device, state: str, caller: Caller, owners: dict[str, str]
         "name": row.name,
         "uuid": row.uuid,
         "memory_bytes": row.memory_bytes,
-        "healthy": row.healthy,
-        "reason": row.reason,
+        "healthy": healthy,
+        "reason": row.reason if state != "stopped" else "its worker was stopped",
         "state": "busy" if row.job is not None else "free" if usable else "unavailable",
         "job": row.job if visible else None,
     }
@@ -61,7 +63,7 @@ def _device_json(row: Device, state: str, caller: Caller, owners: dict[str, str]
     responses=answers(200, inside.WorkerList, 401),
 )
 def list_workers(house: House, caller: Read) -> Response:
-    """Every worker: ``active``, ``draining``, or ``lost``."""
+    """Every worker: ``active``, ``draining``, ``stopped`` (gracefully), or ``lost``."""
     del caller
     with house.database.read() as tx:
         rows = workers.all_workers(tx, lease_ms=_lease_ms(house))
@@ -86,6 +88,25 @@ def drain_worker(
     return Json(found, status_code=202)
 
 
+@router.delete(
+    "/workers/{id}",
+    status_code=204,
+    summary="Remove a worker",
+    responses=answers(204, None, 401, 403, 404, 409, 422),
+)
+def remove_worker(
+    house: House, caller: Admin, worker: Annotated[str, Path(alias="id", max_length=200)]
+) -> Response:
+    """Delete a worker that was stopped or is lost, and its devices. One that runs is refused.
+
+    It registers again when it is started again.
+    """
+    del caller
+    with house.database.write() as tx:
+        workers.remove(tx, worker, lease_ms=_lease_ms(house))
+    return Response(status_code=204)
+
+
 def _worker_json(row: Worker, state: str) -> dict[str, Any]:
     return {
         "id": row.id,
@@ -94,9 +115,10 @@ def _worker_json(row: Worker, state: str) -> dict[str, Any]:
         "host": row.host,
         "version": row.version,
         "started_at": time_text(row.started_at),
-        "last_seen_at": time_text(datetime.fromtimestamp(row.beat_ms / 1000, UTC))
-        if row.beat_ms
-        else None,
+        "last_seen_at": time_text(datetime.fromtimestamp(row.beat_ms / 1000, UTC)),
+        "stopped_at": None
+        if row.stopped_ms is None
+        else time_text(datetime.fromtimestamp(row.stopped_ms / 1000, UTC)),
         "draining": row.draining,
         "info": row.info,
     }
@@ -110,93 +132,127 @@ def _worker_json(row: Worker, state: str) -> dict[str, Any]:
 def list_queue(house: House, caller: Read) -> Response:
     """In the order in which they will start. Jobs of others only count in ``position``."""
     with house.database.read() as tx:
-        waiting = workers.queue(tx)
-        placed = workers.all_devices(tx, lease_ms=_lease_ms(house))
-        short = vitals.short_of_room(tx, house.settings.min_free_bytes)
-        active = {
-            row.id
-            for row, state in workers.all_workers(tx, lease_ms=_lease_ms(house))
-            if state == "active"
-        }
-        rooms = quotas.rooms(tx, house.settings)
+        waiting = workers.queue(tx, owner=caller.sees)
+        rooms = quotas.rooms(tx, house.settings) if waiting else {}
+        fleet = Fleet.read(tx, house) if waiting else Fleet({}, [], ())
+    used_up = {owner for owner, room in rooms.items() if room.is_used_up}
     data = [
         {
             "object": "queued_job",
-            "position": position,
-            "job": job.id,
+            "position": job.position,
+            "job": job.job,
             "name": job.name,
             "priority": job.priority,
             "queued_at": time_text(job.queued_at),
-            "devices": job.resolved.get("devices", {}),
+            "devices": job.wants,
             "reason": rests(job)
-            or (
-                "the quota of its owner is used up"
-                if job.owner in rooms and rooms[job.owner].is_used_up
-                else why(job, position, placed, active, short)
-            ),
+            or ("the quota of its owner is used up" if job.owner in used_up else fleet.why(job)),
         }
-        for position, job in enumerate(waiting)
-        if caller.sees in (None, job.owner)
+        for job in waiting
     ]
     return Json(list_of(data, cursor=None))
 
 
-def rests(job: Job) -> str | None:
+def rests(job: Queued) -> str | None:
     """When a job is tried again that failed a moment ago, in words."""
-    is_due = job.not_before_ms is None or job.not_before_ms <= now().timestamp() * 1000
-    return None if is_due else f"tried again at {not_before(job)}"
+    if job.not_before_ms is None or job.not_before_ms <= now().timestamp() * 1000:
+        return None
+    return f"tried again at {time_text(datetime.fromtimestamp(job.not_before_ms / 1000, UTC))}"
 
 
-def why(  # noqa: PLR0911 (each is a reason)
-    job: Job, position: int, placed: Placed, active: set[str], short: Collection[str] = ()
-) -> str:
-    """Why a queued job does not run yet, in words."""
-    wish = job.resolved.get("devices", {})
-    named = wish.get("worker")
-    if named is not None and named not in active:
-        return f"no worker {named}"
-    if not active:
-        return "no worker"
-    healthy = [
-        row
-        for row, state in placed
-        if state == "active" and row.healthy and named in (None, row.worker)
-    ]
-    kind = _kind(wish, healthy)
-    fitting = [row for row in healthy if row.kind == kind and _is_named(row, wish)]
-    if not fitting:
-        return f"no {kind} device"
-    if all(row.worker in short for row in fitting):
-        return "the disk of every worker is nearly full"
-    if not any(row.job is None for row in fitting):
-        return "no free device"
-    if position:
-        return f"behind {position} job{'s' if position > 1 else ''}"
-    return "not enough free devices" if _needs_more(wish, kind, fitting) else "about to start"
+@dataclass(slots=True)
+class _Host:
+    """Healthy devices of one kind that one worker has."""
+
+    numbers: set[int] = field(default_factory=set[int])
+    free: set[int] = field(default_factory=set[int])
+
+    def has_enough(self, kind: str, wants: Mapping[str, Any], *, brief: bool) -> bool:
+        """Whether as many are free as a job gets."""
+        half = 1 if brief else max(1, len(self.numbers) // 2)
+        return len(self.free) >= (1 if kind != "cpu" else wants.get("threads") or half)
 
 
-def _kind(wish: dict[str, Any], healthy: Sequence[Device]) -> str:
-    asked = wish.get("type", "auto")
-    if asked != "auto":
-        return str(asked)
-    return "cuda" if any(row.kind == "cuda" for row in healthy) else "cpu"
+class Fleet:
+    """The devices of workers that take jobs, counted once for all jobs that wait."""
+
+    def __init__(
+        self, states: Mapping[str, str], placed: Iterable[Given], short: Collection[str]
+    ) -> None:
+        """``states`` of all workers by name; ``short``: those whose disk is nearly full."""
+        self._states = states
+        self._short = short
+        self._hosts: dict[str, dict[str, _Host]] = {}
+        self._known: dict[tuple[str, str], tuple[str, bool]] = {}
+        for worker, _, kind, number, healthy, free in placed:
+            if healthy:
+                host = self._hosts.setdefault(kind, {}).setdefault(worker, _Host())
+                host.numbers.add(number)
+                if free:
+                    host.free.add(number)
+
+    @classmethod
+    def read(cls, tx: Transaction, house: Resources) -> "Fleet":
+        """Read them."""
+        lease_ms = _lease_ms(house)
+        states = {row.id: state for row, state in workers.all_workers(tx, lease_ms=lease_ms)}
+        short = vitals.short_of_room(tx, house.settings.min_free_bytes)
+        return cls(states, workers.devices_to_give(tx, lease_ms=lease_ms), short)
+
+    def why(self, job: Queued) -> str:
+        """Why a queued job does not run yet, in words."""
+        key = (jsonio.dumps(job.wants), job.kind)
+        if key not in self._known:
+            self._known[key] = self._look(job.wants, brief=job.kind == "infer")
+        reason, is_free = self._known[key]
+        if is_free and job.position:
+            return f"behind {job.position} job{'s' if job.position > 1 else ''}"
+        return reason
+
+    def _look(self, wants: Mapping[str, Any], *, brief: bool) -> tuple[str, bool]:
+        """The reason, and whether a device is free that the job could have."""
+        named = wants.get("worker")
+        if (absent := self._absent(named)) is not None:
+            return absent, False
+        kinds = self._kinds(wants, brief=brief)
+        hosts = [
+            (kind, worker, host)
+            for kind in kinds
+            for worker, host in self._hosts.get(kind, {}).items()
+            if named in (None, worker) and _has(host, wants)
+        ]
+        if not hosts:
+            return f"no {kinds[0]} device", False
+        if all(worker in self._short for _, worker, _ in hosts):
+            return "the disk of every worker is nearly full", False
+        ids = set(wants.get("ids") or ())
+        if not any(host.free & ids if ids else host.free for _, _, host in hosts):
+            return "no free device", False
+        enough = any(host.has_enough(kind, wants, brief=brief) for kind, _, host in hosts)
+        return "about to start" if enough else "not enough free devices", True
+
+    def _absent(self, named: str | None) -> str | None:
+        """Why no worker can take a job, or not the one that it names."""
+        if named is None:
+            return None if "active" in self._states.values() else "no worker"
+        state = self._states.get(named)
+        if state in (None, "active"):
+            return None if state else f"no worker {named}"
+        return f"worker {named} was stopped" if state == "stopped" else f"worker {named} is {state}"
+
+    def _kinds(self, wants: Mapping[str, Any], *, brief: bool) -> tuple[str, ...]:
+        asked = wants.get("type", "auto")
+        if asked != "auto":
+            return (str(asked),)
+        hosts, named = self._hosts.get("cuda", {}), wants.get("worker")
+        if not (hosts if named is None else named in hosts):
+            return ("cpu",)
+        return ("cuda", "cpu") if brief else ("cuda",)
 
 
-def _is_named(row: Device, wish: dict[str, Any]) -> bool:
-    ids = wish.get("ids")
-    return not ids or row.number in ids
-
-
-def _needs_more(wish: dict[str, Any], kind: str, fitting: Sequence[Device]) -> bool:
-    if kind != "cpu":
-        return False
-    free: dict[str, int] = {}
-    cores: dict[str, int] = {}
-    for row in fitting:
-        cores[row.worker] = cores.get(row.worker, 0) + 1
-        free[row.worker] = free.get(row.worker, 0) + (row.job is None)
-    threads = wish.get("threads")
-    return all(free[name] < (threads or max(1, cores[name] // 2)) for name in free)
+def _has(host: _Host, wants: Mapping[str, Any]) -> bool:
+    ids = wants.get("ids")
+    return not ids or not host.numbers.isdisjoint(ids)
 
 
 def _lease_ms(house: Resources) -> int:

@@ -145,7 +145,7 @@ def _wal(house: Resources) -> list[Metric]:
 def _of_workers(signs: list[Sign]) -> list[Metric]:
     states = {state: sum(sign.state == state for sign in signs) for state in _STATES}
     states["deaf"] = sum(sign.deaf for sign in signs)
-    alive = [sign for sign in signs if sign.state != "lost"][:_MAX_WORKERS]
+    alive = [sign for sign in signs if sign.state not in vitals.GONE][:_MAX_WORKERS]
     found: list[Metric] = [_gauges("glasshouse_workers", "Workers by state.", "state", states)]
     ages = [sign.swept_ago_s for sign in signs if sign.swept_ago_s is not None]
     if ages:
@@ -193,7 +193,7 @@ def _gauges(name: str, told: str, label: str, values: dict[str, Any]) -> Metric:
     return found
 
 
-_STATES = ("active", "draining", "lost")
+_STATES = ("active", "draining", "stopped", "lost")
 _WORKER_GAUGES = (
     ("running_attempts", "running", "Attempts that run."),
     ("memory_bytes", "memory_bytes", "Resident memory of the worker itself."),

@@ -136,7 +136,7 @@ class Readiness:
         deaf = sum(sign.deaf for sign in signs)
         if not deaf:
             return WELL
-        alive = sum(sign.state != "lost" for sign in signs)
+        alive = sum(sign.state not in vitals.GONE for sign in signs)
         return f"{deaf} of {alive} workers do not hear their bells"
 
     def _sweepers(self) -> str:

@@ -251,13 +251,19 @@ def _find_devices(
     lease_ms = int(house.settings.lease_s * 1000)
     with house.database.read() as tx:
         known = workers.all_devices(tx, lease_ms=lease_ms)
-        hosts = {row.id: row for row, _ in workers.all_workers(tx, lease_ms=lease_ms)}
+        found = workers.all_workers(tx, lease_ms=lease_ms)
+    hosts = {row.id: row for row, _ in found}
+    states = {row.id: state for row, state in found}
     names = set(hosts)
     if not names:
         return [], [_warning("no worker is there yet: the job waits until one starts")]
     if wanted.worker is not None and wanted.worker not in names:
         detail = f"there is no worker {wanted.worker!r}; there are {_listed(names)}"
         raise _unavailable("/devices/worker", detail)
+    if wanted.worker is not None and states[wanted.worker] == "stopped":
+        there = _listed({name for name, state in states.items() if state == "active"})
+        detail = f"the worker {wanted.worker!r} was stopped; start it again, or leave worker out"
+        raise _unavailable("/devices/worker", f"{detail}. Workers that run: {there or 'none'}")
     able = [(row, state) for row, state in known if wanted.worker in (None, row.worker)]
     fitting = [(row, state) for row, state in able if row.healthy and _fits(row, wanted)]
     if not fitting:

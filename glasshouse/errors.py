@@ -26,7 +26,8 @@ GlasshouseError
 │   ├── TooManyRequests     429  QuotaExceeded
 │   ├── HeadersTooLarge     431
 │   ├── InternalError       500
-│   └── Unavailable         503  PlannerUnavailable, DatabaseUnavailable, StorageFull
+│   └── Unavailable         503  PlannerUnavailable, DatabaseUnavailable, StorageFull,
+│                                TransactionConflict
 ├── RunFailure                   ends a job; stored on it as its ``error``
 │   └── SpecFailed, DataFailed, NonFinite ── TooManySkipped, OutOfMemory, DeviceFailed,
 │       Unkillable, WorkerLost, RankDied, CrashLoop, Stalled, Timeout, CheckpointMismatch,
@@ -250,6 +251,10 @@ class Conflict(ServiceError):
     status = 409
 
 
+class WorkerRunning(Conflict):
+    """The worker runs, or a job still has its devices."""
+
+
 class JobEnded(Conflict):
     """The job has ended."""
 
@@ -386,6 +391,10 @@ class PlannerUnavailable(Unavailable):
 
 class DatabaseUnavailable(Unavailable):
     """The database does not answer."""
+
+
+class TransactionConflict(Unavailable):
+    """Another transaction was in the way; nothing was changed."""
 
 
 class StorageFull(Unavailable):

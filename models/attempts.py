@@ -22,8 +22,19 @@ _IN_ORDER = ("paused", "interrupted")
 """Kinds of exit of attempts that ended as they were asked to, while their jobs go on."""
 
 
-def assign(tx: Session, job_id: str, worker: str, devices: Sequence[Device], lease_ms: int) -> bool:
-    """Give a queued job its devices, all at once or not at all. False: somebody was faster."""
+def assign(
+    tx: Session,
+    job_id: str,
+    worker: str,
+    devices: Sequence[Device],
+    lease_ms: int,
+    *,
+    shared: bool = False,
+) -> bool:
+    """Give a queued job its devices, all at once or not at all. False: somebody was faster.
+
+    ``shared``: the devices stay with the jobs that have them.
+    """
     time = now()
     held = [{"worker": worker, "kind": device.kind, "id": device.id} for device in devices]
     row = tx.execute(
@@ -44,7 +55,8 @@ def assign(tx: Session, job_id: str, worker: str, devices: Sequence[Device], lea
     if row is None:
         return False
     attempt, fence = row
-    _take(tx, job_id, fence, worker, devices)
+    if not shared:
+        _take(tx, job_id, fence, worker, devices)
     tx.add(
         Attempt(
             job=job_id,
@@ -288,7 +300,7 @@ def _left(tx: Session, claim: Claim, target: str, time: datetime) -> dict[str, A
         return _released(claim) | {"paused_at": database_time(tx)}
     if target == "queued":
         # what it says of its steps stays until the next attempt says from which it goes on
-        return _released(claim) | {"queued_at": time, "rung_at": None, "probe_overhead": None}
+        return _released(claim) | {"queued_at": time, "probe_overhead": None}
     return {"ended_at": time}
 
 

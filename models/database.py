@@ -27,7 +27,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import QueuePool
 from sqlalchemy.sql.functions import FunctionElement
 
-from glasshouse.errors import DatabaseUnavailable, StorageFull
+from glasshouse.errors import DatabaseUnavailable, StorageFull, TransactionConflict
 
 # What every SQLite connection must report back; a pragma that fails says so only by its value.
 SQLITE_PRAGMAS = {
@@ -56,6 +56,10 @@ about a minute, while the system's own defaults take hours. What the URL says co
 
 _SNAPSHOT = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
 """Of reading transactions on PostgreSQL; a part of BEGIN. SQLite has nothing else."""
+
+_CONFLICTS = frozenset({"40001", "40P01", "55P03"})
+"""SQLSTATE of serialization_failure, deadlock_detected and lock_not_available: PostgreSQL answers,
+and rolled the transaction back because of another one."""
 
 Transaction = Session
 """What the functions of this room take first. The rooms above pass it on and never look inside."""
@@ -91,11 +95,22 @@ def insert_into(tx: Session, table: Any) -> Any:
     return (postgresql if tx.get_bind().dialect.name == "postgresql" else sqlite).insert(table)
 
 
+def lock_at_most(tx: Session, seconds: float) -> None:
+    """Wait no longer than this for a lock that another transaction holds, on PostgreSQL.
+
+    Then TransactionConflict is raised. On SQLite a write transaction holds the only lock.
+    """
+    if tx.get_bind().dialect.name == "postgresql":
+        tx.execute(text(f"SET LOCAL lock_timeout = {round(seconds * 1000)}"))
+
+
 class Database:
     """Opens transactions. Make one per process, after any fork."""
 
-    def __init__(self, url: str, *, pool_size: int = 8) -> None:
+    def __init__(self, url: str, *, pool_size: int = 8, idle_s: float | None = None) -> None:
+        """``idle_s``: as `IDLE_IN_TRANSACTION_S`, for the transactions of this process."""
         self.url = url
+        self._idle_s = IDLE_IN_TRANSACTION_S if idle_s is None else idle_s
         self.is_sqlite = url.startswith("sqlite")
         self._writer = self._engine("BEGIN IMMEDIATE", 1 if self.is_sqlite else pool_size)
         self._reader = (
@@ -158,8 +173,13 @@ class Database:
 
             event.listen(engine, "begin", begin_explicitly)
         else:
-            event.listen(engine, "connect", _configure_postgresql)
+            event.listen(engine, "connect", self._configure_postgresql)
         return engine
+
+    def _configure_postgresql(self, connection: Any, _record: Any) -> None:
+        idle_ms = round(self._idle_s * 1000)
+        connection.execute(f"SET idle_in_transaction_session_timeout = {idle_ms}")
+        connection.commit()
 
 
 @contextmanager
@@ -173,6 +193,8 @@ def translated() -> Generator[None]:
         message = str(error.orig)
         if "disk is full" in message or "No space left" in message:
             raise StorageFull from error
+        if getattr(error.orig, "sqlstate", None) in _CONFLICTS:
+            raise TransactionConflict from error
         if isinstance(error, OperationalError) or error.connection_invalidated:
             raise DatabaseUnavailable from error
         raise
@@ -180,11 +202,6 @@ def translated() -> Generator[None]:
 
 def _lively(url: str) -> dict[str, Any]:
     return {name: value for name, value in _LIVELINESS.items() if name not in make_url(url).query}
-
-
-def _configure_postgresql(connection: Any, _record: Any) -> None:
-    connection.execute(f"SET idle_in_transaction_session_timeout = '{IDLE_IN_TRANSACTION_S}s'")
-    connection.commit()
 
 
 def _configure_sqlite(connection: Any, _record: Any) -> None:

@@ -20,7 +20,6 @@ from models.tables import (
     JobLabel,
     JobSpec,
     JobUse,
-    Outbox,
     Time,
     now,
 )
@@ -40,7 +39,7 @@ def add(  # noqa: PLR0913 (a job is made of these, and of nothing less)
     parent: str | None = None,
     created_by: str | None = None,
 ) -> Job:
-    """Store a queued job, its first event and a bell to ring, in this one transaction."""
+    """Store a queued job and its first event, in this one transaction."""
     time = now()
     job = Job(
         id=new_id("job"),
@@ -52,6 +51,7 @@ def add(  # noqa: PLR0913 (a job is made of these, and of nothing less)
         warnings=list(plan.get("warnings", [])),
         labels=dict(spec.get("labels", {})),
         priority=spec.get("priority", 0),
+        wants=resolved.get("devices", {}),
         parent=parent,
         created_at=time,
         queued_at=time,
@@ -67,7 +67,6 @@ def add(  # noqa: PLR0913 (a job is made of these, and of nothing less)
     if used:
         tx.execute(insert(JobUse), used)
     events.append(tx, job.id, events.moved(time, None, "queued"))
-    tx.add(Outbox(job=job.id, created_at=time))
     probes.add_those_of_spec(tx, job, resolved, plan)
     tx.flush()
     tx.refresh(job)
@@ -290,19 +289,3 @@ def commands_pending(tx: Session, job_id: str) -> list[Command]:
     """What was asked of a job and is not done, oldest first."""
     query = select(Command).where(Command.job == job_id, Command.state == "pending")
     return list(tx.scalars(query.order_by(Command.created_at, Command.id)))
-
-
-def bells(tx: Session, *, limit: int = 1000) -> list[tuple[int, str]]:
-    """Bells that were not rung when their change was committed: (number, job)."""
-    rows = tx.execute(select(Outbox.id, Outbox.job).order_by(Outbox.id).limit(limit))
-    return [(number, job) for number, job in rows]
-
-
-def rung(tx: Session, *, up_to: int | None = None, job: str | None = None) -> None:
-    """Forget bells that were rung."""
-    query = sql_delete(Outbox)
-    if up_to is not None:
-        query = query.where(Outbox.id <= up_to)
-    if job is not None:
-        query = query.where(Outbox.job == job)
-    tx.execute(query)

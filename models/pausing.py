@@ -14,7 +14,7 @@ from glasshouse.errors import CannotPause, JobEnded, JobNotFound, JobNotPaused
 from models import events
 from models.database import database_time
 from models.state import ENDED
-from models.tables import Job, Outbox, now
+from models.tables import Job, now
 
 PAUSED = "paused by its owner"
 RESUMED = "resumed by its owner"
@@ -105,12 +105,9 @@ def of_job(tx: Session, job_id: str) -> Paused:
 
 
 def _queue(tx: Session, job_id: str) -> None:
-    time = now()
     changes = of_job(tx, job_id).ended(database_time(tx))
-    changes |= {"queued_at": time, "rung_at": None, "resume_requested": False}
+    changes |= {"queued_at": now(), "resume_requested": False}
     _move(tx, job_id, "paused", "queued", RESUMED, **changes)
-    tx.add(Outbox(job=job_id, created_at=time))
-    tx.flush()
 
 
 def _move(tx: Session, job_id: str, before: str, to: str, reason: str, **changes: Any) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from sqlalchemy import delete, func, select, text
+from sqlalchemy import Select, delete, func, select, text
 from sqlalchemy.orm import Session
 
 from glasshouse.errors import FieldProblem, InvalidSpec, QuotaExceeded
@@ -187,14 +187,17 @@ def rooms(tx: Session, settings: Settings) -> dict[str, Room]:
     if usual.running_jobs is None and usual.devices is None and not set_:
         return {}
     waiting = tx.scalars(select(Job.owner).where(Job.state == "queued").distinct())
+    running = _by_owner(tx, select(Job.owner, func.count()).where(Job.state.in_(LIVE)))
+    devices = select(Job.owner, func.count()).join(Device, Device.job == Job.id)
+    held = _by_owner(tx, devices)
     found: dict[str, Room] = {}
     for owner in waiting:
         limits = _over(settings, set_.get(owner, {}))
         if limits.running_jobs is None and limits.devices is None:
             continue
         found[owner] = Room(
-            _left(limits.running_jobs, _count_running(tx, owner)),
-            _left(limits.devices, _count_devices(tx, owner)),
+            _left(limits.running_jobs, running.get(owner, 0)),
+            _left(limits.devices, held.get(owner, 0)),
             limits.devices,
         )
     return found
@@ -218,6 +221,11 @@ def stored_bytes(tx: Session, owner: str) -> int:
 def _over(settings: Settings, limits: Mapping[str, Any]) -> Limits:
     known = {name: value for name, value in limits.items() if name in NAMES}
     return Limits(**(defaults(settings).as_dict() | known))
+
+
+def _by_owner(tx: Session, counts: Select[str, int]) -> dict[str, int]:
+    rows = tx.execute(counts.group_by(Job.owner))
+    return {owner: int(count) for owner, count in rows}
 
 
 def _left(limit: int | None, count: int) -> int | None:
@@ -251,7 +259,7 @@ def _count_uploads(tx: Session, owner: str) -> int:
 
 
 def lock(tx: Session, owner: str) -> None:
-    """Admit one request of an owner at a time, until the transaction ends.
+    """Let one change of what an owner uses or may use proceed at a time.
 
     On SQLite the write transaction is the lock.
     """

@@ -100,10 +100,10 @@ class Settings(BaseSettings):
     """How often a worker says that it lives."""
     lease_s: PositiveFloat = 30.0
     """A worker silent for this long has lost its jobs."""
-    sweep_s: PositiveFloat = 5.0
-    """How often lost leases and unrung bells are looked for."""
-    rering_s: PositiveFloat = 15.0
-    """A queued job's bell is rung again after this long."""
+    sweep_s: PositiveFloat = 2.0
+    """How often a worker looks for attempts whose lease ran out, for jobs that were given to it,
+    and, one worker for all, for jobs that wait. A job whose message was lost starts at most twice
+    this time later."""
     grace_s: PositiveFloat = 60.0
     """Time between asking a job to stop and the first signal."""
     kill_s: PositiveFloat = 10.0
@@ -124,6 +124,9 @@ class Settings(BaseSettings):
     """Memory in which whole tensors of one job wait to be stored; at most 1/8 of what is free."""
     starvation_s: PositiveFloat = 60.0
     """A job that waited this long keeps the devices it needs from jobs behind it."""
+    infer_overcommit: NonNegativeInt = 1
+    """``infer`` jobs that each worker runs although all of its cores are taken: each shares a core
+    with the job that has it. Only of jobs that ask for one thread, or for no number of threads."""
 
     canary_s: float = Field(default=30.0, gt=0, le=40)
     """How often a worker rings its own bell; one that misses three rings is reported deaf."""

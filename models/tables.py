@@ -131,6 +131,8 @@ class Job(Table):
     labels: Mapped[dict[str, Any]]
     """Also in ``job_labels``, where they are looked for."""
     priority: Mapped[int]
+    wants: Mapped[dict[str, Any]] = mapped_column(server_default="{}")
+    """The ``devices`` of its resolved spec: the queue is read without specs and plans."""
     parent: Mapped[str | None]
     created_at: Mapped[datetime]
     queued_at: Mapped[datetime]
@@ -165,7 +167,6 @@ class Job(Table):
     """How far its checkpoints reached when an attempt was last lost; a newer one is progress."""
     not_before_ms: Mapped[int | None] = mapped_column(BigInteger)
     """When it may be tried again, by the database's clock."""
-    rung_at: Mapped[datetime | None]
     first_seq: Mapped[int] = mapped_column(server_default="1")
     """The oldest event that is still kept; grows by retention only."""
     version: Mapped[int] = mapped_column(default=1)
@@ -488,6 +489,10 @@ class Worker(Table):
     started_at: Mapped[datetime]
     beat_ms: Mapped[int] = mapped_column(BigInteger)
     """Last heartbeat, by the database's clock."""
+    instance: Mapped[str] = mapped_column(default="", server_default="")
+    """The process that works under this name; another one of the same name has another."""
+    stopped_ms: Mapped[int | None] = mapped_column(BigInteger)
+    """When it was stopped gracefully, by the database's clock; NULL: it was not."""
     draining: Mapped[bool] = mapped_column(default=False)
     info: Mapped[dict[str, Any]]
     canary_ms: Mapped[int | None] = mapped_column(BigInteger)
@@ -561,17 +566,6 @@ class Idempotency(Table):
     headers: Mapped[dict[str, Any] | None] = mapped_column(Json)
     body: Mapped[str | None]
     created_at: Mapped[datetime] = mapped_column(index=True)
-
-
-class Outbox(Table):
-    """Bells to ring: written with the change they announce, deleted once rung."""
-
-    __tablename__ = "outbox"
-    id: Mapped[int] = mapped_column(
-        BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True
-    )
-    job: Mapped[str]
-    created_at: Mapped[datetime]
 
 
 class Mark(Table):

@@ -21,6 +21,8 @@ from models.tables import (
     Worker,
 )
 
+GONE = ("stopped", "lost")
+"""States of workers that do not run."""
 MISSED_RINGS = 3
 """A worker that misses so many of its own rings is deaf."""
 
@@ -31,29 +33,34 @@ class Sign:
 
     worker: str
     state: str
-    """active, draining, lost."""
+    """active, draining, stopped, lost."""
     deaf: bool
     """It lives, but does not hear its bell."""
     swept_ago_s: float | None
     figures: dict[str, Any]
 
 
-def heard(tx: Session, worker: str) -> None:
+def heard(tx: Session, worker: str, *, instance: str = "") -> None:
     """The worker heard its own bell."""
-    tx.execute(update(Worker).where(Worker.id == worker).values(canary_ms=now_ms()))
+    _note(tx, worker, instance, canary_ms=now_ms())
 
 
-def swept(tx: Session, worker: str) -> int:
+def swept(tx: Session, worker: str, *, instance: str = "") -> int:
     """The worker lives, and sweeps. The database's time, Unix milliseconds."""
     time_ms = tx.scalars(select(now_ms())).one()
-    values = {"beat_ms": time_ms, "sweep_ms": time_ms}
-    tx.execute(update(Worker).where(Worker.id == worker).values(values))
+    _note(tx, worker, instance, beat_ms=time_ms, sweep_ms=time_ms)
     return time_ms
 
 
-def note(tx: Session, worker: str, figures: dict[str, Any]) -> None:
+def note(tx: Session, worker: str, figures: dict[str, Any], *, instance: str = "") -> None:
     """Store what a worker has counted."""
-    tx.execute(update(Worker).where(Worker.id == worker).values(figures=figures))
+    _note(tx, worker, instance, figures=figures)
+
+
+def _note(tx: Session, worker: str, instance: str, **values: Any) -> None:
+    """Change a worker's row, unless another process has taken its name."""
+    mine = (Worker.id == worker, Worker.instance == instance)
+    tx.execute(update(Worker).where(*mine).values(values))
 
 
 def signs(tx: Session, *, lease_ms: int, canary_s: float) -> list[Sign]:
@@ -64,7 +71,7 @@ def signs(tx: Session, *, lease_ms: int, canary_s: float) -> list[Sign]:
         Sign(
             worker=row.id,
             state=state,
-            deaf=state != "lost" and row.canary_ms is not None and time - row.canary_ms > deaf_ms,
+            deaf=state not in GONE and row.canary_ms is not None and time - row.canary_ms > deaf_ms,
             swept_ago_s=None if row.sweep_ms is None else (time - row.sweep_ms) / 1000,
             figures=row.figures or {},
         )

@@ -5,6 +5,7 @@ holds as long as its attempt runs, and two more that always hear a bell.
 """
 
 import argparse
+import contextlib
 import fcntl
 import os
 import platform
@@ -19,13 +20,14 @@ from typing import IO, Any
 import structlog
 from celery import signals  # pyright: ignore[reportMissingTypeStubs]
 
+from glasshouse.errors import WorkerNotFound
 from glasshouse.lifeline import end_within, follow_lifeline
 from glasshouse.unpickling import refuse_unpickling
 from models import attempts, vitals, workers
 from models.artifacts import LocalArtifacts
-from models.database import Database
+from models.database import Database, Transaction
 from models.settings import Settings
-from models.workers import FoundDevice
+from models.workers import FoundDevice, Rival
 from worker import inventory, journal, leftovers, tasks
 from worker.app import NUM_BELL_SLOTS, make_app
 from worker.bells import DISPATCH_QUEUE, Bells, worker_queue
@@ -37,13 +39,14 @@ from worker.purging import DELETED_EVERY_S, Purging
 from worker.reading import Readers
 from worker.register import Register
 from worker.signals import Ending
-from worker.station import Station
+from worker.station import Station, idle_s
 from worker.sweep import Every, Sweep, return_attempts
 
 _log: Any = structlog.get_logger()
 
 _NURSERY_START_S = 120.0
 _LATE_S = 5.0
+_LOOK_AGAIN_S = 0.5
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -56,14 +59,18 @@ class Worker:
         work = settings.work / settings.worker_name
         work.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = lock(work / "lock")
+        before = self._lock.read()
         app = make_app(settings)
         self._app = app
-        database = Database(settings.database, pool_size=16)
+        database = Database(settings.database, pool_size=16, idle_s=idle_s(settings.lease_s))
         nursery = Nursery(log_path=work / "nursery.log")
         bells = Bells(settings, app)
         self.station = Station(
             settings, database, LocalArtifacts(settings.artifacts), bells, nursery
         )
+        self._known = (self.station.instance, before)
+        """No rivals: this process, and the one that held the lock before it, which has ended."""
+        _write_anew(self._lock, self.station.instance)
         self._register = Register(self.station.work)
         self._devices: list[FoundDevice] = []
         self._threads: list[Every] = []
@@ -86,6 +93,8 @@ class Worker:
             if not (self._prepare() or stopping.is_set()):
                 return 1
             if not stopping.is_set():
+                if not self._enter():
+                    return 1
                 self._start()
                 self._serve_bells()
         finally:
@@ -94,6 +103,8 @@ class Worker:
 
     def _prepare(self) -> bool:
         station = self.station
+        if not self._has_name():
+            return False
         self._register.clear()
         station.nursery.start()
         self._take_inventory(first=True)
@@ -102,9 +113,34 @@ class Worker:
             _log.error("nursery_does_not_start", log=str(station.work / "nursery.log"))
         return ready
 
+    def _has_name(self) -> bool:
+        """Wait until nobody else can be at work under this name; False if somebody is.
+
+        A process that was killed leaves a heartbeat behind, which is trusted for a lease; one
+        that runs sends another meanwhile.
+        """
+        station, first = self.station, None
+        while not station.stopping.is_set():
+            with station.database.write() as tx:
+                found = self._rival(tx)
+            if found is None:
+                return True
+            first = first or found
+            if found.beat_ms != first.beat_ms:
+                _log.error("name_taken", worker=station.name, host=found.host, pid=found.pid)
+                sys.stderr.write(f"{_taken(station.name, found)}\n")
+                return False
+            if found == first:
+                _log.info("name_awaited", worker=station.name, host=found.host, pid=found.pid)
+            station.stopping.wait(_LOOK_AGAIN_S)
+        return False
+
+    def _rival(self, tx: Transaction) -> Rival | None:
+        station = self.station
+        return workers.rival(tx, station.name, known=self._known, lease_ms=station.lease_ms)
+
     def _start(self) -> None:
         station = self.station
-        self._enter()
         threading.Thread(target=self._drain, name="drain", daemon=True).start()
         settings = self._settings
         self._readers.start()
@@ -131,19 +167,17 @@ class Worker:
         self.station.hurries = True
         self.stop()
 
-    def _enter(self) -> None:
-        """Become known, and give back what an earlier life of this worker still holds."""
+    def _enter(self) -> bool:
+        """Register, and give back what an earlier process of this worker still holds.
+
+        False: another process has taken the name since this one looked.
+        """
         station = self.station
         with station.database.write() as tx:
-            workers.register(
-                tx,
-                worker=station.name,
-                host=platform.node(),
-                pid=os.getpid(),
-                version=package_version(),
-                info=self._info,
-                devices=self._devices,
-            )
+            if (found := self._rival(tx)) is not None:
+                sys.stderr.write(f"{_taken(station.name, found)}\n")
+                return False
+            self._sign_in(tx)
             held = attempts.held(tx, station.name)
         return_attempts(
             station, held, exit_kind="worker_lost", reason="its worker ended unexpectedly"
@@ -151,12 +185,25 @@ class Worker:
         for claim in held:
             leftovers.remove_unnamed(station, claim, 0.0)
         tasks.heard("start", station.dispatch)
+        return True
+
+    def _sign_in(self, tx: Transaction) -> None:
+        workers.register(
+            tx,
+            worker=self.station.name,
+            host=platform.node(),
+            pid=os.getpid(),
+            version=package_version(),
+            info=self._info,
+            devices=self._devices,
+            instance=self.station.instance,
+        )
 
     def _serve_bells(self) -> None:
         celery: Any = self._app.Worker(
             hostname=f"{self.station.name}@{platform.node()}",
             pool="threads",
-            concurrency=len(self._devices) + NUM_BELL_SLOTS,
+            concurrency=len(self._devices) + self._settings.infer_overcommit + NUM_BELL_SLOTS,
             queues=[DISPATCH_QUEUE, worker_queue(self.station.name)],
             without_gossip=True,
             without_mingle=True,
@@ -188,7 +235,9 @@ class Worker:
     def _retire(self) -> None:
         station = self.station
         with station.database.write() as tx:
-            workers.retire(tx, station.name)
+            if not workers.beat(tx, station.name, instance=station.instance):
+                return  # it never registered, or another process has the name
+            workers.retire(tx, station.name, instance=station.instance)
             left = attempts.assigned(tx, station.name)
         return_attempts(station, left, exit_kind="interrupted", reason="its worker was stopped")
 
@@ -199,16 +248,22 @@ class Worker:
         tasks.heard("drain", self._say_draining)
 
     def _say_draining(self) -> None:
-        with self.station.database.write() as tx:
-            workers.drain(tx, self.station.name)
+        with contextlib.suppress(WorkerNotFound), self.station.database.write() as tx:
+            workers.drain(tx, self.station.name, instance=self.station.instance)
 
     def _beat(self) -> None:
         station = self.station
         figures = station.tally.figures()
         figures |= {"running": station.num_running, "free_bytes": station.space.free()}
         with station.database.write() as tx:
-            workers.beat(tx, station.name)
-            vitals.note(tx, station.name, figures)
+            if workers.beat(tx, station.name, instance=station.instance):
+                vitals.note(tx, station.name, figures, instance=station.instance)
+            elif (found := self._rival(tx)) is None:
+                _log.warning("registered_again")  # somebody removed it while it was silent
+                self._sign_in(tx)
+            else:
+                _log.error("name_taken", worker=station.name, host=found.host, pid=found.pid)
+                os.kill(os.getpid(), signal.SIGTERM)
 
     def _take_inventory(self, *, first: bool = False) -> None:
         try:
@@ -221,20 +276,40 @@ class Worker:
         self._devices = inventory.withheld(self._devices, self._register.withheld())
         if not first:
             with self.station.database.write() as tx:
-                workers.refresh_devices(tx, self.station.name, self._devices)
+                workers.refresh_devices(
+                    tx, self.station.name, self._devices, instance=self.station.instance
+                )
 
 
 def _leave_signals_alone(_worker: Any) -> None: ...
 
 
 def lock(path: Path) -> IO[str]:
-    """Hold a file, so that of two workers with one name on a host the second does not start."""
-    handle = path.open("w")
+    """Hold a file, so that of two workers with one name on a host the second does not start.
+
+    It says which process held it last.
+    """
+    handle = path.open("a+")
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise SystemExit("A worker of this name runs on this host already.") from None
+    handle.seek(0)
     return handle
+
+
+def _write_anew(handle: IO[str], what: str) -> None:
+    handle.truncate(0)
+    handle.write(what)
+    handle.flush()
+
+
+def _taken(name: str, rival: Rival) -> str:
+    return (
+        f"A worker named {name!r} already runs on the host {rival.host!r} (process {rival.pid}, "
+        f"last heartbeat {rival.silent_s:.1f} s ago). Start this one under another name, with "
+        "--name or GLASSHOUSE_WORKER_NAME, or stop the other one first."
+    )
 
 
 def _longest_end_s(settings: Settings) -> float:

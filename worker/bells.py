@@ -19,6 +19,8 @@ CHANNEL = "glasshouse:jobs"
 _TIMEOUT_S = 1.0
 _AWAY_S = 2.0
 _MANY = 10
+_EXPIRES_S = 30.0
+"""A worker that was away for longer finds its jobs by its sweep."""
 
 
 def worker_queue(worker: str) -> str:
@@ -31,7 +33,6 @@ class Bells:
 
     def __init__(self, settings: Settings, app: Any) -> None:
         self._app = app
-        self._expires_s = 2 * settings.rering_s
         self._away_until = 0.0
         self._lock = threading.Lock()
         self._redis: Any = redis.Redis.from_url(  # pyright: ignore[reportUnknownMemberType]
@@ -66,9 +67,7 @@ class Bells:
 
     def _send(self, task: str, queue: str, job_id: str) -> None:
         with self._lock:  # one producer: kombu's pool of them is not worth its memory
-            self._app.send_task(
-                task, args=[job_id], queue=queue, expires=self._expires_s, retry=False
-            )
+            self._app.send_task(task, args=[job_id], queue=queue, expires=_EXPIRES_S, retry=False)
 
     def _try(self, ring: Any) -> bool:
         if time.monotonic() < self._away_until:

@@ -38,7 +38,7 @@ class Canary:
     def heard(self) -> None:
         """The bell was heard."""
         with self._station.database.write() as tx:
-            vitals.heard(tx, self._station.name)
+            vitals.heard(tx, self._station.name, instance=self._station.instance)
         self._heard_at = time.monotonic()
         if self._told:
             self._told = False

@@ -1,21 +1,28 @@
 """Which job gets which devices now. ``choose`` is pure; ``dispatch`` is its transaction.
 
 A job gets all its devices at once or none. Without ``threads`` a CPU job gets half of the
-cores of the worker that it is put on, at least one.
+cores of the worker that it is put on, at least one. An ``infer`` job is short: with ``auto`` it
+takes a CUDA device or CPU cores, whichever is free, and where no core is free it shares one.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 
 from glasshouse.failpoints import failpoint
-from models import attempts, jobs, quotas, vitals, workers
-from models.database import Database
+from models import attempts, quotas, vitals, workers
+from models.database import Database, Transaction, lock_at_most
 from models.quotas import Room
 from models.settings import Settings
 from models.tables import Device, now
 
+_Held = Mapping[tuple[str, str], Device]
 ENDLESS = Room(None, None, None)
+MOST_AT_ONCE = 100
+"""Jobs that one transaction places; the rest are placed in the next."""
+_LOCK_S = 1.0
+"""Nobody waits longer for a row or for another dispatcher: the sweep tries again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +45,18 @@ class Need:
     number: int | None = None
     threads: int | None = None
     worker: str | None = None
+    brief: bool = False
+    """Of an ``infer`` job: it takes what is free, and may share a core."""
 
     @classmethod
-    def of(cls, devices: Mapping[str, Any]) -> "Need":
+    def of(cls, devices: Mapping[str, Any], job_kind: str = "train") -> "Need":
         """Read the ``devices`` of a spec."""
-        ids = devices.get("ids") or (None,)
         return cls(
-            devices.get("type", "auto"), ids[0], devices.get("threads"), devices.get("worker")
+            devices.get("type", "auto"),
+            (devices.get("ids") or (None,))[0],
+            devices.get("threads"),
+            devices.get("worker"),
+            job_kind == "infer",
         )
 
 
@@ -65,126 +77,218 @@ class Choice:
     job: str
     worker: str
     devices: tuple[str, ...]
+    shared: bool = False
+    """Another job has this core, and keeps it."""
 
 
 def choose(
     queue: Sequence[Waiting],
-    slots: Sequence[Slot],
+    slots: Iterable[Slot],
     *,
     starvation_s: float,
     rooms: Mapping[str, Room] | None = None,
+    shares: Mapping[str, int] | None = None,
+    most: int | None = None,
 ) -> list[Choice]:
     """Serve the queue from its head. A job that has waited long keeps devices from those behind.
 
     ``rooms``: what the quotas of owners leave; one who is not named has no limit. A job for which
-    its owner has no room waits and keeps nothing from others.
+    its owner has no room waits and keeps nothing from others. ``shares``: how many more jobs each
+    worker runs on cores that others have. ``most``: how many jobs are placed.
     """
-    free = {(slot.worker, slot.id) for slot in slots if slot.healthy and slot.free}
+    fleet = _Fleet(slots, shares or {})
     left = {owner: replace(room) for owner, room in (rooms or {}).items()}
+    hopeless: set[tuple[Need, str, bool]] = set()
+    """What cannot be met: devices and rooms only become fewer, so it is not tried again."""
     chosen: list[Choice] = []
     for waiting in queue:
+        if most is not None and len(chosen) >= most:
+            break
+        starves = waiting.waited_s >= starvation_s
+        if (waiting.need, waiting.owner, starves) in hopeless:
+            continue
         room = left.get(waiting.owner, ENDLESS)
-        places = _places(waiting.need, slots, room.most_devices)
-        places = [place for place in places if room.has_for(place.count)]
-        ready = [place for place in places if place.missing(free) == 0]
-        if ready:
-            # the emptiest worker: jobs share caches and memory bandwidth
-            place = min(ready, key=lambda place: (-place.num_free(free), place.worker))
-            taken = place.take(free)
-            chosen.append(Choice(waiting.job, place.worker, tuple(id_ for _, id_ in taken)))
-            free.difference_update(taken)
-            room.take(place.count)
-        elif places and waiting.waited_s >= starvation_s:
-            place = min(places, key=lambda place: (place.missing(free), place.worker))
-            free.difference_update(place.take(free))
+        choice = fleet.place(waiting, room)
+        if choice is not None:
+            chosen.append(choice)
+            room.take(len(choice.devices))
+        elif not (starves and fleet.reserve(waiting.need, room)):
+            hopeless.add((waiting.need, waiting.owner, starves))
     return chosen
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A worker on which a need could be met: some number of these devices."""
+    """A worker on which a need could be met, by so many of its devices of one kind."""
 
     worker: str
-    devices: tuple[tuple[str, str], ...]
+    kind: str
+    free: list[str]
+    """The devices of the need that are free, in their order."""
     count: int
 
-    def num_free(self, free: set[tuple[str, str]]) -> int:
-        return sum(device in free for device in self.devices)
-
-    def missing(self, free: set[tuple[str, str]]) -> int:
-        return max(0, self.count - self.num_free(free))
-
-    def take(self, free: set[tuple[str, str]]) -> list[tuple[str, str]]:
-        return [device for device in self.devices if device in free][: self.count]
+    @property
+    def missing(self) -> int:
+        return max(0, self.count - len(self.free))
 
 
-def _places(need: Need, slots: Sequence[Slot], most: int | None = None) -> list[_Place]:
-    kind = _kind(need, slots)
-    by_worker: dict[str, list[Slot]] = {}
-    for slot in sorted(slots, key=lambda slot: (slot.worker, slot.number)):
-        if slot.kind == kind and slot.healthy and need.worker in (None, slot.worker):
-            by_worker.setdefault(slot.worker, []).append(slot)
-    places: list[_Place] = []
-    for worker, found in by_worker.items():
-        half = max(1, len(found) // 2) if most is None else max(1, min(len(found) // 2, most))
-        count = (need.threads or half) if kind == "cpu" else 1
-        usable = [slot for slot in found if need.number in (None, slot.number)]
-        if len(usable) >= count:
-            places.append(_Place(worker, tuple((slot.worker, slot.id) for slot in usable), count))
-    return places
+class _Fleet:
+    """The healthy devices by kind and worker; each that is taken is no longer free."""
 
-
-def _kind(need: Need, slots: Iterable[Slot]) -> str:
-    """``auto`` means CUDA where a healthy device exists, and then it waits for that."""
-    if need.kind != "auto":
-        return need.kind
-    fits = (slot for slot in slots if need.worker in (None, slot.worker))
-    return "cuda" if any(slot.kind == "cuda" and slot.healthy for slot in fits) else "cpu"
-
-
-def dispatch(database: Database, settings: Settings) -> list[Choice]:
-    """Give queued jobs to workers, in one transaction under the dispatchers' lock.
-
-    The caller rings the workers that were chosen, after this has committed.
-    """
-    lease_ms = int(settings.lease_s * 1000)
-    with database.write() as tx:
-        workers.lock_queue(tx)
-        if not workers.any_free(tx):
-            return []
-        rooms = quotas.rooms(tx, settings)
-        full = [owner for owner, room in rooms.items() if room.is_used_up]
-        queue = [
-            Waiting(job, Need.of(devices), (now() - queued_at).total_seconds(), owner)
-            for job, owner, devices, queued_at in workers.asked_for(tx, without=full)
-        ]
-        if not queue:
-            return []
-        short = vitals.short_of_room(tx, settings.min_free_bytes)
-        rows = {
-            (row.worker, row.id): row
-            for row, state in workers.all_devices(tx, lease_ms=lease_ms)
-            if state == "active" and row.worker not in short
+    def __init__(self, slots: Iterable[Slot], shares: Mapping[str, int]) -> None:
+        self._all: dict[str, dict[str, list[Slot]]] = {}
+        for slot in sorted(slots, key=lambda slot: (slot.worker, slot.number)):
+            if slot.healthy:
+                self._all.setdefault(slot.kind, {}).setdefault(slot.worker, []).append(slot)
+        self._free = {
+            (kind, worker): [slot.id for slot in found if slot.free]
+            for kind, hosts in self._all.items()
+            for worker, found in hosts.items()
         }
-        slots = [_slot(row) for row in rows.values()]
-        chosen = choose(queue, slots, starvation_s=settings.starvation_s, rooms=rooms)
-        given = [
-            choice
-            for choice in chosen
-            if attempts.assign(
-                tx,
-                choice.job,
-                choice.worker,
-                [rows[choice.worker, device] for device in choice.devices],
-                lease_ms,
-            )
+        self._shares = dict(shares)
+
+    def place(self, waiting: Waiting, room: Room) -> Choice | None:
+        """Give a job its devices; None: they are not free."""
+        for kind in self._kinds(waiting.need):
+            ready = [place for place in self._places(waiting.need, kind, room) if not place.missing]
+            if ready:
+                # the emptiest worker: jobs share caches and memory bandwidth
+                best = min(ready, key=lambda place: (-len(place.free), place.worker))
+                taken = self._take(best)
+                return Choice(waiting.job, best.worker, taken)
+        return self._share(waiting, room)
+
+    def reserve(self, need: Need, room: Room) -> bool:
+        """Keep free devices for a job that needs more of them; whether there were any."""
+        kinds = self._kinds(need)
+        places = [place for kind in kinds for place in self._places(need, kind, room)]
+        if not places:
+            return False
+        return bool(self._take(min(places, key=lambda place: (place.missing, place.worker))))
+
+    def _kinds(self, need: Need) -> tuple[str, ...]:
+        """``auto`` means CUDA where a healthy device exists, and then it waits for that.
+
+        A brief job takes CPU cores before it waits.
+        """
+        if need.kind != "auto":
+            return (need.kind,)
+        hosts = self._all.get("cuda", {})
+        if not (hosts if need.worker is None else need.worker in hosts):
+            return ("cpu",)
+        return ("cuda", "cpu") if need.brief else ("cuda",)
+
+    def _places(self, need: Need, kind: str, room: Room) -> list[_Place]:
+        hosts = self._all.get(kind, {})
+        names = hosts if need.worker is None else [need.worker] if need.worker in hosts else []
+        places: list[_Place] = []
+        for worker in names:
+            found, free = hosts[worker], self._free[kind, worker]
+            if need.number is not None:
+                found = [slot for slot in found if slot.number == need.number]
+                free = [slot.id for slot in found if slot.id in free]
+            count = self._count(need, kind, len(found), len(free), room)
+            if len(found) >= count and room.has_for(count):
+                places.append(_Place(worker, kind, free, count))
+        return places
+
+    @staticmethod
+    def _count(need: Need, kind: str, num_all: int, num_free: int, room: Room) -> int:
+        if kind != "cpu":
+            return 1
+        if need.threads is not None:
+            return need.threads
+        half = max(1, num_all // 2)
+        if room.most_devices is not None:
+            half = max(1, min(half, room.most_devices))
+        return max(1, min(half, num_free)) if need.brief else half
+
+    def _take(self, place: _Place) -> tuple[str, ...]:
+        taken = tuple(place.free[: place.count])
+        left = self._free[place.kind, place.worker]
+        self._free[place.kind, place.worker] = [id_ for id_ in left if id_ not in taken]
+        return taken
+
+    def _share(self, waiting: Waiting, room: Room) -> Choice | None:
+        """Put a brief job on a core that another job has."""
+        need = waiting.need
+        if not need.brief or need.kind == "cuda" or need.threads not in (None, 1):
+            return None
+        hosts = self._all.get("cpu", {})
+        able = [
+            worker
+            for worker, left in self._shares.items()
+            if left > 0 and worker in hosts and need.worker in (None, worker)
         ]
-        for choice in given:
-            jobs.rung(tx, job=choice.job)
+        if not able or not room.has_for(1):
+            return None
+        best = min(able, key=lambda worker: (-self._shares[worker], worker))
+        self._shares[best] -= 1
+        return Choice(waiting.job, best, (hosts[best][0].id,), shared=True)
+
+
+def dispatch(database: Database, settings: Settings, *, most: int = MOST_AT_ONCE) -> list[Choice]:
+    """Give queued jobs to workers, at most so many, in one transaction.
+
+    Whether anything can be given at all is looked at before, without a lock. The caller notifies
+    the workers that were chosen, after this has committed.
+    """
+    with database.read() as tx:
+        if not _choose(tx, settings, most):
+            return []
+    with database.write() as tx:
+        lock_at_most(tx, _LOCK_S)
+        workers.lock_queue(tx)
+        chosen = _choose(tx, settings, most)
+        wanted = [(one.worker, id_) for one in chosen if not one.shared for id_ in one.devices]
+        held = workers.hold_free(tx, wanted)
+        given = [choice for choice in chosen if _assign(tx, choice, held, settings)]
         if given:
             failpoint("dispatch.commit")
         return given
 
 
-def _slot(row: Device) -> Slot:
-    return Slot(row.worker, row.id, row.kind, row.number, row.healthy, row.job is None)
+def _choose(tx: Transaction, settings: Settings, most: int) -> list[Choice]:
+    rooms = quotas.rooms(tx, settings)
+    full = [owner for owner, room in rooms.items() if room.is_used_up]
+    since = now() - timedelta(seconds=settings.starvation_s)
+    asked = workers.asked_for(tx, without=full, most=most, starved_since=since)
+    if not asked:
+        return []
+    queue = [
+        Waiting(
+            one.job,
+            Need.of(one.wants, one.kind),
+            (now() - one.queued_at).total_seconds(),
+            one.owner,
+        )
+        for one in asked
+    ]
+    short = vitals.short_of_room(tx, settings.min_free_bytes)
+    devices = workers.devices_to_give(tx, lease_ms=round(settings.lease_s * 1000), without=short)
+    slots = [Slot(*row) for row in devices]
+    shares: dict[str, int] = {}
+    if any(waiting.need.brief for waiting in queue):
+        sharing = workers.sharing(tx)
+        hosts = {slot.worker for slot in slots}
+        shares = {host: settings.infer_overcommit - sharing.get(host, 0) for host in hosts}
+    return choose(
+        queue,
+        slots,
+        starvation_s=settings.starvation_s,
+        rooms=rooms,
+        shares=shares,
+        most=most,
+    )
+
+
+def _assign(tx: Transaction, choice: Choice, held: _Held, settings: Settings) -> bool:
+    """Assign a choice, unless one of its devices was taken, failed or vanished meanwhile."""
+    names = [(choice.worker, id_) for id_ in choice.devices]
+    if choice.shared:
+        held = workers.devices(tx, names)
+    if not all(name in held for name in names):
+        return False
+    lease_ms = round(settings.lease_s * 1000)
+    rows = [held[name] for name in names]
+    return attempts.assign(tx, choice.job, choice.worker, rows, lease_ms, shared=choice.shared)

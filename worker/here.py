@@ -78,6 +78,7 @@ class Bench:
                 version=__version__,
                 info={},
                 devices=devices,
+                instance=self._station.instance,
             )
 
     def work(self) -> None:
@@ -86,7 +87,7 @@ class Bench:
             pass
         while True:
             with self._database.write() as tx:
-                workers.beat(tx, self._settings.worker_name)
+                workers.beat(tx, self._settings.worker_name, instance=self._station.instance)
             given = dispatch.dispatch(self._database, self._settings)
             if not given:
                 return

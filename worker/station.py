@@ -2,16 +2,17 @@
 
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
 
-from glasshouse.errors import DatabaseUnavailable, StorageFull
+from glasshouse.errors import DatabaseUnavailable, StorageFull, TransactionConflict
 from glasshouse.failpoints import failpoint
 from models.artifacts import Artifacts
-from models.database import Database
+from models.database import IDLE_IN_TRANSACTION_S, Database
 from models.endings import Backoff
 from models.settings import Settings
 from models.space import Space
@@ -24,8 +25,17 @@ from worker.tally import Tally
 _log: Any = structlog.get_logger()
 T = TypeVar("T")
 
-AWAY = (DatabaseUnavailable, StorageFull)
+AWAY = (DatabaseUnavailable, StorageFull, TransactionConflict)
 """The ledger cannot be written now and may be again soon: wait, and never stop training for it."""
+
+
+def idle_s(lease_s: float) -> float:
+    """How long PostgreSQL keeps a transaction of a worker that says nothing, seconds.
+
+    A worker whose link is cut inside one must not hold the rows of its jobs for longer than their
+    leases last; its jobs could not be taken by another until then.
+    """
+    return max(2.0, min(float(IDLE_IN_TRANSACTION_S), lease_s / 3))
 
 
 class Station:
@@ -45,6 +55,8 @@ class Station:
         self.bells = bells
         self.nursery = nursery
         self.name = settings.worker_name
+        self.instance = uuid.uuid4().hex
+        """This process, among those that work under the name one after the other."""
         self.lease_ms = int(settings.lease_s * 1000)
         self.backoff = Backoff(settings.retry_s, settings.retry_max_s)
         self.stopping = threading.Event()
@@ -75,6 +87,8 @@ class Station:
                 given = dispatching.dispatch(self.database, self.settings)
             finally:
                 self._dispatching.release()
+            if len(given) == dispatching.MOST_AT_ONCE:
+                self._dispatch_wanted.set()
             for choice in given:
                 _log.info("assigned", job=choice.job, worker=choice.worker, devices=choice.devices)
                 failpoint("dispatch.committed")
@@ -117,8 +131,8 @@ class Station:
         """Do something with the ledger; while it is away, again and again.
 
         Raises:
-            DatabaseUnavailable, StorageFull: it was away for longer than ``give_up_after_s``,
-                or the worker stops meanwhile.
+            DatabaseUnavailable, StorageFull, TransactionConflict: it could not be written for
+                longer than ``give_up_after_s``, or the worker stops meanwhile.
         """
         began, delay = time.monotonic(), 0.05
         while True:

@@ -4,6 +4,7 @@ Needs no broker. Jobs that nobody was told of are served, attempts whose worker 
 ended, and attempts that wait for this worker are begun here if their bell does not come.
 """
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -11,12 +12,13 @@ from typing import Any
 
 import structlog
 
+from glasshouse.errors import TransactionConflict
 from glasshouse.failpoints import failpoint
-from models import attempts, jobs, leases, vitals, workers
+from models import attempts, leases, marks, vitals, workers
+from models.database import lock_at_most
 from models.endings import FATES, ExitKind
 from models.leases import Claim
 from worker import tasks
-from worker.bells import worker_queue
 from worker.station import AWAY, Station
 from worker.supervise import supervise
 
@@ -50,9 +52,10 @@ class Sweep:
     def __init__(self, station: Station) -> None:
         self._station = station
         self._healthy_since: float | None = None
-        self._looked_at = 0.0
+        self._looked_at = self._ended_at = 0.0
+        self._long_s = 3 * station.settings.sweep_s + _SLOW_S
+        """A pause between two sweeps, or a sweep, that takes longer: this process stood still."""
         self._clock = Clock(min(_SLOW_S, station.settings.lease_s / 2))
-        self._seen_waiting: set[str] = set()
 
     def __call__(self) -> None:
         """Sweep once."""
@@ -65,6 +68,7 @@ class Sweep:
                 _log.warning("ledger_away", error=str(error))
             except Exception:
                 _log.exception("sweep_failed", part=part.__name__)
+        self._ended_at = time.monotonic()
 
     def _note_health(self) -> None:
         """Leases may run out only while this worker itself is awake and can write.
@@ -72,16 +76,15 @@ class Sweep:
         While nobody can, every supervisor's lease runs out; none of them is lost. Nor is one when
         the database's clock is set forward: each has renewed its lease a moment later.
         """
-        before, began = self._looked_at, time.monotonic()
-        self._looked_at = began
+        began = self._looked_at = time.monotonic()
         try:
             with self._station.database.write() as tx:
-                time_ms = vitals.swept(tx, self._station.name)
+                time_ms = vitals.swept(tx, self._station.name, instance=self._station.instance)
         except AWAY:
             self._healthy_since = None
             return
         slow = time.monotonic() - began > _SLOW_S
-        slept = began - before > 3 * self._station.settings.sweep_s + _SLOW_S
+        slept = began - self._ended_at > self._long_s
         if self._clock.was_set(time_ms):
             _log.warning("clock_set")
             self._healthy_since = None
@@ -90,38 +93,36 @@ class Sweep:
             self._healthy_since = time.monotonic()
 
     def _serve_queue(self) -> None:
-        with self._station.database.read() as tx:
-            bells = jobs.bells(tx)
-            unheard = workers.waiting_for(tx, seconds=self._station.settings.rering_s)
-        if not bells and not unheard:
-            return
-        self._station.dispatch()
-        with self._station.database.write() as tx:
-            if bells:
-                jobs.rung(tx, up_to=bells[-1][0])
-            workers.rung(tx, unheard)
+        """Dispatch what waits, for all workers: one of them does it in each interval."""
+        station = self._station
+        with station.database.read() as tx:
+            if not workers.any_waits(tx):
+                return
+        every_ms = round(station.settings.sweep_s * 1000)
+        with station.database.write() as tx:
+            if not marks.take(tx, "queue", station.instance, every_ms=every_ms):
+                return
+        station.dispatch()
 
     def _begin_waiting(self) -> None:
         station = self._station
         if station.stopping.is_set():
             return
         with station.database.read() as tx:
-            waiting = {job for job in attempts.waiting(tx, station.name) if not station.runs(job)}
+            waiting = [job for job in attempts.waiting(tx, station.name) if not station.runs(job)]
         for job_id in waiting:
-            if job_id in self._seen_waiting:
-                _log.warning("bell_lost", job=job_id)
-                threading.Thread(
-                    target=tasks.heard,
-                    args=("sweep", lambda job=job_id: station.supervise(job, supervise)),
-                    name=f"supervise-{job_id}",
-                    daemon=True,
-                ).start()
-            elif not station.bells.crowded(worker_queue(station.name)):
-                station.bells.supervise(station.name, job_id)
-        self._seen_waiting = waiting
+            _log.info("begun_by_sweep", job=job_id)
+            threading.Thread(
+                target=tasks.heard,
+                args=("sweep", lambda job=job_id: station.supervise(job, supervise)),
+                name=f"supervise-{job_id}",
+                daemon=True,
+            ).start()
 
     def _end_lost(self) -> None:
         station = self._station
+        if time.monotonic() - self._looked_at > self._long_s:
+            self._healthy_since = None
         since = self._healthy_since
         if since is None or time.monotonic() - since < station.settings.lease_s:
             return
@@ -132,8 +133,10 @@ class Sweep:
             station.dispatch()
 
     def _end_one(self, claim: Claim) -> bool:
-        station, began = self._station, time.monotonic()
-        with station.database.write() as tx:
+        """End an attempt, unless somebody is writing to its rows; then the next sweep tries."""
+        station, began, ended = self._station, time.monotonic(), False
+        with contextlib.suppress(TransactionConflict), station.database.write() as tx:
+            lock_at_most(tx, _SLOW_S / 2)
             time_ms = leases.still_expired(tx, claim)
             waited = time.monotonic() - began > _SLOW_S  # its supervisor had to wait as well
             expired = time_ms is not None and not self._clock.was_set(time_ms)

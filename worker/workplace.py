@@ -42,7 +42,7 @@ def describe(
         DeviceFailed: its devices are gone.
     """
     spec = job.resolved
-    held = workers.devices_of(tx, job.id)
+    held = workers.devices_of(tx, job)
     if not held:
         raise DeviceFailed("The job's devices are gone from the worker.")
     saved = _checkpoint(tx, spec)

@@ -20,6 +20,7 @@ from glasshouse.cli import (
     service,
     upkeep,
     webhooks,
+    workers,
 )
 from glasshouse.errors import GlasshouseError
 
@@ -57,6 +58,7 @@ app.command()(upkeep.backup)
 app.command()(upkeep.restore)
 app.command()(upkeep.purge)
 app.add_typer(webhooks.app, name="webhooks")
+app.add_typer(workers.app, name="workers")
 app.command()(jobs.submit)
 app.command()(jobs.watch)
 app.command("jobs")(jobs.list_jobs)

@@ -322,6 +322,10 @@ class Workers(Resource):
         """Let a worker finish what it runs and take nothing new."""
         return Record(self._transport, self._transport.post(f"/workers/{worker_id}/drain"))
 
+    def delete(self, worker_id: str) -> None:
+        """Remove a worker that was stopped or is lost, and its devices, from the lists."""
+        self._transport.delete(f"/workers/{worker_id}")
+
 
 class Keys(Resource):
     """API keys; needs the scope ``admin``."""

@@ -64,13 +64,15 @@ class Devices(Spec):
     """The hardware that the job runs on. A device that does not exist is refused."""
 
     type: Literal["auto", "cpu", "cuda"] = "auto"
-    """``auto``: one CUDA device where a worker has a healthy one, else CPU cores."""
+    """``auto``: one CUDA device where a worker has a healthy one, else CPU cores. An ``infer`` job
+    takes CPU cores, too, while every CUDA device is busy."""
     count: Literal[1] | None = None
     """How many CUDA devices."""
     ids: tuple[NonNegativeInt] | None = None
     """The CUDA device by its number on its worker, as ``GET /devices`` lists it."""
     threads: int | None = Constraint(default=None, ge=1, le=1024)
-    """CPU cores, one torch thread each. Left out: half of the worker's cores, at least one."""
+    """CPU cores, one torch thread each. Default: half of the worker's cores, at least one; of an
+    ``infer`` job as many of these as are free."""
     worker: str | None = Constraint(default=None, min_length=1, max_length=200)
     """Only on this worker."""
 

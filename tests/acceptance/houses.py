@@ -29,7 +29,7 @@ from tests import leaks
 
 ROOT = Path(__file__).parents[2]
 START_S = 180.0
-SHORT = {"LEASE_S": "10", "SWEEP_S": "1", "HEARTBEAT_S": "0.5", "RERING_S": "2", "GRACE_S": "5"}
+SHORT = {"LEASE_S": "10", "SWEEP_S": "1", "HEARTBEAT_S": "0.5", "GRACE_S": "5"}
 
 T = TypeVar("T")
 

@@ -102,6 +102,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "listDevices": lambda client, one: client.devices.list(),
     "listWorkers": lambda client, one: client.workers.list(),
     "drainWorker": lambda client, one: client.workers.drain("w_1"),
+    "removeWorker": lambda client, one: client.workers.delete("w_1"),
     "listQueue": lambda client, one: client.queue(),
 }
 ANY = {

@@ -37,6 +37,7 @@ OPEN = frozenset(
 """Paths that need no key. A new one is a decision: it is made here, too."""
 SHARED = frozenset(
     {"/api/v1/catalog/{section}", "/docs/{file}", "/api/v1/workers/{id}/drain", "/api/v1/keys/{id}"}
+    | {"/api/v1/workers/{id}"}
 )
 """Paths with places that are nobody's own: the service's, or for admins only."""
 READING_POSTS = frozenset({"/api/v1/plan", "/api/v1/tickets"})

@@ -327,6 +327,10 @@ class AsyncWorkers(AsyncResource):
             self._transport, await self._transport.post(f"/workers/{worker_id}/drain")
         )
 
+    async def delete(self, worker_id: str) -> None:
+        """Remove a worker that was stopped or is lost, and its devices, from the lists."""
+        await self._transport.delete(f"/workers/{worker_id}")
+
 
 class AsyncKeys(AsyncResource):
     """API keys; needs the scope ``admin``."""

@@ -78,7 +78,7 @@ def test_a_running_job_is_paused_when_its_attempt_has_ended_and_then_queued(data
     assert (back.state, back.paused_at) == ("queued", None)
     assert back.queued_at >= paused.paused_at
     with database.read() as tx:
-        assert job.id in [row[1] for row in jobs.bells(tx)]
+        assert job.id in [one.job for one in workers.asked_for(tx)]
     second = running(database, job)
     assert second.fence > claim.fence
     assert moves(database, job) == [

@@ -58,7 +58,6 @@ def test_an_error_in_a_transaction_takes_everything_back(database: Database):
         raise KeyError
     with database.read() as tx:
         assert jobs.find(tx, Filter(), after=None, limit=10) == []
-        assert jobs.bells(tx) == []
 
 
 def test_jobs_are_listed_in_pages_by_filter_and_owner(database: Database):

@@ -29,7 +29,6 @@ SHORT = {
     "HEARTBEAT_S": "0.5",
     "LEASE_S": "10",
     "SWEEP_S": "0.5",
-    "RERING_S": "2",
     "GRACE_S": "5",
     "KILL_S": "2",
     "RETRY_S": "0.2",

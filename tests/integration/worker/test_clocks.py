@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from engine.native.compiling import find_compiler
-from models import jobs, workers
 from tests.conftest import absent
 from tests.integration.worker.shop import Shop, endless, train_spec, until
 from tests.integration.worker.story import SAVED_EVERY, Story, spec_of
@@ -124,14 +123,10 @@ def test_a_clock_that_is_set_while_jobs_run_costs_none_of_them(
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_lost_bell_is_rung_again_by_a_worker_whose_clock_is_behind(
+def test_a_job_whose_message_is_lost_is_found_by_a_worker_whose_clock_is_behind(
     any_shop: Shop, clocks: Clocks
 ):
     shop = any_shop
     start(shop, clocks, w1=-HOUR_S)
-    spec = train_spec(shop.dataset())
-    with shop.database.write() as tx:  # it was rung, and nobody has heard it
-        job_id = jobs.add(tx, owner="ada", spec=spec, resolved=spec, plan={}).id
-        jobs.rung(tx, job=job_id)
-        workers.rung(tx, [job_id])
+    job_id = shop.submit(train_spec(shop.dataset()), ring=False)
     assert shop.wait(job_id).state == "succeeded"

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from models import attempts, jobs, shipments, workers
+from models import attempts, shipments, workers
 from models.workers import FoundDevice
 from tests.integration.worker.shop import Shop, endless, train_spec
 from tests.running import eventually
@@ -71,14 +71,6 @@ def test_draining_and_silent_workers_get_nothing(any_shop: Shop):
     one_core(3, any_shop)
     given = dispatch(any_shop.database, any_shop.settings)
     assert [choice.worker for choice in given] == ["c"]
-
-
-def test_an_assigned_job_needs_no_bell_any_more(any_shop: Shop):
-    register(any_shop, "a")
-    one_core(1, any_shop)
-    dispatch(any_shop.database, any_shop.settings)
-    with any_shop.database.read() as tx:
-        assert jobs.bells(tx) == []
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)

@@ -188,7 +188,7 @@ def test_a_stopped_worker_gives_its_jobs_back_unblamed(shop: Shop):
     ]
     with shop.database.read() as tx:
         states = {row.id: state for row, state in workers.all_workers(tx, lease_ms=3000)}
-    assert states[name] == "lost"
+    assert states[name] == "stopped"
 
 
 def test_a_training_that_stops_early_says_why(shop: Shop):

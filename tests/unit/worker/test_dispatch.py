@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -207,3 +208,79 @@ def test_no_owner_ever_gets_more_than_their_room(
     found = choose(owned, slots, starvation_s=60, rooms=rooms)
     assert len(found) <= num_jobs
     assert sum(len(choice.devices) for choice in found) <= num_devices
+
+
+def brief(kind: str = "auto", **more: Any) -> Need:
+    return Need(kind, brief=True, **more)
+
+
+def test_a_brief_job_takes_cores_while_every_cuda_device_is_busy():
+    slots = [*cores("w", 4), cuda("w", 0, free=False)]
+    assert one(brief(), slots) == Choice("j", "w", ("cpu:0", "cpu:1"))
+    assert one(brief(), [*slots, cuda("v", 0)]) == Choice("j", "v", ("cuda:0",))
+
+
+def test_a_brief_job_takes_as_many_cores_as_are_free():
+    assert one(brief(), cores("w", 8, busy=7)) == Choice("j", "w", ("cpu:7",))
+    assert one(brief("cpu", threads=2), cores("w", 8, busy=7)) is None
+
+
+def test_where_no_core_is_free_a_brief_job_shares_one_and_no_other_job_does():
+    queue = [
+        Waiting("train", Need("cpu", threads=1)),
+        Waiting("wide", brief("cpu", threads=2)),
+        Waiting("card", brief("cuda")),
+        *(Waiting(f"i{n}", brief("cpu")) for n in range(3)),
+    ]
+    slots = cores("a", 2, busy=2) + cores("b", 2, busy=2)
+    found = choose(queue, slots, starvation_s=60, shares={"a": 1, "b": 1, "gone": 5})
+    assert found == [
+        Choice("i0", "a", ("cpu:0",), shared=True),
+        Choice("i1", "b", ("cpu:0",), shared=True),
+    ]
+
+
+def test_no_more_jobs_are_placed_than_are_asked_for():
+    queue = [Waiting(f"j{n}", Need("cpu", threads=1)) for n in range(5)]
+    found = choose(queue, cores("w", 5), starvation_s=60, most=2)
+    assert [choice.job for choice in found] == ["j0", "j1"]
+
+
+def plainly(queue: list[Waiting], slots: list[Slot]) -> list[Choice]:
+    """As `choose`, without its shortcuts: every job looks at every device."""
+    free = {(slot.worker, slot.id) for slot in slots if slot.free and slot.healthy}
+    chosen: list[Choice] = []
+    for waiting in queue:
+        need = waiting.need
+        able = [slot for slot in slots if slot.healthy and need.worker in (None, slot.worker)]
+        has_cuda = any(slot.kind == "cuda" for slot in able)
+        kind = need.kind if need.kind != "auto" else "cuda" if has_cuda else "cpu"
+        places: list[tuple[int, int, str, list[str]]] = []
+        for worker in sorted({slot.worker for slot in able if slot.kind == kind}):
+            mine = [slot for slot in able if slot.worker == worker and slot.kind == kind]
+            count = (need.threads or max(1, len(mine) // 2)) if kind == "cpu" else 1
+            mine = [slot for slot in mine if need.number in (None, slot.number)]
+            ids = [
+                slot.id
+                for slot in sorted(mine, key=lambda slot: slot.number)
+                if (worker, slot.id) in free
+            ]
+            if len(mine) >= count:
+                places.append((max(0, count - len(ids)), -len(ids), worker, ids[:count]))
+        ready = [place[1:] for place in places if place[0] == 0]
+        if ready:
+            _, worker, taken = min(ready)
+            chosen.append(Choice(waiting.job, worker, tuple(taken)))
+        elif places and waiting.waited_s >= 60:
+            _, _, worker, taken = min(places, key=lambda place: (place[0], place[2]))
+        else:
+            continue
+        free -= {(worker, id_) for id_ in taken}
+    return chosen
+
+
+@given(queues, slots_of)
+def test_what_is_skipped_as_hopeless_would_have_got_nothing(
+    queue: list[Waiting], slots: list[Slot]
+):
+    assert serve(queue, slots) == plainly(queue, slots)

@@ -29,6 +29,7 @@ export default function View() {
 const WORKER: Record<Worker["state"], readonly [kind: string, words: string]> = {
   active: ["good", "active"],
   draining: ["warn", "draining: it takes no new jobs"],
+  stopped: ["", "stopped"],
   lost: ["bad", "lost: it does not answer"],
 };
 

@@ -1,0 +1,22 @@
+"""Which process a worker's row belongs to, and whether it was stopped."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0023"
+down_revision = "0016"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column("workers", sa.Column("instance", sa.Text(), server_default="", nullable=False))
+    op.add_column("workers", sa.Column("stopped_ms", sa.BigInteger(), nullable=True))
+    # a heartbeat of 0 was how a worker that had stopped was marked until now
+    op.execute("UPDATE workers SET stopped_ms = started_at, beat_ms = started_at WHERE beat_ms = 0")
+
+
+def downgrade() -> None:
+    op.execute("UPDATE workers SET beat_ms = 0 WHERE stopped_ms IS NOT NULL")
+    op.drop_column("workers", "stopped_ms")
+    op.drop_column("workers", "instance")

@@ -1,0 +1,194 @@
+"""Two transactions interleaved at each of their statements, on PostgreSQL."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import structlog
+from sqlalchemy import text
+
+from glasshouse.errors import TransactionConflict
+from models import jobs, quotas, workers
+from models.artifacts import LocalArtifacts
+from models.database import Database
+from models.settings import Settings
+from models.tables import Device
+from models.workers import FoundDevice
+from tests.integration.fleet.stepping import Stepped, count_statements
+from tests.integration.store.making import make_worker
+from worker.app import make_app
+from worker.bells import Bells
+from worker.dispatch import dispatch
+from worker.station import Station
+from worker.sweep import Sweep
+
+LEASE_S = 30.0
+Act = Callable[[Database], Any]
+
+
+def interleaved(url: str, one: Act, other: Act, prepare: Callable[[], None]) -> None:
+    """Try every place of the first at which the second may come in; neither may fail."""
+    prepare()
+    for steps in range(count_statements(url, one)):
+        prepare()
+        with Stepped(url, one) as first, Stepped(url, other) as second:
+            first.steps(steps)
+            second.release()
+            second.steps(1000)
+            first.finish()
+            second.finish()
+            assert (first.error, second.error) == (None, None), f"after {steps} statements"
+
+
+def station_of(database: Database, home: Path, name: str, **more: Any) -> Station:
+    """A worker without a process or a broker."""
+    wanted = {"home": home, "redis_url": "unix:///nowhere/v.sock", "worker_name": name}
+    settings = Settings(**(wanted | {"lease_s": LEASE_S} | more))
+    nursery: Any = None
+    bells = Bells(settings, make_app(settings))
+    return Station(settings, database, LocalArtifacts(settings.artifacts), bells, nursery)
+
+
+def test_quotas_of_one_owner_are_set_twice_at_once(postgres_url: str):
+    def put(limit: int) -> Act:
+        def act(database: Database) -> None:
+            with database.write() as tx:
+                quotas.put(tx, "ada", {"running_jobs": limit}, by="root")
+
+        return act
+
+    interleaved(postgres_url, put(1), put(2), lambda: None)
+    opened = Database(postgres_url)
+    with opened.read() as tx:
+        assert quotas.own(tx, "ada") in ({"running_jobs": 1}, {"running_jobs": 2})
+    opened.close()
+
+
+def test_a_deadlock_is_told_as_what_it_is(postgresql: Database, postgres_url: str):
+    make_worker(postgresql, "a")
+    make_worker(postgresql, "b")
+
+    def beat(first: str, then: str) -> Act:
+        def act(database: Database) -> None:
+            with database.write() as tx:
+                for name in (first, then):
+                    workers.drain(tx, name)
+
+        return act
+
+    with (
+        Stepped(postgres_url, beat("a", "b")) as one,
+        Stepped(postgres_url, beat("b", "a")) as other,
+    ):
+        one.step()
+        other.step()
+        one.step()
+        other.finish()
+        one.finish()
+        (error,) = [found for found in (one.error, other.error) if found is not None]
+    assert isinstance(error, TransactionConflict)
+    assert error.retryable
+    assert error.code == "transaction_conflict"
+
+
+def swept(home: Path, name: str) -> Act:
+    """Sweep once, and raise what the sweep only logs."""
+
+    def act(database: Database) -> None:
+        with structlog.testing.capture_logs([structlog.processors.format_exc_info]) as logs:
+            Sweep(station_of(database, home, name))()
+        bad = [line for line in logs if line["event"] in ("ledger_away", "sweep_failed")]
+        assert not bad, bad
+
+    return act
+
+
+def occupied(database: Database, job: str | None) -> None:
+    """Have all devices be some job's, or nobody's."""
+    with database.write() as tx:
+        tx.execute(text("UPDATE devices SET job = :job"), {"job": job})
+
+
+def queue_four(database: Database) -> None:
+    """Have four jobs of one core each wait, the last made first, and nothing else."""
+    spec = {"devices": {"type": "cpu", "threads": 1}}
+    with database.write() as tx:
+        tx.execute(text("DELETE FROM jobs"))
+    for priority in range(4):
+        with database.write() as tx:
+            wanted = {"kind": "train", "priority": priority}
+            jobs.add(tx, owner="ada", spec=wanted, resolved=spec, plan={})
+
+
+def test_a_sweep_that_found_nothing_free_meets_a_dispatch_that_does(
+    postgresql: Database, postgres_url: str, tmp_path: Path
+):
+    """A dispatch takes jobs by priority; the sweep must not lock them in another order."""
+    settings = Settings(home=tmp_path, lease_s=LEASE_S)
+    make_worker(postgresql, "w1", cores=4)
+    make_worker(postgresql, "w2", cores=0)
+
+    def prepare() -> None:
+        queue_four(postgresql)
+        occupied(postgresql, "other")
+
+    prepare()
+    for steps in range(count_statements(postgres_url, swept(tmp_path, "w2"))):
+        prepare()
+        with (
+            Stepped(postgres_url, swept(tmp_path, "w2")) as sweep,
+            Stepped(postgres_url, lambda database: dispatch(database, settings)) as giving,
+        ):
+            sweep.steps(steps)
+            occupied(postgresql, None)
+            giving.steps(24)
+            sweep.release()
+            sweep.settle()
+            giving.finish()
+            sweep.finish()
+            assert (sweep.error, giving.error) == (None, None), f"after {steps} statements"
+
+
+def assigned(database: Database) -> dict[str, str]:
+    """Device and job, of the devices that jobs have."""
+    with database.read() as tx:
+        rows = tx.execute(text("SELECT id, job FROM devices WHERE job IS NOT NULL"))
+        return {row.id: row.job for row in rows}
+
+
+def test_devices_change_while_a_dispatch_takes_them(
+    postgresql: Database, postgres_url: str, tmp_path: Path
+):
+    """One becomes unhealthy, one vanishes: the others are given, and nothing a job has goes."""
+    settings = Settings(home=tmp_path, lease_s=LEASE_S)
+    make_worker(postgresql, "w1", cores=4)
+    cores = [FoundDevice(f"cpu:{n}", "cpu", n, "core", healthy=n != 1) for n in range(3)]
+
+    def refresh(database: Database) -> None:
+        with database.write() as tx:
+            workers.refresh_devices(tx, "w1", cores)
+
+    def prepare() -> None:
+        queue_four(postgresql)
+        with postgresql.write() as tx:
+            tx.execute(text("DELETE FROM devices"))
+        make_worker(postgresql, "w1", cores=4)
+
+    def giving(database: Database) -> Any:
+        return dispatch(database, settings)
+
+    prepare()
+    for steps in range(0, count_statements(postgres_url, giving), 3):
+        prepare()
+        with Stepped(postgres_url, giving) as first, Stepped(postgres_url, refresh) as second:
+            first.steps(steps)
+            second.release()
+            second.settle()
+            first.finish()
+            second.finish()
+            assert (first.error, second.error) == (None, None), f"after {steps} statements"
+            given = {id_: choice.job for choice in first.result for id_ in choice.devices}
+        assert assigned(postgresql) == given, f"after {steps} statements"
+        assert {"cpu:0", "cpu:2"} <= set(given), f"after {steps} statements"
+        with postgresql.read() as tx:
+            assert not tx.get_one(Device, ("w1", "cpu:1")).healthy
