@@ -21,7 +21,7 @@ from celery import signals  # pyright: ignore[reportMissingTypeStubs]
 
 from glasshouse.lifeline import end_within, follow_lifeline
 from glasshouse.unpickling import refuse_unpickling
-from models import attempts, vitals, workers
+from models import attempts, startup, vitals, workers
 from models.artifacts import LocalArtifacts
 from models.database import Database
 from models.settings import Settings
@@ -68,6 +68,10 @@ class Worker:
         self._threads: list[Every] = []
         self._canary = Canary(self.station)
         tasks.hang(app, self.station, self._canary)
+
+    def refusal(self) -> str | None:
+        """Why it must not work on what is stored, and what to do; None: it may."""
+        return startup.refusal(self._settings, self.station.database)
 
     def run(self) -> int:
         """Work until told to stop; 0 when everything ended in good order."""
@@ -251,6 +255,9 @@ def main(arguments: list[str] | None = None) -> int:
     ending = Ending()
     follow_lifeline(lambda: os.kill(os.getpid(), signal.SIGTERM), within_s=_longest_end_s(settings))
     worker = Worker(settings, ending)
+    if problem := worker.refusal():
+        sys.stderr.write(problem + "\n")
+        return 2
 
     def keep_logging(**_: Any) -> None:
         """Being connected keeps Celery from configuring its own logging."""
