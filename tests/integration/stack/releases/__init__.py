@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from sqlalchemy import Connection, LargeBinary, MetaData, Table, inspect, text
+from sqlalchemy import Connection, LargeBinary, MetaData, Table, func, inspect, select, text
 
 HERE = Path(__file__).parent
 PREVIOUS = HERE / "0016.zip"
@@ -69,8 +69,8 @@ def _count_on(connection: Connection, table: Table) -> None:
     for column in inspect(connection).get_columns(table.name):
         if "nextval" in str(column["default"]):
             sequence = f"pg_get_serial_sequence('{table.name}', '{column['name']}')"
-            newest = f'(SELECT coalesce(max("{column["name"]}"), 0) + 1 FROM "{table.name}")'
-            connection.execute(text(f"SELECT setval({sequence}, {newest}, false)"))
+            next_one = func.coalesce(func.max(table.c[column["name"]]), 0) + 1
+            connection.execute(select(func.setval(text(sequence), next_one, False)))
 
 
 def _read(table: Table, row: dict[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Make the data of a release: see the package."""
 
+import contextlib
 import json
 import os
 import signal
@@ -13,8 +14,7 @@ import httpx2
 from sqlalchemy import create_engine
 
 import glasshouse as gh
-from tests.integration.stack import releases
-from tests.integration.stack import conftest
+from tests.integration.stack import conftest, releases
 from tests.integration.stack.conftest import House, end, up
 
 ROWS = 40
@@ -59,14 +59,16 @@ def table() -> bytes:
 def fill(house: House) -> dict[str, Any]:
     """Have the service do its work; what its API says of it once it stands still."""
     with house.client() as client:
-        hook = client.webhooks.create("http://127.0.0.1:9/hook", ["job.succeeded"], {"team": "blue"})
+        hook = client.webhooks.create(
+            "http://127.0.0.1:9/hook", ["job.succeeded"], {"team": "blue"}
+        )
         reader = client.keys.create("reader", ["read"], house_owner(client))
         dataset = client.datasets.upload(table(), name="plants.csv", format="csv")
         job = client.jobs.create(spec(dataset.id)).wait(WAIT_S)
-        long = spec(dataset.id, name="long", stop={"steps": 2_000}, probes=[])
-        slow = [{"name": f"l{n}", "type": "Linear", "args": {"out_features": 256}} for n in range(6)]
+        long = spec(dataset.id, name="long", stop={"steps": 6_000}, probes=[])
+        slow = [{"name": f"l{n}", "type": "Linear", "args": {"out_features": 8}} for n in range(6)]
         long["network"] = {"layers": [*slow, *long["network"]["layers"]]}
-        long["checkpoint"] = {"every_steps": 20}
+        long["checkpoint"] = {"every_steps": 500}
         running = client.jobs.create(long)
         waiting = client.jobs.create(spec(dataset.id, name="waits", priority=-5))
         deadline = time.monotonic() + WAIT_S
@@ -81,12 +83,13 @@ def fill(house: House) -> dict[str, Any]:
             f"/jobs/{job.id}/stats?kind=param_grad&stat=mean,std",
             f"/jobs/{job.id}/captures",
             f"/jobs/{job.id}/checkpoints",
-            f"/jobs/{job.id}/timeline",
+            f"/jobs/{job.id}/spec",
             f"/jobs/{job.id}/probes",
             "/jobs?label=team:blue&state=succeeded",
             f"/datasets/{dataset.id}",
             f"/datasets/{dataset.id}/rows?limit=3",
-            "/webhooks",
+            f"/webhooks/{hook.id}",
+            f"/webhooks/{hook.id}/deliveries",
             "/keys",
         ]
         answers = {path: ask(house.runtime, path) for path in paths}
@@ -124,10 +127,8 @@ def main(file: Path) -> None:
             pids = [child.pid for child in house.children.values()]
             os.kill(house.process.pid, signal.SIGKILL)
             for pid in pids:
-                try:
+                with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
         finally:
             end(house)
         engine = create_engine(f"sqlite:///{home / 'glasshouse.db'}")
