@@ -57,7 +57,7 @@ class Worker:
         self._lock = lock(work / "lock")
         app = make_app(settings)
         self._app = app
-        database = Database(settings.database, pool_size=16)
+        database = Database(settings.database, pool_size=settings.database_connections)
         nursery = Nursery(log_path=work / "nursery.log")
         bells = Bells(settings, app)
         self.station = Station(
