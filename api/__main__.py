@@ -21,7 +21,7 @@ from api.resources import Resources
 from glasshouse import jsonio
 from glasshouse.lifeline import follow_lifeline
 from glasshouse.unpickling import refuse_unpickling
-from models import keys
+from models import keys, startup
 from models.database import Database
 from models.settings import Settings
 
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     settings = Settings()
     host = given.host or settings.host
-    if problem := refuse_to_bind(host, settings):
+    if problem := refuse_to_start(settings) or refuse_to_bind(host, settings):
         sys.stderr.write(problem + "\n")
         return 2
     logs.configure()
@@ -94,6 +94,15 @@ def main(arguments: Sequence[str]) -> int:
     follow_lifeline(lambda: server.handle_exit(signal.SIGTERM, None), within_s=_END_S)
     server.run(sockets=[listener])
     return 0
+
+
+def refuse_to_start(settings: Settings) -> str | None:
+    """Why the API may not serve what is stored; None: it may."""
+    database = Database(settings.database)
+    try:
+        return startup.refusal(settings, database)
+    finally:
+        database.close()
 
 
 def refuse_to_bind(host: str, settings: Settings) -> str | None:

@@ -14,7 +14,7 @@ from typing import Literal
 from api.resources import Resources
 from glasshouse.errors import ServiceError, StorageFull
 from glasshouse.versions import LEAST_BROKER, SAFE_SQLITE, numbers
-from models import integrity, marks, vitals
+from models import integrity, marks, startup, vitals
 from models.space import remote_kind
 
 LIMIT_S = 3.0
@@ -38,7 +38,7 @@ class Report:
     @property
     def status(self) -> Status:
         """``down``: this process cannot serve; ``degraded``: something is missing."""
-        if any(self.checks.get(name, WELL) != WELL for name in ("database", "draining")):
+        if any(self.checks.get(name, WELL) != WELL for name in ("database", "schema", "draining")):
             return "down"
         return "ok" if all(found == WELL for found in self.checks.values()) else "degraded"
 
@@ -55,6 +55,7 @@ class Readiness:
         self._warned: tuple[float, dict[str, str]] | None = None
         self._checks: dict[str, Callable[[], str]] = {
             "database": self._database,
+            "schema": self._schema,
             "database_write": self._write,
             "integrity": self._integrity,
             "broker": self._broker,
@@ -101,6 +102,10 @@ class Readiness:
         except ServiceError:
             return "the database does not answer"
         return WELL
+
+    def _schema(self) -> str:
+        with self._house.database.read() as tx:
+            return startup.mismatch(startup.revision(tx)) or WELL
 
     def _write(self) -> str:
         database = self._house.database

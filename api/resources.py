@@ -52,7 +52,7 @@ class Resources:
 
 def make_resources(settings: Settings) -> Resources:
     """The resources that the settings describe. Connects to nothing yet."""
-    database = Database(settings.database)
+    database = Database(settings.database, pool_size=settings.database_connections)
     artifacts = LocalArtifacts(settings.artifacts)
     wakeups = Wakeups(settings.redis)
     return Resources(

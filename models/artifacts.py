@@ -4,7 +4,7 @@ import os
 import shutil
 import time
 from collections.abc import Generator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple, Protocol
 
@@ -90,10 +90,15 @@ class LocalArtifacts:
         """Remove a file or directory."""
         path = self._path(prefix)
         failpoint("artifact.delete")
+        going = path.with_name(f".{path.name}.deleted")
         if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
+            # a directory goes as a whole: whoever copies it misses all of it or nothing
+            shutil.rmtree(going, ignore_errors=True)
+            with suppress(FileNotFoundError):  # somebody else deletes it too
+                os.rename(path, going)
         else:
             path.unlink(missing_ok=True)
+        shutil.rmtree(going, ignore_errors=True)
 
     def entries(self, prefix: str) -> list[Entry]:
         """What is in a directory; of none, nothing."""

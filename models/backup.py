@@ -1,9 +1,13 @@
 """Back the service up and restore it: ``python -m models.backup create|restore DIRECTORY``.
 
-A backup is taken while the service runs. The database is copied as it was at one moment; then the
-files that its rows name are copied, and each one's digest is written into the manifest, which comes
-last: a directory without a manifest is no backup. What was deleted meanwhile is listed as lost,
-and a restored service does not know it.
+A backup is taken while the service runs. It copies the database as of one moment (one snapshot),
+then every file that the rows of that snapshot name. Stored files never change, so a copy that is
+taken later is the same file. A file that was deleted in between is listed in the manifest as lost,
+and a restore deletes the rows that name it. The manifest has the digest of each file and is written
+last: a directory without a manifest is no backup.
+
+A restore writes a mark into the artifacts directory first and removes it last. API, worker and
+migration refuse to start while the mark is there (`models.startup`).
 """
 
 import argparse
@@ -13,7 +17,7 @@ import shutil
 import sqlite3
 import sys
 from collections.abc import Generator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -26,14 +30,20 @@ from glasshouse import jsonio
 from glasshouse.errors import GlasshouseError
 from models import postgres_tools
 from models.artifacts import LocalArtifacts
-from models.database import Database
+from models.database import Database, translated
 from models.migrate import migrate
 from models.settings import Settings
+from models.startup import BROKEN_OFF, UNFINISHED, is_unfinished
 from models.tables import Capture, Checkpoint, Dataset, JobArtifact, Mark, Upload, now
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 _BLOCK_BYTES = 1 << 20
+_WAIT_FOR_EVER = """
+SELECT set_config(name, '0', true) FROM pg_settings
+WHERE name IN ('idle_in_transaction_session_timeout', 'transaction_timeout')
+"""
+"""For the transaction whose snapshot pg_dump reads: it may be idle until the dump is done."""
 _NAMES = {"sqlite": "glasshouse.db", "postgresql": "glasshouse.dump"}
 
 
@@ -70,24 +80,22 @@ def create(settings: Settings, directory: Path, *, link: bool = False) -> dict[s
     if directory.exists() and any(directory.iterdir()):
         raise BackupError(f"{directory} is not empty; a backup wants a directory of its own")
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    copied = _copy_database(settings, directory)
+    kept = [_kept(directory, directory / _NAMES[copied.kind])]
     artifacts = LocalArtifacts(settings.artifacts)
-    kept: list[Kept] = []
     lost: list[str] = []
-    with _copied_database(settings, directory) as (kind, tx):
-        kept.append(_kept(directory, directory / _NAMES[kind]))
-        revision = tx.scalars(text("SELECT version_num FROM alembic_version")).one()
-        for key in _keys(tx):
-            try:
-                found = _copy(artifacts.local(key), directory / "artifacts" / key, link=link)
-                kept += [_kept(directory, path) for path in found]
-            except FileNotFoundError:
-                lost.append(key)
+    for key in copied.keys:
+        place = directory / "artifacts" / key
+        try:
+            kept += [_kept(directory, path) for path in _copy(artifacts.local(key), place, link)]
+        except FileNotFoundError:
+            lost.append(key)
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "created_at": now().isoformat(timespec="milliseconds"),
         "version": _version(),
-        "database": kind,
-        "revision": revision,
+        "database": copied.kind,
+        "revision": copied.revision,
         "lost": sorted(lost),
         "files": [one.as_dict() for one in kept],
     }
@@ -105,56 +113,91 @@ def restore(settings: Settings, directory: Path) -> dict[str, Any]:
     kind = "sqlite" if settings.database.startswith("sqlite") else "postgresql"
     if manifest["database"] != kind:
         raise BackupError(f"the backup is of {manifest['database']}, the service is on {kind}")
-    if settings.artifacts.exists() and any(settings.artifacts.iterdir()):
-        raise BackupError(f"{settings.artifacts} is not empty; restore into a new home")
+    _refuse_artifacts(settings)
     _check_files(directory, manifest)
-    settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     if kind == "sqlite":
         place = Path(settings.database.removeprefix("sqlite:///"))
         if place.exists():
             raise BackupError(f"{place} is there already; restore into a new home")
-        _copy_artifacts(directory, settings.artifacts)
-        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        beside = place.with_name(f".{place.name}.restoring")
-        shutil.copyfile(directory / _NAMES[kind], beside)
-        beside.chmod(0o600)
-        os.replace(beside, place)
     else:
         _refuse_tables(settings)
-        _copy_artifacts(directory, settings.artifacts)
+    settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    settings.artifacts.mkdir(mode=0o700, parents=True, exist_ok=True)
+    mark = settings.artifacts / UNFINISHED
+    mark.touch(mode=0o600)
+    _copy_artifacts(directory, manifest, settings.artifacts)
+    if kind == "sqlite":
+        _restore_sqlite(settings, directory / _NAMES[kind], manifest["lost"])
+    else:
         postgres_tools.restore(settings.database, directory / _NAMES[kind])
-    database = Database(settings.database)
-    try:
-        migrate(database, lock_file=settings.home / "run" / "migrate.lock")
-        with database.write() as tx:
-            _forget_lost(tx, manifest["lost"])
-    finally:
-        database.close()
+        _bring_up_to_date(settings, settings.database, manifest["lost"])
+    mark.unlink()
     return _told(manifest)
 
 
-@contextmanager
-def _copied_database(settings: Settings, directory: Path) -> Generator[tuple[str, Session]]:
-    """Copy the database; gives its kind and a transaction that sees just what was copied."""
-    if not settings.database.startswith("sqlite"):
-        database = Database(settings.database)
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    """The database of a backup."""
+
+    kind: str
+    revision: str
+    keys: list[str]
+    """The artifacts that its rows name."""
+
+
+def _copy_database(settings: Settings, directory: Path) -> _Copied:
+    if settings.database.startswith("sqlite"):
+        copy = directory / _NAMES["sqlite"]
+        _copy_sqlite(Path(settings.database.removeprefix("sqlite:///")), copy)
+        database = Database(f"sqlite:///{copy}")
         try:
-            with database.engine.connect() as opened:
-                connection = opened.execution_options(isolation_level="REPEATABLE READ")
-                with connection.begin():
-                    snapshot = connection.execute(text("SELECT pg_export_snapshot()")).scalar_one()
-                    to = directory / _NAMES["postgresql"]
-                    postgres_tools.dump(settings.database, to, snapshot=str(snapshot))
-                    yield "postgresql", Session(connection)
+            with database.read() as tx:
+                return _Copied("sqlite", _revision(tx), list(_keys(tx)))
         finally:
             database.close()
-        return
-    copy = directory / _NAMES["sqlite"]
-    _copy_sqlite(Path(settings.database.removeprefix("sqlite:///")), copy)
-    database = Database(f"sqlite:///{copy}")
+    database = Database(settings.database)
     try:
-        with database.read() as tx:
-            yield "sqlite", tx
+        with translated(), database.engine.connect() as opened:
+            connection = opened.execution_options(isolation_level="REPEATABLE READ")
+            with connection.begin():
+                return _dump(Session(connection), settings, directory)
+    finally:
+        database.close()
+
+
+def _dump(tx: Session, settings: Settings, directory: Path) -> _Copied:
+    """Dump the snapshot of a transaction; the transaction says nothing until the dump is done."""
+    tx.execute(text(_WAIT_FOR_EVER))
+    snapshot = str(tx.scalars(text("SELECT pg_export_snapshot()")).one())
+    copied = _Copied("postgresql", _revision(tx), list(_keys(tx)))
+    postgres_tools.dump(settings.database, directory / _NAMES["postgresql"], snapshot=snapshot)
+    return copied
+
+
+def _revision(tx: Session) -> str:
+    return tx.scalars(text("SELECT version_num FROM alembic_version")).one()
+
+
+def _restore_sqlite(settings: Settings, source: Path, lost: Sequence[str]) -> None:
+    """Restore beside the place of the database, and rename it as the last step."""
+    place = Path(settings.database.removeprefix("sqlite:///"))
+    beside = place.parent / f".{place.name}.restoring"
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(mode=0o700, parents=True)
+    copy = beside / place.name
+    shutil.copyfile(source, copy)
+    copy.chmod(0o600)
+    _bring_up_to_date(settings, f"sqlite:///{copy}", lost)
+    os.replace(copy, place)
+    shutil.rmtree(beside)
+
+
+def _bring_up_to_date(settings: Settings, url: str, lost: Sequence[str]) -> None:
+    database = Database(url)
+    try:
+        migrate(database, lock_file=settings.home / "run" / "migrate.lock")
+        with database.write() as tx:
+            _forget_lost(tx, lost)
     finally:
         database.close()
 
@@ -188,8 +231,12 @@ def _keys(tx: Session) -> Generator[str]:
     yield from tx.scalars(captures)
 
 
-def _copy(source: Path, to: Path, *, link: bool) -> list[Path]:
-    """Copy a file, or a directory of files; the files that were made."""
+def _copy(source: Path, to: Path, link: bool) -> list[Path]:
+    """Copy a file, or a directory of files; the files that were made.
+
+    Raises:
+        FileNotFoundError: it was deleted meanwhile, as a whole (`LocalArtifacts.delete`).
+    """
     if source.is_dir():
         inside = sorted(path for path in source.rglob("*") if path.is_file())
         pairs = [(path, to / path.relative_to(source)) for path in inside]
@@ -252,11 +299,21 @@ def _check_files(directory: Path, manifest: dict[str, Any]) -> None:
             raise BackupError(f"{path} is missing or damaged; nothing was restored")
 
 
-def _copy_artifacts(directory: Path, to: Path) -> None:
-    to.mkdir(mode=0o700, parents=True, exist_ok=True)
-    source = directory / "artifacts"
-    if source.exists():
-        shutil.copytree(source, to, dirs_exist_ok=True, copy_function=shutil.copyfile)
+def _copy_artifacts(directory: Path, manifest: dict[str, Any], to: Path) -> None:
+    """Copy what the manifest lists, and nothing that a broken copy may have left beside it."""
+    for entry in manifest["files"]:
+        if entry["path"].startswith("artifacts/"):
+            place = to / entry["path"].removeprefix("artifacts/")
+            place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            shutil.copyfile(directory / entry["path"], place)
+
+
+def _refuse_artifacts(settings: Settings) -> None:
+    place = settings.artifacts
+    if is_unfinished(settings):
+        raise BackupError(BROKEN_OFF.format(place))
+    if place.exists() and any(path != settings.work for path in place.iterdir()):
+        raise BackupError(f"{place} is not empty; restore into a new home")
 
 
 def _refuse_tables(settings: Settings) -> None:

@@ -8,16 +8,14 @@ import sys
 from collections.abc import Generator
 from pathlib import Path
 
-from alembic.script import ScriptDirectory
 from pydantic import ValidationError
 from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
-import migrations
 from glasshouse import jsonio
 from glasshouse.errors import ServiceError
 from glasshouse.spec.wording import said
-from models import doomed, tracing, vitals
+from models import doomed, startup, tracing, vitals
 from models.database import Database, Transaction
 from models.settings import Settings
 from models.space import Space, remote_kind
@@ -95,16 +93,12 @@ def _database(settings: Settings) -> Generator[Finding]:
 
 
 def _of_database(tx: Transaction, settings: Settings, *, is_sqlite: bool) -> Generator[Finding]:
-    revision = tx.scalars(text("SELECT version_num FROM alembic_version")).one()
-    script = ScriptDirectory(str(Path(migrations.__file__).parent))
-    head = script.get_current_head()
-    if revision != head:
-        detail = f"the database is at revision {revision}, this version wants {head}"
-        yield _found(
-            "revision", "fail", detail, "Stop the service, back it up: glasshouse migrate."
-        )
+    found = startup.revision(tx)
+    if problem := startup.mismatch(found):
+        detail, _, mend = problem.partition(". ")
+        yield _found("revision", "fail", detail, mend)
         return
-    yield _found("revision", "ok", f"the database is at revision {revision}")
+    yield _found("revision", "ok", f"the database is at revision {found}")
     if is_sqlite:
         said = str(tx.scalars(text("PRAGMA quick_check")).first())
         if said != "ok":

@@ -14,10 +14,10 @@ from typing import Any
 
 from alembic import command
 from alembic.config import Config
-from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
 import migrations
+from models import startup
 from models.database import Database
 from models.settings import Settings
 
@@ -76,13 +76,21 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="say at which revision it is then")
     options = parser.parse_args()
     settings = Settings()
+    if startup.is_unfinished(settings):
+        sys.stderr.write(startup.BROKEN_OFF.format(settings.artifacts) + "\n")
+        return 1
     settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     database = Database(settings.database)
-    migrate(database, lock_file=settings.home / "run" / "migrate.lock")
+    with database.read() as tx:
+        problem = startup.newer(startup.revision(tx))
+    if problem is None:
+        migrate(database, lock_file=settings.home / "run" / "migrate.lock")
     database.close()
+    if problem is not None:
+        sys.stderr.write(problem + "\n")
+        return 1
     if options.json:
-        head = ScriptDirectory(str(Path(migrations.__file__).parent)).get_current_head()
-        sys.stdout.write(json.dumps({"revision": head}) + "\n")
+        sys.stdout.write(json.dumps({"revision": startup.head()}) + "\n")
     return 0
 
 

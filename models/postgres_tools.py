@@ -3,13 +3,17 @@
 import os
 import shutil
 import subprocess
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO, cast
 
 from sqlalchemy import make_url
 
 from glasshouse.errors import GlasshouseError
 
-TIMEOUT_S = 6 * 3600.0
+_BLOCK_BYTES = 1 << 20
 
 
 class ToolFailed(GlasshouseError):
@@ -19,23 +23,34 @@ class ToolFailed(GlasshouseError):
 def dump(url: str, to: Path, *, snapshot: str) -> None:
     """Dump a database as one exported snapshot sees it.
 
+    The dump comes through a pipe of this process, so that ``pg_dump`` does not outlive it.
+
     Raises:
         ToolFailed: there is no ``pg_dump``, or it failed.
     """
     options = ["--format=custom", "--no-owner", "--no-privileges", f"--snapshot={snapshot}"]
-    _run("pg_dump", [*options, f"--file={to}"], url)
-    to.chmod(0o600)
+    to.touch(mode=0o600)
+    with to.open("wb") as file, _running("pg_dump", options, url) as (_, dumped):
+        shutil.copyfileobj(dumped, file, _BLOCK_BYTES)
 
 
 def restore(url: str, source: Path) -> None:
-    """Restore a dump into an empty database.
+    """Restore a dump into a database that has none of its tables: all of it, or nothing.
+
+    ``pg_restore`` reads the dump from a pipe of this process. If the process ends, the dump ends
+    too early, and PostgreSQL rolls the one transaction back.
 
     Raises:
         ToolFailed: there is no ``pg_restore``, or it failed.
     """
     name = environment(url)["PGDATABASE"]
     options = ["--no-owner", "--no-privileges", "--exit-on-error", "--single-transaction"]
-    _run("pg_restore", [*options, f"--dbname={name}", str(source)], url)
+    with (
+        source.open("rb") as file,
+        _running("pg_restore", [*options, f"--dbname={name}"], url) as (wanted, _),
+        suppress(BrokenPipeError),  # it has ended: its status says why
+    ):
+        shutil.copyfileobj(file, wanted, _BLOCK_BYTES)
 
 
 def environment(url: str) -> dict[str, str]:
@@ -54,21 +69,32 @@ def environment(url: str) -> dict[str, str]:
     return {name: value for name, value in found.items() if value}
 
 
-def _run(program: str, options: list[str], url: str) -> None:
+@contextmanager
+def _running(program: str, options: list[str], url: str) -> Generator[tuple[IO[bytes], IO[bytes]]]:
+    """Run a program; gives its standard input and output, and waits for its end at the block's."""
     path = shutil.which(program)
     if path is None:
         raise ToolFailed(
             f"{program} is not on the path: install the client programs of PostgreSQL, of the "
             "server's version or newer"
         )
-    done = subprocess.run(  # noqa: S603
-        [path, *options],
-        env={"PATH": os.environ.get("PATH", ""), **environment(url)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    if done.returncode:
-        raise ToolFailed(f"{program} failed: {done.stderr.strip()[-1000:]}")
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(  # noqa: S603
+            [path, *options],
+            env={"PATH": os.environ.get("PATH", ""), **environment(url)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+        )
+        try:
+            yield cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            with suppress(BrokenPipeError):
+                process.communicate()
+        if process.returncode:
+            errors.seek(0)
+            said = errors.read().decode(errors="replace").strip()[-1000:]
+            raise ToolFailed(f"{program} failed with status {process.returncode}: {said}")

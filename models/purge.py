@@ -213,7 +213,8 @@ class Purge:
 def orphans(settings: Settings, database: Database) -> list[Path]:
     """Uploads that no row names, and files broken off half-way, old enough to be nobody's."""
     root, oldest = settings.artifacts, time.time() - ORPHAN_AFTER_S
-    found = list(_old(root.glob("**/.*.incoming"), oldest))
+    broken_off = [*root.glob("**/.*.incoming"), *root.glob("**/.*.deleted")]
+    found = list(_old(broken_off, oldest))
     with database.read() as tx:
         waiting = datasets.pending(tx) | checkpoints.uploaded(tx)
     uploads = [*(root / "uploads").glob("ds_*"), *(root / "checkpoints").glob("ckpt_*")]

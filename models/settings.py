@@ -24,8 +24,15 @@ class Settings(BaseSettings):
     """Directory of everything that the embedded service stores, mode 0700."""
     database_url: str = ""
     """SQLAlchemy URL; empty: SQLite in the home. For PostgreSQL ``postgresql+psycopg://…``."""
+    database_url_file: Path | None = None
+    """File that holds ``database_url``, which may have a password; read where that is empty."""
+    database_connections: int = Field(default=8, ge=2, le=1000)
+    """Connections to PostgreSQL that one API or worker process opens at most. All processes
+    together must stay below the server's ``max_connections``."""
     redis_url: str = ""
     """``redis://…``, or ``unix:///…`` for a socket; empty: the embedded broker's socket."""
+    redis_url_file: Path | None = None
+    """File that holds ``redis_url``, which may have a password; read where that is empty."""
     artifacts_dir: Path | None = None
     """Where bulk bytes are kept; left out, ``artifacts`` in the home. Shared by all hosts."""
     work_dir: Path | None = None
@@ -175,10 +182,23 @@ class Settings(BaseSettings):
                 raise ValueError(detail) from None
         return value
 
+    @field_validator("database_url_file", "redis_url_file")
+    @classmethod
+    def _check_secret(cls, value: Path | None) -> Path | None:
+        if value is not None:
+            try:
+                found = _secret(value)
+            except (OSError, UnicodeDecodeError) as error:
+                raise ValueError(f"{value} cannot be read: {type(error).__name__}") from None
+            if not found:
+                raise ValueError(f"{value} is empty; write the URL into it")
+        return value
+
     @cached_property
     def database(self) -> str:
         """The SQLAlchemy URL in force."""
-        return self.database_url or f"sqlite:///{self.home.absolute() / 'glasshouse.db'}"
+        url = self.database_url or _secret(self.database_url_file)
+        return url or f"sqlite:///{self.home.absolute() / 'glasshouse.db'}"
 
     @cached_property
     def artifacts(self) -> Path:
@@ -193,7 +213,8 @@ class Settings(BaseSettings):
     @cached_property
     def redis(self) -> str:
         """The broker's URL as redis-py reads it."""
-        return self.redis_url or f"unix://{self.home.absolute() / 'run' / 'valkey.sock'}"
+        url = self.redis_url or _secret(self.redis_url_file)
+        return url or f"unix://{self.home.absolute() / 'run' / 'valkey.sock'}"
 
     @cached_property
     def celery_broker(self) -> str:
@@ -203,3 +224,8 @@ class Settings(BaseSettings):
             if self.redis.startswith("unix://")
             else self.redis
         )
+
+
+def _secret(file: Path | None) -> str:
+    """What a file holds, without the newline that editors add."""
+    return "" if file is None else file.read_text(encoding="utf-8").strip()

@@ -23,7 +23,7 @@ from celery import signals  # pyright: ignore[reportMissingTypeStubs]
 from glasshouse.errors import WorkerNotFound
 from glasshouse.lifeline import end_within, follow_lifeline
 from glasshouse.unpickling import refuse_unpickling
-from models import attempts, vitals, workers
+from models import attempts, startup, vitals, workers
 from models.artifacts import LocalArtifacts
 from models.database import Database, Transaction
 from models.settings import Settings
@@ -62,7 +62,11 @@ class Worker:
         before = self._lock.read()
         app = make_app(settings)
         self._app = app
-        database = Database(settings.database, pool_size=16, idle_s=idle_s(settings.lease_s))
+        database = Database(
+            settings.database,
+            pool_size=settings.database_connections,
+            idle_s=idle_s(settings.lease_s),
+        )
         nursery = Nursery(log_path=work / "nursery.log")
         bells = Bells(settings, app)
         self.station = Station(
@@ -84,6 +88,10 @@ class Worker:
             changed=bells.changed,
         )
         tasks.hang(app, self.station, self._canary, self._readers)
+
+    def refusal(self) -> str | None:
+        """Why it must not work on what is stored, and what to do; None: it may."""
+        return startup.refusal(self._settings, self.station.database)
 
     def run(self) -> int:
         """Work until told to stop; 0 when everything ended in good order."""
@@ -338,6 +346,9 @@ def main(arguments: list[str] | None = None) -> int:
     ending = Ending()
     follow_lifeline(lambda: os.kill(os.getpid(), signal.SIGTERM), within_s=_longest_end_s(settings))
     worker = Worker(settings, ending)
+    if problem := worker.refusal():
+        sys.stderr.write(problem + "\n")
+        return 2
 
     def keep_logging(**_: Any) -> None:
         """Being connected keeps Celery from configuring its own logging."""

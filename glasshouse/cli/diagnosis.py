@@ -36,6 +36,7 @@ MEND_PAGE = (
 )
 MEND_READY = {
     "database": "Is the database server up? Look at logs/api.log.",
+    "schema": "Stop every API and worker, then: glasshouse backup DIRECTORY, glasshouse migrate.",
     "database_write": "Is the disk full, or does somebody hold the database? Look at logs/api.log.",
     "integrity": "Stop the service and restore the last backup: glasshouse restore.",
     "broker": "Look at logs/valkey.log; 'glasshouse up' starts it again. Jobs run all the same.",

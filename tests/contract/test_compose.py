@@ -89,7 +89,46 @@ def test_the_image_holds_every_room_and_runs_as_nobody_special():
     assert re.search(r"^USER (?!root)", text, re.MULTILINE)
 
 
-def test_the_compiler_is_in_the_build_stage_only():
+def test_only_the_image_for_cuda_has_a_compiler_when_it_runs():
     building, running = (ROOT / "Dockerfile").read_text().split("FROM python")[1:]
     assert "g++" in building
-    assert "g++" not in running
+    assert "gcc" not in running
+    assert '"postgresql-client-$POSTGRES_MAJOR" $PACKAGES' in running
+    wanted = {name: service["build"]["args"].get("PACKAGES", "") for name, service in OURS.items()}
+    assert wanted.pop("worker-gpu").split() == ["gcc", "libc6-dev"]
+    assert set(wanted.values()) == {""}
+
+
+def test_the_image_has_the_client_programs_of_the_server_and_the_traces():
+    text = (ROOT / "Dockerfile").read_text()
+    (major,) = re.findall(r"^ARG POSTGRES_MAJOR=(\d+)$", text, re.MULTILINE)
+    assert COMPOSE["services"]["postgres"]["image"] == f"postgres:{major}"
+    assert "'.[server,tracing]'" in text
+
+
+def test_a_host_has_one_worker():
+    """Two would lease the same cores; none would leave every job waiting."""
+    profiles = {name: service["profiles"] for name, service in OURS.items() if "worker" in name}
+    assert profiles == {"worker": ["cpu"], "worker-gpu": ["gpu"]}
+    assert "COMPOSE_PROFILES=cpu" in (ROOT / ".env.example").read_text().splitlines()
+    (wanted,) = OURS["api"]["labels"].values()
+    assert wanted.startswith("${COMPOSE_PROFILES:?")
+
+
+def test_every_process_that_stays_has_a_health_check_and_gets_its_signals():
+    for name, service in COMPOSE["services"].items():
+        assert ("healthcheck" in service) == (name != "migrate"), name
+    assert all(service["init"] for service in OURS.values())
+    assert re.search(r'^CMD \["', (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+
+
+def test_work_is_on_the_volume_of_the_artifacts():
+    for service in OURS.values():
+        (volume,) = service["volumes"]
+        place = volume.partition(":")[2]
+        variables = service["environment"]
+        settings = Settings(
+            home=variables["GLASSHOUSE_HOME"], work_dir=variables["GLASSHOUSE_WORK_DIR"]
+        )
+        assert settings.artifacts == Path(place)
+        assert settings.work.is_relative_to(place)
