@@ -152,7 +152,18 @@ class Job(Table):
         Index(None, "state", "priority", "id"),
         Index(None, "owner", "id"),
         Index(None, "owner", "state"),
+        Index(None, "owner", "name"),
     )
+
+
+class NameCounter(Table):
+    """How many names of one kind an owner's jobs were given: see ``models/names.py``."""
+
+    __tablename__ = "name_counters"
+    owner: Mapped[str] = mapped_column(primary_key=True)
+    stem: Mapped[str] = mapped_column(primary_key=True)
+    """What stands before the number."""
+    last: Mapped[int]
 
 
 class JobUse(Table):

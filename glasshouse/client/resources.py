@@ -299,7 +299,8 @@ class Workers(Resource):
     def drain(self, worker_id: str) -> Record:
         """Let a worker finish what it runs and take nothing new."""
         return Record(
-            self._transport, self._transport.post(f"/workers/{quote(worker_id, safe='')}/drain")
+            self._transport,
+            self._transport.post(f"/workers/{quote(worker_id, safe='')}/drain"),
         )
 
 
@@ -339,7 +340,8 @@ class Webhooks(Resource):
     def get(self, webhook_id: str) -> Record:
         """Read one webhook."""
         return Record(
-            self._transport, self._transport.get(f"/webhooks/{id_in_path(webhook_id, 'webhook')}")
+            self._transport,
+            self._transport.get(f"/webhooks/{id_in_path(webhook_id, 'webhook')}"),
         )
 
     def deliveries(self, webhook_id: str) -> list[Record]:

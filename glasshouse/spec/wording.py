@@ -152,7 +152,8 @@ def translated(error: ValidationError, root: type[BaseModel]) -> ValidationError
 
 def _told(entry: Entry) -> str | None:
     """A sentence that is in our words already."""
-    return (entry.get("ctx") or {}).get(_TOLD)
+    context: dict[str, Any] = entry.get("ctx") or {}
+    return context.get(_TOLD)
 
 
 def _wanted(entry: Entry) -> str | None:
