@@ -208,4 +208,5 @@ def _inside(error: InvalidSpec) -> InvalidSpec:
     found = [
         FieldProblem(f"/spec{item.pointer}", item.detail, item.code) for item in error.problems
     ]
-    return InvalidSpec(error.detail, problems=found)
+    detail = f"/spec{error.detail}" if error.detail.startswith("/") else error.detail
+    return InvalidSpec(detail, problems=found)

@@ -92,7 +92,7 @@ class Job(Document):
     id: str
     object: Literal["job"]
     kind: Literal["train", "infer"]
-    name: str | None
+    name: str
     state: State
     state_reason: str | None
     created_at: str

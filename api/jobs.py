@@ -31,7 +31,7 @@ from glasshouse.failpoints import failpoint
 from glasshouse.ids import is_id
 from glasshouse.spec import InferJob, TrainJob
 from glasshouse.spec.jobs import JobName, Label, LabelValue
-from models import checkpoints, datasets, jobs, quotas, uses
+from models import checkpoints, datasets, jobs, names, quotas, uses
 from models.database import Transaction
 from models.idempotency import Answer, Token
 from models.jobs import Filter
@@ -47,6 +47,7 @@ class JobPatch(Body):
     """A merge patch: what is left out stays, null empties."""
 
     name: JobName | None = None
+    """Null: one that the service makes."""
     labels: dict[Label, LabelValue | None] | None = Constraint(default=None, max_length=50)
     """Added to the labels there are; null removes one, null for all of them removes all."""
     priority: int | None = Constraint(default=None, ge=-1000, le=1000)
@@ -129,11 +130,12 @@ def store(
 
 def _add(tx: Transaction, caller: Caller, prepared: Prepared, parent: str | None) -> Job:
     uses.share(tx, prepared.uses)
+    named: dict[str, str | None] = {}
     for used in prepared.uses:  # it may have been deleted while the planner was asked
         if is_id(used, "ds"):
-            datasets.ready(tx, used, None)
+            named[used] = datasets.ready(tx, used, None).name
         else:
-            checkpoints.get(tx, used, None)
+            named[used] = getattr(checkpoints.get(tx, used, None), "name", None)
     return jobs.add(
         tx,
         owner=caller.owner,
@@ -143,6 +145,7 @@ def _add(tx: Transaction, caller: Caller, prepared: Prepared, parent: str | None
         uses=prepared.uses,
         parent=parent,
         created_by=caller.key_name,
+        stem=names.stem_of(prepared.spec, named),
     )
 
 
@@ -169,6 +172,7 @@ def list_jobs(  # noqa: PLR0913 (each is a filter of the contract)
     ] = None,
     parent: Annotated[str | None, Query(max_length=64)] = None,
     q: Annotated[str | None, Query(max_length=200, description="Part of the name or id.")] = None,
+    name: Annotated[str | None, Query(max_length=200, description="The whole name.")] = None,
     order: Annotated[Literal["desc", "asc"], Query(description="By the time made.")] = "desc",
 ) -> Response:
     """Jobs, newest first."""
@@ -179,6 +183,7 @@ def list_jobs(  # noqa: PLR0913 (each is a filter of the contract)
         labels=_labels(label),
         parent=parent,
         text=q,
+        name=name,
     )
     with house.database.read() as tx:
         rows = jobs.find(tx, wanted, after=page.after_id("job"), limit=page.limit + 1, order=order)

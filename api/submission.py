@@ -1,6 +1,7 @@
 """Checking a job before it is stored: what it reads, what the planner says, where it could run."""
 
 import asyncio
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -147,8 +148,20 @@ def _check_start(found: Inputs, resolved: dict[str, Any], plan: Mapping[str, Any
         detail = f"'all' goes on with the checkpoint's run, and {', '.join(others)} differ from it;"
         raise _wrong_start(pointer, detail + " load 'model', or leave them as they were")
     if num_steps is not None and num_steps <= found.start_step:
-        detail = f"the checkpoint has made {found.start_step} steps, and the job would end after"
-        raise _wrong_start("/stop", f"{detail} {num_steps}: give it more")
+        raise _wrong_start("/stop", _ends_before(resolved["stop"], found.start_step, num_steps))
+
+
+def _ends_before(stop: Mapping[str, Any], start_step: int, num_steps: int) -> str:
+    """What to write instead of a ``stop`` that leaves nothing to train after a checkpoint."""
+    if stop.get("steps") is not None:
+        name, more = "steps", start_step + stop["steps"]
+    else:
+        name, epochs = "epochs", stop["epochs"]
+        more = math.ceil(start_step * epochs / num_steps) + epochs
+    return (
+        f"the checkpoint was made after {start_step} steps, and stop.{name}={stop[name]} ends the "
+        f"training after {num_steps}, counted from its beginning; add stop.{name}={more}, for one"
+    )
 
 
 def _wrong_start(pointer: str, detail: str) -> InvalidSpec:

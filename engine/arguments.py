@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from engine.problems import one
 from glasshouse.jsonio import NONFINITE
+from glasshouse.nearest import did_you_mean
 
 # Never offered: where things live and in what type is the job's to say, and what torch deprecates.
 WITHHELD = {
@@ -242,12 +243,10 @@ def check(
     for name, value in given.items():
         item = known.get(name)
         if item is None:
-            listed = ", ".join(known) or "none"
-            raise one(
-                f"{pointer}/{name}",
-                f"{owner} has no argument {name!r}; it takes: {listed}",
-                "unknown_argument",
-            )
+            meant, listed = did_you_mean(name, known), ", ".join(known) or "none"
+            detail = f"{owner} has no argument {name!r}{meant or ';'} "
+            detail += f"{'It' if meant else 'it'} takes: {listed}"
+            raise one(f"{pointer}/{name}", detail, "unknown_argument")
         converted[name] = _convert(item, value, f"{pointer}/{name}")
     return converted
 

@@ -152,6 +152,7 @@ def check(
     ):
         if not metric.is_of_torchmetrics:
             continue
+        checked_arguments(metric, f"/metrics/{number}")
         if spec.evaluate is None and metric.interval is None:
             missing = "data.validation" if spec.data.validation is None else "evaluate"
             detail = f"{metric.type} would never be computed: name {missing} for it, or every"

@@ -14,6 +14,7 @@ from engine.arguments import Parameter
 from engine.functions import FUNCTIONS, Function
 from engine.problems import one
 from engine.stepwise import AWARE, OURS
+from glasshouse.nearest import did_you_mean
 
 _NOT_LAYERS = (nn.DataParallel, nn.SyncBatchNorm, nn.RNNBase, nn.modules.rnn.RNNCellBase)
 
@@ -56,9 +57,8 @@ def _unknown(layer_type: str) -> str:
     if hasattr(nn, layer_type) and inspect.isclass(getattr(nn, layer_type)):
         reason = "it is a loss, a container, or takes other layers as arguments"
         return f"torch.nn.{layer_type} cannot be a layer of a graph: {reason}"
-    known = [*layer_classes(), *FUNCTIONS]
-    near = [name for name in known if name.lower() == layer_type.lower()]
-    hint = f"; did you mean {near[0]}?" if near else "; GET /catalog/layers lists what there is"
+    meant = did_you_mean(layer_type, [*layer_classes(), *FUNCTIONS])
+    hint = meant or "; GET /catalog/layers lists what there is"
     return f"torch.nn has no layer {layer_type!r}, nor is it a listed function{hint}"
 
 

@@ -28,6 +28,7 @@ from engine.problems import Findings, one
 from engine.snapshot import State
 from glasshouse import jsonio
 from glasshouse.errors import CheckpointMismatch
+from glasshouse.nearest import did_you_mean
 from glasshouse.spec import Args, Optimizer, Scheduler, Spec
 from glasshouse.spec.strict import TorchName
 from glasshouse.spec.wording import said
@@ -182,9 +183,9 @@ def _class_of(name: str, pointer: str) -> type[Any]:
         raise one(pointer, f"{name} cannot be used: {_REFUSED[name]}", "unsupported")
     found = scheduler_classes().get(name)
     if found is None:
-        listed = ", ".join(scheduler_classes())
-        detail = f"torch has no scheduler {name!r}; it has: {listed}"
-        raise one(pointer, detail, "unknown")
+        known = scheduler_classes()
+        meant = did_you_mean(name, known) or f"; it has: {', '.join(known)}"
+        raise one(pointer, f"torch has no scheduler {name!r}{meant}", "unknown")
     return found
 
 

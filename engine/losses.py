@@ -23,6 +23,7 @@ from engine.precision import dtype_name, in_float32
 from engine.problems import one
 from engine.shapes import FieldShape, tiny
 from engine.tensor_names import host_lengths_of
+from glasshouse.nearest import did_you_mean
 from glasshouse.spec import Loss, TrainJob
 
 _BROADCASTS = "Using a target size"
@@ -167,10 +168,9 @@ def build_loss(loss: Loss, pointer: str = "/loss") -> nn.Module:
     """
     cls = loss_classes().get(loss.type)
     if cls is None:
-        listed = ", ".join(loss_classes())
-        raise one(
-            f"{pointer}/type", f"torch.nn has no loss {loss.type!r}; it has: {listed}", "unknown"
-        )
+        known = loss_classes()
+        meant = did_you_mean(loss.type, known) or f"; it has: {', '.join(known)}"
+        raise one(f"{pointer}/type", f"torch.nn has no loss {loss.type!r}{meant}", "unknown")
     at = f"{pointer}/args"
     args = arguments.check(arguments.parameters(cls), dict(loss.args), at, loss.type)
     try:

@@ -16,6 +16,7 @@ from engine import arguments
 from engine.paired import SPARSE_TYPES
 from engine.probes.watched.updates import as_tensor
 from engine.problems import one
+from glasshouse.nearest import did_you_mean
 from glasshouse.spec import Optimizer
 
 AT_SPARSE = "/optimizer/sparse"
@@ -49,8 +50,9 @@ def build_optimizer(optimizer: Optimizer, parameters: Iterable[Any], at: str = "
         raise one(f"{at}/type", detail, "unsupported")
     cls = optimizer_classes().get(optimizer.type)
     if cls is None:
-        listed = ", ".join(optimizer_classes())
-        detail = f"torch.optim has no optimizer {optimizer.type!r}; it has: {listed}"
+        known = optimizer_classes()
+        detail = f"torch.optim has no optimizer {optimizer.type!r}"
+        detail += did_you_mean(optimizer.type, known) or f"; it has: {', '.join(known)}"
         raise one(f"{at}/type", detail, "unknown")
     known = arguments.parameters(cls)
     pointer = f"{at}/args"

@@ -279,6 +279,8 @@ class _LayerTrace:
     def _sized(self, known: Mapping[str, Parameter], inputs: Sequence[Tensor]) -> dict[str, Any]:
         """The layer's arguments with the sizes that follow from its inputs."""
         given = dict(self.layer.args)
+        if not given.keys() <= known.keys():  # a misspelled argument is not a missing one
+            arguments.check(dict(known), given, f"{self.pointer}/args", self.layer.type)
         for name in arguments.missing(dict(known), given):
             size = inferred_size(name, inputs, [self.fields.get(item) for item in self.names])
             if size is None:

@@ -22,7 +22,9 @@ from torch import Tensor
 from engine import arguments
 from engine.arguments import Parameter
 from engine.problems import one
+from glasshouse.nearest import did_you_mean
 from glasshouse.spec import Field, IntegerField, IntegerSequenceField, Metric
+from glasshouse.spec.metrics import OWN
 
 MAX_SERIES = 200
 """A vector of at most so many values is as many series; a longer one is kept whole."""
@@ -147,8 +149,8 @@ def _unknown(name: str) -> str:
     meant = [item for item in kinds if item in metric_classes()]
     if meant:
         return f"{name} stands for several metrics: name one of {', '.join(meant)}"
-    near = [item for item in metric_classes() if item.lower() == name.lower()]
-    hint = f"; did you mean {near[0]}?" if near else "; GET /catalog/metrics lists what there is"
+    meant = did_you_mean(name, [*metric_classes(), *OWN])
+    hint = meant or "; GET /catalog/metrics lists what there is"
     return f"torchmetrics has no metric {name!r} of two tensors{hint}"
 
 

@@ -1,5 +1,6 @@
 """Tensors that were kept: which layer, kind and step, and where the bytes are."""
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,7 +8,7 @@ from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
 from glasshouse.errors import StepNotCaptured
-from models import lineage
+from models import lineage, probes
 from models.lineage import Asked
 from models.tables import Capture
 
@@ -83,13 +84,36 @@ def get(
     near = sorted(sorted(steps, key=lambda captured: abs(captured - (step or 0)))[:10])
     where = f"{layer} {kind}"
     if not steps:
-        raise StepNotCaptured(
-            f"No tensor of {where} was captured.",
-            hint='Ask for it with a probe whose want holds "full".',
-            nearest_steps=[],
-        )
+        detail, hint = _why_none(tx, job, layer, kind)
+        raise StepNotCaptured(detail, hint=hint, nearest_steps=[])
     raise StepNotCaptured(
         f"{where} was not captured at step {step}; the nearest steps are "
         f"{', '.join(map(str, near))}.",
         nearest_steps=near,
     )
+
+
+def _why_none(tx: Session, job: str, layer: str, kind: str) -> tuple[str, str]:
+    """Why there is no capture of a tensor, and what to do about it."""
+    watching = [
+        row.body
+        for row in probes.of_job(tx, job)
+        if kind in row.body["kinds"] and _is_matched(layer, row.matched)
+    ]
+    if not watching:
+        probe = {"layers": [layer], "kinds": [kind], "every": 1, "want": ["full"]}
+        told = f"Add a probe to the job, in its spec or while it runs: {json.dumps(probe)}"
+        return f"No probe watches {layer} {kind}.", told
+    if not any({"full", "sample"} & {*body["want"]} for body in watching):
+        detail = f"The probe of {layer} {kind} keeps no tensors."
+        return detail, f'It wants {", ".join(watching[0]["want"])}: add "full".'
+    detail = f"No tensor of {layer} {kind} has been captured."
+    return (
+        detail,
+        "Its probe was due on no step so far, or the tensors were dropped: see its events.",
+    )
+
+
+def _is_matched(layer: str, matched: Sequence[str]) -> bool:
+    """Whether a probe looks at a tensor of this name; states are of a parameter that it matches."""
+    return any(name == layer or layer.startswith((f"{name}.", f"{name}:")) for name in matched)

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session, undefer_group
 
 from glasshouse.errors import CheckpointInUse, JobEnded, JobNotEnded, JobNotFound
 from glasshouse.ids import new_id
-from models import commands, doomed, events, pausing, probes, tracing, uses
+from models import commands, doomed, events, names, pausing, probes, tracing, uses
 from models.events import NewEvent
 from models.state import ENDED, STATES
 from models.tables import (
@@ -38,15 +38,19 @@ def add(  # noqa: PLR0913 (a job is made of these, and of nothing less)
     uses: Iterable[str] = (),
     parent: str | None = None,
     created_by: str | None = None,
+    stem: str | None = None,
 ) -> Job:
-    """Store a queued job and its first event, in this one transaction."""
+    """Store a queued job and its first event, in this one transaction.
+
+    ``stem``: what the name begins with where the spec gives none; by default, the job's kind.
+    """
     time = now()
     job = Job(
         id=new_id("job"),
         owner=owner,
         created_by=created_by,
         kind=spec["kind"],
-        name=spec.get("name"),
+        name=spec.get("name") or names.make(tx, owner, stem or spec["kind"]),
         state="queued",
         warnings=list(plan.get("warnings", [])),
         labels=dict(spec.get("labels", {})),
@@ -145,6 +149,8 @@ class Filter:
     parent: str | None = None
     text: str | None = None
     """Part of the name or the id, in any case."""
+    name: str | None = None
+    """The whole name."""
 
 
 def find(
@@ -165,6 +171,8 @@ def find(
         query = query.where(Job.kind == wanted.kind)
     if wanted.parent is not None:
         query = query.where(Job.parent == wanted.parent)
+    if wanted.name is not None:
+        query = query.where(Job.name == wanted.name)
     if wanted.text:
         query = query.where(
             func.lower(Job.name).contains(wanted.text.lower(), autoescape=True)
@@ -180,7 +188,12 @@ def find(
 
 
 def patch(tx: Session, job: Job, changes: Mapping[str, Any]) -> Job:
-    """Change the name, the labels or the priority of a job that this transaction has locked."""
+    """Change the name, the labels or the priority of a job that this transaction has locked.
+
+    A name that is set to null is made anew.
+    """
+    if "name" in changes and changes["name"] is None:
+        changes = {**changes, "name": names.make(tx, job.owner, job.kind)}
     for key in ("name", "labels", "priority"):
         if key in changes:
             setattr(job, key, changes[key])

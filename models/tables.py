@@ -188,6 +188,7 @@ class Job(Table):
             sqlite_where=text("deleted_at IS NOT NULL"),
             postgresql_where=text("deleted_at IS NOT NULL"),
         ),
+        Index(None, "owner", "name"),
     )
 
     spec: Mapped[dict[str, Any]] = _of_spec(JobSpec.spec, id)  # noqa: A003
@@ -204,6 +205,16 @@ class JobLabel(Table):
     value: Mapped[str]
 
     __table_args__ = (Index(None, "name", "value", "job"),)
+
+
+class NameCounter(Table):
+    """How many names of one kind an owner's jobs were given: see ``models/names.py``."""
+
+    __tablename__ = "name_counters"
+    owner: Mapped[str] = mapped_column(primary_key=True)
+    stem: Mapped[str] = mapped_column(primary_key=True)
+    """What stands before the number."""
+    last: Mapped[int]
 
 
 class JobUse(Table):

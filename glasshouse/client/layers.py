@@ -1,12 +1,20 @@
 # Made from glasshouse/client/aio/layers.py by .ci/twins.py: change that file.
 """Looking into a job's network: its layers, what was captured of them, and their statistics."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any
 from urllib.parse import quote
 
 from glasshouse.client.requests import API, Request
-from glasshouse.client.statistics import Captured, History, Kind, LayerStats, Phase, Step
+from glasshouse.client.statistics import (
+    Captured,
+    History,
+    Kind,
+    LayerStats,
+    Phase,
+    Step,
+    why_none,
+)
 from glasshouse.client.tensors import Array, read_tensors
 from glasshouse.client.transport import Transport
 from glasshouse.errors import APIError
@@ -106,8 +114,7 @@ class Layer:
             found = [entry for entry in found if entry.phase == "train"]
         if len(found) != 1:
             seen = found or self._leaves(kind)
-            names = ", ".join(entry.layer for entry in seen) or "none so far"
-            raise APIError(f"{self.name} has statistics of {kind} for: {names}")
+            raise self._refusal(kind, "statistics", [entry.layer for entry in seen])
         return found[0]
 
     def _leaves(self, kind: str) -> list[LayerStats]:
@@ -151,9 +158,17 @@ class Layer:
         params |= {"bins": bins, "max_points": max_points, "phase": phase}
         found = self._transport.all(f"{self._path}/stats", params)
         if len(found) != 1:
-            names = ", ".join(entry["layer"] for entry in found) or "none so far"
-            raise APIError(f"{self.name} has histograms of {kind} for: {names}")
+            raise self._refusal(kind, "histogram", [entry["layer"] for entry in found])
         return History.read(found[0])
+
+    def _refusal(self, kind: str, form: str, seen: Sequence[str]) -> APIError:
+        """Why there is not one series of a kind: none was kept, or those of several tensors."""
+        if seen:
+            what = "histograms" if form == "histogram" else form
+            return APIError(f"{self.name} has {what} of {kind} for: {', '.join(seen)}")
+        probes = self._transport.all(f"{self._path}/probes", {"removed": True})
+        layers = self._transport.all(f"{self._path}/layers")
+        return APIError(why_none(self.name, kind, form, probes, layers))
 
     def image(
         self,

@@ -7,7 +7,7 @@ from collections.abc import Generator
 from typing import Any, Self
 
 from glasshouse import jsonio
-from glasshouse.client.requests import API, Request
+from glasshouse.client.requests import API, Request, id_in_path
 from glasshouse.client.running import in_thread, sleep
 from glasshouse.client.tensors import Array, read_tensors
 from glasshouse.client.transport import Transport
@@ -41,7 +41,7 @@ class Record:
     @property
     def path(self) -> str:
         """Where it lives, under ``/api/v1``."""
-        return f"{self._PATH}/{self.id}"
+        return f"{self._PATH}/{id_in_path(self.id, self._PATH.strip('/').removesuffix('s'))}"
 
     def to_json(self) -> str:
         """The whole document as JSON, as the service gave it."""

@@ -5,12 +5,14 @@ the problem says ``retryable``. A creating POST sends the same Idempotency-Key o
 """
 
 import random
+import re
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, cast
+from urllib.parse import parse_qsl
 
 import httpx2
 
@@ -23,6 +25,8 @@ FIRST_DELAY_S = 0.5
 MAX_DELAY_S = 8.0
 _ALWAYS_RETRIED = frozenset({408, 429, 502, 504})
 _RETRIED_WHEN_TOLD = frozenset({409, 503})
+
+_ID = re.compile(r"[\w.~@:-]+")
 
 Body = bytes | Callable[[], Iterable[bytes]]
 """Bytes, or a function that opens the stream of them anew for each try."""
@@ -71,6 +75,26 @@ def query(params: Params) -> list[tuple[str, Primitive]]:
         items = cast("Sequence[Any]", value if isinstance(value, (list, tuple)) else [value])
         pairs.extend((name, item) for item in items if item is not None)
     return pairs
+
+
+def address_of(path: str, params: Params) -> tuple[str, list[tuple[str, Primitive]]]:
+    """A path without the query that is written into it, and that query with the parameters."""
+    bare, _, written = path.partition("?")
+    return bare, [*parse_qsl(written, keep_blank_values=True), *query(params)]
+
+
+def id_in_path(name: str, what: str) -> str:
+    """An id that goes into a path.
+
+    Raises:
+        ValueError: it is none; a slash or a question mark would make another path of it.
+    """
+    if _ID.fullmatch(name):
+        return name
+    more = ""
+    if what == "dataset":
+        more = f". To use a file, upload it: client.datasets.upload({name!r})"
+    raise ValueError(f"{name!r} is not the id of a {what}{more}")
 
 
 def status_error(response: httpx2.Response) -> APIStatusError:

@@ -13,7 +13,7 @@ from glasshouse.client.events import AnyEvent
 from glasshouse.client.files import format_of, pieces, sha256_of
 from glasshouse.client.job import Job
 from glasshouse.client.records import Checkpoint, Dataset, Record
-from glasshouse.client.requests import API, Request
+from glasshouse.client.requests import API, Request, id_in_path
 from glasshouse.client.running import in_thread
 from glasshouse.client.training import Network, Spec, as_document, network_of
 from glasshouse.client.transport import Transport
@@ -288,7 +288,7 @@ class Checkpoints(Resource):
 
     def get(self, checkpoint_id: str) -> Checkpoint:
         """Read one checkpoint."""
-        data = self._transport.get(f"/checkpoints/{checkpoint_id}")
+        data = self._transport.get(f"/checkpoints/{id_in_path(checkpoint_id, 'checkpoint')}")
         return Checkpoint(self._transport, data)
 
     def list(self, job_id: str | None = None) -> list[Checkpoint]:
@@ -300,7 +300,7 @@ class Checkpoints(Resource):
 
     def delete(self, checkpoint_id: str) -> None:
         """Delete a checkpoint and its files."""
-        self._transport.delete(f"/checkpoints/{checkpoint_id}")
+        self._transport.delete(f"/checkpoints/{id_in_path(checkpoint_id, 'checkpoint')}")
 
 
 class Devices(Resource):
@@ -320,7 +320,10 @@ class Workers(Resource):
 
     def drain(self, worker_id: str) -> Record:
         """Let a worker finish what it runs and take nothing new."""
-        return Record(self._transport, self._transport.post(f"/workers/{worker_id}/drain"))
+        return Record(
+            self._transport,
+            self._transport.post(f"/workers/{quote(worker_id, safe='')}/drain"),
+        )
 
     def delete(self, worker_id: str) -> None:
         """Remove a worker that was stopped or is lost, and its devices, from the lists."""
@@ -341,7 +344,7 @@ class Keys(Resource):
 
     def delete(self, key_id: str) -> None:
         """Revoke a key."""
-        self._transport.delete(f"/keys/{key_id}")
+        self._transport.delete(f"/keys/{id_in_path(key_id, 'key')}")
 
 
 class Webhooks(Resource):
@@ -362,11 +365,14 @@ class Webhooks(Resource):
 
     def get(self, webhook_id: str) -> Record:
         """Read one webhook."""
-        return Record(self._transport, self._transport.get(f"/webhooks/{webhook_id}"))
+        return Record(
+            self._transport,
+            self._transport.get(f"/webhooks/{id_in_path(webhook_id, 'webhook')}"),
+        )
 
     def deliveries(self, webhook_id: str) -> list[Record]:
         """What was sent to a webhook, newest first."""
-        return self._all(f"/webhooks/{webhook_id}/deliveries")
+        return self._all(f"/webhooks/{id_in_path(webhook_id, 'webhook')}/deliveries")
 
     def list(self) -> list[Record]:
         """All webhooks, without their secrets."""
@@ -374,7 +380,7 @@ class Webhooks(Resource):
 
     def delete(self, webhook_id: str) -> None:
         """Delete a webhook."""
-        self._transport.delete(f"/webhooks/{webhook_id}")
+        self._transport.delete(f"/webhooks/{id_in_path(webhook_id, 'webhook')}")
 
 
 class Catalog(Resource):

@@ -1,6 +1,6 @@
 """What was seen of a layer: a tensor of one step, figures and histograms over steps."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from glasshouse.client.frames import Library, frame
 from glasshouse.client.series import Floats, Steps, floats
 from glasshouse.client.tensors import Array, as_torch
+from glasshouse.nearest import did_you_mean
 
 Kind = Literal["output", "input", "output_grad", "param", "param_grad", "update", "optim_state"]
 Step = int | Literal["latest"]
@@ -109,3 +110,42 @@ class History:
     def __repr__(self) -> str:
         shape = f"{len(self.steps)} steps, {self.counts.shape[1]} bars"
         return f"History({self.layer!r}, {self.kind!r}, {shape})"
+
+
+def why_none(
+    name: str,
+    kind: str,
+    form: str,
+    probes: Sequence[Mapping[str, Any]],
+    layers: Sequence[Mapping[str, Any]],
+) -> str:
+    """Why there are no figures of a tensor, and what to do about it.
+
+    Args:
+        name: of the layer or parameter.
+        kind: ``output``, ``param`` …
+        form: what was asked for: ``statistics`` or ``histogram``.
+        probes: all of the job, removed ones too.
+        layers: its layer table.
+    """
+    known = [str(entry["name"]) for entry in layers]
+    if name.partition(".")[0] not in known:
+        return f"the network has no layer {name!r}{did_you_mean(name, known)}"
+    parts = (f"{name}.", f"{name}:")
+    looking = [
+        entry
+        for entry in probes
+        if kind in entry["kinds"]
+        and any(one == name or one.startswith(parts) for one in entry["matched"])
+    ]
+    want = "stats" if form == "statistics" else form
+    if not looking:
+        more = "" if want == "stats" else f', want="{want}"'
+        return (
+            f"no probe watches {kind} of {name!r}. Watch it while the job runs by "
+            f'job.probe("{name}", kinds="{kind}"{more}), or from the first step on by probes= '
+            "where the job is made"
+        )
+    if not any(want in entry["want"] for entry in looking):
+        return f'the probe of {kind} of {name!r} keeps no {form}; add "{want}" to its want'
+    return f"no probe of {kind} of {name!r} has looked yet; it does on the first step it is due"

@@ -2,11 +2,13 @@
 """What `Client.train` does before it submits: data and modules go to the service, once."""
 
 from collections.abc import Sequence
-from typing import Any, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
+from glasshouse.client.accepting import accept
 from glasshouse.client.arrays import Splits, derive_fields, is_arrays, is_ragged, read_splits
 from glasshouse.client.frames import as_columns, is_frame
 from glasshouse.client.modules import is_dataset, is_module
+from glasshouse.client.modules.naming import with_rates
 from glasshouse.client.records import Dataset
 from glasshouse.client.resources import Checkpoints, Datasets
 from glasshouse.client.running import in_thread
@@ -28,6 +30,9 @@ from glasshouse.client.training import (
     window_fields,
 )
 
+if TYPE_CHECKING:
+    from glasshouse.client.modules.tracing import Traced
+
 
 class Trainer:
     """Makes a spec of whatever a user trains and trains on."""
@@ -40,20 +45,23 @@ class Trainer:
         """The spec, after what it names has been sent.
 
         Raises:
-            TypeError: an option is unknown or missing.
+            TypeError: an option is unknown, missing, or nothing that a spec can say.
             ValueError: the data does not fit together.
             CannotTrace: no graph can say what a module does.
         """
+        taken = accept(network, data, options)
+        options = taken.options
         check_options(network, options)
-        described = self._data(data, arguments_of(network), options)
+        described = self._data(taken.data, arguments_of(network), options)
         if is_module(network):
-            network, begin = self._send_module(network, described, options)
+            traced, begin = self._send_module(network, described, options)
+            network = with_rates(traced.graph, traced.weights, taken.rates)
             options["init"] = begin
         return train_spec(network, described, options)
 
     def _send_module(
         self, module: Any, data: Document, options: TrainOptions
-    ) -> tuple[Document, Document]:
+    ) -> "tuple[Traced, Document]":
         """Read a module as a graph and send its weights; gives the graph and what to begin with."""
         from glasshouse.client.modules.preparing import trace_for  # noqa: PLC0415 (imports torch)
 
@@ -70,7 +78,7 @@ class Trainer:
             name=type(module).__name__,
             reuse=True,
         )
-        return traced.graph, {"checkpoint": sent.id}
+        return traced, {"checkpoint": sent.id}
 
     def _data(self, data: Any, arguments: Sequence[str], options: TrainOptions) -> Document:
         if _is_several(data):

@@ -5,13 +5,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict, cast
 
 import numpy as np
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from glasshouse.client.arrays import as_array
 from glasshouse.client.frames import columns_for, field_name, is_frame, read_dataset
 from glasshouse.client.modules import is_dataset, is_module
 from glasshouse.client.tensors import Array
 from glasshouse.spec import Graph, InferJob, Preset, TrainJob
+from glasshouse.spec.metrics import ALONE
+from glasshouse.spec.wording import problems_in
 
 Document = dict[str, Any]
 Network = Graph | Preset | Mapping[str, Any] | Sequence[Any] | str
@@ -25,7 +27,11 @@ class JobOptions(TypedDict, total=False):
     name: str
     labels: dict[str, str]
     priority: int
+    device: Any
+    """torch's name of a device: ``"cuda"``, ``"cuda:1"``, ``"cpu"``, ``"auto"``. Short for
+    ``devices={"type": …, "ids": …}``."""
     devices: Any
+    """``{"type", "count", "ids", "threads", "worker"}``, as in the spec."""
     retry: Any
     """``{"max_restarts": n}``."""
     timeout_s: float
@@ -37,11 +43,15 @@ class TrainOptions(JobOptions, total=False):
     """What `Client.train` takes by name. Left out, each has the service's own default."""
 
     loss: Any
-    """``"CrossEntropyLoss"``, or as in the spec. Left out: it for classes, else ``MSELoss``."""
+    """``"CrossEntropyLoss"``, ``nn.CrossEntropyLoss(label_smoothing=0.1)``, or as in the spec; or a
+    list of several. Left out: ``CrossEntropyLoss`` for classes, else ``MSELoss``."""
     optimizer: Any
-    """``"Adam"``, or ``{"type", "args"}``. Left out: ``Adam``."""
+    """``"Adam"``, ``{"type", "args"}``, or torch's own: the class, a ``functools.partial`` of it,
+    or an optimizer of the module's parameters, whose groups may differ in ``lr`` and
+    ``weight_decay``. Left out: ``Adam``."""
     scheduler: Any
-    """``{"type", "args", "unit"}``, or the name of one that needs no arguments."""
+    """``{"type", "args", "unit"}``, or the name of one that needs no arguments. The type may be a
+    scheduler of torch itself; then say its ``unit``, ``"steps"`` or ``"epochs"``."""
     grad_clip: Any
     """``{"type": "value" | "norm" | "global_norm", "max"}``."""
     accumulate: int
@@ -92,11 +102,13 @@ class TrainOptions(JobOptions, total=False):
     """Of a module: the data field of an argument of ``forward`` that is named otherwise."""
     init: Any
     """``{"checkpoint", "load", "missing"}``: what training begins with. A module brings its own."""
-    metrics: Sequence[Any]
-    """Left out: the accuracy, for classes."""
+    metrics: Sequence[Any] | str
+    """Names (``"accuracy"``), or as in the spec; without ``inputs`` of what the loss compares. Left
+    out: the accuracy, for classes."""
     evaluate: Any
     """Left out: after every epoch, where there is validation data. None: never."""
-    probes: Sequence[Any]
+    probes: Sequence[Any] | str
+    """As in the spec; a glob alone (``"*"``) watches the outputs of these layers on every step."""
     checkpoint: Any
     guards: Any
     """``{"nonfinite": {"check", "action": "fail" | "skip_step" | "warn"}}``."""
@@ -151,11 +163,16 @@ def graph_of(network: Document) -> Document:
     """The graph of a network's dict.
 
     Raises:
-        pydantic.ValidationError: there is no such preset, or it has no such sizes.
+        ValueError: there is no such preset, or it has no such sizes.
     """
     if network.get("type") != "preset":
         return network
-    preset = Preset.model_validate_json(json.dumps(network))
+    try:
+        preset = Preset.model_validate_json(json.dumps(network))
+    except ValidationError as error:
+        problems = problems_in(error.errors(include_url=False), network, Preset)
+        told = "; ".join(f"{item.pointer}: {item.detail}" for item in problems)
+        raise ValueError(f"network{told}") from None
     return preset.graph().model_dump(mode="json", exclude_unset=True)
 
 
@@ -163,12 +180,8 @@ def check_options(network: Any, options: TrainOptions) -> None:
     """Find what is wrong with the options by themselves, before anything is uploaded.
 
     Raises:
-        TypeError: one is unknown, or nothing says when to stop.
+        TypeError: nothing says when to stop, or two options exclude each other.
     """
-    unknown = sorted(set(options) - set(TrainOptions.__annotations__))
-    if unknown:
-        known = ", ".join(sorted(TrainOptions.__annotations__))
-        raise TypeError(f"train() does not know {', '.join(unknown)}; it knows {known}")
     if len(_given(options, _LIMITS)) != 1:
         raise TypeError("say when to stop: exactly one of epochs, steps and seconds")
     if is_module(network) and "init" in options:
@@ -191,13 +204,9 @@ def train_spec(network: Network, data: Document, options: TrainOptions) -> Docum
         "data": {"batch_size": 32, **data, **_given(options, _BATCHES), **_normalize(options)},
         "stop": _stop(options),
     }
-    metrics = options.get("metrics")
-    if metrics is None:
-        found: Any = spec["loss"]
-        losses = cast("list[Document]", found if isinstance(found, list) else [found])
-        judged = [item["inputs"] for item in losses if _is_of_classes(item, data["fields"])]
-        metrics = [{"type": "accuracy", "inputs": inputs} for inputs in judged]
-    spec["metrics"] = metrics or []
+    found: Any = spec["loss"]
+    losses = cast("list[Document]", found if isinstance(found, list) else [found])
+    spec["metrics"] = _metrics(options.get("metrics"), losses, data["fields"])
     spec.update(_given(options, _AS_THEY_ARE))
     spec.update({name: _typed(given) for name, given in _given(options, _TYPED).items()})
     return as_document(spec)
@@ -306,6 +315,26 @@ def _loss(loss: Any, graph: Document, target: str | None, fields: Mapping[str, A
         )
     output = (graph.get("outputs") or [graph["layers"][-1]["name"]])[0]
     return {**document, "inputs": [output, target]}
+
+
+def _metrics(given: Any, losses: Sequence[Document], fields: Mapping[str, Any]) -> list[Any]:
+    """Metrics with what they compare: where that is left out, what the first loss compares."""
+    if given is None:
+        judged = [item["inputs"] for item in losses if _is_of_classes(item, fields)]
+        return [{"type": "accuracy", "inputs": inputs} for inputs in judged]
+    several: Any = [given] if isinstance(given, (str, Mapping, BaseModel)) else given
+    return [_compared(_typed(item), losses[0]["inputs"]) for item in several]
+
+
+def _compared(metric: Document, inputs: Sequence[str]) -> Document:
+    if "inputs" in metric or len(inputs) != 2:
+        return metric
+    if metric.get("type") in ALONE:
+        raise ValueError(
+            f"metrics: say what {metric['type']} is of: {{'type': {metric['type']!r}, "
+            f"'inputs': [{inputs[0]!r}]}}"
+        )
+    return {**metric, "inputs": list(inputs)}
 
 
 def _is_of_classes(loss: Document, fields: Mapping[str, Any]) -> bool:

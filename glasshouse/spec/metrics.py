@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import AfterValidator, PositiveInt, model_validator
 from pydantic import Field as Constraint
 
+from glasshouse.nearest import did_you_mean
 from glasshouse.spec.strict import Args, Spec, TorchName
 
 Watched = Annotated[
@@ -40,7 +41,8 @@ RESERVED_PREFIXES = ("loss/", "validation/", "time/", "throughput/", "system/", 
 def _check_known(value: str) -> str:
     """Ours are written small, torchmetrics' classes are not: what a typing error meant is plain."""
     if value not in OWN and not value[0].isupper():
-        raise ValueError(f"a class of torchmetrics, or one of: {', '.join(OWN)}")
+        near = did_you_mean(value, OWN)
+        raise ValueError(f"a class of torchmetrics, or one of: {', '.join(OWN)}{near}")
     return value
 
 

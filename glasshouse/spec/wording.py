@@ -5,14 +5,16 @@ model itself says that the field is. Members of a union that all refuse a value 
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from glasshouse.errors import FieldProblem
+from glasshouse.nearest import did_you_mean, either
 from glasshouse.spec.places import place_of, pointer
 from glasshouse.spec.strict import NAME_PATTERN
 
@@ -43,6 +45,8 @@ _PATTERNS = {
 }
 _MOST_NAMES = 20
 _LONGEST = 240
+_TOLD = "told"
+"""In the context of an error: its sentence, where it was translated already."""
 
 
 def problems_in(
@@ -78,6 +82,8 @@ def _is_meant(entry: Entry) -> bool:
 
 def said(entry: Entry, *roots: type[BaseModel]) -> str:
     """One of pydantic's errors as a sentence; ``roots`` as in `problems_in`."""
+    if (told := _told(entry)) is not None:
+        return told
     if _wanted(entry):
         return _mistyped([entry], roots)
     if entry["type"] == "extra_forbidden":
@@ -95,7 +101,9 @@ def _text(kind: str, context: Mapping[str, Any]) -> str | None:  # noqa: PLR0911
         case "missing" | "union_tag_not_found":
             return "it is missing"
         case "union_tag_invalid":
-            return f"there is no {context['tag']!r}; there is {context['expected_tags']}"
+            tags = str(context["expected_tags"])
+            near = did_you_mean(str(context["tag"]), re.findall("'([^']*)'", tags))
+            return f"there is no {context['tag']!r}; there is {tags}{near}"
         case "int_parsing_size":
             return "the number is too large"
         case "string_pattern_mismatch":
@@ -129,8 +137,29 @@ def _number(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and value >= 1000 else str(value)
 
 
+def translated(error: ValidationError, root: type[BaseModel]) -> ValidationError:
+    """The same errors of a part of a body, told in words of the part's own model.
+
+    Whoever validates the whole body knows that model not, and would have less to say.
+    """
+    lines: list[InitErrorDetails] = []
+    for entry in error.errors(include_url=False):
+        context = {**(entry.get("ctx") or {}), _TOLD: said(entry, root)}
+        kind = PydanticCustomError(entry["type"], "{" + _TOLD + "}", context)  # pyright: ignore[reportArgumentType]
+        lines.append(InitErrorDetails(type=kind, loc=entry["loc"], input=entry["input"]))
+    return ValidationError.from_exception_data(error.title, lines)
+
+
+def _told(entry: Entry) -> str | None:
+    """A sentence that is in our words already."""
+    context: dict[str, Any] = entry.get("ctx") or {}
+    return context.get(_TOLD)
+
+
 def _wanted(entry: Entry) -> str | None:
     """What the field takes, where it is of another type or none of its words."""
+    if _told(entry) is not None:
+        return None
     if entry["type"] == "literal_error":
         words = {"True": "true", "False": "false", "None": "null"}
         expected = str(entry["ctx"]["expected"])
@@ -140,15 +169,19 @@ def _wanted(entry: Entry) -> str | None:
 
 def _mistyped(entries: Sequence[Entry], roots: Sequence[type[BaseModel]]) -> str:
     wanted = list(dict.fromkeys(filter(None, map(_wanted, entries))))
-    text = f"give {_either(wanted)}"
-    return text + _got(entries[0], text) + _meaning(entries[0], roots)
+    text = f"give {either(wanted)}"
+    return text + _got(entries[0], text, _meant(entries)) + _meaning(entries[0], roots)
 
 
-def _either(words: Sequence[str]) -> str:
-    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+def _meant(entries: Sequence[Entry]) -> str:
+    """Which of the words that a field takes is like the one that was given."""
+    value = entries[0].get("input")
+    literals = [str(one["ctx"]["expected"]) for one in entries if one["type"] == "literal_error"]
+    words = [word for text in literals for word in re.findall("'([^']*)'", text)]
+    return did_you_mean(value, words) if isinstance(value, str) else ""
 
 
-def _got(entry: Entry, text: str) -> str:
+def _got(entry: Entry, text: str, meant: str = "") -> str:
     value = entry.get("input")
     if entry["type"] == "missing" or not isinstance(value, (str, int, float, type(None))):
         return ""
@@ -156,7 +189,7 @@ def _got(entry: Entry, text: str) -> str:
     shown = json.dumps(value) if is_json else repr(value)
     if isinstance(value, str) and shown in text:
         return ""
-    return f" (got {shown if len(shown) <= 80 else shown[:77] + '…'})"
+    return f" (got {shown if len(shown) <= 80 else shown[:77] + '…'}{meant})"
 
 
 def _meaning(entry: Entry, roots: Sequence[type[BaseModel]]) -> str:
@@ -176,8 +209,8 @@ def _unknown(entry: Entry, roots: Sequence[type[BaseModel]]) -> str:
     known = sorted({str(field) for model in models for field in _fields(model)})
     if not known:
         return "there is no such field"
-    if near := get_close_matches(str(name), known, 3, cutoff=0.7):
-        return f"there is no such field; did you mean {_either(near)}?"
+    if near := did_you_mean(str(name), known):
+        return f"there is no such field{near}"
     more = " …" if len(known) > _MOST_NAMES else ""
     return f"there is no such field; there is {', '.join(known[:_MOST_NAMES])}{more}"
 

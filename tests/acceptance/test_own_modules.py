@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import glasshouse as gh
 from glasshouse.client.modules.preparing import match
@@ -205,3 +205,42 @@ def test_a_refused_module_sends_no_weights(client: gh.Client):
         client.train(Branch(), (np.ones((4, 6), np.float32), np.array([0, 1, 2, 0])), steps=1)
     assert refused.value.file == __file__
     assert [item.id for item in client.checkpoints.list()] == before
+
+
+def test_torchs_own_objects_train_bit_for_bit_as_they_do_by_hand(client: gh.Client):
+    """A loss, an optimizer of two groups and a DataLoader, as a tutorial of torch has them."""
+    torch.manual_seed(5)
+    module = without_chance(Mlp())
+    hand = copy.deepcopy(module)
+    case = CASES["mlp"]
+    data = rows_of(case)
+    (name,) = (field for field in data if field != "y")
+    rows = TensorDataset(torch.from_numpy(data[name]), torch.from_numpy(data["y"]))
+    weight = torch.tensor([1.0, 2.0, 0.5])
+
+    def parts(net: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]:
+        heads = [item for key, item in net.named_parameters() if key.startswith("heads")]
+        others = [item for key, item in net.named_parameters() if not key.startswith("heads")]
+        groups = [{"params": others}, {"params": heads, "lr": LR / 2, "weight_decay": 0.125}]
+        optimizer = torch.optim.AdamW(groups, lr=LR, betas=(0.75, 0.875), weight_decay=0.25)
+        loss = nn.CrossEntropyLoss(weight, label_smoothing=0.25)
+        return loss, optimizer, DataLoader(rows, batch_size=BATCH)
+
+    loss, optimizer, loader = parts(module)
+    job = client.train(
+        module, loader, loss=loss, optimizer=optimizer, epochs=2, devices=OPTIONS["devices"]
+    ).wait(timeout=240)
+
+    loss, optimizer, loader = parts(hand)
+    losses: list[float] = []
+    for _ in range(2):
+        for x, y in loader:
+            optimizer.zero_grad()
+            value = loss(hand(x), y)
+            value.backward()
+            optimizer.step()
+            losses.append(value.item())
+    assert job.metrics("loss").numpy().astype(np.float32).tolist() == losses
+    expected = hand.state_dict()
+    for key, item in job.state_dict().items():
+        assert torch.equal(item, expected[key]), key

@@ -134,8 +134,8 @@ class AsyncClient:
 
         Args:
             method: ``GET``, ``POST`` …; retried as all are, so a POST needs an ``Idempotency-Key``.
-            path: under the address: ``/api/v1/jobs``.
-            params: the query; a list gives a parameter several times.
+            path: under the address: ``/api/v1/jobs``. It may bring a query along: ``?force=true``.
+            params: the query, beside that of the path; a list gives a parameter several times.
             json: the body.
             headers: further headers.
 
@@ -200,8 +200,10 @@ class AsyncClient:
                 a graph, compared with it, and sent with its weights.
             data: a dataset or its id, a list of such to train on as one, arrays (a dict by column,
                 a dict of splits of them, an ``(x, y)`` pair; they are uploaded), a data frame, a
-                torch dataset, or a dict as ``data`` in a spec.
-            options: see `TrainOptions`: ``loss``, ``optimizer``, ``epochs`` …
+                torch dataset, a ``DataLoader`` (its dataset, batch size and order), or a dict as
+                ``data`` in a spec.
+            options: see `TrainOptions`: ``loss``, ``optimizer``, ``epochs`` … The type and
+                arguments of torch's own losses and optimizers are read off them.
 
         Returns:
             The job, queued.
@@ -228,7 +230,7 @@ class AsyncClient:
             data: instead of inputs: a dataset, its id, or ``{"dataset", "split"}``.
             outputs: the layers to return; left out, the network's own outputs.
             fields: ``value``, ``id`` (of the largest) and ``prob`` (its probability).
-            options: name, labels, priority, devices.
+            options: ``name``, ``labels``, ``priority``, ``device``, ``devices``.
 
         Returns:
             Arrays by layer; by ``<layer>/<field>`` when there are several fields.

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, cast
 
+from glasshouse.client.accepting import inputs_of, settle_device
 from glasshouse.client.aio.job import AsyncJob
 from glasshouse.client.aio.records import AsyncCheckpoint, AsyncDataset
 from glasshouse.client.aio.resources import AsyncCheckpoints, AsyncDatasets, AsyncJobs
@@ -44,11 +45,13 @@ class AsyncInferring:
         options: JobOptions,
     ) -> dict[str, Array]:
         """Run and wait; ``given`` is inputs and data, of which one is None."""
-        inputs, data = given
+        inputs, data = inputs_of(given[0]), given[1]
         if (inputs is None) == (data is None):
             raise TypeError("give exactly one of inputs and data")
         wanted: list[ResultField] = [fields] if isinstance(fields, str) else list(fields)  # pyright: ignore[reportAssignmentType]
-        spec: Document = {"kind": "infer", **_source(source), "fields": wanted, **options}
+        settled: Document = dict(options)
+        settle_device(settled)
+        spec: Document = {"kind": "infer", **_source(source), "fields": wanted, **settled}
         if outputs is not None:
             spec["outputs"] = list(outputs)
         uploaded: AsyncDataset | None = None

@@ -35,7 +35,8 @@ class AsyncJob(AsyncSteered, AsyncResults):
 
     kind: str
     """``train``, ``infer`` …"""
-    name: str | None
+    name: str
+    """As its spec says, or made by the service: ``mlp-7``."""
     state_reason: str | None
     """Why it is in its state, where there is more to say than the state."""
     created_at: str

@@ -1,12 +1,20 @@
 """Looking into a job's network: its layers, what was captured of them, and their statistics."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 from urllib.parse import quote
 
 from glasshouse.client.aio.transport import AsyncTransport
 from glasshouse.client.requests import API, Request
-from glasshouse.client.statistics import Captured, History, Kind, LayerStats, Phase, Step
+from glasshouse.client.statistics import (
+    Captured,
+    History,
+    Kind,
+    LayerStats,
+    Phase,
+    Step,
+    why_none,
+)
 from glasshouse.client.tensors import Array, read_tensors
 from glasshouse.errors import APIError
 
@@ -105,8 +113,7 @@ class AsyncLayer:
             found = [entry for entry in found if entry.phase == "train"]
         if len(found) != 1:
             seen = found or await self._leaves(kind)
-            names = ", ".join(entry.layer for entry in seen) or "none so far"
-            raise APIError(f"{self.name} has statistics of {kind} for: {names}")
+            raise await self._refusal(kind, "statistics", [entry.layer for entry in seen])
         return found[0]
 
     async def _leaves(self, kind: str) -> list[LayerStats]:
@@ -150,9 +157,17 @@ class AsyncLayer:
         params |= {"bins": bins, "max_points": max_points, "phase": phase}
         found = await self._transport.all(f"{self._path}/stats", params)
         if len(found) != 1:
-            names = ", ".join(entry["layer"] for entry in found) or "none so far"
-            raise APIError(f"{self.name} has histograms of {kind} for: {names}")
+            raise await self._refusal(kind, "histogram", [entry["layer"] for entry in found])
         return History.read(found[0])
+
+    async def _refusal(self, kind: str, form: str, seen: Sequence[str]) -> APIError:
+        """Why there is not one series of a kind: none was kept, or those of several tensors."""
+        if seen:
+            what = "histograms" if form == "histogram" else form
+            return APIError(f"{self.name} has {what} of {kind} for: {', '.join(seen)}")
+        probes = await self._transport.all(f"{self._path}/probes", {"removed": True})
+        layers = await self._transport.all(f"{self._path}/layers")
+        return APIError(why_none(self.name, kind, form, probes, layers))
 
     async def image(
         self,

@@ -8,7 +8,7 @@ from typing import Any, Self
 from glasshouse import jsonio
 from glasshouse.client.aio.running import in_thread, sleep
 from glasshouse.client.aio.transport import AsyncTransport
-from glasshouse.client.requests import API, Request
+from glasshouse.client.requests import API, Request, id_in_path
 from glasshouse.client.tensors import Array, read_tensors
 from glasshouse.client.weights import as_state_dict, in_module, load_into
 from glasshouse.errors import APIError, UnprocessableEntityError, WaitTimeout
@@ -40,7 +40,7 @@ class AsyncRecord:
     @property
     def path(self) -> str:
         """Where it lives, under ``/api/v1``."""
-        return f"{self._PATH}/{self.id}"
+        return f"{self._PATH}/{id_in_path(self.id, self._PATH.strip('/').removesuffix('s'))}"
 
     def to_json(self) -> str:
         """The whole document as JSON, as the service gave it."""

@@ -14,7 +14,7 @@ from glasshouse.client.aio.transport import AsyncTransport
 from glasshouse.client.arrays import read_splits, write_splits
 from glasshouse.client.events import AnyEvent
 from glasshouse.client.files import format_of, pieces, sha256_of
-from glasshouse.client.requests import API, Request
+from glasshouse.client.requests import API, Request, id_in_path
 from glasshouse.client.training import Network, Spec, as_document, network_of
 from glasshouse.client.weights import weights_file
 from glasshouse.spec.data import BUILTINS, IMAGES, sources_in
@@ -291,7 +291,7 @@ class AsyncCheckpoints(AsyncResource):
 
     async def get(self, checkpoint_id: str) -> AsyncCheckpoint:
         """Read one checkpoint."""
-        data = await self._transport.get(f"/checkpoints/{checkpoint_id}")
+        data = await self._transport.get(f"/checkpoints/{id_in_path(checkpoint_id, 'checkpoint')}")
         return AsyncCheckpoint(self._transport, data)
 
     async def list(self, job_id: str | None = None) -> list[AsyncCheckpoint]:
@@ -303,7 +303,7 @@ class AsyncCheckpoints(AsyncResource):
 
     async def delete(self, checkpoint_id: str) -> None:
         """Delete a checkpoint and its files."""
-        await self._transport.delete(f"/checkpoints/{checkpoint_id}")
+        await self._transport.delete(f"/checkpoints/{id_in_path(checkpoint_id, 'checkpoint')}")
 
 
 class AsyncDevices(AsyncResource):
@@ -324,7 +324,8 @@ class AsyncWorkers(AsyncResource):
     async def drain(self, worker_id: str) -> AsyncRecord:
         """Let a worker finish what it runs and take nothing new."""
         return AsyncRecord(
-            self._transport, await self._transport.post(f"/workers/{worker_id}/drain")
+            self._transport,
+            await self._transport.post(f"/workers/{quote(worker_id, safe='')}/drain"),
         )
 
     async def delete(self, worker_id: str) -> None:
@@ -346,7 +347,7 @@ class AsyncKeys(AsyncResource):
 
     async def delete(self, key_id: str) -> None:
         """Revoke a key."""
-        await self._transport.delete(f"/keys/{key_id}")
+        await self._transport.delete(f"/keys/{id_in_path(key_id, 'key')}")
 
 
 class AsyncWebhooks(AsyncResource):
@@ -367,11 +368,14 @@ class AsyncWebhooks(AsyncResource):
 
     async def get(self, webhook_id: str) -> AsyncRecord:
         """Read one webhook."""
-        return AsyncRecord(self._transport, await self._transport.get(f"/webhooks/{webhook_id}"))
+        return AsyncRecord(
+            self._transport,
+            await self._transport.get(f"/webhooks/{id_in_path(webhook_id, 'webhook')}"),
+        )
 
     async def deliveries(self, webhook_id: str) -> list[AsyncRecord]:
         """What was sent to a webhook, newest first."""
-        return await self._all(f"/webhooks/{webhook_id}/deliveries")
+        return await self._all(f"/webhooks/{id_in_path(webhook_id, 'webhook')}/deliveries")
 
     async def list(self) -> list[AsyncRecord]:
         """All webhooks, without their secrets."""
@@ -379,7 +383,7 @@ class AsyncWebhooks(AsyncResource):
 
     async def delete(self, webhook_id: str) -> None:
         """Delete a webhook."""
-        await self._transport.delete(f"/webhooks/{webhook_id}")
+        await self._transport.delete(f"/webhooks/{id_in_path(webhook_id, 'webhook')}")
 
 
 class AsyncCatalog(AsyncResource):

@@ -1,14 +1,16 @@
 """What `AsyncClient.train` does before it submits: data and modules go to the service, once."""
 
 from collections.abc import Sequence
-from typing import Any, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
+from glasshouse.client.accepting import accept
 from glasshouse.client.aio.records import AsyncDataset
 from glasshouse.client.aio.resources import AsyncCheckpoints, AsyncDatasets
 from glasshouse.client.aio.running import in_thread
 from glasshouse.client.arrays import Splits, derive_fields, is_arrays, is_ragged, read_splits
 from glasshouse.client.frames import as_columns, is_frame
 from glasshouse.client.modules import is_dataset, is_module
+from glasshouse.client.modules.naming import with_rates
 from glasshouse.client.sources import (
     arguments_of,
     declared,
@@ -27,6 +29,9 @@ from glasshouse.client.training import (
     window_fields,
 )
 
+if TYPE_CHECKING:
+    from glasshouse.client.modules.tracing import Traced
+
 
 class AsyncTrainer:
     """Makes a spec of whatever a user trains and trains on."""
@@ -39,20 +44,23 @@ class AsyncTrainer:
         """The spec, after what it names has been sent.
 
         Raises:
-            TypeError: an option is unknown or missing.
+            TypeError: an option is unknown, missing, or nothing that a spec can say.
             ValueError: the data does not fit together.
             CannotTrace: no graph can say what a module does.
         """
+        taken = accept(network, data, options)
+        options = taken.options
         check_options(network, options)
-        described = await self._data(data, arguments_of(network), options)
+        described = await self._data(taken.data, arguments_of(network), options)
         if is_module(network):
-            network, begin = await self._send_module(network, described, options)
+            traced, begin = await self._send_module(network, described, options)
+            network = with_rates(traced.graph, traced.weights, taken.rates)
             options["init"] = begin
         return train_spec(network, described, options)
 
     async def _send_module(
         self, module: Any, data: Document, options: TrainOptions
-    ) -> tuple[Document, Document]:
+    ) -> "tuple[Traced, Document]":
         """Read a module as a graph and send its weights; gives the graph and what to begin with."""
         from glasshouse.client.modules.preparing import trace_for  # noqa: PLC0415 (imports torch)
 
@@ -69,7 +77,7 @@ class AsyncTrainer:
             name=type(module).__name__,
             reuse=True,
         )
-        return traced.graph, {"checkpoint": sent.id}
+        return traced, {"checkpoint": sent.id}
 
     async def _data(self, data: Any, arguments: Sequence[str], options: TrainOptions) -> Document:
         if _is_several(data):

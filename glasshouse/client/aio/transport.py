@@ -15,8 +15,8 @@ from glasshouse.client.requests import (
     API,
     Params,
     Request,
+    address_of,
     backoff,
-    query,
     status_error,
     wait_after,
     with_json,
@@ -176,12 +176,13 @@ class AsyncTransport:
 
     async def _send_once(self, request: Request) -> httpx2.Response:
         body = request.body
+        path, params = address_of(request.path, request.params)
         read_s = self.timeout_s if request.timeout_s is None else request.timeout_s
         try:
             message = self._http.build_request(
                 request.method,
-                self.address.url + request.path,
-                params=query(request.params),
+                self.address.url + path,
+                params=params,
                 headers={**self._headers, **request.headers},
                 content=body if body is None or isinstance(body, bytes) else chunks(body()),
                 timeout=httpx2.Timeout(self.timeout_s, connect=CONNECT_S, read=read_s),

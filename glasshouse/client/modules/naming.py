@@ -28,3 +28,26 @@ def names_in_module(graph: Mapping[str, Any], weights: Iterable[str]) -> dict[st
             for layer in owners.get(owner, [])
         ]
     return found
+
+
+Rates = Mapping[str, tuple[float | None, float | None]]
+"""By a module's parameters a learning rate's factor and a weight decay; None: the optimizer's."""
+
+
+def with_rates(graph: Mapping[str, Any], weights: Iterable[str], rates: Rates) -> dict[str, Any]:
+    """The graph, its layers with ``lr_scale`` and ``weight_decay`` where parameters have own ones.
+
+    Args:
+        graph: made from a module.
+        weights: the names of its weights.
+        rates: by the names that the parameters have in the module.
+    """
+    options: dict[str, dict[str, dict[str, float]]] = {}
+    for weight, names in names_in_module(graph, weights).items():
+        layer, _, parameter = weight.partition(".")
+        own = next((rates[name] for name in names if name in rates), (None, None))
+        for option, value in zip(("lr_scale", "weight_decay"), own, strict=True):
+            if value is not None:
+                options.setdefault(layer, {}).setdefault(option, {})[parameter] = value
+    layers = [{**layer, **options.get(layer["name"], {})} for layer in graph["layers"]]
+    return {**graph, "layers": layers}

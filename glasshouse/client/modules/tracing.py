@@ -21,6 +21,7 @@ from glasshouse.client.modules.comparing import compare
 from glasshouse.client.modules.converting import Converter
 from glasshouse.client.modules.drawing import Document, Drawing
 from glasshouse.client.modules.layers import check_module, is_layer
+from glasshouse.client.modules.misfits import misfit
 from glasshouse.client.modules.refusing import (
     Stopped,
     place_in_text,
@@ -188,7 +189,8 @@ def _draw(
         except Stopped as stopped:
             raise refusal(_said(node, str(stopped)), place_in_text(node.stack_trace)) from None
         except Exception as error:
-            raise refusal(_said(node, _reason(error)), place_in_text(node.stack_trace)) from error
+            said = misfit(module, node, converter) or _said(node, _reason(error))
+            raise refusal(said, place_in_text(node.stack_trace)) from error
         output = converter.known[node]
     return _finished(converter, output)
 

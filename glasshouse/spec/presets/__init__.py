@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, Self
 
-from pydantic import PrivateAttr, ValidationInfo, field_validator, model_validator
+from pydantic import PrivateAttr, ValidationError, ValidationInfo, field_validator, model_validator
 
 from glasshouse.spec.network import Graph, Layer
 from glasshouse.spec.presets.cbow import Cbow, cbow
@@ -21,6 +21,7 @@ from glasshouse.spec.presets.transformer_classifier import (
 )
 from glasshouse.spec.presets.transformer_lm import TransformerLm, transformer_lm
 from glasshouse.spec.strict import Args, Spec
+from glasshouse.spec.wording import translated
 
 PresetName = Literal[
     "cbow",
@@ -69,7 +70,11 @@ class Preset(Spec):
     @classmethod
     def _check_args(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         if (name := info.data.get("preset")) is not None:
-            PRESETS[name].args.model_validate_json(json.dumps(value))
+            model = PRESETS[name].args
+            try:
+                model.model_validate_json(json.dumps(value))
+            except ValidationError as error:
+                raise translated(error, model) from None
         return value
 
     @model_validator(mode="after")

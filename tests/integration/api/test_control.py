@@ -302,6 +302,25 @@ def test_a_fork_that_cannot_be_is_refused_with_its_place(
             assert found["errors"][0]["pointer"] == pointer, found
 
 
+@pytest.mark.parametrize(
+    ("stop", "advice"), [({"steps": 4}, "stop.steps=8"), ({"epochs": 2}, "stop.epochs=4")]
+)
+def test_a_fork_of_a_job_that_has_ended_says_how_much_more_to_ask_for(
+    each_service: Api, api: httpx2.Client, spec: dict[str, Any], stop: Any, advice: str
+):
+    """And what it advises is taken."""
+    job = made(api.post("/jobs", json=spec | {"stop": stop}))
+    saved(each_service, job, api.post("/plan", json=spec | {"stop": stop}).json()["num_steps"])
+    path = f"/jobs/{job['id']}/fork"
+    found = refused(api.post(path, json={}), 422, "invalid_spec")
+    (problem,) = found["errors"]
+    assert problem["pointer"] == "/spec/stop"
+    assert problem["detail"].endswith(f"add {advice}, for one"), problem
+    assert found["detail"] == f"/spec/stop: {problem['detail']}"
+    name, _, value = advice.removeprefix("stop.").partition("=")
+    made(api.post(path, json={"spec": {"stop": {name: int(value)}}}))
+
+
 def test_a_spec_may_say_what_it_begins_with(
     each_service: Api, api: httpx2.Client, job: dict[str, Any], spec: dict[str, Any]
 ):

@@ -19,9 +19,12 @@ from api import inside, tensors
 from glasshouse import jsonio
 from glasshouse.events import STATS_COLUMNS
 from glasshouse.ids import new_id
+from glasshouse.spec import Probe
+from models import jobs, probes
 from models.artifacts import LocalArtifacts
 from models.database import Database
 from models.events import NewEvent
+from models.probes import Checked
 from models.shipments import Batch
 from models.tables import now
 from tests.integration.window import scene
@@ -219,6 +222,31 @@ def test_a_step_that_was_not_captured_names_its_neighbours(
     assert answer.json()["nearest_steps"] == [0, 25, 50]
     assert ada.get(f"{path}/conv1/output?step=25").json()["values"] == [25, 25, 25]
     assert ada.get(f"{path}/conv1/output").headers["x-tensor-step"] == "50"
+
+
+def test_a_tensor_that_was_never_captured_says_what_to_watch(
+    ada: httpx2.Client, writer: Writer, sqlite: Database
+) -> None:
+    path = f"/jobs/{writer.job.id}/layers/conv1/output"
+
+    def watch(*want: str) -> None:
+        body = {"layers": ["conv1"], "kinds": ["output"], "every": 1, "want": [*want]}
+        with sqlite.write() as tx:
+            probes.add(tx, jobs.get(tx, writer.job.id, None), Checked(body, ["conv1"], 0), by="ada")
+
+    told = ada.get(path).json()
+    assert told["detail"] == "No probe watches conv1 output."
+    suggested = json.loads(told["hint"].partition(": ")[2])
+    assert Probe.model_validate_json(json.dumps(suggested)).want == ("full",)
+    watch("stats", "histogram")
+    told = ada.get(path).json()
+    assert told["detail"] == "The probe of conv1 output keeps no tensors."
+    assert told["hint"] == 'It wants stats, histogram: add "full".'
+    assert ada.get(f"/jobs/{writer.job.id}/layers/conv1.bias/param").json()["detail"] == (
+        "No probe watches conv1.bias param."
+    )
+    watch("full")
+    assert "has been captured" in ada.get(path).json()["detail"]
 
 
 def test_layers_leaves_and_parameters_are_addressed_by_their_names(

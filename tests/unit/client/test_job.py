@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -256,6 +257,31 @@ def test_of_several_vocabularies_one_must_be_named(connect: Connect):
     with pytest.raises(gh.APIError, match="source, target; name one"):
         checkpoint.vocabulary()
     assert checkpoint.vocabulary("target")[2:] == ["good"]
+
+
+def test_figures_that_nobody_took_say_why(connect: Connect):
+    """Of the three reasons there may be; and a layer that there is not is named as such."""
+
+    def told(*probes: dict[str, Any], form: str = "stats", layer: str = "fc") -> str:
+        client = connect(
+            route("/jobs/job_1/stats", *[listing()] * 2),
+            route("/jobs/job_1/probes", listing(*probes)),
+            route("/jobs/job_1/layers", listing({"name": "conv1"}, {"name": "fc"})),
+        )
+        found = job_of(client).layers[layer]
+        with pytest.raises(gh.APIError) as caught:
+            found.stats("param") if form == "stats" else found.history("param")
+        return str(caught.value)
+
+    watching = {"kinds": ["param"], "matched": ["fc.weight"], "want": ["stats"]}
+    assert "no probe watches param of 'fc'" in told()
+    assert 'job.probe("fc", kinds="param")' in told()
+    assert 'want="histogram")' in told(form="history")
+    others = [watching | {"kinds": ["output"]}, watching | {"matched": ["fc2.weight"]}]
+    assert "no probe watches" in told(*others)
+    assert "has looked yet" in told(watching)
+    assert 'keeps no histogram; add "histogram" to its want' in told(watching, form="history")
+    assert told(layer="fcc") == "the network has no layer 'fcc'; did you mean fc?"
 
 
 def test_polled_events_are_those_of_the_stream(connect: Connect):

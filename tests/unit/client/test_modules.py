@@ -432,6 +432,33 @@ REFUSED: dict[type[nn.Module], str] = {
 }
 
 
+MISFITS: dict[str, tuple[nn.Module, str]] = {
+    "linear alone": (nn.Linear(5, 2), "Linear: its input has 4 features and it wants 5"),
+    "linear inside": (
+        nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(6, 2)),
+        "'2' (Linear): its input has 5 features and it wants 6; the input's shape is [batch, 5], "
+        "so give in_features=5",
+    ),
+    "convolution": (
+        nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(3, 4, 1)),
+        "'1' (Conv2d): its input has 1 channel and it wants 3; the input's shape is [batch, 1, 2, "
+        "2], so give in_channels=1",
+    ),
+    "batch norm": (nn.Sequential(nn.BatchNorm1d(9)), "'0' (BatchNorm1d): its input has 4 features"),
+    "layer norm": (nn.Sequential(nn.LayerNorm(9)), "so give normalized_shape=4"),
+    "recurrent": (nn.Sequential(nn.LSTM(5, 2)), "'0' (LSTM): its input has 4 features"),
+}
+
+
+@pytest.mark.parametrize("case", MISFITS)
+def test_a_layer_that_does_not_fit_says_which_size(case: str):
+    module, words = MISFITS[case]
+    with pytest.raises(gh.CannotTrace) as caught:
+        traced(module, {"x": dense(4)})
+    assert words in caught.value.reason
+    assert "mat1" not in caught.value.reason
+
+
 @pytest.mark.parametrize("cls", REFUSED, ids=lambda cls: cls.__name__)
 def test_what_no_graph_can_say_is_refused_with_the_line(cls: type[nn.Module]):
     with pytest.raises(gh.CannotTrace) as caught:

@@ -214,6 +214,26 @@ def test_a_list_is_walked_to_its_last_page(connect: Connect):
     assert pages.requests[1].query_params["after"] == "c1"
 
 
+@pytest.mark.parametrize(
+    ("path", "params", "wanted"),
+    [
+        ("/api/v1/jobs/job_1/cancel?force=true", None, [("force", "true")]),
+        ("/api/v1/jobs/job_1/cancel?force=true", {}, [("force", "true")]),
+        (
+            "/api/v1/jobs/job_1/cancel?a=1&a=2&b=&c=x%20y",
+            {"d": [3, 4], "e": None},
+            [("a", "1"), ("a", "2"), ("b", ""), ("c", "x y"), ("d", "3"), ("d", "4")],
+        ),
+    ],
+)
+def test_a_query_in_the_path_is_sent_beside_the_parameters(
+    connect: Connect, path: str, params: dict[str, Any] | None, wanted: list[tuple[str, str]]
+):
+    script = Scripted(answer(job(), 202))
+    connect(script.route("/api/v1/jobs/job_1/cancel", "POST")).request("POST", path, params=params)
+    assert script.requests[0].query_params.multi_items() == wanted
+
+
 def test_nobody_at_the_address_says_what_to_do():
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))

@@ -113,6 +113,28 @@ BAD = {
         _layers(conv1={"type": "Conv9d"}), "/network/layers/0/type", "Conv9d"),
     "a layer spelled in small letters": (
         _layers(conv1={"type": "conv2d"}), "/network/layers/0/type", "did you mean Conv2d"),
+    "a layer misspelled": (
+        _layers(fc={"type": "Liner"}), "/network/layers/5/type", "did you mean Linear?"),
+    "an argument misspelled, of a required one": (
+        _layers(fc={"args": {"out_feature": 10}}),
+        "/network/layers/5/args/out_feature", "did you mean out_features? It takes: in_features"),
+    "a loss misspelled": (
+        _loss("CrossEntropyLos"), "/loss/type", "did you mean CrossEntropyLoss?"),
+    "an argument of a loss misspelled": (
+        _loss(label_smooth=0.1), "/loss/args/label_smooth", "did you mean label_smoothing?"),
+    "an optimizer in small letters": (
+        _optimizer("adam"), "/optimizer/type", "did you mean Adam?"),
+    "another word for the rate": (
+        _optimizer("Adam", learning_rate=0.1), "/optimizer/args/learning_rate", "did you mean lr?"),
+    "a scheduler misspelled": (
+        {"scheduler": {"type": "StepLRR", "args": {"step_size": 3}}},
+        "/scheduler/type", "did you mean StepLR?"),
+    "an argument of a scheduler misspelled": (
+        {"scheduler": {"type": "StepLR", "args": {"stepsize": 3}}},
+        "/scheduler/args/stepsize", "did you mean step_size?"),
+    "a metric misspelled, that would not be due either": (
+        {"metrics": [{"type": "MulticlassF1Scor", "inputs": ["fc", "label"]}]},
+        "/metrics/0/type", "did you mean MulticlassF1Score?"),
     "a container as a layer": (
         _layers(conv1={"type": "Sequential"}), "/network/layers/0/type", "container"),
     "an unknown argument": (
@@ -391,7 +413,8 @@ chance, ends = random.Random(int(sys.argv[1])), {}
 for number in range(int(sys.argv[2])):
     layers = [{"name": "flat", "type": "Flatten"}]
     layers += [
-        {"name": f"l{i}", "type": "Linear", "args": {"out_features": 16 + number}} for i in range(20)
+        {"name": f"l{i}", "type": "Linear", "args": {"out_features": 16 + number}}
+        for i in range(20)
     ]
     loss = {"type": "CrossEntropyLoss", "inputs": ["l19", "label"]}
     job = spec(network={"layers": layers}, loss=loss, seed=number)

@@ -140,6 +140,45 @@ JITTER = {"type": "ColorJitter", "args": {"contrast": [1, "x"]}}
         ({"data": of_label(rows=3)}, "/data/fields/label/rows", "there is no such field; there is"),
         ({"stop": {"epoch": 3}}, "/stop/epoch", "there is no such field; did you mean epochs?"),
         ({"precision": "half"}, "/precision", "give 'float32', 'bfloat16', 'float16' or 'auto' (g"),
+        (
+            {"precision": "bfloat"},
+            "/precision",
+            "give 'float32', 'bfloat16', 'float16' or 'auto' (got 'bfloat'; did you mean"
+            " bfloat16?)",
+        ),
+        (
+            {"devices": {"type": "gpu"}},
+            "/devices/type",
+            "give 'auto', 'cpu' or 'cuda' (got 'gpu'; did you mean cuda?): auto: one CUDA device",
+        ),
+        (
+            {"devices": {"kind": "cpu"}},
+            "/devices/kind",
+            "there is no such field; did you mean type?",
+        ),
+        (
+            {"metrics": [{"type": "acuracy", "inputs": ["fc", "label"]}]},
+            "/metrics/0/type",
+            "a class of torchmetrics, or one of: accuracy, mean_abs_diff, mean_squared_diff,"
+            " cosine_similarity, l2_ratio, correct_fraction, mean, l2; did you mean accuracy?",
+        ),
+        (
+            {"network": {"type": "preset", "preset": "resnet81"}},
+            "/network/preset",
+            "give 'cbow', 'lstm_classifier', 'mlp', 'mnist_cnn', 'recommender', 'resnet18',"
+            " 'seq2seq', 'text_cnn', 'transformer_classifier' or 'transformer_lm' (got 'resnet81';"
+            " did you mean resnet18?)",
+        ),
+        (
+            {"network": {"type": "preset", "preset": "mlp", "args": {"hiden": [3]}}},
+            "/network/args/hiden",
+            "there is no such field; did you mean hidden?",
+        ),
+        (
+            {"network": {"type": "preset", "preset": "mlp", "args": {"hidden": 3}}},
+            "/network/args/hidden",
+            "give a list (got 3)",
+        ),
         ({"tune": "yes"}, "/tune", "give true or false (got 'yes'): Whether a short trial"),
         ({"tune": None}, "/tune", "give true or false (got null)"),
         ({"devices": []}, "/devices", "give an object"),

@@ -5,8 +5,8 @@ import json
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0024"
-down_revision = "0023"
+revision = "0019"
+down_revision = "0018"
 branch_labels = None
 depends_on = None
 

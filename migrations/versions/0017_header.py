@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0020"
+revision = "0017"
 down_revision = "0016"
 branch_labels = None
 depends_on = None

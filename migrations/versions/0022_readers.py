@@ -3,8 +3,8 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0028"
-down_revision = "0016"
+revision = "0022"
+down_revision = "0021"
 branch_labels = None
 depends_on = None
 

@@ -1,0 +1,251 @@
+"""What people pass to `Client.train`, brought into the forms that a job spec knows.
+
+torch's losses, optimizers, schedulers and data loaders become dicts; one name stands for a list of
+one. What no job can be made of is refused here, before anything is uploaded, with what to give
+instead.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from pydantic import BaseModel
+
+from glasshouse.client.asking import as_probe
+from glasshouse.client.modules import is_module
+from glasshouse.client.training import Document, TrainOptions
+from glasshouse.nearest import did_you_mean, either
+from glasshouse.spec.presets import PRESETS
+
+_DEVICES = ("auto", "cpu", "cuda")
+_OBJECTS = ("loss", "optimizer", "scheduler")
+
+
+class Accepted(NamedTuple):
+    """What there is to train, on what, and how."""
+
+    network: Any
+    data: Any
+    options: TrainOptions
+    rates: Mapping[str, tuple[float | None, float | None]]
+    """By parameter of the module, where they are other than the optimizer's: the learning rate over
+    that of the optimizer, and the weight decay."""
+
+
+def accept(network: Any, data: Any, options: TrainOptions) -> Accepted:
+    """Read what `Client.train` was given.
+
+    Raises:
+        TypeError, ValueError: it is nothing to train with. The message says what to give.
+    """
+    _check_names(options)
+    taken: Document = dict(options)
+    rates = _rates(network, taken)
+    for name in _OBJECTS:
+        if taken.get(name) is not None:
+            taken[name] = _described(taken[name], name)
+    if "probes" in taken:
+        taken["probes"] = _probes(taken["probes"])
+    settle_device(taken)
+    data = _unloaded(data, taken)
+    if _is_loader(taken.get("validation")):
+        taken["validation"] = _dataset_of(taken["validation"])
+    _check_network(network)
+    _check_data(data)
+    return Accepted(network, data, cast("TrainOptions", taken), rates)
+
+
+def settle_device(options: Document) -> None:
+    """Write ``device="cuda:1"``, torch's word, or ``devices="cuda"`` as the spec has it.
+
+    Raises:
+        TypeError, ValueError: both are given, or there is no such device.
+    """
+    named = options.pop("device", None)
+    if named is not None and options.get("devices") is not None:
+        raise TypeError("give device or devices, not both")
+    if named is None and isinstance(options.get("devices"), str):
+        named = options["devices"]
+    if named is not None:
+        options["devices"] = device_of(str(named))
+
+
+def device_of(text: str) -> Document:
+    """``devices`` of a spec from torch's name of a device: ``cpu``, ``cuda``, ``cuda:1``, ``auto``.
+
+    Raises:
+        ValueError: there is no such device.
+    """
+    kind, colon, number = text.partition(":")
+    if kind not in _DEVICES:
+        raise ValueError(
+            f"device: there is no {text!r}{did_you_mean(kind, _DEVICES) or '.'} "
+            "Give 'auto', 'cpu', 'cuda', or 'cuda:1' for one of several"
+        )
+    if not colon:
+        return {"type": kind}
+    if kind != "cuda" or not number.isdecimal():
+        raise ValueError(f"device: {text!r} has no such number; write it like 'cuda:1'")
+    return {"type": "cuda", "ids": [int(number)]}
+
+
+def _check_names(options: TrainOptions) -> None:
+    unknown = sorted(set(options) - set(TrainOptions.__annotations__))
+    if unknown:
+        known = sorted(TrainOptions.__annotations__)
+        more = did_you_mean(unknown[0], known) or f"; it knows {', '.join(known)}"
+        raise TypeError(f"train() does not know {', '.join(unknown)}{more}")
+
+
+def _described(value: Any, name: str) -> Any:
+    """A loss, optimizer or scheduler without torch's objects in it."""
+    if isinstance(value, (str, BaseModel)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_described(item, name) for item in cast("Sequence[Any]", value)]
+    if isinstance(value, Mapping):
+        return _filled(dict(cast("Mapping[str, Any]", value)), name)
+    found = _described_object(value, name)
+    if name == "scheduler":
+        raise TypeError(
+            f"scheduler: say what {found['type']} counts. Give a dict with the object as its type: "
+            "{'type': …, 'unit': 'epochs'} if you would call step() after each epoch, 'steps' if "
+            "after each update"
+        )
+    return found
+
+
+def _filled(document: Document, name: str) -> Document:
+    """A dict whose type may be an object of torch."""
+    kind = document.get("type")
+    if kind is None or isinstance(kind, str):
+        return document
+    found = _described_object(kind, name)
+    if "args" in document and "args" in found:
+        raise TypeError(f"{name}: {found['type']} brings its arguments along; leave args out")
+    return {**document, **found}
+
+
+def _described_object(value: Any, name: str) -> Document:
+    if "torch" not in sys.modules:
+        raise TypeError(f"{name}: give a name of torch, or a dict, and not {_shown(value)}")
+    from glasshouse.client.modules import objects  # noqa: PLC0415 (imports torch)
+
+    return objects.describe(value, cast("objects.What", name))
+
+
+def _rates(network: Any, options: Document) -> Mapping[str, tuple[float | None, float | None]]:
+    """What the parameter groups of an optimizer say of single parameters."""
+    given = options.get("optimizer")
+    given = cast("Document", given).get("type") if isinstance(given, Mapping) else given
+    if not hasattr(given, "param_groups"):
+        return {}
+    from glasshouse.client.modules import objects  # noqa: PLC0415 (imports torch)
+
+    return objects.rates_by_parameter(given, network)
+
+
+def _probes(given: Any) -> Any:
+    """Probes as a list of them; a glob alone watches outputs, as `Job.probe` does."""
+    several: Any = [given] if isinstance(given, (str, Mapping, BaseModel)) else given
+    return [
+        as_probe(item, "output", "stats", {}) if isinstance(item, str) else item for item in several
+    ]
+
+
+# --- data ------------------------------------------------------------------------------------
+
+
+def _is_loader(value: Any) -> bool:
+    data = sys.modules.get("torch.utils.data")
+    return data is not None and isinstance(value, data.DataLoader)
+
+
+def _unloaded(data: Any, options: Document) -> Any:
+    """The dataset of a ``DataLoader``, whose batch size and order hold unless options say other."""
+    if not _is_loader(data):
+        return data
+    from glasshouse.client.modules import objects  # noqa: PLC0415 (imports torch)
+
+    loaded = objects.read_loader(data)
+    for name, value in loaded.options.items():
+        options.setdefault(name, value)
+    return loaded.dataset
+
+
+def _dataset_of(loader: Any) -> Any:
+    from glasshouse.client.modules import objects  # noqa: PLC0415 (imports torch)
+
+    return objects.read_loader(loader).dataset
+
+
+def inputs_of(inputs: Any) -> Any:
+    """What an inference is given; of a ``DataLoader`` its dataset.
+
+    Raises:
+        TypeError: it shuffles, so that nobody would know which output is of which row.
+    """
+    if not _is_loader(inputs):
+        return inputs
+    from glasshouse.client.modules import objects  # noqa: PLC0415 (imports torch)
+
+    loaded = objects.read_loader(inputs)
+    if loaded.options["shuffle"]["enabled"] or loaded.options.get("drop_last"):
+        raise TypeError("inputs: a DataLoader that shuffles or drops rows; give its dataset")
+    return loaded.dataset
+
+
+def _check_data(data: Any) -> None:
+    if isinstance(data, Path) or (isinstance(data, str) and _is_path(data)):
+        raise ValueError(
+            f"data: {str(data)!r} is a file, not the id of a dataset. Upload it: "
+            f"data=client.datasets.upload({str(data)!r})"
+        )
+    shape = getattr(data, "shape", None)
+    if shape is not None and not hasattr(data, "columns"):
+        raise ValueError(
+            f"data is one array of shape {list(shape)}, without targets: give a pair (x, y), or a "
+            "dict of arrays by name. A network that reproduces its input takes (x, x)"
+        )
+
+
+def _is_path(text: str) -> bool:
+    return "/" in text or "\\" in text or Path(text).is_file()
+
+
+# --- networks --------------------------------------------------------------------------------
+
+
+def _check_network(network: Any) -> None:
+    if isinstance(network, str) and network not in PRESETS:
+        more = did_you_mean(network, PRESETS) or f"; there is {either(PRESETS)}"
+        raise ValueError(f"network: there is no preset {network!r}{more}")
+    if isinstance(network, type):
+        raise TypeError(
+            f"network: {network.__name__} is a class; give a module, an instance of it: "
+            f"{network.__name__}(…)"
+        )
+    if isinstance(network, Mapping):
+        _check_described(cast("Mapping[str, Any]", network))
+    elif not (is_module(network) or isinstance(network, (str, list, tuple, BaseModel))):
+        raise TypeError(
+            f"network: give a list of layers, the name of a preset or an nn.Module, and not "
+            f"{_shown(network)}"
+        )
+
+
+def _check_described(network: Mapping[str, Any]) -> None:
+    if "layers" in network or network.get("type") in ("preset", "id"):
+        return
+    if "type" in network:
+        raise ValueError(
+            f"network: this is one layer ({network['type']}); give the list of its layers: "
+            f"[{{'name': …, 'type': {network['type']!r}, …}}]"
+        )
+    raise ValueError("network: give {'layers': [...]}, or {'type': 'preset', 'preset': …}")
+
+
+def _shown(value: Any) -> str:
+    text = f"{type(value).__name__} ({value!r:.60})"
+    return text if len(text) < 100 else type(value).__name__
