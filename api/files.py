@@ -1,6 +1,7 @@
 """Files that jobs made: checkpoints with their weights, and artifacts by name."""
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request
@@ -13,7 +14,7 @@ from api.documents import answers
 from api.events import JobId
 from api.resources import House, Resources
 from glasshouse.errors import ArtifactNotFound
-from models import checkpoints, jobs, outputs
+from models import checkpoints, jobs, keeping, outputs
 from models.tables import JobArtifact
 
 router = APIRouter(prefix="/api/v1")
@@ -24,8 +25,8 @@ _MEDIA_TYPE = re.compile(r"[A-Za-z0-9.+-]+/[A-Za-z0-9.+-]+(; ?charset=[A-Za-z0-9
 CheckpointId = Annotated[str, Path(alias="id", max_length=64, description="Id of the checkpoint.")]
 
 
-def checkpoint_json(row: checkpoints.Saved) -> dict[str, Any]:
-    """A checkpoint."""
+def checkpoint_json(row: checkpoints.Saved, best: Mapping[str, str]) -> dict[str, Any]:
+    """A checkpoint; ``best``: which ones are the best of their jobs, and why."""
     path = f"/api/v1/checkpoints/{row.id}"
     return {
         "id": row.id,
@@ -36,6 +37,8 @@ def checkpoint_json(row: checkpoints.Saved) -> dict[str, Any]:
         "step": row.step,
         "epoch": row.epoch,
         "final": row.final,
+        "best": row.id in best,
+        "reason": best.get(row.id),
         "state": row.state,
         "size_bytes": row.size_bytes,
         "files": row.files,
@@ -57,10 +60,11 @@ def list_checkpoints(request: Request, house: House, caller: Read, job: JobId) -
     with house.database.read() as tx:
         jobs.standing(tx, job, caller.sees)
         rows = checkpoints.of_job(tx, job)
+        best = keeping.best(tx, [job])
     damaged = sum(row.state == "damaged" for row in rows)
     ends = [rows[place].id for place in (0, -1)] if rows else []
-    tag = etag(job, len(rows), damaged, *ends)
-    return tagged(request, list_of([checkpoint_json(row) for row in rows], cursor=None), tag)
+    tag = etag(job, len(rows), damaged, *ends, *best)
+    return tagged(request, list_of([checkpoint_json(row, best) for row in rows], cursor=None), tag)
 
 
 @router.get(
@@ -75,7 +79,8 @@ def get_checkpoint(
     """Its step, its files with their digests, and the metrics at the time."""
     with house.database.read() as tx:
         row = checkpoints.get(tx, checkpoint, caller.sees)
-    return tagged(request, checkpoint_json(row), etag(row.id, row.state))
+        best = keeping.best(tx, [row.job] if row.job else [])
+    return tagged(request, checkpoint_json(row, best), etag(row.id, row.state, row.id in best))
 
 
 @router.get(

@@ -268,6 +268,10 @@ class Checkpoint(Document):
     """How many updates it has had."""
     epoch: int
     final: bool
+    best: bool
+    """Whether it is the best of its job's that are there, by `checkpoint.keep_best`."""
+    reason: str | None
+    """Why it is the best: `lowest validation/loss`. None: it is not."""
     state: Literal["complete", "damaged"]
     """Nothing resumes from a damaged one."""
     size_bytes: int

@@ -23,7 +23,7 @@ from glasshouse import jsonio
 from glasshouse.errors import BadRequest, InvalidCheckpoint, InvalidSpec
 from glasshouse.ids import new_id
 from glasshouse.spec import UploadedNetwork
-from models import checkpoints, quotas
+from models import checkpoints, keeping, quotas
 from models.database import Transaction
 from models.idempotency import Answer
 
@@ -87,7 +87,7 @@ async def create_checkpoint(
             **columns,
         )
         headers = {"Location": f"{BASE}/checkpoints/{row.id}"}
-        return Answer(201, headers, jsonio.dumps(checkpoint_json(row)))
+        return Answer(201, headers, jsonio.dumps(checkpoint_json(row, {})))
 
     fingerprint = hashlib.sha256(f"{sha256} {name}".encode()).hexdigest()
     token = idempotent.token_of(caller, "POST /checkpoints", key, fingerprint)
@@ -155,7 +155,8 @@ def list_all_checkpoints(
         rows = checkpoints.find(
             tx, owner=owner, sha256=sha256, after=page.after_id("ckpt"), limit=page.limit + 1
         )
-    return Json(page_of(rows, page, [checkpoint_json(row) for row in rows]))
+        best = keeping.best(tx, {row.job for row in rows if row.job is not None})
+    return Json(page_of(rows, page, [checkpoint_json(row, best) for row in rows]))
 
 
 @router.get(

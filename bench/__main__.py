@@ -27,6 +27,7 @@ BENCHES = (
     "purge",
     "service",
     "checkpoint",
+    "checkpoint_default",
     "padding",
     "streaming",
     "prefetch",

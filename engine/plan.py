@@ -144,6 +144,7 @@ def _plan_training(spec: TrainJob, datasets: Metas, trained_by: Trained | None) 
             num_state_bytes(states),
             data_bytes=footprint.training_bytes(spec, datasets),
             num_averages=num_copies(spec.average),
+            num_snapshots=2 if resolved.checkpoint.may_hold else 1,
             step_bytes=step_peak(resolved, wanted(resolved), batch),
             keeps_gradients=spec.accumulate > 1,
             waiting_bytes=waiting_bytes(resolved, forecast.pace, batch),

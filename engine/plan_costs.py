@@ -41,6 +41,7 @@ def memory(  # noqa: PLR0913 (each is a head)
     *,
     data_bytes: int,
     num_averages: int = 0,
+    num_snapshots: int = 1,
     training: bool = True,
     step_bytes: int | None = None,
     keeps_gradients: bool = False,
@@ -49,7 +50,8 @@ def memory(  # noqa: PLR0913 (each is a head)
     """Bytes by head. Activations: the most that a step holds beside parameters and gradients.
 
     Where that is not known, ``step_bytes`` is None, it is what the layers put out for one batch.
-    Checkpoint: the copy in host memory that is written while training goes on.
+    Checkpoint: the copies in host memory, ``num_snapshots`` at once: the one that is written while
+    training continues, and the best state where it may have to wait.
     ``keeps_gradients``: those of a step's earlier batches are there all along. ``waiting_bytes``:
     batches of a step that are in memory before it begins.
     """
@@ -65,13 +67,14 @@ def memory(  # noqa: PLR0913 (each is a head)
     activations = sum(storages.values())
     if step_bytes is not None:
         activations = max(0, step_bytes - (0 if keeps_gradients else gradients))
+    snapshot = (1 + num_averages) * parameters + state_bytes
     heads = {
         "parameters_bytes": parameters,
         "gradients_bytes": gradients,
         "optimizer_state_bytes": state_bytes,
         "averages_bytes": num_averages * parameters,
         "activations_bytes": activations + waiting_bytes,
-        "checkpoint_bytes": (1 + num_averages) * parameters + state_bytes if training else 0,
+        "checkpoint_bytes": num_snapshots * snapshot if training else 0,
         "data_bytes": data_bytes,
     }
     return {**heads, "total_bytes": sum(heads.values())}

@@ -152,7 +152,8 @@ class Reporter:
     def state(self) -> State:
         """What a client sees that the next step alone does not tell."""
         found = {"samples": self._num_samples, "elapsed_s": self.elapsed_s}
-        return {**found, "latest": dict(self.latest), "settled": dict(self._settled)}
+        found |= {"latest": dict(self.latest), "settled": dict(self._settled)}
+        return {**found, "best": self.saver.best}
 
     def restore(self, state: State) -> None:
         """Count on from there."""
@@ -162,6 +163,7 @@ class Reporter:
         told = state.get("settled", {})  # of an older version: said once more
         self._settled = {what: (to, int(step)) for what, (to, step) in told.items()}
         self._told = (time.monotonic(), self._num_samples)
+        self.saver.best = jsonio.number(state.get("best"))
 
     def settle(self, what: str, asked: int | str, to: int | str, *, by: str, step: int) -> None:
         """Say what something that the spec leaves open is from a step on, unless it was so before.
@@ -271,6 +273,7 @@ class Reporter:
                 others=self._epoch_metrics,
             )
             figures |= self._epoch_metrics.finish(step)
+            self.saver.judge(figures, step + 1)
             self._readback.drain()
             self._metrics(step, epoch, figures, now())
             with alone(learner.carried):
@@ -284,11 +287,25 @@ class Reporter:
         It is told of when it is durable, behind all that was said of the steps before it. With
         ``wait`` that is when this returns; else training goes on meanwhile.
         """
+        self._settle()
+        self.saver.save(position, self.latest, final=final, wait=wait)
+        self._clock.mark("checkpoint")
+
+    def keep(self, position: dict[str, int], *, due: bool, asked: bool) -> None:
+        """Save where that is due, asked for, or time; or hold the best state for a later save."""
+        choice = "save" if asked else self.saver.choose(position["step"], due=due)
+        if choice == "save":
+            self.save(position)
+        elif choice == "hold":
+            self._settle()
+            self.saver.hold(position, self.latest)
+            self._clock.mark("checkpoint")
+
+    def _settle(self) -> None:
+        """Say all that was to be said of the steps so far."""
         self._readback.drain()
         self._probes.captures.settle()
         self._out.flush()
-        self.saver.save(position, self.latest, final=final, wait=wait)
-        self._clock.mark("checkpoint")
 
     def follow(self, job: TrainJob, num_steps: int | None) -> None:
         """Take a job whose settings changed."""

@@ -4,7 +4,6 @@ Everything that must be as it was when training goes on later is a part with `St
 methods, and one place lists them all (`engine/train.py`). Knows tensors; knows no files.
 """
 
-import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -45,12 +44,9 @@ class Snapshot:
     """What everybody may read: step, epoch, spec, metrics …"""
     tensors: dict[str, dict[str, Tensor]]
     rest: dict[str, dict[str, Any]]
-    _arrived: torch.cuda.Event | None = None
-
-    @property
-    def device(self) -> str:
-        """Where training computes: ``cpu`` or ``cuda``."""
-        return "cpu" if self._arrived is None else "cuda"
+    device: str = "cpu"
+    """Where training computes: ``cpu``, ``cuda`` …"""
+    _arrived: torch.Event | None = None
 
     def wait(self) -> None:
         """Until copies from a device are complete."""
@@ -58,34 +54,52 @@ class Snapshot:
             self._arrived.synchronize()
 
 
-def take(parts: Mapping[str, Stateful], about: Mapping[str, Any]) -> Snapshot:
-    """Copy every part into host memory.
+class Staging:
+    """Host memory for the copies of a snapshot, used again for the next one.
+
+    Where an accelerator computes it is pinned, which takes the longer the more it is.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[str, str], Tensor] = {}
+
+    def copied(self, part: str, name: str, tensor: Tensor) -> Tensor:
+        """A contiguous copy; from an accelerator it is complete once the stream has come by."""
+        source = tensor.detach()
+        try:
+            buffer = self._buffer((part, name), source)
+        except RuntimeError:  # no more memory can be pinned: then the copy is waited for
+            return source.cpu().contiguous()
+        return buffer.copy_(source, non_blocking=source.device.type != "cpu")
+
+    def _buffer(self, key: tuple[str, str], source: Tensor) -> Tensor:
+        found = self._buffers.get(key)
+        if found is None or (found.shape, found.dtype) != (source.shape, source.dtype):
+            pinned = source.device.type != "cpu"
+            found = torch.empty(source.shape, dtype=source.dtype, pin_memory=pinned)
+            self._buffers[key] = found
+        return found
+
+
+def take(
+    parts: Mapping[str, Stateful], about: Mapping[str, Any], staging: Staging | None = None
+) -> Snapshot:
+    """Copy every part into host memory; into that of ``staging``, whose last snapshot is over.
 
     Copies from a device are queued behind the work that makes the values, and before what changes
     them: nobody waits for them here.
     """
+    staging = Staging() if staging is None else staging
     tensors: dict[str, dict[str, Tensor]] = {}
     rest: dict[str, dict[str, Any]] = {}
-    on_device = False
+    device: torch.device | None = None
     for name, part in parts.items():
         whole = part.state()
         found = {key: item for key, item in whole.items() if isinstance(item, Tensor)}
-        on_device = on_device or any(item.is_cuda for item in found.values())
+        device = next((x.device for x in found.values() if x.device.type != "cpu"), device)
         rest[name] = {key: item for key, item in whole.items() if key not in found}
-        tensors[name] = {key: copied(item) for key, item in found.items()}
-    arrived = None
-    if on_device:
-        arrived = torch.cuda.Event()
-        arrived.record()
-    return Snapshot(dict(about), tensors, rest, arrived)
-
-
-def copied(tensor: Tensor) -> Tensor:
-    """A contiguous copy in host memory; from CUDA it is complete once the stream has come by."""
-    source = tensor.detach()
-    if not source.is_cuda:
-        return source.cpu().clone(memory_format=torch.contiguous_format)
-    with contextlib.suppress(RuntimeError):  # no more memory can be pinned: then it is waited for
-        landed = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
-        return landed.copy_(source, non_blocking=True)
-    return source.cpu().contiguous()
+        tensors[name] = {key: staging.copied(name, key, item) for key, item in found.items()}
+    if device is None:
+        return Snapshot(dict(about), tensors, rest)
+    arrived = torch.accelerator.current_stream(device).record_event()
+    return Snapshot(dict(about), tensors, rest, device.type, arrived)

@@ -74,7 +74,8 @@ class Start:
         saved = self.saved.parts
         kept = {name: dict(saved[name]) for name in _OF_THE_RUN if name in saved and name in parts}
         kept["optimizer"] = without_arguments(kept["optimizer"])
-        kept["report"].pop("settled", None)  # its own log has not been told
+        for name in ("settled", "best"):  # its own log and its own checkpoints have none of it
+            kept["report"].pop(name, None)
         if "averages" in kept and kept["averages"]["type"] != parts["averages"].state()["type"]:
             del kept["averages"]  # begun anew, from the newest weights
         newest = saved["newest"] if "newest" in saved else kept["model"]

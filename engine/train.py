@@ -127,8 +127,8 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
             if control.cancel_requested:  # after the evaluation, which would not come again
                 state = control.ends_as
                 break
-            if report.saver.wants(due=schedule.saves_after(step)) or "checkpoint" in asked:
-                report.save(schedule.position)
+            due = schedule.saves_after(step)
+            report.keep(schedule.position, due=due, asked="checkpoint" in asked)
         report.finish(step, epoch, schedule.position, state=state)
         probes.close()
     except Exception as error:

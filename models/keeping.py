@@ -1,8 +1,8 @@
 """Which checkpoints of a job are kept. What goes is superseded by something durable."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import delete, select
@@ -50,6 +50,18 @@ class Keeping:
         fields: Mapping[str, Any] = said  # pyright: ignore[reportUnknownVariableType]
         best = fields.get("keep_best")
         return Keeping(fields.get("keep_last", 3), None if best is None else Best(**best))
+
+
+def best(tx: Session, job_ids: Collection[str]) -> dict[str, str]:
+    """The best checkpoint of each job by its own rule: the checkpoint's id, and why it is that."""
+    found: dict[str, str] = {}
+    for job_id, spec in tx.execute(select(Job.id, Job.resolved).where(Job.id.in_(job_ids))):
+        rule = Keeping.of(spec).best
+        if rule is not None:
+            rows = [row for row in checkpoints.of_job(tx, job_id) if row.state == "complete"]
+            reason = f"{'lowest' if rule.mode == 'min' else 'highest'} {rule.metric}"
+            found |= dict.fromkeys(replace(rule, count=1).of(rows), reason)
+    return found
 
 
 def supersede(tx: Session, job_id: str, keeping: Keeping) -> list[str]:

@@ -1,11 +1,12 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
+import type { Checkpoint } from "../src/api/types";
 import { confusion, worstFirst } from "../src/views/job/confusion";
 import { differences } from "../src/views/job/diff";
 import { grouped } from "../src/views/job/groups";
 import { bestOf, lostAt } from "../src/views/jobs/finite";
-import { fewer, type Mark, markOf } from "../src/views/job/marks";
+import { fewer, type Mark, markOf, marksOf } from "../src/views/job/marks";
 
 test("a metric and its validation are one chart, loss comes first and the machine last", () => {
   const groups = grouped(["accuracy", "grad_norm", "loss", "lr", "lr/sparse", "system/memory_bytes", "time/step", "time/forward", "validation/accuracy", "validation/loss", "throughput/samples_per_s"]);
@@ -70,9 +71,18 @@ const marked = (kind: Mark["kind"], steps: number[]): Mark[] => steps.map((step)
 const upTo = (number: number) => Array.from({ length: number }, (_, step) => step);
 
 test("of what a job tells, a mark keeps its step and its name", () => {
-  const logged = { job: "job_1", seq: 7, attempt: 1, at: "2026-01-01T00:00:00Z", type: "checkpoint", step: 30, digest: "x".repeat(64) };
-  assert.deepEqual(markOf(logged), [{ step: 30, kind: "checkpoint", name: "checkpoint of step 30" }]);
+  const logged = { job: "job_1", seq: 7, attempt: 1, at: "2026-01-01T00:00:00Z", type: "command", step: 30, do: "checkpoint", digest: "x".repeat(64) };
+  assert.deepEqual(markOf(logged), [{ step: 30, kind: "command", name: "checkpoint" }]);
   assert.deepEqual(markOf({ ...logged, type: "command", step: null, do: "evaluate" }), []);
+});
+
+test("checkpoints are marked that still exist, and not those of the log", () => {
+  assert.deepEqual(markOf({ job: "job_1", seq: 7, attempt: 1, at: "2026-01-01T00:00:00Z", type: "checkpoint", step: 30 }), []);
+  const best = { step: 20, best: true, reason: "lowest validation/loss" } as Checkpoint;
+  assert.deepEqual(marksOf([best, { step: 30, best: false, reason: null } as Checkpoint]), [
+    { step: 20, kind: "checkpoint", name: "checkpoint of step 20, lowest validation/loss" },
+    { step: 30, kind: "checkpoint", name: "checkpoint of step 30" },
+  ]);
 });
 
 test("as many marks as there is room for all stay", () => {

@@ -7,7 +7,7 @@ import typer
 
 from glasshouse.cli import completing, output
 from glasshouse.cli.output import Json
-from glasshouse.client import Client
+from glasshouse.client import Checkpoint, Client
 
 app = typer.Typer(help="List, upload, download and delete checkpoints.", no_args_is_help=True)
 
@@ -35,9 +35,13 @@ def list_checkpoints(
     if json:
         output.document([item.data for item in found])
         return
-    rows = ([item.id, item.state, item.step, item.job or item.name] for item in found)
+    rows = ([item.id, _state(item), item.step, item.job or item.name] for item in found)
     columns = ["id", "state", "step", "job, or name"]
     output.table(columns, rows, short=set() if job else {"job, or name"}, numbers={"step"})
+
+
+def _state(item: Checkpoint) -> str:
+    return f"{item.state}, best" if item.data.get("best") else item.state
 
 
 @app.command()

@@ -9,6 +9,7 @@ from urllib.parse import quote
 from glasshouse.client.records import Checkpoint, Record
 from glasshouse.client.statistics import Phase, Step
 from glasshouse.client.tensors import Array, read_tensors
+from glasshouse.direction import direction_of
 from glasshouse.errors import APIError, JobCancelled, JobFailed
 
 ENDINGS = frozenset({"succeeded", "failed", "cancelled"})
@@ -151,17 +152,23 @@ class Results(Record):
         return read_tensors(self._transport.download(f"{self.path}/tensors", params))
 
     def best_checkpoint(
-        self, metric: str = "validation/loss", mode: Literal["min", "max"] = "min"
+        self, metric: str = "validation/loss", mode: Literal["min", "max"] | None = None
     ) -> Checkpoint:
         """Of its complete checkpoints the one with the best value of a metric.
 
         Args:
             metric: one that it had reported by then.
-            mode: whether less is better, or more.
+            mode: whether less is better (``min``) or more (``max``). Left out, what the name of the
+                metric tells: less of a loss or an error, more of an accuracy or a score.
 
         Raises:
+            ValueError: ``mode`` is left out, and the metric's name does not tell.
             APIError: none has this metric as a finite number.
         """
+        mode = mode or direction_of(metric)
+        if mode is None:
+            detail = f"mode: the name of {metric!r} does not tell whether less or more is better;"
+            raise ValueError(f"{detail} give mode='min' or mode='max'")
         best: tuple[float, Checkpoint] | None = None
         sign = 1 if mode == "min" else -1
         for one in self.checkpoints():

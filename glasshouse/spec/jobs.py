@@ -30,6 +30,7 @@ from glasshouse.spec.training import (
     Evaluate,
     GradScaler,
     Init,
+    KeepBest,
     Loss,
     Losses,
     Optimizer,
@@ -190,12 +191,22 @@ class TrainJob(_Job):
         if self.evaluate is not None:
             if self.data.validation is None:
                 raise ValueError("evaluate needs data.validation: name the rows to evaluate on")
+            if "keep_best" not in self.checkpoint.model_fields_set:
+                keeping = self.checkpoint.model_copy(update={"keep_best": self._keep_best()})
+                object.__setattr__(self, "checkpoint", keeping)
             return self
         if self.stop.early is not None:
             raise ValueError("stop.early needs evaluate: say when its metric is computed")
         if self.scheduler is not None and self.scheduler.metric is not None:
             raise ValueError("scheduler.metric needs evaluate: say when it is computed")
         return self
+
+    def _keep_best(self) -> KeepBest:
+        """By which value checkpoints are kept where the spec does not say so."""
+        early = self.stop.early
+        if early is not None:
+            return KeepBest(metric=early.metric, mode=early.mode)
+        return KeepBest(metric="validation/loss", mode="min")
 
     @model_validator(mode="after")
     def _check_across(self) -> Self:

@@ -229,8 +229,9 @@ class KeepBest(Spec):
 class Checkpoint(Spec):
     """When everything that training is made of is saved. The end of training always is.
 
-    Neither ``every_epochs`` nor ``every_steps``: at the end of every epoch, or of fewer where they
-    are so short that writing would take more than a twentieth of the time.
+    Neither ``every_epochs`` nor ``every_steps``: at the end of each epoch and after each evaluation
+    with a new best value, as long as checkpoints take at most a twentieth of the time. A state that
+    is the best and is not saved is held in memory and written ahead of the next checkpoint.
     """
 
     every_epochs: PositiveInt | None = None
@@ -240,10 +241,21 @@ class Checkpoint(Spec):
     keep_last: PositiveInt = 3
     """Older ones are deleted once a newer one is complete."""
     keep_best: KeepBest | None = None
-    """These are kept beside the last ones."""
+    """These are kept beside the last ones. Left out, one by the metric of ``stop.early``, else by
+    the lowest ``validation/loss``; a job without evaluations has none. null: the last ones only."""
 
     @model_validator(mode="after")
     def _check_one(self) -> Self:
         if self.every_epochs is not None and self.every_steps is not None:
             raise ValueError("give every_epochs or every_steps, not both")
         return self
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the spec says when, and not only by time."""
+        return self.every_epochs is not None or self.every_steps is not None
+
+    @property
+    def may_hold(self) -> bool:
+        """Whether the best state may wait in memory while another one is written."""
+        return self.keep_best is not None and not self.is_named

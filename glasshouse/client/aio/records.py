@@ -181,6 +181,10 @@ class AsyncCheckpoint(AsyncRecord):
     epoch: int
     final: bool
     """Whether it is of the end of the training."""
+    best: bool
+    """Whether it is the best of its job's that are there, by the metric of ``keep_best``."""
+    reason: str | None
+    """Why it is the best: ``lowest validation/loss``."""
     state: str
     size_bytes: int
     files: dict[str, Any]

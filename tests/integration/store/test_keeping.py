@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from models import checkpoints, jobs, keeping
 from models.checkpoints import Start
@@ -10,7 +11,7 @@ from models.database import Database
 from models.keeping import Best, Keeping
 from models.leases import Claim
 from models.shipments import Batch
-from models.tables import Job
+from models.tables import Checkpoint, Job
 
 from .making import make_job, make_worker, next_attempt, running, saved, ship
 
@@ -73,6 +74,29 @@ def test_the_least_are_the_best_where_that_is_asked(saver: Saver):
     for step, value in enumerate((3.0, 1.0, 2.0), start=1):
         saver.save(step, rule, metrics={"loss": value})
     assert saver.steps() == [(1, 2), (1, 3)]
+
+
+def test_the_best_that_is_there_is_marked_by_the_rule_of_its_job(saver: Saver):
+    """Of all that are kept, also where two are; a job without a rule has none."""
+    rule: dict[str, Any] = {"metric": "validation/accuracy", "mode": "max", "count": 2}
+    keeping_ = Keeping(last=2, best=Best(**rule))
+    for step, value in enumerate((0.5, 0.9, 0.8, 0.7), start=1):
+        saver.save(step, keeping_, metrics={"validation/accuracy": value})
+
+    def best() -> dict[int, str]:
+        with saver.database.read() as tx:
+            found = keeping.best(tx, [saver.job.id])
+            rows = checkpoints.of_job(tx, saver.job.id)
+        return {row.step: found[row.id] for row in rows if row.id in found}
+
+    assert best() == {}
+    with saver.database.write() as tx:
+        spec = {"kind": "train", "checkpoint": {"keep_best": rule}}
+        tx.execute(update(Job).where(Job.id == saver.job.id).values(resolved=spec))
+    assert best() == {2: "highest validation/accuracy"}
+    with saver.database.write() as tx:
+        tx.execute(update(Checkpoint).where(Checkpoint.step == 2).values(state="damaged"))
+    assert best() == {3: "highest validation/accuracy"}
 
 
 def test_what_a_rewound_part_saved_goes_only_once_there_is_something_new(saver: Saver):

@@ -174,7 +174,7 @@ def test_several_tensors_of_a_step_come_in_one_request(connect: Connect):
     assert asked[0].query_params["step"] == "3"
 
 
-@pytest.mark.parametrize(("mode", "best"), [("min", "ckpt_2"), ("max", "ckpt_1")])
+@pytest.mark.parametrize(("mode", "best"), [("min", "ckpt_2"), ("max", "ckpt_1"), (None, "ckpt_2")])
 def test_the_best_checkpoint_is_the_one_with_the_best_finite_value(
     connect: Connect, mode: Any, best: str
 ):
@@ -187,6 +187,19 @@ def test_the_best_checkpoint_is_the_one_with_the_best_finite_value(
     assert found.best_checkpoint(mode=mode).id == best
     with pytest.raises(gh.APIError, match="no checkpoint with a value of accuracy"):
         found.best_checkpoint("accuracy")
+
+
+def test_the_best_checkpoint_by_accuracy_is_the_one_with_the_highest(connect: Connect):
+    made = [
+        {"id": f"ckpt_{step}", "step": step, "metrics": {"validation/accuracy": value, "q": value}}
+        for step, value in enumerate((0.5, 0.9, 0.7))
+    ]
+    found = job_of(connect(Route("/api/v1/jobs/job_1/checkpoints", lambda _: listing(*made))))
+    assert found.best_checkpoint("validation/accuracy").id == "ckpt_1"
+    assert found.best_checkpoint("validation/accuracy", mode="min").id == "ckpt_0"
+    with pytest.raises(ValueError, match=r"mode: .*'q'.* give mode='min' or mode='max'"):
+        found.best_checkpoint("q")
+    assert found.best_checkpoint("q", mode="max").id == "ckpt_1"
 
 
 def test_lines_are_followed_by_rank_until_the_end(connect: Connect):

@@ -58,7 +58,7 @@ def network_of(job: dict[str, Any]) -> Network:
 
 
 def as_format_2(directory: Path, job: dict[str, Any]) -> None:
-    """Write a checkpoint as version 0.1 did, whose own files these were compared with."""
+    """Rewrite a checkpoint in format 2."""
     network = network_of(job)
     trained = {name: item for name, item in network.named_parameters() if item.requires_grad}
     numbers = {name: number for number, name in enumerate(trained)}

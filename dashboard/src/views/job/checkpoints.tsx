@@ -32,7 +32,7 @@ export function Checkpoints({ job }: { job: Job }) {
         <tbody>
           {saved.map((one) => (
             <tr key={one.id}>
-              <th scope="row" class="number">{count(one.step)}{one.final && <div class="muted">the last</div>}{one.state === "damaged" && <div class="badge bad">✕ damaged</div>}</th>
+              <th scope="row" class="number">{count(one.step)}{one.final && <div class="muted">the last</div>}{one.best && <div class="badge good" title={one.reason ?? ""}>best</div>}{one.state === "damaged" && <div class="badge bad">✕ damaged</div>}</th>
               <td class="number">{count(one.epoch)}</td>
               {names.map((name) => <td key={name} class="number">{figure(num(one.metrics[name] as Number))}</td>)}
               <td class="number nowrap">{bytes(one.size_bytes)}</td>

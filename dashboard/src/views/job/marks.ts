@@ -1,9 +1,10 @@
 // Checkpoints, commands and attempts as marks on the charts, in a few words each. Pure.
+import type { Checkpoint } from "../../api/types";
 import type { Marker } from "../../charts/plot";
 import { figure } from "../../format";
 import type { Axis, Logged } from "./data";
 
-export const MARKED = "checkpoint,command,attempt";
+export const MARKED = "command,attempt";
 
 export interface Mark {
   step: number;
@@ -16,6 +17,11 @@ export function markOf(event: Logged): Mark[] {
   const step = event.type === "attempt" ? (event["resumed_from_step"] ?? 0) : event["step"];
   const name = nameOf(event);
   return typeof step === "number" && name ? [{ step, kind: event.type as Mark["kind"], name }] : [];
+}
+
+/** Marks of the checkpoints that still exist; the log also has those that newer ones replaced. */
+export function marksOf(checkpoints: readonly Checkpoint[]): Mark[] {
+  return checkpoints.map(({ step, best, reason }) => ({ step, kind: "checkpoint", name: `checkpoint of step ${step}${best && reason ? `, ${reason}` : ""}` }));
 }
 
 const MOST = 1000;
@@ -39,7 +45,6 @@ export function markersOf(marks: readonly Mark[], axis: Axis): Marker[] {
 }
 
 function nameOf(event: Logged): string | null {
-  if (event.type === "checkpoint") return `checkpoint of step ${event["step"]}`;
   if (event.type === "attempt") return `attempt ${event["n"]}${event["resumed_from_step"] ? `, from step ${event["resumed_from_step"]}` : ""}`;
   if (event.type === "command") return `${commandText(event)}${event["state"] === "rejected" ? " (rejected)" : ""}`;
   return null;

@@ -1,17 +1,18 @@
 // The charts of a job, its best values, and why it failed.
 import { useMemo, useState } from "preact/hooks";
 
-import { type Job, num } from "../../api/types";
+import { useLive } from "../../api/live";
+import { type Checkpoint, type Job, num, type Page } from "../../api/types";
 import { count, figure } from "../../format";
 import { isLowerBetter } from "../../metric";
 import { useQuery } from "../../query";
 import { Empty, Loading, ProblemBox } from "../../ui/state";
 import { bestOf, lostAt } from "../jobs/finite";
 import { type ChartLook, Labelled, MetricChart } from "./chart";
-import { type Axis, type Metric, type Steps, summarised, useAxis, useEventsAs, useMetrics } from "./data";
+import { type Axis, type Metric, pace, type Steps, summarised, useAxis, useEventsAs, useMetrics } from "./data";
 import { Failure } from "./failure";
 import { type Group, grouped, inOrder, isUpkeep } from "./groups";
-import { fewer, MARKED, markersOf, markOf } from "./marks";
+import { fewer, MARKED, markersOf, markOf, marksOf } from "./marks";
 
 type Asked = ReturnType<typeof useQuery>;
 const FEW = 12; // so many charts need no search
@@ -38,8 +39,9 @@ function Charts({ job, metrics }: { job: Job; metrics: readonly Metric[] }) {
   const [query, change] = useQuery();
   const range = rangeOf(query);
   const axis = useAxis(job, query.get("x"));
-  const { items: marks } = useEventsAs(job, MARKED, 0, markOf, fewer);
-  const markers = useMemo(() => markersOf(marks, axis), [marks, axis]);
+  const { items: told } = useEventsAs(job, MARKED, 0, markOf, fewer);
+  const saved = useLive<Page<Checkpoint>>(`jobs/${job.id}/checkpoints`, pace(job, 3)).value?.data;
+  const markers = useMemo(() => markersOf([...told, ...fewer(marksOf(saved ?? []))], axis), [told, saved, axis]);
   const logs = (query.get("log") ?? "").split(",").filter(Boolean);
   const groups = useMemo(() => grouped(metrics.map((one) => one.name)), [metrics.map((one) => one.name).join("\n")]);
   const [typed, setTyped] = useState(query.get("q") ?? "");
