@@ -199,7 +199,8 @@ class Evaluate(Spec):
 
     ``validation/loss`` is the loss of all its rows as one batch, whatever ``data.batch_size``: the
     sum of the batches' numerators over the sum of what torch's mean divides by (rows, steps without
-    padding, or the weights of the targets that are not ignored)."""
+    padding, or the weights of the targets that are not ignored).
+    """
 
     every_epochs: PositiveInt | None = None
     every_steps: PositiveInt | None = None
