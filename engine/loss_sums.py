@@ -142,6 +142,7 @@ class Term:
         if isinstance(self.criterion, OF_CLASSES):
             return [inputs[0], self._target(operands)]
         num_steps = max(item.shape[1] for item in inputs if item.dim() > 1)
+        _check_steps(lengths, num_steps)
         if lengths.are_all(num_steps):
             return inputs
         index_S = _places(lengths, num_steps)
@@ -154,7 +155,10 @@ class Term:
     def _target(self, operands: Sequence[Any]) -> Tensor:
         """The classes, with ``ignore_index`` behind the end of each row."""
         target: Tensor = operands[1]
-        if not self.has_lengths or operands[-1].are_all(target.shape[1]):
+        if not self.has_lengths:
+            return target
+        _check_steps(operands[-1], target.shape[1])
+        if operands[-1].are_all(target.shape[1]):
             return target
         is_behind_BT = is_padding(operands[-1].of_rows, target.shape[1])
         wide = is_behind_BT.reshape(*is_behind_BT.shape, *(1,) * (target.dim() - 2))
@@ -176,6 +180,11 @@ def _weight_of(criterion: nn.Module, target: Tensor) -> Tensor:
     if not isinstance(weight, Tensor):
         return counts.sum(dtype=torch.float64)
     return (weight[target.where(counts, 0)] * counts).sum(dtype=torch.float64)
+
+
+def _check_steps(lengths: Lengths, num_steps: int) -> None:
+    if (longest := int(lengths.on_host.max())) > num_steps:
+        raise ValueError(f"its lengths reach {longest}, and axis 1 of its inputs has {num_steps}")
 
 
 def _places(lengths: Lengths, num_steps: int) -> Tensor:

@@ -8,6 +8,7 @@ memory together, without activations.
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import islice
 
 import torch
@@ -74,8 +75,14 @@ class Denominators:
         )
         self.are_rows = not self._read
         """Whether all of them are in proportion to rows."""
-        layers = {root(name) for name in self._read} - set(job.data.fields)
-        self._network = target_network(job, sorted(layers)) if layers else None
+        self._job = job
+
+    @cached_property
+    def _network(self) -> Network | None:
+        """What computes the targets and lengths that are no fields; None: there are none such."""
+        layers = sorted({root(name) for name in self._read} - set(self._job.data.fields))
+        known = [layer for layer in layers if is_known_before(self._job, layer)]
+        return Network(self._job.network, known, prune=True) if known else None
 
     def of(self, batch: Mapping[str, Tensor], num_rows: int) -> tuple[Denominator, ...]:
         """Those of each loss over a batch of so many rows.
@@ -95,8 +102,8 @@ class Denominators:
     def _of(
         self, item: Loss, term: Term, values: Mapping[str, Tensor], num_rows: int
     ) -> Denominator:
-        if any(name not in values for name in (item.inputs[1:2] if _is_of_classes(term) else ())):
-            return float(num_rows)  # targets that only the forward pass gives
+        if any(name not in values for name in _targets_of(self._job, item, term)):
+            return float(num_rows)  # only the forward pass gives them
         operands: list[object] = [values.get(name) for name in item.inputs]
         if item.lengths:
             operands.append(
@@ -105,15 +112,14 @@ class Denominators:
         return term.denominator(operands, num_rows)
 
 
-def target_network(job: TrainJob, layers: Sequence[str]) -> Network | None:
-    """The layers that some layers are computed by, without parameters and the same each time.
+def is_known_before(job: TrainJob, layer: str) -> bool:
+    """Whether a layer is computed from fields by layers without parameters and without dropout.
 
-    None where there are others among them: what those give is known in the forward pass only.
+    What others give is known in the forward pass only.
     """
     with torch.device("meta"):
-        found = Network(job.network, layers, prune=True)
-    is_fixed = not (found.state_dict() or any(isinstance(m, _RANDOM) for m in found.modules()))
-    return Network(job.network, layers, prune=True) if is_fixed else None
+        found = Network(job.network, [layer], prune=True)
+    return not (found.state_dict() or any(isinstance(m, _RANDOM) for m in found.modules()))
 
 
 def _targets_of(job: TrainJob, item: Loss, term: Term) -> list[str]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from engine.loss_sums import OF_CLASSES, reduced
 from engine.losses import Losses, build_loss, pointer_of, try_loss
-from engine.micro_batches import Denominators, target_network
+from engine.micro_batches import Denominators, is_known_before
 from engine.network import needed_layers
 from engine.pace import Pace
 from engine.problems import Findings, SpecProblems, one
@@ -69,6 +69,8 @@ def plan_losses(
     """
     terms: list[Tensor] = []
     resolved: list[Loss] = []
+    known = [name for name in spec.loss_inputs if name in traced.values]
+    all_steps = steps_of(traced, shapes, batch_size, known)
     for number, item in enumerate(spec.losses):
         pointer = pointer_of(number if isinstance(spec.loss, tuple) else None)
         operands = operands_of(item.inputs, f"{pointer}/inputs", traced, findings)
@@ -77,12 +79,12 @@ def plan_losses(
         if not terms[-1].requires_grad:
             detail = "the loss depends on no parameter of the network: there is nothing to train"
             raise one(f"{pointer}/inputs", detail, "no_gradient")
-        steps = steps_of(traced, shapes, batch_size, item.inputs)
+        steps = {name: all_steps[name] for name in item.inputs if name in all_steps}
         compared = _Compared(item, pointer, build_loss(item, pointer), operands, steps, shapes)
         resolved.append(_with_lengths(compared, traced, findings))
         _check_padding(compared, resolved[-1], traced, findings)
         _check_rows(spec, compared, traced, batch_size, findings)
-        _check_targets(spec, compared, traced, findings)
+        _check_targets(spec, compared._replace(loss=resolved[-1]), traced, findings)
     _check_batch_norm(spec, findings)
     found = tuple(resolved) if isinstance(spec.loss, tuple) else resolved[0]
     return spec.model_copy(update={"loss": found}), sum(terms[1:], terms[0])
@@ -154,9 +156,15 @@ def _may_be_stepwise(compared: _Compared) -> bool:
     return isinstance(compared.criterion, _STEPWISE_OF_VECTORS) and is_wide
 
 
-def _has_steps(compared: _Compared) -> bool:
-    """Whether axis 1 of what is compared is as long as a row: of classes, that of the targets."""
+def _has_steps(compared: _Compared, lengths: str) -> bool:
+    """Whether axis 1 of what is compared can be steps: of classes, that of the targets.
+
+    Of a field's lengths it is as long as a row. A layer gives those of steps that it knows.
+    """
     names = compared.loss.inputs[1:] if compared.has_classes else compared.loss.inputs
+    if root(lengths) not in compared.shapes:
+        operands = compared.operands[1:] if compared.has_classes else compared.operands
+        return any(item.dim() > 1 for item in operands)
     axes = [compared.steps[name].axes for name in names if name in compared.steps]
     return bool(axes) and all(item == [1] for item in axes)
 
@@ -171,7 +179,7 @@ def _check_asked(name: str, compared: _Compared, traced: Trace, findings: Findin
     elif found.dim() != 1 or found.dtype != torch.int64:
         detail = f"{name!r} is no lengths: lengths are one int64 per row, and its shape is"
         findings.problem(pointer, f"{detail} {list(found.shape)}", "shape")
-    elif not _may_be_stepwise(compared) or not _has_steps(compared):
+    elif not _may_be_stepwise(compared) or not _has_steps(compared, name):
         shapes = " and ".join(str(list(item.shape)) for item in compared.operands)
         detail = f"{kind} of inputs of shape {shapes} has no steps on axis 1: leave lengths out"
         findings.problem(pointer, detail, "no_steps")
@@ -246,18 +254,17 @@ def _count(shape: torch.Size, num_rows: int) -> int:
 
 
 def _check_targets(spec: TrainJob, compared: _Compared, traced: Trace, findings: Findings) -> None:
-    """Warn of targets that only the forward pass gives, where a step is run in micro-batches."""
-    at = _is_split(spec)
-    if at is None or not compared.has_classes:
-        return
-    target = compared.loss.inputs[1]
-    layers = {root(target)} - set(compared.shapes)
+    """Warn of targets and lengths that only the forward pass gives, where a step is divided."""
+    at, loss = _is_split(spec), compared.loss
+    read = [loss.inputs[1]] if compared.has_classes else []
+    read += [loss.lengths] if loss.lengths else []
     whole = spec.model_copy(update={"network": traced.graph()})
-    if layers and target_network(whole, sorted(layers)) is None:
-        detail = f"the targets {target!r} of {compared.loss.type} come from layers with parameters"
-        detail += " or dropout, so that which of them are ignored, and what they weigh, is not"
-        detail += " known before a step: each micro-batch counts by its rows"
-        findings.warn(at, detail, "by_rows")
+    layers = {root(name): name for name in read if root(name) not in compared.shapes}
+    late = [name for layer, name in layers.items() if at and not is_known_before(whole, layer)]
+    if at and late:
+        detail = f"{late[0]!r}, which {loss.type} divides by, comes from layers with"
+        detail += " parameters or dropout, and is not known before a step: each micro-batch counts"
+        findings.warn(at, f"{detail} by its rows", "by_rows")
 
 
 def _check_batch_norm(spec: TrainJob, findings: Findings) -> None:

@@ -440,6 +440,45 @@ def test_ctc_is_that_of_all_rows_too(reduction, tmp_path):
     assert judged(found) == pytest.approx(judged(expected), rel=1e-5)
 
 
+HALF = [
+    *LSTM[:1],
+    {"name": "cut", "type": "permute", "args": {"dims": [0, 2, 1]}},
+    {"name": "conv", "type": "Conv1d", "args": {"out_channels": 2, "kernel_size": 3, "padding": 1,
+     "stride": 2}},
+    {"name": "two", "type": "permute", "args": {"dims": [0, 2, 1]}},
+    {"name": "pairs", "type": "permute", "args": {"dims": [0, 2, 1]}, "inputs": ["seq"]},
+    {"name": "pooled", "type": "MaxPool1d", "args": {"kernel_size": 1, "stride": 2}},
+    {"name": "wanted", "type": "permute", "args": {"dims": [0, 2, 1]}},
+    {"name": "more", "type": "add", "inputs": ["seq.lengths"], "args": {"other": 1}},
+    {"name": "half", "type": "div", "inputs": ["more"],
+     "args": {"other": 2, "rounding_mode": "floor"}},
+]  # fmt: skip
+
+
+def test_lengths_may_be_those_of_a_layer(ragged, tmp_path):
+    """A strided convolution halves the steps; its lengths are computed from those of the field."""
+    loss = {"type": "MSELoss", "inputs": ["two", "wanted"]}
+    network = {"network": {"layers": HALF}, "stop": {"epochs": 2}}
+    named = {**loss, "lengths": "half"}
+    large = on_sequences(named, **network, data={"batch_size": 15})
+    small = on_sequences(named, **network, accumulate=3)
+    assert "/accumulate" not in told(small, ragged)
+    expected = run(tmp_path / "a", large, ragged)
+    found = run(tmp_path / "b", small, ragged)
+    assert losses(found) == pytest.approx(losses(expected), rel=1e-5)
+    assert judged(found) == pytest.approx(judged(expected), rel=1e-5)
+
+
+def test_lengths_that_are_longer_than_the_steps_fail_the_job_and_say_so(ragged, tmp_path):
+    loss = {"type": "MSELoss", "inputs": ["two", "wanted"], "lengths": "more"}
+    whole = on_sequences(loss, network={"layers": HALF})
+    resolved = planned(whole, meta_of(ragged))["spec"]
+    assert rank.main(write_job(tmp_path, resolved, ragged)) == 0
+    error = read_frames(tmp_path / "spool", 0, 10**6)[0][-1]["error"]
+    assert error["layer"] == "loss"
+    assert "its lengths reach" in error["message"]
+
+
 def test_what_a_step_was_made_of_is_counted_in_batches_that_wait(ragged, tmp_path):
     """Steps of a summed loss do not wait for targets; those of a mean do."""
     still = {"optimizer": {"type": "SGD", "args": {"lr": 0.0}}, "accumulate": 2}
@@ -519,10 +558,10 @@ def test_a_plan_says_that_a_loss_compares_each_row_with_every_other(table):
     assert told(whole, table)["/loss/inputs"] == "rows_compared"
 
 
-def test_a_plan_says_that_targets_are_not_known_before_a_step(table):
+def test_a_plan_says_that_targets_are_not_known_before_a_step(table, tmp_path):
     layers = [
         *LAYERS,
-        {"name": "guess", "type": "argmax", "args": {"dim": 1}, "inputs": ["back"]},
+        {"name": "guess", "type": "argmax", "args": {"dim": 1}, "inputs": ["fc"]},
     ]
     loss = {"type": "CrossEntropyLoss", "args": {"weight": [0.1] * 4}, "inputs": ["fc", "guess"]}
     network = {"layers": layers}
@@ -531,6 +570,8 @@ def test_a_plan_says_that_targets_are_not_known_before_a_step(table):
     guards = {"memory": {"on_oom": "halve_batch"}}
     found = told(job(loss, network=network, guards=guards), table)
     assert found["/guards/memory/on_oom"] == "by_rows"
+    records = run(tmp_path, job(loss, network=network, accumulate=2, stop={"steps": 2}), table)
+    assert all(np.isfinite(losses(records)))
 
 
 def test_a_plan_says_that_micro_batches_are_normalized_by_themselves(table):
