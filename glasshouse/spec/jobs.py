@@ -143,6 +143,9 @@ class TrainJob(_Job):
     """``bfloat16``, ``float16``: products are computed in it where torch.autocast says so;
     parameters, losses and updates stay float32. ``float16`` scales the loss, for its range is
     small. ``auto``: bfloat16 where the device multiplies it in hardware."""
+    matmul_precision: Literal["highest", "high", "medium"] = "highest"
+    """``torch.set_float32_matmul_precision``: how precisely float32 matrices are multiplied. With
+    ``high`` and ``medium`` CUDA uses TF32 where the device has it. On a CPU torch decides."""
     grad_scaler: GradScaler | None = None
     """Of ``float16``; left out, torch's own numbers."""
     memory_format: Literal["contiguous_format", "channels_last"] = "contiguous_format"

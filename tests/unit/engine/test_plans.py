@@ -391,7 +391,8 @@ chance, ends = random.Random(int(sys.argv[1])), {}
 for number in range(int(sys.argv[2])):
     layers = [{"name": "flat", "type": "Flatten"}]
     layers += [
-        {"name": f"l{i}", "type": "Linear", "args": {"out_features": 16 + number}} for i in range(20)
+        {"name": f"l{i}", "type": "Linear", "args": {"out_features": 16 + number}}
+        for i in range(20)
     ]
     loss = {"type": "CrossEntropyLoss", "inputs": ["l19", "label"]}
     job = spec(network={"layers": layers}, loss=loss, seed=number)
