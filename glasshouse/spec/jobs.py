@@ -23,7 +23,7 @@ from glasshouse.spec.metrics import Metric
 from glasshouse.spec.network import Graph, Input
 from glasshouse.spec.presets import Preset
 from glasshouse.spec.probes import Probe
-from glasshouse.spec.strict import JsonData, Name, Spec
+from glasshouse.spec.strict import JsonData, Name, Spec, WrongAt
 from glasshouse.spec.training import (
     Average,
     Checkpoint,
@@ -208,10 +208,10 @@ class TrainJob(_Job):
         twice = [name for name, count in Counter(self.loss_names).items() if count > 1]
         if twice:
             raise ValueError(f"two losses are called {twice[0]!r}: give one a name")
-        names = {layer.name for layer in self.network.layers}
-        for field in self.data.fields:
-            if field in names:
-                raise ValueError(f"{field!r} names a layer and a data field; rename one")
+        for number, layer in enumerate(self.network.layers):
+            if layer.name in self.data.fields:
+                detail = f"{layer.name!r} names a layer and a data field; rename one"
+                raise WrongAt("network", "layers", number, detail=detail)
         return self
 
     @property
