@@ -8,7 +8,8 @@ def parse(text: str, shape: tuple[int, ...]) -> tuple[slices.Index, ...]:
     """Read a slice of a tensor of this shape; a range that is too long is cut, as in numpy.
 
     Raises:
-        InvalidRequest: it has another form, too many axes, or an index out of range.
+        InvalidRequest: it has another form, too many axes, an index out of range, or a range that
+            has nothing of its axis.
     """
     try:
         return slices.parse(text, shape)

@@ -207,11 +207,13 @@ def run(job: Assignment, *, control: Control, out: Outputs) -> End:
     # One path, watched or not: torch's shortcut for attention is taken only where nobody hooks in.
     torch.backends.mha.set_fastpath_enabled(False)
     if isinstance(job.spec, InferJob):
+        torch.set_float32_matmul_precision("highest")
         inputs = _infer_inputs(job, job.spec)
         state = infer.run(job.spec, job.trained_by, inputs, control=control, out=out)
         return End(control.ends_as if state == "cancelled" else state)
     spec = job.spec
     be_deterministic(spec.deterministic)
+    torch.set_float32_matmul_precision(spec.matmul_precision)
     guard_memory(spec.guards.memory, job.device)
     out.ring = job.ring
     if job.orders:

@@ -36,14 +36,25 @@ def parse(text: str, shape: tuple[int, ...]) -> tuple[Index, ...]:
     """Read a slice of a tensor of this shape; a range that is too long is cut, as in numpy.
 
     Raises:
-        BadSlice: it has another form, too many axes, or an index out of range.
+        BadSlice: it has another form, too many axes, an index out of range, or a range that has
+            nothing of its axis.
     """
     found = read(text)
     for index, (axis, size) in zip(spelt_out(found, len(shape)), enumerate(shape), strict=True):
-        if isinstance(index, int) and not -size <= index < size:
-            detail = f"index {index} is out of range for axis {axis}, which has size {size}"
-            raise _wrong(detail)
+        where = f"axis {axis}, which has size {size}"
+        if isinstance(index, int):
+            if not -size <= index < size:
+                raise _wrong(f"index {index} is out of range for {where}")
+        elif size and not range(*index.indices(size)):
+            raise _wrong(f"{_shown(index)} has nothing of {where}")
     return found
+
+
+def _shown(index: slice) -> str:
+    parts = (
+        [index.start, index.stop] if index.step is None else [index.start, index.stop, index.step]
+    )
+    return ":".join("" if part is None else str(part) for part in parts)
 
 
 def spelt_out(index: tuple[Index, ...], num_axes: int) -> list[int | slice]:

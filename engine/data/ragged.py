@@ -163,10 +163,10 @@ class LoadedSequence:
         home = self.values.device
         steps_T = torch.arange(num_steps, device=home)
         around_T = steps_T if self.around is None else self.around[:num_steps]
-        index_BT = starts_B.to(home, non_blocking=True)[:, None] + around_T
+        index_BT = starts_B.to(home)[:, None] + around_T
         if int(lengths_B.min()) == num_steps:
             return self._read(self._stored(index_BT), device), lengths_B
-        is_padding_BT = steps_T >= lengths_B.to(home, non_blocking=True)[:, None]
+        is_padding_BT = steps_T >= lengths_B.to(home)[:, None]
         stored = self._stored(index_BT.masked_fill_(is_padding_BT, 0))
         if self.is_integer:
             stored = stored.to(torch.int64).masked_fill_(is_padding_BT, self.padding_value)
@@ -184,8 +184,8 @@ class LoadedSequence:
     def _read(self, stored: Tensor, device: torch.device) -> Tensor:
         """Stored values as a network takes them."""
         if self.is_integer:
-            return stored.to(torch.int64).to(device, non_blocking=True)
-        x = stored.to(device, non_blocking=True).to(torch.float32)
+            return stored.to(torch.int64).to(device)
+        x = stored.to(device).to(torch.float32)
         if self.divide_by is not None:
             x.div_(self.divide_by)
         elif self.scale is not None:

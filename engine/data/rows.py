@@ -15,6 +15,7 @@ from engine.augment.augmenting import Augmenting, Change
 from engine.data.ahead import Ahead
 from engine.data.prepared import Prepared
 from engine.data.ragged import LoadedSequence
+from engine.data.staging import gathered
 from engine.tensor_names import host_lengths_of, lengths_of, values_of
 
 _EPOCH_STRIDE = 1_000_003
@@ -65,11 +66,7 @@ class LoadedField:
 
         ``change`` is done to them before they are normalised.
         """
-        if isinstance(rows_B, slice):
-            stored = self.values[rows_B].clone()
-        else:
-            stored = self.values.index_select(0, rows_B)
-        stored = stored.to(device, non_blocking=True)
+        stored = gathered(self.values, rows_B, device)
         if self.is_integer:
             return stored
         x = stored.to(torch.float32)
@@ -280,7 +277,7 @@ def batch_of(
             continue
         made[name], lengths_B = item.batch(host_B, device)
         lengths[name] = lengths_B
-        made[lengths_of(name)] = lengths_B.to(device, non_blocking=True)
+        made[lengths_of(name)] = lengths_B.to(device)
         if item.weights is not None:
             weighted = replace(item, values=item.weights, weights=None, is_integer=False)
             x_BT1, _ = weighted.batch(host_B, device)

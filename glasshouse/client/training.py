@@ -57,6 +57,7 @@ class TrainOptions(JobOptions, total=False):
     accumulate: int
     """Batches of one update. Left out: 1."""
     precision: Literal["float32", "bfloat16", "float16", "auto"]
+    matmul_precision: Literal["highest", "high", "medium"]
     grad_scaler: Any
     """Of ``float16``: ``{"init_scale", "growth_factor", "growth_interval", "backoff_factor"}``."""
     activation_checkpointing: Any
@@ -127,7 +128,14 @@ _AS_THEY_ARE = (
         "seed",
         "evaluate",
     ),
-    *("precision", "grad_scaler", "activation_checkpointing", "memory_format", "tune"),
+    *(
+        "precision",
+        "matmul_precision",
+        "grad_scaler",
+        "activation_checkpointing",
+        "memory_format",
+        "tune",
+    ),
     *("deterministic", "grad_clip", "accumulate"),
     *("retry", "timeout_s", "stall_timeout_s", "on_stall", "init"),
 )

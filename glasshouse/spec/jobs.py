@@ -23,7 +23,7 @@ from glasshouse.spec.metrics import Metric
 from glasshouse.spec.network import Graph, Input
 from glasshouse.spec.presets import Preset
 from glasshouse.spec.probes import Probe
-from glasshouse.spec.strict import JsonData, Name, Spec
+from glasshouse.spec.strict import JsonData, Name, Spec, WrongAt
 from glasshouse.spec.training import (
     Average,
     Checkpoint,
@@ -146,6 +146,9 @@ class TrainJob(_Job):
     """``bfloat16``, ``float16``: products are computed in it where torch.autocast says so;
     parameters, losses and updates stay float32. ``float16`` scales the loss, for its range is
     small. ``auto``: bfloat16 where the device multiplies it in hardware."""
+    matmul_precision: Literal["highest", "high", "medium"] = "highest"
+    """``torch.set_float32_matmul_precision``: how precisely float32 matrices are multiplied. With
+    ``high`` and ``medium`` CUDA uses TF32 where the device has it. On a CPU torch decides."""
     grad_scaler: GradScaler | None = None
     """Of ``float16``; left out, torch's own numbers."""
     memory_format: Literal["contiguous_format", "channels_last"] = "contiguous_format"
@@ -219,10 +222,10 @@ class TrainJob(_Job):
         twice = [name for name, count in Counter(self.loss_names).items() if count > 1]
         if twice:
             raise ValueError(f"two losses are called {twice[0]!r}: give one a name")
-        names = {layer.name for layer in self.network.layers}
-        for field in self.data.fields:
-            if field in names:
-                raise ValueError(f"{field!r} names a layer and a data field; rename one")
+        for number, layer in enumerate(self.network.layers):
+            if layer.name in self.data.fields:
+                detail = f"{layer.name!r} names a layer and a data field; rename one"
+                raise WrongAt("network", "layers", number, detail=detail)
         return self
 
     @property

@@ -17,7 +17,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from glasshouse.spec.clipping import GradClip, OutputGradClip
-from glasshouse.spec.strict import Args, Name, Spec, TorchName
+from glasshouse.spec.strict import Args, Name, Spec, TorchName, WrongAt
 
 Input = Annotated[
     str, Constraint(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}((\.[0-9]{1,3})*|\.(lengths|values))$")
@@ -140,9 +140,10 @@ class Graph(Spec):
     @model_validator(mode="after")
     def _check_names(self) -> Self:
         seen: set[str] = set()
-        for layer in self.layers:
+        for number, layer in enumerate(self.layers):
             if layer.name in seen:
-                raise ValueError(f"two layers are named {layer.name!r}; rename one")
+                detail = f"two layers are named {layer.name!r}; rename one"
+                raise WrongAt("layers", number, detail=detail)
             seen.add(layer.name)
         object.__setattr__(self, "layers", tuple(self._filled()))  # frozen from here on
         return self
@@ -150,7 +151,7 @@ class Graph(Spec):
     def _filled(self) -> Iterator[Layer]:
         """The layers, those that are shared with the type and args of the first."""
         firsts: dict[str, Layer] = {}
-        for layer in self.layers:
+        for number, layer in enumerate(self.layers):
             if layer.shared_with is None:
                 firsts[layer.name] = layer
                 yield layer
@@ -158,13 +159,14 @@ class Graph(Spec):
             first = firsts.get(layer.shared_with)
             if first is None:
                 what = "an earlier layer that is not shared itself"
-                raise ValueError(f"{layer.name!r}: shared_with must name {what}")
+                detail = f"{layer.name!r}: shared_with must name {what}"
+                raise WrongAt("layers", number, "shared_with", detail=detail)
             if layer.type not in ("", first.type) or layer.args not in ({}, first.args):
                 detail = f"{layer.name!r} is {first.name!r} called once more: leave out type and"
-                raise ValueError(f"{detail} args, or give that layer's")
+                raise WrongAt("layers", number, detail=f"{detail} args, or give that layer's")
             for option in _OF_PARAMETERS:
                 if getattr(layer, option) not in (_OPTIONS[option], getattr(first, option)):
                     detail = f"{layer.name!r} has the parameters of {first.name!r}: give {option}"
-                    raise ValueError(f"{detail} there")
+                    raise WrongAt("layers", number, option, detail=f"{detail} there")
             options = {option: _OPTIONS[option] for option in _OF_PARAMETERS}
             yield layer.model_copy(update={"type": first.type, "args": first.args, **options})

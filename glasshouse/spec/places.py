@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from glasshouse.spec.strict import WrongAt
+
 Place = list[int | str]
 
 
@@ -14,7 +16,9 @@ def place_of(entry: Mapping[str, Any], body: Any) -> Place:
     """
     kept: Place = []
     here = body
-    parts = [*entry["loc"]]
+    context: Mapping[str, Any] = entry.get("ctx") or {}
+    error = context.get("error")
+    parts = [*entry["loc"], *(error.place if isinstance(error, WrongAt) else ())]
     for number, part in enumerate(parts):
         if _has(here, part):
             here = here[part]

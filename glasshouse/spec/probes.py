@@ -3,10 +3,10 @@
 from typing import Annotated, Literal, Self
 
 from pydantic import Field as Constraint
-from pydantic import NonNegativeInt, PositiveInt, model_validator
+from pydantic import NonNegativeInt, PositiveInt, field_validator, model_validator
 
 from glasshouse.slices import MAX_CHARACTERS, read
-from glasshouse.spec.strict import Spec
+from glasshouse.spec.strict import Spec, WrongAt
 
 Form = Literal["stats", "histogram", "quantiles", "full", "sample"]
 SAMPLE_BYTES = 65_536
@@ -64,6 +64,13 @@ class Probe(Spec):
     """Training waits for room for the tensors, and says how long, instead of dropping them. Its
     interval is never widened."""
 
+    @field_validator("slice")
+    @classmethod
+    def _check_slice(cls, text: str | None) -> str | None:
+        if text is not None:
+            read(text)
+        return text
+
     @model_validator(mode="after")
     def _check_when(self) -> Self:
         if sum(item is not None for item in (self.every, self.at, self.on)) != 1:
@@ -86,10 +93,9 @@ class Probe(Spec):
 
     @model_validator(mode="after")
     def _check_forms(self) -> Self:
-        if self.slice is not None:
-            if "full" not in self.want:
-                raise ValueError("slice is the part that full keeps: want full, or leave it out")
-            read(self.slice)
+        if self.slice is not None and "full" not in self.want:
+            detail = "slice is the part that full keeps: want full, or leave it out"
+            raise WrongAt("slice", detail=detail)
         if not {"full", "sample"} & {*self.want}:
             if self.max_bytes is not None:
                 raise ValueError("max_bytes limits full and sample: want one, or leave it out")

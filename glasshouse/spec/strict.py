@@ -22,6 +22,14 @@ class Spec(BaseModel):
     )
 
 
+class WrongAt(ValueError):
+    """A field within what a validator checks is wrong; ``place`` is where, seen from there."""
+
+    def __init__(self, *place: int | str, detail: str) -> None:
+        super().__init__(detail)
+        self.place = place
+
+
 def _reject_nonfinite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(

@@ -148,7 +148,14 @@ WRONG = {
     ),
     "a layer that reads itself": Wrong(f"{HIDDEN}/inputs", ["hidden"], f"{HIDDEN}/inputs/0"),
     "a layer that reads a later one": Wrong(f"{HIDDEN}/inputs", ["fc"], f"{HIDDEN}/inputs/0"),
-    "two layers of one name": Wrong(f"{HIDDEN}/name", "fc", "/network", ("fc",)),
+    "two layers of one name": Wrong(f"{HIDDEN}/name", "fc", "/network/layers/11", ("fc",)),
+    "a layer with a field's name": Wrong(f"{HIDDEN}/name", "image", HIDDEN, ("image", "rename")),
+    "a slice beyond the shape": Wrong(
+        "/probes/0",
+        probe(want=["full"], slice="0:2,5000:6000"),
+        "/probes/0/slice",
+        ("5000:6000 has nothing of axis 1",),
+    ),
     "an output that dangles": Wrong("/network/outputs", ["nowhere"], "/network/outputs/0"),
     "a loss that torch does not have": Wrong("/loss/type", "CrossEntropy", "/loss/type"),
     "a loss of another shape": Wrong(

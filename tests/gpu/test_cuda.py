@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 from safetensors.torch import load_file
 
 from engine.augment.augmenting import Augmenting
+from engine.data.staging import gathered
 from engine.snapshot import take
 from glasshouse.spec.augmenting import Augment
 from tests.unit.engine import ragged
@@ -54,6 +55,29 @@ def test_watching_everything_changes_no_bit(digits: Path, tmp_path: Path, monkey
     assert losses(plain) == losses(watched)
     for name, tensor in last_weights(tmp_path / "plain").items():
         assert torch.equal(tensor, last_weights(tmp_path / "watched")[name]), name
+
+
+@pytest.mark.parametrize("rows", [slice(3, 40), torch.tensor([5, 1, 1, 63])])
+def test_rows_come_to_the_device_as_they_are_while_it_is_busy(rows: Any):
+    """Copies are asynchronous; the pinned memory of one is not reused before it was read."""
+    values = torch.randn(64, 1000)
+    busy = torch.randn(4000, 4000, device="cuda")
+    for _ in range(20):
+        busy = busy @ busy
+        assert gathered(values, rows, torch.device("cuda")).is_cuda
+    several = [gathered(values + n, rows, torch.device("cuda")) for n in range(20)]
+    for n, found in enumerate(several):
+        assert torch.equal(found.cpu(), (values + n)[rows])
+
+
+@pytest.mark.parametrize("precision", ["highest", "high"])
+def test_tf32_is_used_where_the_spec_says_so(precision: str, digits: Path, tmp_path: Path):  # noqa: F811
+    before = torch.get_float32_matmul_precision()
+    try:
+        run(tmp_path, spec(matmul_precision=precision), digits, **CUDA)
+        assert torch.backends.cuda.matmul.allow_tf32 == (precision == "high")
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def test_losses_are_near_those_of_the_cpu(digits: Path, tmp_path: Path):  # noqa: F811

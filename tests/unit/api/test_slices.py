@@ -23,8 +23,20 @@ def write(part: int | slice) -> str:
 @given(st.lists(PARTS, min_size=1, max_size=3))
 def test_a_slice_means_what_numpy_means_by_it(parts: list[int | slice]) -> None:
     array = np.arange(5 * 5 * 5).reshape(5, 5, 5)
-    found = array[slices.parse(",".join(map(write, parts)), array.shape)]
-    assert np.array_equal(found, array[tuple(parts)])
+    expected, text = array[tuple(parts)], ",".join(map(write, parts))
+    if expected.size:
+        assert np.array_equal(array[slices.parse(text, array.shape)], expected)
+    else:
+        with pytest.raises(InvalidRequest, match="has nothing of axis") as caught:
+            slices.parse(text, array.shape)
+        assert [item.pointer for item in caught.value.problems] == ["/query/slice"]
+
+
+def test_a_range_beyond_the_shape_says_which_and_of_which_axis() -> None:
+    with pytest.raises(InvalidRequest, match="5000:6000 has nothing of axis 1, which has size 600"):
+        slices.parse("0:10,5000:6000", (200, 600))
+    assert slices.parse("150:6000", (200, 600)) == (slice(150, 6000),)  # cut, as in numpy
+    assert slices.parse(":", (0, 3)) == (slice(None, None),)  # all of what has nothing
 
 
 def test_dots_stand_for_the_axes_that_are_not_named() -> None:

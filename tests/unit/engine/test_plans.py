@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -334,6 +335,24 @@ def test_a_loss_without_a_meta_kernel_is_tried_on_a_tiny_batch():
         network={"layers": layers}, loss={"type": "CTCLoss", "inputs": ["score", "n"]}, data=data
     )
     assert "target_lengths" in errors(job, meta)["/loss/inputs"]
+
+
+def test_a_layer_with_a_name_that_is_taken_is_pointed_at():
+    def refused(*changes: tuple[int, dict[str, Any]], **more: Any) -> dict[str, str]:
+        whole = spec(**more)
+        for number, change in changes:
+            whole["network"]["layers"][number] |= change
+        return errors(whole)
+
+    assert list(refused((3, {"name": "conv1"}))) == ["/network/layers/3"]
+    assert "rename" in refused((3, {"name": "conv1"}))["/network/layers/3"]
+    of_field = refused((1, {"name": "image"}))
+    assert list(of_field) == ["/network/layers/1"]
+    assert "a layer and a data field" in of_field["/network/layers/1"]
+    shared = refused((5, {"shared_with": "conv9"}))
+    assert list(shared) == ["/network/layers/5/shared_with"]
+    other = refused((5, {"shared_with": "conv1"}))
+    assert list(other) == ["/network/layers/5"]
 
 
 def test_the_planner_outlives_what_it_is_asked():

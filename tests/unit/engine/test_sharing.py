@@ -104,20 +104,21 @@ def test_a_checkpoint_of_a_pruned_shared_layer_is_planned():
 
 
 @pytest.mark.parametrize(
-    ("changes", "word"),
+    ("changes", "field", "word"),
     [
-        ({"shared_with": "nothing"}, "must name an earlier layer"),
-        ({"shared_with": "b"}, "must name an earlier layer"),
-        ({"shared_with": "fc"}, "must name an earlier layer"),
-        ({"shared_with": "a", "type": "Conv2d"}, "leave out type and args"),
-        ({"shared_with": "a", "args": {"out_features": 3}}, "leave out type and args"),
+        ({"shared_with": "nothing"}, "/shared_with", "must name an earlier layer"),
+        ({"shared_with": "b"}, "/shared_with", "must name an earlier layer"),
+        ({"shared_with": "fc"}, "/shared_with", "must name an earlier layer"),
+        ({"shared_with": "a", "type": "Conv2d"}, "", "leave out type and args"),
+        ({"shared_with": "a", "args": {"out_features": 3}}, "", "leave out type and args"),
+        ({"shared_with": "a", "l1": 0.1}, "/l1", "give l1 there"),
     ],
 )
-def test_what_cannot_be_shared_is_refused(changes, word):
+def test_what_cannot_be_shared_is_refused(changes, field, word):
     layers = [dict(item) for item in shared_layers()]
     layers[4] = {"name": "c", "inputs": ["act"], **changes}
     found = errors(spec(network={"layers": layers}))
-    assert word in found["/network"]
+    assert word in found[f"/network/layers/4{field}"]
 
 
 def test_a_call_that_does_not_fit_is_named():

@@ -1,0 +1,37 @@
+"""Rows on their way to the device: to CUDA by way of pinned memory, so that no copy is waited for.
+
+torch copies to CUDA asynchronously from pinned memory alone. Rows are gathered right into it, which
+costs no second copy on the host; torch's allocator of pinned memory keeps a block until the device
+has read it.
+"""
+
+import contextlib
+
+import torch
+from torch import Tensor
+
+
+def gathered(values: Tensor, rows_B: Tensor | slice, device: torch.device) -> Tensor:
+    """Some rows of a tensor, on a device, in memory of their own.
+
+    ``rows_B`` are on the device of ``values``, or a slice with a start and a stop.
+    """
+    if device.type == "cuda" and not values.is_cuda:
+        landed = None
+        with contextlib.suppress(RuntimeError):  # no more memory can be pinned: then it is not
+            landed = _pinned(values, rows_B)
+        if landed is not None:
+            return landed.to(device, non_blocking=True)
+    if isinstance(rows_B, slice):
+        return values[rows_B].clone().to(device)
+    return values.index_select(0, rows_B).to(device)
+
+
+def _pinned(values: Tensor, rows_B: Tensor | slice) -> Tensor:
+    """The rows in pinned host memory."""
+    found = values[rows_B] if isinstance(rows_B, slice) else None
+    num_rows = len(rows_B) if found is None else len(found)  # pyright: ignore[reportArgumentType]
+    landed = torch.empty((num_rows, *values.shape[1:]), dtype=values.dtype, pin_memory=True)
+    if found is not None:
+        return landed.copy_(found)
+    return torch.index_select(values, 0, rows_B, out=landed)  # pyright: ignore
