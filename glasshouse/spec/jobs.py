@@ -270,11 +270,12 @@ class InferJob(_Job):
     """Values of the network's input fields, a nested list each, first axis the rows."""
     outputs: tuple[Input, ...] | None = Constraint(default=None, min_length=1, max_length=1000)
     """Layers to return; left out, the network's own outputs."""
-    fields: tuple[Literal["value", "id", "prob"], ...] = Constraint(
-        default=("value",), min_length=1, max_length=3
+    fields: tuple[Literal["value", "id", "prob"], ...] | None = Constraint(
+        default=None, min_length=1, max_length=3
     )
     """``value``: the output. ``id``: the index of its largest entry along the last axis.
-    ``prob``: the softmax probability of that entry."""
+    ``prob``: the softmax probability of that entry. Left unset: ``value``, and for scores that a
+    loss compared with classes in training all three."""
     flatten: Literal[False] | Flatten = False
     """``false``: one tensor per layer and field. Else joined, one tensor per field."""
     sequence_layout: Literal["padded", "packed"] = "padded"

@@ -40,15 +40,17 @@ class AsyncInferring:
         source: Source,
         given: tuple[Any, Any],
         outputs: Sequence[str] | None,
-        fields: Sequence[ResultField] | ResultField,
+        fields: Sequence[ResultField] | ResultField | None,
         options: JobOptions,
     ) -> dict[str, Array]:
         """Run and wait; ``given`` is inputs and data, of which one is None."""
         inputs, data = given
         if (inputs is None) == (data is None):
             raise TypeError("give exactly one of inputs and data")
-        wanted: list[ResultField] = [fields] if isinstance(fields, str) else list(fields)  # pyright: ignore[reportAssignmentType]
-        spec: Document = {"kind": "infer", **_source(source), "fields": wanted, **options}
+        wanted = [fields] if isinstance(fields, str) else fields
+        spec: Document = {"kind": "infer", **_source(source), **options}
+        if wanted is not None:
+            spec["fields"] = list(wanted)
         if outputs is not None:
             spec["outputs"] = list(outputs)
         uploaded: AsyncDataset | None = None
