@@ -135,7 +135,7 @@ def infer(  # noqa: PLR0913 - each is an option of the command
         if save.suffix == ".safetensors":
             save.write_bytes(content)
         elif save.suffix in TABLES:
-            write_table(save, tensors | classes)
+            write_table(save, dict(sorted((tensors | classes).items())))
         else:
             _save(save, tensors | classes)
     if json:

@@ -55,7 +55,7 @@ def read_outputs(data: bytes) -> dict[str, Array]:
         layer, _, key = name.rpartition("/")
         if key == "classes" and f"{layer}/id" in tensors:
             tensors[f"{layer}/class"] = np.array(json.loads(listed))[tensors[f"{layer}/id"]]
-    return tensors
+    return dict(sorted(tensors.items()))
 
 
 def _array(name: str, entry: dict[str, Any]) -> Array:

@@ -244,6 +244,7 @@ class InferData(Spec):
     """Rows of a dataset to run through the network, in their stored order."""
 
     dataset: str = Constraint(min_length=1, max_length=500)
+    """A dataset's id (``ds_…``) or name."""
     split: str = Constraint(default="all", min_length=1, max_length=64)
     fields: dict[Name, Field] | None = Constraint(default=None, min_length=1, max_length=1000)
     """Left out: the fields of the job that trained the checkpoint."""
