@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from engine import predictions
 from engine.augment.augmenting import unchanged
 from engine.checkpoint import load_model
 from engine.data.fields import BadField
@@ -141,18 +142,22 @@ def run(
     steps = _stepwise(trained_by, wanted, rows)
     types = {layer.name: layer.type for layer in trained_by.network.layers}
     batch_size = job.data.batch_size if job.data is not None else 256
-    plan = _Plan(wanted, types, batch_size, steps)
+    known = predictions.classified(trained_by)
+    known = {name: known[name] for name in wanted if name in known}
+    fields = {name: predictions.fields_of(job, name, known) for name in wanted}
+    plan = _Plan(fields, types, batch_size, steps)
     pieces = _forward(job, network, rows, plan, control=control, out=out)
     if pieces is None:
         return "cancelled"
-    _write(join(job, wanted, pieces.joined(job.sequence_layout)), out)
+    _write(join(job, wanted, pieces.joined(job.sequence_layout)), known, out)
     return "succeeded"
 
 
 class _Plan(NamedTuple):
     """What is computed, and how much of it at once."""
 
-    wanted: tuple[str, ...]
+    wanted: dict[str, tuple[str, ...]]
+    """Of each layer, which fields."""
     types: dict[str, str]
     batch_size: int
     steps: dict[str, str]
@@ -240,8 +245,8 @@ def _forward(
             return None
         values = network(batch)
         pieces.note(batch)
-        for name in plan.wanted:
-            for field in job.fields:
+        for name, fields in plan.wanted.items():
+            for field in fields:
                 piece = read_field(field, plan.types[root(name)], values[name])
                 pieces.add(name, field, piece.cpu())
         done = min((number + 1) * batch_size, rows.num_rows)
@@ -319,34 +324,60 @@ def join(job: InferJob, wanted: tuple[str, ...], tensors: dict[str, Tensor]) -> 
     if job.flatten is False:
         return tensors
     joined: dict[str, Tensor] = {}
-    for field in job.fields:
+    for field in job.fields or ("value",):
         parts = [tensors[f"{name}/{field}"] for name in wanted]
         flat = [part.reshape(part.shape[0], -1) for part in parts]
         joined[field] = torch.cat(flat, dim=job.flatten.axis)
     return joined | {name: item for name, item in tensors.items() if name.endswith("/lengths")}
 
 
-def _write(tensors: dict[str, Tensor], out: Outputs) -> None:
+def _write(
+    tensors: dict[str, Tensor], known: Mapping[str, predictions.Classes], out: Outputs
+) -> None:
+    """Write the files of the results; small ones are an event as well."""
     out.flush()
     directory = out.directory / "artifacts"
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "outputs.safetensors"
-    save_file({name: item.contiguous() for name, item in tensors.items()}, path)
+    names = predictions.names_in(known, tensors)
+    save_file({name: item.contiguous() for name, item in tensors.items()}, path, names or None)
+    _tell_of(path, "application/vnd.safetensors", out)
+    table = directory / predictions.FILE
+    if predictions.write(table, tensors, known):
+        _tell_of(table, "text/csv", out)
+    classes = {name: item for name, item in tensors.items() if name.rpartition("/")[0] in known}
+    found = _small(tensors, known)
+    if found is None and classes:  # the classes alone may be small
+        found = _small({n: item for n, item in classes.items() if n[-6:] != "/value"}, known)
+    if found is not None:
+        out.emit({"type": "result", "at": now(), "result": found})
+
+
+def _tell_of(path: Path, media_type: str, out: Outputs) -> None:
     out.emit(
         {
             "type": "artifact",
             "at": now(),
             "name": path.name,
             "file": f"artifacts/{path.name}",
-            "media_type": "application/vnd.safetensors",
+            "media_type": media_type,
             "size_bytes": path.stat().st_size,
         }
     )
+
+
+def _small(
+    tensors: dict[str, Tensor], known: Mapping[str, predictions.Classes]
+) -> dict[str, Any] | None:
+    """The results as JSON; None: there are none, or they are too large."""
     size = sum(item.numel() * item.element_size() for item in tensors.values())
-    if size <= RESULT_BYTES:
-        result = as_result(tensors)
-        if len(jsonio.dumps(result)) <= RESULT_JSON_BYTES:
-            out.emit({"type": "result", "at": now(), "result": result})
+    if not tensors or size > RESULT_BYTES:
+        return None
+    result = as_result(tensors)
+    for name, classes in known.items():
+        if f"{name}/id" in tensors:
+            result[name] |= predictions.told(classes, tensors[f"{name}/id"])
+    return result if len(jsonio.dumps(result)) <= RESULT_JSON_BYTES else None
 
 
 def as_result(tensors: dict[str, Tensor]) -> dict[str, Any]:

@@ -147,7 +147,11 @@ def _check_outputs(
             findings.problem(f"/outputs/{number}", detail, "no_rows_axis")
         if len(shape) <= axes:
             _check_class_axis(spec, name, shape, findings)
-    below = spec.flatten is not False and spec.flatten.axis == 0 and "value" in spec.fields
+    below = (
+        spec.flatten is not False
+        and spec.flatten.axis == 0
+        and "value" in (spec.fields or ("value",))
+    )
     if below and len(set(widths.values())) > 1:
         listed = ", ".join(f"{name!r} has {width}" for name, width in widths.items())
         detail = f"to join below each other, all layers need as many values per row: {listed}"
@@ -169,7 +173,7 @@ def _check_packed(
 
 
 def _check_class_axis(spec: InferJob, name: str, shape: torch.Size, findings: Findings) -> None:
-    for position, field in enumerate(spec.fields):
+    for position, field in enumerate(spec.fields or ("value",)):
         if field != "value":
             detail = f"{name!r} has shape {list(shape)}: without a class axis it has no {field}"
             findings.problem(f"/fields/{position}", detail, "no_class_axis")

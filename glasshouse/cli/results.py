@@ -1,5 +1,6 @@
 """Commands about what came of a job: metrics, layers, inference."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,8 @@ from glasshouse.cli.output import Json, figure
 from glasshouse.cli.watching import detaching
 from glasshouse.client import Client
 from glasshouse.client.sources import first_split
-from glasshouse.client.tensors import Array, read_tensors, write_tensors
+from glasshouse.client.tables import TABLES, write_table
+from glasshouse.client.tensors import Array, read_outputs, write_tensors
 
 Save = Annotated[
     Path | None, typer.Option("--save", metavar="FILE", help="Write to .npy, .npz or .safetensors.")
@@ -102,7 +104,10 @@ def infer(  # noqa: PLR0913 - each is an option of the command
         str | None, typer.Option(help="Left unset, test where there is one, else the first.")
     ] = None,
     outputs: Annotated[str | None, typer.Option(metavar="LAYERS", help="conv1,fc")] = None,
-    fields: Annotated[str, typer.Option(help="value, id, prob.")] = "value",
+    fields: Annotated[
+        str | None,
+        typer.Option(help="value, id, prob. Left unset, value, and of a classifier all three."),
+    ] = None,
     save: Save = None,
     timeout: Annotated[float | None, typer.Option(help="Seconds to wait.")] = None,
     json: Json = False,
@@ -111,8 +116,9 @@ def infer(  # noqa: PLR0913 - each is an option of the command
     spec: dict[str, Any] = {
         "kind": "infer",
         "checkpoint" if source.startswith("ckpt_") else "job": source,
-        "fields": fields.split(","),
     }
+    if fields:
+        spec["fields"] = fields.split(",")
     if outputs:
         spec["outputs"] = outputs.split(",")
     with Client() as client:
@@ -122,20 +128,31 @@ def infer(  # noqa: PLR0913 - each is an option of the command
         with detaching(job.id):
             job.wait(timeout, progress=not json)
         content = job.artifact("outputs.safetensors")
-    tensors = read_tensors(content)
+    tensors = read_outputs(content)
+    classes = {name: tensors.pop(name) for name in [*tensors] if name.endswith("/class")}
+    counts = {name: _counts(array) for name, array in classes.items()}
     if save is not None:
         if save.suffix == ".safetensors":
             save.write_bytes(content)
+        elif save.suffix in TABLES:
+            write_table(save, dict(sorted((tensors | classes).items())))
         else:
-            _save(save, tensors)
+            _save(save, tensors | classes)
     if json:
         told = {name: _figures(array) for name, array in tensors.items()}
         saved = None if save is None else str(save)
-        output.document({"job": job.id, "outputs": told, "saved": saved})
+        output.document({"job": job.id, "outputs": told, "classes": counts, "saved": saved})
         return
     rows = ([name, *_told(_figures(array)).values()] for name, array in tensors.items())
     columns = ["shape", "dtype", "mean", "std", "min", "max", "nan", "inf"]
     output.table(["output", *columns], rows, short={"output"}, numbers=columns[2:])
+    for name, found in counts.items():
+        output.line(f"{name}: " + ", ".join(f"{value} {rows}" for value, rows in found.items()))
+
+
+def _counts(classes: Array) -> dict[str, int]:
+    """How many rows have each class, the most frequent first."""
+    return dict(Counter(map(str, classes.tolist())).most_common())
 
 
 def _print_layers(entries: list[dict[str, Any]], *, as_json: bool) -> None:
@@ -197,5 +214,5 @@ def _save(path: Path, tensors: dict[str, Array]) -> None:
     else:
         raise ValueError(
             f"cannot save {len(tensors)} tensors to {path.name}: name it .npz or .safetensors, "
-            "or .npy for one tensor"
+            "or .npy for one tensor; outputs of infer also .csv, .jsonl or .parquet"
         )

@@ -219,7 +219,7 @@ class Client:
         *,
         data: Any = None,
         outputs: Sequence[str] | None = None,
-        fields: Sequence[ResultField] | ResultField = ("value",),
+        fields: Sequence[ResultField] | ResultField | None = None,
         **options: Unpack[JobOptions],
     ) -> dict[str, Array]:
         """Run a trained network and wait for the outputs of any of its layers.
@@ -228,13 +228,16 @@ class Client:
             source: a training job (its newest checkpoint) or a checkpoint, or the id of one.
             inputs: an array for the network's input, or a dict of them by field; for a sequence
                 a list of rows, each with its own length, or of texts where it is made of tokens.
-            data: instead of inputs: a dataset, its id, or ``{"dataset", "split"}``.
-            outputs: the layers to return; left out, the network's own outputs.
-            fields: ``value``, ``id`` (of the largest) and ``prob`` (its probability).
+            data: instead of inputs: a dataset, its id or name, or ``{"dataset", "split"}``.
+            outputs: the layers to return; left unset, the network's own outputs.
+            fields: ``value``, ``id`` (of the largest) and ``prob`` (its probability); left unset,
+                ``value``, and all three for scores that the loss compared with classes.
             options: ``name``, ``labels``, ``priority``, ``device``, ``devices``.
 
         Returns:
-            Arrays by layer; by ``<layer>/<field>`` when there are several fields.
+            Arrays by layer, and of a classifier ``<layer>/id``, ``<layer>/prob`` and, where the
+            classes have names, ``<layer>/class``, one for each row. With several ``fields`` by
+            ``<layer>/<field>``.
         """
         running = Inferring(self.jobs, self.datasets, self.checkpoints)
         return running.run(source, (inputs, data), outputs, fields, options)

@@ -40,17 +40,19 @@ class Inferring:
         source: Source,
         given: tuple[Any, Any],
         outputs: Sequence[str] | None,
-        fields: Sequence[ResultField] | ResultField,
+        fields: Sequence[ResultField] | ResultField | None,
         options: JobOptions,
     ) -> dict[str, Array]:
         """Run and wait; ``given`` is inputs and data, of which one is None."""
         inputs, data = inputs_of(given[0]), given[1]
         if (inputs is None) == (data is None):
             raise TypeError("give exactly one of inputs and data")
-        wanted: list[ResultField] = [fields] if isinstance(fields, str) else list(fields)  # pyright: ignore[reportAssignmentType]
+        wanted = [fields] if isinstance(fields, str) else fields
         settled: Document = dict(options)
         settle_device(settled)
-        spec: Document = {"kind": "infer", **_source(source), "fields": wanted, **settled}
+        spec: Document = {"kind": "infer", **_source(source), **settled}
+        if wanted is not None:
+            spec["fields"] = list(wanted)
         if outputs is not None:
             spec["outputs"] = list(outputs)
         uploaded: Dataset | None = None

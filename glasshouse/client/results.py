@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from glasshouse.client.records import Checkpoint, Record
 from glasshouse.client.statistics import Phase, Step
-from glasshouse.client.tensors import Array, read_tensors
+from glasshouse.client.tensors import Array, read_outputs, read_tensors
 from glasshouse.direction import direction_of
 from glasshouse.errors import APIError, JobCancelled, JobFailed
 
@@ -57,8 +57,11 @@ class Results(Record):
         return self.data.get("result")
 
     def outputs(self) -> dict[str, Array]:
-        """The tensors of an inference job, named ``<layer>/<field>``."""
-        return read_tensors(self.artifact("outputs.safetensors"))
+        """The tensors of an inference job, named ``<layer>/<field>``.
+
+        Beside ``<layer>/id`` there is ``<layer>/class`` where the classes have names.
+        """
+        return read_outputs(self.artifact("outputs.safetensors"))
 
     def artifact(self, name: str) -> bytes:
         """The bytes of one file it made."""

@@ -1,5 +1,6 @@
 """Tensors as numpy arrays. bfloat16 and the 8-bit floats come in the dtypes of ml_dtypes."""
 
+import json
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -41,6 +42,22 @@ def read_tensors(data: bytes) -> dict[str, Array]:
     return {name: _array(name, entry) for name, entry in entries}
 
 
+def read_outputs(data: bytes) -> dict[str, Array]:
+    """Read the outputs of an inference, with ``<layer>/class`` where the classes have names.
+
+    Raises:
+        APIError: this is no safetensors file.
+    """
+    tensors = read_tensors(data)
+    size = int.from_bytes(data[:8], "little")
+    said: dict[str, str] = json.loads(data[8 : 8 + size]).get("__metadata__") or {}
+    for name, listed in said.items():
+        layer, _, key = name.rpartition("/")
+        if key == "classes" and f"{layer}/id" in tensors:
+            tensors[f"{layer}/class"] = np.array(json.loads(listed))[tensors[f"{layer}/id"]]
+    return dict(sorted(tensors.items()))
+
+
 def _array(name: str, entry: dict[str, Any]) -> Array:
     dtype = _DTYPES.get(entry["dtype"])
     if dtype is None:
@@ -54,13 +71,17 @@ def _array(name: str, entry: dict[str, Any]) -> Array:
 def as_torch(values: Array | Mapping[str, Array]) -> Any:
     """An array as a tensor of torch in its own dtype; a dict of arrays as a dict of tensors.
 
+    Arrays of texts in a dict stay as they are: torch has no such tensors.
+
     Raises:
         ImportError: there is no torch.
     """
     from glasshouse.client.modules.loading import as_tensors  # noqa: PLC0415 (imports torch)
 
     if isinstance(values, Mapping):
-        return as_tensors(values)
+        texts = {name: array for name, array in values.items() if array.dtype.kind == "U"}
+        numbers = {name: array for name, array in values.items() if name not in texts}
+        return as_tensors(numbers) | texts
     return as_tensors({"": values})[""]
 
 

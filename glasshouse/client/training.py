@@ -231,11 +231,12 @@ def input_fields(graph: Document, fields: Mapping[str, Any]) -> list[str]:
     return [name for name in fields if name in read]
 
 
-def result_names(tensors: dict[str, Array], fields: Sequence[str]) -> dict[str, Array]:
-    """Name results by layer alone when there is one field and so nothing to tell apart."""
-    if len(fields) != 1:
+def result_names(tensors: dict[str, Array], fields: Sequence[str] | None) -> dict[str, Array]:
+    """Name by layer alone the only field that was asked for, or what is given unasked."""
+    if fields is not None and len(fields) != 1:
         return tensors
-    return {name.removesuffix(f"/{fields[0]}"): array for name, array in tensors.items()}
+    suffix = f"/{fields[0] if fields else 'value'}"
+    return {name.removesuffix(suffix): array for name, array in tensors.items()}
 
 
 def read_inputs(inputs: Any, spec: Document) -> dict[str, Array]:

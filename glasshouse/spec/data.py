@@ -50,7 +50,8 @@ class Source(Spec):
     """Rows of one dataset."""
 
     dataset: str = Constraint(min_length=1, max_length=500)
-    """A dataset's id (``ds_…``). Without the service: ``digits``, or the path of a data file."""
+    """A dataset's id (``ds_…``) or name. Without the service: ``digits``, or the path of a data
+    file."""
     split: str = Constraint(default="all", min_length=1, max_length=64)
     """A split that the dataset has; a file without splits has the one split ``all``."""
     fraction: tuple[float, float] | None = None
@@ -131,12 +132,14 @@ class IntegerField(_Columns):
     type: Literal["integer"]
     dim: PositiveInt | None = None
     """How many different values there are; a row with a value outside [0, dim) is a bad row. May be
-    left out where it follows: from ``classes``, a column that has class names, or windows."""
+    left unset where it follows: from ``classes``, a column of texts or with class names, or
+    windows."""
     classes: tuple[Class, ...] | None = Constraint(
         default=None, min_length=1, max_length=MAX_CLASSES
     )
     """The column's values in the order of their classes: texts, or any integers. The first becomes
-    0, the next 1 …; a row with a value that is not listed is a bad row."""
+    0, the next 1 …; a row with a value that is not listed is a bad row. Left unset, those of a
+    column of texts are its different texts, sorted."""
 
     @model_validator(mode="after")
     def _check_classes(self) -> Self:

@@ -266,6 +266,7 @@ class InferData(Spec):
     """Rows of a dataset to run through the network, in their stored order."""
 
     dataset: str = Constraint(min_length=1, max_length=500)
+    """A dataset's id (``ds_…``) or name."""
     split: str = Constraint(default="all", min_length=1, max_length=64)
     fields: dict[Name, Field] | None = Constraint(default=None, min_length=1, max_length=1000)
     """Left out: the fields of the job that trained the checkpoint."""
@@ -292,11 +293,12 @@ class InferJob(_Job):
     """Values of the network's input fields, a nested list each, first axis the rows."""
     outputs: tuple[Input, ...] | None = Constraint(default=None, min_length=1, max_length=1000)
     """Layers to return; left out, the network's own outputs."""
-    fields: tuple[Literal["value", "id", "prob"], ...] = Constraint(
-        default=("value",), min_length=1, max_length=3
+    fields: tuple[Literal["value", "id", "prob"], ...] | None = Constraint(
+        default=None, min_length=1, max_length=3
     )
     """``value``: the output. ``id``: the index of its largest entry along the last axis.
-    ``prob``: the softmax probability of that entry."""
+    ``prob``: the softmax probability of that entry. Left unset: ``value``, and for scores that a
+    loss compared with classes in training all three."""
     flatten: Literal[False] | Flatten = False
     """``false``: one tensor per layer and field. Else joined, one tensor per field."""
     sequence_layout: Literal["padded", "packed"] = "padded"

@@ -289,6 +289,7 @@ def test_predictions_show_each_class_and_the_least_sure_rows_first(
     probs = told["prob"]["data"]
     worst = min(range(len(probs)), key=probs.__getitem__)
     page.goto(f"/jobs/{job.id}")
+    page.get_by_label("compare with the column").select_option("none")
     row = page.locator(".predicted tbody tr").first
     expect(row.get_by_role("rowheader")).to_have_text(str(worst))
     expect(row.get_by_role("cell").first).to_have_text(str(told["id"]["data"][worst]))
@@ -311,8 +312,39 @@ def test_predictions_show_each_class_and_the_least_sure_rows_first(
     expect(rows).to_have_count(pairs.count((right, said)))
     with page.expect_download() as download:
         page.get_by_role("link", name="outputs.safetensors").click()
-    (file,) = http.get(f"/jobs/{job.id}/artifacts").json()["data"]
+    files = http.get(f"/jobs/{job.id}/artifacts").json()["data"]
+    (file,) = (one for one in files if one["name"] == "outputs.safetensors")
     assert download.value.path().stat().st_size == file["size_bytes"]
+
+
+def test_predictions_have_the_names_of_their_classes(page: Page, client: gh.Client):
+    rows = [f"{n},{n % 3},{('fig', 'apple', 'pear')[n % 3]}" for n in range(30)]
+    content = "\n".join(["a,b,fruit", *rows]).encode()
+    table = client.datasets.upload(content, name="fruit", format="csv")
+    trained = client.train(
+        [{"name": "fc", "type": "Linear", "args": {"out_features": 3}}],
+        table,
+        fields={"x": {"type": "dense", "columns": ["a", "b"]}, "fruit": {"type": "integer"}},
+        loss={"type": "CrossEntropyLoss", "inputs": ["fc", "fruit"]},
+        epochs=2,
+        seed=1,
+    ).wait(timeout=120)
+    data = {"dataset": "fruit", "split": "all"}
+    asked = {"kind": "infer", "job": trained.id, "data": data}
+    job = client.jobs.create(asked).wait(timeout=120)
+    told = job.result()["fc"]
+    pairs = list(zip([row.rpartition(",")[2] for row in rows], told["class"]["data"], strict=True))
+    page.goto(f"/jobs/{job.id}")
+    expect(page.get_by_label("compare with the column")).to_have_value("fruit")
+    right = sum(true == said for true, said in pairs)
+    expect(page.get_by_text(f"{right} of 30 rows")).to_be_visible()
+    headers = page.locator(".confusion thead th")
+    classes = sorted({name for pair in pairs for name in pair})
+    expect(headers).to_have_text(classes)
+    true, said = next(pair for pair in pairs if pair[0] != pair[1])
+    cell = f"{pairs.count((true, said))} of class {true} predicted as {said}"
+    page.get_by_role("button", name=cell).click()
+    expect(page.locator(".predicted tbody tr").first).to_contain_text(f"✕ {true}")
 
 
 def test_the_spec_is_copied_as_a_command_that_has_all_of_it(page: Page, ended: gh.Job):

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from glasshouse.client.aio.records import AsyncCheckpoint, AsyncRecord
 from glasshouse.client.statistics import Phase, Step
-from glasshouse.client.tensors import Array, read_tensors
+from glasshouse.client.tensors import Array, read_outputs, read_tensors
 from glasshouse.direction import direction_of
 from glasshouse.errors import APIError, JobCancelled, JobFailed
 
@@ -56,8 +56,11 @@ class AsyncResults(AsyncRecord):
         return self.data.get("result")
 
     async def outputs(self) -> dict[str, Array]:
-        """The tensors of an inference job, named ``<layer>/<field>``."""
-        return read_tensors(await self.artifact("outputs.safetensors"))
+        """The tensors of an inference job, named ``<layer>/<field>``.
+
+        Beside ``<layer>/id`` there is ``<layer>/class`` where the classes have names.
+        """
+        return read_outputs(await self.artifact("outputs.safetensors"))
 
     async def artifact(self, name: str) -> bytes:
         """The bytes of one file it made."""

@@ -379,7 +379,6 @@ def test_inference_saves_the_outputs(run: Run, tmp_path: Path):
         "kind": "infer",
         "job": "job_1",
         "data": {"dataset": "ds_1", "split": "test"},
-        "fields": ["value"],
         "outputs": ["conv1", "fc"],
     }
 

@@ -352,7 +352,6 @@ def test_small_inputs_travel_in_the_spec(connect: Connect):
     assert service.specs[0] == {
         "kind": "infer",
         "job": "job_1",
-        "fields": ["value"],
         "outputs": ["fc"],
         "inputs": {"image": [[1.0, 2.0], [3.0, 4.0]]},
     }

@@ -10,7 +10,7 @@ import { pace } from "./data";
 import { Failure } from "./failure";
 
 interface Artifact { name: string; media_type: string; size_bytes: number; href: string }
-interface Tensor { dtype: string; shape: number[]; data: unknown }
+interface Tensor { dtype: string; shape: number[]; data: unknown; column?: string }
 
 interface Spec { data?: { dataset?: string; split?: string; fraction?: unknown } | null }
 
@@ -66,11 +66,13 @@ function isTensor(value: Record<string, Tensor> | Tensor): value is Tensor {
 function Layer({ layer, fields, source }: { layer: string; fields: Record<string, Tensor>; source: Source | null }) {
   const [ids, probs] = [fields["id"], fields["prob"]];
   const classes = ids?.shape.length === 1 ? (ids.data as number[]) : null;
-  const others = Object.entries(fields).filter(([name]) => !(classes && (name === "id" || name === "prob")));
+  const known = fields["classes"];
+  const names = known?.dtype === "string" ? (known.data as string[]) : null;
+  const others = Object.entries(fields).filter(([name]) => !(classes && ["id", "prob", "class", "classes"].includes(name)));
   return (
     <section class="card stack" aria-label={layer}>
       <h2>{layer}</h2>
-      {classes && <Classes ids={classes} probs={probs?.shape.length === 1 ? (probs.data as Number[]).map((one) => num(one)!) : null} source={source} />}
+      {classes && <Classes ids={classes} probs={probs?.shape.length === 1 ? (probs.data as Number[]).map((one) => num(one)!) : null} source={source} names={names} label={known?.column ?? ""} />}
       {others.map(([name, tensor]) => <Plain key={name} name={name} tensor={tensor} />)}
     </section>
   );
