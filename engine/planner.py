@@ -43,8 +43,10 @@ def answer(request: Any, max_seconds: float = MAX_SECONDS) -> dict[str, Any]:
     if not isinstance(request, dict):
         return _refused(None, [{"pointer": "", "detail": "not an object", "code": "json"}])
     number = request.get("id")
+    max_seconds = min(max_seconds, float(request.get("max_seconds", max_seconds)))
     warm_up()
     _load(request)
+    overtime = False
     try:
         with _time_limit(max_seconds):
             if request.get("do") == "catalog":
@@ -74,11 +76,12 @@ def answer(request: Any, max_seconds: float = MAX_SECONDS) -> dict[str, Any]:
         limit = spent if isinstance(error, Overtime) else "in memory"
         detail = f"the network is too large to be checked {limit}"
         errors = [{"pointer": "/network", "detail": detail, "code": "too_large"}]
+        overtime = isinstance(error, Overtime)
     except Exception as error:  # whatever a spec provokes in torch is an answer, not an end
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
         detail = f"the spec cannot be checked: {type(error).__name__}: {reason}"
         errors = [{"pointer": "", "detail": detail, "code": "unchecked"}]
-    return _refused(number, errors)
+    return _refused(number, errors) | {"overtime": overtime}
 
 
 def _load(request: dict[str, Any]) -> None:
