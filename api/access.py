@@ -4,6 +4,7 @@ Keys are checked in middleware and not in routes: a route that forgets to ask is
 """
 
 import math
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from glasshouse.errors import (
     QuotaExceeded,
     ScopeTooSmall,
     ServiceError,
+    TooManyInvalidKeys,
 )
 from models import keys, quotas
 from models.database import Database
@@ -37,6 +39,10 @@ COOKIE = "glasshouse_session"
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 KEPT_S = 2.0
 """A key is looked up again after this long; so a revoked one is refused soon."""
+FAILURES_PER_S = 10.0
+"""Keys that nobody has, of one address: more are refused without a look into the database."""
+LISTED_S = 5.0
+"""While there are more, the good keys are told apart by a list of them that is at most so old."""
 _IMPLIED = {
     "read": frozenset({"read"}),
     "submit": frozenset({"read", "submit"}),
@@ -73,12 +79,20 @@ class Keyring:
         self._database = database
         self._settings = settings
         self._known: dict[tuple[str, str], tuple[float, Caller]] = {}
+        self._failures = Rates()
+        self._listing = threading.Lock()
+        self._listed: frozenset[str] = frozenset()
+        self._listed_until = 0.0
 
-    async def check(self, secret: str, kind: keys.Kind) -> Caller:
+    async def check(self, secret: str, kind: keys.Kind, client: str = "") -> Caller:
         """The caller with this key.
+
+        A client, by its address, that sends many keys nobody has is refused without a look into
+        the database for each. Whoever has a good key passes, from the same address too.
 
         Raises:
             KeyInvalid: it is malformed, unknown, expired or revoked.
+            TooManyInvalidKeys: the client sent too many that are.
         """
         found = self._known.get((kind, secret))
         if found is not None and found[0] > time.monotonic():
@@ -86,7 +100,14 @@ class Keyring:
         self._known.pop((kind, secret), None)
         if not keys.is_well_formed(secret):
             raise KeyInvalid
-        caller = await run_in_threadpool(self._look_up, secret, kind)
+        pause_s = self._failures.look(client, FAILURES_PER_S)
+        if pause_s and not await run_in_threadpool(self._is_listed, secret):
+            raise TooManyInvalidKeys(retry_after_s=math.ceil(pause_s))
+        try:
+            caller = await run_in_threadpool(self._look_up, secret, kind)
+        except KeyInvalid:
+            self._failures.take(client, FAILURES_PER_S)
+            raise
         if len(self._known) >= 10_000:
             self._known.clear()
         self._known[kind, secret] = (time.monotonic() + KEPT_S, caller)
@@ -99,6 +120,16 @@ class Keyring:
     def forget(self) -> None:
         """Look every key and quota up again; called after this process has changed one."""
         self._known.clear()
+        self._listed_until = 0.0
+
+    def _is_listed(self, secret: str) -> bool:
+        """Whether a key is good, by a list that is read at most once in ``LISTED_S``."""
+        with self._listing:
+            if time.monotonic() >= self._listed_until:
+                with self._database.read() as tx:
+                    self._listed = keys.valid_hashes(tx)
+                self._listed_until = time.monotonic() + LISTED_S
+        return keys.hash_of(secret) in self._listed
 
     def _look_up(self, secret: str, kind: keys.Kind) -> Caller:
         with self._database.read() as tx:
@@ -164,7 +195,7 @@ class Gate:
             kind, _, secret = authorization.partition(" ")
             if kind.lower() != "bearer":
                 raise KeyInvalid("The Authorization header must be 'Bearer gh_…'.")
-            return await self._keyring.check(secret.strip(), "key")
+            return await self._keyring.check(secret.strip(), "key", _address(scope))
         cookie = session_cookie(headers.get("cookie", ""))
         if cookie is None:
             raise KeyMissing
@@ -172,7 +203,13 @@ class Gate:
         # where it comes from. That the origin is ours was checked before.
         if scope["method"] not in SAFE_METHODS and "origin" not in headers:
             raise OriginNotAllowed("A request with a session cookie needs an Origin header.")
-        return await self._keyring.check(cookie, "session")
+        return await self._keyring.check(cookie, "session", _address(scope))
+
+
+def _address(scope: Scope) -> str:
+    """Who asks: the address that a trusted proxy names, or else that of the connection."""
+    client = scope.get("client")
+    return client[0] if client else ""
 
 
 def is_open(path: str) -> bool:

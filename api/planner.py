@@ -1,27 +1,20 @@
-"""The client of the planner: the one process of an API that has torch, and checks specs with it.
+"""The client of the planner: processes of the API that have torch, and check specs with it.
 
-The planner answers one line per line. It may die or hang at any spec: then it is killed, the
-spec is refused, and a new one is started. One that takes too much processor time at a request is
-ended by the kernel (SIGPROF).
+One is always there, and spends at most ``QUICK_S`` of processor time on a question. A question that
+takes longer goes to a second one, which has the planner's whole limit, is started when it is needed
+and ended when it is not. So a large network delays other large ones only, whoever sends it.
 """
 
 import asyncio
-import contextlib
 import hashlib
-import signal
-import sys
-import time
-from asyncio.subprocess import PIPE, Process
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
-import structlog
-
-from api.children import clean_environment
+from api.planner_process import PlannerProcess
 from api.turns import Turns
 from glasshouse import jsonio
-from glasshouse.errors import CatalogNotFound, FieldProblem, InvalidSpec, PlannerUnavailable
+from glasshouse.errors import CatalogNotFound, FieldProblem, InvalidSpec
 from models.settings import Settings
 
 SECTIONS = (
@@ -34,17 +27,14 @@ SECTIONS = (
     "datasets",
     "rules",
 )
-_START_S = 120.0
-_CPU_S = 10.0
-"""Processor time that the planner may take for one request."""
-_PAUSE_S = 2.0
-"""After a planner that did not start, requests are refused for this long before another try."""
-_LINE_BYTES = 256 * 1024**2
+QUICK_S = 2.0
+"""Processor time of a question in the process that all share: some 900 layers on a usual core."""
+CPU_S = 10.0
+"""Processor time of a question in the other process."""
+_SLOW_KEPT_S = 60.0
+"""The second process, which takes the memory of torch once more, ends when idle for so long."""
 _KEPT_PLANS = 128
 _KEPT_BYTES = 256 * 1024
-_log: Any = structlog.get_logger("glasshouse.api.planner")
-
-
 _ASKED = {
     "plan": ("checking the network", "/network", "make the network smaller"),
     "set": ("checking the new settings", "/set", "set fewer at once"),
@@ -54,52 +44,41 @@ _ASKED = {
 """By what the planner was asked: what it did, the field that it was about, and what to do."""
 
 
-class PlannerDied(Exception):
-    """The process ended before it answered."""
-
-
 class Planner:
-    """One warm planner process, and the queue before it."""
+    """Checks specs, each owner's in turn."""
 
     def __init__(self, settings: Settings) -> None:
-        self._timeout_s = settings.planner_timeout_s
         self._is_warmed = settings.warm_planner
-        self._process: Process | None = None
-        self._turn = asyncio.Lock()
+        self._quick = PlannerProcess(settings.planner_timeout_s, stays=True)
+        self._slow = PlannerProcess(settings.planner_timeout_s, stays=False)
+        self._closing: asyncio.Task[None] | None = None
         self._turns = Turns()
-        self._number = 0
-        self._down_until = 0.0
-        self._warming: asyncio.Task[None] | None = None
         self._plans: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._sections: dict[str, list[Any]] = {}
 
     @property
     def is_ready(self) -> bool:
         """Whether a planner is there to be asked, or will be once it is."""
-        if self._process is None:
-            return not self._is_warmed and time.monotonic() >= self._down_until
-        return self._process.returncode is None
+        if self._quick.pid is None:
+            return not self._is_warmed and self._quick.may_start
+        return not self._quick.has_ended
 
     @property
-    def pid(self) -> int | None:
-        """The process's id, while there is one."""
-        return self._process.pid if self._process is not None else None
+    def pids(self) -> tuple[int | None, int | None]:
+        """The ids of the processes: of the one for all questions, and of the one for long ones."""
+        return self._quick.pid, self._slow.pid
 
     def open(self) -> None:
         """Start the process with the API, unless the settings leave that to the first question."""
         if self._is_warmed:
-            self.warm()
-
-    def warm(self) -> None:
-        """Begin to start the process, and answer meanwhile."""
-        self._warming = asyncio.create_task(self._warm())
+            self._quick.warm()
 
     async def close(self) -> None:
-        """End the process."""
-        if self._warming is not None:
-            self._warming.cancel()
-            await asyncio.gather(self._warming, return_exceptions=True)
-        await self._kill()
+        """End the processes."""
+        if self._closing is not None:
+            self._closing.cancel()
+        await self._quick.close()
+        await self._slow.close()
 
     async def plan(
         self,
@@ -182,103 +161,32 @@ class Planner:
             self._plans.popitem(last=False)
 
     async def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """One question, one answer. A planner that dies at it is tried once more."""
-        async with self._turn:
-            for _ in range(2):
-                process = await self._running()
-                try:
-                    async with asyncio.timeout(self._timeout_s):
-                        answer = await self._exchange(process, request)
-                except TimeoutError:
-                    await self._kill()
-                    self.warm()
-                    took = f"took longer than {self._timeout_s:g} s"
-                    raise _refused(request, took, "too_large") from None
-                except PlannerDied:
-                    code = await self._kill()
-                    _log.warning("planner_died", code=code)
-                    if code == -signal.SIGPROF:
-                        self.warm()
-                        took = f"took more than {_CPU_S:g} s of processor time"
-                        raise _refused(request, took, "too_large") from None
-                except BaseException:  # an answer nobody reads must not reach the next question
-                    await self._kill()
-                    raise
-                else:
-                    return _checked(answer)
-            self.warm()
-            raise _refused(request, "ended the process that does it, twice", "unchecked")
+        """One question, one answer; a long one in the other process, so that nobody waits for it.
 
-    async def _exchange(self, process: Process, request: dict[str, Any]) -> dict[str, Any]:
-        assert process.stdin is not None  # noqa: S101 (PIPE was asked for)
-        assert process.stdout is not None  # noqa: S101
-        self._number += 1
-        line = jsonio.dumps({"id": self._number} | request).encode("utf-8", "replace") + b"\n"
-        try:
-            process.stdin.write(line)
-            await process.stdin.drain()
-            answer = await process.stdout.readline()
-        except (OSError, ValueError) as error:
-            raise PlannerDied from error
-        if not answer.endswith(b"\n"):
-            raise PlannerDied
-        return jsonio.loads(answer)
+        Raises:
+            InvalidSpec: it is refused; names every field to change.
+            PlannerUnavailable: there is no planner now.
+        """
+        answer = await self._quick.ask(request | {"max_seconds": QUICK_S})
+        if answer.get("overtime"):
+            if self._closing is not None:
+                self._closing.cancel()
+            answer = await self._slow.ask(request | {"max_seconds": CPU_S})
+            self._closing = asyncio.create_task(self._close_later())
+        if answer.get("overtime"):
+            raise _refused(request, f"took more than {CPU_S:g} s of processor time")
+        return _checked(answer)
 
-    async def _warm(self) -> None:
-        with contextlib.suppress(PlannerUnavailable):
-            async with self._turn:
-                await self._running()
-
-    async def _running(self) -> Process:
-        """The process, started if need be. Only in one's turn."""
-        if self._process is not None and self._process.returncode is None:
-            return self._process
-        if time.monotonic() < self._down_until:
-            raise PlannerUnavailable(retry_after_s=2)
-        self._process = None
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "engine.planner",
-            "--max-seconds",
-            str(_CPU_S),
-            stdin=PIPE,
-            stdout=PIPE,
-            limit=_LINE_BYTES,
-            env=clean_environment(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES=""),
-        )
-        assert process.stdout is not None  # noqa: S101
-        self._process = process
-        line = b""
-        try:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_START_S):
-                    line = await process.stdout.readline()
-        except BaseException:
-            await self._kill()
-            raise
-        if b'"ready"' not in line:
-            await self._kill()
-            self._down_until = time.monotonic() + _PAUSE_S
-            _log.error("planner_did_not_start", code=process.returncode)
-            raise PlannerUnavailable(retry_after_s=2)
-        return process
-
-    async def _kill(self) -> int | None:
-        """End the process, unless it is ending; its exit code."""
-        process, self._process = self._process, None
-        if process is None:
-            return None
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        return await process.wait()
+    async def _close_later(self) -> None:
+        await asyncio.sleep(_SLOW_KEPT_S)
+        await self._slow.rest()
 
 
-def _refused(request: Mapping[str, Any], why: str, code: str) -> InvalidSpec:
+def _refused(request: Mapping[str, Any], why: str) -> InvalidSpec:
     what, pointer, advice = _ASKED[request["do"]]
     detail = f"{what} {why}: {advice}"
     return InvalidSpec(
-        f"{detail[0].upper()}{detail[1:]}.", problems=[FieldProblem(pointer, detail, code)]
+        f"{detail[0].upper()}{detail[1:]}.", problems=[FieldProblem(pointer, detail, "too_large")]
     )
 
 

@@ -19,12 +19,19 @@ class Rates:
         self._clock = clock
         self._buckets: dict[str, tuple[float, float]] = {}
 
+    def look(self, key: str, rate: float) -> float:
+        """Whether a key's bucket has one more: 0, or the seconds until it has. Takes none."""
+        return max(0.0, 1.0 - self._level(key, rate, self._clock())) / rate
+
+    def _level(self, key: str, rate: float, time_now: float) -> float:
+        most = max(1.0, rate * BURST_S)
+        level, since = self._buckets.get(key, (most, time_now))
+        return min(most, level + (time_now - since) * rate)
+
     def take(self, key: str, rate: float) -> float:
         """Take one request of a key's bucket; 0, or the seconds until there is one."""
         time_now = self._clock()
-        most = max(1.0, rate * BURST_S)
-        level, since = self._buckets.get(key, (most, time_now))
-        level = min(most, level + (time_now - since) * rate)
+        level = self._level(key, rate, time_now)
         if level < 1.0:
             self._buckets[key] = (level, time_now)
             return (1.0 - level) / rate

@@ -1,9 +1,9 @@
 """The planner: a warm process that answers plans and catalogue questions, one JSON line each.
 
 Memory is limited, time is limited, and every exception is an answer. Time is the processor's: a
-machine that is busy with others makes no network larger. A request that takes too long ends the
-process: the kernel does that by SIGPROF, so that no code is interrupted in the middle, and whoever
-asked starts another.
+machine that is busy with others makes no network larger. Each request is answered by a forked
+child. One that takes too long is ended by the kernel (SIGPROF), so that no code is interrupted in
+the middle, and the warm process stays.
 """
 
 import argparse
@@ -177,9 +177,41 @@ def main() -> None:
             continue
         if isinstance(request, dict):
             _load(request)
-        with time_limit(limits.max_seconds):
-            reply = answer(request)
-        _say(answers, reply)
+            seconds = min(limits.max_seconds, float(request.get("max_seconds", limits.max_seconds)))
+        _say(answers, answer_in_child(request, seconds))
+
+
+def answer_in_child(request: Any, max_seconds: float) -> dict[str, Any]:
+    """Answer one request in a child of this process.
+
+    A child that spends more processor time than ``max_seconds`` has ``overtime`` in its answer; one
+    that dies otherwise is refused with the code ``unchecked``.
+    """
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(reader)
+            with time_limit(max_seconds):
+                text = jsonio.dumps(answer(request))
+            with os.fdopen(writer, "w", encoding="utf-8") as out:
+                out.write(text)
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, encoding="utf-8") as found:
+        told = found.read()
+    _, status = os.waitpid(child, 0)
+    number = request.get("id") if isinstance(request, dict) else None
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
+        detail = f"the network is too large to be checked within {max_seconds:g} s"
+        errors = [{"pointer": "/network", "detail": detail, "code": "too_large"}]
+        return _refused(number, errors) | {"overtime": True}
+    try:
+        return jsonio.loads(told)
+    except ValueError:
+        detail = "the process that checks it ended before it was done"
+        return _refused(number, [{"pointer": "", "detail": detail, "code": "unchecked"}])
 
 
 def _say(answers: Any, message: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ GlasshouseError
 │   ├── Unprocessable       422  InvalidRequest, InvalidSpec, InvalidDataset,
 │   │                            InvalidCheckpoint, IdempotencyKeyReused, DeviceUnavailable,
 │   │                            UnsafeFormat
-│   ├── TooManyRequests     429  QuotaExceeded
+│   ├── TooManyRequests     429  QuotaExceeded, TooManyInvalidKeys
 │   ├── HeadersTooLarge     431
 │   ├── InternalError       500
 │   └── Unavailable         503  PlannerUnavailable, DatabaseUnavailable, StorageFull,
@@ -366,6 +366,10 @@ class TooManyRequests(ServiceError):
 
 class QuotaExceeded(TooManyRequests):
     """A quota is used up."""
+
+
+class TooManyInvalidKeys(TooManyRequests):
+    """Too many requests with unknown API keys came from this address."""
 
 
 class HeadersTooLarge(ServiceError):

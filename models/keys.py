@@ -66,7 +66,7 @@ def create(
         owner=owner,
         scopes=[scope for scope in SCOPES if scope in scopes],
         hint=secret[:7],
-        sha256=_hash(secret),
+        sha256=hash_of(secret),
         created_at=time,
         expires_at=None if lifetime is None else time + lifetime,
     )
@@ -83,10 +83,16 @@ def check(tx: Session, secret: str, *, kind: Kind = "key") -> Key:
     """
     row = None
     if is_well_formed(secret):
-        row = tx.scalar(select(Key).where(Key.sha256 == _hash(secret)))
+        row = tx.scalar(select(Key).where(Key.sha256 == hash_of(secret)))
     if row is None or row.kind != kind or not _is_valid(row):
         raise KeyInvalid
     return row
+
+
+def valid_hashes(tx: Session) -> frozenset[str]:
+    """The hashes of all keys, sessions and tickets that are neither revoked nor expired."""
+    query = select(Key.sha256).where(Key.revoked_at.is_(None))
+    return frozenset(tx.scalars(query.where(or_(Key.expires_at.is_(None), Key.expires_at > now()))))
 
 
 def behind(tx: Session, row: Key) -> Key:
@@ -162,7 +168,8 @@ def _is_valid(row: Key) -> bool:
     return row.revoked_at is None and (row.expires_at is None or row.expires_at > now())
 
 
-def _hash(secret: str) -> str:
+def hash_of(secret: str) -> str:
+    """What is stored of a secret."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 

@@ -11,6 +11,7 @@ from api import documents
 from models import checkpoints, workers
 from models.tables import now
 from models.workers import FoundDevice
+from tests.integration.store.making import purge_deleted
 from tests.running import Api, digits, small_job
 
 
@@ -131,6 +132,8 @@ def test_a_queued_job_is_cancelled_at_once_and_then_deleted(
     kept = each_service.settings.artifacts / "jobs" / job["id"] / "1"
     kept.mkdir(parents=True)
     assert api.delete(path).status_code == 204
+    assert api.get(path).status_code == 404
+    purge_deleted(each_service.database, each_service.home)
     assert not kept.exists()
     assert api.get(path).status_code == 404
     assert api.get(f"{path}/commands/cmd_x").status_code == 404

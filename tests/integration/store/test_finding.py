@@ -1,18 +1,22 @@
 """What is asked often costs as much as it finds, not as much as there is."""
 
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from sqlalchemy import func, select, text, update
+from starlette.requests import Request
 
+from api import drawing, plots
+from api.access import Caller
 from glasshouse.errors import IdempotencyKeyReused
-from models import idempotency, jobs, metrics, retention
+from models import idempotency, jobs, metrics, quotas, retention
 from models.database import Database
 from models.idempotency import KEPT, Answer, Token
 from models.jobs import Filter
 from models.settings import Settings
-from models.tables import Idempotency, JobLabel, Metric, core, now
+from models.tables import Idempotency, JobLabel, Metric, MetricSpan, core, now
 
 from .making import make_job
 from .test_deleting import statements
@@ -160,3 +164,34 @@ def test_what_is_thinned_is_read_in_parts(database: Database, monkeypatch: pytes
     assert {0, 123, 250, 499} <= {point.step for point in whole}
     assert {point.value for point in whole if point.step in (123, 250)} == {float("inf")}
     assert len(all_) == 500
+
+
+def test_plots_are_drawn_when_the_transaction_is_over(
+    database: Database, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+):
+    """Drawing takes a second; a transaction that is open so long holds back vacuum and the WAL."""
+    job = make_job(database)
+    put(database, job.id, "loss", range(50))
+    reader = database._reader  # pyright: ignore[reportPrivateUsage]
+    pool: Any = reader.pool
+    open_: list[int] = []
+    lines = drawing.lines
+
+    def drawn(*given: Any) -> bytes:
+        open_.append(pool.checkedout())
+        return lines(*given)
+
+    monkeypatch.setattr(drawing, "lines", drawn)
+    with database.write() as tx:
+        total = {"num_values": 50, "low": 0.0, "high": 49.0, "last_step": 49, "number": 0}
+        span = {"job": job.id, "name": "loss", "attempt": 1, "first_nonfinite_step": None}
+        tx.execute(core(MetricSpan).insert(), [span | total])
+    limits = quotas.defaults(Settings(home=tmp_path))
+    caller = Caller("key_1", "test", "ada", frozenset({"read"}), "", limits)
+    house: Any = SimpleNamespace(database=database)
+    request = Request({"type": "http", "method": "GET", "path": "/", "headers": []})
+    answer = plots.get_plot(
+        request, house=house, caller=caller, job=job.id, plot="loss", format="svg"
+    )
+    assert b"<svg" in bytes(answer.body)
+    assert open_ == [0]

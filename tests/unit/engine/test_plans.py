@@ -374,9 +374,11 @@ def test_the_planner_outlives_what_it_is_asked():
 
         assert json.loads(process.stdout.readline())["torch"] == torch.__version__.partition("+")[0]
         wide = _layers(fc={"args": {"out_features": 10**12}})
+        endless = {"d_model": 2, "nhead": 1, "num_encoder_layers": 10**7}
+        deep = _layers(fc={"type": "Transformer", "args": endless})
         metas = {"ds_1": DIGITS_META}
         assert ask("nonsense\n")["ok"] is False
-        for number, job in enumerate([spec(**wide), {"kind": "train"}, {}, 7]):
+        for number, job in enumerate([spec(**wide), spec(**deep), {"kind": "train"}, {}, 7]):
             reply = ask({"id": number, "do": "plan", "spec": job, "datasets": metas})
             assert reply["id"] == number
         assert ask({"id": 9, "do": "catalog", "section": "nowhere"})["ok"] is False
@@ -414,12 +416,21 @@ def test_only_the_time_of_the_processor_is_limited_and_the_kernel_ends_what_take
     )
     with process:
         assert json.loads(process.stdout.readline())["ready"]
-        for body in ("wait", "work"):
+        for body in ("wait", "work", "wait"):
             process.stdin.write(json.dumps({"id": 1, "do": "plan", "spec": body}) + "\n")
             process.stdin.flush()
-            line = process.stdout.readline()
-            assert bool(line) == (body == "wait"), line
-        assert process.wait(timeout=60) == -signal.SIGPROF
+            reply = json.loads(process.stdout.readline())
+            assert reply["ok"] == (body == "wait"), reply
+            assert reply.get("overtime", False) == (body == "work")
+        process.stdin.close()
+        assert process.wait(timeout=60) == 0
+
+
+def test_a_child_of_the_planner_that_dies_is_an_answer(monkeypatch):
+    """As where the kernel ends it for memory: the planner itself goes on."""
+    monkeypatch.setattr(planner, "answer", lambda _: os.kill(os.getpid(), signal.SIGKILL))
+    reply = planner.answer_in_child({"id": 3, "do": "plan"}, 10.0)
+    assert (reply["id"], reply["ok"], reply["errors"][0]["code"]) == (3, False, "unchecked")
 
 
 MANY = """
