@@ -72,7 +72,7 @@ class Worker:
         self.station = Station(
             settings, database, LocalArtifacts(settings.artifacts), bells, nursery
         )
-        self._known = (self.station.instance, before)
+        self._known = tuple(filter(None, (self.station.instance, before)))
         """No rivals: this process, and the one that held the lock before it, which has ended."""
         _write_anew(self._lock, self.station.instance)
         self._register = Register(self.station.work)
@@ -301,7 +301,10 @@ def lock(path: Path) -> IO[str]:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise SystemExit("A worker of this name runs on this host already.") from None
+        raise SystemExit(
+            f"A worker of this name runs on this host already and holds {path}. Start this one "
+            "under another name (--name or GLASSHOUSE_WORKER_NAME), or stop the other one first."
+        ) from None
     handle.seek(0)
     return handle
 

@@ -46,6 +46,7 @@ def station_of(database: Database, home: Path, name: str, **more: Any) -> Statio
     settings = Settings(**(wanted | {"lease_s": LEASE_S} | more))
     nursery: Any = None
     bells = Bells(settings, make_app(settings))
+    vars(bells)["_away_until"] = float("inf")
     return Station(settings, database, LocalArtifacts(settings.artifacts), bells, nursery)
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from engine import planner
 from engine.planner import answer
 from glasshouse.spec import parse_job
 from tests.unit.engine.making import CNN, DIGITS_META, cnn, errors, planned, spec
