@@ -22,7 +22,7 @@ from celery import signals  # pyright: ignore[reportMissingTypeStubs]
 from glasshouse.lifeline import end_within, follow_lifeline
 from glasshouse.unpickling import refuse_unpickling
 from models import attempts, startup, vitals, workers
-from models.artifacts import LocalArtifacts
+from models.artifacts import open_artifacts
 from models.database import Database
 from models.settings import Settings
 from models.workers import FoundDevice
@@ -60,9 +60,7 @@ class Worker:
         database = Database(settings.database, pool_size=settings.database_connections)
         nursery = Nursery(log_path=work / "nursery.log")
         bells = Bells(settings, app)
-        self.station = Station(
-            settings, database, LocalArtifacts(settings.artifacts), bells, nursery
-        )
+        self.station = Station(settings, database, open_artifacts(settings), bells, nursery)
         self._register = Register(self.station.work)
         self._devices: list[FoundDevice] = []
         self._threads: list[Every] = []
