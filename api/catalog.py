@@ -52,6 +52,13 @@ async def get_service(house: House, caller: Read) -> Response:
                 "max_wait_s": MAX_WAIT_S,
                 "planner_timeout_s": settings.planner_timeout_s,
                 "idempotency_kept_s": 24 * 3600,
+                "keep_values_days": settings.keep_values_days,
+                "keep_events_days": settings.keep_events_days,
+                "keep_metrics_days": settings.keep_metrics_days,
+                "keep_statistics_days": settings.keep_statistics_days,
+                "keep_captures_days": settings.keep_captures_days,
+                "keep_checkpoints_days": settings.keep_checkpoints_days,
+                "keep_jobs_days": settings.keep_jobs_days,
             },
         }
     )

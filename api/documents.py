@@ -336,7 +336,7 @@ class Service(Document):
     object: Literal["service"]
     version: str
     capabilities: dict[str, JsonValue]
-    limits: dict[str, int | float]
+    limits: dict[str, int | float | None]
 
 
 class Webhook(Document):

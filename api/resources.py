@@ -11,7 +11,7 @@ from api.planner import Planner
 from api.receiving import Receiving
 from api.streams import Streams
 from api.wakeups import Wakeups
-from models.artifacts import Artifacts, LocalArtifacts
+from models.artifacts import Artifacts, open_artifacts
 from models.database import Database
 from models.settings import Settings
 from models.space import Space
@@ -53,7 +53,7 @@ class Resources:
 def make_resources(settings: Settings) -> Resources:
     """The resources that the settings describe. Connects to nothing yet."""
     database = Database(settings.database, pool_size=settings.database_connections)
-    artifacts = LocalArtifacts(settings.artifacts)
+    artifacts = open_artifacts(settings)
     wakeups = Wakeups(settings.redis)
     return Resources(
         settings=settings,

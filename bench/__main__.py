@@ -25,6 +25,7 @@ BENCHES = (
     "stream",
     "stats",
     "purge",
+    "retention",
     "service",
     "checkpoint",
     "checkpoint_default",

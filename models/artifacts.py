@@ -1,4 +1,9 @@
-"""Bulk bytes, by keys that the service makes. A local directory now; S3 fits the same seam."""
+"""Bulk bytes, by keys that the service makes, in one directory that all hosts share.
+
+It has to be a file system: the engine opens its files by path, maps them into memory and reads
+parts of them, and a finished file is renamed into its place. An object store does not offer
+that, so it cannot take the place of this module.
+"""
 
 import os
 import shutil
@@ -9,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple, Protocol
 
 from glasshouse.failpoints import failpoint
+from models.settings import Settings
 
 
 class Entry(NamedTuple):
@@ -46,6 +52,11 @@ class Artifacts(Protocol):
     def receive(self, key: str) -> AbstractContextManager[Path]:
         """Open a new file to write to; it is stored once its block ends without an error."""
         ...
+
+
+def open_artifacts(settings: Settings) -> "LocalArtifacts":
+    """The store of the settings; made if it is not there yet."""
+    return LocalArtifacts(settings.artifacts)
 
 
 class LocalArtifacts:

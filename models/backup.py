@@ -29,7 +29,7 @@ from sqlalchemy.orm import Session
 from glasshouse import jsonio
 from glasshouse.errors import GlasshouseError
 from models import postgres_tools
-from models.artifacts import LocalArtifacts
+from models.artifacts import open_artifacts
 from models.database import Database, translated
 from models.migrate import migrate
 from models.settings import Settings
@@ -82,7 +82,7 @@ def create(settings: Settings, directory: Path, *, link: bool = False) -> dict[s
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     copied = _copy_database(settings, directory)
     kept = [_kept(directory, directory / _NAMES[copied.kind])]
-    artifacts = LocalArtifacts(settings.artifacts)
+    artifacts = open_artifacts(settings)
     lost: list[str] = []
     for key in copied.keys:
         place = directory / "artifacts" / key

@@ -14,6 +14,9 @@ from models.lineage import Asked
 from models.state import ENDED
 from models.tables import Event, Job, core
 
+REPEATED = ("metrics", "stats")
+"""Types of events that repeat values of the series: retention deletes them before all others."""
+
 
 class NewEvent(NamedTuple):
     """An event that has no place in the log yet."""
@@ -140,7 +143,8 @@ def read(  # noqa: PLR0913 (each is a filter)
 
     Those that gave way to a later attempt's are left out unless ``asked`` says otherwise.
     ``with_end``: the end of the job counts as an event of any attempt. Where retention has deleted
-    what came next, the page is one ``gap`` event, whatever the types.
+    what came next, the page is one ``gap`` event, whatever the types. Events of other types than
+    ``REPEATED`` are kept longer: who wants only those has no gap as long as they are there.
 
     Raises:
         JobNotFound: the job is gone.
@@ -151,7 +155,9 @@ def read(  # noqa: PLR0913 (each is a filter)
         raise JobNotFound(f"No job has the id {job}.")
     last = row.last_seq
     if seq + 1 < row.first_seq:
-        return Page([_gap(tx, job, row.first_seq)], row.first_seq - 1, last)
+        first = _first(tx, job, row.first_seq, types)
+        if seq + 1 < first:
+            return Page([_gap(tx, job, first)], first - 1, last)
     found = _shown_after(tx, job, seq, types, limit, asked, with_end=with_end)
     size = 0
     for place, event in enumerate(found):
@@ -190,6 +196,14 @@ def _shown_after(  # noqa: PLR0913 (what a page is asked for)
             break
         cuts = lineage.cuts(tx, job)  # one began between the two statements: what does it hide?
     return found
+
+
+def _first(tx: Session, job: str, first_seq: int, types: Sequence[str] | None) -> int:
+    """From where on the log has all events of some types."""
+    if types is None or not set(types).isdisjoint(REPEATED):
+        return first_seq
+    oldest = tx.scalar(select(func.min(Event.seq)).where(Event.job == job))
+    return first_seq if oldest is None else min(first_seq, oldest)
 
 
 def _gap(tx: Session, job: str, first_seq: int) -> LoggedEvent:

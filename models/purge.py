@@ -18,7 +18,7 @@ from typing import Any
 
 from glasshouse import jsonio
 from models import checkpoints, datasets, doomed, retention
-from models.artifacts import Artifacts, LocalArtifacts
+from models.artifacts import Artifacts, open_artifacts
 from models.database import Database, Transaction
 from models.retention import KINDS, Done, Kind
 from models.settings import Settings
@@ -86,6 +86,9 @@ class Purge:
     def run(self) -> Purged:
         """Delete what is due; ends early when it is told to stop."""
         self.run_deleted()
+        before = self._before("keep_values_days")
+        if before is not None:
+            self._purge_values(before)
         for kind in KINDS:
             before = self._before(f"keep_{kind.name}_days")
             if before is not None:
@@ -129,6 +132,10 @@ class Purge:
                     wanted |= set(retention.ended_before(tx, kind, before, limit=1_000_000))
                 for part in _parts(sorted(wanted)):
                     found.add(kind.name, *kind.count(tx, part))
+            before = self._before("keep_values_days")
+            if before is not None:
+                old = retention.jobs_with_old_values(tx, before, limit=1_000_000)
+                found.add("values", sum(retention.count_values(tx, job, before) for job in old))
             for name, rows in retention.count_small(tx, self._settings).items():
                 found.add(name, rows)
             found.files = len(doomed.find(tx, limit=1_000_000))
@@ -143,6 +150,20 @@ class Purge:
     def _before(self, setting: str) -> datetime | None:
         days = getattr(self._settings, setting)
         return None if days is None else now() - timedelta(days=days)
+
+    def _purge_values(self, before: datetime) -> None:
+        last, chunk = "", self._settings.purge_chunk
+        while not self._over:
+            with self._database.read() as tx:
+                due = retention.jobs_with_old_values(tx, before, limit=_JOBS_AT_ONCE, after=last)
+            if not due:
+                return
+            last = due[-1]
+            for job in due:
+                self._repeat(
+                    "values",
+                    lambda tx, job=job: retention.forget_values(tx, job, before, chunk),
+                )
 
     def _purge_kind(self, kind: Kind, before: datetime) -> None:
         while not self._over:
@@ -175,7 +196,10 @@ class Purge:
     def _repeat(self, name: str, act: Callable[[Transaction], Done]) -> bool:
         """Do it until nothing is left; whether there was anything."""
         any_ = False
-        while not self._over and self._once(name, act).rows:
+        while not self._over:
+            done = self._once(name, act)
+            if not (done.rows or done.more):
+                break
             any_ = True
         return any_
 
@@ -256,7 +280,7 @@ def main(arguments: Sequence[str]) -> int:
     settings = Settings(home=given.home) if given.home else Settings()
     database = Database(settings.database)
     try:
-        purge = Purge(settings, database, LocalArtifacts(settings.artifacts))
+        purge = Purge(settings, database, open_artifacts(settings))
         found = purge.plan() if given.dry_run else purge.run()
     finally:
         database.close()

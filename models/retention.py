@@ -1,8 +1,12 @@
 """What is kept how long: rows of ended jobs go in small transactions, their files after them.
 
-A job that has not ended is never touched, nor what it reads: a checkpoint that it uses stays.
-Of the events of an ended job the last one stays, and ``first_seq`` says from where on the log is
-whole, so that a reader with an older cursor is told of the gap.
+What a job that has not ended reads stays: a checkpoint that it uses, for example. Of the events of
+an ended job the last one stays.
+
+A value is stored twice only for a while: as a row of its series, which is the record, and in the
+event that streams replay. Old events of this kind (``REPEATED``) are deleted of running jobs, too.
+``first_seq`` says from where on the log has all events, so that a reader with an older cursor is
+told of the gap.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,6 +18,7 @@ from sqlalchemy import ColumnElement, and_, delete, exists, func, or_, select, t
 from sqlalchemy.orm import Session
 
 from models import doomed, uses
+from models.events import REPEATED
 from models.idempotency import KEPT
 from models.settings import Settings
 from models.state import ENDED
@@ -49,6 +54,8 @@ class Done:
     rows: int = 0
     files: int = 0
     """Files that may go now, named in the table of doomed files."""
+    more: bool = False
+    """There may be more to delete though this transaction deleted nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +80,50 @@ def ended_before(tx: Session, kind: Kind, before: datetime, *, limit: int) -> li
         .limit(limit)
     )
     return list(tx.scalars(query))
+
+
+def jobs_with_old_values(
+    tx: Session, before: datetime, *, limit: int, after: str = ""
+) -> list[str]:
+    """Jobs whose first event that is not looked at yet is older than a time, by their ids."""
+    first = (
+        select(Event.at).where(Event.job == Job.id, Event.seq == Job.first_seq).scalar_subquery()
+    )
+    query = (
+        select(Job.id)
+        .where(Job.id > after, Job.created_at < before, Job.first_seq < Job.last_seq)
+        .where(first < before)
+        .order_by(Job.id)
+        .limit(limit)
+    )
+    return list(tx.scalars(query))
+
+
+def forget_values(tx: Session, job: str, before: datetime, limit: int) -> Done:
+    """Delete what repeats stored values among the next events of a log that are old enough.
+
+    Looks at a range of numbers, which the primary key finds at once; ``first_seq`` moves past it.
+    """
+    row = tx.execute(select(Job.first_seq, Job.last_seq).where(Job.id == job)).one_or_none()
+    if row is None or row.first_seq >= row.last_seq:
+        return Done()
+    upto = min(row.first_seq + limit, row.last_seq)
+    within = (Event.job == job, Event.seq >= row.first_seq, Event.seq < upto)
+    newer = tx.scalar(select(func.min(Event.seq)).where(*within, Event.at >= before))
+    upto = upto if newer is None else newer
+    if upto == row.first_seq:
+        return Done()
+    tx.execute(update(Job).where(Job.id == job, Job.first_seq < upto).values(first_seq=upto))
+    old = delete(Event).where(*within, Event.seq < upto, Event.type.in_(REPEATED))
+    found: Any = tx.execute(old)
+    return Done(int(found.rowcount), more=True)
+
+
+def count_values(tx: Session, job: str, before: datetime) -> int:
+    """How many events ``forget_values`` would delete."""
+    query = select(func.count()).select_from(Event).join(Job, Job.id == Event.job)
+    old = (Event.seq >= Job.first_seq, Event.seq < Job.last_seq, Event.at < before)
+    return tx.scalars(query.where(Job.id == job, *old, Event.type.in_(REPEATED))).one()
 
 
 def jobs_ended_before(
@@ -188,22 +239,21 @@ def _delete_some(tx: Session, table: type[Table], which: ColumnElement[bool], li
 
 
 def _some_events(tx: Session, job: str, limit: int) -> Done:
-    row = tx.execute(
-        select(Job.first_seq, Job.last_seq)
-        .where(Job.id == job, Job.state.in_(ENDED))
-        .with_for_update()
-    ).one_or_none()
-    if row is None or row.first_seq >= row.last_seq:
+    oldest = select(func.min(Event.seq)).where(Event.job == Job.id).scalar_subquery()
+    query = select(Job.last_seq, oldest).where(Job.id == job, Job.state.in_(ENDED))
+    row = tx.execute(query).one_or_none()
+    if row is None or row[1] >= row[0]:
         return Done()
-    upto = min(row.first_seq + limit, row.last_seq)
-    tx.execute(update(Job).where(Job.id == job).values(first_seq=upto))
+    last, first = row
+    upto = min(first + limit, last)
+    tx.execute(update(Job).where(Job.id == job, Job.first_seq < upto).values(first_seq=upto))
     found: Any = tx.execute(delete(Event).where(Event.job == job, Event.seq < upto))
-    return Done(int(found.rowcount) or 1)
+    return Done(int(found.rowcount))
 
 
 def _count_events(tx: Session, jobs: Sequence[str]) -> tuple[int, int]:
-    total = func.sum(Job.last_seq - Job.first_seq)
-    return int(tx.scalar(select(total).where(Job.id.in_(jobs))) or 0), 0
+    query = select(func.count()).select_from(Event).join(Job, Job.id == Event.job)
+    return tx.scalars(query.where(Job.id.in_(jobs), Event.seq < Job.last_seq)).one(), 0
 
 
 def _some_metrics(tx: Session, job: str, limit: int) -> Done:
@@ -283,7 +333,12 @@ def _has(table: Any) -> Callable[[], ColumnElement[bool]]:
 
 
 KINDS: tuple[Kind, ...] = (
-    Kind("events", lambda: Job.first_seq < Job.last_seq, _some_events, _count_events),
+    Kind(
+        "events",
+        lambda: exists(select(Event.job).where(Event.job == Job.id, Event.seq < Job.last_seq)),
+        _some_events,
+        _count_events,
+    ),
     Kind("metrics", _has(Metric), _some_metrics, _count_metrics),
     Kind(
         "statistics",

@@ -140,15 +140,18 @@ class Settings(BaseSettings):
     min_free_bytes: int = Field(default=512 * 1024**2, ge=0)
     """With less space left on a disk, new work is refused, and whole tensors are dropped."""
 
+    keep_values_days: float | None = Field(default=3.0, ge=0)
+    """Events that repeat stored values (``metrics``, ``stats``), also of running jobs. A reader
+    that was away for less resumes with nothing lost; the values stay in the series."""
     keep_jobs_days: float | None = Field(default=None, ge=0)
-    """Ended jobs, with all that hangs on them, are deleted so long after their end."""
-    keep_events_days: float | None = Field(default=None, ge=0)
-    """The events of ended jobs, their logs among them; the last event stays with the job."""
-    keep_metrics_days: float | None = Field(default=None, ge=0)
+    """Ended jobs, with all that belongs to them, are deleted so long after their end."""
+    keep_events_days: float | None = Field(default=90.0, ge=0)
+    """All events of ended jobs, their logs among them; the last event stays with the job."""
+    keep_metrics_days: float | None = Field(default=365.0, ge=0)
     """The metric series of ended jobs; what is in a job's summary stays."""
-    keep_statistics_days: float | None = Field(default=None, ge=0)
+    keep_statistics_days: float | None = Field(default=365.0, ge=0)
     """The layer statistics of ended jobs."""
-    keep_captures_days: float | None = Field(default=None, ge=0)
+    keep_captures_days: float | None = Field(default=90.0, ge=0)
     """The captured tensors of ended jobs."""
     keep_checkpoints_days: float | None = Field(default=None, ge=0)
     """The checkpoints of ended jobs, the final ones too; one that a live job reads stays."""
@@ -160,7 +163,7 @@ class Settings(BaseSettings):
     """What was sent to webhooks, or was given up."""
     purge_every_s: PositiveFloat = 3600.0
     """How often a worker looks for what is to be deleted."""
-    purge_chunk: int = Field(default=500, ge=1, le=10_000)
+    purge_chunk: int = Field(default=5000, ge=1, le=10_000)
     """Rows that one transaction of the purge deletes; it rests after each."""
 
     webhook_timeout_s: PositiveFloat = 10.0

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from sqlalchemy import ColumnElement, func, insert, select, update
 from sqlalchemy import delete as sql_delete
-from sqlalchemy import func, insert, select, update
 from sqlalchemy.orm import Session
 
 from glasshouse import jsonio
@@ -24,7 +24,7 @@ from models.tables import Delivery, Job, Webhook, now
 
 TYPES = tuple(f"job.{state}" for state in STATES)
 MAX_PER_OWNER = 20
-_PER_WEBHOOK = 4
+PER_TURN = 4
 """So many messages of one webhook are sent in one turn: a slow receiver keeps no other waiting."""
 
 
@@ -151,36 +151,43 @@ class Sending:
         return f"Sending({self.id!r}, {self.webhook!r})"  # a secret has no place in a log
 
 
-def is_due(tx: Session) -> bool:
-    """Whether any message is to be sent now."""
-    query = select(Delivery.id).where(Delivery.state == "pending", Delivery.next_ms <= now_ms())
-    return tx.scalar(query.limit(1)) is not None
-
-
-def take(tx: Session, *, hold_ms: int, limit: int = 64) -> list[Sending]:
-    """Take messages that are due, of ``limit`` webhooks; nobody else takes them for so long."""
-    due = (Delivery.state == "pending", Delivery.next_ms <= now_ms())
-    hooks = tx.scalars(
-        select(Webhook).where(Webhook.id.in_(select(Delivery.webhook).where(*due))).limit(limit)
+def due(tx: Session, *, limit: int = 64) -> list[str]:
+    """Webhooks that have a message to send now; who has waited longest comes first."""
+    query = (
+        select(Delivery.webhook)
+        .where(*_is_due())
+        .group_by(Delivery.webhook)
+        .order_by(func.min(Delivery.next_ms))
+        .limit(limit)
     )
-    taken: list[Sending] = []
-    for hook in hooks.all():
-        query = (
-            select(Delivery)
-            .where(Delivery.webhook == hook.id, *due)
-            .order_by(Delivery.next_ms, Delivery.id)
-            .limit(_PER_WEBHOOK)
-            .with_for_update(skip_locked=True)
-        )
-        taken += [
-            Sending(row.id, hook.id, hook.url, hook.secret, row.body, row.tries + 1)
-            for row in tx.scalars(query)
-        ]
-    if taken:
-        ids = [sending.id for sending in taken]
-        held = {"tries": Delivery.tries + 1, "next_ms": now_ms() + hold_ms}
-        tx.execute(update(Delivery).where(Delivery.id.in_(ids)).values(held))
-    return taken
+    return list(tx.scalars(query))
+
+
+def take(tx: Session, webhook: str, *, hold_ms: int) -> Sending | None:
+    """Take the next message of a webhook that is due; nobody else takes it for so long.
+
+    Take it right before it is sent: it has to be sent, and the answer stored, in that time.
+    """
+    query = (
+        select(Delivery, Webhook.url, Webhook.secret)
+        .join(Webhook, Webhook.id == Delivery.webhook)
+        .where(Delivery.webhook == webhook, *_is_due())
+        .order_by(Delivery.next_ms, Delivery.id)
+        .limit(1)
+        .with_for_update(skip_locked=True, of=Delivery)
+    )
+    found = tx.execute(query).one_or_none()
+    if found is None:
+        return None
+    row, url, secret = found
+    sending = Sending(row.id, webhook, url, secret, row.body, row.tries + 1)
+    held = {"tries": sending.tries, "next_ms": now_ms() + hold_ms}
+    tx.execute(update(Delivery).where(Delivery.id == row.id).values(held))
+    return sending
+
+
+def _is_due() -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    return Delivery.state == "pending", Delivery.next_ms <= now_ms()
 
 
 def delivered(tx: Session, sending: Sending, status: int) -> None:

@@ -24,7 +24,7 @@ from glasshouse.errors import WorkerNotFound
 from glasshouse.lifeline import end_within, follow_lifeline
 from glasshouse.unpickling import refuse_unpickling
 from models import attempts, startup, vitals, workers
-from models.artifacts import LocalArtifacts
+from models.artifacts import open_artifacts
 from models.database import Database, Transaction
 from models.settings import Settings
 from models.workers import FoundDevice, Rival
@@ -69,9 +69,7 @@ class Worker:
         )
         nursery = Nursery(log_path=work / "nursery.log")
         bells = Bells(settings, app)
-        self.station = Station(
-            settings, database, LocalArtifacts(settings.artifacts), bells, nursery
-        )
+        self.station = Station(settings, database, open_artifacts(settings), bells, nursery)
         self._known = tuple(filter(None, (self.station.instance, before)))
         """No rivals: this process, and the one that held the lock before it, which has ended."""
         _write_anew(self._lock, self.station.instance)

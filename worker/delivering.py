@@ -1,12 +1,12 @@
 """Sends the messages of webhooks: signed, with retries, to public addresses only.
 
-A message may come twice, after a crash between its sending and its commit; its ``webhook-id`` is
-then the same. The order is not promised: each says when and as which event it happened.
+A message is taken right before it is sent, so a slow receiver gets it once. It may come twice,
+after a crash between its sending and its commit; its ``webhook-id`` is then the same. The order is
+not promised: each says when and as which event it happened.
 """
 
 import random
 import time
-from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -26,6 +26,9 @@ MAX_TRIES = 15
 """With pauses of up to six hours, the last is about two days after the first."""
 _LONGEST_PAUSE_S = 6 * 3600.0
 _AT_ONCE = 8
+_STORING_S = 60.0
+"""A message is held for the time that a receiver has, and for this: the answer has to be stored,
+also where a connection to the database is waited for."""
 
 
 class Delivering:
@@ -38,22 +41,22 @@ class Delivering:
 
     def __call__(self) -> None:
         """Send what is due now."""
-        database = self._station.database
-        with database.read() as tx:
-            if not webhooks.is_due(tx):
-                return
-        hold_ms = round(1000 * (8 * self._limits.total_s + 10))
-        with database.write() as tx:
-            taken = webhooks.take(tx, hold_ms=hold_ms)
-        by_webhook: dict[str, list[Sending]] = defaultdict(list)
-        for sending in taken:
-            by_webhook[sending.webhook].append(sending)
-        if by_webhook:
+        with self._station.database.read() as tx:
+            due = webhooks.due(tx)
+        if due:
             with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="webhook") as pool:
-                list(pool.map(self._send_in_turn, by_webhook.values()))
+                list(pool.map(self._send_in_turn, due))
 
-    def _send_in_turn(self, sendings: list[Sending]) -> None:
-        for sending in sendings:
+    def _send_in_turn(self, webhook: str) -> None:
+        """Send some messages of one webhook, each taken right before: a turn may be long."""
+        hold_ms = round(1000 * (self._limits.total_s + _STORING_S))
+        for _ in range(webhooks.PER_TURN):
+            if self._station.stopping.is_set():
+                return
+            with self._station.database.write() as tx:
+                sending = webhooks.take(tx, webhook, hold_ms=hold_ms)
+            if sending is None:
+                return
             try:
                 self._send(sending)
             except Exception:

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from glasshouse import __version__
 from models import workers
-from models.artifacts import LocalArtifacts
+from models.artifacts import open_artifacts
 from models.database import Database
 from models.settings import Settings
 from worker import dispatch, resuming
@@ -56,7 +56,7 @@ class Bench:
     def __init__(self, settings: Settings, carry_out: CarryOut) -> None:
         self._settings = settings
         self._database = Database(settings.database)
-        artifacts = LocalArtifacts(settings.artifacts)
+        artifacts = open_artifacts(settings)
         nursery: Any = None  # nothing is forked
         self._station = Station(settings, self._database, artifacts, _Silence(), nursery)
         self._launch = _launching(carry_out)

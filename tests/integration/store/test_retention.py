@@ -146,10 +146,26 @@ def test_nothing_of_a_deleted_job_stays_in_any_table_or_folder(store: Store):
     assert len(set(taken)) <= 1, taken
 
 
-def test_nothing_is_deleted_unless_a_setting_says_so(store: Store):
+KINDS = ("values", "events", "metrics", "statistics", "captures", "checkpoints", "jobs")
+FOR_EVER = {f"keep_{kind}_days": None for kind in KINDS}
+
+
+def test_by_default_copies_and_bulk_go_and_jobs_with_their_checkpoints_stay(store: Store):
+    job = store.job(days_ago=10_000)
+    store.purge().run()
+    left = {name: rows for name, rows in store.counts(job).items() if rows}
+    assert left == {"events": 1, "checkpoints": 1}  # the last event
+
+
+def test_nothing_is_deleted_where_every_setting_is_null(store: Store):
     job = store.job(days_ago=10_000)
     before = store.counts(job)
-    assert store.purge().run().as_dict() == {"rows": {}, "bytes": {}, "files": 0, "orphans": 0}
+    assert store.purge(**FOR_EVER).run().as_dict() == {
+        "rows": {},
+        "bytes": {},
+        "files": 0,
+        "orphans": 0,
+    }
     assert store.counts(job) == before
 
 
@@ -197,6 +213,69 @@ def test_a_gap_is_told_of_whatever_types_are_asked_for(store: Store):
     with store.database.read() as tx:
         page = events.read(tx, job, 0, types=["metrics"])
     assert [event.type for event in page.events] == ["gap"]
+
+
+def aged(store: Store, job: str, upto: int, days: float) -> None:
+    """Make the events up to a number, and the job, so old."""
+    past = now() - timedelta(days=days)
+    with store.database.write() as tx:
+        tx.execute(update(Event).where(Event.job == job, Event.seq <= upto).values(at=past))
+        tx.execute(update(Job).where(Job.id == job).values(created_at=past))
+
+
+def read_all(store: Store, job: str, seq: int, types: list[str] | None = None) -> list[Any]:
+    """As a client does: page after page, from a cursor on."""
+    found: list[Any] = []
+    while True:
+        with store.database.read() as tx:
+            page = events.read(tx, job, seq, types=types, limit=7)
+        found += page.events
+        if page.seq == seq:
+            return found
+        seq = page.seq
+
+
+@pytest.mark.parametrize("chunk", [3, 500])
+def test_values_of_a_running_job_are_stored_once_after_the_window(store: Store, chunk: int):
+    """Their events go; the series, the rest of the log and every younger event stay."""
+    job = store.job(ended=False)
+    values = [event.seq for event in read_all(store, job, 0) if event.type == "metrics"]
+    middle = values[len(values) // 2]
+    aged(store, job, middle, 4)
+    before = read_all(store, job, 0)
+    kept = store.purge(purge_chunk=chunk).run()
+    assert kept.rows == {"values": len([seq for seq in values if seq <= middle])}
+    assert store.count(Metric, job) == STEPS
+    younger = [event for event in before if event.seq > middle]
+    for cursor in (middle, middle + 1, younger[-1].seq):  # resumed within the window
+        expected = [event for event in before if event.seq > cursor]
+        assert read_all(store, job, cursor) == expected
+    gap, *rest = read_all(store, job, 0)
+    assert (gap.type, jsonio.loads(gap.payload)) == ("gap", {"first_available": middle + 1})
+    assert rest == younger
+    others = sorted({event.type for event in before} - {"metrics", "stats"})
+    expected = [event for event in before if event.type in others]
+    assert read_all(store, job, 0, others) == expected  # of these nothing is missing
+    assert store.purge(purge_chunk=chunk).run().rows == {}
+
+
+def test_a_log_whose_values_went_early_goes_as_a_whole_after_its_own_time(store: Store):
+    job = store.job(days_ago=100)
+    aged(store, job, 10_000, 100)
+    store.purge(**FOR_EVER | {"keep_values_days": 3}).run()
+    left = store.count(Event, job)
+    assert 1 < left < STEPS
+    planned = store.purge(**FOR_EVER | {"keep_events_days": 90}).plan().rows
+    assert planned == {"events": left - 1}
+    assert store.purge(**FOR_EVER | {"keep_events_days": 90}).run().rows == planned
+    assert [event.type for event in read_all(store, job, 0, ["end"])] == ["gap", "end"]
+
+
+def test_a_dry_run_counts_the_values_that_would_go(store: Store):
+    job = store.job(ended=False)
+    aged(store, job, 10_000, 4)
+    planned = store.purge(**FOR_EVER | {"keep_values_days": 3}).plan().rows
+    assert planned == store.purge(**FOR_EVER | {"keep_values_days": 3}).run().rows != {}
 
 
 def test_half_purged_logs_begin_where_they_are_whole(store: Store):

@@ -27,8 +27,14 @@ def told(database: Database, webhook: str) -> list[Delivery]:
 
 
 def take(database: Database, hold_ms: int = 60_000) -> list[Sending]:
+    """What a worker takes in one turn, without sending it."""
     with database.write() as tx:
-        return webhooks.take(tx, hold_ms=hold_ms)
+        turns = [
+            webhooks.take(tx, webhook, hold_ms=hold_ms)
+            for webhook in webhooks.due(tx)
+            for _ in range(webhooks.PER_TURN if hold_ms else 1)
+        ]
+    return [sending for sending in turns if sending is not None]
 
 
 def miss(database: Database, sending: Sending, **options: Any) -> bool:

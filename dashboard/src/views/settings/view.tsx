@@ -71,7 +71,13 @@ const LIMITS: Record<string, string> = {
   max_json_bytes: "Largest request without a file", max_upload_bytes: "Largest file of a dataset", max_page: "Most entries of a page of a list", max_head_bytes: "Largest head of a request",
   head_timeout_s: "Longest wait for the head of a request", body_timeout_s: "Longest wait for the rest of it", max_wait_s: "Longest wait for a job in one request",
   planner_timeout_s: "Longest time for a plan", idempotency_kept_s: "A request sent twice is known for",
+  keep_values_days: "Days for which events with values are kept", keep_events_days: "Days for which events are kept after a job's end",
+  keep_metrics_days: "Days for metrics after a job's end", keep_statistics_days: "Days for statistics after a job's end",
+  keep_captures_days: "Days for captured tensors after a job's end", keep_checkpoints_days: "Days for checkpoints after a job's end",
+  keep_jobs_days: "Days for jobs after their end",
 };
+const limitText = (name: string, limit: number | null) =>
+  limit === null ? "no limit" : name.endsWith("_bytes") ? bytes(limit) : name.endsWith("_s") ? duration(limit) : count(limit);
 
 function ServiceCard() {
   const { value, problem } = useLive<Service>("", Infinity);
@@ -87,7 +93,7 @@ function ServiceCard() {
           </dl>
           <h3>Limits</h3>
           <dl class="facts">
-            {Object.entries(value.limits).map(([name, limit]) => <Fact key={name} name={LIMITS[name] ?? name} value={name.endsWith("_bytes") ? bytes(limit) : name.endsWith("_s") ? duration(limit) : count(limit)} />)}
+            {Object.entries(value.limits).map(([name, limit]) => <Fact key={name} name={LIMITS[name] ?? name} value={limitText(name, limit)} />)}
           </dl>
           <p><a href="/docs">The API</a> · <a href="/openapi.json">openapi.json</a></p>
         </>
