@@ -32,6 +32,8 @@ SECTIONS = (
     "datasets",
     "rules",
 )
+UNFILLED = ("rules",)
+"""Sections of the contract that have no entry yet: they can be asked for, and nobody is told to."""
 _START_S = 120.0
 _PAUSE_S = 2.0
 """After a planner that did not start, requests are refused for this long before another try."""
