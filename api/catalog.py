@@ -7,7 +7,7 @@ from api import documents
 from api.access import Read
 from api.answers import MAX_LIMIT, Json
 from api.connections import MAX_HEAD_BYTES
-from api.planner import SECTIONS
+from api.planner import SECTIONS, UNFILLED
 from api.resources import House
 from api.views import BASE
 from api.waiting import MAX_WAIT_S
@@ -38,7 +38,7 @@ async def get_service(house: House, caller: Read) -> Response:
                 "networks": ["graph", "preset"],
                 "dataset_formats": list(FORMATS),
                 "builtin_datasets": list(BUILTINS),
-                "catalog": list(SECTIONS),
+                "catalog": [name for name in SECTIONS if name not in UNFILLED],
                 "event_types": list(EVENT_TYPES),
                 "tensor_kinds": list(TensorKind.__args__),
             },

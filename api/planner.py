@@ -27,6 +27,8 @@ SECTIONS = (
     "datasets",
     "rules",
 )
+UNFILLED = ("rules",)
+"""Sections of the contract that have no entry yet: they can be asked for, and nobody is told to."""
 QUICK_S = 2.0
 """Processor time of a question in the process that all share: some 900 layers on a usual core."""
 CPU_S = 10.0

@@ -175,9 +175,10 @@ def main() -> None:
         except ValueError:
             _say(answers, _refused(None, [{"pointer": "", "detail": "not JSON", "code": "json"}]))
             continue
+        seconds = limits.max_seconds
         if isinstance(request, dict):
             _load(request)
-            seconds = min(limits.max_seconds, float(request.get("max_seconds", limits.max_seconds)))
+            seconds = min(seconds, float(request.get("max_seconds", seconds)))
         _say(answers, answer_in_child(request, seconds))
 
 

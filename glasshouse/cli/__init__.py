@@ -9,6 +9,7 @@ import typer
 from glasshouse import __version__
 from glasshouse.cli import (
     checkpoints,
+    comparing,
     control,
     datasets,
     exits,
@@ -22,11 +23,13 @@ from glasshouse.cli import (
     webhooks,
     workers,
 )
+from glasshouse.cli.shown import Command, Group
 from glasshouse.errors import GlasshouseError
 
 app = typer.Typer(
     name="glasshouse",
     help="Submit training jobs, watch them from the inside, and run the service.",
+    cls=Group,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=True,
@@ -49,34 +52,37 @@ def _begin(
         context.fail("Missing command.")
 
 
-app.command()(service.up)
-app.command()(service.down)
-app.command()(service.status)
-app.command()(service.doctor)
-app.command("open")(service.open_page)
-app.command()(upkeep.backup)
-app.command()(upkeep.restore)
-app.command()(upkeep.purge)
+app.command(cls=Command)(service.up)
+app.command(cls=Command)(service.down)
+app.command(cls=Command)(service.status)
+app.command(cls=Command)(service.doctor)
+app.command("open", cls=Command)(service.open_page)
+app.command(cls=Command)(upkeep.backup)
+app.command(cls=Command)(upkeep.restore)
+app.command(cls=Command)(upkeep.purge)
 app.add_typer(webhooks.app, name="webhooks")
 app.add_typer(workers.app, name="workers")
-app.command()(jobs.submit)
-app.command()(jobs.watch)
-app.command("jobs")(jobs.list_jobs)
-app.command()(jobs.logs)
-app.command()(jobs.cancel)
-app.command()(control.pause)
-app.command()(control.resume)
-app.command()(control.retry)
-app.command()(control.fork)
-app.command("set")(control.set_)
-app.command()(probes.probe)
-app.command()(results.metrics)
-app.command()(results.layers)
-app.command()(results.infer)
+app.command(cls=Command)(jobs.submit)
+app.command(cls=Command)(jobs.watch)
+app.command("jobs", cls=Command)(jobs.list_jobs)
+app.command(cls=Command)(jobs.show)
+app.command(cls=Command)(jobs.delete)
+app.command(cls=Command)(comparing.compare)
+app.command(cls=Command)(jobs.logs)
+app.command(cls=Command)(jobs.cancel)
+app.command(cls=Command)(control.pause)
+app.command(cls=Command)(control.resume)
+app.command(cls=Command)(control.retry)
+app.command(cls=Command)(control.fork)
+app.command("set", cls=Command)(control.set_)
+app.command(cls=Command)(probes.probe)
+app.command(cls=Command)(results.metrics)
+app.command(cls=Command)(results.layers)
+app.command(cls=Command)(results.infer)
 app.add_typer(datasets.app, name="datasets")
 app.add_typer(checkpoints.app, name="checkpoints")
-app.command()(datasets.devices)
-app.command()(quotas.quota)
+app.command(cls=Command)(datasets.devices)
+app.command(cls=Command)(quotas.quota)
 for process in (service.api, service.worker, service.migrate):
     app.command(
         add_help_option=False,

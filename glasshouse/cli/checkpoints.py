@@ -5,33 +5,52 @@ from typing import Annotated
 
 import typer
 
-from glasshouse.cli import completing, output
+from glasshouse.cli import completing, naming, output
 from glasshouse.cli.output import Json
+from glasshouse.cli.shown import Command, Group
 from glasshouse.client import Checkpoint, Client
 
-app = typer.Typer(help="List, upload, download and delete checkpoints.", no_args_is_help=True)
+app = typer.Typer(help="List, upload, download and delete checkpoints.", cls=Group)
 
 CheckpointId = Annotated[
     str,
     typer.Argument(
         metavar="CHECKPOINT",
-        help="The checkpoint's id (ckpt_…).",
+        help="Its id or the beginning of it, its name, or 'last'.",
         autocompletion=completing.checkpoints,
     ),
 ]
 
 
-@app.command("list")
+@app.callback(invoke_without_command=True)
+def list_all(context: typer.Context, json: Json = False) -> None:
+    """List, upload, download and delete checkpoints. Alone: list them."""
+    if context.invoked_subcommand is None:
+        list_checkpoints(json=json)
+
+
+@app.command("list", cls=Command)
 def list_checkpoints(
+    of: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[JOB]",
+            help="Only those of this job, by step.",
+            autocompletion=completing.jobs,
+        ),
+    ] = None,
     job: Annotated[
         str | None,
-        typer.Option(help="Only those of this job, by step.", autocompletion=completing.jobs),
+        typer.Option(help="The same as the argument.", autocompletion=completing.jobs),
     ] = None,
     json: Json = False,
 ) -> None:
     """List checkpoints, newest first."""
+    if of is not None and job is not None:
+        raise typer.BadParameter("give the job once", param_hint="--job")
+    job = of or job
     with Client() as client:
-        found = client.checkpoints.list(job)
+        found = client.checkpoints.list(None if job is None else naming.job_id(client, job))
     if json:
         output.document([item.data for item in found])
         return
@@ -44,7 +63,7 @@ def _state(item: Checkpoint) -> str:
     return f"{item.state}, best" if item.data.get("best") else item.state
 
 
-@app.command()
+@app.command(cls=Command)
 def upload(
     file: Annotated[Path, typer.Argument(help="A safetensors file that says its network.")],
     name: Annotated[str | None, typer.Option(help="Left out, the file's name.")] = None,
@@ -59,7 +78,7 @@ def upload(
         output.line(made.id)
 
 
-@app.command()
+@app.command(cls=Command)
 def download(
     checkpoint: CheckpointId,
     file: Annotated[Path, typer.Argument(help="Where the safetensors file goes.")],
@@ -67,6 +86,7 @@ def download(
 ) -> None:
     """Save the weights of a checkpoint."""
     with Client() as client:
+        checkpoint = naming.checkpoint_id(client, checkpoint)
         file.write_bytes(client.checkpoints.get(checkpoint).read_weights())
     size = file.stat().st_size
     if json:
@@ -75,10 +95,11 @@ def download(
         output.tell(f"{file}: {size} bytes")
 
 
-@app.command()
+@app.command(cls=Command)
 def delete(checkpoint: CheckpointId, json: Json = False) -> None:
     """Delete a checkpoint and its files."""
     with Client() as client:
+        checkpoint = naming.checkpoint_id(client, checkpoint)
         client.checkpoints.delete(checkpoint)
     if json:
         output.document({"id": checkpoint, "deleted": True})

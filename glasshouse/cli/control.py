@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from glasshouse import jsonio
-from glasshouse.cli import output, overrides
+from glasshouse.cli import naming, output, overrides
 from glasshouse.cli.jobs import JobId, watch_job
 from glasshouse.cli.output import Json
 from glasshouse.cli.watching import detaching
@@ -17,19 +17,19 @@ Watch = Annotated[bool, typer.Option("--watch", help="Watch the new job until it
 def pause(job: JobId, json: Json = False) -> None:
     """Ask a job to save a checkpoint and free its devices."""
     with Client() as client:
-        _told(client.jobs.pause(job), as_json=json)
+        _told(client.jobs.pause(naming.job_id(client, job)), as_json=json)
 
 
 def resume(job: JobId, json: Json = False) -> None:
     """Go on with a paused job, from its checkpoint."""
     with Client() as client:
-        _told(client.jobs.resume(job), as_json=json)
+        _told(client.jobs.resume(naming.job_id(client, job)), as_json=json)
 
 
 def retry(job: JobId, watch: Watch = False, json: Json = False) -> None:
     """Submit the spec of a job that has ended again. Prints the new job's id."""
     with Client() as client:
-        _made(client.jobs.retry(job), watch=watch, as_json=json)
+        _made(client.jobs.retry(naming.job_id(client, job)), watch=watch, as_json=json)
 
 
 def fork(  # noqa: PLR0913 (each is a field of a fork)
@@ -51,9 +51,12 @@ def fork(  # noqa: PLR0913 (each is a field of a fork)
     patch: dict[str, Any] = {}
     for change in set_ or []:
         overrides.apply(patch, change)
-    start: dict[str, Any] = {"checkpoint": checkpoint, "step": step, "load": load}
     with Client() as client:
-        _made(client.jobs.fork(job, patch, **start), watch=watch, as_json=json)
+        saved = None if checkpoint is None else naming.checkpoint_id(client, checkpoint)
+        start: dict[str, Any] = {"checkpoint": saved, "step": step, "load": load}
+        _made(
+            client.jobs.fork(naming.job_id(client, job), patch, **start), watch=watch, as_json=json
+        )
 
 
 def set_(
@@ -71,6 +74,7 @@ def set_(
     """Change settings of a running job, all at one step."""
     changes = dict(_setting(text) for text in settings)
     with Client() as client:
+        job = naming.job_id(client, job)
         command = client.jobs.get(job).set(changes)
         if wait:
             with detaching(job):
@@ -109,4 +113,4 @@ def _made(job: Job, *, watch: bool, as_json: bool) -> None:
         output.document(job.data)
     else:
         output.line(job.id)
-        output.tell(f"watch it: glasshouse watch {job.id}")
+        output.tell(f"{job.name}; watch it: glasshouse watch {job.id}")

@@ -5,23 +5,33 @@ from typing import Annotated, Any
 
 import typer
 
-from glasshouse.cli import completing, output
+from glasshouse.cli import completing, naming, output
 from glasshouse.cli.jobs import tell_notes
 from glasshouse.cli.output import Json
+from glasshouse.cli.shown import Command, Group
 from glasshouse.client import Client, Dataset
 from glasshouse.spec.data import size_of
 
-app = typer.Typer(help="List, upload, show and delete datasets.", no_args_is_help=True)
+app = typer.Typer(help="List, upload, show and delete datasets.", cls=Group)
 
 DatasetId = Annotated[
     str,
     typer.Argument(
-        metavar="DATASET", help="The dataset's id (ds_…).", autocompletion=completing.datasets
+        metavar="DATASET",
+        help="Its id or the beginning of it, its name, or 'last'.",
+        autocompletion=completing.datasets,
     ),
 ]
 
 
-@app.command("list")
+@app.callback(invoke_without_command=True)
+def list_all(context: typer.Context, json: Json = False) -> None:
+    """List, upload, show and delete datasets. Alone: list them."""
+    if context.invoked_subcommand is None:
+        list_datasets(json=json)
+
+
+@app.command("list", cls=Command)
 def list_datasets(json: Json = False) -> None:
     """List datasets, newest first."""
     with Client() as client:
@@ -34,7 +44,7 @@ def list_datasets(json: Json = False) -> None:
     output.table(columns, rows, short={"splits", "name"}, numbers={"rows"})
 
 
-@app.command()
+@app.command(cls=Command)
 def upload(
     file: Annotated[Path, typer.Argument(help="The file, or 'digits' for the built-in one.")],
     name: Annotated[str | None, typer.Option(help="Left out, the file's name.")] = None,
@@ -70,7 +80,7 @@ def upload(
         tell_notes(dataset)
 
 
-@app.command()
+@app.command(cls=Command)
 def show(
     dataset: DatasetId,
     rows: Annotated[int, typer.Option(min=0, help="How many rows to show.")] = 3,
@@ -78,7 +88,7 @@ def show(
 ) -> None:
     """Show a dataset's columns and splits, and its first rows."""
     with Client() as client:
-        found = client.datasets.get(dataset)
+        found = client.datasets.get(naming.dataset_id(client, dataset))
         split = next(iter(found.splits), None)
         first = found.rows(split, limit=rows) if rows and split else []
     if json:
@@ -92,10 +102,11 @@ def show(
         output.line("  ".join(f"{name}={str(value)[:40]}" for name, value in row.items()))
 
 
-@app.command()
+@app.command(cls=Command)
 def delete(dataset: DatasetId, json: Json = False) -> None:
     """Delete a dataset and its files."""
     with Client() as client:
+        dataset = naming.dataset_id(client, dataset)
         client.datasets.delete(dataset)
     if json:
         output.document({"id": dataset, "deleted": True})

@@ -6,7 +6,6 @@ import platform
 import re
 import shutil
 import sqlite3
-import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from typing import Literal
 
 from glasshouse.cli.broker import StackError, check_socket_path, find_binary
 from glasshouse.cli.processes import ROOT
+from glasshouse.cli.stack import open_to_others
 from glasshouse.client import Client
 from glasshouse.client.address import read_runtime
 from glasshouse.errors import APIError, APIStatusError
@@ -218,9 +218,9 @@ def _sqlite(home: Path) -> Check:
 def _permissions(home: Path) -> Check:
     if not home.exists():
         return Check("home", "ok", f"{home} will be made by 'glasshouse up'")
-    for path in (home, home / "run", home / "runtime.json"):
-        if path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o077:
-            return Check("home", "fail", f"{path} is open to others", f"chmod go= {path}")
+    path = open_to_others(home)
+    if path is not None:
+        return Check("home", "fail", f"{path} is open to others", f"chmod go= {path}")
     return Check("home", "ok", str(home))
 
 

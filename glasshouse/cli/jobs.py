@@ -1,4 +1,4 @@
-"""Commands about jobs: submit, watch, list, logs, cancel."""
+"""Commands about jobs: submit, watch, show, list, logs, cancel, delete."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from glasshouse import jsonio
-from glasshouse.cli import completing, output, overrides
+from glasshouse.cli import ages, completing, naming, output, overrides
 from glasshouse.cli.output import Json
 from glasshouse.cli.watching import detaching, follow
 from glasshouse.client import Client, Dataset, Job
@@ -16,7 +16,11 @@ from glasshouse.spec.data import BUILTINS, sources_in
 
 JobId = Annotated[
     str,
-    typer.Argument(metavar="JOB", help="The job's id (job_…).", autocompletion=completing.jobs),
+    typer.Argument(
+        metavar="JOB",
+        help="Its id or the beginning of it, its name, or 'last'.",
+        autocompletion=completing.jobs,
+    ),
 ]
 
 
@@ -29,7 +33,9 @@ def submit(
     data: Annotated[
         list[str] | None,
         typer.Option(
-            "--data", metavar="SPLIT=SOURCE", help="A file to upload, or a dataset's id or name."
+            "--data",
+            metavar="SPLIT=SOURCE",
+            help="A file to upload, a dataset's id or name, or digits.",
         ),
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Watch it until it ends.")] = False,
@@ -48,13 +54,76 @@ def submit(
             output.document(job.data)
         else:
             output.line(job.id)
+            output.tell(f"{job.name}: {page_of(client, job)}")
             output.tell(f"watch it: glasshouse watch {job.id}")
+
+
+def page_of(client: Client, job: Job) -> str:
+    """The address of a job's page in the dashboard."""
+    return f"{client.url}/jobs/{job.id}"
 
 
 def watch(job: JobId, json: Json = False) -> None:
     """Watch a job until it ends. Ctrl-C stops watching; the job goes on."""
     with Client() as client:
-        watch_job(client.jobs.get(job), as_json=json)
+        watch_job(client.jobs.get(naming.job_id(client, job)), as_json=json)
+
+
+def show(job: JobId, json: Json = False) -> None:
+    """Show a job: its state, times, devices, newest and best metrics, and why it failed."""
+    with Client() as client:
+        found = client.jobs.get(naming.job_id(client, job))
+        address = page_of(client, found)
+    if json:
+        output.document(found.data)
+        return
+    facts: dict[str, Any] = {name: found.data.get(name) for name in _FACTS}
+    facts |= {"age": ages.age(found.created_at), "duration": ages.lasted(found.data)}
+    facts["steps"] = _steps(found)
+    facts["devices"] = ", ".join(f"{one['id']} of {one['worker']}" for one in found.devices)
+    facts["labels"] = ", ".join(f"{key}:{value}" for key, value in found.labels.items())
+    facts["page"] = address
+    output.facts({name: value for name, value in facts.items() if value not in (None, "")})
+    summary: dict[str, dict[str, Any]] = found.data.get("summary") or {}
+    if summary:
+        columns = ["last", "min", "max"]
+        rows = (
+            [name, *(output.figure(of.get(c)) for c in columns)] for name, of in summary.items()
+        )
+        output.line("")
+        output.table(["metric", *columns], rows, short={"metric"}, numbers=columns)
+    if found.error is not None:
+        output.tell(f"\nfailed: {found.error['message']}")
+        if found.error.get("hint"):
+            output.tell(f"hint: {found.error['hint']}")
+
+
+_FACTS = (
+    *("id", "name", "kind", "state", "state_reason", "created_by", "created_at", "attempt"),
+    *("priority", "parent"),
+)
+
+
+def delete(
+    jobs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="JOB…",
+            help="Ids or beginnings of them, names, or 'last'.",
+            autocompletion=completing.jobs,
+        ),
+    ],
+    json: Json = False,
+) -> None:
+    """Delete jobs that have ended, with all that they made: metrics, tensors, checkpoints."""
+    with Client() as client:
+        ids = [naming.job_id(client, job) for job in jobs]
+        for job in dict.fromkeys(ids):
+            client.jobs.delete(job)
+            if not json:
+                output.tell(f"{job} is deleted")
+    if json:
+        output.document([{"id": job, "deleted": True} for job in dict.fromkeys(ids)])
 
 
 def list_jobs(
@@ -75,16 +144,19 @@ def list_jobs(
         output.document([job.data for job in jobs])
         return
     output.table(
-        ["id", "state", "step", "loss", "by", "name"],
+        ["id", "name", "state", "steps", "age", "duration", "best", "by"],
         map(_row, jobs),
-        short={"by", "name"},
-        numbers={"loss"},
+        short={"name", "best", "by"},
+        numbers={"age", "duration"},
+        optional=("by", "age", "duration"),
     )
 
 
 def _row(job: Job) -> list[Any]:
-    who, name = job.data.get("created_by"), job.data.get("name")
-    return [job.id, job.state, _steps(job), _last_loss(job), who, name]
+    times = [ages.age(job.created_at), ages.lasted(job.data)]
+    best = ages.best(job.data.get("summary") or {})
+    named = [job.data.get("name"), job.state, _steps(job)]
+    return [job.id, *named, *times, best, job.data.get("created_by")]
 
 
 def logs(
@@ -96,6 +168,7 @@ def logs(
 ) -> None:
     """Print what a job's processes printed. With -f and --json: one JSON document per event."""
     with Client() as client:
+        job = naming.job_id(client, job)
         if not follow_:
             text = client.jobs.get(job).logs(rank, tail=tail)
             if json:
@@ -116,6 +189,7 @@ def cancel(
 ) -> None:
     """Ask a job to stop at its next step."""
     with Client() as client:
+        job = naming.job_id(client, job)
         answered = client.jobs.cancel(job, force=force)
     if json:
         output.document(answered.data)
@@ -175,13 +249,13 @@ def _add_data(client: Client, spec: dict[str, Any], sources: list[str]) -> None:
 
 
 def dataset_of_source(client: Client, source: str) -> Dataset:
-    """A dataset by its id or name, or the name of a built-in one; or of a file that is uploaded.
+    """A dataset by its id, its name or ``last``; or of a file that is uploaded.
 
     Raises:
         ValueError: it is none of these.
     """
-    if source.startswith("ds_"):
-        return client.datasets.get(source).wait()
+    if source.startswith("ds_") or source == naming.LAST:
+        return client.datasets.get(naming.dataset_id(client, source)).wait()
     if Path(source).is_file():
         output.tell(f"uploading {source} …")
         dataset = client.datasets.upload(source)
@@ -204,7 +278,3 @@ def tell_notes(dataset: Dataset) -> None:
 def _steps(job: Job) -> str:
     done, total = job.progress.get("step"), job.progress.get("num_steps")
     return "-" if done is None else f"{done}/{total}" if total else str(done)
-
-
-def _last_loss(job: Job) -> str:
-    return output.figure(job.summary.get("loss", {}).get("last"))

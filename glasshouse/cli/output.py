@@ -2,7 +2,7 @@
 
 import io
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -45,16 +45,21 @@ def table(
     *,
     short: Collection[str] = (),
     numbers: Collection[str] = (),
+    optional: Sequence[str] = (),
 ) -> None:
     """Print a table.
 
     Nothing is shortened but the columns ``short``, and those only where a terminal is too narrow;
-    the columns ``numbers`` stand on the right.
+    where that is not enough the columns ``optional`` are left out, the first one first. The columns
+    ``numbers`` stand on the right.
     """
     texts = [["-" if cell is None else printable(str(cell)) for cell in row] for row in rows]
     console = Console(highlight=False, soft_wrap=True)
     widths = [max(map(cell_len, column)) for column in zip(columns, *texts, strict=True)]
     if console.is_terminal:
+        kept = _kept(columns, widths, short, optional, console.width)
+        columns, widths = [columns[place] for place in kept], [widths[place] for place in kept]
+        texts = [[row[place] for place in kept] for row in texts]
         _squeeze(widths, [name in short for name in columns], console.width)
     for number, row in enumerate([columns, *texts]):
         cells = (
@@ -63,6 +68,26 @@ def table(
         )
         shown = GAP.join(cells).rstrip()
         console.print(Text(shown, style="bold" if number == 0 else ""))
+
+
+def _kept(
+    columns: Sequence[str],
+    widths: Sequence[int],
+    short: Collection[str],
+    optional: Sequence[str],
+    room: int,
+) -> list[int]:
+    """The places of the columns that have room once those of ``short`` are as short as can be."""
+    kept = list(range(len(columns)))
+    for name in optional:
+        least = [
+            min(widths[place], LEAST) if columns[place] in short else widths[place]
+            for place in kept
+        ]
+        if sum(least) + len(GAP) * (len(kept) - 1) <= room:
+            break
+        kept.remove(columns.index(name))
+    return kept
 
 
 def _squeeze(widths: list[int], may_shrink: list[bool], room: int) -> None:
@@ -79,6 +104,13 @@ def _fitted(text: str, width: int, *, right: bool) -> str:
         return set_cell_size(text, width - 1) + "…"
     filling = " " * (width - cell_len(text))
     return filling + text if right else text + filling
+
+
+def facts(told: Mapping[str, Any]) -> None:
+    """Print one thing, a line for each of its facts."""
+    width = max(map(len, told), default=0)
+    for name, value in told.items():
+        line(f"{name:<{width}}  {printable(str(value))}")
 
 
 def printable(text: str) -> str:

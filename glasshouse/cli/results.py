@@ -1,5 +1,6 @@
 """Commands about what came of a job: metrics, layers, inference."""
 
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,12 +8,14 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from glasshouse.cli import completing, output
+from glasshouse.cli import completing, naming, output
 from glasshouse.cli.jobs import JobId, dataset_of_source
 from glasshouse.cli.output import Json, figure
+from glasshouse.cli.view import WIDEST_TREND, sparkline
 from glasshouse.cli.watching import detaching
-from glasshouse.client import Client
+from glasshouse.client import Client, Job
 from glasshouse.client.sources import first_split
+from glasshouse.client.statistics import LayerStats
 from glasshouse.client.tables import TABLES, write_table
 from glasshouse.client.tensors import Array, read_outputs, write_tensors
 
@@ -31,6 +34,7 @@ def metrics(
 ) -> None:
     """Print a job's metrics: a table of all, or the steps and values of one."""
     with Client() as client:
+        job = naming.job_id(client, job)
         found = client.jobs.get(job)
         if name is not None:
             series = found.metrics(name)
@@ -60,20 +64,30 @@ def layers(
         typer.Argument(help="A layer, or conv1.weight.", autocompletion=completing.layers),
     ] = None,
     kind: Annotated[
-        str,
-        typer.Option(help="output, input, output_grad, param, param_grad, update or optim_state."),
-    ] = "output",
-    step: Annotated[str, typer.Option(help="A step's number, or latest.")] = "latest",
+        str | None,
+        typer.Option(
+            help="Of a captured tensor: output, input, output_grad, param, param_grad, update or "
+            "optim_state. Left out: output."
+        ),
+    ] = None,
+    step: Annotated[
+        str | None, typer.Option(help="Of a captured tensor: a step's number. Left out: latest.")
+    ] = None,
     save: Save = None,
     json: Json = False,
 ) -> None:
-    """Print a job's layers, or one captured tensor of a layer."""
+    """Print a job's layers, or a layer's statistics; with an option one captured tensor of it."""
     with Client() as client:
+        job = naming.job_id(client, job)
         found = client.jobs.get(job)
         if layer is None:
             _print_layers(found.layers.table(), as_json=json)
             return
-        wanted = "latest" if step == "latest" else int(step)
+        if kind is step is save is None and (seen := _statistics(found, layer)):
+            _print_statistics(seen, as_json=json)
+            return
+        kind = kind or "output"
+        wanted = "latest" if step in (None, "latest") else int(step)
         captured = found.layers[layer].tensor(kind, step=wanted)
     if save is not None:
         _save(save, {f"{layer}/{kind}": captured.values})
@@ -89,7 +103,9 @@ def infer(  # noqa: PLR0913 - each is an option of the command
     source: Annotated[
         str,
         typer.Argument(
-            metavar="JOB", help="A job's or checkpoint's id.", autocompletion=completing.sources
+            metavar="JOB",
+            help="A job or a checkpoint: its id or the beginning of it, its name, or 'last'.",
+            autocompletion=completing.sources,
         ),
     ],
     *,
@@ -113,15 +129,14 @@ def infer(  # noqa: PLR0913 - each is an option of the command
     json: Json = False,
 ) -> None:
     """Run a trained network on a dataset and return the outputs of any layers."""
-    spec: dict[str, Any] = {
-        "kind": "infer",
-        "checkpoint" if source.startswith("ckpt_") else "job": source,
-    }
+    spec: dict[str, Any] = {"kind": "infer"}
     if fields:
         spec["fields"] = fields.split(",")
     if outputs:
         spec["outputs"] = outputs.split(",")
     with Client() as client:
+        source = naming.trained_id(client, source)
+        spec["checkpoint" if source.startswith("ckpt_") else "job"] = source
         dataset = dataset_of_source(client, data)
         spec["data"] = {"dataset": dataset.id, "split": split or first_split(dataset, "test")}
         job = client.jobs.create(spec)
@@ -153,6 +168,47 @@ def infer(  # noqa: PLR0913 - each is an option of the command
 def _counts(classes: Array) -> dict[str, int]:
     """How many rows have each class, the most frequent first."""
     return dict(Counter(map(str, classes.tolist())).most_common())
+
+
+def _statistics(job: Job, layer: str) -> list[LayerStats]:
+    """What was seen of a layer and its parameters, thinned to what a line of text can show."""
+    parts = (layer, f"{layer}.*")
+    return [one for name in parts for one in job.layers[name].all_stats(max_points=400)]
+
+
+def _print_statistics(seen: list[LayerStats], *, as_json: bool) -> None:
+    """The newest figures of each tensor; in a terminal also the course of its spread."""
+    columns = ["mean", "std", "min", "max", "l2", "absmax", "zeros", "nan", "inf"]
+    newest = [
+        {name: float(one[name][-1]) if name in one else None for name in columns} for one in seen
+    ]
+    if as_json:
+        keys = [
+            {"layer": one.layer, "kind": one.kind, "phase": one.phase, "step": int(one.steps[-1])}
+            for one in seen
+        ]
+        output.document([key | row for key, row in zip(keys, newest, strict=True)])
+        return
+    heads = ["tensor", "kind", "phase", "step", *columns]
+    rows = [
+        [one.layer, one.kind, one.phase, one.steps[-1], *map(figure, row.values())]
+        for one, row in zip(seen, newest, strict=True)
+    ]
+    if sys.stdout.isatty():
+        heads.append("std so far")
+        for row, one in zip(rows, seen, strict=True):
+            row.append(sparkline(one["std"].tolist() if "std" in one else [], WIDEST_TREND))
+    output.table(
+        heads,
+        rows,
+        short={"tensor", "std so far"},
+        numbers=["step", *columns],
+        optional=[
+            name
+            for name in ("absmax", "zeros", "std so far", "min", "max", "phase")
+            if name in heads
+        ],
+    )
 
 
 def _print_layers(entries: list[dict[str, Any]], *, as_json: bool) -> None:

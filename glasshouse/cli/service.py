@@ -18,7 +18,7 @@ from glasshouse.cli.output import Json
 from glasshouse.cli.processes import ROOT
 from glasshouse.cli.stack import Stack, is_locked, make_home, running_stack
 from glasshouse.client import Client
-from glasshouse.client.address import home_dir, read_runtime
+from glasshouse.client.address import home_dir, is_stopped, read_runtime, stopped_text
 from glasshouse.errors import APIConnectionError, APIStatusError
 
 DETACHED_READY_S = 180.0
@@ -144,6 +144,8 @@ def _door(home: Path | None) -> tuple[str | None, str | None]:
     runtime = read_runtime(_home(home))
     if not runtime.get("url"):
         raise StackError(f"nothing has run in {_home(home)} yet")
+    if is_stopped(runtime):
+        raise APIConnectionError(stopped_text(_home(home)))
     return runtime["url"], runtime.get("api_key")
 
 

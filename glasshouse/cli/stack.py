@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -281,8 +282,23 @@ class Stack:
         )
 
 
+def open_to_others(home: Path) -> Path | None:
+    """What of a home others may look into; None: nothing."""
+    for path in (home, home / "run", home / "runtime.json"):
+        if path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o077:
+            return path
+    return None
+
+
 def make_home(home: Path) -> None:
-    """Make the home and what lies in it, for its owner only."""
+    """Make the home and what lies in it, for its owner only.
+
+    Raises:
+        StackError: it is there, and others may look into it.
+    """
+    path = open_to_others(home)
+    if path is not None:
+        raise StackError(f"{path} is open to others, and keys and data lie there: chmod go= {path}")
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name in _DIRECTORIES:
         (home / name).mkdir(mode=0o700, exist_ok=True)

@@ -3,7 +3,7 @@
 import math
 import threading
 from collections import deque
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -23,7 +23,7 @@ PLAIN_BARS = "_.-~=+*#"
 KEPT_LOSSES = 4000
 KEPT_TREND = 400
 WIDEST_NAME, WIDEST_TREND, LEAST_TREND = 30, 40, 6
-_FIGURES = {"mean": 9, "std": 9, "grad norm": 9, "NaN/Inf": 7}
+_FIGURES = {"mean": 9, "std": 9, "act. grad": 9, "weight grad": 11, "NaN/Inf": 7}
 """Columns of a layer's row, and how wide each may become."""
 _STYLES = {
     "succeeded": "green",
@@ -39,6 +39,7 @@ class Watched:
     mean: float | None = None
     std: float | None = None
     grad_norm: float | None = None
+    """Norm of the gradient of its output, the activation."""
     param_norms: dict[str, float] = field(default_factory=dict[str, float])
     bad: dict[str, int] = field(default_factory=dict[str, int])
     trend: deque[float] = field(default_factory=lambda: deque[float](maxlen=KEPT_TREND))
@@ -46,10 +47,8 @@ class Watched:
     step: int = -1
 
     @property
-    def gradient(self) -> float | None:
-        """Norm of the output's gradient, or else of all parameters' gradients together."""
-        if self.grad_norm is not None:
-            return self.grad_norm
+    def param_norm(self) -> float | None:
+        """Norm of the gradients of all its watched parameters together."""
         return math.hypot(*self.param_norms.values()) if self.param_norms else None
 
     @property
@@ -67,6 +66,13 @@ class Watched:
             self.grad_norm = figures["l2"]
         elif kind == "param_grad":
             self.param_norms[tensor] = figures["l2"]
+
+
+_GRADIENTS: dict[str, Callable[[Watched], float | None]] = {
+    "act. grad": lambda layer: layer.grad_norm,
+    "weight grad": lambda layer: layer.param_norm,
+}
+"""Columns that are there where a probe watches such gradients; two tensors, and two names."""
 
 
 class JobView:
@@ -168,12 +174,16 @@ class JobView:
     def line(self) -> str:
         """The newest figures in one line, for a pipe."""
         with self._lock:
-            done = 0 if self.step is None else self.step + 1
-            shown = [f"step {done}" + (f"/{self._total}" if self._total else "")]
+            shown = [self._step()]
             shown += [f"{name} {figure(value)}" for name, value in self.values.items()]
             bad = sum(layer.num_bad for layer in self.layers.values())
             shown += [f"NaN/Inf {bad}"] if bad else []
             return "  ".join(shown + self._watching())
+
+    def _step(self) -> str:
+        """The newest step, counted from 0 as everywhere, and how many there will be."""
+        step = "-" if self.step is None else self.step
+        return f"step {step}" + (f" ({self._total} in all)" if self._total else "")
 
     @property
     def _total(self) -> int | None:
@@ -192,8 +202,7 @@ class JobView:
     def _bar(self) -> RenderableType:
         progress = self._progress
         done = 0 if self.step is None else self.step + 1
-        told = f" step {done}" + (f"/{self._total}" if self._total else "")
-        told += f"  epoch {self.epoch}"
+        told = f" {self._step()}  epoch {self.epoch}"
         if self.state == "running" and progress.get("eta_s") is not None:
             told += f"  ETA {_duration(jsonio.number(progress['eta_s']))}"
         if progress.get("samples_per_s") is not None:
@@ -253,15 +262,22 @@ class JobView:
         table = Table(box=None, pad_edge=False, header_style="bold")
         widest = None if width is None else WIDEST_NAME
         table.add_column("layer", no_wrap=True, max_width=widest, overflow="ellipsis")
-        for name in _FIGURES:
+        gradients = [
+            name
+            for name, of in _GRADIENTS.items()
+            if any(of(row) is not None for row in rows.values())
+        ]
+        wide = {name: size for name, size in _FIGURES.items() if name not in _GRADIENTS}
+        wide |= {name: _FIGURES[name] for name in gradients}
+        for name in sorted(wide, key=list(_FIGURES).index):
             table.add_column(name, justify="right", no_wrap=True)
         longest = min(max(map(len, rows)), WIDEST_NAME)
-        left = (width or 0) - longest - sum(2 + wide for wide in _FIGURES.values()) - 2
+        left = (width or 0) - longest - sum(2 + size for size in wide.values()) - 2
         has_trend = left >= LEAST_TREND and any(len(layer.trend) > 1 for layer in rows.values())
         if has_trend:
             table.add_column("std so far", no_wrap=True, style="cyan", overflow="crop")
         for name, layer in rows.items():
-            figures = (layer.mean, layer.std, layer.gradient)
+            figures = (layer.mean, layer.std, *(_GRADIENTS[name](layer) for name in gradients))
             marked = Text(str(layer.num_bad), style="bold red") if layer.num_bad else Text("")
             cells = [Text(name), *(Text(_figure(value)) for value in figures), marked]
             if has_trend:
@@ -274,7 +290,7 @@ def _note_of(event: dict[str, Any]) -> str | None:
     """What a line under the bars says of an event; None: nothing."""
     match event["type"]:
         case "checkpoint":
-            return f"checkpoint at step {event['step']}"
+            return f"checkpoint after {event['step']} steps"
         case "dropped":
             return f"dropped {event['count']} {event['what']}"
         case "finding":

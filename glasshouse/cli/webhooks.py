@@ -6,12 +6,20 @@ import typer
 
 from glasshouse.cli import output
 from glasshouse.cli.output import Json
+from glasshouse.cli.shown import Command, Group
 from glasshouse.client import Client
 
-app = typer.Typer(help="Addresses that are told when jobs move.", no_args_is_help=True)
+app = typer.Typer(help="Addresses that are told when jobs move.", cls=Group)
 
 
-@app.command("list")
+@app.callback(invoke_without_command=True)
+def list_all(context: typer.Context, json: Json = False) -> None:
+    """Addresses that are told when jobs move. Alone: list them."""
+    if context.invoked_subcommand is None:
+        list_webhooks(json=json)
+
+
+@app.command("list", cls=Command)
 def list_webhooks(json: Json = False) -> None:
     """List webhooks."""
     with Client() as client:
@@ -24,7 +32,7 @@ def list_webhooks(json: Json = False) -> None:
         output.table(columns, cells, short={"url", "events", "disabled_reason"})
 
 
-@app.command()
+@app.command(cls=Command)
 def add(
     url: Annotated[str, typer.Argument(help="Where messages are posted to.")],
     event: Annotated[
@@ -41,7 +49,7 @@ def add(
         output.line(f"{made['id']} {made['secret']}")
 
 
-@app.command()
+@app.command(cls=Command)
 def remove(webhook: Annotated[str, typer.Argument(help="Its id.")], json: Json = False) -> None:
     """Delete a webhook."""
     with Client() as client:
@@ -52,7 +60,7 @@ def remove(webhook: Annotated[str, typer.Argument(help="Its id.")], json: Json =
         output.tell(f"{webhook} is deleted")
 
 
-@app.command()
+@app.command(cls=Command)
 def deliveries(webhook: Annotated[str, typer.Argument(help="Its id.")], json: Json = False) -> None:
     """Show what was sent to a webhook, newest first."""
     with Client() as client:

@@ -6,13 +6,21 @@ import typer
 
 from glasshouse.cli import output
 from glasshouse.cli.output import Json
+from glasshouse.cli.shown import Command, Group
 from glasshouse.client import Client
 
-app = typer.Typer(help="The machines that run jobs.", no_args_is_help=True)
+app = typer.Typer(help="The machines that run jobs.", cls=Group)
 Name = Annotated[str, typer.Argument(help="The worker's name.")]
 
 
-@app.command("list")
+@app.callback(invoke_without_command=True)
+def list_all(context: typer.Context, json: Json = False) -> None:
+    """The machines that run jobs. Alone: list them."""
+    if context.invoked_subcommand is None:
+        list_workers(json=json)
+
+
+@app.command("list", cls=Command)
 def list_workers(json: Json = False) -> None:
     """List workers: active, draining, stopped or lost."""
     with Client() as client:
@@ -24,7 +32,7 @@ def list_workers(json: Json = False) -> None:
         output.table(columns, ([row[name] for name in columns] for row in rows), short={"host"})
 
 
-@app.command()
+@app.command(cls=Command)
 def drain(worker: Name, json: Json = False) -> None:
     """Give a worker no new jobs; those that run on it continue."""
     with Client() as client:
@@ -35,7 +43,7 @@ def drain(worker: Name, json: Json = False) -> None:
         output.tell(f"{worker} takes no new jobs until it is started again")
 
 
-@app.command()
+@app.command(cls=Command)
 def remove(worker: Name, json: Json = False) -> None:
     """Remove a worker that was stopped or is lost, and its devices."""
     with Client() as client:

@@ -44,6 +44,16 @@ def read_runtime(home: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}  # pyright: ignore[reportUnknownVariableType]
 
 
+def is_stopped(runtime: Mapping[str, Any]) -> bool:
+    """Whether the service that wrote this has been stopped since: it takes its process id out."""
+    return bool(runtime) and runtime.get("pid", 0) is None
+
+
+def stopped_text(home: Path) -> str:
+    """What to say of a service that was stopped."""
+    return f"the service of {home} was stopped. Start it again with 'glasshouse up'"
+
+
 def find_service(
     url: str | None = None,
     api_key: str | None = None,
@@ -54,11 +64,14 @@ def find_service(
     The key of the runtime file is only ever sent to the address that stands beside it.
 
     Raises:
-        APIConnectionError: nothing says where a service is.
+        APIConnectionError: nothing says where a service is, or the one of this machine was stopped.
     """
     home = home_dir(environ)
     runtime = read_runtime(home)
-    found = url or environ.get("GLASSHOUSE_URL") or runtime.get("url")
+    named = url or environ.get("GLASSHOUSE_URL")
+    if not named and is_stopped(runtime):
+        raise APIConnectionError(f"{stopped_text(home)}, or set GLASSHOUSE_URL.")
+    found = named or runtime.get("url")
     if not found:
         raise APIConnectionError(
             f"no running service was found: there is no {home / 'runtime.json'}. Start one with "

@@ -1,6 +1,7 @@
 """The client that blocks and the one that is awaited are one client."""
 
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -70,3 +71,20 @@ def test_what_asks_the_service_is_awaited_and_what_knows_is_not():
     assert inspect.isasyncgenfunction(job.events)
     assert not inspect.iscoroutinefunction(job.stream)
     assert not inspect.iscoroutinefunction(job.raise_if_unsuccessful)
+
+
+def test_no_docstring_of_the_blocking_client_speaks_of_awaiting_itself():
+    """The script takes ``Async`` out of names, also where they tell the two apart."""
+    for name in CLASSES:
+        told = inspect.getdoc(getattr(gh, name.removeprefix("Async"))) or ""
+        for sentence in told.split(". "):
+            assert not re.search(r"`(\w+)`.*`\1`", sentence.replace("\n", " ")), sentence
+    page = (ROOT / "docs" / "reference" / "python.md").read_text()
+    assert "`Client` has the same methods" not in page
+
+
+def test_the_service_advertises_no_empty_section_of_its_catalogue():
+    from api.catalog import SECTIONS, UNFILLED
+    from engine.catalog import section
+
+    assert [name for name in SECTIONS if not section(name)] == list(UNFILLED)

@@ -38,8 +38,8 @@ class AsyncClient:
     Without arguments it finds the one that ``glasshouse up`` runs on this machine, or the one
     that ``GLASSHOUSE_URL`` and ``GLASSHOUSE_API_KEY`` name.
 
-    `Client` blocks, and may be used from several threads; `AsyncClient` has the same methods to be
-    awaited, and belongs to one event loop.
+    The blocking client may be used from several threads. The awaited one has the same methods and
+    belongs to one event loop.
     """
 
     def __init__(

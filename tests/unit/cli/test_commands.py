@@ -2,11 +2,11 @@
 
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,29 +21,8 @@ import glasshouse
 from glasshouse.cli import diagnosis, main
 from glasshouse.cli.processes import ROOT
 from tests.little_service import Serve, answer, events, job, listing, problem
+from tests.unit.cli.conftest import Run
 from tests.unit.client.test_stream import Streamed
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(
-    serve: Serve,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-) -> Run:
-    """Run a command against these routes; gives exit code, stdout, stderr."""
-
-    def run(*arguments: str, routes: list[Route]) -> tuple[int, str, str]:
-        monkeypatch.setenv("GLASSHOUSE_HOME", str(tmp_path / "home"))
-        monkeypatch.setenv("GLASSHOUSE_URL", serve(routes))
-        monkeypatch.setenv("GLASSHOUSE_API_KEY", "gh_test")
-        monkeypatch.setattr("glasshouse.client.requests.FIRST_DELAY_S", 0.0)
-        code = main(list(arguments))
-        return code, *capsys.readouterr()
-
-    return run
 
 
 def fixed(path: str, response: Response, method: str = "GET") -> Route:
@@ -128,8 +107,10 @@ class Submitting:
         ready = answer({"id": "ds_1", "state": "ready", "columns": [], "splits": splits})
         return [
             Route("/api/v1/jobs", self.create, methods=["POST"]),
+            fixed("/jobs", listing(self.job)),
             Route("/api/v1/datasets", self.upload, methods=["POST"]),
             fixed("/", capabilities),
+            fixed("/datasets", listing({"id": "ds_1"})),
             fixed("/datasets/ds_1", ready),
             fixed("/jobs/job_1", answer(self.job)),
             self.stream.route,
@@ -201,7 +182,7 @@ def test_watching_ends_with_the_jobs_own_code(run: Run, tmp_path: Path, state: s
     service = Submitting(state)
     ended, out, err = run("submit", write_spec(tmp_path), "--watch", routes=service.routes)
     assert ended == code
-    assert "step 5/1000  loss 0.4" in out
+    assert "step 4 (1000 in all)  loss 0.4" in out
     assert f"job_1 {state}" in out
     assert ("the loss is NaN" in err) == (state == "failed")
 
@@ -210,7 +191,7 @@ def test_watching_with_json_prints_one_document(run: Run):
     code, out, err = run("watch", "job_1", "--json", routes=Submitting().routes)
     assert code == 0
     assert json.loads(out)["state"] == "succeeded"
-    assert "step 5/1000" in err
+    assert "step 4 (1000 in all)" in err
 
 
 def test_ctrl_c_detaches_and_the_job_goes_on(serve: Serve, tmp_path: Path):
@@ -250,12 +231,11 @@ def test_jobs_are_listed_as_a_table_or_as_one_document(run: Run):
     )
     code, out, err = run("jobs", routes=[fixed("/jobs", listed)])
     assert (code, err) == (0, "")
-    assert [line.split()[:2] for line in out.splitlines()] == [
-        ["id", "state"],
-        ["job_1", "running"],
-        ["job_2", "failed"],
-    ]
-    assert [line.split()[4] for line in out.splitlines()] == ["by", "laptop", "-"]
+    head, first, second = (re.split("  +", line.strip()) for line in out.splitlines())
+    assert head == ["id", "name", "state", "steps", "age", "duration", "best", "by"]
+    assert first[:4] == ["job_1", "mnist", "running", "410/1000"]
+    assert first[-2:] == ["loss 0.29", "laptop"]
+    assert second[:4] == ["job_2", "-", "failed", "-"]
     _, out, _ = run("jobs", "--json", "--limit", "1", routes=[fixed("/jobs", listed)])
     assert [one["id"] for one in json.loads(out)] == ["job_1"]
 

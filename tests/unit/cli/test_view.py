@@ -48,11 +48,21 @@ def test_the_view_shows_progress_loss_accuracy_and_every_watched_layer():
     )
     view.see(stats(50, ["fc.bias", "param_grad", 0, 0, 4.0, 0]))
     text = shown(view)
-    for told in ("job_1", "running", "step 50/1000", "epoch 3", "ETA 1:15", "loss 0.04", "0.9712"):
+    for told in (
+        "job_1",
+        "running",
+        "step 49 (1000 in all)",
+        "epoch 3",
+        "ETA 1:15",
+        "loss 0.04",
+        "0.9712",
+    ):
         assert told in text, told
     conv1, fc = (line for line in text.splitlines() if line.startswith(("conv1", "fc ")))
-    assert conv1.split() == ["conv1", "0.25", "1.5", "0.125"]
-    assert fc.split() == ["fc", "nan", "nan", "5", "7"]  # 3 and 4 make 5
+    assert conv1.split() == ["conv1", "0.25", "1.5", "0.125", "-"]
+    assert fc.split() == ["fc", "nan", "nan", "-", "5", "7"]  # 3 and 4 make 5
+    head = next(line for line in text.splitlines() if line.startswith("layer"))
+    assert re.split("  +", head.strip())[3:5] == ["act. grad", "weight grad"]
 
 
 def test_nothing_is_wider_than_80_columns():
@@ -81,7 +91,7 @@ def test_a_line_names_the_figures_and_marks_nan():
     view = JobView(job())
     view.see(metrics(7, loss="NaN"))
     view.see(stats(7, ["fc", "output", 0, 0, 0, 3]))
-    assert view.line() == "step 8/1000  loss nan  NaN/Inf 3"
+    assert view.line() == "step 7 (1000 in all)  loss nan  NaN/Inf 3"
 
 
 def test_a_sparkline_goes_from_high_to_low_and_marks_what_is_not_finite():
@@ -165,8 +175,8 @@ def test_a_terminal_shows_as_many_layers_as_it_has_lines_and_the_bad_ones_first(
 
 def test_a_layer_has_a_small_line_of_its_spread_where_there_is_room():
     row = next(line for line in in_terminal(seen_layers(3), 80, 24).splitlines() if "fc0" in line)
-    assert row.split() == ["fc0", "0.5", "3", "-", "▁▅█"]
-    assert "std so far" not in in_terminal(seen_layers(3), 46, 24)
+    assert row.split() == ["fc0", "0.5", "3", "▁▅█"]
+    assert "std so far" not in in_terminal(seen_layers(3), 36, 24)
 
 
 def test_a_terminal_without_the_characters_gets_others():

@@ -1,0 +1,49 @@
+"""How long ago and how long, and the best that a job has reached."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from glasshouse import jsonio
+from glasshouse.cli.output import figure
+
+
+def age(created_at: str, now: datetime | None = None) -> str:
+    """How long ago a time was: ``40 s``, ``3 min``, ``5 h``, ``12 d``."""
+    return short(_seconds(created_at, now))
+
+
+def lasted(job: Mapping[str, Any], now: datetime | None = None) -> str | None:
+    """How long a job has run, pauses left out; None: it has not begun."""
+    if not job.get("started_at"):
+        return None
+    until = job.get("ended_at") or job.get("paused_at")
+    end = None if until is None else datetime.fromisoformat(until)
+    paused = float(job.get("paused_s") or 0)
+    return short(max(0.0, _seconds(job["started_at"], end or now) - paused))
+
+
+def short(seconds: float) -> str:
+    """A time in its largest unit."""
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size or (unit == "min" and seconds >= 100):
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def best(summary: Mapping[str, Any]) -> str | None:
+    """The best of an evaluation: of its first metric the highest value, else the lowest loss.
+
+    As the dashboard's list has it; without evaluations the lowest loss of training.
+    """
+    judged = [name for name in summary if name.startswith("validation/")]
+    name = next((one for one in judged if one != "validation/loss"), None)
+    if name is not None:
+        return f"{name.removeprefix('validation/')} {figure(summary[name].get('max'))}"
+    name = judged[0] if judged else "loss"
+    value = jsonio.number(summary.get(name, {}).get("min"))
+    return None if value is None else f"{name} {figure(value)}"
+
+
+def _seconds(since: str, until: datetime | None) -> float:
+    return ((until or datetime.now(UTC)) - datetime.fromisoformat(since)).total_seconds()

@@ -1,0 +1,137 @@
+"""Which job, dataset or checkpoint is meant: an id, the beginning of one, a name, or ``last``."""
+
+import re
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import Any, NamedTuple
+
+from glasshouse.client import Client
+from glasshouse.errors import NotFoundError
+
+LAST = "last"
+_WHOLE = re.compile(r"(job|ds|ckpt)_[0-9a-z]{26}")
+_SHOWN = 10
+_MOST = 10_000
+"""Datasets and checkpoints that are looked through for a name."""
+
+
+class _Kind(NamedTuple):
+    prefix: str
+    word: str
+    path: str
+
+
+_JOB = _Kind("job", "job", "/api/v1/jobs")
+_DATASET = _Kind("ds", "dataset", "/api/v1/datasets")
+_CHECKPOINT = _Kind("ckpt", "checkpoint", "/api/v1/checkpoints")
+
+
+def job_id(client: Client, given: str) -> str:
+    """The id of the job that is meant.
+
+    Raises:
+        NotFoundError: there is none.
+        ValueError: several are meant; lists them.
+    """
+    if _WHOLE.fullmatch(given):
+        return given
+    if given == LAST:
+        return _last(client, _JOB)
+    try:
+        by_name = _page(client, _JOB, name=given)
+        found = by_name or _beginning(_page(client, _JOB, q=given), _JOB, given)
+    except NotFoundError:
+        found = []
+    return _only(found, _JOB, given)
+
+
+def dataset_id(client: Client, given: str) -> str:
+    """The id of the dataset that is meant; raises as `job_id` does."""
+    return _looked_up(client, _DATASET, given)
+
+
+def dataset_or_name(client: Client, given: str) -> str:
+    """The same; a name that no dataset has is left to the service."""
+    try:
+        return dataset_id(client, given)
+    except NotFoundError:
+        return given
+
+
+def checkpoint_id(client: Client, given: str) -> str:
+    """The id of the checkpoint that is meant; raises as `job_id` does."""
+    return _looked_up(client, _CHECKPOINT, given)
+
+
+def trained_id(client: Client, given: str) -> str:
+    """The id of a job or a checkpoint, whichever is meant; raises as `job_id` does."""
+    if given.startswith("ckpt_"):
+        return checkpoint_id(client, given)
+    try:
+        return job_id(client, given)
+    except NotFoundError:
+        return checkpoint_id(client, given)
+
+
+def _looked_up(client: Client, kind: _Kind, given: str) -> str:
+    if _WHOLE.fullmatch(given):
+        return given
+    if given == LAST:
+        return _last(client, kind)
+    try:
+        entries = list(islice(_all(client, kind), _MOST))
+    except NotFoundError:
+        entries = []
+    by_name = [entry for entry in entries if entry.get("name") == given]
+    return _only(by_name or _beginning(entries, kind, given), kind, given)
+
+
+def _all(client: Client, kind: _Kind) -> Iterable[dict[str, Any]]:
+    after = None
+    while True:
+        params = {"limit": 1000, "after": after}
+        page = client.request("GET", kind.path, params=params).json()
+        yield from page["data"]
+        after = page.get("next")
+        if after is None:
+            return
+
+
+def _page(client: Client, kind: _Kind, **params: str) -> list[dict[str, Any]]:
+    page = client.request("GET", kind.path, params={"limit": 100, **params}).json()
+    return page["data"]
+
+
+def _last(client: Client, kind: _Kind) -> str:
+    found = client.request("GET", kind.path, params={"limit": 1}).json()["data"]
+    if not found:
+        raise _missing(f"there is no {kind.word} yet")
+    return found[0]["id"]
+
+
+def _beginning(
+    entries: Iterable[Mapping[str, Any]], kind: _Kind, given: str
+) -> list[Mapping[str, Any]]:
+    """Those whose id begins so, with or without ``job_``; one whose id is just that comes alone."""
+    begins = (given, f"{kind.prefix}_{given}")
+    found = [entry for entry in entries if entry["id"].startswith(begins)]
+    return [entry for entry in found if entry["id"] == given] or found
+
+
+def _only(found: list[Any], kind: _Kind, given: str) -> str:
+    if len(found) == 1:
+        return found[0]["id"]
+    if not found:
+        if given.startswith(f"{kind.prefix}_"):
+            return given  # the service says best what there is not
+        raise _missing(f"no {kind.word} has the name {given!r}, or an id that begins so")
+    lines = [f"{given!r} may be one of {len(found)} {kind.word}s; name one by more of its id:"]
+    for entry in found[:_SHOWN]:
+        told = (entry.get(word) for word in ("state", "name", "created_at"))
+        lines.append("  ".join(["", entry["id"], *(str(word) for word in told if word)]))
+    lines += ["  …"] if len(found) > _SHOWN else []
+    raise ValueError("\n".join(lines))
+
+
+def _missing(detail: str) -> NotFoundError:
+    return NotFoundError(detail, status_code=404, problem={"detail": detail})
