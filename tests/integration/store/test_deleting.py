@@ -3,13 +3,15 @@
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event as Event_
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy import event, func, select
+from sqlalchemy import event, func, select, update
 
 from glasshouse.errors import CheckpointInUse, CheckpointNotFound, JobNotFound
-from models import attempts, checkpoints, doomed, events, jobs, probes, quotas, workers
+from models import attempts, checkpoints, doomed, events, jobs, marks, probes, quotas, workers
 from models.artifacts import LocalArtifacts
 from models.commands import add as ask
 from models.database import Database
@@ -17,7 +19,8 @@ from models.jobs import Filter
 from models.probes import Checked
 from models.purge import Purge
 from models.settings import Settings
-from models.tables import Event, Job, Metric, Table, core
+from models.tables import Event, Job, Mark, Metric, Table, core
+from worker.purging import Purging
 
 from .making import losses, make_job, make_worker, purge_deleted, running, saved, ship
 
@@ -182,3 +185,32 @@ def test_a_purge_that_is_ended_goes_on_the_next_time(database: Database, tmp_pat
         jobs.get(tx, job.id, None)
     purge_deleted(database, tmp_path)
     assert set(hanging(database).values()) == {0}
+
+
+def test_a_worker_deletes_what_deleted_jobs_have_left_and_asks_for_no_turn_without_any(
+    database: Database, tmp_path: Path
+):
+    make_worker(database, cores=8)
+    settings = Settings(home=tmp_path)
+    store = LocalArtifacts(settings.artifacts)
+    station: Any = SimpleNamespace(
+        database=database, artifacts=store, settings=settings, name="w1", stopping=Event_()
+    )
+    kept = make_full(database)
+    look = Purging(station).deleted
+    look()
+    with database.read() as tx:
+        assert marks.read(tx, "purge.deleted") is None
+    alone = hanging(database)
+    job = make_full(database)
+    delete(database, job)
+    with database.write() as tx:  # another worker is at it
+        assert marks.take(tx, "purge.deleted", "w2", every_ms=0)
+    look()
+    assert hanging(database)["jobs"] == 2
+    with database.write() as tx:
+        tx.execute(update(Mark).values(at_ms=0))
+    look()
+    assert hanging(database) == alone
+    with database.read() as tx:
+        assert jobs.get(tx, kept.id, "ada").deleted_at is None
