@@ -27,7 +27,7 @@ def submit(database: Database, count: int = 1, kind: str = "train", **devices: A
         made = [first.id, *(new_id("job") for _ in range(count - 1))]
         if count > 1:
             tx.execute(insert(Job), [row | {"id": id_} for id_ in made[1:]])
-    return made
+    return sorted(made)  # the order in which they are served
 
 
 def with_busy_gpu(database: Database, cores: int = 2) -> None:
