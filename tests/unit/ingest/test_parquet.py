@@ -134,3 +134,8 @@ def test_a_bomb_ends_with_a_problem_in_bounded_memory(ingesting: Ingesting):
     assert done["status"] == 0
     assert "of memory that it may" in done["answer"]["problem"]["detail"]
     assert done["left"] == []
+
+
+def test_a_message_of_arrow_ends_without_its_own_full_stop(ingesting: Ingesting):
+    problem = ingesting.problem("parquet", b"no parquet at all, but long enough")
+    assert "not a parquet file; it may be cut short or damaged" in problem
