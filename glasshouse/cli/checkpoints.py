@@ -29,7 +29,7 @@ def list_checkpoints(
     ] = None,
     json: Json = False,
 ) -> None:
-    """List checkpoints, newest first."""
+    """List checkpoints, newest first. The state best: of its job, by checkpoint.keep_best."""
     with Client() as client:
         found = client.checkpoints.list(job)
     if json:
@@ -41,7 +41,8 @@ def list_checkpoints(
 
 
 def _state(item: Checkpoint) -> str:
-    return f"{item.state}, best" if item.data.get("best") else item.state
+    """In a word: the best of a job is complete."""
+    return "best" if item.data.get("best") else item.state
 
 
 @app.command()
