@@ -45,7 +45,7 @@ def list_checkpoints(
     ] = None,
     json: Json = False,
 ) -> None:
-    """List checkpoints, newest first."""
+    """List checkpoints, newest first. The state best: of its job, by checkpoint.keep_best."""
     if of is not None and job is not None:
         raise typer.BadParameter("give the job once", param_hint="--job")
     job = of or job
@@ -60,7 +60,8 @@ def list_checkpoints(
 
 
 def _state(item: Checkpoint) -> str:
-    return f"{item.state}, best" if item.data.get("best") else item.state
+    """In a word: the best of a job is complete."""
+    return "best" if item.data.get("best") else item.state
 
 
 @app.command(cls=Command)
