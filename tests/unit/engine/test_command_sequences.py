@@ -190,7 +190,7 @@ def setting(lr: float) -> list[dict[str, Any]]:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", [*(SCHEDULERS.keys() - CYCLED)])
+@pytest.mark.parametrize("name", sorted(SCHEDULERS.keys() - CYCLED))
 def test_a_rate_set_to_0_and_back_is_where_the_schedule_would_be(name: str, digits, tmp_path):
     whole = spec(**JUDGED, scheduler=SCHEDULERS[name], stop={"steps": 12})
     plain = rates(train(tmp_path / "a", digits, **whole)[1])
@@ -209,7 +209,7 @@ def test_a_rate_set_to_0_and_back_is_where_the_schedule_would_be(name: str, digi
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", [*(SCHEDULERS.keys() - CYCLED - {"ReduceLROnPlateau"})])
+@pytest.mark.parametrize("name", sorted(SCHEDULERS.keys() - CYCLED - {"ReduceLROnPlateau"}))
 @pytest.mark.parametrize("first", [0.0, 1e-320])
 def test_a_schedule_that_began_with_0_can_be_given_a_rate(name, first, digits, tmp_path):
     def whole(lr: float) -> dict[str, Any]:
