@@ -6,6 +6,7 @@ from typing import Any
 
 from glasshouse import jsonio
 from glasshouse.cli.output import figure
+from glasshouse.direction import direction_of
 
 
 def age(created_at: str, now: datetime | None = None) -> str:
@@ -32,14 +33,14 @@ def short(seconds: float) -> str:
 
 
 def best(summary: Mapping[str, Any]) -> str | None:
-    """The best of an evaluation: of its first metric the highest value, else the lowest loss.
+    """The best value of an evaluation's first metric, else its lowest loss.
 
     As the dashboard's list has it; without evaluations the lowest loss of training.
     """
     judged = [name for name in summary if name.startswith("validation/")]
     name = next((one for one in judged if one != "validation/loss"), None)
     if name is not None:
-        return f"{name.removeprefix('validation/')} {figure(summary[name].get('max'))}"
+        return f"{name.removeprefix('validation/')} {figure(summary[name].get(direction_of(name) or 'max'))}"
     name = judged[0] if judged else "loss"
     value = jsonio.number(summary.get(name, {}).get("min"))
     return None if value is None else f"{name} {figure(value)}"
