@@ -40,7 +40,8 @@ def best(summary: Mapping[str, Any]) -> str | None:
     judged = [name for name in summary if name.startswith("validation/")]
     name = next((one for one in judged if one != "validation/loss"), None)
     if name is not None:
-        return f"{name.removeprefix('validation/')} {figure(summary[name].get(direction_of(name) or 'max'))}"
+        reached = summary[name].get(direction_of(name) or "max")
+        return f"{name.removeprefix('validation/')} {figure(reached)}"
     name = judged[0] if judged else "loss"
     value = jsonio.number(summary.get(name, {}).get("min"))
     return None if value is None else f"{name} {figure(value)}"
