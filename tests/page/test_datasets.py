@@ -171,3 +171,18 @@ def test_the_state_beside_a_heading_is_smaller_than_the_heading(page: Page, digi
     size = "(it) => parseFloat(getComputedStyle(it).fontSize)"
     badge = heading.locator(".badge")
     assert badge.evaluate(size) < 0.75 * heading.evaluate(size)
+
+
+def test_a_guessed_header_is_said_and_can_be_set_in_the_form(page: Page, client: gh.Client):
+    table = b"text,sentiment\na fine film,pos\nit is dull,neg\nI laughed,pos\n"
+    guessed = client.datasets.upload(table, name="reviews", format="csv")
+    page.goto(f"/datasets/{guessed.id}")
+    expect(page.get_by_role("note")).to_contain_text("header")
+    page.goto("/datasets")
+    chosen = {"name": "reviews.csv", "mimeType": "text/csv", "buffer": table}
+    page.get_by_label("File", exact=True).set_input_files(chosen)
+    page.get_by_label("First row").select_option("data")
+    with page.expect_response(lambda it: it.request.method == "POST") as sent:
+        page.get_by_role("button", name="Upload").click()
+    made = client.datasets.get(sent.value.json()["id"]).wait()
+    assert (made.header, made.splits) == (False, {"all": 4})

@@ -8,6 +8,8 @@ import { bytes, percent } from "../../format";
 import { ProblemBox } from "../../ui/state";
 import { say, tell } from "../../ui/toast";
 
+const TABLES = ["csv", "tsv"]; // whose first row may name the columns
+
 interface Sending { name: string; sent: number; size: number; stop(): void }
 
 export function Upload() {
@@ -16,6 +18,7 @@ export function Upload() {
   const [file, setFile] = useState<File | null>(null);
   const [format, setFormat] = useState("");
   const [resize, setResize] = useState("");
+  const [header, setHeader] = useState("");
   const [sending, setSending] = useState<Sending | null>(null);
   const [problem, setProblem] = useState<Problem | null>(null);
   const input = useRef<HTMLInputElement>(null);
@@ -25,7 +28,7 @@ export function Upload() {
     event.preventDefault();
     if (!file) return;
     setProblem(null);
-    const path = withQuery("datasets", { name: file.name, format: wanted, resize: wanted === "images.zip" ? resize : null });
+    const path = withQuery("datasets", { name: file.name, format: wanted, resize: wanted === "images.zip" ? resize : null, header: TABLES.includes(wanted) ? header : null });
     try {
       const dataset = await send(path, file, (sent, stop) => setSending({ name: file.name, sent, size: file.size, stop }));
       say(`${dataset.name} has arrived`);
@@ -50,6 +53,15 @@ export function Upload() {
           </select>
         </label>
         {wanted === "images.zip" && <label class="field"><span>Height x width (where sizes differ)</span><input value={resize} placeholder="32x32" pattern="[0-9]+x[0-9]+" onInput={(event) => setResize(event.currentTarget.value)} /></label>}
+        {TABLES.includes(wanted) && (
+          <label class="field"><span>First row</span>
+            <select value={header} onChange={(event) => setHeader(event.currentTarget.value)}>
+              <option value="">detect</option>
+              <option value="true">column names</option>
+              <option value="false">data</option>
+            </select>
+          </label>
+        )}
         <button class="primary" disabled={!file || sending !== null || (file !== null && !wanted)}>Upload</button>
         <Builtins service={service} />
       </form>

@@ -34,6 +34,7 @@ function Shown({ dataset }: { dataset: Dataset }) {
     <div class="stack">
       <Head dataset={dataset} />
       {dataset.problem && <div class="problem" role="alert"><p><strong>It could not be read.</strong></p><p>{whatIsWrong(dataset.problem)}</p></div>}
+      {dataset.notes.map((one) => <p key={one.code} class="note" role="note">{one.detail}</p>)}
       {dataset.state === "pending" && <Loading what="The file is being read" />}
       {isReady && (
         <>
@@ -69,7 +70,7 @@ function Head({ dataset }: { dataset: Dataset }) {
         <dt>Id</dt><dd class="mono">{dataset.id}</dd>
         <dt>Format</dt><dd>{dataset.format}{dataset.resize && `, brought to ${dataset.resize}`}</dd>
         {dataset.size_bytes > 0 && <><dt>Size</dt><dd>{bytes(dataset.size_bytes)}</dd></>}
-        <dt>Made</dt><dd>{ago(dataset.created_at)}</dd>
+        <dt>Created</dt><dd>{ago(dataset.created_at)}</dd>
         {dataset.sha256 && <><dt>SHA-256</dt><dd class="mono">{dataset.sha256}</dd></>}
       </dl>
     </>
