@@ -13,8 +13,9 @@ GlasshouseError
 │   ├── MethodNotAllowed    405
 │   ├── NotAcceptable       406
 │   ├── RequestTimeout      408
-│   ├── Conflict            409  JobEnded, JobNotEnded, JobNotPaused, CannotPause, DatasetInUse,
-│   │                            DatasetNotReady, CheckpointInUse, IdempotencyKeyBusy,
+│   ├── Conflict            409  JobEnded, JobNotEnded, JobNotPaused, CannotPause, WorkerRunning,
+│   │                            DatasetInUse, DatasetNotReady, CheckpointInUse,
+│   │                            IdempotencyKeyBusy,
 │   │                            CheckpointMissing
 │   ├── PreconditionFailed  412
 │   ├── PayloadTooLarge     413
