@@ -246,6 +246,7 @@ def test_a_worker_that_stops_gives_back_what_it_reads(tmp_path: Path):
             left = datasets.get(tx, made, None)
             assert (left.state, left.reads, left.reading_until_ms) == ("pending", 0, None)
         assert not [*(home / "work" / "first" / "reading").glob("*")]
+        write_source(api, made)  # a short one, to be quick
         with reading(api, "second"):
             eventually(lambda: is_ready(api, made))
     finally:

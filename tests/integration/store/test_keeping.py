@@ -11,7 +11,7 @@ from models.database import Database
 from models.keeping import Best, Keeping
 from models.leases import Claim
 from models.shipments import Batch
-from models.tables import Checkpoint, Job
+from models.tables import Checkpoint, Job, JobSpec
 
 from .making import make_job, make_worker, next_attempt, running, saved, ship
 
@@ -92,7 +92,7 @@ def test_the_best_that_is_there_is_marked_by_the_rule_of_its_job(saver: Saver):
     assert best() == {}
     with saver.database.write() as tx:
         spec = {"kind": "train", "checkpoint": {"keep_best": rule}}
-        tx.execute(update(Job).where(Job.id == saver.job.id).values(resolved=spec))
+        tx.execute(update(JobSpec).where(JobSpec.job == saver.job.id).values(resolved=spec))
     assert best() == {2: "highest validation/accuracy"}
     with saver.database.write() as tx:
         tx.execute(update(Checkpoint).where(Checkpoint.step == 2).values(state="damaged"))

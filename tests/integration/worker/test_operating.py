@@ -74,14 +74,15 @@ def test_a_worker_that_beats_while_nobody_takes_its_messages_is_seen_to_be_deaf(
     bells = Bells(settings, shop.app)
     station = Station(settings, shop.database, shop.artifacts, bells, cast("Nursery", None))
     with shop.database.write() as tx:
-        workers.register(tx, worker="w1", host="h", pid=1, version="0", info={}, devices=[])
+        known = {"host": "h", "pid": 1, "version": "0", "info": {}, "devices": []}
+        workers.register(tx, worker="w1", instance=station.instance, **known)
     canary = Canary(station)
     assert not sign(shop, "w1", 0.3).deaf
 
     def rings_unheard() -> bool:
         canary()
         with shop.database.write() as tx:
-            vitals.swept(tx, "w1")
+            vitals.swept(tx, "w1", instance=station.instance)
         time.sleep(0.02)
         return sign(shop, "w1", 0.3).deaf
 
