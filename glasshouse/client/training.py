@@ -232,11 +232,15 @@ def input_fields(graph: Document, fields: Mapping[str, Any]) -> list[str]:
 
 
 def result_names(tensors: dict[str, Array], fields: Sequence[str] | None) -> dict[str, Array]:
-    """Name by layer alone the only field that was asked for, or what is given unasked."""
+    """Name by layer alone the only field that was asked for, or what is given unasked.
+
+    What has the name of a layer comes first.
+    """
     if fields is not None and len(fields) != 1:
         return tensors
     suffix = f"/{fields[0] if fields else 'value'}"
-    return {name.removesuffix(suffix): array for name, array in tensors.items()}
+    named = {name.removesuffix(suffix): array for name, array in tensors.items()}
+    return dict(sorted(named.items(), key=lambda item: ("/" in item[0], item[0])))
 
 
 def read_inputs(inputs: Any, spec: Document) -> dict[str, Array]:
