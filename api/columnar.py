@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ import numpy as np
 import orjson
 from nanoarrow import ipc  # pyright: ignore[reportMissingTypeStubs]
 from numpy.typing import NDArray
+from starlette.concurrency import iterate_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
 from api.answers import is_fresh, not_modified
@@ -93,12 +94,22 @@ def streamed(
     The first part has every column that the others have.
     """
     if form == "arrow":
-        return StreamingResponse(_arrow_chunks(parts, names), headers=headers, media_type=ARROW)
+        return StreamingResponse(
+            _by_chunk(_arrow_chunks(parts, names)), headers=headers, media_type=ARROW
+        )
     media = f"{CSV}; charset=utf-8"
-    return StreamingResponse(_csv_chunks(parts, names), headers=headers, media_type=media)
+    return StreamingResponse(
+        _by_chunk(_csv_chunks(parts, names)), headers=headers, media_type=media
+    )
 
 
 # --- Arrow --------------------------------------------------------------------------------------
+
+
+async def _by_chunk(chunks: Iterator[str] | Iterator[bytes]) -> AsyncGenerator[str | bytes]:
+    """Make each chunk in a thread, and hold none while the client reads it."""
+    async for chunk in iterate_in_threadpool(chunks):
+        yield chunk
 
 
 def arrow(parts: Sequence[Part], names: Sequence[str]) -> bytes:

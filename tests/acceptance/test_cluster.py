@@ -219,4 +219,6 @@ def test_a_network_trained_by_one_worker_infers_on_the_other(cluster: Cluster, o
     assert {name: array.shape for name, array in found.items()} == {
         "flat": (250, 64),
         "fc": (250, 10),
+        "fc/id": (250,),
+        "fc/prob": (250,),
     }
