@@ -128,7 +128,7 @@ def test_a_dataset_that_a_job_reads_stays_and_says_so_and_goes_afterwards(
     page: Page, witness: Witness, client: gh.Client
 ):
     witness.expect("status of 409")
-    dataset = client.datasets.create(builtin="digits")
+    dataset = client.datasets.create(builtin="digits", name="to delete")
     page.goto(f"/datasets/{dataset.id}")
     with running(client.jobs.create(endless(dataset.id, "reads it"))):
         delete(page)

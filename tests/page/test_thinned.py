@@ -70,7 +70,7 @@ def test_the_line_of_a_thinned_metric_is_the_middle_of_its_band_all_along(
     asked = {"name": "ends", "max_points": 1000}
     told = http.get(f"/jobs/{job.id}/metrics/query", params=asked).json()
     still = range(STILL * STRETCH, (STILL + 1) * STRETCH)
-    assert len(set(still) & set(told["step"])) == 1  # so behind it the pairs begin elsewhere
+    assert len(set(still) & set(told["step"])) <= 1  # so behind it the pairs begin elsewhere
     ends = told["values"]["ends"]
     page.goto(f"/jobs/{job.id}?q=ends")
     expect(chart(page, "ends").locator(".u-over")).to_be_visible()
