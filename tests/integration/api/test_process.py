@@ -183,7 +183,9 @@ def test_a_broker_that_hangs_costs_little_and_one_that_is_there_is_rung(tmp_path
             dataset = digits(client)
             assert client.post("/api/v1/jobs", json=small_job(dataset)).status_code == 201
             with Redis(unix_socket_path=socket) as redis:
-                assert redis.llen("glasshouse.dispatch") == 1
+                sent = [json.loads(task) for task in redis.lrange("glasshouse.dispatch", 0, -1)]
+            rung = sorted(task["headers"]["task"] for task in sent)
+            assert rung == ["glasshouse.dispatch", "glasshouse.read"]  # a job and an upload
             assert client.get("/readyz").json()["checks"]["broker"] == "ok"
             broker.send_signal(signal.SIGSTOP)
             took: list[float] = []

@@ -11,7 +11,7 @@ from sqlalchemy import func, select
 from engine.spool import SpoolWriter
 from glasshouse import jsonio
 from glasshouse.errors import DatabaseUnavailable
-from models import events
+from models import events, jobs
 from models.artifacts import LocalArtifacts
 from models.database import Database, Transaction
 from models.events import NewEvent
@@ -67,7 +67,9 @@ def store(forgetful: Forgetful, tmp_path: Path) -> Generator[Store]:
     directory = tmp_path / "attempt"
     log_path(directory, "stdout").parent.mkdir(parents=True)
     asked = Asked(station, job.id, Watching(directory), Orders(directory))
-    made = Store(station, claim, job, directory, asked)
+    with forgetful.read() as tx:
+        whole = jobs.whole(tx, job.id, None)
+    made = Store(station, claim, whole, directory, asked)
     yield made
     made.drain.close()
     bells.close()
