@@ -24,7 +24,6 @@ import torch
 
 from engine import rank
 from engine.hardening import check_torch, limit_rank
-from engine.spool import now
 from glasshouse.unpickling import seal_pickle
 
 SOCKET_VARIABLE = "GLASSHOUSE_NURSERY_FD"
@@ -55,18 +54,6 @@ def num_threads() -> int:
         return len(os.listdir("/proc/self/task"))
     except FileNotFoundError:
         return threading.active_count()
-
-
-def start_time(pid: int) -> str:
-    """When a process started, as the kernel counts it: with the pid it names one process for good.
-
-    Linux: the ticks since boot of ``/proc/<pid>/stat``. Elsewhere the wall clock, now.
-    """
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return now()
-    return stat.rpartition(")")[2].split()[19]
 
 
 class Nursery:
@@ -114,7 +101,7 @@ class Nursery:
         except OSError as error:
             self._say({"id": request["id"], "error": str(error)})
         else:
-            self._say({"id": request["id"], "pid": pid, "start_time": start_time(pid)})
+            self._say({"id": request["id"], "pid": pid})
         finally:
             os.close(lifeline)
 

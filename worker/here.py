@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from glasshouse import __version__
+from glasshouse.processes import Identity
 from models import workers
 from models.artifacts import open_artifacts
 from models.database import Database
@@ -20,7 +21,6 @@ from worker import dispatch, resuming
 from worker.bells import Bells
 from worker.inventory import cpu_devices, num_cores
 from worker.launch import Launch
-from worker.processes import Identity
 from worker.ranks import Exit, Rank
 from worker.reading import Readers
 from worker.station import Station

@@ -7,10 +7,11 @@ from typing import Any
 
 import structlog
 
+from glasshouse import processes
 from glasshouse.failpoints import failpoint
 from models.leases import Claim
 from models.tables import Job
-from worker import processes, workplace
+from worker import workplace
 from worker.nursery import NurseryLost
 from worker.orders import Orders
 from worker.ranks import Rank

@@ -20,9 +20,8 @@ from typing import Any
 import structlog
 
 import engine
-from glasshouse import failpoints, jsonio
-from worker import processes
-from worker.processes import Identity
+from glasshouse import failpoints, jsonio, processes
+from glasshouse.processes import Identity
 from worker.ranks import Exit, Rank
 
 _log: Any = structlog.get_logger()

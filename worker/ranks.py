@@ -7,9 +7,8 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from glasshouse import jsonio
-from worker import processes
-from worker.processes import Identity
+from glasshouse import jsonio, processes
+from glasshouse.processes import Identity
 
 
 @dataclass(frozen=True, slots=True)

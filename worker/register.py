@@ -12,8 +12,8 @@ from typing import Any
 
 import structlog
 
-from worker import processes
-from worker.processes import Identity
+from glasshouse import processes
+from glasshouse.processes import Identity
 
 _log: Any = structlog.get_logger()
 _KILL_S = 10.0
@@ -76,16 +76,15 @@ class Register:
             try:
                 entry: dict[str, Any] = json.loads(path.read_text())
                 process = Identity(int(entry["pid"]), str(entry["started"]))
-                boot = str(entry["boot"])
             except (OSError, ValueError, KeyError, TypeError):
-                boot, entry, process = "", {}, Identity(0, "")
-            if boot == processes.boot_id():
+                entry, process = {}, Identity(0, "")
+            if process.is_of_this_boot:
                 yield process, entry
             else:
                 path.unlink(missing_ok=True)
 
     def _write(self, process: Identity, more: dict[str, Any]) -> None:
-        entry = {"pid": process.pid, "started": process.started, "boot": processes.boot_id()}
+        entry = {"pid": process.pid, "started": process.started}
         new = self._path(process).with_suffix(".new")
         new.write_text(json.dumps(entry | more))
         new.replace(self._path(process))

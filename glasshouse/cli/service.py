@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from glasshouse import processes
 from glasshouse.cli import exits, output
 from glasshouse.cli.broker import StackError
 from glasshouse.cli.diagnosis import examine
@@ -57,8 +58,8 @@ def down(home: Home = None, json: Json = False) -> None:
     if stack is None and is_locked(place):
         raise StackError("it is just starting or ending; try again in a moment")
     if stack is not None:
-        stack.send(signal.SIGTERM)
-        if not stack.wait(DOWN_S):
+        processes.kill(stack, signal.SIGTERM)
+        if not processes.wait_gone(stack, DOWN_S):
             raise StackError(f"it has not ended within {DOWN_S:.0f} s (process {stack.pid})")
     if json:
         output.document({"stopped": stack is not None, "home": str(place)})

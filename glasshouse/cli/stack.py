@@ -18,16 +18,19 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
 import glasshouse
+from glasshouse import processes
 from glasshouse.cli.broker import StackError, answers, check_socket_path, configuration, find_binary
-from glasshouse.cli.processes import ROOT, Child, Running
+from glasshouse.cli.processes import ROOT, Child
 from glasshouse.client import Client
 from glasshouse.client.address import read_runtime
 from glasshouse.errors import APIError
+from glasshouse.processes import Identity
 
 HOST = "127.0.0.1"
 READY_S = 120.0
@@ -248,9 +251,13 @@ class Stack:
         write_private(self.home / "runtime.json", json.dumps(runtime) + "\n")
 
     def _write_down(self) -> None:
-        children = [child.running.as_dict() for child in self._children if child.running]
-        stack = Running.of("stack", os.getpid()).as_dict()
-        text = json.dumps({"stack": stack, "children": children})
+        children = [
+            {"name": child.name, **asdict(child.running)}
+            for child in self._children
+            if child.running is not None
+        ]
+        stack = processes.identify(os.getpid())
+        text = json.dumps({"stack": asdict(stack) if stack else None, "children": children})
         write_private(self.home / "run" / "stack.json", text)
 
     @contextmanager
@@ -328,26 +335,28 @@ def is_locked(home: Path) -> bool:
         return False
 
 
-def running_stack(home: Path) -> Running | None:
+def running_stack(home: Path) -> Identity | None:
     """The stack of a home, if the process that wrote itself down still runs."""
     written = _read_stack(home)
-    stack = Running.read(written["stack"]) if written else None
-    return stack if stack is not None and stack.lives() else None
+    stack = _identity(written["stack"]) if written and written["stack"] else None
+    return stack if stack is not None and processes.alive(stack) else None
 
 
 def end_leftovers(home: Path) -> None:
     """End what a stack that was killed has left running. Only with the lock held."""
     written = _read_stack(home)
-    children = [Running.read(value) for value in written["children"]] if written else []
+    children = [_identity(value) for value in written["children"]] if written else []
     for child in reversed(children):
-        child.end(10)
+        processes.end(child, 10)
     # a broker that was started, but not yet written down: its title names our socket
     with suppress(OSError, ValueError):
         pid = int((home / "run" / "valkey.pid").read_text())
         command = ["/bin/ps", "-ww", "-o", "command=", "-p", str(pid)]
         shown = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
         if str(home / "run") in shown.stdout:
-            Running.of("valkey", pid).end(10)
+            broker = processes.identify(pid)
+            if broker is not None:
+                processes.end(broker, 10)
 
 
 def free_port(port: int) -> int:
@@ -380,6 +389,10 @@ def _lock(file: IO[str]) -> bool:
     except OSError:
         return False
     return True
+
+
+def _identity(written: dict[str, Any]) -> Identity:
+    return Identity(int(written["pid"]), str(written.get("started", "")))
 
 
 def _read_stack(home: Path) -> dict[str, Any] | None:

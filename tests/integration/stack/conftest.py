@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 import glasshouse as gh
-from glasshouse.cli.processes import ROOT, Running
+from glasshouse.cli.processes import ROOT
+from glasshouse.processes import Identity
 from tests import leaks
 
 UP_S = 180.0
@@ -34,10 +35,11 @@ class House:
         return json.loads((self.home / "runtime.json").read_text())
 
     @property
-    def children(self) -> dict[str, Running]:
+    def children(self) -> dict[str, Identity]:
         written = json.loads((self.home / "run" / "stack.json").read_text())
-        found = [Running.read(value) for value in written["children"]]
-        return {child.name: child for child in found}
+        return {
+            child["name"]: Identity(child["pid"], child["started"]) for child in written["children"]
+        }
 
     def client(self) -> gh.Client:
         return gh.Client(self.runtime["url"], self.runtime["api_key"])

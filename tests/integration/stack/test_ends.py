@@ -4,12 +4,13 @@ import json
 import signal
 from pathlib import Path
 
-from glasshouse.cli.processes import Running
+from glasshouse import processes
+from glasshouse.processes import Identity
 from tests.integration.stack.conftest import House, command, end, up, wait_until
 
 
-def are_gone(children: dict[str, Running]) -> bool:
-    return not any(child.lives() for child in children.values())
+def are_gone(children: dict[str, Identity]) -> bool:
+    return not any(processes.alive(child) for child in children.values())
 
 
 def test_a_killed_service_frees_all_and_comes_back_with_its_key(home: Path):
@@ -20,7 +21,7 @@ def test_a_killed_service_frees_all_and_comes_back_with_its_key(home: Path):
         house.process.wait()
         # the lifeline: API and worker notice by themselves
         for name in ("api", "worker"):
-            wait_until(lambda name=name: not children[name].lives())
+            wait_until(lambda name=name: not processes.alive(children[name]))
             log = (home / "logs" / f"{name}.log").read_text()
             assert "Timeout (" not in log, log  # in good order, not by `end_within`
         again = command(home, "up", "--port", "0", "--detach", "--json")

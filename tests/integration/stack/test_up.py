@@ -8,6 +8,7 @@ from pathlib import Path
 
 import redis
 
+from glasshouse import processes
 from glasshouse.cli.processes import ROOT
 from tests.integration.stack.conftest import House, command, wait_until
 
@@ -91,7 +92,8 @@ def test_each_child_that_dies_starts_again(house: House):
     def all_are_new() -> bool:
         now = house.children
         return all(
-            now[name].pid != child.pid and now[name].lives() for name, child in before.items()
+            now[name].pid != child.pid and processes.alive(now[name])
+            for name, child in before.items()
         )
 
     wait_until(all_are_new)

@@ -51,8 +51,9 @@ def arrive(name: str) -> None:
 
 if __name__ == "__main__":
     failpoints.failpoint = arrive  # before anybody takes it
+    from glasshouse import processes
     from worker import __main__ as entry
-    from worker import nursery, processes
+    from worker import nursery
     from worker.nursery import Nursery
 
     nursery.PASSED = (*nursery.PASSED, "LD_PRELOAD", "CLOCK_SHIFT")  # ranks have the same clock

@@ -8,10 +8,10 @@ from typing import Any
 import psutil
 import pytest
 
+from glasshouse import processes
 from models.state import ENDED
 from tests.integration.worker.odd_worker import EARLY, LATE
 from tests.integration.worker.shop import Shop, endless, train_spec, until
-from worker import processes
 
 IN_SHORT = ("rank.forked",)
 ALL = tuple(name for name in (*EARLY, *LATE) if name not in IN_SHORT)

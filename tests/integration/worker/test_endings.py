@@ -10,9 +10,10 @@ from typing import Any
 import psutil
 import pytest
 
+from glasshouse import processes
 from models import checkpoints
 from tests.integration.worker.shop import Shop, endless, train_spec, until
-from worker import logs, processes
+from worker import logs
 
 SHARED = Path("/dev", "shm")
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from glasshouse import processes
 from models import attempts, checkpoints, workers
 from tests.integration.worker.conftest import Broker
 from tests.integration.worker.shop import Shop, endless, train_spec, until
-from worker import processes
 from worker.nursery import FIXED, PASSED, SOCKET_VARIABLE
 
 

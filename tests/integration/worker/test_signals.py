@@ -7,8 +7,8 @@ from itertools import product
 import psutil
 import pytest
 
+from glasshouse import processes
 from tests.integration.worker.shop import Shop, endless, until
-from worker import processes
 
 STATES = ("idle", "starting", "training", "checkpointing", "cancelling")
 SIGNALS = {

@@ -8,13 +8,12 @@ import psutil
 import pytest
 from sqlalchemy import func, select
 
-from glasshouse import jsonio
+from glasshouse import jsonio, processes
 from glasshouse.errors import DatabaseUnavailable
 from models import events, vitals
 from models.database import IDLE_IN_TRANSACTION_S
 from models.tables import Attempt, Checkpoint, Event, Metric
 from tests.integration.worker.shop import Shop, endless, train_spec, until
-from worker import processes
 
 LEASE_S = "3"
 SAVING = {"every_steps": 20, "keep_last": 2}

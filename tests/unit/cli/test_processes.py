@@ -7,12 +7,13 @@ import stat
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from glasshouse.cli.broker import Binary, StackError, check_socket_path, configuration, inspect
-from glasshouse.cli.processes import Child, Running, birth
+from glasshouse.cli.processes import Child
 from glasshouse.cli.stack import (
     end_leftovers,
     free_port,
@@ -22,6 +23,7 @@ from glasshouse.cli.stack import (
     running_stack,
     write_private,
 )
+from glasshouse.processes import identify
 
 
 @pytest.fixture
@@ -39,33 +41,18 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_process_is_told_from_another_with_its_number(sleeper: subprocess.Popen[bytes]):
-    assert Running.of("sleep", sleeper.pid).lives()
-    stranger = Running("sleep", sleeper.pid, "of another time")
-    assert not stranger.lives()
-    stranger.send_group(signal.SIGKILL)
-    stranger.end(0)
-    assert sleeper.poll() is None
-
-
-def test_a_process_that_has_ended_lives_no_more(sleeper: subprocess.Popen[bytes]):
-    noted = Running.of("sleep", sleeper.pid)
-    sleeper.kill()
-    assert noted.wait(60)  # also while it is a zombie
-    sleeper.wait()
-    assert birth(sleeper.pid) is None
-    assert not Running.of("gone", sleeper.pid).lives()
-
-
 def test_leftovers_are_ended_and_strangers_spared(home: Path, sleeper: subprocess.Popen[bytes]):
     import json
 
     left = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    found = identify(left.pid)
+    assert found is not None
     children = [
-        Running.of("left", left.pid).as_dict(),
-        {"name": "stranger", "pid": sleeper.pid, "birth": "of another time"},
+        {"name": "left", **asdict(found)},
+        {"name": "stranger", "pid": sleeper.pid, "started": "another time"},
+        {"name": "written by an earlier version", "pid": sleeper.pid, "birth": "another time"},
     ]
-    stack = {"name": "stack", "pid": sleeper.pid, "birth": "of another time"}
+    stack = {"pid": sleeper.pid, "started": "another time"}
     text = json.dumps({"stack": stack, "children": children})
     write_private(home / "run" / "stack.json", text)
     assert running_stack(home) is None
@@ -94,9 +81,9 @@ def test_a_child_that_ignores_the_request_is_killed_with_its_group(tmp_path: Pat
     child.stop()
     assert child.ended() == -signal.SIGKILL
     deadline = time.monotonic() + 60
-    while birth(grandchild) is not None and time.monotonic() < deadline:
+    while identify(grandchild) is not None and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert birth(grandchild) is None
+    assert identify(grandchild) is None
 
 
 def test_one_home_has_one_stack(home: Path):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from worker import processes
-from worker.processes import Identity
+from glasshouse import processes
+from glasshouse.processes import Identity
 from worker.ranks import Rank
 from worker.stopping import Stop
 
@@ -42,6 +42,7 @@ def test_a_process_is_alive_until_it_ends_even_before_it_is_reaped(
 
 def test_a_recycled_pid_gets_no_signal(sleeper: subprocess.Popen[bytes]):
     earlier = Identity(sleeper.pid, "1")
+    assert processes.end(earlier, 0)  # it was gone before, and nobody is signaled
     assert not processes.signal_group(earlier, signal.SIGKILL)
     assert processes.alive(identity(sleeper))
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from worker import processes
-from worker.processes import Identity
+from glasshouse import processes
+from glasshouse.processes import Identity
 from worker.register import Register
 
 
@@ -49,14 +49,17 @@ def test_the_next_life_kills_what_outlived_this_one_with_its_children(
     assert not (tmp_path / "job_1").exists()
 
 
-@pytest.mark.parametrize("key", ["started", "boot"])
+@pytest.mark.parametrize("of", ["this boot", "another boot"])
 def test_a_recycled_pid_and_another_boot_are_left_alone(
-    key: str, tmp_path: Path, sleeper: subprocess.Popen[bytes]
+    of: str, tmp_path: Path, sleeper: subprocess.Popen[bytes]
 ):
     register = Register(tmp_path)
     register.note(identity(sleeper), ["cpu:0"])
     (path,) = (tmp_path / "ranks").iterdir()
-    path.write_text(json.dumps(json.loads(path.read_text()) | {key: "another"}))
+    entry = json.loads(path.read_text())
+    boot, _, ticks = entry["started"].partition(":")
+    entry["started"] = f"{boot}:1" if of == "this boot" else f"another:{ticks}"
+    path.write_text(json.dumps(entry))
     assert register.clear() == 0
     assert sleeper.poll() is None
     assert not list((tmp_path / "ranks").iterdir())

@@ -1,13 +1,18 @@
-"""Processes by a name that is never reused: pid, start time, boot. Signals go only to those."""
+"""Processes, identified by pid, boot and start time, so that a signal never reaches a reused pid.
+
+``psutil.Process`` knows the same for a process that it looked at itself. These identities are
+written to files and read by a later process, which psutil does not offer.
+"""
 
 import contextlib
+import functools
 import os
 import signal
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-
-import psutil
+from typing import Any
 
 KILL = signal.SIGKILL
 _PROC = Path("/proc")
@@ -15,10 +20,16 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """One process of this boot; a recycled pid is another identity."""
+    """One process; a reused pid is another identity."""
 
     pid: int
     started: str
+    """The id of the boot and the start time in the kernel's ticks since it; "": unknown."""
+
+    @property
+    def is_of_this_boot(self) -> bool:
+        """Whether the machine has not started again since."""
+        return self.started.startswith(f"{_boot_id()}:")
 
 
 def identify(pid: int) -> Identity | None:
@@ -61,26 +72,35 @@ def kill_orphans(leader: Identity, timeout_s: float = 10.0) -> bool:
 
 def session_of(leader: Identity) -> list[Identity]:
     """The processes that run in the session that a process leads, itself included."""
-    members = [pid for pid in psutil.pids() if _session(pid) == leader.pid]
+    members = [pid for pid in _pids() if _session(pid) == leader.pid]
     found = [process for pid in members if (process := identify(pid)) is not None]
     is_ours = _started(leader.pid, dead=True) in (None, leader.started)
     return found if is_ours else []
 
 
-def kill(process: Identity) -> None:
-    """Kill this very process, through a handle that a recycled pid cannot have."""
+def kill(process: Identity, number: signal.Signals = signal.SIGKILL) -> None:
+    """Signal this very process, through a handle that a reused pid cannot have."""
     opened = getattr(os, "pidfd_open", None)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if opened is None:
             if alive(process):
-                os.kill(process.pid, signal.SIGKILL)
+                os.kill(process.pid, number)
             return
         handle = opened(process.pid)
         try:
             if alive(process):
-                signal.pidfd_send_signal(handle, signal.SIGKILL)
+                signal.pidfd_send_signal(handle, number)
         finally:
             os.close(handle)
+
+
+def end(process: Identity, timeout_s: float) -> bool:
+    """Ask the process group of a process to end, kill it after a timeout. True: it is gone."""
+    signal_group(process, signal.SIGTERM)
+    if wait_gone(process, timeout_s):
+        return True
+    signal_group(process, signal.SIGKILL)
+    return wait_gone(process, 5)
 
 
 def wait_gone(process: Identity, timeout_s: float) -> bool:
@@ -93,17 +113,24 @@ def wait_gone(process: Identity, timeout_s: float) -> bool:
     return True
 
 
-def boot_id() -> str:
-    """What differs after the machine has started again."""
-    path = _PROC / "sys/kernel/random/boot_id"
-    return path.read_text().strip() if path.exists() else str(int(psutil.boot_time()))
-
-
 def _session(pid: int) -> int | None:
     try:
         return os.getsid(pid)
     except OSError:
         return None
+
+
+@functools.cache
+def _boot_id() -> str:
+    """What differs after the machine has started again."""
+    path = _PROC / "sys/kernel/random/boot_id"
+    return path.read_text().strip() if path.exists() else str(int(_psutil().boot_time()))
+
+
+def _pids() -> Iterable[int]:
+    if not _PROC.joinpath("self").exists():
+        return _psutil().pids()
+    return (int(entry.name) for entry in os.scandir(_PROC) if entry.name.isdecimal())
 
 
 def _started(pid: int, *, dead: bool = False) -> str | None:
@@ -115,14 +142,21 @@ def _started(pid: int, *, dead: bool = False) -> str | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     fields = text.rsplit(")", 1)[1].split()  # the name before it may hold anything
-    return None if fields[0] in ("Z", "X") and not dead else fields[19]
+    return None if fields[0] in ("Z", "X") and not dead else f"{_boot_id()}:{fields[19]}"
 
 
 def _started_elsewhere(pid: int, *, dead: bool) -> str | None:
+    psutil = _psutil()
     try:
         process = psutil.Process(pid)
         if process.status() == psutil.STATUS_ZOMBIE and not dead:
             return None
-        return repr(process.create_time())
+        return f"{_boot_id()}:{process.create_time()!r}"
     except psutil.NoSuchProcess:
         return None
+
+
+def _psutil() -> Any:
+    import psutil  # noqa: PLC0415 (not part of an installation of the client alone)
+
+    return psutil
