@@ -118,7 +118,7 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
         resources.loop = None
         await resources.planner.close()
         app.state.readiness.close()
-        resources.bell.close()
+        resources.notifier.close()
         resources.database.close()
         await asyncio.to_thread(app.state.tracing.close)
 

@@ -174,7 +174,7 @@ async def _store(
 ) -> Response:
     answer, replayed = await idempotent.once_with_files(house, token, make, source)
     if not replayed:
-        await run_in_threadpool(house.bell.ring_readers)
+        await run_in_threadpool(house.notifier.upload_stored)
     return idempotent.sent(answer, replayed=replayed)
 
 

@@ -151,7 +151,7 @@ def _add(tx: Transaction, caller: Caller, prepared: Prepared, parent: str | None
 
 def ring(house: Resources, job_id: str) -> None:
     """Notify a dispatcher. Where that fails the sweep of a worker finds the job."""
-    house.bell.ring()
+    house.notifier.job_queued()
     failpoint("submit.rung")
 
 

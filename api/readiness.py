@@ -126,7 +126,7 @@ class Readiness:
         return WELL if found == integrity.WHOLE else "the last look found the database damaged"
 
     def _broker(self) -> str:
-        return WELL if self._house.bell.reaches_broker() else "the broker does not answer"
+        return WELL if self._house.notifier.reaches_broker() else "the broker does not answer"
 
     def _signs(self) -> list[vitals.Sign]:
         settings = self._house.settings
@@ -161,7 +161,7 @@ class Readiness:
         if self._warned is None or time.monotonic() - self._warned[0] >= _VERSIONS_S:
             found = _of_sqlite(self._house) if self._house.database.is_sqlite else {}
             if checks["broker"] == WELL:
-                found |= _of_broker(self._house.bell.broker_version())
+                found |= _of_broker(self._house.notifier.broker_version())
                 self._warned = time.monotonic(), found
             return found
         return self._warned[1]

@@ -6,13 +6,13 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from api.bell import Bell
 from api.planner import Planner
 from api.receiving import Receiving
 from api.streams import Streams
 from api.wakeups import Wakeups
 from models.artifacts import Artifacts, open_artifacts
 from models.database import Database
+from models.notifier import Notifier
 from models.settings import Settings
 from models.space import Space
 
@@ -25,7 +25,7 @@ class Resources:
     database: Database
     artifacts: Artifacts
     planner: Planner
-    bell: Bell
+    notifier: Notifier
     wakeups: Wakeups
     streams: Streams
     space: Space
@@ -41,7 +41,7 @@ class Resources:
         """Tell everybody, in every process, that there may be news of a job. From any thread."""
         if self.loop is not None:
             self.loop.call_soon_threadsafe(self.wakeups.ring, job)
-        self.bell.announce(job)
+        self.notifier.job_changed(job)
 
     def drain(self) -> None:
         """Let open streams and waits finish: the process is about to end."""
@@ -60,7 +60,7 @@ def make_resources(settings: Settings) -> Resources:
         database=database,
         artifacts=artifacts,
         planner=Planner(settings),
-        bell=Bell(settings),
+        notifier=Notifier(settings),
         wakeups=wakeups,
         streams=Streams(settings, database, wakeups),
         space=Space(settings),

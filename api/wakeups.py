@@ -16,7 +16,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-CHANNEL = "glasshouse:jobs"
+from models.notifier import CHANNEL
+
 POLL_S = 1.0
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0

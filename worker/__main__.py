@@ -26,11 +26,11 @@ from glasshouse.unpickling import refuse_unpickling
 from models import attempts, startup, vitals, workers
 from models.artifacts import open_artifacts
 from models.database import Database, Transaction
+from models.notifier import DISPATCH_QUEUE, Notifier, worker_queue
 from models.settings import Settings
 from models.workers import FoundDevice, Rival
 from worker import inventory, journal, leftovers, tasks
 from worker.app import NUM_BELL_SLOTS, make_app
-from worker.bells import DISPATCH_QUEUE, Bells, worker_queue
 from worker.canary import Canary
 from worker.delivering import LOOK_EVERY_S, Delivering
 from worker.leftovers import Leftovers
@@ -68,8 +68,8 @@ class Worker:
             idle_s=idle_s(settings.lease_s),
         )
         nursery = Nursery(log_path=work / "nursery.log")
-        bells = Bells(settings, app)
-        self.station = Station(settings, database, open_artifacts(settings), bells, nursery)
+        notifier = Notifier(settings)
+        self.station = Station(settings, database, open_artifacts(settings), notifier, nursery)
         self._known = tuple(filter(None, (self.station.instance, before)))
         """No rivals: this process, and the one that held the lock before it, which has ended."""
         _write_anew(self._lock, self.station.instance)
@@ -83,7 +83,7 @@ class Worker:
             self.station.artifacts,
             name=self.station.name,
             work=self.station.work / "reading",
-            changed=bells.changed,
+            changed=notifier.job_changed,
         )
         tasks.hang(app, self.station, self._canary, self._readers)
 
@@ -232,7 +232,7 @@ class Worker:
             thread.end()
         tasks.heard("leave", self._retire)
         station.nursery.close()
-        station.bells.close()
+        station.notifier.close()
         station.database.close()
         station.tracing.close()
         self._lock.close()

@@ -9,8 +9,8 @@ from typing import Any
 from celery import Celery  # pyright: ignore[reportMissingTypeStubs]
 from kombu.entity import Queue  # pyright: ignore[reportMissingTypeStubs]
 
+from models.notifier import DISPATCH_QUEUE, worker_queue
 from models.settings import Settings
-from worker.bells import DISPATCH_QUEUE, worker_queue
 
 NUM_BELL_SLOTS = 2
 """Threads beyond one per device: supervisors never take all, so a bell is always heard."""

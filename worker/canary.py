@@ -10,8 +10,8 @@ from typing import Any
 import structlog
 
 from models import vitals
+from models.notifier import worker_queue
 from models.vitals import MISSED_RINGS
-from worker.bells import worker_queue
 from worker.station import Station
 
 _log: Any = structlog.get_logger()
@@ -28,8 +28,8 @@ class Canary:
     def __call__(self) -> None:
         """Ring the bell."""
         station = self._station
-        if not station.bells.crowded(worker_queue(station.name)):
-            station.bells.canary(station.name)
+        if not station.notifier.is_full(worker_queue(station.name)):
+            station.notifier.canary(station.name)
         silent_s = time.monotonic() - self._heard_at
         if silent_s > MISSED_RINGS * station.settings.canary_s and not self._told:
             self._told = True

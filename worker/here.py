@@ -16,9 +16,9 @@ from glasshouse.processes import Identity
 from models import workers
 from models.artifacts import open_artifacts
 from models.database import Database
+from models.notifier import Notifier
 from models.settings import Settings
 from worker import dispatch, resuming
-from worker.bells import Bells
 from worker.inventory import cpu_devices, num_cores
 from worker.launch import Launch
 from worker.ranks import Exit, Rank
@@ -43,13 +43,6 @@ class _Over(Rank):
         return False
 
 
-class _Silence(Bells):
-    """Nobody else is there to be woken."""
-
-    def __init__(self) -> None:
-        self._away_until = float("inf")
-
-
 class Bench:
     """A worker without threads: `work` runs what waits, and returns when nothing does."""
 
@@ -58,7 +51,8 @@ class Bench:
         self._database = Database(settings.database)
         artifacts = open_artifacts(settings)
         nursery: Any = None  # nothing is forked
-        self._station = Station(settings, self._database, artifacts, _Silence(), nursery)
+        notifier = Notifier(settings, enabled=False)
+        self._station = Station(settings, self._database, artifacts, notifier, nursery)
         self._launch = _launching(carry_out)
         self._readers = Readers(
             settings,

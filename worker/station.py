@@ -14,11 +14,11 @@ from glasshouse.failpoints import failpoint
 from models.artifacts import Artifacts
 from models.database import IDLE_IN_TRANSACTION_S, Database
 from models.endings import Backoff
+from models.notifier import Notifier
 from models.settings import Settings
 from models.space import Space
 from models.tracing import Tracing
 from worker import dispatch as dispatching
-from worker.bells import Bells
 from worker.nursery import Nursery
 from worker.tally import Tally
 
@@ -39,20 +39,20 @@ def idle_s(lease_s: float) -> float:
 
 
 class Station:
-    """One worker: its name, its ledger, its bells, its nursery."""
+    """One worker: its name, its ledger, its notifier, its nursery."""
 
     def __init__(
         self,
         settings: Settings,
         database: Database,
         artifacts: Artifacts,
-        bells: Bells,
+        notifier: Notifier,
         nursery: Nursery,
     ) -> None:
         self.settings = settings
         self.database = database
         self.artifacts = artifacts
-        self.bells = bells
+        self.notifier = notifier
         self.nursery = nursery
         self.name = settings.worker_name
         self.instance = uuid.uuid4().hex
@@ -92,9 +92,9 @@ class Station:
             for choice in given:
                 _log.info("assigned", job=choice.job, worker=choice.worker, devices=choice.devices)
                 failpoint("dispatch.committed")
-                self.bells.supervise(choice.worker, choice.job)
+                self.notifier.job_assigned(choice.worker, choice.job)
                 failpoint("bell.rung")
-                self.bells.changed(choice.job)
+                self.notifier.job_changed(choice.job)
 
     def supervise(self, job_id: str, run: Callable[["Station", str], None]) -> None:
         """Run an attempt of a job to its end, unless it runs here already."""

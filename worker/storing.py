@@ -222,7 +222,7 @@ class Store:
         failpoint("ship.released")
         self.end = shipment.end or self.end
         self._shipped_at = time.monotonic()
-        self._station.bells.changed(self._claim.job)
+        self._station.notifier.job_changed(self._claim.job)
         return True
 
     def _later(self) -> bool:

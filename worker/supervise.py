@@ -63,7 +63,7 @@ def supervise(station: Station, job_id: str) -> None:
             structlog.contextvars.bound_contextvars(**log_fields()),
         ):
             supervisor.run(span)
-        station.bells.changed(job_id)
+        station.notifier.job_changed(job_id)
         if supervisor.has_ended_job:
             station.dispatch()  # its devices are free, and the rest can wait
             supervisor.tidy()

@@ -152,7 +152,7 @@ class Sweep:
         if ended:
             failpoint("sweep.committed")
             _log.warning("lease_expired", job=claim.job, attempt=claim.attempt)
-            station.bells.changed(claim.job)
+            station.notifier.job_changed(claim.job)
         return ended
 
 
@@ -172,7 +172,7 @@ def return_attempts(
             )
             failpoint("return.commit")
         failpoint("return.committed")
-        station.bells.changed(claim.job)
+        station.notifier.job_changed(claim.job)
 
 
 def _beginning_s(time_ms: int) -> float:

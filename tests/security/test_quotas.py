@@ -252,7 +252,7 @@ def test_jobs_beyond_what_may_run_wait_and_let_others_pass(
 ):
     settings = Settings(home=tmp_path, **{f"quota_{quota}": 2})
     with database.write() as tx:
-        for _ in range(1200):  # more than a dispatcher looks at
+        for _ in range(250):  # more than a dispatcher looks at of one owner and one wish
             jobs.add(
                 tx,
                 owner="ada",

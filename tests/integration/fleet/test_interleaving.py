@@ -11,13 +11,12 @@ from glasshouse.errors import TransactionConflict
 from models import jobs, quotas, workers
 from models.artifacts import LocalArtifacts
 from models.database import Database
+from models.notifier import Notifier
 from models.settings import Settings
 from models.tables import Device
 from models.workers import FoundDevice
 from tests.integration.fleet.stepping import Stepped, count_statements
 from tests.integration.store.making import make_worker
-from worker.app import make_app
-from worker.bells import Bells
 from worker.dispatch import dispatch
 from worker.station import Station
 from worker.sweep import Sweep
@@ -45,9 +44,8 @@ def station_of(database: Database, home: Path, name: str, **more: Any) -> Statio
     wanted = {"home": home, "redis_url": "unix:///nowhere/v.sock", "worker_name": name}
     settings = Settings(**(wanted | {"lease_s": LEASE_S} | more))
     nursery: Any = None
-    bells = Bells(settings, make_app(settings))
-    vars(bells)["_away_until"] = float("inf")
-    return Station(settings, database, LocalArtifacts(settings.artifacts), bells, nursery)
+    notifier = Notifier(settings, enabled=False)
+    return Station(settings, database, LocalArtifacts(settings.artifacts), notifier, nursery)
 
 
 def test_quotas_of_one_owner_are_set_twice_at_once(postgres_url: str):

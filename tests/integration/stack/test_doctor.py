@@ -116,7 +116,7 @@ def test_every_check_of_readiness_can_be_mended():
 
     house = make_resources(Settings(home=Path("/nonexistent"), artifacts_dir=Path("/tmp")))  # noqa: S108
     assert set(Readiness(house)._checks) <= set(MEND_READY)
-    house.bell.close()
+    house.notifier.close()
     house.database.close()
 
 

@@ -19,11 +19,11 @@ from models.artifacts import LocalArtifacts
 from models.database import Database
 from models.events import LoggedEvent
 from models.migrate import migrate
+from models.notifier import DISPATCH_QUEUE
 from models.settings import Settings
 from models.state import ENDED
 from models.tables import Attempt, Device, Job
 from worker.app import make_app
-from worker.bells import DISPATCH_QUEUE
 
 SHORT = {
     "HEARTBEAT_S": "0.5",

@@ -18,11 +18,11 @@ from sqlalchemy import delete
 from glasshouse import jsonio
 from glasshouse.webhooks import verify
 from models import vitals, webhooks, workers
+from models.notifier import Notifier, worker_queue
 from models.tables import Webhook, Worker
 from models.vitals import Sign
 from tests.integration.worker.conftest import Broker
 from tests.integration.worker.shop import Shop, endless, train_spec, until
-from worker.bells import Bells, worker_queue
 from worker.canary import Canary
 from worker.nursery import Nursery
 from worker.station import Station
@@ -71,8 +71,8 @@ def test_a_worker_that_beats_while_nobody_takes_its_messages_is_seen_to_be_deaf(
 ):
     """Connected but deaf: the rings reach the broker, and nobody listens on the queue."""
     settings = shop.settings.model_copy(update={"worker_name": "w1", "canary_s": 0.3})
-    bells = Bells(settings, shop.app)
-    station = Station(settings, shop.database, shop.artifacts, bells, cast("Nursery", None))
+    notifier = Notifier(settings)
+    station = Station(settings, shop.database, shop.artifacts, notifier, cast("Nursery", None))
     with shop.database.write() as tx:
         known = {"host": "h", "pid": 1, "version": "0", "info": {}, "devices": []}
         workers.register(tx, worker="w1", instance=station.instance, **known)
@@ -92,7 +92,7 @@ def test_a_worker_that_beats_while_nobody_takes_its_messages_is_seen_to_be_deaf(
         assert 0 < redis.llen(worker_queue("w1")) <= 11  # it does not fill the broker either
     canary.heard()
     assert not sign(shop, "w1", 0.3).deaf
-    bells.close()
+    notifier.close()
 
 
 def test_a_worker_deletes_by_itself_what_the_settings_let_go_and_nothing_of_a_live_job(

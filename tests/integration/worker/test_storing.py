@@ -15,12 +15,11 @@ from models import events, jobs
 from models.artifacts import LocalArtifacts
 from models.database import Database, Transaction
 from models.events import NewEvent
+from models.notifier import Notifier
 from models.settings import Settings
 from models.tables import Event, Job, now
 from tests.integration.store.making import make_job, make_worker, running
-from worker.app import make_app
 from worker.asked import Asked
-from worker.bells import Bells
 from worker.draining import Lot
 from worker.nursery import Nursery, log_path
 from worker.orders import Orders
@@ -57,10 +56,9 @@ def store(forgetful: Forgetful, tmp_path: Path) -> Generator[Store]:
     """The store of an attempt, whose rank is this test."""
     nobody = f"unix://{tmp_path}/nobody"
     settings = Settings(home=tmp_path, redis_url=nobody, worker_name="w1", lease_s=30)
-    app = make_app(settings)
-    bells = Bells(settings, app)
+    notifier = Notifier(settings)
     nursery = Nursery(log_path=tmp_path / "nursery.log")
-    station = Station(settings, forgetful, LocalArtifacts(settings.artifacts), bells, nursery)
+    station = Station(settings, forgetful, LocalArtifacts(settings.artifacts), notifier, nursery)
     make_worker(forgetful)
     job = make_job(forgetful)
     claim = running(forgetful, job)
@@ -72,8 +70,7 @@ def store(forgetful: Forgetful, tmp_path: Path) -> Generator[Store]:
     made = Store(station, claim, whole, directory, asked)
     yield made
     made.drain.close()
-    bells.close()
-    app.close()
+    notifier.close()
 
 
 def told(database: Database) -> list[dict[str, Any]]:
