@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,13 @@ def test_the_disk_space_of_what_is_stored_is_freed_in_large_pieces(
     if not punch_hole(path, 1):
         pytest.skip("this file system cannot do it")
     path.unlink()
+    freed = [0]
+
+    def punch(path: Path, size: int) -> bool:
+        freed.append(size)
+        return punch_hole(path, size)
+
+    monkeypatch.setattr("worker.store.punch_hole", punch)
     monkeypatch.setattr("worker.store.TRIM_BYTES", 256 * 1024)
     spool = SpoolWriter(path)
     taken: list[int] = []
@@ -183,6 +191,7 @@ def test_the_disk_space_of_what_is_stored_is_freed_in_large_pieces(
     assert store.offset == path.stat().st_size > 2 * 1024**2
     assert 128 * 1024 < max(taken) < 512 * 1024
     assert min(taken[8:]) < 128 * 1024
+    assert all(after - before >= 256 * 1024 for before, after in pairwise(freed))
     assert store.step == 63
 
 
