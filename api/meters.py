@@ -28,7 +28,7 @@ _LEDGER_S = 2.0
 _SIZES_S = 60.0
 """What takes a look at many rows, sizes and ended attempts, is summed up this often at most."""
 _SHIP_BOUNDS = ("0.02", "0.05", "0.1", "0.25", "0.5", "1.0", "2.5", "5.0", "10.0", "60.0", "+Inf")
-"""As ``worker.tally`` counts them; a test compares."""
+"""The buckets of ``worker.station.Tally``; a test compares them."""
 
 
 class Meters:

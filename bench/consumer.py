@@ -18,9 +18,9 @@ from engine.probes.tensors.ring import Ring
 from engine.spool import read_frames
 from models.artifacts import LocalArtifacts
 from models.leases import Claim
-from worker.draining import Drain
-from worker.shipping import Sorter
-from worker.storing import _BUSY_S, MAX_RECORDS, SHIP_EVERY_S
+from worker.captures import Drain
+from worker.records import Sorter
+from worker.store import _BUSY_S, MAX_RECORDS, SHIP_EVERY_S
 
 SLOW_BYTES_PER_S = 2e6
 

@@ -34,7 +34,7 @@ from models.tables import now
 from tests.integration.window import scene
 from tests.integration.window.scene import Api, Broker, Writer
 from tests.integration.window.test_endings import raw_stream
-from worker.storing import SHIP_EVERY_S
+from worker.store import SHIP_EVERY_S
 
 
 @dataclass(frozen=True)

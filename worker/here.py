@@ -21,10 +21,9 @@ from models.settings import Settings
 from worker import dispatch, resuming
 from worker.inventory import cpu_devices, num_cores
 from worker.launch import Launch
-from worker.ranks import Exit, Rank
+from worker.ranks import Exit, Rank, Stop
 from worker.reading import Readers
 from worker.station import Station
-from worker.stopping import Stop
 from worker.supervise import Supervisor
 
 CarryOut = Callable[[Path], None]

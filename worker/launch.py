@@ -12,14 +12,12 @@ from glasshouse.failpoints import failpoint
 from models.leases import Claim
 from models.tables import Job
 from worker import workplace
+from worker.control import Control
 from worker.nursery import NurseryLost
-from worker.orders import Orders
-from worker.ranks import Rank
+from worker.ranks import Rank, Stop
 from worker.register import Register
 from worker.station import Station
-from worker.stopping import Stop
 from worker.usage import Usage
-from worker.watching import Watching
 
 _log: Any = structlog.get_logger()
 _WAIT_S = 1.0
@@ -29,20 +27,13 @@ class Launch:
     """Starts the rank of one attempt and sees to its end."""
 
     def __init__(
-        self,
-        station: Station,
-        claim: Claim,
-        job: Job,
-        directory: Path,
-        watching: Watching,
-        orders: Orders,
+        self, station: Station, claim: Claim, job: Job, directory: Path, control: Control
     ) -> None:
         self._station = station
         self._claim = claim
         self._job = job
         self._dir = directory
-        self._watching = watching
-        self._orders = orders
+        self._control = control
         self._register = Register(station.work)
         self._devices = [str(device["id"]) for device in job.devices]
         self._rank: Rank | None = None
@@ -123,8 +114,7 @@ class Launch:
         with self._station.database.read() as tx:
             described, env = workplace.describe(tx, self._station.artifacts, self._claim, self._job)
         workplace.prepare(self._dir, described | {"ring": ring})
-        self._watching.told(described["probes"])
-        self._orders.told(described["commands"])
+        self._control.delivered(described)
         self.resumes = described["resume"] is not None
         self.parts = described["parts"]
         return env

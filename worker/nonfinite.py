@@ -4,10 +4,14 @@ import math
 from typing import Any
 
 from glasshouse import jsonio
+from glasshouse.errors import NonFinite
 from glasshouse.events import STATS_COLUMNS
 
 _NAN, _INF = STATS_COLUMNS.index("nan"), STATS_COLUMNS.index("inf")
 _FORWARD = ("input", "output")
+_BY_NUMBERS = frozenset({"spec", "internal"})
+"""Categories of failures that NaN or Inf may have caused. ``data`` is not among them: the same
+rows may have caused both the failure and the loss that was not finite before it."""
 
 
 class Nonfinite:
@@ -72,6 +76,19 @@ class Nonfinite:
         where = f"{first['kind']} of {first['layer']}, in the {first['phase']}"
         where += "" if first["phase"] == "update" else " pass"
         return f"The first numbers that were not finite: the {where} of step {first['step']}."
+
+    def explain(self, error: dict[str, Any]) -> dict[str, Any]:
+        """The error of a job, with the first NaN or Inf where that may have caused the failure."""
+        if not self.is_bad_now or error.get("category") not in _BY_NUMBERS:
+            return error
+        first = self.first()
+        text = f"{self.told()} Then it failed: {error['message']}"
+        where = {
+            "rank": error.get("rank"),
+            "layer": first.get("layer") or error.get("layer"),
+            "step": first["step"],
+        }
+        return {**NonFinite(text, found=first, hint=self.advice).as_dict(), **where}
 
 
 def _is_bad(row: list[Any]) -> bool:

@@ -1,12 +1,14 @@
 """What all threads of one worker share, and the two things that a bell asks of it."""
 
+import os
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
 import structlog
 
 from glasshouse.errors import DatabaseUnavailable, StorageFull, TransactionConflict
@@ -14,19 +16,24 @@ from glasshouse.failpoints import failpoint
 from models.artifacts import Artifacts
 from models.database import IDLE_IN_TRANSACTION_S, Database
 from models.endings import Backoff
+from models.events import NewEvent
 from models.notifier import Notifier
 from models.settings import Settings
 from models.space import Space
+from models.tables import now
 from models.tracing import Tracing
 from worker import dispatch as dispatching
 from worker.nursery import Nursery
-from worker.tally import Tally
 
 _log: Any = structlog.get_logger()
 T = TypeVar("T")
 
 AWAY = (DatabaseUnavailable, StorageFull, TransactionConflict)
 """The ledger cannot be written now and may be again soon: wait, and never stop training for it."""
+
+
+BOUNDS_S = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
+"""Upper bounds of the buckets of the time from a record to its commit; the last has none."""
 
 
 def idle_s(lease_s: float) -> float:
@@ -36,6 +43,41 @@ def idle_s(lease_s: float) -> float:
     leases last; its jobs could not be taken by another until then.
     """
     return max(2.0, min(float(IDLE_IN_TRANSACTION_S), lease_s / 3))
+
+
+class Tally:
+    """Counts since the worker's start."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._events = 0
+        self._seconds = 0.0
+        self._buckets = [0] * (len(BOUNDS_S) + 1)
+        self._process = psutil.Process(os.getpid())
+
+    def shipped(self, events: Sequence[NewEvent]) -> None:
+        """Events were committed now: how many, and how long after the oldest had happened."""
+        if not events:
+            return
+        waited_s = max(0.0, (now() - min(event.at for event in events)).total_seconds())
+        place = next((n for n, bound in enumerate(BOUNDS_S) if waited_s <= bound), len(BOUNDS_S))
+        with self._lock:
+            self._events += len(events)
+            self._seconds += waited_s
+            self._buckets[place] += 1
+
+    def figures(self) -> dict[str, Any]:
+        """All counts, for the ledger."""
+        with self._lock:
+            counted: dict[str, Any] = {
+                "events": self._events,
+                "ship_seconds": round(self._seconds, 3),
+                "ship_buckets": list(self._buckets),
+            }
+        return counted | {
+            "memory_bytes": self._process.memory_info().rss,
+            "open_files": self._process.num_fds(),
+        }
 
 
 class Station:

@@ -1,8 +1,9 @@
-"""The desk: one attempt of one job, from its claim to its end.
+"""The supervisor: runs one attempt of one job, from its claim to its end.
 
-Claims it, has a rank forked for it (`worker.launch`), stores what the rank says
-(`worker.storing`), passes on what is asked of it (`worker.asked`), and judges the end
-(`worker.verdict`). It never waits for the ledger with its hands off the rank.
+It claims the attempt, has a rank forked (`worker.launch`), stores what the rank writes
+(`worker.store`), passes on what users ask of it (`worker.control`), checks its progress
+(`worker.liveness`) and judges its end (`worker.verdict`). While the database is unavailable, it
+keeps watching the rank.
 """
 
 import time
@@ -17,22 +18,17 @@ from models import attempts, workers
 from models.leases import Claim
 from models.tables import Job
 from models.tracing import Span, log_fields
-from worker import explaining, memory, resuming, verdict, workplace
-from worker.asked import Asked
-from worker.draining import BadRecord
+from worker import memory, resuming, verdict, workplace
+from worker.captures import BadRecord
+from worker.control import Control
 from worker.folding import Folding
-from worker.holding import Hold
 from worker.launch import Launch
+from worker.liveness import Backpressure, Watchdog
 from worker.nursery import NurseryLost
-from worker.orders import Orders
-from worker.patience import Patience
-from worker.pulse import Pulse
-from worker.ranks import Exit, Rank
+from worker.ranks import Exit, Rank, Stop
 from worker.station import AWAY, Station
-from worker.stopping import Stop
-from worker.storing import Fenced, Store
+from worker.store import Fenced, Store
 from worker.verdict import Again, Ended, Pressed
-from worker.watching import Watching
 
 _log: Any = structlog.get_logger()
 
@@ -86,14 +82,12 @@ class Supervisor:
         self._claim = claim
         self._job = job
         self._dir = station.work / claim.job / str(claim.attempt)
-        self._watching = Watching(self._dir)
-        self._orders = Orders(self._dir)
-        self._asked = Asked(station, claim.job, self._watching, self._orders)
-        self._store = Store(station, claim, job, self._dir, self._asked)
-        self._launch = launch(station, claim, job, self._dir, self._watching, self._orders)
+        self._control = Control(station.database, claim.job, self._dir)
+        self._store = Store(station, claim, job, self._dir, self._control)
+        self._launch = launch(station, claim, job, self._dir, self._control)
         self._folding = Folding(station.database, claim)
-        self._patience = Patience(job.resolved, station.settings, spent_s=spent_s)
-        self._is_overdue = False
+        spool = self._dir / "spool"
+        self._watchdog = Watchdog(job.resolved, station.settings, spool, spent_s=spent_s)
         self._span = Span(None)
         self.has_ended_job = False
         self._unreadable: str | None = None
@@ -128,10 +122,11 @@ class Supervisor:
 
     def _work(self) -> Ended | Again:
         oom_kills = memory.oom_kills()
-        tracing = self._station.tracing
+        store, tracing = self._store, self._station.tracing
         try:
             with tracing.span("launch"):
-                rank, stop = self._start()
+                rank, stop = self._launch.start(store.drain.name, meanwhile=store.beat_if_due)
+                store.attach(stop, self._launch.usage)
             with tracing.span("run"):
                 exit_ = self._watch(rank, stop)
         except NurseryLost as error:
@@ -142,40 +137,32 @@ class Supervisor:
             failure = EngineFailed(f"What the training process wrote cannot be read: {error}")
             return Ended("failed", "internal", failure.as_dict())
         if self._launch.resumes:
-            self._unreadable = resuming.unreadable(self._store.end)
+            self._unreadable = resuming.unreadable(store.end)
         if self._unreadable is not None:
             return Again("checkpoint_refused", self._unreadable)
         if exit_ is None:
             self._launch.abandon()
-            return verdict.unkillable(cancelled=self._asked.cancelled)
+            return verdict.unkillable(cancelled=self._control.cancelled)
         out_of_memory = memory.oom_kills() != oom_kills
-        end = verdict.judge(self._store.end, exit_, self._pressed, out_of_memory=out_of_memory)
-        killed = self._store.end is None
+        end = verdict.judge(store.end, exit_, self._pressed, out_of_memory=out_of_memory)
+        killed = store.end is None
         return verdict.halved(end, self._job.resolved, self._launch.parts, killed=killed)
-
-    def _start(self) -> tuple[Rank, Stop]:
-        store = self._store
-        rank, stop = self._launch.start(store.drain.name, meanwhile=store.beat_if_due)
-        store.usage = self._launch.usage
-        store.gives_up = lambda: self._stopping and stop.signalled
-        return rank, stop
 
     def _watch(self, rank: Rank, stop: Stop) -> Exit | None:
         """Watch the rank until it has ended and all that it said is stored."""
         store = self._store
-        pulse = Pulse(self._dir / "spool")
-        hold = Hold(rank, self._station.settings.max_backlog_bytes)
+        backpressure = Backpressure(rank, self._station.settings.max_backlog_bytes)
+        self._watchdog.start()
         while True:
             exit_ = rank.wait(store.pause_s())
             store.look(final=exit_ is not None)
             store.beat_if_due()
             self._folding.turn()
-            self._lose_patience(pulse, hold)
+            self._check(backpressure)
             if (how := self._pressed.how) is not None:
-                hold.release()
-                stop.ask(how, force=self._asked.force or self._station.hurries)
-            self._watching.tell(rank)
-            self._orders.tell(rank)
+                backpressure.release()
+                stop.ask(how, force=self._control.force or self._station.hurries)
+            self._control.deliver(rank)
             stop.press()
             if exit_ is not None and store.idle:
                 return exit_
@@ -185,15 +172,14 @@ class Supervisor:
             if stop.hopeless:
                 return None
 
-    def _lose_patience(self, pulse: Pulse, hold: Hold) -> None:
-        """See whether the rank stands still, says too much at once, or takes too long."""
-        if hold.holds:
-            pulse.moved()
-        if (stalled := self._patience.listen(pulse, self._store.step)) is not None:
+    def _check(self, backpressure: Backpressure) -> None:
+        """Check whether the rank has stalled, takes too long, or writes more than is stored."""
+        if backpressure.is_stopped:
+            self._watchdog.reset()
+        if (stalled := self._watchdog.check(self._store.step)) is not None:
             self._store.note(stalled)
         if self._pressed.how is None:
-            hold.weigh(pulse.size - self._store.offset)
-        self._is_overdue = self._is_overdue or self._patience.is_over(pulse.lived_s)
+            backpressure.check(self._watchdog.spool_bytes - self._store.offset)
 
     def _hurry(self) -> None:
         """After the end of the rank, a disk that hangs may not keep the job for ever."""
@@ -209,14 +195,13 @@ class Supervisor:
     @property
     def _pressed(self) -> Pressed:
         """Why the rank is to end, if it is."""
-        patience = self._patience
         return Pressed(
-            cancelled=self._asked.cancelled,
+            cancelled=self._control.cancelled,
             stopping=self._stopping,
-            pausing=self._asked.pausing,
-            timeout_s=patience.timeout_s if self._is_overdue else None,
-            stalled_s=patience.stalled_s,
-            on_stall="fail" if patience.on_stall == "fail" else "restart",
+            pausing=self._control.pausing,
+            timeout_s=self._watchdog.exceeded_s,
+            stalled_s=self._watchdog.stalled_s,
+            on_stall="fail" if self._watchdog.on_stall == "fail" else "restart",
         )
 
     def _close(self, end: Ended | Again) -> None:
@@ -232,7 +217,7 @@ class Supervisor:
         _log.info("attempt_ended", exit_kind=end.exit_kind, stored=stored)
 
     def _write_end(self, end: Ended | Again) -> bool:
-        error = end.error and explaining.explain(end.error, self._job, self._store)
+        error = end.error and self._explain(end.error)
         with self._station.database.write() as tx:
             failpoint("end.commit")
             if self._launch.is_stuck:
@@ -249,7 +234,7 @@ class Supervisor:
                     backoff=self._station.backoff,
                     counted=end.counted,
                 )
-            attempts.applied(tx, self._claim, self._asked.stops, self._store.step)
+            attempts.applied(tx, self._claim, self._control.stops, self._store.step)
             return attempts.finish(
                 tx,
                 self._claim,
@@ -258,3 +243,8 @@ class Supervisor:
                 error=error,
                 reason=end.reason,
             )
+
+    def _explain(self, error: dict[str, Any]) -> dict[str, Any]:
+        """Add the plan where memory ran out, the first NaN or Inf, and the end of the log."""
+        told = self._store.nonfinite.explain(memory.beside_plan(error, self._job.plan))
+        return {"log_tail": self._store.log_tail(), **told}

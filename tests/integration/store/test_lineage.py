@@ -24,7 +24,7 @@ from models.events import NewEvent
 from models.lineage import Cut
 from models.shipments import Batch
 from models.tables import Event, Job, now
-from worker.shipping import summarize
+from worker.records import summarize
 
 from .making import losses, make_job, make_worker, next_attempt, running, saved, ship
 

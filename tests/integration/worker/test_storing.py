@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,11 @@ from models.notifier import Notifier
 from models.settings import Settings
 from models.tables import Event, Job, now
 from tests.integration.store.making import make_job, make_worker, running
-from worker.asked import Asked
-from worker.draining import Lot
+from worker.captures import Lot
+from worker.control import Control
 from worker.nursery import Nursery, log_path
-from worker.orders import Orders
 from worker.station import Station
-from worker.storing import MAX_RECORDS, Store
-from worker.watching import Watching
+from worker.store import MAX_RECORDS, Store, punch_hole
 
 Say = Callable[[Store, Path], None]
 
@@ -64,10 +63,10 @@ def store(forgetful: Forgetful, tmp_path: Path) -> Generator[Store]:
     claim = running(forgetful, job)
     directory = tmp_path / "attempt"
     log_path(directory, "stdout").parent.mkdir(parents=True)
-    asked = Asked(station, job.id, Watching(directory), Orders(directory))
+    control = Control(forgetful, job.id, directory)
     with forgetful.read() as tx:
         whole = jobs.whole(tx, job.id, None)
-    made = Store(station, claim, whole, directory, asked)
+    made = Store(station, claim, whole, directory, control)
     yield made
     made.drain.close()
     notifier.close()
@@ -159,6 +158,38 @@ def test_a_rank_that_falls_silent_behind_a_full_portion_is_not_asked_without_a_p
     assert store.pause_s() == 0, "there might be more"
     store.look(final=False)
     assert store.pause_s() > 0
+
+
+def test_the_disk_space_of_what_is_stored_is_freed_in_large_pieces(
+    forgetful: Forgetful, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = tmp_path / "attempt" / "spool"
+    path.write_bytes(b"x")
+    if not punch_hole(path, 1):
+        pytest.skip("this file system cannot do it")
+    path.unlink()
+    freed = [0]
+
+    def punch(path: Path, size: int) -> bool:
+        freed.append(size)
+        return punch_hole(path, size)
+
+    monkeypatch.setattr("worker.store.punch_hole", punch)
+    monkeypatch.setattr("worker.store.TRIM_BYTES", 256 * 1024)
+    spool = SpoolWriter(path)
+    taken: list[int] = []
+    for step in range(64):
+        record = {"type": "progress", "at": "2026-01-01T00:00:00Z", "step": step}
+        spool.append(record | {"text": "x" * 32 * 1024})
+        spool.flush()
+        store.look(final=True)
+        taken.append(path.stat().st_blocks * 512)
+    spool.close()
+    assert store.offset == path.stat().st_size > 2 * 1024**2
+    assert 128 * 1024 < max(taken) < 512 * 1024
+    assert min(taken[8:]) < 128 * 1024
+    assert all(after - before >= 256 * 1024 for before, after in pairwise(freed))
+    assert store.step == 63
 
 
 def num_metrics(database: Database) -> int:

@@ -137,10 +137,3 @@ def test_a_torch_for_the_cpu_makes_cuda_devices_unhealthy():
 
     if torch.version.cuda is None:
         assert all("not built for CUDA" in device["reason"] for device in hardware.listed(NVML))
-
-
-def test_no_file_of_the_worker_holds_sql():
-    for path in Path("worker").glob("*.py"):
-        text = path.read_text()
-        assert "select(" not in text
-        assert "update(" not in text.replace(".update(", "").replace("difference_update(", "")

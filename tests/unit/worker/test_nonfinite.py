@@ -3,7 +3,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from glasshouse.errors import DataFailed, NonFinite, SpecFailed
-from worker.explaining import by_nonfinite, may_be_by_numbers
 from worker.nonfinite import Nonfinite
 
 
@@ -78,7 +77,7 @@ def test_a_failure_by_bad_numbers_says_where_they_came_from():
     heard.hear_stats({"step": 7, "rows": [row("fc1", "output", nan=2)]})
     heard.hear_metric(7, "loss", math.nan)
     error = SpecFailed("all elements of input should be between 0 and 1", step=9, rank=0).as_dict()
-    told = by_nonfinite(error, heard)
+    told = heard.explain(error)
     assert (told["code"], told["category"]) == ("non_finite", "nonfinite")
     assert (told["layer"], told["step"], told["rank"]) == ("fc1", 7, 0)
     assert told["nonfinite"]["phase"] == "forward"
@@ -91,7 +90,7 @@ def test_a_failure_by_bad_numbers_of_the_data_says_to_correct_the_data():
     causes = [NonFinite.OF_DATA, NonFinite.OF_RATE]
     heard.hear_finding(finding(7, "image", "image", "input", "forward", causes=causes))
     heard.hear_metric(7, "loss", math.nan)
-    told = by_nonfinite(SpecFailed("a loss refuses it", step=7).as_dict(), heard)
+    told = heard.explain(SpecFailed("a loss refuses it", step=7).as_dict())
     assert told["category"] == "nonfinite"
     assert told["hint"] == NonFinite.OF_DATA
     assert "learning rate" not in told["hint"]
@@ -105,15 +104,26 @@ def test_the_hint_is_the_first_cause_of_the_first_finding():
     heard.hear_finding(norm)
     heard.hear_finding(finding(5, "fc", "fc", "output", "forward", causes=[NonFinite.OF_RATE]))
     heard.hear_metric(6, "loss", math.nan)
-    told = by_nonfinite(SpecFailed("a loss refuses it", step=7).as_dict(), heard)
+    told = heard.explain(SpecFailed("a loss refuses it", step=7).as_dict())
     assert told["hint"] == large
     assert (told["step"], told["nonfinite"]["kind"]) == (5, "output")
 
 
 def test_a_bad_row_stays_one_although_the_loss_was_not_finite():
     """What the data has is not caused by the numbers of the network, and neither is its advice."""
-    assert not may_be_by_numbers(DataFailed("Row 7 has no 'price'").as_dict())
-    assert may_be_by_numbers(SpecFailed("between 0 and 1").as_dict())
+    heard = Nonfinite()
+    heard.hear_metric(6, "loss", math.nan)
+    error = DataFailed("Row 7 has no 'price'").as_dict()
+    assert heard.explain(error) == error
+    assert heard.explain(SpecFailed("between 0 and 1").as_dict())["category"] == "nonfinite"
+
+
+def test_a_failure_after_the_loss_was_finite_again_stays_what_it_is():
+    heard = Nonfinite()
+    heard.hear_metric(6, "loss", math.nan)
+    heard.hear_metric(7, "loss", 1.0)
+    error = SpecFailed("between 0 and 1").as_dict()
+    assert heard.explain(error) == error
 
 
 def test_what_a_guard_has_found_is_known_without_statistics():

@@ -10,8 +10,7 @@ import pytest
 
 from glasshouse import processes
 from glasshouse.processes import Identity
-from worker.ranks import Rank
-from worker.stopping import Stop
+from worker.ranks import Rank, Stop
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from glasshouse.events import parse_event
 from models.artifacts import LocalArtifacts
 from models.leases import Claim
 from models.probes import ProbeChange
-from worker.draining import Drain, Lot
-from worker.shipping import BadRecord, Shipment, Sorter
+from worker.captures import Drain, Lot
+from worker.records import BadRecord, Shipment, Sorter
 
 AT = "2026-01-02T03:04:05.678Z"
 

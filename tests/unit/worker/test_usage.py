@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from worker import gpus
-from worker.shipping import Shipment, Sorter
+from worker.records import Shipment, Sorter
 from worker.usage import EVERY_S, Usage
 
 BURNER = """

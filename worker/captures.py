@@ -1,7 +1,7 @@
-"""Whole tensors from a rank's ring into artifacts, off the supervisor's own thread.
+"""Captured tensors: from a rank's ring into files, on a thread of their own.
 
-A slow disk delays nothing but the tensors: losses, beats and commands pass it by. The ring's room
-is given back to the rank only once the rows that name a file are in the ledger.
+A slow disk delays only the tensors, not losses, heartbeats and commands. The rank may reuse the
+room in the ring only after the rows that name the file are in the database.
 """
 
 import contextlib
@@ -10,7 +10,6 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -25,7 +24,6 @@ from glasshouse.ids import new_id
 from models.artifacts import Artifacts
 from models.events import NewEvent
 from models.leases import Claim
-from models.shipments import Batch
 from models.space import Space
 
 _log: Any = structlog.get_logger()
@@ -39,10 +37,10 @@ class BadRecord(Exception):
 
 @dataclass(slots=True)
 class Lot:
-    """The tensors of one record: in a file, or dropped; their rows are not in the ledger yet."""
+    """The tensors of one record, in a file or dropped, whose rows are not stored yet."""
 
     end: int
-    """The position up to which the ring is free once they are."""
+    """The position up to which the ring is free once the rows are stored."""
     captures: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     events: list[NewEvent] = field(default_factory=list[NewEvent])
 
@@ -65,16 +63,6 @@ class Drain:
         self._closing = False
         self._hurry = False
         self._thread: threading.Thread | None = None
-
-    @staticmethod
-    def of(
-        claim: Claim, artifacts: Artifacts, num_bytes: int, space: Space | None = None
-    ) -> "Drain":
-        """A drain with a ring of its own, as large as that or as the memory allows."""
-        ring: Ring | None = None
-        with contextlib.suppress(OSError):  # then the rank makes the files, and names them
-            ring = Ring.shared(default_num_bytes(num_bytes))
-        return Drain(claim, artifacts, ring, space)
 
     @property
     def name(self) -> str | None:
@@ -99,7 +87,7 @@ class Drain:
             self._changed.notify_all()
 
     def finished(self) -> list[Lot]:
-        """What is ready for the ledger since this was last asked.
+        """What has become ready to be stored since the last call.
 
         Raises:
             BadRecord: one of them was none.
@@ -111,7 +99,7 @@ class Drain:
             return lots
 
     def release(self, lots: list[Lot]) -> None:
-        """Give the rank its room back: the ledger has the rows."""
+        """Give the room of the tensors back to the rank: their rows are stored."""
         if self._ring is not None:
             for lot in lots:
                 self._ring.release(lot.end)
@@ -186,9 +174,14 @@ class Drain:
         with self._artifacts.receive(key) as path:
             write_file(path, record, self._ring)
         failpoint("capture.stored")
-        lot = Lot(int(record["end"]))
-        rows(self._claim, stored(record, key), key, lot)
-        return lot
+        return in_file(self._claim, stored(record, key), key, end=int(record["end"]))
+
+
+def open_ring(num_bytes: int) -> Ring | None:
+    """A ring of that size, or of what the memory allows. None: the rank writes the files."""
+    with contextlib.suppress(OSError):
+        return Ring.shared(default_num_bytes(num_bytes))
+    return None
 
 
 def new_key(claim: Claim) -> str:
@@ -196,20 +189,22 @@ def new_key(claim: Claim) -> str:
     return f"jobs/{claim.job}/{claim.attempt}/captures/{new_id('cap')}.safetensors"
 
 
-def rows(claim: Claim, record: dict[str, Any], key: str, to: Lot) -> None:
-    """The rows and the events of tensors that are in a file."""
+def in_file(claim: Claim, record: dict[str, Any], key: str, *, end: int = 0) -> Lot:
+    """The rows and the events of tensors that are in the file ``key``."""
+    lot = Lot(end)
     at = datetime.fromisoformat(record["at"]).astimezone(UTC)
     for tensor in record["tensors"]:
         capture = new_id("cap")
         row = {"step": record["step"], "phase": record["phase"], **tensor}
-        to.captures.append({"id": capture, "key": key, **row})
+        lot.captures.append({"id": capture, "key": key, **row})
         where = f"{quote(row['layer'], safe='')}/{quote(row['kind'], safe='')}"
         href = f"/api/v1/jobs/{claim.job}/layers/{where}?step={row['step']}"
         if row["phase"] != "train":
             href += f"&phase={row['phase']}"
         told = {name: value for name, value in row.items() if name != "tensor"}
         event = {"capture": capture, **told, "href": href}
-        to.events.append(NewEvent("capture", at, event, row["step"]))
+        lot.events.append(NewEvent("capture", at, event, row["step"]))
+    return lot
 
 
 def _lost(record: dict[str, Any], error: Exception) -> Lot:
@@ -219,14 +214,3 @@ def _lost(record: dict[str, Any], error: Exception) -> Lot:
         told["what"] = f"captures: {os.strerror(error.errno)}"
     event = NewEvent("dropped", at, {"what": told["what"], "count": told["count"]}, record["step"])
     return Lot(int(record["end"]), events=[event])
-
-
-def add(lots: list[Lot], batch: Batch, behind: Sequence[Lot] = ()) -> None:
-    """Put what is ready into a batch, before what was said after it.
-
-    ``behind``: lots that are at its head already, and come first.
-    """
-    rows = sum(len(lot.captures) for lot in behind)
-    events = sum(len(lot.events) for lot in behind)
-    batch.captures[rows:rows] = [row for lot in lots for row in lot.captures]
-    batch.events[events:events] = [event for lot in lots for event in lot.events]

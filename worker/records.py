@@ -1,7 +1,7 @@
-"""From what a rank wrote in its spool to what the ledger stores: pure sorting, no I/O but moves.
+"""The records of a rank, sorted into what the database stores. No I/O except moves of files.
 
-Bulk files are moved into the artifacts before the transaction that names them, so a row never
-names a file that is not there; a file that no row came to name goes with the job's other files.
+Files are moved into the artifacts before the transaction that names them, so a row never names a
+file that does not exist. A file that no row names is deleted with the job's other files.
 """
 
 import math
@@ -24,8 +24,7 @@ from models.leases import Claim
 from models.probes import ProbeChange
 from models.shipments import Batch
 from models.tables import now
-from worker import draining
-from worker.draining import BadRecord, Lot
+from worker.captures import BadRecord, Lot, in_file, new_key
 from worker.nonfinite import Nonfinite
 
 MAX_RESULT_CHARACTERS = 256 * 1024
@@ -42,7 +41,7 @@ class Shipment:
     tensors: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     """``captures`` records whose tensors are still in the ring."""
     lots: list[Lot] = field(default_factory=list[Lot])
-    """Tensors that have left the ring, and whose rows are in the batch."""
+    """Tensors that have left the ring; their rows are at the head of the batch."""
     offsets: tuple[int, int] = (0, 0)
     end: dict[str, Any] | None = None
 
@@ -56,8 +55,11 @@ class Shipment:
             del self.moves[0]
 
     def take(self, lots: list[Lot]) -> None:
-        """Put the rows of tensors that have left the ring into the batch."""
-        draining.add(lots, self.batch, behind=self.lots)
+        """Put the rows of tensors that have left the ring into the batch, before its records'."""
+        rows = sum(len(lot.captures) for lot in self.lots)
+        events = sum(len(lot.events) for lot in self.lots)
+        self.batch.captures[rows:rows] = [row for lot in lots for row in lot.captures]
+        self.batch.events[events:events] = [event for lot in lots for event in lot.events]
         self.lots += lots
 
 
@@ -204,10 +206,9 @@ class Sorter:
         if "file" not in record:
             to.tensors.append(whole)
             return
-        key = draining.new_key(self._claim)
+        key = new_key(self._claim)
         to.moves.append((self._inside(record["file"]), key))
-        lot = Lot(0)
-        draining.rows(self._claim, whole, key, lot)
+        lot = in_file(self._claim, whole, key)
         to.batch.captures += lot.captures
         to.batch.events += lot.events
 

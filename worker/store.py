@@ -1,11 +1,13 @@
-"""What a rank says, brought into the ledger, and the beats that keep the attempt's lease.
+"""Stores what a rank writes, and renews the lease of its attempt.
 
-Everything here is fenced: an attempt that was given up for dead finds that its writes match
-nothing. While the ledger is away the spool keeps what was said.
+Every write is fenced: those of an attempt that has lost its job match no row. While the database
+is unavailable, the spool keeps what the rank wrote.
 """
 
+import ctypes
+import os
+import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +21,14 @@ from models.events import NewEvent
 from models.keeping import Keeping
 from models.leases import Beat, Claim
 from models.tables import Job
-from worker.asked import Asked
-from worker.draining import NO_SPACE, Drain
+from worker.captures import NO_SPACE, Drain, open_ring
+from worker.control import Control
 from worker.logs import Log
 from worker.nonfinite import Nonfinite
 from worker.nursery import STREAMS, log_path
-from worker.shipping import Shipment, Sorter
+from worker.ranks import Stop
+from worker.records import Shipment, Sorter
 from worker.station import AWAY, Station
-from worker.trimming import Trim
 from worker.usage import Usage
 
 _log: Any = structlog.get_logger()
@@ -34,12 +36,15 @@ _log: Any = structlog.get_logger()
 SHIP_EVERY_S = 0.05
 BEAT_EVERY_S = 1.0
 MAX_RECORDS = 1000
+TRIM_BYTES = 16 * 1024**2
+"""The disk space of records that are stored is freed in pieces of at least this size."""
 _MIN_RECORDS = 20
 _FRESH_S = 0.005  # the first step is what people wait for
 _BUSY_S = 0.01
 _IDLE_S = 0.04
 _IDLE_AFTER_S = 2.0
 _RETRY_S = 0.5
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2  # of fallocate(2)
 
 
 class Fenced(Exception):
@@ -69,27 +74,25 @@ class Store:
     """Reads what one attempt's rank writes and stores it."""
 
     def __init__(
-        self, station: Station, claim: Claim, job: Job, directory: Path, asked: Asked
+        self, station: Station, claim: Claim, job: Job, directory: Path, control: Control
     ) -> None:
         self._station = station
         self._claim = claim
-        self._dir = directory
-        self._asked = asked
+        self._spool = directory / "spool"
+        self._control = control
         self._logs = [Log(log_path(directory, name), name) for name in STREAMS]
         self._sorter = Sorter(claim, job.owner, directory, job.summary)
-        buffered = station.settings.capture_buffer_bytes
-        self.drain = Drain.of(claim, station.artifacts, buffered, station.space)
-        self.usage: Usage | None = None
-        """What the rank uses of its machine, once there is one."""
-        self.gives_up: Callable[[], bool] = lambda: False
-        """Whether there is no time left to wait for a ledger that is away."""
+        ring = open_ring(station.settings.capture_buffer_bytes)
+        self.drain = Drain(claim, station.artifacts, ring, station.space)
         self.end: dict[str, Any] | None = None
         """The rank's last word."""
         self.offset = 0
         """Everything in the spool before this byte is stored."""
+        self._stop: Stop | None = None
+        self._usage: Usage | None = None
         self._began = False
         self._notes: list[NewEvent] = []
-        self._trim = Trim(directory / "spool")
+        self._trimmed = 0
         self._pending: Shipment | None = None
         self._tried = self._behind = False
         self._num_shipped = 0
@@ -111,6 +114,10 @@ class Store:
     def nonfinite(self) -> Nonfinite:
         """Where the numbers of the job first were not finite."""
         return self._sorter.nonfinite
+
+    def attach(self, stop: Stop, usage: Usage | None) -> None:
+        """Take what is known of the rank once it has been started."""
+        self._stop, self._usage = stop, usage
 
     def note(self, event: NewEvent) -> None:
         """Have an event of the worker's own stored with what the rank says next."""
@@ -175,10 +182,10 @@ class Store:
         return self._behind or time.monotonic() - self._shipped_at >= SHIP_EVERY_S
 
     def _read(self, *, final: bool) -> Shipment | None:
-        records, offset = read_frames(self._dir / "spool", self.offset, self._portion.most)
+        records, offset = read_frames(self._spool, self.offset, self._portion.most)
         self._behind = len(records) == self._portion.most
         printed = [event for log in self._logs for event in log.read(final=final)]
-        used = self.usage.figures() if self.usage is not None and not final else {}
+        used = self._usage.figures() if self._usage is not None and not final else {}
         lots = self.drain.finished()
         noted, self._notes = self._notes, []
         if not (records or printed or used or lots or noted):
@@ -217,7 +224,8 @@ class Store:
         self._num_shipped += 1
         failpoint("ship.committed")
         self.offset = shipment.offsets[1]
-        self._trim.upto(self.offset)
+        if self.offset - self._trimmed >= TRIM_BYTES and punch_hole(self._spool, self.offset):
+            self._trimmed = self.offset
         self.drain.release(shipment.lots)
         failpoint("ship.released")
         self.end = shipment.end or self.end
@@ -232,7 +240,8 @@ class Store:
 
     def _wait(self) -> None:
         self._retry_at = time.monotonic() + _RETRY_S
-        if self.gives_up():
+        is_signalled = self._stop is not None and self._stop.signalled
+        if is_signalled and self._station.stopping.is_set():
             raise Fenced  # no time left: the lease will run out
 
     def _store(self, shipment: Shipment) -> None:
@@ -266,4 +275,23 @@ class Store:
         if beat is None:
             raise Fenced
         self._wrote_at = time.monotonic()
-        self._asked.heard(beat)
+        self._control.receive(beat)
+
+
+def punch_hole(path: Path, size: int) -> bool:
+    """Free the disk space of the first bytes of a file, which keeps its length and its offsets.
+
+    Returns whether the system can do that: Linux, on most file systems.
+    """
+    if sys.platform != "linux":
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return libc.fallocate(handle, _KEEP_SIZE | _PUNCH_HOLE, 0, size) == 0
+    finally:
+        os.close(handle)
