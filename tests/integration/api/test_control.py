@@ -286,7 +286,7 @@ def test_a_fork_that_cannot_be_is_refused_with_its_place(
         ({"checkpoint": foreign, "step": 3}, 422, "invalid_request", "/step"),
         ({"spec": {"init": {}}}, 422, "invalid_request", "/spec/init"),
         ({"optimizer": {}}, 422, "invalid_request", "/optimizer"),
-        ({"spec": {"stop": {"steps": 4}}}, 422, "invalid_spec", "/spec/stop/steps"),
+        ({"spec": {"stop": {"steps": 4}}}, 422, "invalid_spec", "/spec/stop"),
         ({"spec": {"stop": {"epochs": 4}}}, 422, "invalid_spec", "/spec/stop/steps"),
         ({"spec": {"seeed": 4}}, 422, "invalid_spec", "/spec/seeed"),
         (
