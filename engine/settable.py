@@ -74,8 +74,8 @@ def changed_job(job: TrainJob, changes: Mapping[str, Any]) -> TrainJob:
     for path in changes:
         if path not in known:
             raise one(pointer_of(path), _why_not(path, known), "not_settable")
+    body = overlay(job.model_dump(mode="json"), changes)
     try:
-        body = overlay(job.model_dump(mode="json"), changes)
         changed = TrainJob.model_validate_json(json.dumps(body))
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False)[0]

@@ -149,7 +149,7 @@ class JitterArgs(Spec):
             detail = "brightness, contrast, saturation and hue are all 0, which changes nothing"
             raise WrongAt(given, detail=f"{detail}: give at least one of them another value")
         for name in names:
-            ends = getattr(self, name)
+            ends: float | Ends = getattr(self, name)
             _check_ends(name, ends if isinstance(ends, tuple) else None)
         return self
 
