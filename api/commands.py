@@ -20,7 +20,7 @@ from api.resources import House, Resources
 from api.views import BASE, command_json
 from glasshouse import jsonio
 from glasshouse.errors import FieldProblem, InvalidRequest, InvalidSpec, JobEnded
-from glasshouse.spec.strict import JsonData
+from glasshouse.spec.strict import JsonData, check_exactly_one
 from models import commands, jobs
 from models.database import Transaction
 from models.idempotency import Answer
@@ -47,8 +47,7 @@ class NewCommand(Body):
 
     @model_validator(mode="after")
     def _check_one(self) -> Self:
-        if (self.set is None) == (self.do is None):
-            raise ValueError("give exactly one of set, do")
+        check_exactly_one(self, "set", "do")
         return self
 
 

@@ -28,6 +28,7 @@ from glasshouse.errors import (
     JobNotEnded,
 )
 from glasshouse.spec import InferJob, TrainJob
+from glasshouse.spec.strict import check_at_most_one
 from models import checkpoints, commands, jobs, pausing
 from models.database import Transaction
 from models.state import ENDED
@@ -53,8 +54,7 @@ class Fork(Body):
 
     @model_validator(mode="after")
     def _check_one(self) -> Self:
-        if self.checkpoint is not None and self.step is not None:
-            raise ValueError("give checkpoint or step, not both")
+        check_at_most_one(self, "checkpoint", "step")
         return self
 
 

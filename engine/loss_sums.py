@@ -40,11 +40,35 @@ class LossSums:
 
 
 @dataclass(frozen=True)
+class Late:
+    """A loss of a micro-batch whose denominator only the forward pass gives."""
+
+    number: int
+    """Of the micro-batch within its step."""
+    count: int
+    """Micro-batches of the step."""
+    is_empty: dict[int, Tensor]
+    """By number, whether a micro-batch had nothing to compare; shared by those of the step."""
+
+    def noted(self, value: Tensor, is_empty: Tensor) -> Tensor:
+        """What the micro-batch adds to the loss; the last one of a step that is empty adds NaN."""
+        self.is_empty[self.number] = is_empty
+        if self.number + 1 < self.count:
+            return value
+        is_all_empty = torch.stack([*self.is_empty.values()]).all()
+        return value + torch.where(is_all_empty, torch.nan, 0.0).to(value.dtype)
+
+
+@dataclass(frozen=True)
 class StepPart:
-    """A micro-batch within its step: the denominators of each loss, its own and the step's."""
+    """A micro-batch within its step: the denominators of each loss, its own and the step's.
+
+    ``late``: those for which rows stand in; empty where there are none.
+    """
 
     own: tuple[Denominator, ...]
     whole: tuple[Denominator, ...]
+    late: tuple[Late | None, ...] = ()
 
 
 def total(parts: Sequence[tuple[Denominator, ...]]) -> tuple[Denominator, ...]:
@@ -103,14 +127,33 @@ class Term:
             return self._summed(operands).double(), below
         return self.value(operands).double() * below, below
 
-    def within(self, operands: Sequence[Any], own: Denominator, whole: Denominator) -> Tensor:
+    def within(
+        self,
+        operands: Sequence[Any],
+        own: Denominator,
+        whole: Denominator,
+        late: Late | None = None,
+    ) -> Tensor:
         """What a micro-batch adds to the loss of its step; one with nothing to compare adds 0."""
         if self.is_sum:
             return self.value(operands)
+        if late is not None:
+            return self._by_rows(operands, own / whole, late)
         if isinstance(whole, Tensor):
             above = self._summed(operands)
             return above / whole.to(above.dtype)
         return self.value(operands) * (own / whole) if own else self._summed(operands)
+
+    def _by_rows(self, operands: Sequence[Any], share: Tensor | float, late: Late) -> Tensor:
+        """The mean of a micro-batch by its share of the rows, and 0 instead of 0 over 0."""
+        below = self.denominator(operands, 1)
+        if isinstance(below, Tensor):
+            above, is_empty = self._summed(operands), below == 0
+            mean = above / below.masked_fill(is_empty, 1.0).to(above.dtype)
+        else:
+            mean = self.value(operands) if below else self._summed(operands)
+            is_empty = torch.tensor(not below, device=mean.device)
+        return late.noted(mean * share, is_empty)
 
     def of_rows(self, operands: Sequence[Any]) -> Tensor:
         """Each row's own loss, [B]; one of several figures per row gives their mean.

@@ -92,8 +92,9 @@ class Losses(nn.Module):
         if part is None:
             each = [term.value(given) for term, given in split]
         else:
-            shares = zip(split, part.own, part.whole, strict=True)
-            each = [term.within(given, own, whole) for (term, given), own, whole in shares]
+            late = part.late or (None,) * len(split)
+            shares = zip(split, part.own, part.whole, late, strict=True)
+            each = [term.within(given, own, whole, x) for (term, given), own, whole, x in shares]
         if not self.names:
             return LossValue(each[0])
         named = zip(self.names, each, strict=True)

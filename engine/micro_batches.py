@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from engine.data.rows import Rows
 from engine.layers import LayerFailed
 from engine.lengths import Lengths
-from engine.loss_sums import OF_CLASSES, Denominator, StepPart, Term, total
+from engine.loss_sums import OF_CLASSES, Denominator, Late, StepPart, Term, total
 from engine.losses import Losses
 from engine.network import Network
 from engine.tensor_names import host_lengths_of, root
@@ -57,9 +57,13 @@ class MicroBatches:
         both = zip(held, sizes, strict=True)
         owns = [self._denominators.of(batch, size) for (batch, _), size in both]
         whole = total(owns)
-        for own in owns:
+        empty: list[dict[int, Tensor]] = [{} for _ in whole]
+        for number, own in enumerate(owns):
+            late = [Late(number, len(owns), noted) for noted in empty]
+            both = zip(late, self._denominators.are_late, strict=True)
             batch, self._rows.newest_made = held.popleft()
-            yield batch, StepPart(own, whole), not held
+            part = StepPart(own, whole, tuple(item if is_late else None for item, is_late in both))
+            yield batch, part, not held
 
 
 class Denominators:
@@ -78,10 +82,24 @@ class Denominators:
         self._job = job
 
     @cached_property
+    def are_late(self) -> tuple[bool, ...]:
+        """Of each loss, whether only the forward pass gives its denominator: rows stand in."""
+        known = {*self._job.data.fields} | {*self._known}
+        return tuple(
+            any(root(name) not in known for name in _targets_of(self._job, item, term))
+            for item, term in self._losses
+        )
+
+    @cached_property
+    def _known(self) -> list[str]:
+        """The layers that targets and lengths come from and that are known before a step."""
+        layers = sorted({root(name) for name in self._read} - set(self._job.data.fields))
+        return [layer for layer in layers if is_known_before(self._job, layer)]
+
+    @cached_property
     def _network(self) -> Network | None:
         """What computes the targets and lengths that are no fields; None: there are none such."""
-        layers = sorted({root(name) for name in self._read} - set(self._job.data.fields))
-        known = [layer for layer in layers if is_known_before(self._job, layer)]
+        known = self._known
         return Network(self._job.network, known, prune=True) if known else None
 
     def of(self, batch: Mapping[str, Tensor], num_rows: int) -> tuple[Denominator, ...]:

@@ -17,6 +17,7 @@ from engine.optim import build_optimizer
 from engine.problems import SpecProblems, one
 from glasshouse.spec import Optimizer, TrainJob
 from glasshouse.spec.live import is_of_optimizer, is_of_sparse, overlay, place
+from glasshouse.spec.places import place_of
 from glasshouse.spec.wording import said
 
 _OPTIMIZER = "optimizer."
@@ -73,12 +74,13 @@ def changed_job(job: TrainJob, changes: Mapping[str, Any]) -> TrainJob:
     for path in changes:
         if path not in known:
             raise one(pointer_of(path), _why_not(path, known), "not_settable")
+    body = overlay(job.model_dump(mode="json"), changes)
     try:
-        text = json.dumps(overlay(job.model_dump(mode="json"), changes))
-        changed = TrainJob.model_validate_json(text)
+        changed = TrainJob.model_validate_json(json.dumps(body))
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise one(_blamed(first["loc"], changes), said(first, TrainJob), first["type"]) from None
+        where = _blamed(place_of(first, body), changes)
+        raise one(where, said(first, TrainJob), first["type"]) from None
     for which, names in optimizer_changes(changes).items():
         before, after = (_half(item.optimizer, which) for item in (job, changed))
         _try_optimizer(_Trial(before, _layouts(job, which)), after, names, _PREFIXES[which])

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.data.staging import gathered, moved
 from glasshouse.errors import DataFailed
 from glasshouse.spec import (
     DenseSequenceField,
@@ -163,29 +164,31 @@ class LoadedSequence:
         home = self.values.device
         steps_T = torch.arange(num_steps, device=home)
         around_T = steps_T if self.around is None else self.around[:num_steps]
-        index_BT = starts_B.to(home)[:, None] + around_T
+        index_BT = moved(starts_B, home)[:, None] + around_T
         if int(lengths_B.min()) == num_steps:
-            return self._read(self._stored(index_BT), device), lengths_B
-        is_padding_BT = steps_T >= lengths_B.to(home)[:, None]
-        stored = self._stored(index_BT.masked_fill_(is_padding_BT, 0))
+            return self._read(self._stored(index_BT, device)), lengths_B
+        is_padding_BT = steps_T >= moved(lengths_B, home)[:, None]
+        x = self._read(self._stored(index_BT.masked_fill_(is_padding_BT, 0), device))
+        is_padding_BT = moved(is_padding_BT, device)
         if self.is_integer:
-            stored = stored.to(torch.int64).masked_fill_(is_padding_BT, self.padding_value)
-            return self._read(stored, device), lengths_B
-        x = self._read(stored, device)
-        return x.masked_fill_(is_padding_BT.to(device)[..., None], 0.0), lengths_B
+            return x.masked_fill_(is_padding_BT, self.padding_value), lengths_B
+        return x.masked_fill_(is_padding_BT[..., None], 0.0), lengths_B
 
-    def _stored(self, index_BT: Tensor) -> Tensor:
-        """The values at some places, new ones; zeros where there is none at all."""
+    def _stored(self, index_BT: Tensor, device: torch.device) -> Tensor:
+        """The values at some places, on a device, in memory of their own; zeros if there are none.
+
+        To CUDA they go in the dtype in which they are stored, by way of pinned memory.
+        """
         shape = (*index_BT.shape, *self.values.shape[1:])
         if not len(self.values):
-            return self.values.new_zeros(shape)
-        return self.values.index_select(0, index_BT.reshape(-1)).reshape(shape)
+            return torch.zeros(shape, dtype=self.values.dtype, device=device)
+        return gathered(self.values, index_BT.reshape(-1), device).reshape(shape)
 
-    def _read(self, stored: Tensor, device: torch.device) -> Tensor:
+    def _read(self, stored: Tensor) -> Tensor:
         """Stored values as a network takes them."""
         if self.is_integer:
-            return stored.to(torch.int64).to(device)
-        x = stored.to(device).to(torch.float32)
+            return stored.to(torch.int64)
+        x = stored.to(torch.float32)
         if self.divide_by is not None:
             x.div_(self.divide_by)
         elif self.scale is not None:

@@ -15,7 +15,7 @@ from engine.augment.augmenting import Augmenting, Change
 from engine.data.ahead import Ahead
 from engine.data.prepared import Prepared
 from engine.data.ragged import LoadedSequence
-from engine.data.staging import gathered
+from engine.data.staging import gathered, moved
 from engine.tensor_names import host_lengths_of, lengths_of, values_of
 
 _EPOCH_STRIDE = 1_000_003
@@ -277,7 +277,7 @@ def batch_of(
             continue
         made[name], lengths_B = item.batch(host_B, device)
         lengths[name] = lengths_B
-        made[lengths_of(name)] = lengths_B.to(device)
+        made[lengths_of(name)] = moved(lengths_B, device)
         if item.weights is not None:
             weighted = replace(item, values=item.weights, weights=None, is_integer=False)
             x_BT1, _ = weighted.batch(host_B, device)

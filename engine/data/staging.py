@@ -16,7 +16,7 @@ def gathered(values: Tensor, rows_B: Tensor | slice, device: torch.device) -> Te
 
     ``rows_B`` are on the device of ``values``, or a slice with a start and a stop.
     """
-    if device.type == "cuda" and not values.is_cuda:
+    if _is_pinned_for(values, device):
         landed = None
         with contextlib.suppress(RuntimeError):  # no more memory can be pinned: then it is not
             landed = _pinned(values, rows_B)
@@ -25,6 +25,17 @@ def gathered(values: Tensor, rows_B: Tensor | slice, device: torch.device) -> Te
     if isinstance(rows_B, slice):
         return values[rows_B].clone().to(device)
     return values.index_select(0, rows_B).to(device)
+
+
+def moved(values: Tensor, device: torch.device) -> Tensor:
+    """A tensor on a device; one that is there already is returned as it is."""
+    if _is_pinned_for(values, device):
+        return gathered(values, slice(0, len(values)), device)
+    return values.to(device)
+
+
+def _is_pinned_for(values: Tensor, device: torch.device) -> bool:
+    return device.type == "cuda" and not values.is_cuda
 
 
 def _pinned(values: Tensor, rows_B: Tensor | slice) -> Tensor:

@@ -447,8 +447,8 @@ def causes(found: Found, steps: Sequence[Sequence[Any]], *, of_scale: bool = Fal
     absmax = STATS_COLUMNS.index("absmax")
     told += [
         NonFinite.of_field(row[0], row[absmax])
-        for row in found.rows
-        if row[1] == "input" and NonFinite.LARGE <= row[absmax] < math.inf
+        for row in found.fields
+        if NonFinite.LARGE <= row[absmax] < math.inf
     ]
     norms = [row[2] for row in steps[:-1] if row[2] is not None and math.isfinite(row[2])]
     if len(norms) >= 2 and norms[-1] > 10 * sorted(norms)[len(norms) // 2]:

@@ -70,6 +70,8 @@ class Found:
     """NaN, infinities, values in all."""
     rows: list[Row] = field(default_factory=list[Row])
     """The figures of the tensors up to it, in the order in which they were made."""
+    fields: list[Row] = field(default_factory=list[Row])
+    """The figures of the data fields of its batch, however many tensors ago that was."""
     norm: float | None = None
     """Of a tensor whose values are finite, but whose norm is too large: its l2 norm."""
 
@@ -185,6 +187,7 @@ class _Search:
     def __init__(self, skipped: Skipped) -> None:
         self._skipped = skipped
         self._rows: deque[Row] = deque(maxlen=NUM_TENSORS)
+        self._fields: list[Row] = []
         self.num_rows = 0
         self.found = Found()
         self.largest = Found()
@@ -197,19 +200,21 @@ class _Search:
         figures = summarize(tensor.detach())
         row: Row = [*(figures.tolist() if isinstance(figures, Tensor) else figures)]
         self._rows.append([name, kind, *row])
+        if kind == "input":
+            self._fields.append(self._rows[-1])
         if name in self._skipped:
             return
         found = Found(layer, name, kind, phase)
         if row[_NAN] or row[_INF]:
             found.counts = int(row[_NAN]), int(row[_INF]), tensor.numel()
             found.bad_rows = self._rows_where(lambda rows: ~torch.isfinite(rows).all(1), tensor)
-            found.rows = [*self._rows]
+            found.rows, found.fields = [*self._rows], [*self._fields]
             self.found = found
         elif phase == "backward":
             found.norm = float(row[_L2])
             if larger(self.largest, found) is found:
                 found.bad_rows = self._rows_where(_largest, tensor)
-                found.rows = [*self._rows]
+                found.rows, found.fields = [*self._rows], [*self._fields]
                 self.largest = found
 
     def _rows_where(self, test: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor | None:

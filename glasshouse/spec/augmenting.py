@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field as Constraint
 from pydantic import PositiveFloat, PositiveInt, model_validator
 
-from glasshouse.spec.strict import Spec
+from glasshouse.spec.strict import Spec, WrongAt
 
 Probability = Annotated[float, Constraint(ge=0, le=1)]
 Pixels = Annotated[int, Constraint(ge=0, le=10_000)]
@@ -22,7 +22,8 @@ Ends = tuple[float, float]
 
 def _check_ends(name: str, ends: Ends | None) -> None:
     if ends is not None and ends[0] > ends[1]:
-        raise ValueError(f"{name} is [from, to]: {ends[0]} is more than {ends[1]}")
+        detail = f"{name} is [from, to], and {ends[0]} is greater than {ends[1]}: swap the two"
+        raise WrongAt(name, detail=detail)
 
 
 class FlipArgs(Spec):
@@ -142,10 +143,13 @@ class JitterArgs(Spec):
 
     @model_validator(mode="after")
     def _check_all(self) -> Self:
-        given = self.brightness, self.contrast, self.saturation, self.hue
-        if not any(given):
-            raise ValueError("nothing is changed: give brightness, contrast, saturation or hue")
-        for name, ends in zip(("brightness", "contrast", "saturation", "hue"), given, strict=True):
+        names = ("brightness", "contrast", "saturation", "hue")
+        if not any(getattr(self, name) for name in names):
+            given = next((name for name in names if name in self.model_fields_set), names[0])
+            detail = "brightness, contrast, saturation and hue are all 0, which changes nothing"
+            raise WrongAt(given, detail=f"{detail}: give at least one of them another value")
+        for name in names:
+            ends: float | Ends = getattr(self, name)
             _check_ends(name, ends if isinstance(ends, tuple) else None)
         return self
 

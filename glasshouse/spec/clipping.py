@@ -5,7 +5,7 @@ from typing import Literal, Self
 from pydantic import Field as Constraint
 from pydantic import model_validator
 
-from glasshouse.spec.strict import Spec
+from glasshouse.spec.strict import Spec, WrongAt
 
 FLOAT32_MAX = 3.4028234663852886e38
 """The largest float32. torch cannot clamp a float32 tensor to more."""
@@ -26,7 +26,8 @@ class GradClip(Spec):
     @model_validator(mode="after")
     def _check_type(self) -> Self:
         if self.min is not None and self.type != "value":
-            raise ValueError("min is of type value only: a norm has no lower end")
+            detail = f"min ({self.min}) applies to type value only: a norm has no lower end"
+            raise WrongAt("min", detail=f"{detail}; remove min, or set type to value")
         return self
 
 
@@ -41,5 +42,6 @@ class OutputGradClip(Spec):
     @model_validator(mode="after")
     def _check_order(self) -> Self:
         if self.min == self.max:
-            raise ValueError("min and max are both 0: to cut the gradient set stop_gradient")
+            detail = "min and max are both 0: to cut the gradient, set stop_gradient of the layer"
+            raise WrongAt("max", detail=detail)
         return self

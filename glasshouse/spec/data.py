@@ -18,7 +18,7 @@ from glasshouse.spec.preparing import (
     Vocabulary,
     Windows,
 )
-from glasshouse.spec.strict import Name, Spec
+from glasshouse.spec.strict import Name, Spec, WrongAt, check_at_most_one, repeated
 
 IMAGES = "images.zip"
 FORMATS = (
@@ -63,7 +63,8 @@ class Source(Spec):
     @model_validator(mode="after")
     def _check_fraction(self) -> Self:
         if self.fraction is not None and not 0 <= self.fraction[0] < self.fraction[1] <= 1:
-            raise ValueError("fraction must be [from, to] with 0 <= from < to <= 1")
+            detail = "fraction must be [from, to] with 0 <= from < to <= 1"
+            raise WrongAt("fraction", detail=f"{detail} (got {[*self.fraction]})")
         return self
 
 
@@ -121,8 +122,7 @@ class DenseField(_Columns):
 
     @model_validator(mode="after")
     def _check_columns(self) -> Self:
-        if self.column is not None and self.columns is not None:
-            raise ValueError("give column or columns, not both")
+        check_at_most_one(self, "column", "columns")
         return self
 
 
@@ -146,11 +146,19 @@ class IntegerField(_Columns):
         if self.classes is None:
             return self
         if len({type(item) for item in self.classes}) > 1:
-            raise ValueError("classes are all texts or all integers")
-        if len(set(self.classes)) < len(self.classes):
-            raise ValueError("classes has a value twice; remove one")
+            number, other = next(
+                (number, item)
+                for number, item in enumerate(self.classes)
+                if type(item) is not type(self.classes[0])
+            )
+            detail = f"classes are all texts or all integers: {self.classes[0]!r} and {other!r}"
+            raise WrongAt("classes", number, detail=f"{detail} are not alike; write both as texts")
+        if (again := repeated(self.classes)) is not None:
+            detail = f"classes lists {self.classes[again]!r} twice: remove one"
+            raise WrongAt("classes", again, detail=detail)
         if self.dim is not None and self.dim != len(self.classes):
-            raise ValueError(f"dim is {self.dim}, and there are {len(self.classes)} classes")
+            detail = f"dim is {self.dim}, but classes lists {len(self.classes)}: remove dim"
+            raise WrongAt("dim", detail=detail)
         return self
 
 
@@ -178,7 +186,8 @@ class IntegerSequenceField(_Columns):
     @model_validator(mode="after")
     def _check_tokens(self) -> Self:
         if self.vocabulary is not None and self.tokens is None:
-            raise ValueError("vocabulary is of tokens: say whether they are characters or words")
+            detail = "vocabulary needs tokens: set tokens to characters or words"
+            raise WrongAt("vocabulary", detail=detail)
         return self
 
 
@@ -251,7 +260,8 @@ class Sequences(Spec):
     @model_validator(mode="after")
     def _check_overflow(self) -> Self:
         if self.max_length is None and self.overflow != "truncate":
-            raise ValueError("overflow needs max_length: say how long a row may be")
+            detail = f"overflow {self.overflow!r} needs max_length: set the most steps of a row"
+            raise WrongAt("overflow", detail=detail)
         return self
 
 
@@ -336,8 +346,7 @@ class Data(Spec):
     def _check_buckets(self) -> Self:
         bucket = self.bucket_by_length
         if bucket is not None and bucket.max_tokens is not None and self.drop_last:
-            raise ValueError(
-                "drop_last needs batches of one size, and those of bucket_by_length.max_tokens"
-                " have many: leave one of them out"
-            )
+            detail = "drop_last (true) needs batches of one size, and those of"
+            detail += f" bucket_by_length.max_tokens ({bucket.max_tokens}) have many: remove one"
+            raise WrongAt("drop_last", detail=detail)
         return self

@@ -6,7 +6,7 @@ from pydantic import Field as Constraint
 from pydantic import model_validator
 
 from glasshouse.spec.probes import Glob
-from glasshouse.spec.strict import Spec
+from glasshouse.spec.strict import Spec, WrongAt
 
 NonfiniteCheck = Literal["loss", "outputs", "gradients", "parameters"]
 MAX_SKIPPED = 100
@@ -34,14 +34,20 @@ class NonfiniteGuard(Spec):
     @model_validator(mode="after")
     def _check_action(self) -> Self:
         if self.action != "skip_step" and self.max_skipped is not None:
-            raise ValueError("max_skipped is of action skip_step: no other skips a step")
-        if self.action == "skip_step" and "parameters" in self.check:
-            raise ValueError(
-                "parameters are looked at after the update, which skip_step cannot take back: "
-                "choose fail or warn, or check gradients"
+            detail = (
+                f"max_skipped ({self.max_skipped}) applies to action skip_step only, and action"
             )
+            detail += f" is {self.action!r}: remove max_skipped, or set action to skip_step"
+            raise WrongAt("max_skipped", detail=detail)
+        if self.action == "skip_step" and "parameters" in self.check:
+            detail = (
+                "action skip_step cannot undo the update after which parameters are checked: set"
+            )
+            detail += " action to fail or warn, or check gradients instead of parameters"
+            raise WrongAt("check", self.check.index("parameters"), detail=detail)
         if self.action == "skip_step" and not self.check:
-            raise ValueError("skip_step needs something in check to decide by")
+            detail = "action skip_step needs at least one check, and check is []: add gradients"
+            raise WrongAt("check", detail=detail)
         return self
 
 
@@ -61,7 +67,8 @@ class Allocator(Spec):
     @model_validator(mode="after")
     def _check_any(self) -> Self:
         if not self.model_fields_set:
-            raise ValueError("name at least one setting, or leave out allocator")
+            names = ", ".join(type(self).model_fields)
+            raise WrongAt(detail=f"allocator is {{}}: give at least one of {names}, or remove it")
         return self
 
 

@@ -1,6 +1,5 @@
 """The kinds of job, and what they share."""
 
-from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -23,7 +22,15 @@ from glasshouse.spec.metrics import Metric
 from glasshouse.spec.network import Graph, Input
 from glasshouse.spec.presets import Preset
 from glasshouse.spec.probes import Probe
-from glasshouse.spec.strict import JsonData, Name, Spec, WrongAt
+from glasshouse.spec.strict import (
+    JsonData,
+    Name,
+    Spec,
+    WrongAt,
+    check_at_most_one,
+    check_exactly_one,
+    repeated,
+)
 from glasshouse.spec.training import (
     Average,
     Checkpoint,
@@ -79,12 +86,12 @@ class Devices(Spec):
 
     @model_validator(mode="after")
     def _check_type(self) -> Self:
-        if self.type != "cuda" and (self.count is not None or self.ids is not None):
-            raise ValueError("count and ids choose CUDA devices: set type to cuda")
-        if self.count is not None and self.ids is not None:
-            raise ValueError("give count or ids, not both")
-        if self.type != "cpu" and self.threads is not None:
-            raise ValueError("threads chooses CPU cores: set type to cpu")
+        wanted = {"count": "cuda", "ids": "cuda", "threads": "cpu"}
+        for name, kind in wanted.items():
+            if self.type != kind and getattr(self, name) is not None:
+                detail = f"{name} applies to type {kind} only, and type is {self.type!r}"
+                raise WrongAt(name, detail=f"{detail}: remove {name}, or set type to {kind}")
+        check_at_most_one(self, "count", "ids")
         return self
 
 
@@ -193,16 +200,23 @@ class TrainJob(_Job):
             object.__setattr__(self, "evaluate", Evaluate(every_epochs=1))  # frozen from here on
         if self.evaluate is not None:
             if self.data.validation is None:
-                raise ValueError("evaluate needs data.validation: name the rows to evaluate on")
+                detail = "evaluate needs data.validation: name the rows to evaluate on"
+                raise WrongAt("evaluate", detail=f"{detail}, or remove evaluate")
             if "keep_best" not in self.checkpoint.model_fields_set:
                 keeping = self.checkpoint.model_copy(update={"keep_best": self._keep_best()})
                 object.__setattr__(self, "checkpoint", keeping)
             return self
         if self.stop.early is not None:
-            raise ValueError("stop.early needs evaluate: say when its metric is computed")
+            raise self._never_computed("stop", "early", self.stop.early.metric)
         if self.scheduler is not None and self.scheduler.metric is not None:
-            raise ValueError("scheduler.metric needs evaluate: say when it is computed")
+            raise self._never_computed("scheduler", "metric", self.scheduler.metric)
         return self
+
+    def _never_computed(self, part: str, field: str, metric: str) -> WrongAt:
+        """No evaluation computes the metric that a field follows."""
+        validation = "" if self.data.validation is not None else "data.validation and "
+        detail = f"{part}.{field} needs {metric}, which only evaluations compute: set"
+        return WrongAt(part, field, detail=f"{detail} {validation}evaluate")
 
     def _keep_best(self) -> KeepBest:
         """By which value checkpoints are kept where the spec does not say so."""
@@ -214,14 +228,18 @@ class TrainJob(_Job):
     @model_validator(mode="after")
     def _check_across(self) -> Self:
         if self.grad_scaler is not None and self.precision != "float16":
-            raise ValueError("grad_scaler is of precision float16 only: no other scales its losses")
+            detail = f"grad_scaler needs precision float16, and precision is {self.precision!r}"
+            raise WrongAt("grad_scaler", detail=f"{detail}: remove one, or set precision")
         if self.guards.memory.allocator is not None and self.devices.type != "cuda":
-            raise ValueError("guards.memory.allocator is of CUDA devices: set devices.type to cuda")
+            detail = f"allocator is for CUDA devices, and devices.type is {self.devices.type!r}"
+            detail += ": remove allocator, or set devices.type to cuda"
+            raise WrongAt("guards", "memory", "allocator", detail=detail)
         if self.tune and self.memory_format != "contiguous_format":
-            raise ValueError("tune chooses the memory_format: leave one of the two out")
-        twice = [name for name, count in Counter(self.loss_names).items() if count > 1]
-        if twice:
-            raise ValueError(f"two losses are called {twice[0]!r}: give one a name")
+            detail = f"tune chooses memory_format, and memory_format is {self.memory_format!r}"
+            raise WrongAt("tune", detail=f"{detail}: remove one of them")
+        if (again := repeated(self.loss_names)) is not None:
+            detail = f"two losses are named {self.loss_names[again]!r}: give each its own name"
+            raise WrongAt("loss", again, "name", detail=detail)
         for number, layer in enumerate(self.network.layers):
             if layer.name in self.data.fields:
                 detail = f"{layer.name!r} names a layer and a data field; rename one"
@@ -308,10 +326,8 @@ class InferJob(_Job):
 
     @model_validator(mode="after")
     def _check_one(self) -> Self:
-        if (self.checkpoint is None) == (self.job is None):
-            raise ValueError("give exactly one of checkpoint, job")
-        if (self.data is None) == (self.inputs is None):
-            raise ValueError("give exactly one of data, inputs")
+        check_exactly_one(self, "checkpoint", "job")
+        check_exactly_one(self, "data", "inputs")
         return self
 
 

@@ -6,7 +6,7 @@ from pydantic import AfterValidator, PositiveInt, model_validator
 from pydantic import Field as Constraint
 
 from glasshouse.nearest import did_you_mean
-from glasshouse.spec.strict import Args, Spec, TorchName
+from glasshouse.spec.strict import Args, Spec, TorchName, WrongAt
 
 Watched = Annotated[
     str,
@@ -79,15 +79,22 @@ class Metric(Spec):
     def _check_type(self) -> Self:
         count = 1 if self.type in ALONE else 2
         if len(self.inputs) != count:
-            raise ValueError(f"{self.type} takes {count} input{'s'[: count - 1]}")
+            detail = f"{self.type} takes {count} input{'s'[: count - 1]} (got {len(self.inputs)})"
+            raise WrongAt("inputs", detail=detail)
         if self.type != "accuracy" and self.top_k != 1:
-            raise ValueError("top_k is of accuracy only; a class of torchmetrics has it in args")
+            detail = f"top_k ({self.top_k}) applies to accuracy only, and type is {self.type!r}"
+            raise WrongAt("top_k", detail=f"{detail}: classes of torchmetrics take it in args")
         if self.args and not self.is_of_torchmetrics:
-            raise ValueError(f"args are of classes of torchmetrics; {self.type} has none")
-        if self.is_judged and any("/" in name for name in self.inputs):
-            raise ValueError(f"{self.type} compares outputs: name layers and data fields")
+            detail = f"args apply to classes of torchmetrics only, and type is {self.type!r}"
+            raise WrongAt("args", detail=f"{detail}: remove args")
+        for number, name in enumerate(self.inputs):
+            if self.is_judged and "/" in name:
+                detail = (
+                    f"{self.type} compares outputs, and {name!r} is none: name a layer or field"
+                )
+                raise WrongAt("inputs", number, detail=detail)
         if self.name in RESERVED or (self.name or "").startswith(RESERVED_PREFIXES):
-            raise ValueError(f"the name {self.name!r} is taken; choose another")
+            raise WrongAt("name", detail=f"the name {self.name!r} is reserved: choose another")
         return self
 
     @property

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field as Constraint
 from pydantic import PositiveInt, model_validator
 
-from glasshouse.spec.strict import Spec
+from glasshouse.spec.strict import Spec, WrongAt, repeated
 
 MAX_CLASSES = 10_000
 MAX_CLASS_LENGTH = 200
@@ -56,10 +56,13 @@ class Vocabulary(Spec):
     def _check_given(self) -> Self:
         if self.given is None:
             return self
-        if self.max_size is not None or self.min_count != 1:
-            raise ValueError("given is the whole vocabulary: leave out max_size and min_count")
-        if len(set(self.given)) < len(self.given):
-            raise ValueError("given has a token twice; remove one")
+        for name in ("max_size", "min_count"):
+            if (value := getattr(self, name)) != type(self).model_fields[name].default:
+                detail = f"given is the whole vocabulary: remove {name} ({value})"
+                raise WrongAt(name, detail=detail)
+        if (again := repeated(self.given)) is not None:
+            detail = f"given lists {self.given[again]!r} twice: remove one"
+            raise WrongAt("given", again, detail=detail)
         return self
 
 

@@ -6,7 +6,7 @@ from pydantic import Field as Constraint
 from pydantic import NonNegativeInt, PositiveInt, field_validator, model_validator
 
 from glasshouse.slices import MAX_CHARACTERS, read
-from glasshouse.spec.strict import Spec, WrongAt
+from glasshouse.spec.strict import Spec, WrongAt, check_exactly_one
 
 Form = Literal["stats", "histogram", "quantiles", "full", "sample"]
 SAMPLE_BYTES = 65_536
@@ -73,12 +73,13 @@ class Probe(Spec):
 
     @model_validator(mode="after")
     def _check_when(self) -> Self:
-        if sum(item is not None for item in (self.every, self.at, self.on)) != 1:
-            raise ValueError("give exactly one of every, at, on")
+        check_exactly_one(self, "every", "at", "on")
         if self.stop is not None and self.stop <= self.start:
-            raise ValueError("stop must be greater than start")
+            detail = f"stop ({self.stop}) must be greater than start ({self.start})"
+            raise WrongAt("stop", detail=detail)
         if self.on is not None and self.phase == "evaluate":
-            raise ValueError("on looks at training: leave phase out, or give every or at")
+            detail = "on watches training, and phase is 'evaluate': remove phase, or replace on by"
+            raise WrongAt("phase", detail=f"{detail} every or at")
         if self.on is not None:
             _check_recorder(self.want)
         if (self.at is not None or self.phase == "evaluate") and self.max_overhead not in (
@@ -86,9 +87,11 @@ class Probe(Spec):
             DEFAULT_MAX_OVERHEAD,
         ):
             what = "at" if self.at is not None else "phase evaluate"
-            raise ValueError(f"max_overhead widens intervals, and {what} has none: leave it out")
+            detail = f"max_overhead ({self.max_overhead}) widens intervals, and {what} has none"
+            raise WrongAt("max_overhead", detail=f"{detail}: remove max_overhead")
         if self.lossless and self.max_overhead not in (None, DEFAULT_MAX_OVERHEAD):
-            raise ValueError("lossless gives up nothing for max_overhead: leave one of them out")
+            detail = f"max_overhead ({self.max_overhead}) has no effect with lossless: remove one"
+            raise WrongAt("max_overhead", detail=detail)
         return self
 
     @model_validator(mode="after")
@@ -98,14 +101,18 @@ class Probe(Spec):
             raise WrongAt("slice", detail=detail)
         if not {"full", "sample"} & {*self.want}:
             if self.max_bytes is not None:
-                raise ValueError("max_bytes limits full and sample: want one, or leave it out")
+                detail = f"max_bytes ({self.max_bytes}) limits full and sample: add one of them to"
+                raise WrongAt("max_bytes", detail=f"{detail} want, or remove max_bytes")
             if self.lossless:
-                raise ValueError("lossless is of tensors: want full or sample, or leave it out")
+                detail = "lossless (true) applies to full and sample: add one of them to want, or"
+                raise WrongAt("lossless", detail=f"{detail} remove lossless")
         return self
 
 
 def _check_recorder(want: tuple[Form, ...]) -> None:
     if "stats" not in want:
-        raise ValueError("on records statistics: want must have stats")
-    if {"histogram", "quantiles"} & {*want}:
-        raise ValueError("on records statistics and tensors: leave histogram and quantiles out")
+        raise WrongAt("want", detail=f"on records statistics, and want is {[*want]}: add stats")
+    for number, form in enumerate(want):
+        if form in ("histogram", "quantiles"):
+            detail = f"on records statistics and tensors only: remove {form} from want"
+            raise WrongAt("want", number, detail=detail)

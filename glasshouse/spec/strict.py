@@ -1,6 +1,7 @@
 """The strict base of every spec, and the checked free-form arguments of torch classes."""
 
 import math
+from collections.abc import Hashable, Sequence
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, JsonValue
@@ -23,11 +24,53 @@ class Spec(BaseModel):
 
 
 class WrongAt(ValueError):
-    """A field within what a validator checks is wrong; ``place`` is where, seen from there."""
+    """A field within what a validator checks is wrong; ``place`` is its path from there.
+
+    Every rule across fields raises it, never a plain ``ValueError``: that would point at the object
+    that has the fields. ``detail`` names the field, its value and the fix.
+    """
 
     def __init__(self, *place: int | str, detail: str) -> None:
         super().__init__(detail)
         self.place = place
+
+
+def check_exactly_one(model: BaseModel, *names: str) -> None:
+    """Require that one of these fields, and no other of them, has a value.
+
+    Raises:
+        WrongAt: at the first field if none has a value, else at the second that has one.
+    """
+    if all(getattr(model, name) is None for name in names):
+        detail = f"give exactly one of {', '.join(names)}: none is given"
+        raise WrongAt(names[0], detail=detail)
+    check_at_most_one(model, *names)
+
+
+def check_at_most_one(model: BaseModel, *names: str) -> None:
+    """Require that at most one of these fields has a value.
+
+    Raises:
+        WrongAt: at the second field that has a value.
+    """
+    given = [name for name in names if getattr(model, name) is not None]
+    if len(given) > 1:
+        values = [getattr(model, name) for name in given]
+        shown = (
+            f" ({value!r})" if isinstance(value, str | float | int) else "" for value in values
+        )
+        got = " and ".join(f"{name}{value}" for name, value in zip(given, shown, strict=True))
+        raise WrongAt(given[1], detail=f"give only one of {', '.join(names)} (got {got})")
+
+
+def repeated(items: Sequence[Hashable]) -> int | None:
+    """The index of the first item that equals an earlier one; None if there is none."""
+    seen: set[Hashable] = set()
+    for number, item in enumerate(items):
+        if item in seen:
+            return number
+        seen.add(item)
+    return None
 
 
 def _reject_nonfinite(value: Any) -> Any:

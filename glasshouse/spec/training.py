@@ -12,7 +12,15 @@ from pydantic import (
 )
 
 from glasshouse.spec.network import Input
-from glasshouse.spec.strict import Args, Name, Spec, TorchName
+from glasshouse.spec.strict import (
+    Args,
+    Name,
+    Spec,
+    TorchName,
+    WrongAt,
+    check_at_most_one,
+    check_exactly_one,
+)
 
 Judged = Annotated[str, Constraint(pattern=r"^validation/.{1,190}$")]
 """A metric of the evaluations: ``validation/loss``, ``validation/accuracy``."""
@@ -35,7 +43,8 @@ class Init(Spec):
     @model_validator(mode="after")
     def _check_missing(self) -> Self:
         if self.load == "all" and self.missing != "fail":
-            raise ValueError("missing is of load model only: all goes on with the whole run")
+            detail = f"missing {self.missing!r} applies to load model only, and load is 'all'"
+            raise WrongAt("missing", detail=f"{detail}: remove missing, or set load to model")
         return self
 
 
@@ -121,10 +130,15 @@ class Scheduler(Spec):
 
     @model_validator(mode="after")
     def _check_metric(self) -> Self:
-        if (self.metric is not None) != (self.type == "ReduceLROnPlateau"):
-            raise ValueError("ReduceLROnPlateau needs a metric, and no other scheduler takes one")
+        if self.type == "ReduceLROnPlateau" and self.metric is None:
+            detail = "ReduceLROnPlateau needs a metric: set it, for one to validation/loss"
+            raise WrongAt("metric", detail=detail)
+        if self.type != "ReduceLROnPlateau" and self.metric is not None:
+            detail = f"metric {self.metric!r} applies to ReduceLROnPlateau only, and type is"
+            raise WrongAt("metric", detail=f"{detail} {self.type!r}: remove metric")
         if self.metric is not None and self.unit != "steps":
-            raise ValueError("ReduceLROnPlateau goes on at each evaluation: leave out unit")
+            detail = f"ReduceLROnPlateau steps at each evaluation: remove unit ({self.unit!r})"
+            raise WrongAt("unit", detail=detail)
         return self
 
 
@@ -153,13 +167,16 @@ class Average(Spec):
     @model_validator(mode="after")
     def _check_type(self) -> Self:
         of_window = ("average_window_rate", "min_average_window", "max_average_window")
-        if self.type != "ema" and self.decay is not None:
-            raise ValueError("decay is of ema only")
-        if self.type != "window" and any(getattr(self, name) is not None for name in of_window):
-            raise ValueError(f"{', '.join(of_window)} are of window only")
+        applies = {"decay": "ema", **dict.fromkeys(of_window, "window")}
+        for name, kind in applies.items():
+            if self.type != kind and (value := getattr(self, name)) is not None:
+                detail = f"{name} ({value}) applies to {kind} only, and type is {self.type!r}"
+                raise WrongAt(name, detail=f"{detail}: remove {name}")
         least, most = self.min_average_window or 10_000, self.max_average_window or 10_000
         if least > most:
-            raise ValueError("min_average_window must not be above max_average_window")
+            detail = f"min_average_window ({least}) is greater than max_average_window ({most})"
+            given = "max" if self.min_average_window is None else "min"
+            raise WrongAt(f"{given}_average_window", detail=f"{detail}; both default to 10000")
         return self
 
 
@@ -188,9 +205,7 @@ class Stop(Spec):
 
     @model_validator(mode="after")
     def _check_one(self) -> Self:
-        given = [name for name in ("epochs", "steps", "seconds") if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError("give exactly one of epochs, steps, seconds")
+        check_exactly_one(self, "epochs", "steps", "seconds")
         return self
 
 
@@ -210,8 +225,7 @@ class Evaluate(Spec):
 
     @model_validator(mode="after")
     def _check_one(self) -> Self:
-        if (self.every_epochs is None) == (self.every_steps is None):
-            raise ValueError("give exactly one of every_epochs, every_steps")
+        check_exactly_one(self, "every_epochs", "every_steps")
         return self
 
 
@@ -246,8 +260,7 @@ class Checkpoint(Spec):
 
     @model_validator(mode="after")
     def _check_one(self) -> Self:
-        if self.every_epochs is not None and self.every_steps is not None:
-            raise ValueError("give every_epochs or every_steps, not both")
+        check_at_most_one(self, "every_epochs", "every_steps")
         return self
 
     @property

@@ -8,7 +8,7 @@ from pydantic import TypeAdapter, model_validator
 
 from glasshouse.spec.data import Data, Field, Source
 from glasshouse.spec.jobs import InferJob, JobSpec, Network, TrainJob
-from glasshouse.spec.strict import Name, Spec
+from glasshouse.spec.strict import Name, Spec, WrongAt
 
 
 class UploadedNetwork(Spec):
@@ -23,9 +23,10 @@ class UploadedNetwork(Spec):
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
-        for layer in self.network.layers:
+        for number, layer in enumerate(self.network.layers):
             if layer.name in self.fields:
-                raise ValueError(f"{layer.name!r} names a layer and a data field; rename one")
+                detail = f"{layer.name!r} names a layer and a data field; rename one"
+                raise WrongAt("network", "layers", number, detail=detail)
         return self
 
     @cached_property

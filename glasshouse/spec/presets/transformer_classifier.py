@@ -7,7 +7,7 @@ from pydantic import model_validator
 from glasshouse.spec.network import Graph, Layer
 from glasshouse.spec.presets.blocks import transformer_block
 from glasshouse.spec.presets.drawing import Depth, Rate, Size, Source, dropout, layer
-from glasshouse.spec.strict import Spec
+from glasshouse.spec.strict import Spec, WrongAt
 
 
 class TransformerClassifier(Spec):
@@ -27,7 +27,8 @@ class TransformerClassifier(Spec):
     @model_validator(mode="after")
     def _check_heads(self) -> Self:
         if self.width % self.num_heads:
-            raise ValueError("width must be a multiple of num_heads")
+            detail = f"width ({self.width}) must be a multiple of num_heads ({self.num_heads})"
+            raise WrongAt("width", detail=detail)
         return self
 
 

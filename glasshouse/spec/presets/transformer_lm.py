@@ -8,7 +8,7 @@ from pydantic import model_validator
 from glasshouse.spec.network import Graph, Layer, ParameterInit
 from glasshouse.spec.presets.blocks import transformer_block
 from glasshouse.spec.presets.drawing import Depth, Rate, Size, Source, dropout, layer
-from glasshouse.spec.strict import Spec
+from glasshouse.spec.strict import Spec, WrongAt
 
 
 class TransformerLm(Spec):
@@ -39,7 +39,8 @@ class TransformerLm(Spec):
     @model_validator(mode="after")
     def _check_heads(self) -> Self:
         if self.width % self.num_heads:
-            raise ValueError("width must be a multiple of num_heads")
+            detail = f"width ({self.width}) must be a multiple of num_heads ({self.num_heads})"
+            raise WrongAt("width", detail=detail)
         return self
 
 

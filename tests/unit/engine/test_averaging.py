@@ -182,10 +182,13 @@ def test_what_goes_on_takes_the_averages_along_or_leaves_them(digits, tmp_path):
 @pytest.mark.parametrize(
     ("average", "words"),
     [
-        ({"type": "swa", "decay": 0.9}, "decay is of ema only"),
+        ({"type": "swa", "decay": 0.9}, "decay (0.9) applies to ema only"),
         ({"type": "ema", "decay": 1.0}, "less than 1"),
-        ({"type": "ema", "max_average_window": 5}, "of window only"),
-        ({"type": "window", "max_average_window": 5}, "must not be above"),
+        ({"type": "ema", "max_average_window": 5}, "applies to window only"),
+        (
+            {"type": "window", "max_average_window": 5},
+            "(10000) is greater than max_average_window (5)",
+        ),
         ({"type": "mean"}, "ema"),
     ],
 )

@@ -221,9 +221,9 @@ def test_lists_that_differ_in_length_are_refused_unless_bad_rows_are_dropped(tmp
     [
         ({"classes": [1, 2]}, "/classes", "the classes are integers, and column 'species' holds"),
         ({}, "/classes", "list the classes of field 'species'"),
-        ({"classes": ["a", "a"]}, "", "twice"),
-        ({"classes": ["a", 1]}, "", "all texts or all integers"),
-        ({"classes": ["a", "b"], "dim": 3}, "", "dim is 3, and there are 2 classes"),
+        ({"classes": ["a", "a"]}, "/classes/1", "twice"),
+        ({"classes": ["a", 1]}, "/classes/1", "all texts or all integers"),
+        ({"classes": ["a", "b"], "dim": 3}, "/dim", "dim is 3, but classes lists 2"),
         ({"classes": ["a"], "column": "bill"}, "/classes", "the classes are texts, and column"),
     ],
 )

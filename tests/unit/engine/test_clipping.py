@@ -187,8 +187,8 @@ def test_one_gradient_at_two_points_is_refused():
         ({"type": "mean", "max": 1.0}, "/grad_clip/type"),
         ({"type": "value"}, "/grad_clip/max"),
         ({"type": "value", "max": 1.0, "min": 0.5}, "/grad_clip/min"),
-        ({"type": "norm", "max": 1.0, "min": -0.5}, "/grad_clip"),
-        ({"type": "global_norm", "max": 1.0, "min": 0.0}, "/grad_clip"),
+        ({"type": "norm", "max": 1.0, "min": -0.5}, "/grad_clip/min"),
+        ({"type": "global_norm", "max": 1.0, "min": 0.0}, "/grad_clip/min"),
     ],
 )
 def test_a_limit_that_makes_no_sense_is_refused(clip, pointer):

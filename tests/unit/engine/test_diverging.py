@@ -203,6 +203,22 @@ def test_the_hint_is_of_the_row_that_is_to_blame(action: str, value: float, tmp_
         assert error["hint"] == f"The field 'x' reaches {value:.3g}: scale or normalize it."
 
 
+def test_a_field_is_to_blame_however_many_tensors_later_the_first_bad_one_is(tmp_path: Path):
+    data = columns(bad={BATCH * 5 + 2: 1e30})
+    table = write_table(tmp_path / "table", data, {"train": slice(None)})
+    body = job("square", "SGD", 1e-3, "fail")
+    deep = [{"name": f"deep{number}", "type": "Identity"} for number in range(25)]
+    body["network"] = {"layers": [{**deep[0], "inputs": ["x"]}, *deep[1:], *layers("square")]}
+    body["network"]["layers"][25] |= {"inputs": ["deep24"]}
+    records = run(tmp_path / "job", body, table)
+    (found,) = findings(records)
+    assert (found["step"], found["phase"]) == (5, "forward")
+    assert len(found["tensors"]["rows"]) == 20
+    assert "x" not in {row[0] for row in found["tensors"]["rows"]}
+    assert HINT_OF_ROW in found["causes"]
+    assert records[-1]["error"]["hint"] == found["causes"][0]
+
+
 def test_parameters_that_an_update_made_bad_are_told_of_with_the_rows_of_that_step(
     table: Path, tmp_path: Path
 ):

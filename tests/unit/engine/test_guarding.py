@@ -496,8 +496,8 @@ def test_a_norm_is_finite_only_where_all_values_are(bad: float):
 @pytest.mark.parametrize(
     ("body", "word"),
     [
-        ('{"action": "skip_step", "check": ["parameters"]}', "cannot take back"),
-        ('{"action": "skip_step", "check": []}', "decide by"),
+        ('{"action": "skip_step", "check": ["parameters"]}', "cannot undo"),
+        ('{"action": "skip_step", "check": []}', "at least one check"),
         ('{"max_skipped": 3}', "max_skipped"),
         ('{"check": ["weights"]}', "parameters"),
         ('{"action": "ignore"}', "warn"),

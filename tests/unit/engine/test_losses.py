@@ -146,7 +146,7 @@ def test_a_job_can_be_judged_by_one_of_them():
         ([CLASSES, {**REBUILD, "weight": 0}], "/loss/1/weight", "more than 0"),
         ([CLASSES, {**REBUILD, "wait": 1}], "/loss/1/wait", "no such field"),
         ([CLASSES, {"type": "MSELoss"}], "/loss/1/inputs", "missing"),
-        ([REBUILD, SUMMED], "", "two losses are called 'MSELoss'"),
+        ([REBUILD, SUMMED], "/loss/1/name", "two losses are named 'MSELoss'"),
     ],
 )
 def test_what_is_wrong_with_one_of_several_is_named_by_its_place(several, pointer, detail):

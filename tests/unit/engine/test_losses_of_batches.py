@@ -574,6 +574,62 @@ def test_a_plan_says_that_targets_are_not_known_before_a_step(table, tmp_path):
     assert all(np.isfinite(losses(records)))
 
 
+PEAKS = [3, 0, 1, 0, 3, 1, 3, 3, 3]
+"""The largest entry of the rows of each micro-batch of 8: class 3 does not count."""
+
+
+@pytest.mark.parametrize(
+    "args",
+    [{"ignore_index": 3}, {"weight": [1.0, 2.0, 1.0, 0.0, 1.0, 1.0]}],
+    ids=["ignored", "weightless"],
+)
+def test_a_micro_batch_without_targets_that_nobody_knows_before_it_adds_nothing(args, tmp_path):
+    """Three steps of three: the first or second is empty; then all are, which is torch's NaN."""
+    x = np.random.default_rng(1).random((72, 6)).astype(np.float32)
+    x[np.arange(72), np.repeat(PEAKS, 8)] += 3.0
+    x[12:16, 1] += 5.0  # two classes in one micro-batch
+    splits = {"train": slice(0, 72), "test": slice(8, 48)}
+    table = write_table(tmp_path / "table", {"x": x, "label": np.zeros(72, np.int64)}, splits)
+    layers = [
+        {"name": "fc", "type": "Linear", "args": {"out_features": 6}, "inputs": ["x"]},
+        {"name": "drawn", "type": "Dropout", "args": {"p": 0.0}, "inputs": ["x"]},
+        {"name": "peak", "type": "argmax", "args": {"dim": 1}},
+    ]
+    loss = {"type": "CrossEntropyLoss", "args": args, "inputs": ["fc", "peak"]}
+    more = {"network": {"layers": layers}, "data": {"batch_size": 8}, "accumulate": 3}
+    still = {"type": "SGD", "args": {"lr": 0.0}}
+    run(tmp_path / "still", job(loss, optimizer=still, stop={"steps": 1}, **more), table)
+    moving = {"type": "SGD", "args": {"lr": 0.5}}
+    records = run(tmp_path / "job", job(loss, optimizer=moving, stop={"steps": 3}, **more), table)
+
+    began = weights(tmp_path / "still", 1)
+    weight, bias = (began[f"fc.{name}"].clone().requires_grad_() for name in ("weight", "bias"))
+    given = {k: torch.tensor(v) if k == "weight" else v for k, v in args.items()}
+    expected: list[float] = []
+    for step in torch.from_numpy(x).split(24)[:2]:
+        parts = [(F.linear(part, weight, bias), part.argmax(1)) for part in step.split(8)]
+        counted = [both for both in parts if (both[1] != 3).any()]
+        whole = sum(F.cross_entropy(*both, **given) for both in counted) / 3
+        assert isinstance(whole, torch.Tensor)
+        assert len(counted) == 2
+        grads = torch.autograd.grad(whole, (weight, bias))
+        expected.append(whole.item())
+        with torch.no_grad():
+            for item, grad in zip((weight, bias), grads, strict=True):
+                item.sub_(0.5 * grad)
+    found = losses(records)
+    assert found[:2] == pytest.approx(expected, rel=1e-6)
+    assert found[2] == "NaN"
+    assert F.cross_entropy(torch.randn(4, 6), torch.full((4,), 3), **given).isnan()
+    ended = weights(tmp_path / "job", 3)
+    torch.testing.assert_close(ended["fc.weight"], weight.detach(), rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(ended["fc.bias"], bias.detach(), rtol=1e-5, atol=1e-7)
+    rows = torch.from_numpy(x[8:48])
+    scores = F.linear(rows, ended["fc.weight"], ended["fc.bias"])
+    of_all = F.cross_entropy(scores, rows.argmax(1), **given).item()
+    assert judged(records)[-1] == pytest.approx(of_all, rel=1e-6)
+
+
 def test_a_plan_says_that_micro_batches_are_normalized_by_themselves(table):
     layers = [{"name": "norm", "type": "BatchNorm1d"}, *LAYERS]
     network = {"layers": layers}

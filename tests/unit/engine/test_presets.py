@@ -398,7 +398,11 @@ REFUSED = [
     (preset("mlp", hidden=[0]), "/network/args/hidden/0", "at least 1"),
     (preset("mlp", hidden=[3] * 201), "/network/args/hidden", "200"),
     (preset("mlp", dropout=1.5), "/network/args/dropout", "less than 1"),
-    (preset("transformer_lm", width=10, num_heads=3), "/network/args", "multiple of num_heads"),
+    (
+        preset("transformer_lm", width=10, num_heads=3),
+        "/network/args/width",
+        "multiple of num_heads",
+    ),
     (preset("mnist_cnn", channels=True), "/network/args/channels", "whole number"),
     (preset("cbow"), "/network/args", "'context', which is neither a layer nor a data field"),
     ({"type": "preset"}, "/network/preset", "missing"),

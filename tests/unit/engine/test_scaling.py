@@ -342,8 +342,8 @@ def test_layers_that_go_over_steps_learn(kind, digits, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "pointer"),
     [
-        ({"grad_scaler": {}}, ""),
-        ({"grad_scaler": RULES, "precision": "bfloat16"}, ""),
+        ({"grad_scaler": {}}, "/grad_scaler"),
+        ({"grad_scaler": RULES, "precision": "bfloat16"}, "/grad_scaler"),
         ({**LOW, "grad_scaler": {"growth_factor": 1.0}}, "/grad_scaler/growth_factor"),
         ({**LOW, "grad_scaler": {"backoff_factor": 1.0}}, "/grad_scaler/backoff_factor"),
         ({**LOW, "grad_scaler": {"growth_interval": 0}}, "/grad_scaler/growth_interval"),

@@ -1,6 +1,8 @@
 """Learning rates: those of torch's schedulers, used by hand."""
 
 import json
+import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,8 +12,9 @@ from torch.optim import lr_scheduler, swa_utils
 
 from engine.catalog import section
 from engine.learning_rate import scheduler_classes
-from tests.unit.engine.making import errors, of_type, planned, run, spec
-from tests.unit.engine.test_commands import train
+from tests.unit.engine.making import by_hand as by_hand_of
+from tests.unit.engine.making import errors, losses, of_type, planned, run, spec
+from tests.unit.engine.test_commands import Scheduled, train, weights
 
 # of 300 rows in batches of 20: 15 steps an epoch, 60 steps in all
 DATA = {"batch_size": 20}
@@ -290,6 +293,78 @@ def test_another_rate_is_another_base_of_the_schedule(digits, tmp_path):
         {"optimizer.lr": 0.1},
         {"optimizer.lr": 0.2},
     )
+
+
+def annealed(step: int, lr: float, swa_lr: float, *, over: int, strategy: str) -> float:
+    """SWALR in closed form: from ``lr`` to ``swa_lr``, along a line or half a cosine."""
+    part = min(1.0, step / over)
+    alpha = part if strategy == "linear" else (1 - math.cos(math.pi * part)) / 2
+    return swa_lr * alpha + lr * (1 - alpha)
+
+
+class Remembering(Scheduled):
+    """By hand: the parameters after each update are kept."""
+
+    def __init__(self, parameters: Any, rates: dict[int, float]) -> None:
+        self.seen: list[list[torch.Tensor]] = []
+        super().__init__(parameters, rates)
+
+    def step(self, closure: Any = None) -> None:
+        super().step(closure)
+        self.seen.append([item.detach().clone() for item in self.param_groups[0]["params"]])
+
+
+@pytest.mark.parametrize("strategy", ["linear", "cos"])
+@pytest.mark.parametrize("at", [0, 3, 7])
+def test_another_rate_scales_swa_lr_and_the_average_is_of_what_follows(
+    at, strategy, digits, tmp_path
+):
+    """Set during the annealing over 5 steps, before it and after it; 10 steps in all."""
+    order = {"id": "cmd_1", "set": {"optimizer.lr": 0.2}}
+    args = {"swa_lr": 0.04, "anneal_epochs": 5, "anneal_strategy": strategy}
+    more = {"average": {"type": "swa", "start_step": 4}, "stop": {"steps": 10}}
+    scheduler = {"type": "SWALR", "args": args}
+    _, records = train(tmp_path, digits, {at: [order]}, scheduler=scheduler, **more)
+    rule = partial(annealed, over=5, strategy=strategy)
+    expected = [rule(n, 0.1, 0.04) if n < at else rule(n, 0.2, 0.08) for n in range(10)]
+    assert rates(records) == pytest.approx(expected, rel=1e-12)
+    made: list[Remembering] = []
+
+    def optimizer(parameters: Any) -> Remembering:
+        made.append(Remembering(parameters, dict(enumerate(expected))))
+        return made[0]
+
+    expected_losses, newest = by_hand_of(digits, optimizer)
+    assert losses(records) == pytest.approx(expected_losses, rel=1e-5)
+    found = weights(tmp_path, records)
+    averages = [torch.stack(items).mean(0) for items in zip(*made[0].seen[4:], strict=True)]
+    for name, average in zip(newest, averages, strict=True):
+        torch.testing.assert_close(found[name], average, rtol=1e-4, atol=1e-6)
+
+
+def test_a_rate_set_before_the_first_step_is_that_of_a_job_that_has_it_from_the_start(
+    digits, tmp_path
+):
+    """``swa_lr`` goes with it, so the other job has the scaled one."""
+    order = {"id": "cmd_1", "set": {"optimizer.lr": 0.2}}
+    more = {"average": {"type": "swa", "start_step": 4}, "stop": {"steps": 10}}
+    args = {"swa_lr": 0.04, "anneal_epochs": 5}
+    _, changed = train(
+        tmp_path / "a", digits, orders=[order], scheduler={"type": "SWALR", "args": args}, **more
+    )
+    _, direct = train(
+        tmp_path / "b",
+        digits,
+        scheduler={"type": "SWALR", "args": args | {"swa_lr": 0.08}},
+        optimizer={"type": "SGD", "args": {"lr": 0.2, "momentum": 0.9}},
+        **more,
+    )
+    assert rates(changed) == pytest.approx(rates(direct), rel=1e-12)
+    assert losses(changed) == pytest.approx(losses(direct), rel=1e-5)
+    of_changed, of_direct = weights(tmp_path / "a", changed), weights(tmp_path / "b", direct)
+    assert of_changed.keys() == of_direct.keys()
+    for name, item in of_direct.items():
+        torch.testing.assert_close(of_changed[name], item, rtol=1e-4, atol=1e-6)
 
 
 def test_a_schedule_that_makes_its_own_rate_does_not_take_another(digits, tmp_path):

@@ -355,7 +355,7 @@ def test_more_tokens_than_were_counted_need_a_size(reviews):
                                           "dim": 2}}},
          "/data/fields/text/dim", "dim counts padding and unknown tokens too"),
         (classifier, {"fields": {"text": {"type": "integer_sequence", "vocabulary": {}}}},
-         "/data/fields/text", "vocabulary is of tokens"),
+         "/data/fields/text/vocabulary", "vocabulary needs tokens"),
         (classifier, {"fields": {"text": {"type": "integer_sequence", "tokens": "words",
                                           "vocabulary": {"given": ["a"], "max_size": 3}}}},
          "/data/fields/text", "given is the whole vocabulary"),

@@ -65,7 +65,8 @@ def test_no_field_answers_in_pydantics_words(model: type[BaseModel]):
             places = [one.pointer for one in of_field if one.detail.startswith("give ")]
             assert len(places) == len(set(places)), f"a value is refused several times: {of_field}"
             others = [one for one in found[:50] if f"{one.pointer}/".split("/")[1] != key]
-            assert {one.code for one in others} <= {"missing"}, f"{key} is wrong, not {others}"
+            also = {one.code for one in others if not one.detail.endswith("none is given")}
+            assert also <= {"missing"}, f"{key} is wrong, not {others}"
 
 
 @pytest.mark.parametrize("model", models(), ids=lambda model: model.__name__)
@@ -182,7 +183,7 @@ JITTER = {"type": "ColorJitter", "args": {"contrast": [1, "x"]}}
         ({"tune": "yes"}, "/tune", "give true or false (got 'yes'): Whether a short trial"),
         ({"tune": None}, "/tune", "give true or false (got null)"),
         ({"devices": []}, "/devices", "give an object"),
-        ({"stop": {}}, "/stop", "give exactly one of epochs, steps, seconds"),
+        ({"stop": {}}, "/stop/epochs", "give exactly one of epochs, steps, seconds"),
         ({"optimizer": {}}, "/optimizer/type", "it is missing"),
         ({"loss": "MSELoss"}, "/loss", "give an object or a list (got 'MSELoss')"),
         ({"loss": []}, "/loss", "it must not be empty"),

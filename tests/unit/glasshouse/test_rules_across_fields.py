@@ -1,0 +1,525 @@
+"""Rules across fields of a spec: an error points at the field and names its value and the fix."""
+
+import ast
+import copy
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from glasshouse import spec
+from glasshouse.spec.jobs import JobSpec
+from glasshouse.spec.places import place_of, pointer
+from glasshouse.spec.strict import WrongAt
+from glasshouse.spec.uploads import UploadedNetwork
+from glasshouse.spec.wording import problems_in
+
+SPEC = Path(spec.__file__).parent
+BODIES: TypeAdapter[Any] = TypeAdapter(JobSpec | UploadedNetwork)
+TRAIN: dict[str, Any] = {
+    "kind": "train",
+    "network": {"layers": [{"name": "fc", "type": "Linear"}]},
+    "loss": {"type": "CrossEntropyLoss", "inputs": ["fc", "label"]},
+    "optimizer": {"type": "SGD"},
+    "data": {
+        "train": {"dataset": "ds"},
+        "fields": {"x": {"type": "dense"}, "label": {"type": "integer"}},
+        "batch_size": 2,
+    },
+    "stop": {"steps": 1},
+}
+INFER: dict[str, Any] = {"kind": "infer", "checkpoint": "ckpt_1", "data": {"dataset": "ds"}}
+UPLOAD: dict[str, Any] = {
+    "kind": "upload",
+    "network": {"layers": [{"name": "x", "type": "Linear"}]},
+    "fields": {"x": {"type": "dense"}},
+}
+PROBE = {"layers": ["fc"], "kinds": ["output"]}
+ACCURACY = {"type": "accuracy", "inputs": ["fc", "label"]}
+PLATEAU = {"type": "ReduceLROnPlateau", "metric": "validation/loss"}
+EVALUATED = {"evaluate": {"every_steps": 1}}
+FC = {"name": "fc", "type": "Linear"}
+
+
+class Broken(NamedTuple):
+    """A body that breaks one rule: what is changed in it, and what is said."""
+
+    change: dict[str, Any]
+    pointer: str
+    says: tuple[str, ...]
+    """Words of the detail: the field, its value, the fix."""
+    body: dict[str, Any] = TRAIN
+
+
+def merged(body: Any, change: Any) -> Any:
+    """A merge patch (RFC 7396), but null is a value, and a preset takes the place of a graph."""
+    is_merged = isinstance(body, dict) and isinstance(change, dict) and "preset" not in change
+    if not is_merged:
+        return change
+    found = copy.deepcopy(body)
+    for key, value in change.items():
+        found[key] = merged(found.get(key), value)
+    return found
+
+
+def data(**more: Any) -> dict[str, Any]:
+    return {"data": more}
+
+
+def field(name: str, **more: Any) -> dict[str, Any]:
+    return {"data": {"fields": {name: more}}}
+
+
+def augment(kind: str, **args: Any) -> dict[str, Any]:
+    return {"data": {"fields": {"x": {"augment": [{"type": kind, "args": args}]}}}}
+
+
+def augmented(name: str) -> str:
+    return f"/data/fields/x/augment/0/args/{name}"
+
+
+def probe(**more: Any) -> dict[str, Any]:
+    return {"probes": [PROBE | more]}
+
+
+def metric(**more: Any) -> dict[str, Any]:
+    return {"metrics": [ACCURACY | more]}
+
+
+def layers(*found: dict[str, Any]) -> dict[str, Any]:
+    return {"network": {"layers": list(found)}}
+
+
+def preset(name: str, **args: Any) -> dict[str, Any]:
+    return {"network": {"type": "preset", "preset": name, "args": args}}
+
+
+def loss(**more: Any) -> dict[str, Any]:
+    return TRAIN["loss"] | more
+
+
+CASES: dict[str, Broken] = {
+    # a job's own fields
+    "grad_scaler": Broken(
+        {"grad_scaler": {}, "precision": "bfloat16"},
+        "/grad_scaler",
+        ("grad_scaler", "'bfloat16'", "set precision"),
+    ),
+    "grad_scaler and the default precision": Broken(
+        {"grad_scaler": {}}, "/grad_scaler", ("grad_scaler", "'float32'", "remove")
+    ),
+    "allocator": Broken(
+        {"guards": {"memory": {"allocator": {"expandable_segments": True}}}},
+        "/guards/memory/allocator",
+        ("allocator", "'auto'", "set devices.type to cuda"),
+    ),
+    "tune": Broken(
+        {"tune": True, "memory_format": "channels_last"},
+        "/tune",
+        ("tune", "'channels_last'", "remove one"),
+    ),
+    "two losses of one type": Broken(
+        {"loss": [loss(), loss()]},
+        "/loss/1/name",
+        ("'CrossEntropyLoss'", "give each its own name"),
+    ),
+    "two losses of one name": Broken(
+        {"loss": [loss(name="a"), loss(name="b"), loss(name="a")]}, "/loss/2/name", ("'a'",)
+    ),
+    "a layer named like a field": Broken(
+        layers(FC, {"name": "label", "type": "ReLU"}), "/network/layers/1", ("'label'", "rename")
+    ),
+    "a preset's layer named like a field": Broken(
+        preset("mlp") | field("fc1", type="dense"), "/network", ("'fc1'", "rename")
+    ),
+    "evaluate without rows": Broken(
+        {"evaluate": {"every_steps": 1}}, "/evaluate", ("data.validation", "remove evaluate")
+    ),
+    "early without rows": Broken(
+        {"stop": {"early": {"metric": "validation/loss", "mode": "min", "patience": 1}}},
+        "/stop/early",
+        ("stop.early", "validation/loss", "set data.validation and evaluate"),
+    ),
+    "early without evaluations": Broken(
+        {
+            "stop": {"early": {"metric": "validation/loss", "mode": "min", "patience": 1}},
+            "data": {"validation": {"dataset": "ds"}},
+            "evaluate": None,
+        },
+        "/stop/early",
+        ("stop.early", "validation/loss", "set evaluate"),
+    ),
+    "a scheduler without evaluations": Broken(
+        {"scheduler": PLATEAU}, "/scheduler/metric", ("scheduler.metric", "validation/loss", "set")
+    ),
+    # devices
+    "count": Broken({"devices": {"count": 1}}, "/devices/count", ("count", "'auto'", "cuda")),
+    "ids": Broken({"devices": {"type": "cpu", "ids": [0]}}, "/devices/ids", ("ids", "'cpu'")),
+    "threads": Broken(
+        {"devices": {"type": "cuda", "threads": 2}},
+        "/devices/threads",
+        ("threads", "'cuda'", "set type to cpu"),
+    ),
+    "count and ids": Broken(
+        {"devices": {"type": "cuda", "count": 1, "ids": [0]}},
+        "/devices/ids",
+        ("only one of count, ids", "count (1)"),
+    ),
+    # an inference
+    "neither checkpoint nor job": Broken(
+        {"checkpoint": None}, "/checkpoint", ("exactly one of checkpoint, job", "none"), INFER
+    ),
+    "checkpoint and job": Broken(
+        {"job": "job_1"}, "/job", ("only one of checkpoint, job", "'ckpt_1'", "'job_1'"), INFER
+    ),
+    "neither data nor inputs": Broken(
+        {"data": None}, "/data", ("exactly one of data, inputs", "none"), INFER
+    ),
+    "data and inputs": Broken(
+        {"inputs": {"x": [[1]]}}, "/inputs", ("only one of data, inputs",), INFER
+    ),
+    # an uploaded network
+    "an uploaded layer named like a field": Broken(
+        {}, "/network/layers/0", ("'x'", "rename"), UPLOAD
+    ),
+    # training
+    "missing": Broken(
+        {"init": {"checkpoint": "c", "load": "all", "missing": "zero"}},
+        "/init/missing",
+        ("missing 'zero'", "'all'", "remove missing"),
+    ),
+    "a plateau without a metric": Broken(
+        {"scheduler": {"type": "ReduceLROnPlateau"}}, "/scheduler/metric", ("metric", "set it")
+    ),
+    "a metric without a plateau": Broken(
+        {"scheduler": {"type": "StepLR", "metric": "validation/loss"}},
+        "/scheduler/metric",
+        ("metric 'validation/loss'", "'StepLR'", "remove metric"),
+    ),
+    "a plateau with a unit": Broken(
+        {"scheduler": PLATEAU | {"unit": "epochs"}},
+        "/scheduler/unit",
+        ("unit ('epochs')", "remove"),
+    ),
+    "decay": Broken(
+        {"average": {"type": "swa", "decay": 0.9}},
+        "/average/decay",
+        ("decay (0.9)", "'swa'", "remove decay"),
+    ),
+    "average_window_rate": Broken(
+        {"average": {"type": "ema", "average_window_rate": 0.5}},
+        "/average/average_window_rate",
+        ("average_window_rate (0.5)", "'ema'", "remove"),
+    ),
+    "max_average_window": Broken(
+        {"average": {"type": "ema", "max_average_window": 5}},
+        "/average/max_average_window",
+        ("max_average_window (5)",),
+    ),
+    "a window without room": Broken(
+        {"average": {"type": "window", "min_average_window": 5, "max_average_window": 4}},
+        "/average/min_average_window",
+        ("min_average_window (5)", "max_average_window (4)"),
+    ),
+    "a window without room by default": Broken(
+        {"average": {"type": "window", "max_average_window": 4}},
+        "/average/max_average_window",
+        ("min_average_window (10000)", "max_average_window (4)"),
+    ),
+    "no end": Broken({"stop": {"steps": None}}, "/stop/epochs", ("exactly one of", "none")),
+    "two ends": Broken(
+        {"stop": {"seconds": 3}}, "/stop/seconds", ("only one of", "steps (1) and seconds (3.0)")
+    ),
+    "never evaluated": Broken(
+        {"evaluate": {}}, "/evaluate/every_epochs", ("exactly one of", "none")
+    ),
+    "evaluated twice": Broken(
+        {"evaluate": {"every_steps": 1, "every_epochs": 2}},
+        "/evaluate/every_steps",
+        ("only one of", "every_epochs (2)"),
+    ),
+    "two intervals of checkpoints": Broken(
+        {"checkpoint": {"every_steps": 1, "every_epochs": 2}},
+        "/checkpoint/every_steps",
+        ("only one of", "every_steps (1)"),
+    ),
+    # data
+    "fraction": Broken(
+        {"data": {"train": {"fraction": [0.5, 0.1]}}},
+        "/data/train/fraction",
+        ("fraction", "[0.5, 0.1]", "from < to"),
+    ),
+    "fraction of one of several": Broken(
+        {"data": {"train": [{"dataset": "a"}, {"dataset": "b", "fraction": [0, 2]}]}},
+        "/data/train/1/fraction",
+        ("fraction", "[0.0, 2.0]"),
+    ),
+    "column and columns": Broken(
+        field("x", column="a", columns=["b"]),
+        "/data/fields/x/columns",
+        ("only one of column, columns", "column ('a')"),
+    ),
+    "classes of two types": Broken(
+        field("label", classes=[1, "a"]), "/data/fields/label/classes/1", ("1 and 'a'", "texts")
+    ),
+    "a class twice": Broken(
+        field("label", classes=["a", "b", "a"]),
+        "/data/fields/label/classes/2",
+        ("'a'", "remove one"),
+    ),
+    "dim": Broken(
+        field("label", classes=["a", "b"], dim=3),
+        "/data/fields/label/dim",
+        ("dim is 3", "2", "remove dim"),
+    ),
+    "vocabulary": Broken(
+        field("t", type="integer_sequence", vocabulary={}),
+        "/data/fields/t/vocabulary",
+        ("vocabulary needs tokens", "set tokens"),
+    ),
+    "a vocabulary with a size": Broken(
+        field(
+            "t", type="integer_sequence", tokens="words", vocabulary={"given": ["a"], "max_size": 2}
+        ),
+        "/data/fields/t/vocabulary/max_size",
+        ("max_size (2)", "remove"),
+    ),
+    "a vocabulary with a count": Broken(
+        data(
+            windows={
+                "type": "cbow",
+                "tokens": "words",
+                "vocabulary": {"given": ["a"], "min_count": 2},
+            }
+        ),
+        "/data/windows/vocabulary/min_count",
+        ("min_count (2)", "remove"),
+    ),
+    "a token twice": Broken(
+        field("t", type="integer_sequence", tokens="words", vocabulary={"given": ["a", "a"]}),
+        "/data/fields/t/vocabulary/given/1",
+        ("'a'", "remove one"),
+    ),
+    "overflow": Broken(
+        data(sequence={"overflow": "drop"}),
+        "/data/sequence/overflow",
+        ("'drop'", "max_length", "set"),
+    ),
+    "drop_last": Broken(
+        data(drop_last=True, bucket_by_length={"max_tokens": 9}),
+        "/data/drop_last",
+        ("drop_last (true)", "max_tokens (9)", "remove one"),
+    ),
+    # random changes of images
+    "degrees": Broken(
+        augment("RandomRotation", degrees=[2, 1]), augmented("degrees"), ("degrees", "2.0", "swap")
+    ),
+    "scale": Broken(
+        augment("RandomAffine", degrees=0, scale=[2, 1]), augmented("scale"), ("scale", "2.0")
+    ),
+    "shear along y": Broken(
+        augment("RandomAffine", degrees=0, shear=[0, 1, 3, 2]), augmented("shear"), ("shear", "3.0")
+    ),
+    "ratio": Broken(augment("RandomErasing", ratio=[2, 1]), augmented("ratio"), ("ratio", "2.0")),
+    "hue": Broken(augment("ColorJitter", hue=[0.2, 0.1]), augmented("hue"), ("hue", "0.2")),
+    "a jitter of nothing": Broken(
+        augment("ColorJitter", contrast=0), augmented("contrast"), ("all 0", "give at least one")
+    ),
+    # guards and clipping
+    "max_skipped": Broken(
+        {"guards": {"nonfinite": {"max_skipped": 3}}},
+        "/guards/nonfinite/max_skipped",
+        ("max_skipped (3)", "'warn'", "remove max_skipped"),
+    ),
+    "parameters of a skipped step": Broken(
+        {"guards": {"nonfinite": {"action": "skip_step", "check": ["loss", "parameters"]}}},
+        "/guards/nonfinite/check/1",
+        ("parameters", "skip_step", "set action"),
+    ),
+    "no check": Broken(
+        {"guards": {"nonfinite": {"action": "skip_step", "check": []}}},
+        "/guards/nonfinite/check",
+        ("check is []", "add gradients"),
+    ),
+    "an empty allocator": Broken(
+        {"guards": {"memory": {"allocator": {}}}},
+        "/guards/memory/allocator",
+        ("allocator is {}", "expandable_segments"),
+    ),
+    "min of a norm": Broken(
+        {"grad_clip": {"type": "norm", "max": 1, "min": -1}},
+        "/grad_clip/min",
+        ("min (-1.0)", "remove min"),
+    ),
+    "min of a layer's norm": Broken(
+        layers(FC | {"grad_clip": {"type": "norm", "max": 1, "min": -1}}),
+        "/network/layers/0/grad_clip/min",
+        ("min (-1.0)",),
+    ),
+    "an output's gradient cut": Broken(
+        layers(FC | {"output_grad_clip": {"min": 0, "max": 0}}),
+        "/network/layers/0/output_grad_clip/max",
+        ("both 0", "set stop_gradient"),
+    ),
+    # metrics
+    "inputs": Broken(
+        metric(inputs=["fc"]), "/metrics/0/inputs", ("accuracy takes 2 inputs", "got 1")
+    ),
+    "top_k": Broken(
+        metric(type="mean_abs_diff", top_k=3), "/metrics/0/top_k", ("top_k (3)", "'mean_abs_diff'")
+    ),
+    "args": Broken(metric(args={"a": 1}), "/metrics/0/args", ("'accuracy'", "remove args")),
+    "a kind that is not compared": Broken(
+        metric(inputs=["fc", "fc/update"]), "/metrics/0/inputs/1", ("'fc/update'", "name a layer")
+    ),
+    "a reserved name": Broken(metric(name="time/x"), "/metrics/0/name", ("'time/x'", "choose")),
+    # networks
+    "two layers of one name": Broken(layers(FC, FC), "/network/layers/1", ("'fc'", "rename")),
+    "shared with nothing": Broken(
+        layers(FC, {"name": "b", "shared_with": "c"}),
+        "/network/layers/1/shared_with",
+        ("'b'", "must name"),
+    ),
+    "shared with other args": Broken(
+        layers(FC, {"name": "b", "shared_with": "fc", "args": {"bias": False}}),
+        "/network/layers/1",
+        ("'b'", "leave out type and args"),
+    ),
+    "shared with another option": Broken(
+        layers(FC, {"name": "b", "shared_with": "fc", "trainable": False}),
+        "/network/layers/1/trainable",
+        ("'b'", "give trainable there"),
+    ),
+    "a jitter without arguments": Broken(
+        augment("ColorJitter"), augmented("brightness"), ("all 0",)
+    ),
+    "heads of a language model": Broken(
+        preset("transformer_lm", num_heads=5),
+        "/network/args/width",
+        ("width (384)", "num_heads (5)"),
+    ),
+    "heads of a classifier": Broken(
+        preset("transformer_classifier", width=6),
+        "/network/args/width",
+        ("width (6)", "num_heads (4)"),
+    ),
+    # probes
+    "no time to look": Broken(probe(), "/probes/0/every", ("exactly one of every, at, on",)),
+    "two times to look": Broken(
+        probe(every=2, at=[1]), "/probes/0/at", ("only one of", "every (2)")
+    ),
+    "stop": Broken(
+        probe(every=1, start=5, stop=4), "/probes/0/stop", ("stop (4)", "greater than start (5)")
+    ),
+    "on while evaluating": Broken(
+        probe(on="nonfinite", phase="evaluate"), "/probes/0/phase", ("'evaluate'", "remove phase")
+    ),
+    "on without stats": Broken(
+        probe(on="nonfinite", want=["full"]), "/probes/0/want", ("['full']", "add stats")
+    ),
+    "on with a histogram": Broken(
+        probe(on="nonfinite", want=["stats", "histogram"]),
+        "/probes/0/want/1",
+        ("remove histogram",),
+    ),
+    "max_overhead": Broken(
+        probe(at=[1], max_overhead=0.5),
+        "/probes/0/max_overhead",
+        ("max_overhead (0.5)", "remove max_overhead"),
+    ),
+    "max_overhead without loss": Broken(
+        probe(every=1, lossless=True, want=["full"], max_overhead=0.5),
+        "/probes/0/max_overhead",
+        ("max_overhead (0.5)", "lossless", "remove one"),
+    ),
+    "slice": Broken(probe(every=1, slice="0:1"), "/probes/0/slice", ("slice", "want full")),
+    "max_bytes": Broken(
+        probe(every=1, max_bytes=9), "/probes/0/max_bytes", ("max_bytes (9)", "remove max_bytes")
+    ),
+    "lossless": Broken(
+        probe(every=1, lossless=True), "/probes/0/lossless", ("lossless (true)", "remove lossless")
+    ),
+}
+
+
+def broken(case: Broken) -> tuple[dict[str, Any], ValidationError]:
+    body = merged(case.body, case.change)
+    with pytest.raises(ValidationError) as caught:
+        BODIES.validate_json(json.dumps(body))
+    return body, caught.value
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+def test_a_broken_rule_names_field_value_and_fix(case: Broken):
+    body = merged(case.body, case.change)
+    model = {"train": spec.TrainJob, "infer": spec.InferJob, "upload": UploadedNetwork}[
+        body["kind"]
+    ]
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate_json(json.dumps(body))
+    (problem,) = problems_in(caught.value.errors(include_url=False), body, model)
+    assert problem.pointer == case.pointer, problem
+    assert [word for word in case.says if word not in problem.detail] == [], problem.detail
+
+
+def test_the_bodies_are_right_without_the_change():
+    for body in (TRAIN, INFER):
+        BODIES.validate_json(json.dumps(body))
+
+
+def test_every_rule_is_broken_by_an_example():
+    """Each place in the source that raises for a rule is reached by one of the cases."""
+    reached: set[tuple[str, int]] = set()
+    for case in CASES.values():
+        for entry in broken(case)[1].errors():
+            trace = entry.get("ctx", {}).get("error", Exception()).__traceback__
+            while trace is not None:
+                reached.add((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
+                trace = trace.tb_next
+    for path, node in raised():
+        if named(node) in ("WrongAt", "_never_computed"):
+            lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+            assert any((str(path), line) in reached for line in lines), f"{path}:{node.lineno}"
+
+
+def test_no_rule_points_at_the_whole():
+    """What reads one value may raise a plain ``ValueError``: pydantic knows its field."""
+    of_one_value = {"size_of", "_check_known", "_reject_nonfinite"}
+    for path in SPEC.rglob("*.py"):
+        for function in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(function, ast.FunctionDef) or function.name in of_one_value:
+                continue
+            for node in ast.walk(function):
+                if isinstance(node, ast.Raise):
+                    assert named(node) != "ValueError", f"{path.name}:{node.lineno}"
+
+
+def raised() -> list[tuple[Path, ast.Raise]]:
+    return [
+        (path, node)
+        for path in SPEC.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Raise)
+    ]
+
+
+def named(node: ast.Raise) -> str:
+    """What is called in a statement ``raise``."""
+    called = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+    if isinstance(called, ast.Attribute):
+        return called.attr
+    return called.id if isinstance(called, ast.Name) else ""
+
+
+def test_a_rule_of_a_field_that_is_left_out_points_where_it_would_be():
+    def place(body: Any, *path: int | str) -> str:
+        entry = {"type": "value_error", "loc": ("a",), "ctx": {"error": WrongAt(*path, detail="")}}
+        return pointer(place_of(entry, body))
+
+    assert place({"a": {}}, "b") == "/a/b"
+    assert place({"a": {"b": {}}}, "b", "c") == "/a/b/c"
+    assert place({"a": {}}, "b", "c") == "/a"
+    assert place({"a": {"b": []}}, "b", 3) == "/a/b"
+    assert place({"a": None}, "b") == "/a"
