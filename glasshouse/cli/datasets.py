@@ -121,9 +121,10 @@ def devices(json: Json = False) -> None:
     if json:
         output.document(found)
         return
-    columns = ["worker", "id", "kind", "healthy", "job", "name"]
+    columns = {"id": "device", "worker": "worker", "healthy": "healthy", "job": "job"}
+    columns |= {"name": "name"}
     rows = ([_told(device.get(column)) for column in columns] for device in found)
-    output.table(columns, rows, short={"worker", "name"})
+    output.table([*columns.values()], rows, short={"worker", "name"})
 
 
 def _told(value: Any) -> Any:

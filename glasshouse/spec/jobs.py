@@ -62,7 +62,11 @@ else:
 
 
 class Devices(Spec):
-    """The hardware that the job runs on. A device that does not exist is refused."""
+    """The hardware that the job runs on. A device that does not exist is refused.
+
+    The client's ``device="cuda:1"`` and the command line's ``--device cuda:1`` are short for
+    ``{"type": "cuda", "ids": [1]}``.
+    """
 
     type: Literal["auto", "cpu", "cuda"] = "auto"
     """``auto``: one CUDA device where a worker has a healthy one, else CPU cores. An ``infer`` job
