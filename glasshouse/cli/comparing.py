@@ -42,7 +42,9 @@ def compare(
         output.document(told)
         return
     heads = [str(job.data.get("name") or job.id) for job in found]
-    rows = [["id", *(job.id for job in found)], ["state", *(job.state for job in found)]]
+    output.table(["id", "name"], ([job.id, job.data.get("name")] for job in found), short={"name"})
+    output.line("")
+    rows = [["state", *(job.state for job in found)]]
     rows += [["duration", *(ages.lasted(job.data) for job in found)]]
     for name, of_jobs in metrics.items():
         for word in ("last", "min", "max"):

@@ -103,7 +103,7 @@ def moved(spec: Mapping[str, Any], device: str) -> Document:
     chosen = device_of(device)
     others = ("count", "ids") if chosen["type"] == "cpu" else ("count", "ids", "threads")
     held = spec.get("devices")
-    kept: Document = held if isinstance(held, dict) else {}
+    kept = cast("Document", held) if isinstance(held, dict) else {}
     return {**spec, "devices": kept | dict.fromkeys(others) | chosen}
 
 
