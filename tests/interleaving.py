@@ -230,6 +230,17 @@ def meetings(
         table.close()
 
 
+def meeting(
+    url: str, first: Act[None], second: Act[None], order: Sequence[tuple[int, int]]
+) -> Meeting[None]:
+    """One order: pairs of an operation, 0 or 1, and a number of statements; then the rest."""
+    table = _Table(url)
+    try:
+        return table.meet(None, (first, second), order)
+    finally:
+        table.close()
+
+
 def _orders(num_first: int, num_second: int) -> Generator[tuple[tuple[int, int], ...]]:
     for i, j in product(range(num_first + 1), range(1, num_second + 1)):
         yield ((0, i), (1, j), (0, num_first))

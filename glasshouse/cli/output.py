@@ -64,9 +64,8 @@ def table(
             for width, column in zip(widths, zip(columns, *texts, strict=True), strict=True)
         ]
         kept = _kept(columns, least, optional, console.width)
-        columns, widths, least = (
-            [row[place] for place in kept] for row in (columns, widths, least)
-        )
+        columns = [columns[place] for place in kept]
+        widths, least = ([sizes[place] for place in kept] for sizes in (widths, least))
         texts = [[row[place] for place in kept] for row in texts]
         _squeeze(widths, least, console.width)
     for number, row in enumerate([columns, *texts]):

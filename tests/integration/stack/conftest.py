@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 import glasshouse as gh
 from glasshouse.cli.processes import ROOT, Running
 from tests import leaks
+from tests.waiting import until
 
 UP_S = 180.0
 
@@ -77,7 +77,7 @@ def up(home: Path) -> House:
             text=True,
         )
     house = House(home, process)
-    wait_until(lambda: "/docs" in house.log() or process.poll() is not None)
+    until(lambda: "/docs" in house.log() or process.poll() is not None)
     assert process.poll() is None, house.log()
     return house
 
@@ -92,13 +92,6 @@ def end(house: House) -> None:
             house.process.kill()
             house.process.wait()
     command(house.home, "down")
-
-
-def wait_until(holds: Any, timeout_s: float = UP_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")

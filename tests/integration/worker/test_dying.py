@@ -10,7 +10,8 @@ import pytest
 
 from models.state import ENDED
 from tests.integration.worker.odd_worker import EARLY, LATE
-from tests.integration.worker.shop import Shop, endless, train_spec, until
+from tests.integration.worker.shop import Shop, endless, train_spec
+from tests.waiting import until
 from worker import processes
 
 IN_SHORT = ("rank.forked",)

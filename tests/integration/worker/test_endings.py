@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from models import checkpoints
-from tests.integration.worker.shop import Shop, endless, train_spec, until
+from tests.integration.worker.shop import Shop, endless, train_spec
+from tests.waiting import until
 from worker import logs, processes
 
 SHARED = Path("/dev", "shm")

@@ -21,7 +21,8 @@ from models import vitals, webhooks, workers
 from models.tables import Webhook, Worker
 from models.vitals import Sign
 from tests.integration.worker.conftest import Broker
-from tests.integration.worker.shop import Shop, endless, train_spec, until
+from tests.integration.worker.shop import Shop, endless, train_spec
+from tests.waiting import until
 from worker.bells import Bells, worker_queue
 from worker.canary import Canary
 from worker.nursery import Nursery

@@ -7,7 +7,8 @@ from itertools import product
 import psutil
 import pytest
 
-from tests.integration.worker.shop import Shop, endless, until
+from tests.integration.worker.shop import Shop, endless
+from tests.waiting import until
 from worker import processes
 
 STATES = ("idle", "starting", "training", "checkpointing", "cancelling")
