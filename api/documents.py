@@ -175,7 +175,7 @@ class Column(BaseModel):
 
 
 class Note(BaseModel):
-    """What the reader of a file says of it, for whoever uploaded it to check."""
+    """What the reader assumed about a file; check it after the upload."""
 
     code: str
     """``header_guessed``: nothing in a table of texts settles whether its first row is a header."""

@@ -17,10 +17,8 @@ _MOST = 60
 def compare(
     jobs: Annotated[
         list[str],
-        typer.Argument(
-            metavar="JOB JOB…",
-            help="Two or more: ids or beginnings of them, names, or 'last'.",
-            autocompletion=completing.jobs,
+        completing.named(
+            "JOB JOB…", completing.jobs, "Two or more: ids or beginnings of them, names, or 'last'."
         ),
     ],
     json: Json = False,

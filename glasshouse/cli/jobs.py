@@ -27,11 +27,7 @@ def _checked_device(given: str | None) -> str | None:
 
 JobId = Annotated[
     str,
-    typer.Argument(
-        metavar="JOB",
-        help="Its id or the beginning of it, its name, or 'last'.",
-        autocompletion=completing.jobs,
-    ),
+    completing.named("JOB", completing.jobs),
 ]
 
 OnDevice = Annotated[
@@ -132,11 +128,7 @@ _FACTS = (
 def delete(
     jobs: Annotated[
         list[str],
-        typer.Argument(
-            metavar="JOB…",
-            help="Ids or beginnings of them, names, or 'last'.",
-            autocompletion=completing.jobs,
-        ),
+        completing.named("JOB…", completing.jobs, "Ids or beginnings of them, names, or 'last'."),
     ],
     json: Json = False,
 ) -> None:

@@ -4,7 +4,7 @@ import io
 import re
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from rich.cells import cell_len, set_cell_size
@@ -75,6 +75,26 @@ def table(
         )
         shown = GAP.join(cells).rstrip()
         console.print(Text(shown, style="bold" if number == 0 else ""))
+
+
+def listing(
+    entries: Sequence[Mapping[str, Any]],
+    columns: Sequence[str],
+    *,
+    as_json: bool,
+    short: Collection[str] = (),
+    numbers: Collection[str] = (),
+) -> None:
+    """Print entries as one JSON document, or these fields of them as a table."""
+    if as_json:
+        document(entries)
+        return
+    rows = ([_cell(entry[name]) for name in columns] for entry in entries)
+    table(columns, rows, short=short, numbers=numbers)
+
+
+def _cell(value: Any) -> Any:
+    return ", ".join(map(str, cast("list[Any]", value))) if isinstance(value, list) else value
 
 
 def _least(cells: Iterable[str]) -> int:

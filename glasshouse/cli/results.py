@@ -68,11 +68,11 @@ def layers(
         str | None,
         typer.Option(
             help="Of a captured tensor: output, input, output_grad, param, param_grad, update or "
-            "optim_state. Left out: output."
+            "optim_state. Default: output."
         ),
     ] = None,
     step: Annotated[
-        str | None, typer.Option(help="Of a captured tensor: a step's number. Left out: latest.")
+        str | None, typer.Option(help="Of a captured tensor: a step's number. Default: latest.")
     ] = None,
     save: Save = None,
     json: Json = False,

@@ -102,7 +102,7 @@ class Retry(Spec):
 
 class _Job(Spec):
     name: JobName | None = None
-    """For people; need not be unique. Left out, the service makes one that is: ``mlp-7``."""
+    """For people; need not be unique. If unset, the service creates one that is: ``mlp-7``."""
     labels: dict[Label, LabelValue] = Constraint(default={}, max_length=50)
     """Pairs to find the job by: ``GET /jobs?label=key:value``."""
     priority: int = Constraint(default=0, ge=-1000, le=1000)
