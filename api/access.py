@@ -42,7 +42,7 @@ KEPT_S = 2.0
 FAILURES_PER_S = 10.0
 """Keys that nobody has, of one address: more are refused without a look into the database."""
 LISTED_S = 5.0
-"""While there are more, the good keys are told apart by a list of them that is at most so old."""
+"""While there are more, valid keys are recognized from a list that is at most this old."""
 _IMPLIED = {
     "read": frozenset({"read"}),
     "submit": frozenset({"read", "submit"}),
@@ -88,7 +88,7 @@ class Keyring:
         """The caller with this key.
 
         A client, by its address, that sends many keys nobody has is refused without a look into
-        the database for each. Whoever has a good key passes, from the same address too.
+        the database for each. A request with a valid key passes, from the same address too.
 
         Raises:
             KeyInvalid: it is malformed, unknown, expired or revoked.

@@ -115,9 +115,12 @@ class Job(Document):
     devices: list[JobDevice]
     progress: dict[str, Any] | None
     summary: dict[str, dict[str, Number | None]]
+    """The last, lowest and highest value of each metric."""
+    directions: dict[str, Literal["min", "max"]]
+    """Which value of a metric is its best: the lowest (`min`) or the highest (`max`). Metrics whose
+    names do not tell are missing."""
     probe_overhead: Overhead | None
     """What watching costs; null before it was measured."""
-    """Last, least and greatest values of the metrics."""
     error: dict[str, JsonValue] | None
     last_seq: int
     """Number of its newest event."""
@@ -172,7 +175,7 @@ class Column(BaseModel):
 
 
 class Note(BaseModel):
-    """What the reader of a file says of it, for whoever uploaded it to check."""
+    """What the reader assumed about a file; check it after the upload."""
 
     code: str
     """``header_guessed``: nothing in a table of texts settles whether its first row is a header."""

@@ -32,7 +32,7 @@ MaxPoints = Annotated[
         ge=2,
         le=1_000_000,
         description="At most so many points of each series: first, last, the ends of non-finite "
-        "runs and extremes are kept, in this order. Left out: all of them, in pages.",
+        "runs and extremes are kept, in this order. Default: all of them, in pages.",
     ),
 ]
 

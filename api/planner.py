@@ -2,7 +2,7 @@
 
 One is always there, and spends at most ``QUICK_S`` of processor time on a question. A question that
 takes longer goes to a second one, which has the planner's whole limit, is started when it is needed
-and ended when it is not. So a large network delays other large ones only, whoever sends it.
+and ended when it is not. So a large network delays only other large ones.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ SECTIONS = (
     "rules",
 )
 UNFILLED = ("rules",)
-"""Sections of the contract that have no entry yet: they can be asked for, and nobody is told to."""
+"""Sections of the contract that have no entry yet: you can request them, but no list names them."""
 QUICK_S = 2.0
 """Processor time of a question in the process that all share: some 900 layers on a usual core."""
 CPU_S = 10.0

@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from api.answers import time_text
+from glasshouse.direction import direction_of
 from models.tables import Command, Dataset, Job, Key, Probe
 
 BASE = "/api/v1"
@@ -48,6 +49,7 @@ def job_json(job: Job) -> dict[str, Any]:
         "devices": job.devices,
         "progress": job.progress,
         "summary": job.summary,
+        "directions": {name: way for name in job.summary if (way := direction_of(name))},
         "probe_overhead": job.probe_overhead,
         "error": job.error,
         "last_seq": job.last_seq,

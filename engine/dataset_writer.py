@@ -240,7 +240,7 @@ class DatasetWriter:
         self._declared[name] |= facts
 
     def note(self, code: str, detail: str) -> None:
-        """Say something of the whole dataset that whoever uploaded it may want to correct."""
+        """Add a note on the whole dataset that the uploader may want to correct."""
         self._notes.append({"code": code, "detail": detail})
 
     def _place(self, split: str, name: str, kind: dict[str, Any]) -> Path:

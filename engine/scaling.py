@@ -73,7 +73,7 @@ class Scaling:
 
     @property
     def has_skipped(self) -> bool:
-        """Whether the newest update was left out because gradients overflowed. Waits for it."""
+        """Whether the newest update was skipped because gradients overflowed. Waits for it."""
         return bool(self._has_skipped)
 
     def figures(self) -> dict[str, Tensor]:

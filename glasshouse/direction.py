@@ -1,6 +1,7 @@
 """Whether less or more of a metric is better, by its name. The one place that says so."""
 
 import re
+from functools import lru_cache
 from typing import Literal
 
 Direction = Literal["min", "max"]
@@ -69,6 +70,7 @@ _HIGHER = frozenset(
 _LOWER_NAMES = frozenset({"ContinuousRankedProbabilityScore"})
 
 
+@lru_cache(maxsize=4096)
 def direction_of(metric: str) -> Direction | None:
     """Whether the best value of a metric is its lowest or its highest.
 

@@ -103,7 +103,7 @@ class LocalArtifacts:
         failpoint("artifact.delete")
         going = path.with_name(f".{path.name}.deleted")
         if path.is_dir():
-            # a directory goes as a whole: whoever copies it misses all of it or nothing
+            # a directory is removed as a whole: a copy has all of it or nothing
             shutil.rmtree(going, ignore_errors=True)
             with suppress(FileNotFoundError):  # somebody else deletes it too
                 os.rename(path, going)

@@ -98,7 +98,7 @@ def valid_hashes(tx: Session) -> frozenset[str]:
 def behind(tx: Session, row: Key) -> Key:
     """The API key itself; of a browser session or a ticket, the key that it was opened with.
 
-    A session may be opened while its key is being revoked, so the key is looked at each time.
+    A session may be opened while its key is being revoked, so the key is checked each time.
 
     Raises:
         KeyInvalid: that key is revoked or expired, or retention has deleted it since.

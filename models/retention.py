@@ -85,7 +85,7 @@ def ended_before(tx: Session, kind: Kind, before: datetime, *, limit: int) -> li
 def jobs_with_old_values(
     tx: Session, before: datetime, *, limit: int, after: str = ""
 ) -> list[str]:
-    """Jobs whose first event that is not looked at yet is older than a time, by their ids."""
+    """Jobs whose first event that is not checked yet is older than a time, by their ids."""
     first = (
         select(Event.at).where(Event.job == Job.id, Event.seq == Job.first_seq).scalar_subquery()
     )
@@ -145,7 +145,7 @@ def jobs_ended_before(
 
 
 def forget_job(tx: Session, job: str, before: datetime) -> bool:
-    """Delete an ended job itself, once nothing large hangs on it. False: it is needed after all."""
+    """Delete an ended job itself, once nothing large depends on it. False: it is still needed."""
     own = select(Checkpoint.id).where(Checkpoint.job == job)
     query = (
         delete(Job)
@@ -165,7 +165,7 @@ def deleted_jobs(tx: Session, *, limit: int) -> list[str]:
 
 
 def forget_deleted(tx: Session, job: str) -> bool:
-    """Delete the row of a deleted job, once nothing large hangs on it. False: it is gone."""
+    """Delete the row of a deleted job, once nothing large depends on it. False: it is gone."""
     query = delete(Job).where(Job.id == job, Job.deleted_at.is_not(None)).returning(Job.id)
     return tx.scalar(query) is not None
 

@@ -1,8 +1,8 @@
 """Two operations on one database, interleaved at their statements, in every order of one detour.
 
 Each operation runs in a thread of its own with connections of its own, as two processes would.
-It stops before each statement and before each commit until it is told to go on. A statement that
-waits for a lock of the other operation is recognized, and the other operation goes on instead.
+It stops before each statement and before each commit until it may continue. A statement that
+waits for a lock of the other operation is recognized, and the other operation continues instead.
 
     for meeting in meetings(url, prepare, first, second):
         check(meeting)
@@ -43,7 +43,7 @@ class Meeting(Generic[S]):
     state: S
     """What ``prepare`` returned."""
     order: tuple[tuple[int, int], ...]
-    """Pairs: which operation, and how many statements it was let go on for."""
+    """Pairs: which operation, and how many statements it could run."""
     results: tuple[Result, Result]
     statements: tuple[str, ...]
     """Every statement, in the order in which they began."""
@@ -115,7 +115,7 @@ class _Side:
             self.num_stops += 1
             self._changed.notify_all()
             if not self._changed.wait_for(lambda: self._may_go, DEADLINE_S):
-                raise TimeoutError(f"nobody let {self._name} go on")
+                raise TimeoutError(f"nobody let {self._name} continue")
             self._may_go = False
             self._said.append(f"{self._name}: {statement}")
 
@@ -226,6 +226,17 @@ def meetings(
         orders = list(_orders(*(side.num_stops for side in table.sides)))
         for order in orders[:: -(-len(orders) // most)]:
             yield table.meet(prepare(), (first, second), order)
+    finally:
+        table.close()
+
+
+def meeting(
+    url: str, first: Act[None], second: Act[None], order: Sequence[tuple[int, int]]
+) -> Meeting[None]:
+    """One order: pairs of an operation, 0 or 1, and a number of statements; then the rest."""
+    table = _Table(url)
+    try:
+        return table.meet(None, (first, second), order)
     finally:
         table.close()
 

@@ -9,9 +9,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import warnings
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +24,7 @@ from models.database import Database
 from models.migrate import migrate
 from models.settings import Settings
 from tests import leaks
+from tests.waiting import until
 from worker.reading import Readers
 
 T = TypeVar("T")
@@ -188,7 +188,7 @@ class Postgres:
         pid = self._server.get_pid()
         assert pid is not None
         os.kill(pid, signal.SIGQUIT)  # PostgreSQL's word for it; SIGKILL leaves its children behind
-        eventually(lambda: not psutil.pid_exists(pid))
+        until(lambda: not psutil.pid_exists(pid))
 
     def start(self) -> None:
         """Start it again, where it was."""
@@ -208,17 +208,6 @@ def database_of(server: str, name: str) -> str:
     """The URL of one database of a PostgreSQL server."""
     head, _, query = server.partition("?")
     return f"{head.rsplit('/', 1)[0]}/{name}?{query}"
-
-
-def eventually(look: Callable[[], T | None], *, within_s: float = 60.0) -> T:
-    """What a look finds, once it finds something."""
-    end = time.monotonic() + within_s
-    while True:
-        found = look()
-        if found:
-            return found
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.05)
 
 
 def digits(client: httpx2.Client) -> str:

@@ -230,7 +230,7 @@ class _Fleet:
 def dispatch(database: Database, settings: Settings, *, most: int = MOST_AT_ONCE) -> list[Choice]:
     """Give queued jobs to workers, at most so many, in one transaction.
 
-    Whether anything can be given at all is looked at before, without a lock. The caller notifies
+    Whether anything can be given at all is checked first, without a lock. The caller notifies
     the workers that were chosen, after this has committed.
     """
     with database.read() as tx:

@@ -5,7 +5,7 @@ import type { Checkpoint } from "../src/api/types";
 import { confusion, worstFirst } from "../src/views/job/confusion";
 import { differences } from "../src/views/job/diff";
 import { grouped } from "../src/views/job/groups";
-import { bestOf, lostAt } from "../src/views/jobs/finite";
+import { bestOf, directionOf, lostAt } from "../src/views/jobs/finite";
 import { fewer, type Mark, markOf, marksOf } from "../src/views/job/marks";
 
 test("a metric and its validation are one chart, loss comes first and the machine last", () => {
@@ -52,19 +52,29 @@ const LOST = { last: NAN, min: 2.3, min_step: 0, first_nonfinite_step: 4 };
 
 test("a best value counts if the loss was finite until then", () => {
   const summary = { loss: LOST, accuracy: { last: 0, max: 0.2, max_step: 3 }, "validation/accuracy": { last: 0, max: 0, max_step: 4 }, "validation/loss": { last: NAN, first_nonfinite_step: 4 } };
+  const job = { summary, directions: { loss: "min", accuracy: "max", "validation/accuracy": "max", "validation/loss": "min" } as const };
   assert.equal(lostAt(summary), 4);
-  assert.deepEqual(bestOf(summary, "accuracy", false), { value: 0.2, step: 3, counts: true });
-  assert.deepEqual(bestOf(summary, "loss", true), { value: 2.3, step: 0, counts: true });
-  assert.deepEqual(bestOf(summary, "validation/accuracy", false), { value: 0, step: 4, counts: false });
-  assert.deepEqual(bestOf(summary, "validation/loss", true), { value: null, step: null, counts: false });
+  assert.deepEqual(bestOf(job, "accuracy"), { value: 0.2, step: 3, counts: true });
+  assert.deepEqual(bestOf(job, "loss"), { value: 2.3, step: 0, counts: true });
+  assert.deepEqual(bestOf(job, "validation/accuracy"), { value: 0, step: 4, counts: false });
+  assert.deepEqual(bestOf(job, "validation/loss"), { value: null, step: null, counts: false });
 });
 
 test("a loss that came back, and one whose bad steps were left out, lost nothing", () => {
   const after = { accuracy: { last: 1, max: 1, max_step: 9 } };
   for (const summary of [{ loss: { ...LOST, last: 0.1 }, ...after }, { loss: LOST, skipped_steps: { last: 1 }, ...after }]) {
     assert.equal(lostAt(summary), null);
-    assert.equal(bestOf(summary, "accuracy", false).counts, true);
+    assert.equal(bestOf({ summary, directions: { accuracy: "max" } }, "accuracy").counts, true);
   }
+});
+
+test("the service says which value of a metric is its best, whatever the metric's name is", () => {
+  const figures = { last: 0.2, min: 0.1, min_step: 3, max: 0.9, max_step: 1 };
+  const summary = { "validation/BinaryEER": figures, "validation/quality": figures };
+  const job = { summary, directions: { "validation/BinaryEER": "min" } as const };
+  assert.deepEqual(bestOf(job, "validation/BinaryEER"), { value: 0.1, step: 3, counts: true });
+  assert.deepEqual(bestOf(job, "validation/quality"), { value: 0.9, step: 1, counts: true });
+  assert.equal(directionOf({} as typeof job, "loss"), "max");
 });
 
 const marked = (kind: Mark["kind"], steps: number[]): Mark[] => steps.map((step) => ({ step, kind, name: `${kind} ${step}` }));

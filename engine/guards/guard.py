@@ -119,11 +119,11 @@ class Guard:
         self._looked_at: list[Pass] = []
         """The passes of the newest step that is complete."""
         self.advice: str | None = None
-        """The first cause of the bad numbers that were found last, while they go on."""
+        """The first cause of the newest bad numbers, while they continue."""
         self._kept: deque[list[Any]] = deque(maxlen=NUM_STEPS)
         self._is_armed = True
         self._has_overflowed = False
-        """Whether a norm that overflowed was told of, and no step was good since then."""
+        """Whether a norm that overflowed was reported, and no step was good since then."""
         self._num_findings = self._in_a_row = self.num_skipped = 0
         self._newest = (0, 0, 0.0)
         if "outputs" in self._checks:
@@ -281,7 +281,7 @@ class Guard:
         """
         with taken_out(self._clock, "probes"):
             found = self._found(seen)
-        # A norm that overflows may be the last sign before the first NaN, which is told of as well.
+        # A norm that overflows may be the last sign before a first NaN, which is reported too.
         self._has_overflowed = found.norm is not None
         self._is_armed = self._has_overflowed
         is_of_before = found.phase == "update" and "parameters" not in bad

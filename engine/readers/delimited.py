@@ -71,7 +71,7 @@ class _Table:
     columns: list[_Column]
     has_header: bool
     guess: str | None
-    """What is told of the header where nothing in the file settles it."""
+    """The note on the header where nothing in the file settles it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ def age(created_at: str, now: datetime | None = None) -> str:
 
 
 def lasted(job: Mapping[str, Any], now: datetime | None = None) -> str | None:
-    """How long a job has run, pauses left out; None: it has not begun."""
+    """How long a job has run, without pauses; None: it has not begun."""
     if not job.get("started_at"):
         return None
     until = job.get("ended_at") or job.get("paused_at")

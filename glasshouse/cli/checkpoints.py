@@ -7,29 +7,15 @@ import typer
 
 from glasshouse.cli import completing, naming, output
 from glasshouse.cli.output import Json
-from glasshouse.cli.shown import Command, Group
+from glasshouse.cli.shown import Command, group
 from glasshouse.client import Checkpoint, Client
-
-app = typer.Typer(help="List, upload, download and delete checkpoints.", cls=Group)
 
 CheckpointId = Annotated[
     str,
-    typer.Argument(
-        metavar="CHECKPOINT",
-        help="Its id or the beginning of it, its name, or 'last'.",
-        autocompletion=completing.checkpoints,
-    ),
+    completing.named("CHECKPOINT", completing.checkpoints),
 ]
 
 
-@app.callback(invoke_without_command=True)
-def list_all(context: typer.Context, json: Json = False) -> None:
-    """List, upload, download and delete checkpoints. Alone: list them."""
-    if context.invoked_subcommand is None:
-        list_checkpoints(json=json)
-
-
-@app.command("list", cls=Command)
 def list_checkpoints(
     of: Annotated[
         str | None,
@@ -57,6 +43,9 @@ def list_checkpoints(
     rows = ([item.id, _state(item), item.step, item.job or item.name] for item in found)
     columns = ["id", "state", "step", "job, or name"]
     output.table(columns, rows, short=set() if job else {"job, or name"}, numbers={"step"})
+
+
+app = group("List, upload, download and delete checkpoints.", list_checkpoints)
 
 
 def _state(item: Checkpoint) -> str:

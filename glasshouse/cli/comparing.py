@@ -17,10 +17,8 @@ _MOST = 60
 def compare(
     jobs: Annotated[
         list[str],
-        typer.Argument(
-            metavar="JOB JOB…",
-            help="Two or more: ids or beginnings of them, names, or 'last'.",
-            autocompletion=completing.jobs,
+        completing.named(
+            "JOB JOB…", completing.jobs, "Two or more: ids or beginnings of them, names, or 'last'."
         ),
     ],
     json: Json = False,
@@ -42,7 +40,9 @@ def compare(
         output.document(told)
         return
     heads = [str(job.data.get("name") or job.id) for job in found]
-    rows = [["id", *(job.id for job in found)], ["state", *(job.state for job in found)]]
+    output.table(["id", "name"], ([job.id, job.data.get("name")] for job in found), short={"name"})
+    output.line("")
+    rows = [["state", *(job.state for job in found)]]
     rows += [["duration", *(ages.lasted(job.data) for job in found)]]
     for name, of_jobs in metrics.items():
         for word in ("last", "min", "max"):

@@ -1,6 +1,6 @@
 """What the shell may complete with: what the service knows. Silent when it does not answer."""
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from typing import Any
 
@@ -14,6 +14,15 @@ WITHIN_S = 0.3
 MOST = 50
 
 Offers = Generator[tuple[str, str]]
+
+
+def named(
+    metavar: str,
+    complete: Callable[[str], Offers],
+    about: str = "Its id or the beginning of it, its name, or 'last'.",
+) -> Any:
+    """An argument that names a thing, or several, as `glasshouse.cli.naming` finds them."""
+    return typer.Argument(metavar=metavar, help=about, autocompletion=complete)
 
 
 def jobs(incomplete: str) -> Offers:

@@ -6,7 +6,7 @@ import typer
 
 from glasshouse import jsonio
 from glasshouse.cli import naming, output, overrides
-from glasshouse.cli.jobs import JobId, watch_job
+from glasshouse.cli.jobs import JobId, OnDevice, watch_job
 from glasshouse.cli.output import Json
 from glasshouse.cli.watching import detaching
 from glasshouse.client import Client, Job
@@ -44,6 +44,7 @@ def fork(  # noqa: PLR0913 (each is a field of a fork)
     load: Annotated[
         str | None, typer.Option(help="all goes on with the run, model takes the weights only.")
     ] = None,
+    device: OnDevice = None,
     watch: Watch = False,
     json: Json = False,
 ) -> None:
@@ -54,6 +55,7 @@ def fork(  # noqa: PLR0913 (each is a field of a fork)
     with Client() as client:
         saved = None if checkpoint is None else naming.checkpoint_id(client, checkpoint)
         start: dict[str, Any] = {"checkpoint": saved, "step": step, "load": load}
+        start["device"] = device
         _made(
             client.jobs.fork(naming.job_id(client, job), patch, **start), watch=watch, as_json=json
         )

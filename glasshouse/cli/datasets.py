@@ -8,30 +8,16 @@ import typer
 from glasshouse.cli import completing, naming, output
 from glasshouse.cli.jobs import tell_notes
 from glasshouse.cli.output import Json
-from glasshouse.cli.shown import Command, Group
+from glasshouse.cli.shown import Command, group
 from glasshouse.client import Client, Dataset
 from glasshouse.spec.data import size_of
 
-app = typer.Typer(help="List, upload, show and delete datasets.", cls=Group)
-
 DatasetId = Annotated[
     str,
-    typer.Argument(
-        metavar="DATASET",
-        help="Its id or the beginning of it, its name, or 'last'.",
-        autocompletion=completing.datasets,
-    ),
+    completing.named("DATASET", completing.datasets),
 ]
 
 
-@app.callback(invoke_without_command=True)
-def list_all(context: typer.Context, json: Json = False) -> None:
-    """List, upload, show and delete datasets. Alone: list them."""
-    if context.invoked_subcommand is None:
-        list_datasets(json=json)
-
-
-@app.command("list", cls=Command)
 def list_datasets(json: Json = False) -> None:
     """List datasets, newest first."""
     with Client() as client:
@@ -42,6 +28,9 @@ def list_datasets(json: Json = False) -> None:
     rows = ([one.id, one.state, *_size_of(one), one.data.get("name")] for one in found)
     columns = ["id", "state", "rows", "splits", "name"]
     output.table(columns, rows, short={"splits", "name"}, numbers={"rows"})
+
+
+app = group("List, upload, show and delete datasets.", list_datasets)
 
 
 @app.command(cls=Command)
@@ -121,9 +110,10 @@ def devices(json: Json = False) -> None:
     if json:
         output.document(found)
         return
-    columns = ["worker", "id", "kind", "healthy", "job", "name"]
+    columns = {"id": "device", "worker": "worker", "healthy": "healthy", "job": "job"}
+    columns |= {"name": "name"}
     rows = ([_told(device.get(column)) for column in columns] for device in found)
-    output.table(columns, rows, short={"worker", "name"})
+    output.table([*columns.values()], rows, short={"worker", "name"})
 
 
 def _told(value: Any) -> Any:

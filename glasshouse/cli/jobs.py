@@ -11,15 +11,32 @@ from glasshouse.cli import ages, completing, naming, output, overrides
 from glasshouse.cli.output import Json
 from glasshouse.cli.watching import detaching, follow
 from glasshouse.client import Client, Dataset, Job
+from glasshouse.client.accepting import device_of, moved
 from glasshouse.errors import NotFoundError
 from glasshouse.spec.data import BUILTINS, sources_in
 
+
+def _checked_device(given: str | None) -> str | None:
+    try:
+        if given is not None:
+            device_of(given)
+    except ValueError as error:
+        raise typer.BadParameter(str(error).removeprefix("device: ")) from None
+    return given
+
+
 JobId = Annotated[
     str,
-    typer.Argument(
-        metavar="JOB",
-        help="Its id or the beginning of it, its name, or 'last'.",
-        autocompletion=completing.jobs,
+    completing.named("JOB", completing.jobs),
+]
+
+OnDevice = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        metavar="DEVICE",
+        help="The device to run on: auto, cpu, cuda, or one of several such as cuda:1.",
+        callback=_checked_device,
     ),
 ]
 
@@ -38,6 +55,7 @@ def submit(
             help="A file to upload, a dataset's id or name, or digits.",
         ),
     ] = None,
+    device: OnDevice = None,
     watch: Annotated[bool, typer.Option("--watch", help="Watch it until it ends.")] = False,
     json: Json = False,
 ) -> None:
@@ -45,6 +63,9 @@ def submit(
     spec = _read_spec(file)
     for change in set_ or []:
         overrides.apply(spec, change)
+    if device is not None:
+        chosen = moved(spec, device)["devices"]
+        spec["devices"] = {name: value for name, value in chosen.items() if value is not None}
     with Client() as client:
         _add_data(client, spec, data or [])
         job = client.jobs.create(spec)
@@ -107,11 +128,7 @@ _FACTS = (
 def delete(
     jobs: Annotated[
         list[str],
-        typer.Argument(
-            metavar="JOB…",
-            help="Ids or beginnings of them, names, or 'last'.",
-            autocompletion=completing.jobs,
-        ),
+        completing.named("JOB…", completing.jobs, "Ids or beginnings of them, names, or 'last'."),
     ],
     json: Json = False,
 ) -> None:

@@ -1,9 +1,10 @@
 """Where output goes: data to stdout, everything for people to stderr."""
 
 import io
+import re
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from rich.cells import cell_len, set_cell_size
@@ -14,6 +15,7 @@ from glasshouse import jsonio
 from glasshouse.cli import exits
 from glasshouse.errors import APIStatusError, GlasshouseError, JobFailed
 
+_ID = re.compile(r"[a-z]+_[0-9a-z]{26}")
 GAP = "  "
 LEAST = 8
 """What is left of a column that is shortened."""
@@ -49,18 +51,23 @@ def table(
 ) -> None:
     """Print a table.
 
-    Nothing is shortened but the columns ``short``, and those only where a terminal is too narrow;
-    where that is not enough the columns ``optional`` are left out, the first one first. The columns
+    Where a terminal is too narrow, the columns ``short`` are shortened, but no ids in them; where
+    that is not enough the columns ``optional`` are dropped, the first one first. The columns
     ``numbers`` stand on the right.
     """
     texts = [["-" if cell is None else printable(str(cell)) for cell in row] for row in rows]
     console = Console(highlight=False, soft_wrap=True)
     widths = [max(map(cell_len, column)) for column in zip(columns, *texts, strict=True)]
     if console.is_terminal:
-        kept = _kept(columns, widths, short, optional, console.width)
-        columns, widths = [columns[place] for place in kept], [widths[place] for place in kept]
+        least = [
+            min(width, _least(column)) if column[0] in short else width
+            for width, column in zip(widths, zip(columns, *texts, strict=True), strict=True)
+        ]
+        kept = _kept(columns, least, optional, console.width)
+        columns = [columns[place] for place in kept]
+        widths, least = ([sizes[place] for place in kept] for sizes in (widths, least))
         texts = [[row[place] for place in kept] for row in texts]
-        _squeeze(widths, [name in short for name in columns], console.width)
+        _squeeze(widths, least, console.width)
     for number, row in enumerate([columns, *texts]):
         cells = (
             _fitted(text, width, right=name in numbers)
@@ -70,30 +77,47 @@ def table(
         console.print(Text(shown, style="bold" if number == 0 else ""))
 
 
-def _kept(
+def listing(
+    entries: Sequence[Mapping[str, Any]],
     columns: Sequence[str],
-    widths: Sequence[int],
-    short: Collection[str],
-    optional: Sequence[str],
-    room: int,
+    *,
+    as_json: bool,
+    short: Collection[str] = (),
+    numbers: Collection[str] = (),
+) -> None:
+    """Print entries as one JSON document, or these fields of them as a table."""
+    if as_json:
+        document(entries)
+        return
+    rows = ([_cell(entry[name]) for name in columns] for entry in entries)
+    table(columns, rows, short=short, numbers=numbers)
+
+
+def _cell(value: Any) -> Any:
+    return ", ".join(map(str, cast("list[Any]", value))) if isinstance(value, list) else value
+
+
+def _least(cells: Iterable[str]) -> int:
+    """How narrow a column may become: ids are never cut."""
+    return max([LEAST, *(len(cell) for cell in cells if _ID.fullmatch(cell))])
+
+
+def _kept(
+    columns: Sequence[str], least: Sequence[int], optional: Sequence[str], room: int
 ) -> list[int]:
-    """The places of the columns that have room once those of ``short`` are as short as can be."""
+    """The places of the columns that have room once all are as narrow as they may become."""
     kept = list(range(len(columns)))
     for name in optional:
-        least = [
-            min(widths[place], LEAST) if columns[place] in short else widths[place]
-            for place in kept
-        ]
-        if sum(least) + len(GAP) * (len(kept) - 1) <= room:
+        if sum(least[place] for place in kept) + len(GAP) * (len(kept) - 1) <= room:
             break
         kept.remove(columns.index(name))
     return kept
 
 
-def _squeeze(widths: list[int], may_shrink: list[bool], room: int) -> None:
+def _squeeze(widths: list[int], least: Sequence[int], room: int) -> None:
     """Make the widest of the columns that may shrink narrower, until all fit."""
     while sum(widths) + len(GAP) * (len(widths) - 1) > room:
-        able = [place for place, may in enumerate(may_shrink) if may and widths[place] > LEAST]
+        able = [place for place, width in enumerate(widths) if width > least[place]]
         if not able:
             return
         widths[max(able, key=lambda place: widths[place])] -= 1

@@ -9,11 +9,12 @@ import numpy as np
 import typer
 
 from glasshouse.cli import completing, naming, output
-from glasshouse.cli.jobs import JobId, dataset_of_source
+from glasshouse.cli.jobs import JobId, OnDevice, dataset_of_source
 from glasshouse.cli.output import Json, figure
 from glasshouse.cli.view import WIDEST_TREND, sparkline
 from glasshouse.cli.watching import detaching
 from glasshouse.client import Client, Job
+from glasshouse.client.accepting import device_of
 from glasshouse.client.sources import first_split
 from glasshouse.client.statistics import LayerStats
 from glasshouse.client.tables import TABLES, write_table
@@ -67,11 +68,11 @@ def layers(
         str | None,
         typer.Option(
             help="Of a captured tensor: output, input, output_grad, param, param_grad, update or "
-            "optim_state. Left out: output."
+            "optim_state. Default: output."
         ),
     ] = None,
     step: Annotated[
-        str | None, typer.Option(help="Of a captured tensor: a step's number. Left out: latest.")
+        str | None, typer.Option(help="Of a captured tensor: a step's number. Default: latest.")
     ] = None,
     save: Save = None,
     json: Json = False,
@@ -124,6 +125,7 @@ def infer(  # noqa: PLR0913 - each is an option of the command
         str | None,
         typer.Option(help="value, id, prob. Left unset, value, and of a classifier all three."),
     ] = None,
+    device: OnDevice = None,
     save: Save = None,
     timeout: Annotated[float | None, typer.Option(help="Seconds to wait.")] = None,
     json: Json = False,
@@ -134,6 +136,8 @@ def infer(  # noqa: PLR0913 - each is an option of the command
         spec["fields"] = fields.split(",")
     if outputs:
         spec["outputs"] = outputs.split(",")
+    if device is not None:
+        spec["devices"] = device_of(device)
     with Client() as client:
         source = naming.trained_id(client, source)
         spec["checkpoint" if source.startswith("ckpt_") else "job"] = source

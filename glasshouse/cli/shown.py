@@ -1,8 +1,12 @@
 """How commands explain themselves."""
 
+from collections.abc import Callable
 from typing import Any
 
+import typer
 from typer.core import TyperCommand, TyperGroup
+
+from glasshouse.cli.output import Json
 
 
 class Command(TyperCommand):
@@ -26,3 +30,17 @@ def _flagged(params: Any) -> Any:
         if getattr(param, "is_flag", False) and param.metavar is None:
             param.metavar = ""
     return params
+
+
+def group(about: str, listing: Callable[..., None]) -> typer.Typer:
+    """Commands about one kind of thing; ``listing`` is ``list``, and what the group does alone."""
+    app = typer.Typer(help=about, cls=Group)
+
+    def alone(context: typer.Context, json: Json = False) -> None:
+        if context.invoked_subcommand is None:
+            listing(json=json)
+
+    alone.__doc__ = f"{about} Alone: list them."
+    app.callback(invoke_without_command=True)(alone)
+    app.command("list", cls=Command)(listing)
+    return app

@@ -6,30 +6,19 @@ import typer
 
 from glasshouse.cli import output
 from glasshouse.cli.output import Json
-from glasshouse.cli.shown import Command, Group
+from glasshouse.cli.shown import Command, group
 from glasshouse.client import Client
 
-app = typer.Typer(help="Addresses that are told when jobs move.", cls=Group)
 
-
-@app.callback(invoke_without_command=True)
-def list_all(context: typer.Context, json: Json = False) -> None:
-    """Addresses that are told when jobs move. Alone: list them."""
-    if context.invoked_subcommand is None:
-        list_webhooks(json=json)
-
-
-@app.command("list", cls=Command)
 def list_webhooks(json: Json = False) -> None:
     """List webhooks."""
     with Client() as client:
         rows = [row.data for row in client.webhooks.list()]
-    if json:
-        output.document(rows)
-    else:
-        columns = ["id", "url", "events", "failing_since", "disabled_reason"]
-        cells = ([_cell(row[name]) for name in columns] for row in rows)
-        output.table(columns, cells, short={"url", "events", "disabled_reason"})
+    columns = ["id", "url", "events", "failing_since", "disabled_reason"]
+    output.listing(rows, columns, as_json=json, short={"url", "events", "disabled_reason"})
+
+
+app = group("Addresses that get a message when a job changes its state.", list_webhooks)
 
 
 @app.command(cls=Command)
@@ -65,13 +54,5 @@ def deliveries(webhook: Annotated[str, typer.Argument(help="Its id.")], json: Js
     """Show what was sent to a webhook, newest first."""
     with Client() as client:
         rows = [row.data for row in client.webhooks.deliveries(webhook)]
-    if json:
-        output.document(rows)
-    else:
-        columns = ["id", "type", "state", "tries", "status", "problem", "created_at"]
-        cells = ([_cell(row[name]) for name in columns] for row in rows)
-        output.table(columns, cells, short={"type", "problem"}, numbers={"tries"})
-
-
-def _cell(value: object) -> object:
-    return ", ".join(map(str, value)) if isinstance(value, list) else value  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    columns = ["id", "type", "state", "tries", "status", "problem", "created_at"]
+    output.listing(rows, columns, as_json=json, short={"type", "problem"}, numbers={"tries"})

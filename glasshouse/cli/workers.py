@@ -6,30 +6,21 @@ import typer
 
 from glasshouse.cli import output
 from glasshouse.cli.output import Json
-from glasshouse.cli.shown import Command, Group
+from glasshouse.cli.shown import Command, group
 from glasshouse.client import Client
 
-app = typer.Typer(help="The machines that run jobs.", cls=Group)
 Name = Annotated[str, typer.Argument(help="The worker's name.")]
 
 
-@app.callback(invoke_without_command=True)
-def list_all(context: typer.Context, json: Json = False) -> None:
-    """The machines that run jobs. Alone: list them."""
-    if context.invoked_subcommand is None:
-        list_workers(json=json)
-
-
-@app.command("list", cls=Command)
 def list_workers(json: Json = False) -> None:
     """List workers: active, draining, stopped or lost."""
     with Client() as client:
         rows = [row.data for row in client.workers.list()]
-    if json:
-        output.document(rows)
-    else:
-        columns = ["id", "state", "host", "version", "last_seen_at"]
-        output.table(columns, ([row[name] for name in columns] for row in rows), short={"host"})
+    columns = ["id", "state", "host", "version", "last_seen_at"]
+    output.listing(rows, columns, as_json=json, short={"host"})
+
+
+app = group("The machines that run jobs.", list_workers)
 
 
 @app.command(cls=Command)

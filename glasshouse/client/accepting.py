@@ -85,9 +85,26 @@ def device_of(text: str) -> Document:
         )
     if not colon:
         return {"type": kind}
+    if kind == "cpu":
+        raise ValueError(f"device: {text!r} names one core; give 'cpu', and devices.threads")
     if kind != "cuda" or not number.isdecimal():
         raise ValueError(f"device: {text!r} has no such number; write it like 'cuda:1'")
     return {"type": "cuda", "ids": [int(number)]}
+
+
+def moved(spec: Mapping[str, Any], device: str) -> Document:
+    """A spec, or a merge patch of one, that names another device, as for `device_of`.
+
+    The worker stays, and with ``cpu`` the number of threads; null removes the other fields.
+
+    Raises:
+        ValueError: there is no such device.
+    """
+    chosen = device_of(device)
+    others = ("count", "ids") if chosen["type"] == "cpu" else ("count", "ids", "threads")
+    held = spec.get("devices")
+    kept = cast("Document", held) if isinstance(held, dict) else {}
+    return {**spec, "devices": kept | dict.fromkeys(others) | chosen}
 
 
 def _check_names(options: TrainOptions) -> None:

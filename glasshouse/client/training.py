@@ -44,11 +44,11 @@ class TrainOptions(JobOptions, total=False):
 
     loss: Any
     """``"CrossEntropyLoss"``, ``nn.CrossEntropyLoss(label_smoothing=0.1)``, or as in the spec; or a
-    list of several. Left out: ``CrossEntropyLoss`` for classes, else ``MSELoss``."""
+    list of several. Default: ``CrossEntropyLoss`` for classes, else ``MSELoss``."""
     optimizer: Any
     """``"Adam"``, ``{"type", "args"}``, or torch's own: the class, a ``functools.partial`` of it,
     or an optimizer of the module's parameters, whose groups may differ in ``lr`` and
-    ``weight_decay``. Left out: ``Adam``."""
+    ``weight_decay``. Default: ``Adam``."""
     scheduler: Any
     """``{"type", "args", "unit"}``, or the name of one that needs no arguments. The type may be a
     scheduler of torch itself; then say its ``unit``, ``"steps"`` or ``"epochs"``."""
@@ -104,8 +104,8 @@ class TrainOptions(JobOptions, total=False):
     init: Any
     """``{"checkpoint", "load", "missing"}``: what training begins with. A module brings its own."""
     metrics: Sequence[Any] | str
-    """Names (``"accuracy"``), or as in the spec; without ``inputs`` of what the loss compares. Left
-    out: the accuracy, for classes."""
+    """Names (``"accuracy"``), or as in the spec; without ``inputs`` of what the loss compares.
+    Default: the accuracy, for classes."""
     evaluate: Any
     """Left out: after every epoch, where there is validation data. None: never."""
     probes: Sequence[Any] | str
@@ -331,7 +331,7 @@ def _loss(loss: Any, graph: Document, target: str | None, fields: Mapping[str, A
 
 
 def _metrics(given: Any, losses: Sequence[Document], fields: Mapping[str, Any]) -> list[Any]:
-    """Metrics with what they compare: where that is left out, what the first loss compares."""
+    """Metrics with what they compare: by default, what the first loss compares."""
     if given is None:
         judged = [item["inputs"] for item in losses if _is_of_classes(item, fields)]
         return [{"type": "accuracy", "inputs": inputs} for inputs in judged]

@@ -69,7 +69,11 @@ else:
 
 
 class Devices(Spec):
-    """The hardware that the job runs on. A device that does not exist is refused."""
+    """The hardware that the job runs on. A device that does not exist is refused.
+
+    The client's ``device="cuda:1"`` and the command line's ``--device cuda:1`` are short for
+    ``{"type": "cuda", "ids": [1]}``.
+    """
 
     type: Literal["auto", "cpu", "cuda"] = "auto"
     """``auto``: one CUDA device where a worker has a healthy one, else CPU cores. An ``infer`` job
@@ -105,7 +109,7 @@ class Retry(Spec):
 
 class _Job(Spec):
     name: JobName | None = None
-    """For people; need not be unique. Left out, the service makes one that is: ``mlp-7``."""
+    """For people; need not be unique. If unset, the service creates one that is: ``mlp-7``."""
     labels: dict[Label, LabelValue] = Constraint(default={}, max_length=50)
     """Pairs to find the job by: ``GET /jobs?label=key:value``."""
     priority: int = Constraint(default=0, ge=-1000, le=1000)

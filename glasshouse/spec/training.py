@@ -255,7 +255,7 @@ class Checkpoint(Spec):
     keep_last: PositiveInt = 3
     """Older ones are deleted once a newer one is complete."""
     keep_best: KeepBest | None = None
-    """These are kept beside the last ones. Left out, one by the metric of ``stop.early``, else by
+    """These are kept beside the last ones. If unset, one by the metric of ``stop.early``, else by
     the lowest ``validation/loss``; a job without evaluations has none. null: the last ones only."""
 
     @model_validator(mode="after")

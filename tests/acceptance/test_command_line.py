@@ -165,9 +165,10 @@ class Normal:
         text = re.sub(r"\b\d+ (s|min)(?=  |$)", "N s", text, flags=re.MULTILINE)
         text = re.sub(r"http://127\.0\.0\.1:\d+", "http://127.0.0.1:8420", text)
         text = re.sub(r"(devices +cpu:)\d+ of \S+", r"\g<1>N of host", text)
-        # a pipe gets a line a second: the first and the last are always there
-        text = re.sub(r"^step (?!0 |7 )\d+ \(8 .*\n", "", text, flags=re.MULTILINE)
-        return re.sub(r"^step 7 \(.*\n(?=(.*\n)*step 7 \()", "", text, flags=re.MULTILINE)
+        steps = re.findall(r"^(?:stderr: )?step \d+ \(.*\n", text, flags=re.MULTILINE)
+        for line in steps[1:-1]:  # a pipe gets a line a second, and always the first and the last
+            text = text.replace(line, "", 1)
+        return text
 
     def _id(self, found: re.Match[str]) -> str:
         number = f"{1 + len(self.known):026d}"

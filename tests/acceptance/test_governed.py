@@ -3,8 +3,8 @@
 from typing import Any
 
 import glasshouse as gh
-from tests.acceptance.houses import until
 from tests.acceptance.specs import small
+from tests.waiting import until
 
 MUCH = 60
 KINDS = ["output", "output_grad"]

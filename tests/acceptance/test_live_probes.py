@@ -10,8 +10,9 @@ import httpx2
 import pytest
 
 import glasshouse as gh
-from tests.acceptance.houses import House, until
+from tests.acceptance.houses import House
 from tests.acceptance.specs import lasting, small
+from tests.waiting import until
 
 ENDLESS = 1_000_000
 

@@ -5,8 +5,9 @@ import json
 import pytest
 
 import glasshouse as gh
-from tests.acceptance.houses import House, until
+from tests.acceptance.houses import House
 from tests.acceptance.specs import lasting, small
+from tests.waiting import until
 
 STEPS = 300
 

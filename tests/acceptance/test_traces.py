@@ -11,8 +11,9 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 import glasshouse as gh
-from tests.acceptance.houses import House, until
+from tests.acceptance.houses import House
 from tests.acceptance.specs import small
+from tests.waiting import until
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 ERROR = 2

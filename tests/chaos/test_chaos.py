@@ -17,11 +17,12 @@ from typing import Any
 import pytest
 
 import glasshouse as gh
-from tests.acceptance.houses import Cluster, until
+from tests.acceptance.houses import Cluster
 from tests.acceptance.specs import lasting, small
 from tests.chaos.asking import Asking
 from tests.chaos.monkey import Monkey, leftovers, ranks
 from tests.chaos.verifier import Record, record_of
+from tests.waiting import until
 
 NUM_KILLS = int(os.environ.get("CHAOS_KILLS", "20"))
 NUM_SHORT = int(os.environ.get("CHAOS_JOBS", "20"))

@@ -21,8 +21,8 @@ from urllib.request import Request, urlopen
 import psutil
 from websockets.sync.client import ClientConnection, connect
 
-from tests.acceptance.houses import until
 from tests.page.browser import FLAGS, SIZES
+from tests.waiting import until
 
 
 @dataclass(frozen=True)

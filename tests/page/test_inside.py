@@ -505,10 +505,21 @@ def test_a_job_that_is_over_says_what_to_put_in_a_spec(page: Page, seen: gh.Job,
     assert house.url in page.url
 
 
-def test_the_graph_s_buttons_cover_no_layer_at_first(page: Page, seen: gh.Job):
+def test_the_graph_s_buttons_cover_no_layer_at_first(page: Page, client: gh.Client, digits: str):
+    sizes = {"num_embeddings": 10, "embedding_dim": 10}  # two inputs: the first row is wide
+    layers: list[dict[str, Any]] = [
+        {"name": "flat", "type": "Flatten", "inputs": ["image"]},
+        {"name": "first", "type": "Linear", "args": {"out_features": 10}},
+        {"name": "known", "type": "Embedding", "args": sizes, "inputs": ["label"]},
+        {"name": "sum", "type": "add", "inputs": ["first", "known"]},
+        *({"name": f"relu{number}", "type": "ReLU"} for number in range(12)),
+        {"name": "fc", "type": "Linear", "args": {"out_features": 10}},
+    ]
+    spec = small(digits, name="high", network={"layers": layers}, stop={"steps": 1})
+    job = client.jobs.create(spec).wait(timeout=120)
     width, height = SIZES["phone"]
     page.set_viewport_size({"width": width, "height": height})
-    page.goto(f"/jobs/{seen.id}/inside?view=graph")
+    page.goto(f"/jobs/{job.id}/inside?view=graph")
     expect(page.locator(".graph .box").first).to_be_visible()
     tools = page.locator(".graph .tools").bounding_box()
     boxes = [box.bounding_box() for box in page.locator(".graph .box").all()]

@@ -12,10 +12,11 @@ import pytest
 from playwright.sync_api import Locator, Page, Route, expect
 
 import glasshouse as gh
-from tests.acceptance.houses import House, until
+from tests.acceptance.houses import House
 from tests.page.browser import Screenshot, Witness
 from tests.page.specs import FIELDS, small
 from tests.page.tabs import table_of
+from tests.waiting import until
 
 STEPS = 240
 OVER = ("succeeded", "failed", "cancelled")

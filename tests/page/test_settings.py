@@ -9,9 +9,10 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 import glasshouse as gh
-from tests.acceptance.houses import House, until
+from tests.acceptance.houses import House
 from tests.page.browser import Screenshot, Witness
 from tests.page.endless import endless, running
+from tests.waiting import until
 
 Axe = Callable[[Page], None]
 

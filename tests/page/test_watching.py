@@ -10,7 +10,6 @@ import pytest
 from playwright.sync_api import Page, expect
 
 import glasshouse as gh
-from tests.acceptance.houses import until
 from tests.conftest import absent
 from tests.page import tabs
 from tests.page.browser import find_chromium
@@ -19,6 +18,7 @@ from tests.page.tabs import VIEWS, Tab, long_tasks
 from tests.page.test_job import spec
 from tests.page.watching import LongTask, Plan, grown, longest, table, told, watch
 from tests.soak.flat import Bound, judge
+from tests.waiting import until
 
 HOLD = """<script>
   const end = performance.now() + 120;

@@ -35,12 +35,13 @@ import psutil
 import glasshouse as gh
 from models import metrics
 from models.database import Database
-from tests.acceptance.houses import ROOT, House, until
+from tests.acceptance.houses import ROOT, House
 from tests.page.browser import WAIT_MS, find_chromium
 from tests.page.chromium import Chromium
 from tests.page.specs import small
 from tests.page.tabs import POINTS, VIEWS, Look, Tab, long_tasks
 from tests.soak.flat import Bound, Verdict, judge, thinned
+from tests.waiting import until
 
 PER_MINUTE = {"heap_mib": 0.05, "nodes": 5.0, "jsEventListeners": 1.0, "renderers_mib": 0.5}
 """What a figure may grow by in a minute: in a day of eight hours a tab's objects would come to

@@ -10,8 +10,9 @@ from collections.abc import Generator
 import psutil
 import pytest
 
-from tests.running import Api, eventually, running_api
+from tests.running import Api, running_api
 from tests.security.raw import Raw, closed_after, connect, one_status, read_all
+from tests.waiting import until
 
 HEAD = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n"
 GROWTH_BYTES = 48 * 1024**2
@@ -183,7 +184,7 @@ def test_a_body_that_trickles_is_cut_off_and_leaves_no_file(hasty: Api):
                 time.sleep(0.05)
         assert time.monotonic() - began < 60
     uploads = hasty.settings.artifacts / "uploads"
-    eventually(lambda: not any(uploads.iterdir()) if uploads.exists() else True)
+    until(lambda: not any(uploads.iterdir()) if uploads.exists() else True)
 
 
 def test_a_body_that_comes_steadily_may_take_longer_than_that(hasty: Api):
@@ -285,7 +286,7 @@ def test_more_connections_than_there_may_be_are_closed_and_those_there_are_go_on
         open_ = len(psutil.Process(hasty.process.pid).net_connections("tcp"))
         assert open_ < 250
         del crowd
-    eventually(lambda: is_well_now(hasty))
+    until(lambda: is_well_now(hasty))
 
 
 def is_well_now(api: Api) -> bool:
@@ -296,7 +297,7 @@ def is_well_now(api: Api) -> bool:
 
 def test_a_connection_reset_in_the_middle_leaves_nothing(hasty: Api):
     process = psutil.Process(hasty.process.pid)
-    eventually(lambda: len(process.net_connections("tcp")) < 5)
+    until(lambda: len(process.net_connections("tcp")) < 5)
     before = process.num_fds()
 
     def cut() -> None:
@@ -313,4 +314,4 @@ def test_a_connection_reset_in_the_middle_leaves_nothing(hasty: Api):
         thread.start()
     for thread in threads:
         thread.join()
-    eventually(lambda: process.num_fds() <= before + 2)
+    until(lambda: process.num_fds() <= before + 2)

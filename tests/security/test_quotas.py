@@ -17,7 +17,8 @@ from models.database import Database
 from models.settings import Settings
 from tests.conftest import empty_postgres
 from tests.integration.store.making import make_job, make_worker, running
-from tests.running import Api, digits, eventually, running_api, small_job
+from tests.running import Api, digits, running_api, small_job
+from tests.waiting import until
 from worker.dispatch import dispatch
 
 CSV = {"Content-Type": "application/octet-stream"}
@@ -133,7 +134,7 @@ def test_storage_is_limited_before_and_after_the_bytes_came(tenants: Tenants, li
 
 def test_uploads_are_limited_while_they_come_in(tenants: Tenants, limit: Any):
     ada, bob, _ = tenants
-    eventually(lambda: ada.get("/api/v1/quotas").json()["used"]["uploads"] == 0)
+    until(lambda: ada.get("/api/v1/quotas").json()["used"]["uploads"] == 0)
     limit(uploads=1)
     go_on = threading.Event()
 
@@ -145,12 +146,12 @@ def test_uploads_are_limited_while_they_come_in(tenants: Tenants, limit: Any):
     path = "/api/v1/datasets?format=csv"
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(lambda: ada.post(path, content=slowly(), headers=CSV))
-        eventually(lambda: ada.get("/api/v1/quotas").json()["used"]["uploads"] == 1)
+        until(lambda: ada.get("/api/v1/quotas").json()["used"]["uploads"] == 1)
         refused(ada.post(path, content=b"1,2\n", headers=CSV), "uploads")
         assert bob.post(path, content=b"1,2\n", headers=CSV).status_code == 201
         go_on.set()
         assert first.result().status_code == 201
-    eventually(lambda: ada.get("/api/v1/quotas").json()["used"]["uploads"] == 0)
+    until(lambda: ada.get("/api/v1/quotas").json()["used"]["uploads"] == 0)
     assert ada.post(path, content=b"1,2\n", headers=CSV).status_code == 201
 
 
@@ -172,7 +173,7 @@ def test_streams_of_all_keys_of_an_owner_count_together(api: Api, tenants: Tenan
         assert ada.get("/api/v1/quotas").json()["used"]["streams"] == 2
         with bob.stream("GET", f"/api/v1/jobs/{theirs}/stream") as own:
             assert own.status_code == 200
-    eventually(lambda: ada.get("/api/v1/quotas").json()["used"]["streams"] == 0)
+    until(lambda: ada.get("/api/v1/quotas").json()["used"]["streams"] == 0)
 
 
 def test_a_key_that_asks_too_often_is_told_when_to_come_back(

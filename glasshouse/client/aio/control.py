@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
+from glasshouse.client.accepting import moved
 from glasshouse.client.aio.records import AsyncRecord
 from glasshouse.client.stopping import StopLimit
 
@@ -97,16 +98,20 @@ class AsyncSteered(AsyncRecord):
         checkpoint: str | None = None,
         step: int | None = None,
         load: Literal["all", "model"] | None = None,
+        device: Any = None,
     ) -> Self:
         """A new job that begins where a checkpoint of this one ends, with another spec.
 
         Args:
-            spec: what is other, as a merge patch: ``{"optimizer": {"args": {"lr": 0.001}}}``.
+            spec: the changes, as a merge patch: ``{"optimizer": {"args": {"lr": 0.001}}}``.
             checkpoint: id of the checkpoint; left out, its newest.
             step: instead, the step of the checkpoint.
             load: ``all`` goes on with the run, ``model`` takes the weights only; left out, ``all``
                 where the patch allows it.
+            device: the device to run on, as in `AsyncClient.train`: ``"cpu"``, ``"cuda:1"``.
         """
+        if device is not None:
+            spec = moved(spec or {}, str(device))
         asked = {"spec": spec, "checkpoint": checkpoint, "step": step, "load": load}
         body = {key: value for key, value in asked.items() if value is not None}
         return type(self)(self._transport, await self._transport.create(f"{self.path}/fork", body))

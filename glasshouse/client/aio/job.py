@@ -59,6 +59,8 @@ class AsyncJob(AsyncSteered, AsyncResults):
     """The job that it is a fork or a retry of."""
     devices: list[dict[str, Any]]
     """``worker``, ``kind`` and ``id`` of each."""
+    directions: dict[str, Literal["min", "max"]]
+    """Which value of a metric in ``summary`` is its best; missing where its name does not tell."""
     last_seq: int
     """The newest event of its log."""
     warnings: list[dict[str, Any]]

@@ -160,11 +160,11 @@ class AsyncResults(AsyncRecord):
 
         Args:
             metric: one that it had reported by then.
-            mode: whether less is better (``min``) or more (``max``). Left out, what the name of the
+            mode: whether less is better (``min``) or more (``max``). Default: what the name of the
                 metric tells: less of a loss or an error, more of an accuracy or a score.
 
         Raises:
-            ValueError: ``mode`` is left out, and the metric's name does not tell.
+            ValueError: ``mode`` is unset, and the metric's name does not tell.
             APIError: none has this metric as a finite number.
         """
         mode = mode or direction_of(metric)

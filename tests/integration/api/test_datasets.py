@@ -18,7 +18,8 @@ from sqlalchemy import text
 import glasshouse as gh
 from api import documents
 from models import datasets, quotas
-from tests.running import Api, Postgres, eventually, reading, running_api
+from tests.running import Api, Postgres, reading, running_api
+from tests.waiting import until
 from worker.reading import MAX_TRIES
 
 
@@ -164,7 +165,7 @@ def test_the_same_upload_twice_is_one_dataset(service: Api, api: httpx2.Client):
     assert (other.status_code, other.json()["code"]) == (422, "idempotency_key_reused")
     api.get(first.headers["location"], headers={"Prefer": "wait=60"})
     uploads = service.settings.artifacts / "uploads"
-    eventually(lambda: not [path for path in uploads.iterdir() if path.is_file()])
+    until(lambda: not [path for path in uploads.iterdir() if path.is_file()])
 
 
 def write_source(api: Api, dataset: str, text: bytes = b"b\n2\n") -> None:
@@ -193,8 +194,8 @@ def test_a_file_that_a_lost_worker_left_unread_is_read_by_another(service: Api):
     with service.database.read() as tx:
         found = datasets.get(tx, made, None)
         assert (found.reader, found.reads) == ("reader", 2)
-    eventually(lambda: not half.exists())
-    eventually(lambda: not (service.settings.artifacts / "uploads" / made).exists())
+    until(lambda: not half.exists())
+    until(lambda: not (service.settings.artifacts / "uploads" / made).exists())
 
 
 def test_a_file_at_which_every_worker_dies_is_not_tried_for_ever(service: Api):
@@ -214,12 +215,12 @@ def test_a_database_that_is_away_when_the_file_was_read_costs_nothing(mortal_pos
         table = b"a\n" + b"1\n" * 300_000
         with api.client() as client:
             made = client.post("/api/v1/datasets", params={"format": "csv"}, content=table)
-        eventually(lambda: [*(api.settings.work / "reader" / "reading").glob("ds_*")])
+        until(lambda: [*(api.settings.work / "reader" / "reading").glob("ds_*")])
         mortal_postgres.kill()
-        eventually(lambda: [*(api.settings.artifacts / "datasets").glob("ds_*/*/meta.json")])
+        until(lambda: [*(api.settings.artifacts / "datasets").glob("ds_*/*/meta.json")])
         mortal_postgres.start()
-        eventually(lambda: is_ready(api, made.json()["id"]))
-        eventually(lambda: len([*(api.settings.artifacts / "datasets").glob("ds_*/*")]) == 1)
+        until(lambda: is_ready(api, made.json()["id"]))
+        until(lambda: len([*(api.settings.artifacts / "datasets").glob("ds_*/*")]) == 1)
 
 
 def is_ready(api: Api, dataset: str) -> bool:
@@ -241,14 +242,14 @@ def test_a_worker_that_stops_gives_back_what_it_reads(tmp_path: Path):
             made = row.id
         write_source(api, made, b"a\n" + b"1\n" * 2_000_000)
         with reading(api, "first"):
-            eventually(lambda: [*(home / "work" / "first" / "reading").glob("ds_*")])
+            until(lambda: [*(home / "work" / "first" / "reading").glob("ds_*")])
         with api.database.read() as tx:
             left = datasets.get(tx, made, None)
             assert (left.state, left.reads, left.reading_until_ms) == ("pending", 0, None)
         assert not [*(home / "work" / "first" / "reading").glob("*")]
         write_source(api, made)  # a short one, to be quick
         with reading(api, "second"):
-            eventually(lambda: is_ready(api, made))
+            until(lambda: is_ready(api, made))
     finally:
         api.database.close()
         shutil.rmtree(home, ignore_errors=True)
@@ -264,7 +265,7 @@ def test_an_upload_waits_while_no_worker_reads_and_any_api_may_end(tmp_path: Pat
             assert made.json()["state"] == "pending"
         api.stop(signal.SIGKILL)
         with reading(api):
-            eventually(lambda: is_ready(api, made.json()["id"]))
+            until(lambda: is_ready(api, made.json()["id"]))
     finally:
         api.kill()
         api.database.close()

@@ -20,7 +20,8 @@ from api.fullness import fills
 from glasshouse.versions import SAFE_SQLITE
 from models import vitals, workers
 from models.workers import FoundDevice
-from tests.running import Api, connected, database_of, digits, eventually, running_api, small_job
+from tests.running import Api, connected, database_of, digits, running_api, small_job
+from tests.waiting import until
 
 GIB = 1024**3
 
@@ -53,7 +54,7 @@ def checks_until(client: httpx2.Client, holds: Callable[[dict[str, Any]], bool])
         found = client.get("/readyz").json()
         return found if holds(found) else None
 
-    return eventually(look)
+    return until(look)
 
 
 def test_a_worker_that_lives_but_is_deaf_or_does_not_sweep_is_told_of(own: Api):
@@ -245,7 +246,7 @@ def test_below_the_least_free_space_new_work_is_refused_and_taken_again_once_the
                 answer = client.post("/api/v1/jobs", json=small_job(dataset))
                 return answer if answer.status_code == 503 else None
 
-            answer = eventually(refused)
+            answer = until(refused)
             assert answer.json()["code"] == "storage_full"
             assert answer.json()["retryable"] is True
             assert int(answer.headers["retry-after"]) > 0
@@ -262,7 +263,7 @@ def test_below_the_least_free_space_new_work_is_refused_and_taken_again_once_the
             assert found["status"] == "degraded"
         finally:
             filler.unlink(missing_ok=True)
-        eventually(lambda: client.post("/api/v1/jobs", json=small_job(dataset)).status_code == 201)
+        until(lambda: client.post("/api/v1/jobs", json=small_job(dataset)).status_code == 201)
         checks_until(client, lambda told: told["checks"]["disk"] == "ok")
 
 
@@ -279,7 +280,7 @@ def test_each_line_of_the_log_says_which_request_and_which_job(own: Api):
     def mine_of(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [line for line in lines if line.get("request_id") == "mine-1"]
 
-    (mine,) = eventually(lambda: mine_of(lines()))  # it is written after the answer was sent
+    (mine,) = until(lambda: mine_of(lines()))  # it is written after the answer was sent
     assert (mine["event"], mine["job"], mine["status"]) == ("request", job, 200)
     away = [line for line in lines() if line["event"] == "broker_away"]
     assert away

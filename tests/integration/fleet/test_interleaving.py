@@ -15,28 +15,16 @@ from models.notifier import Notifier
 from models.settings import Settings
 from models.tables import Device
 from models.workers import FoundDevice
-from tests.integration.fleet.stepping import Stepped, count_statements
 from tests.integration.store.making import make_worker
+from tests.interleaving import meeting, meetings
 from worker.dispatch import dispatch
 from worker.station import Station
 from worker.sweep import Sweep
 
 LEASE_S = 30.0
-Act = Callable[[Database], Any]
-
-
-def interleaved(url: str, one: Act, other: Act, prepare: Callable[[], None]) -> None:
-    """Try every place of the first at which the second may come in; neither may fail."""
-    prepare()
-    for steps in range(count_statements(url, one)):
-        prepare()
-        with Stepped(url, one) as first, Stepped(url, other) as second:
-            first.steps(steps)
-            second.release()
-            second.steps(1000)
-            first.finish()
-            second.finish()
-            assert (first.error, second.error) == (None, None), f"after {steps} statements"
+MOST = 60
+"""Orders that are tried of the many that two long transactions have."""
+Act = Callable[[Database, None], Any]
 
 
 def station_of(database: Database, home: Path, name: str, **more: Any) -> Station:
@@ -50,16 +38,17 @@ def station_of(database: Database, home: Path, name: str, **more: Any) -> Statio
 
 def test_quotas_of_one_owner_are_set_twice_at_once(postgres_url: str):
     def put(limit: int) -> Act:
-        def act(database: Database) -> None:
+        def act(database: Database, _: None) -> None:
             with database.write() as tx:
                 quotas.put(tx, "ada", {"running_jobs": limit}, by="root")
 
         return act
 
-    interleaved(postgres_url, put(1), put(2), lambda: None)
     opened = Database(postgres_url)
-    with opened.read() as tx:
-        assert quotas.own(tx, "ada") in ({"running_jobs": 1}, {"running_jobs": 2})
+    for met in meetings(postgres_url, lambda: None, put(1), put(2)):
+        assert met.values == (None, None)
+        with opened.read() as tx:
+            assert quotas.own(tx, "ada") in ({"running_jobs": 1}, {"running_jobs": 2})
     opened.close()
 
 
@@ -68,23 +57,16 @@ def test_a_deadlock_is_told_as_what_it_is(postgresql: Database, postgres_url: st
     make_worker(postgresql, "b")
 
     def beat(first: str, then: str) -> Act:
-        def act(database: Database) -> None:
+        def act(database: Database, _: None) -> None:
             with database.write() as tx:
                 for name in (first, then):
                     workers.drain(tx, name)
 
         return act
 
-    with (
-        Stepped(postgres_url, beat("a", "b")) as one,
-        Stepped(postgres_url, beat("b", "a")) as other,
-    ):
-        one.step()
-        other.step()
-        one.step()
-        other.finish()
-        one.finish()
-        (error,) = [found for found in (one.error, other.error) if found is not None]
+    order = ((0, 1), (1, 1), (0, 1))
+    met = meeting(postgres_url, beat("a", "b"), beat("b", "a"), order)
+    (error,) = [result.error for result in met.results if result.error is not None]
     assert isinstance(error, TransactionConflict)
     assert error.retryable
     assert error.code == "transaction_conflict"
@@ -93,7 +75,7 @@ def test_a_deadlock_is_told_as_what_it_is(postgresql: Database, postgres_url: st
 def swept(home: Path, name: str) -> Act:
     """Sweep once, and raise what the sweep only logs."""
 
-    def act(database: Database) -> None:
+    def act(database: Database, _: None) -> None:
         with structlog.testing.capture_logs([structlog.processors.format_exc_info]) as logs:
             Sweep(station_of(database, home, name))()
         bad = [line for line in logs if line["event"] in ("ledger_away", "sweep_failed")]
@@ -131,21 +113,12 @@ def test_a_sweep_that_found_nothing_free_meets_a_dispatch_that_does(
         queue_four(postgresql)
         occupied(postgresql, "other")
 
-    prepare()
-    for steps in range(count_statements(postgres_url, swept(tmp_path, "w2"))):
-        prepare()
-        with (
-            Stepped(postgres_url, swept(tmp_path, "w2")) as sweep,
-            Stepped(postgres_url, lambda database: dispatch(database, settings)) as giving,
-        ):
-            sweep.steps(steps)
-            occupied(postgresql, None)
-            giving.steps(24)
-            sweep.release()
-            sweep.settle()
-            giving.finish()
-            sweep.finish()
-            assert (sweep.error, giving.error) == (None, None), f"after {steps} statements"
+    def freed(database: Database, _: None) -> None:
+        occupied(database, None)
+        dispatch(database, settings)
+
+    for met in meetings(postgres_url, prepare, swept(tmp_path, "w2"), freed, most=MOST):
+        assert [result.error for result in met.results] == [None, None], met.order
 
 
 def assigned(database: Database) -> dict[str, str]:
@@ -163,7 +136,7 @@ def test_devices_change_while_a_dispatch_takes_them(
     make_worker(postgresql, "w1", cores=4)
     cores = [FoundDevice(f"cpu:{n}", "cpu", n, "core", healthy=n != 1) for n in range(3)]
 
-    def refresh(database: Database) -> None:
+    def refresh(database: Database, _: None) -> None:
         with database.write() as tx:
             workers.refresh_devices(tx, "w1", cores)
 
@@ -173,21 +146,13 @@ def test_devices_change_while_a_dispatch_takes_them(
             tx.execute(text("DELETE FROM devices"))
         make_worker(postgresql, "w1", cores=4)
 
-    def giving(database: Database) -> Any:
+    def giving(database: Database, _: None) -> Any:
         return dispatch(database, settings)
 
-    prepare()
-    for steps in range(0, count_statements(postgres_url, giving), 3):
-        prepare()
-        with Stepped(postgres_url, giving) as first, Stepped(postgres_url, refresh) as second:
-            first.steps(steps)
-            second.release()
-            second.settle()
-            first.finish()
-            second.finish()
-            assert (first.error, second.error) == (None, None), f"after {steps} statements"
-            given = {id_: choice.job for choice in first.result for id_ in choice.devices}
-        assert assigned(postgresql) == given, f"after {steps} statements"
-        assert {"cpu:0", "cpu:2"} <= set(given), f"after {steps} statements"
+    for met in meetings(postgres_url, prepare, giving, refresh, most=MOST):
+        chosen, _ = met.values
+        given = {id_: choice.job for choice in chosen for id_ in choice.devices}
+        assert assigned(postgresql) == given, met.order
+        assert {"cpu:0", "cpu:2"} <= set(given), met.order
         with postgresql.read() as tx:
             assert not tx.get_one(Device, ("w1", "cpu:1")).healthy

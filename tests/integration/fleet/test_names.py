@@ -13,7 +13,8 @@ from models.tables import Device, Worker
 from models.workers import FoundDevice
 from tests.integration.store.making import make_job, make_worker, running
 from tests.integration.worker.conftest import open_broker
-from tests.integration.worker.shop import Shop, endless, until
+from tests.integration.worker.shop import Shop, endless
+from tests.waiting import until
 
 LEASE_MS = 30_000
 

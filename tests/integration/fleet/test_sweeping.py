@@ -9,7 +9,7 @@ from models.database import Database
 from models.settings import Settings
 from tests.integration.fleet.test_interleaving import station_of
 from tests.integration.store.making import make_job, make_worker
-from tests.integration.worker.shop import until
+from tests.waiting import until
 from worker import dispatch
 from worker.sweep import Sweep
 

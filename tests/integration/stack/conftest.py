@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ import glasshouse as gh
 from glasshouse.cli.processes import ROOT
 from glasshouse.processes import Identity
 from tests import leaks
+from tests.waiting import until
 
 UP_S = 180.0
 
@@ -79,7 +79,7 @@ def up(home: Path) -> House:
             text=True,
         )
     house = House(home, process)
-    wait_until(lambda: "/docs" in house.log() or process.poll() is not None)
+    until(lambda: "/docs" in house.log() or process.poll() is not None)
     assert process.poll() is None, house.log()
     return house
 
@@ -94,13 +94,6 @@ def end(house: House) -> None:
             house.process.kill()
             house.process.wait()
     command(house.home, "down")
-
-
-def wait_until(holds: Any, timeout_s: float = UP_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")

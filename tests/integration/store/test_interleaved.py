@@ -174,7 +174,7 @@ def test_two_who_give_up_the_same_file(database: Database):
 
 
 def test_two_purges_of_one_jobs_events(database: Database):
-    """The first event that is kept is the one that ``first_seq`` names, whoever purged last."""
+    """The first event that is kept is the one that ``first_seq`` names, in every order."""
     make_worker(database, cores=200)
     stored = next(kind for kind in retention.KINDS if kind.name == "events")
 

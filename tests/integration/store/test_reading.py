@@ -26,7 +26,7 @@ def claim(database: Database, reader: str = "one") -> Reading | None:
 
 
 def silence(database: Database, dataset: str) -> None:
-    """Let the lease of whoever reads it run out."""
+    """Let the lease of its reader run out."""
     with database.write() as tx:
         tx.execute(update(Dataset).where(Dataset.id == dataset).values(reading_until_ms=1))
 

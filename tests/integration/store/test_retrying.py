@@ -1,6 +1,5 @@
 """When a job that failed through no fault of its own is tried again, on both databases."""
 
-import time
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from models.database import Database
 from models.endings import CRASH_LOOP, FATES, Backoff, ExitKind, is_over, max_restarts
 from models.leases import Claim
 from models.tables import Job, now
+from tests.waiting import until
 
 from .making import LEASE_MS, make_worker, running, start
 
@@ -117,10 +117,7 @@ def test_a_job_that_waits_is_given_to_nobody_and_swept_for_only_when_it_is_due(d
     assert asked_for(database) == []
     with database.read() as tx:
         assert not workers.any_waits(tx)
-    deadline = time.monotonic() + 60
-    while not asked_for(database):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: asked_for(database))
     with database.read() as tx:
         assert workers.any_waits(tx)
     start(database, job)

@@ -1,7 +1,6 @@
 """A checkpoint that somebody is about to begin with, and that somebody is about to delete."""
 
 import threading
-import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
@@ -15,6 +14,7 @@ from models.keeping import Keeping
 from models.leases import Claim
 from models.shipments import Batch
 from models.tables import Job
+from tests.waiting import until
 
 from .making import make_job, make_worker, running, saved, ship
 
@@ -70,10 +70,7 @@ def meanwhile(database: Database, act: Callable[[], None]) -> Generator[Callable
 
     def begin() -> None:
         thread.start()
-        deadline = time.monotonic() + 30
-        while thread.is_alive() and not is_held_up(database):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: not thread.is_alive() or is_held_up(database))
 
     yield begin
     thread.join(30)

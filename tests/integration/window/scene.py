@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from models.tables import Job, now
 from models.workers import FoundDevice
 from tests import leaks
 from tests.running import ApiProcess
+from tests.waiting import until
 
 LEASE_MS = 60_000
 LAYERS = [
@@ -59,14 +60,6 @@ LAYERS = [
 ]
 
 
-def wait_until(claim: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Poll until something holds."""
-    deadline = time.monotonic() + seconds
-    while not claim():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.01)
-
-
 class Broker:
     """A Valkey on a Unix socket, which can be killed and started again."""
 
@@ -92,7 +85,7 @@ class Broker:
                     return bool(redis.ping())
                 return False
 
-            wait_until(answers)
+            until(answers)
 
     def kill(self) -> None:
         if self.process is not None:

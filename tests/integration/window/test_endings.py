@@ -18,7 +18,8 @@ from models.events import NewEvent
 from models.shipments import Batch
 from models.tables import now
 from tests.integration.window import scene
-from tests.integration.window.scene import Api, Writer, messages, wait_until
+from tests.integration.window.scene import Api, Writer, messages
+from tests.waiting import until
 
 
 @contextlib.contextmanager
@@ -75,7 +76,7 @@ def test_a_client_that_reads_nothing_is_cut_off_and_holds_up_no_end(
     with raw_stream(api.url, f"/jobs/{writer.job.id}/stream", secret):
         for _ in range(40):
             writer.print("x" * 200_000)
-        wait_until(lambda: "stream_stalled" in api.log.read_text())
+        until(lambda: "stream_stalled" in api.log.read_text())
         assert api.stop() == 0  # fails by itself when the process does not end
 
 
@@ -141,7 +142,7 @@ def test_a_client_that_goes_leaves_nothing_behind(
     open_before, rss_before = len(process.net_connections()), process.memory_info().rss
     for _ in range(300):
         cycle()
-    wait_until(lambda: len(process.net_connections()) <= open_before)
+    until(lambda: len(process.net_connections()) <= open_before)
     assert process.memory_info().rss - rss_before < 20 * 1024**2
 
 

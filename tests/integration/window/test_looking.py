@@ -16,10 +16,13 @@ import pytest
 import safetensors.numpy
 
 from api import inside, tensors
+from engine.torch_metrics import metric_classes
 from glasshouse import jsonio
+from glasshouse.direction import direction_of
 from glasshouse.events import STATS_COLUMNS
 from glasshouse.ids import new_id
 from glasshouse.spec import Probe
+from glasshouse.spec.metrics import OWN
 from models import jobs, probes
 from models.artifacts import LocalArtifacts
 from models.database import Database
@@ -524,6 +527,24 @@ def test_polling_can_wait_for_the_next_event(ada: httpx2.Client, writer: Writer)
     began = time.monotonic()
     over = ada.get(path, params={"after": end}, headers={"Prefer": "wait=60"})
     assert (over.json()["data"], time.monotonic() - began < 50) == ([], True)
+
+
+def test_a_job_says_which_value_of_each_metric_of_the_catalog_is_its_best(
+    ada: httpx2.Client, writer: Writer
+) -> None:
+    given = {name: getattr(cls, "higher_is_better", None) for name, cls in metric_classes().items()}
+    known = {name: higher for name, higher in given.items() if higher is not None}
+    names = ["loss", "lr", *(f"validation/{name}" for name in (*given, *OWN))]
+    writer.ship(Batch(job={"summary": {name: {"last": 1.0} for name in names}}))
+    told = ada.get(f"/jobs/{writer.job.id}").json()["directions"]
+    assert len(known) > 50
+    for name, is_higher in known.items():
+        assert told[f"validation/{name}"] == ("max" if is_higher else "min"), name
+    assert told == {name: direction_of(name) for name in names if direction_of(name)}
+    assert "lr" not in told
+    (listed,) = (one for one in ada.get("/jobs").json()["data"] if one["id"] == writer.job.id)
+    assert listed["directions"] == told
+    writer.finish()
 
 
 def test_nonfinite_numbers_come_through_every_route(

@@ -12,8 +12,9 @@ import glasshouse as gh
 from api import inside
 from models.database import Database
 from tests.integration.window import scene
-from tests.integration.window.scene import Api, Message, Writer, messages, problem, wait_until
+from tests.integration.window.scene import Api, Message, Writer, messages, problem
 from tests.integration.window.test_streams import read
+from tests.waiting import until
 
 
 def pairs(log: list[Message]) -> list[tuple[int, int]]:
@@ -118,12 +119,12 @@ def test_an_open_stream_sees_what_came_and_then_from_where_it_comes_again(  # no
     threads = [threading.Thread(target=follow, args=(query,)) for query in live]
     for thread in threads:
         thread.start()
-    wait_until(lambda: all(live.values()))
+    until(lambda: all(live.values()))
     writer.losses([1.0] * 5)
-    wait_until(lambda: all(len(pairs(seen)) == 5 for seen in live.values()))
+    until(lambda: all(len(pairs(seen)) == 5 for seen in live.values()))
     writer.begin_again(3)
     writer.losses([2.0] * 4)
-    wait_until(lambda: all(len(pairs(seen)) == 9 for seen in live.values()))
+    until(lambda: all(len(pairs(seen)) == 9 for seen in live.values()))
     # the tail that the others watch has what gave way; who comes now must not get it
     assert pairs(late()) == [(1, 0), (1, 1), (1, 2), *[(2, step) for step in range(3, 7)]]
     second = next(m.data["seq"] for m in live[""] if m.data.get("step") == 1)

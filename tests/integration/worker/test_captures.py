@@ -13,7 +13,8 @@ import pytest
 from api import tensors
 from models import captures
 from models.tables import Capture
-from tests.integration.worker.shop import Shop, endless, train_spec, until
+from tests.integration.worker.shop import Shop, endless, train_spec
+from tests.waiting import until
 
 EVERYTHING = {
     "layers": ["fc*", "act"],

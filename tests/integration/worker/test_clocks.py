@@ -11,8 +11,9 @@ import pytest
 
 from engine.native.compiling import find_compiler
 from tests.conftest import absent
-from tests.integration.worker.shop import Shop, endless, train_spec, until
+from tests.integration.worker.shop import Shop, endless, train_spec
 from tests.integration.worker.story import SAVED_EVERY, Story, spec_of
+from tests.waiting import until
 
 HOUR_S = 3600
 LEASE_S = "5"

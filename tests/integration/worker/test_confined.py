@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.worker.shop import Shop, endless, until
+from tests.integration.worker.shop import Shop, endless
+from tests.waiting import until
 from worker.nursery import PASSED, environment
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")

@@ -11,7 +11,8 @@ import pytest
 from glasshouse import processes
 from models.state import ENDED
 from tests.integration.worker.odd_worker import EARLY, LATE
-from tests.integration.worker.shop import Shop, endless, train_spec, until
+from tests.integration.worker.shop import Shop, endless, train_spec
+from tests.waiting import until
 
 IN_SHORT = ("rank.forked",)
 ALL = tuple(name for name in (*EARLY, *LATE) if name not in IN_SHORT)

@@ -12,7 +12,8 @@ import pytest
 
 from glasshouse import processes
 from models import checkpoints
-from tests.integration.worker.shop import Shop, endless, train_spec, until
+from tests.integration.worker.shop import Shop, endless, train_spec
+from tests.waiting import until
 from worker import logs
 
 SHARED = Path("/dev", "shm")

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.worker.shop import Shop, until
+from tests.integration.worker.shop import Shop
 from tests.integration.worker.story import Story, check_attempts, spec_of, survive
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[3]
 DATABASE = os.environ.get("FAILPOINTS_DATABASE", "sqlite")

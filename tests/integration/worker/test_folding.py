@@ -10,10 +10,11 @@ from models.database import Database
 from models.leases import Claim
 from models.tables import Job
 from tests.integration.store.making import make_job, make_worker, running
+from tests.waiting import until
 from worker import folding
 from worker.folding import Folding
 
-from .shop import Shop, train_spec, until
+from .shop import Shop, train_spec
 
 PROBE = {
     "layers": ["*"],

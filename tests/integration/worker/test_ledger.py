@@ -8,7 +8,7 @@ import pytest
 from models import attempts, shipments, workers
 from models.workers import FoundDevice
 from tests.integration.worker.shop import Shop, endless, train_spec
-from tests.running import eventually
+from tests.waiting import until
 from worker.dispatch import Choice, dispatch
 
 
@@ -118,7 +118,7 @@ def test_a_ledger_that_is_away_for_a_while_stops_no_training(shop: Shop):
     lock = sqlite3.connect(shop.home / "test.db", isolation_level=None)
     lock.execute("BEGIN IMMEDIATE")
     # that is after the ten seconds for which a connection waits, three times as long as the lease
-    eventually(lambda: shop.logged("w1", "ledger_away"))
+    until(lambda: shop.logged("w1", "ledger_away"))
     lock.execute("ROLLBACK")
     lock.close()
     shop.wait_step(job_id, before["step"] + 200)

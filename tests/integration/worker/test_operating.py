@@ -22,7 +22,8 @@ from models.notifier import Notifier, worker_queue
 from models.tables import Webhook, Worker
 from models.vitals import Sign
 from tests.integration.worker.conftest import Broker
-from tests.integration.worker.shop import Shop, endless, train_spec, until
+from tests.integration.worker.shop import Shop, endless, train_spec
+from tests.waiting import until
 from worker.canary import Canary
 from worker.nursery import Nursery
 from worker.station import Station

@@ -18,8 +18,9 @@ from sqlalchemy import select
 
 from models.tables import Event, now
 from tests.integration.worker.conftest import Broker
-from tests.integration.worker.shop import Shop, endless, train_spec, until
+from tests.integration.worker.shop import Shop, endless, train_spec
 from tests.running import Postgres
+from tests.waiting import until
 
 OUTAGE_S = float(os.environ.get("OUTAGE_S", "15"))
 NUM_WAITING = 20

@@ -11,7 +11,8 @@ from safetensors.numpy import load_file
 
 from models import checkpoints, commands, jobs, pausing
 from models.tables import Checkpoint, Command
-from tests.integration.worker.shop import Shop, endless, train_spec, until
+from tests.integration.worker.shop import Shop, endless, train_spec
+from tests.waiting import until
 
 
 def pause(shop: Shop, job_id: str) -> None:

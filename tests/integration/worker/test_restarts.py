@@ -10,8 +10,9 @@ import pytest
 from models import checkpoints
 from models.state import ENDED
 from tests.integration.worker.conftest import Broker
-from tests.integration.worker.shop import Shop, until
+from tests.integration.worker.shop import Shop
 from tests.integration.worker.story import Story, check_attempts, spec_of, survive
+from tests.waiting import until
 
 BOUNDARIES = [1, 2, 3, 5, 9, 14, 21, 27, 33, 40, 52, 61, 75, 90]
 """Of the records of an attempt, those at which its process is killed."""

@@ -14,7 +14,8 @@ import pytest
 from glasshouse import processes
 from models import attempts, checkpoints, workers
 from tests.integration.worker.conftest import Broker
-from tests.integration.worker.shop import Shop, endless, train_spec, until
+from tests.integration.worker.shop import Shop, endless, train_spec
+from tests.waiting import until
 from worker.nursery import FIXED, PASSED, SOCKET_VARIABLE
 
 

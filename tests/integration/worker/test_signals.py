@@ -8,7 +8,8 @@ import psutil
 import pytest
 
 from glasshouse import processes
-from tests.integration.worker.shop import Shop, endless, until
+from tests.integration.worker.shop import Shop, endless
+from tests.waiting import until
 
 STATES = ("idle", "starting", "training", "checkpointing", "cancelling")
 SIGNALS = {

@@ -17,7 +17,7 @@ from models.database import Database
 from models.settings import Settings
 from models.tables import Delivery
 from tests.integration.store.making import make_job
-from tests.running import eventually
+from tests.waiting import until
 from worker.delivering import Delivering
 from worker.station import Station
 
@@ -101,11 +101,11 @@ def test_a_message_is_not_taken_before_it_can_be_sent(
         workers = [worker(database, tmp_path, name, 60.0) for name in ("a", "b")]
         first = threading.Thread(target=workers[0])
         first.start()
-        eventually(lambda: len(receiver.posts) == AT_ONCE)
+        until(lambda: len(receiver.posts) == AT_ONCE)
         assert count(database, Delivery.tries > 0) == AT_ONCE
         second = threading.Thread(target=workers[1])
         second.start()
-        eventually(lambda: len(receiver.posts) == 2 * AT_ONCE)
+        until(lambda: len(receiver.posts) == 2 * AT_ONCE)
         receiver.lets.set()
         for thread in (first, second):
             thread.join(60)

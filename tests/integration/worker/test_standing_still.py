@@ -13,7 +13,8 @@ from glasshouse.errors import DatabaseUnavailable
 from models import events, vitals
 from models.database import IDLE_IN_TRANSACTION_S
 from models.tables import Attempt, Checkpoint, Event, Metric
-from tests.integration.worker.shop import Shop, endless, train_spec, until
+from tests.integration.worker.shop import Shop, endless, train_spec
+from tests.waiting import until
 
 LEASE_S = "3"
 SAVING = {"every_steps": 20, "keep_last": 2}

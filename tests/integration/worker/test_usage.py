@@ -6,7 +6,8 @@ import pytest
 
 from glasshouse import jsonio
 from models import metrics
-from tests.integration.worker.shop import Shop, endless, until
+from tests.integration.worker.shop import Shop, endless
+from tests.waiting import until
 
 
 @pytest.mark.staffed

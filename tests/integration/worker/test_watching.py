@@ -5,8 +5,9 @@ import pytest
 from glasshouse import jsonio
 from models import jobs, probes
 from models.probes import Checked
+from tests.waiting import until
 
-from .shop import Shop, endless, until
+from .shop import Shop, endless
 
 BODY = {"layers": ["fc1"], "kinds": ["output"], "every": 1, "want": ["stats"]}
 

@@ -18,8 +18,10 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 import glasshouse
+from api.starting import merged
 from glasshouse.cli import diagnosis, main
 from glasshouse.cli.processes import ROOT
+from glasshouse.client.accepting import device_of
 from tests.little_service import Serve, answer, events, job, listing, problem
 from tests.unit.cli.conftest import Run
 from tests.unit.client.test_stream import Streamed
@@ -162,6 +164,46 @@ def test_submit_uploads_each_file_once_and_names_its_splits(run: Run, tmp_path: 
     }
 
 
+@pytest.mark.parametrize(
+    ("device", "devices"),
+    [
+        ("cuda:1", {"worker": "host-a", "type": "cuda", "ids": [1]}),
+        ("cuda", {"worker": "host-a", "type": "cuda"}),
+        ("auto", {"worker": "host-a", "type": "auto"}),
+        ("cpu", {"worker": "host-a", "type": "cpu", "threads": 2}),
+    ],
+)
+def test_each_command_that_makes_a_job_takes_a_device(
+    run: Run, tmp_path: Path, device: str, devices: dict[str, Any]
+):
+    service = Submitting()
+    given = {"type": "cpu", "threads": 2, "worker": "host-a"}
+    spec = write_spec(tmp_path, devices=given)
+    assert run("submit", spec, "--device", device, routes=service.routes)[0] == 0
+    forks: list[Any] = []
+    fork = sent("/jobs/job_1/fork", answer(job(id="job_3"), 201), forks)
+    assert run("fork", "job_1", "--device", device, routes=[fork])[0] == 0
+    assert [service.bodies[0]["devices"], merged(given, forks[0]["spec"]["devices"])] == [
+        devices,
+        devices,
+    ]
+    outputs = Response(save({"fc/value": np.ones((2, 3), np.float32)}))
+    file = fixed("/jobs/job_1/artifacts/outputs.safetensors", outputs)
+    inferred = ("infer", "job_1", "--data", "ds_1", "--device", device)
+    assert run(*inferred, routes=[*service.routes, file])[0] == 0
+    assert service.bodies[1]["devices"] == device_of(device)
+
+
+@pytest.mark.parametrize("command", ["submit", "fork", "infer"])
+def test_a_device_that_there_is_not_is_wrong_usage(run: Run, tmp_path: Path, command: str):
+    words = [command, write_spec(tmp_path) if command == "submit" else "job_1", "--device", "gpu"]
+    words += ["--data", "ds_1"] if command == "infer" else []
+    code, out, err = run(*words, routes=[])
+    assert (code, out) == (2, "")
+    assert "--device" in err
+    assert "did you mean cuda?" in err
+
+
 def test_submit_makes_a_built_in_dataset_that_the_spec_names(run: Run, tmp_path: Path):
     service = Submitting()
     data = {"train": {"dataset": "digits", "split": "train", "fraction": [0, 1]}}
@@ -182,8 +224,8 @@ def test_watching_ends_with_the_jobs_own_code(run: Run, tmp_path: Path, state: s
     service = Submitting(state)
     ended, out, err = run("submit", write_spec(tmp_path), "--watch", routes=service.routes)
     assert ended == code
-    assert "step 4 (1000 in all)  loss 0.4" in out
-    assert f"job_1 {state}" in out
+    last_step = out.index("step 4 (1000 in all)  loss 0.4\n")
+    assert last_step < out.index(f"job_1 {state}")
     assert ("the loss is NaN" in err) == (state == "failed")
 
 
@@ -437,7 +479,9 @@ def test_devices_and_status_are_shown(run: Run):
         Route("/readyz", lambda request: answer({"status": "ok", "checks": {"database": "ok"}})),
     ]
     assert json.loads(run("devices", "--json", routes=routes)[1]) == [device]
-    assert "cpu:0" in run("devices", routes=routes)[1]
+    head, row = (line.split() for line in run("devices", routes=routes)[1].splitlines())
+    assert head == ["device", "worker", "healthy", "job", "name"]
+    assert row == ["cpu:0", "host-a", "yes", "-", "-"]
     told = json.loads(run("status", "--json", routes=routes)[1])
     assert (told["status"], told["workers"]) == ("ok", [workers])
     assert "host-a" in run("status", routes=routes)[1]

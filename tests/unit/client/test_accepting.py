@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.data import (
@@ -29,6 +32,7 @@ from glasshouse.client.modules.objects import describe
 from glasshouse.client.training import train_spec
 from glasshouse.nearest import nearest
 from glasshouse.spec import Loss, Optimizer, parse_job
+from tests.little_service import answer, job
 from tests.unit.client.test_training import LAYERS, Recorder, checked
 
 Connect = Callable[..., gh.Client]
@@ -410,8 +414,26 @@ def test_what_cannot_be_trained_is_refused_with_what_to_give(connect: Connect, c
 
 def test_a_device_is_one_of_few():
     assert device_of("auto") == {"type": "auto"}
-    with pytest.raises(ValueError, match="no such number"):
+    with pytest.raises(ValueError, match="'cpu:1' names one core; give 'cpu'"):
         device_of("cpu:1")
+
+
+def test_a_fork_moves_to_a_device_and_keeps_the_rest_of_its_patch(connect: Connect):
+    asked: list[Any] = []
+
+    async def fork(request: Request) -> Response:
+        asked.append(await request.json())
+        return answer(job(id="job_2"), 201)
+
+    client = connect(Route("/api/v1/jobs/job_1/fork", fork, methods=["POST"]))
+    client.jobs.fork("job_1", {"seed": 2, "devices": {"worker": "host-a"}}, device="cuda:1")
+    client.jobs.fork("job_1", device=torch.device("cpu"))
+    cleared = {"count": None, "ids": None}
+    on_cuda = {"worker": "host-a", "count": None, "threads": None, "type": "cuda", "ids": [1]}
+    assert [body["spec"] for body in asked] == [
+        {"seed": 2, "devices": on_cuda},
+        {"devices": {**cleared, "type": "cpu"}},
+    ]
 
 
 def test_a_preset_of_other_sizes_is_refused_in_words_of_its_own():

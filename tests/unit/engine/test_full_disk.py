@@ -3,13 +3,13 @@
 import errno
 import os
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from engine import spool as spools
 from engine.spool import SpoolWriter, read_frames
+from tests.waiting import until
 
 
 class Disk:
@@ -59,10 +59,7 @@ def test_the_end_waits_for_room(disk: Disk, tmp_path: Path):
         spool.append(record(step))
     closing = threading.Thread(target=spool.close)
     closing.start()
-    deadline = time.monotonic() + 60
-    while disk.room > 0:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: disk.room <= 0)
     assert closing.is_alive()
     disk.room = 10**9
     closing.join(60)

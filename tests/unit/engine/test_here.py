@@ -24,7 +24,7 @@ CAPPED = {
 
 
 def state_of_the_process() -> dict[str, Any]:
-    """What a job may have changed for whoever runs it."""
+    """What a job may have changed in the process that runs it."""
     return {
         "environment": dict(os.environ),
         "limits": {kind: resource.getrlimit(kind) for kind in LIMITS},
@@ -68,7 +68,7 @@ def _settings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 def run(directory: Path, table: Path, **changes: Any) -> list[dict[str, Any]]:
-    """The records of a job; plans are made in another process, and are not what is looked at."""
+    """The records of a job; plans are made in another process, and are not inspected."""
     resolved = planned(spec(**changes))["spec"]
     before = state_of_the_process()
     try:

@@ -21,7 +21,8 @@ from engine import checkpoint
 from engine.data.rows import shuffled
 from engine.spool import read_frames
 from tests.unit.engine.making import losses, of_type, planned, run, spec, write_job, write_table
-from tests.unit.engine.test_nurseries import Client, _until
+from tests.unit.engine.test_nurseries import Client
+from tests.waiting import until
 
 KILLS = int(os.environ.get("GLASSHOUSE_KILLS", "12"))
 
@@ -76,7 +77,7 @@ class Chain:
     def kill_after(self, num_metrics: int, pause_s: float) -> bool:
         """One attempt, killed when it has told so many steps, and a moment later."""
         job, pid = self.start()
-        _until(lambda: _num_told(job) >= num_metrics or _has_ended(job))
+        until(lambda: _num_told(job) >= num_metrics or _has_ended(job))
         time.sleep(pause_s)  # not for luck: any moment is a good one
         os.kill(pid, signal.SIGKILL)
         exit_ = self.nursery.read()

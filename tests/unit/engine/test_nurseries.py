@@ -6,13 +6,13 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from engine.spool import read_frames
 from tests.unit.engine.making import losses, of_type, planned, run, spec, write_job
+from tests.waiting import until
 
 FOR_EVER = {"stop": {"steps": 10**9}}
 
@@ -75,15 +75,6 @@ def nursery():
     assert client.close() == 0
 
 
-def _until(condition, seconds: float = 60.0):
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if found := condition():
-            return found
-        time.sleep(0.005)
-    raise AssertionError("it did not happen in time")
-
-
 def _gone(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -126,7 +117,7 @@ def test_two_ranks_run_beside_each_other_with_two_threads_each(nursery, digits, 
 def test_a_rank_ends_at_a_step_boundary_when_asked(nursery, digits, tmp_path):
     job = write_job(tmp_path, planned(spec(**FOR_EVER))["spec"], digits)
     nursery.fork(job)
-    _until(lambda: _started(job))
+    until(lambda: _started(job))
     os.write(nursery.lifelines[-1], b'{"do":"cancel"}\n')
     assert nursery.read()["code"] == 0
     records, _ = read_frames(job / "spool", 0, 10**6)
@@ -137,7 +128,7 @@ def test_a_rank_ends_at_a_step_boundary_when_asked(nursery, digits, tmp_path):
 def test_a_rank_ends_when_its_lifeline_is_cut(nursery, digits, tmp_path):
     job = write_job(tmp_path, planned(spec(**FOR_EVER))["spec"], digits)
     answer = nursery.fork(job)
-    _until(lambda: _started(job))
+    until(lambda: _started(job))
     os.close(nursery.lifelines.pop())
     assert nursery.read() == {"exited": answer["pid"], "code": 75, "signal": None}
 
@@ -145,7 +136,7 @@ def test_a_rank_ends_when_its_lifeline_is_cut(nursery, digits, tmp_path):
 def test_a_killed_rank_is_reported_with_its_signal(nursery, digits, tmp_path):
     job = write_job(tmp_path, planned(spec(**FOR_EVER))["spec"], digits)
     answer = nursery.fork(job)
-    _until(lambda: _started(job))
+    until(lambda: _started(job))
     os.kill(answer["pid"], signal.SIGKILL)
     assert nursery.read() == {"exited": answer["pid"], "code": None, "signal": 9}
 
@@ -163,10 +154,10 @@ def test_ranks_end_with_the_worker_and_with_the_nursery(digits, tmp_path):
     job = write_job(tmp_path / "a", planned(spec(**FOR_EVER))["spec"], digits)
     client = Client()
     pid = client.fork(job)["pid"]
-    _until(lambda: _started(job))
+    until(lambda: _started(job))
     lifelines, client.lifelines = client.lifelines, []
     assert client.close() == 0  # the socket closes, the lifeline stays open
-    _until(lambda: _gone(pid))
+    until(lambda: _gone(pid))
     for descriptor in lifelines:
         os.close(descriptor)
 
@@ -176,9 +167,9 @@ def test_a_thread_that_ends_takes_no_rank_along(nursery, digits, tmp_path):
     asking = threading.Thread(target=nursery.fork, args=(job,))
     asking.start()
     asking.join()
-    _until(lambda: _started(job))
+    until(lambda: _started(job))
     before = len(read_frames(job / "spool", 0, 10**6)[0])
-    _until(lambda: len(read_frames(job / "spool", 0, 10**6)[0]) > before + 10)
+    until(lambda: len(read_frames(job / "spool", 0, 10**6)[0]) > before + 10)
     os.close(nursery.lifelines.pop())
     assert nursery.read()["code"] == 75
 
@@ -216,7 +207,7 @@ def test_killing_the_nursery_kills_its_ranks(digits, tmp_path):
     job = write_job(tmp_path, planned(spec(**FOR_EVER))["spec"], digits)
     client = Client()
     pid = client.fork(job)["pid"]
-    _until(lambda: _started(job))
+    until(lambda: _started(job))
     client.process.kill()
-    _until(lambda: _gone(pid))
+    until(lambda: _gone(pid))
     assert client.close() == -9

@@ -428,7 +428,7 @@ def test_only_the_time_of_the_processor_is_limited_and_the_kernel_ends_what_take
 
 
 def test_a_child_of_the_planner_that_dies_is_an_answer(monkeypatch):
-    """As where the kernel ends it for memory: the planner itself goes on."""
+    """As where the kernel ends it for memory: the planner itself continues."""
     monkeypatch.setattr(planner, "answer", lambda _: os.kill(os.getpid(), signal.SIGKILL))
     reply = planner.answer_in_child({"id": 3, "do": "plan"}, 10.0)
     assert (reply["id"], reply["ok"], reply["errors"][0]["code"]) == (3, False, "unchecked")

@@ -70,7 +70,7 @@ def job(target: str = "y", **changes: Any) -> dict[str, Any]:
 
 
 class ByHand:
-    """Plain torch: who skips a step is the scaler, or whoever sees that its loss is not finite."""
+    """Plain torch: the scaler skips a step, or the caller that sees a loss of NaN or Inf."""
 
     def __init__(self, table: Path, target: str, make: Any = None, average: Any = None) -> None:
         x, y, bad = (torch.from_numpy(np.load(table / "train" / f"{n}.npy")) for n in range(3))

@@ -14,6 +14,7 @@ from glasshouse.events import parse_event
 from models.artifacts import LocalArtifacts
 from models.leases import Claim
 from models.probes import ProbeChange
+from tests.waiting import until
 from worker.captures import Drain, Lot
 from worker.records import BadRecord, Shipment, Sorter
 
@@ -101,12 +102,7 @@ def test_tensors_in_the_ring_wait_for_their_file(tmp_path: Path):
 
 
 def finished(drain: Drain) -> list[Lot]:
-    deadline = time.monotonic() + 10
-    lots: list[Lot] = []
-    while not lots and time.monotonic() < deadline:
-        lots = drain.finished()
-        time.sleep(0.005)
-    return lots
+    return until(drain.finished)
 
 
 @pytest.mark.parametrize("change", [{"position": 4095}, {"size_bytes": "2"}, {"dtype": "letters"}])

@@ -6,9 +6,9 @@ import { useLive, useLiveAll } from "../../api/live";
 import { type Job, num, type Page } from "../../api/types";
 import { Swatch } from "../../charts/swatch";
 import { figure } from "../../format";
-import { isLowerBetter } from "../../metric";
 import { useQuery } from "../../query";
 import { Empty, Loading, ProblemBox, StateBadge } from "../../ui/state";
+import { directionOf } from "../jobs/finite";
 import { Overlay } from "./chart";
 import { type Difference, differing, flatten, type Flat, groupsBy, shown } from "./differing";
 import { type Axis, Parallel } from "./parallel";
@@ -94,13 +94,17 @@ function Compared({ jobs, specs }: { jobs: Job[]; specs: Flat[] }) {
 /** The settings that differ, and the metric's best value. */
 function axesOf(differences: Difference[], jobs: Job[], metric: string | null): Axis[] {
   const axes: Axis[] = differences.slice(0, 8).map(({ key, values }) => ({ name: key, values }));
-  if (metric) axes.push({ name: `${best(metric)} ${metric}`, values: jobs.map((job) => num(job.summary[metric]?.[best(metric)]) ?? undefined) });
+  if (metric) {
+    const best = directionIn(jobs, metric);
+    axes.push({ name: `${best} ${metric}`, values: jobs.map((job) => num(job.summary[metric]?.[best]) ?? undefined) });
+  }
   return axes;
 }
 
-/** Of a loss the least value is the best, of other metrics the greatest. */
-function best(metric: string): "min" | "max" {
-  return isLowerBetter(metric) ? "min" : "max";
+/** Which value of a metric is its best: as one of the jobs that have it says. */
+function directionIn(jobs: Job[], metric: string): "min" | "max" {
+  const having = jobs.find((job) => metric in job.summary);
+  return having ? directionOf(having, metric) : "max";
 }
 
 interface ResultsProps {
@@ -111,6 +115,7 @@ interface ResultsProps {
 }
 
 function Results({ jobs, differences, metric, remove }: ResultsProps) {
+  const best = metric ? directionIn(jobs, metric) : "max";
   return (
     <section class="card">
       <h2>Only what differs</h2>
@@ -120,7 +125,7 @@ function Results({ jobs, differences, metric, remove }: ResultsProps) {
             <tr>
               <th scope="col">Job</th><th scope="col">State</th>
               {metric && <th scope="col" class="number">{metric}, last</th>}
-              {metric && <th scope="col" class="number">{best(metric)} at step</th>}
+              {metric && <th scope="col" class="number">{best} at step</th>}
               {differences.map(({ key }) => <th key={key} scope="col">{key}</th>)}
               <th scope="col"><span class="only-readers">Remove</span></th>
             </tr>
@@ -128,13 +133,13 @@ function Results({ jobs, differences, metric, remove }: ResultsProps) {
           <tbody>
             {jobs.map((job, place) => {
               const told = metric ? job.summary[metric] : undefined;
-              const at = metric && told ? told[`${best(metric)}_step`] : null;
+              const at = metric && told ? told[`${best}_step`] : null;
               return (
                 <tr key={job.id} data-job={job.id}>
                   <td class="of-job"><Swatch style={place} /> <a href={`/jobs/${job.id}`}>{job.name ?? job.id}</a></td>
                   <td><StateBadge state={job.state} /></td>
                   {metric && <td class="number">{figure(num(told?.["last"]))}</td>}
-                  {metric && <td class="number">{told ? `${figure(num(told[best(metric)]))} at ${at ?? "–"}` : "–"}</td>}
+                  {metric && <td class="number">{told ? `${figure(num(told[best]))} at ${at ?? "–"}` : "–"}</td>}
                   {differences.map(({ key, values }) => <td key={key} class="mono">{shown(values[place])}</td>)}
                   <td><button class="plain" aria-label={`Leave ${job.name ?? job.id} out`} onClick={() => remove(job.id)}>✕</button></td>
                 </tr>

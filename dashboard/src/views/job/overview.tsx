@@ -4,10 +4,9 @@ import { useMemo, useState } from "preact/hooks";
 import { useLive } from "../../api/live";
 import { type Checkpoint, type Job, num, type Page } from "../../api/types";
 import { count, figure } from "../../format";
-import { isLowerBetter } from "../../metric";
 import { useQuery } from "../../query";
 import { Empty, Loading, ProblemBox } from "../../ui/state";
-import { bestOf, lostAt } from "../jobs/finite";
+import { bestOf, directionOf, lostAt } from "../jobs/finite";
 import { type ChartLook, Labelled, MetricChart } from "./chart";
 import { type Axis, type Metric, pace, type Steps, summarised, useAxis, useEventsAs, useMetrics } from "./data";
 import { Failure } from "./failure";
@@ -126,19 +125,19 @@ function Best({ job }: { job: Job }) {
   if (!names.length) return null;
   return (
     <div class="tiles" role="list" aria-label="Best values">
-      {names.slice(0, FEW).map((name) => <Tile key={name} name={name} summary={job.summary} />)}
+      {names.slice(0, FEW).map((name) => <Tile key={name} name={name} job={job} />)}
     </div>
   );
 }
 
-function Tile({ name, summary }: { name: string; summary: Job["summary"] }) {
-  const least = isLowerBetter(name);
-  const { value, step, counts } = bestOf(summary, name, least);
+function Tile({ name, job }: { name: string; job: Job }) {
+  const { summary } = job;
+  const { value, step, counts } = bestOf(job, name);
   const odd = num(summary[name]?.["first_nonfinite_step"]);
   const at = step === null ? "" : counts ? `at step ${count(step)} · ` : `${figure(value)} at step ${count(step)} does not count · `;
   return (
     <div class="tile" role="listitem">
-      <small>{name}, {least ? "lowest" : "highest"}</small>
+      <small>{name}, {directionOf(job, name) === "min" ? "lowest" : "highest"}</small>
       <b>{counts ? figure(value) : "none"}</b>
       <small>{at}now {figure(num(summary[name]?.["last"]))}</small>
       {odd !== null ? <div><span class="badge bad">✕ not finite from step {count(odd)}</span></div>

@@ -23,11 +23,17 @@ export interface Best {
   counts: boolean;
 }
 
-/** The least or greatest value of a metric; accuracy 0 of a network of NaN is the best of nothing. */
-export function bestOf(summary: Summary, name: string, least: boolean): Best {
-  const figures = summary[name] ?? {};
-  const value = num(figures[least ? "min" : "max"]);
-  const step = num(figures[least ? "min_step" : "max_step"]);
-  const lost = lostAt(summary);
+/** Which value of a metric is its best, as the service says; the highest where it does not say. */
+export function directionOf(job: Pick<Job, "directions">, name: string): "min" | "max" {
+  return job.directions?.[name] ?? "max"; // a cached answer of an older service has no directions
+}
+
+/** The best value of a metric; accuracy 0 of a network of NaN is the best of nothing. */
+export function bestOf(job: Pick<Job, "summary" | "directions">, name: string): Best {
+  const figures = job.summary[name] ?? {};
+  const direction = directionOf(job, name);
+  const value = num(figures[direction]);
+  const step = num(figures[`${direction}_step`]);
+  const lost = lostAt(job.summary);
   return { value, step, counts: value !== null && (lost === null || step === null || step < lost) };
 }

@@ -4,7 +4,6 @@ import { refresh } from "../../api/live";
 import { type Job, num } from "../../api/types";
 import { MetricSpark } from "../../charts/spark";
 import { ago, count, duration, figure } from "../../format";
-import { isLowerBetter } from "../../metric";
 import { StateBadge } from "../../ui/state";
 import { tell } from "../../ui/toast";
 import { bestOf, nonfinite } from "./finite";
@@ -61,12 +60,12 @@ function Progress({ job }: { job: Job }) {
   );
 }
 
-/** The best validation figure: the greatest accuracy-like metric, else the least validation loss. */
+/** The best value of the first validation metric other than the loss; without one, the lowest validation loss. */
 function Best({ job }: { job: Job }) {
   const names = Object.keys(job.summary).filter((name) => name.startsWith("validation/"));
   const name = names.find((one) => one !== "validation/loss") ?? names[0];
   if (!name) return <span class="muted">–</span>;
-  const { value, step, counts } = bestOf(job.summary, name, isLowerBetter(name));
+  const { value, step, counts } = bestOf(job, name);
   const words = `${name.replace("validation/", "")} ${figure(value)}`;
   if (!counts) return <span class="muted" title={value === null ? "no finite value" : `${words} at step ${step} is of a network whose loss was not finite`}>none before NaN</span>;
   return <span title={`at step ${step ?? "–"}`}>{words}</span>;

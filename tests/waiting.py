@@ -1,0 +1,24 @@
+"""Waiting for a condition, with a deadline."""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def until(look: Callable[[], T | None], within_s: float = 180.0, what: str = "it") -> T:
+    """Poll until ``look`` returns something truthy, and return that.
+
+    The deadline is for what never comes. What is only late on a busy machine is not wrong.
+
+    Raises:
+        AssertionError: it did not happen in time.
+    """
+    deadline = time.monotonic() + within_s
+    while True:
+        found = look()
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"{what} did not happen within {within_s:g} s"
+        time.sleep(0.02)
