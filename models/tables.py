@@ -522,6 +522,9 @@ class Key(Table):
     kind: Mapped[str]
     """key, session, ticket."""
     name: Mapped[str]
+    """Of a session or ticket, the name of its API key."""
+    parent: Mapped[str | None] = mapped_column(index=True)
+    """Of a session or ticket, the id of the API key that opened it; of an API key, NULL."""
     owner: Mapped[str] = mapped_column(index=True)
     scopes: Mapped[list[Any]]
     hint: Mapped[str]

@@ -1,5 +1,6 @@
 """A database of before resuming: what its jobs show after the migration."""
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,9 @@ from alembic.migration import MigrationContext
 from alembic.operations import Operations
 from sqlalchemy import Column, Text, inspect, text
 
-from glasshouse.errors import CheckpointInUse
+from glasshouse.errors import CheckpointInUse, KeyInvalid
 from glasshouse.ids import new_id
-from models import backup, checkpoints, events, jobs, lineage, metrics
+from models import backup, checkpoints, events, jobs, keys, lineage, metrics
 from models.database import Database
 from models.jobs import Filter
 from models.migrate import config, migrate
@@ -194,3 +195,32 @@ def test_uploaded_checkpoints_of_before_are_those_that_were_uploaded(
         jobs.request_cancel(tx, jobs.get(tx, reader.id, "ada"), by="ada", force=False)
         checkpoints.delete(tx, checkpoints.get(tx, used, "ada"))
     assert set(all_checkpoints(database)) == {unused}
+
+
+def test_sessions_and_tickets_of_before_belong_to_their_key_and_end_with_it(
+    database: Database, tmp_path: Path
+):
+    with database.write() as tx:
+        key, secret = keys.create(tx, name="laptop", owner="ada", scopes=["read"])
+        session = keys.derive(tx, key.id, "session", timedelta(hours=1))
+        ticket = keys.derive(tx, key.id, "ticket", timedelta(hours=1))
+        orphan = keys.derive(tx, key.id, "session", timedelta(hours=1))
+    downgrade(database, "0024")
+    query = text("SELECT kind, name FROM keys ORDER BY kind")
+    with database.write() as tx:
+        names = [tuple(row) for row in tx.execute(query)]
+        assert names == [("key", "laptop"), *[("session", key.id)] * 2, ("ticket", key.id)]
+        # as one whose key retention has deleted
+        gone = text("UPDATE keys SET name = 'key_gone' WHERE sha256 = :sha256")
+        tx.execute(gone, {"sha256": keys.hash_of(orphan)})
+    migrate(database, lock_file=tmp_path / "migrate.lock")
+    with database.write() as tx:
+        assert keys.check(tx, secret).parent is None
+        row = keys.check(tx, session, kind="session")
+        assert (row.parent, row.name, keys.behind(tx, row).id) == (key.id, "laptop", key.id)
+        assert keys.redeem(tx, ticket) == key.id
+        with pytest.raises(KeyInvalid):
+            keys.behind(tx, keys.check(tx, orphan, kind="session"))
+        keys.revoke(tx, key.id)
+        with pytest.raises(KeyInvalid):
+            keys.check(tx, session, kind="session")
