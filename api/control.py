@@ -32,7 +32,7 @@ from glasshouse.spec.strict import check_at_most_one
 from models import checkpoints, commands, jobs, pausing
 from models.database import Transaction
 from models.state import ENDED
-from models.tables import Job
+from models.tables import Checkpoint, Job
 
 router = APIRouter(prefix=BASE, tags=["jobs"])
 _MADE = (400, 401, 403, 404, 409, 413, 415, 422, 503)
@@ -176,7 +176,7 @@ def _forked(house: Resources, caller: Caller, job_id: str, fork: Fork) -> TrainJ
     return parse_spec(spec | {"init": {"checkpoint": saved.id, "load": load}})
 
 
-def _checkpoint(tx: Transaction, job: Job, fork: Fork) -> checkpoints.Saved:
+def _checkpoint(tx: Transaction, job: Job, fork: Fork) -> Checkpoint:
     if fork.checkpoint is not None:
         saved = checkpoints.get(tx, fork.checkpoint, job.owner)
         if saved.job != job.id:

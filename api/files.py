@@ -15,7 +15,7 @@ from api.events import JobId
 from api.resources import House, Resources
 from glasshouse.errors import ArtifactNotFound
 from models import checkpoints, jobs, keeping, outputs
-from models.tables import JobArtifact
+from models.tables import Checkpoint, JobArtifact
 
 router = APIRouter(prefix="/api/v1")
 WEIGHTS = "model.safetensors"
@@ -25,13 +25,13 @@ _MEDIA_TYPE = re.compile(r"[A-Za-z0-9.+-]+/[A-Za-z0-9.+-]+(; ?charset=[A-Za-z0-9
 CheckpointId = Annotated[str, Path(alias="id", max_length=64, description="Id of the checkpoint.")]
 
 
-def checkpoint_json(row: checkpoints.Saved, best: Mapping[str, str]) -> dict[str, Any]:
+def checkpoint_json(row: Checkpoint, best: Mapping[str, str]) -> dict[str, Any]:
     """A checkpoint; ``best``: which ones are the best of their jobs, and why."""
     path = f"/api/v1/checkpoints/{row.id}"
     return {
         "id": row.id,
         "object": "checkpoint",
-        "name": getattr(row, "name", None),
+        "name": row.name,
         "job": row.job,
         "attempt": row.attempt,
         "step": row.step,
@@ -179,9 +179,7 @@ def get_artifact(
     return _file(request, house, row.key, row.name, row.media_type, etag(job, *size))
 
 
-def _part(
-    request: Request, house: Resources, row: checkpoints.Saved, part: str, name: str
-) -> Response:
+def _part(request: Request, house: Resources, row: Checkpoint, part: str, name: str) -> Response:
     """One file of a checkpoint, under a name that says whose it is."""
     tag = etag(row.files.get(part, {}).get("sha256") or row.id)
     return _file(request, house, f"{row.key}/{part}", name, SAFETENSORS, tag)

@@ -135,7 +135,7 @@ def _add(tx: Transaction, caller: Caller, prepared: Prepared, parent: str | None
         if is_id(used, "ds"):
             named[used] = datasets.ready(tx, used, None).name
         else:
-            named[used] = getattr(checkpoints.get(tx, used, None), "name", None)
+            named[used] = checkpoints.get(tx, used, None).name
     return jobs.add(
         tx,
         owner=caller.owner,

@@ -28,7 +28,7 @@ from glasshouse.spec.labels import text_labels, with_values
 from models import checkpoints, datasets, jobs, workers
 from models.columns import Columns
 from models.database import Transaction
-from models.tables import Device, Upload, Worker
+from models.tables import Device, Worker
 
 
 @dataclass(slots=True)
@@ -209,7 +209,7 @@ def _find_start(tx: Transaction, found: Inputs, checkpoint_id: str, owner: str |
         found.problems.append(FieldProblem("/init/checkpoint", error.detail, error.code))
         return
     found.start_step = saved.step
-    found.has_weights_only = isinstance(saved, Upload)
+    found.has_weights_only = saved.job is None
     found.uses.add(saved.id)
 
 

@@ -23,7 +23,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, cast
 
-from sqlalchemy import delete, select, text
+from sqlalchemy import delete, inspect, select, text
 from sqlalchemy.orm import Session
 
 from glasshouse import jsonio
@@ -34,7 +34,7 @@ from models.database import Database, translated
 from models.migrate import migrate
 from models.settings import Settings
 from models.startup import BROKEN_OFF, UNFINISHED, is_unfinished
-from models.tables import Capture, Checkpoint, Dataset, JobArtifact, Mark, Upload, now
+from models.tables import Capture, Checkpoint, Dataset, JobArtifact, Mark, now
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -225,8 +225,10 @@ def _keys(tx: Session) -> Generator[str]:
             yield key
         elif state == "pending":
             yield f"uploads/{dataset}"
-    for table in (Checkpoint, JobArtifact, Upload):
+    for table in (Checkpoint, JobArtifact):
         yield from tx.scalars(select(table.key).execution_options(yield_per=1000))
+    if inspect(tx.connection()).has_table("uploads"):  # a backup is taken before a migration, too
+        yield from tx.scalars(text("SELECT key FROM uploads"))
     captures = select(Capture.key).distinct().execution_options(yield_per=1000)
     yield from tx.scalars(captures)
 
@@ -329,7 +331,7 @@ def _refuse_tables(settings: Settings) -> None:
 
 def _forget_lost(tx: Session, keys: Sequence[str]) -> None:
     """Rows whose files were deleted while the backup was taken go too, as they did there."""
-    for table in (Capture, Checkpoint, JobArtifact, Dataset, Upload):
+    for table in (Capture, Checkpoint, JobArtifact, Dataset):
         for first in range(0, len(keys), 500):
             tx.execute(delete(table).where(table.key.in_(keys[first : first + 500])))
     tx.execute(delete(Mark))  # nobody has a turn in a service that was not there

@@ -12,7 +12,7 @@ from glasshouse.errors import CheckpointInUse, CheckpointMissing, CheckpointNotF
 from models import doomed, jobs, lineage, uses
 from models.events import NewEvent
 from models.state import ENDED
-from models.tables import Checkpoint, Job, Upload, now
+from models.tables import Checkpoint, Job, now
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,6 @@ class Start:
 
 
 SCRATCH = Start()
-Saved = Checkpoint | Upload
-"""A checkpoint: a job has made it, or a client has sent it."""
 
 
 def add(tx: Session, job: str, attempt: int, rows: Sequence[dict[str, Any]]) -> None:
@@ -49,51 +47,50 @@ def add(tx: Session, job: str, attempt: int, rows: Sequence[dict[str, Any]]) -> 
         tx.execute(insert(Checkpoint), [{"job": job, "attempt": attempt, **row} for row in rows])
 
 
-def get(tx: Session, checkpoint_id: str, owner: str | None) -> Saved:
+def get(tx: Session, checkpoint_id: str, owner: str | None) -> Checkpoint:
     """One checkpoint. ``owner`` None sees everybody's.
 
     Raises:
         CheckpointNotFound: there is none, or it is somebody else's.
     """
-    found = tx.get(Checkpoint, checkpoint_id) or tx.get(Upload, checkpoint_id)
+    found = tx.get(Checkpoint, checkpoint_id)
     if found is None or (owner is not None and found.owner != owner):
         raise CheckpointNotFound(f"No checkpoint has the id {checkpoint_id}.")
     return found
 
 
-def upload(tx: Session, **columns: Any) -> Upload:
-    """Store one that a client has sent; its files are durable already."""
-    row = Upload(state="complete", created_at=now(), **columns)
+def upload(tx: Session, **columns: Any) -> Checkpoint:
+    """Store one that a client uploaded; its files are durable already."""
+    row = Checkpoint(step=0, epoch=0, final=True, metrics={}, created_at=now(), **columns)
     tx.add(row)
     tx.flush()
     return row
 
 
-def trained(tx: Session, saved: Saved) -> dict[str, Any]:
-    """What made it: the resolved spec of its job, or what was said of it when it was sent."""
-    return saved.network if isinstance(saved, Upload) else jobs.whole(tx, saved.job, None).resolved
+def trained(tx: Session, saved: Checkpoint) -> dict[str, Any]:
+    """Its network and fields: the resolved spec of its job, or what was uploaded with it."""
+    if saved.job is not None:
+        return jobs.whole(tx, saved.job, None).resolved
+    return saved.network or {}
 
 
 def find(
     tx: Session, *, owner: str | None, sha256: str | None, after: str | None, limit: int
-) -> list[Saved]:
-    """Checkpoints, newest first. ``sha256``: only those whose file was sent with this digest."""
-    found: list[Saved] = []
-    for table in (Upload, Checkpoint) if sha256 is None else (Upload,):
-        query = select(table).order_by(table.id.desc()).limit(limit)
-        if owner is not None:
-            query = query.where(table.owner == owner)
-        if after is not None:
-            query = query.where(table.id < after)
-        if sha256 is not None:
-            query = query.where(Upload.sha256 == sha256)
-        found += tx.scalars(query)
-    return sorted(found, key=lambda row: row.id, reverse=True)[:limit]
+) -> list[Checkpoint]:
+    """Checkpoints, newest first. ``sha256``: only those uploaded as a file with this digest."""
+    query = select(Checkpoint).order_by(Checkpoint.id.desc()).limit(limit)
+    if owner is not None:
+        query = query.where(Checkpoint.owner == owner)
+    if after is not None:
+        query = query.where(Checkpoint.id < after)
+    if sha256 is not None:
+        query = query.where(Checkpoint.sha256 == sha256)
+    return list(tx.scalars(query))
 
 
 def uploaded(tx: Session) -> set[str]:
-    """The ids of all that were sent."""
-    return set(tx.scalars(select(Upload.id)))
+    """The ids of all uploaded ones."""
+    return set(tx.scalars(select(Checkpoint.id).where(Checkpoint.job.is_(None))))
 
 
 def of_job(tx: Session, job_id: str, asked: lineage.Asked = None) -> list[Checkpoint]:
@@ -163,22 +160,21 @@ def refuse(tx: Session, refused: Refused) -> NewEvent:
     return NewEvent("log", now(), payload)
 
 
-def delete(tx: Session, checkpoint: Saved) -> None:
+def delete(tx: Session, checkpoint: Checkpoint) -> None:
     """Forget one checkpoint; its files may go after commit.
 
     Raises:
         CheckpointInUse: a job that has not ended reads it, or would resume from it.
     """
-    if not uses.unused(tx, type(checkpoint), [checkpoint.id]):
+    if not uses.unused(tx, Checkpoint, [checkpoint.id]):
         raise CheckpointInUse("A job that has not ended uses this checkpoint.")
-    if isinstance(checkpoint, Upload):
-        tx.execute(sql_delete(Upload).where(Upload.id == checkpoint.id))
-        doomed.add(tx, [checkpoint.key])
-        return
-    state = tx.scalar(select(Job.state).where(Job.id == checkpoint.job).with_for_update())
-    if state not in ENDED and checkpoint.id in [
-        row.id for row in resumable(tx, checkpoint.job)[:1]
-    ]:
+    if checkpoint.job is not None and _is_next_start(tx, checkpoint.job, checkpoint.id):
         raise CheckpointInUse("The job has not ended, and would resume from this checkpoint.")
     tx.execute(sql_delete(Checkpoint).where(Checkpoint.id == checkpoint.id))
     doomed.add(tx, [checkpoint.key])
+
+
+def _is_next_start(tx: Session, job_id: str, checkpoint_id: str) -> bool:
+    """Whether a job has not ended and would resume from this checkpoint; locks the job."""
+    state = tx.scalar(select(Job.state).where(Job.id == job_id).with_for_update())
+    return state not in ENDED and [row.id for row in resumable(tx, job_id)[:1]] == [checkpoint_id]

@@ -11,9 +11,9 @@ import sys
 import zlib
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Literal
+from typing import Any, Literal
 
-from sqlalchemy import and_, or_, select, update
+from sqlalchemy import or_, select, update
 from sqlalchemy.orm import Session
 
 from glasshouse import jsonio
@@ -53,22 +53,34 @@ def create(
     name: str,
     owner: str,
     scopes: Sequence[str],
-    kind: Kind = "key",
     lifetime: timedelta | None = None,
 ) -> tuple[Key, str]:
-    """Store a key; returns it with its secret, which nobody can read again."""
+    """Store an API key; returns it with its secret, which nobody can read again."""
+    scopes = [scope for scope in SCOPES if scope in scopes]
+    return _add(tx, lifetime, kind="key", name=name, owner=owner, scopes=scopes)
+
+
+def derive(tx: Session, key_id: str, kind: Literal["session", "ticket"], life: timedelta) -> str:
+    """Store a session or a ticket that may do what its API key may; returns its secret.
+
+    Raises:
+        KeyInvalid: the key is revoked or expired, or retention has deleted it.
+    """
+    key = _parent(tx, key_id)
+    columns = {"parent": key.id, "name": key.name, "owner": key.owner, "scopes": key.scopes}
+    return _add(tx, life, kind=kind, **columns)[1]
+
+
+def _add(tx: Session, lifetime: timedelta | None, **columns: Any) -> tuple[Key, str]:
     secret = make_secret()
     time = now()
     row = Key(
         id=new_id("key"),
-        kind=kind,
-        name=name,
-        owner=owner,
-        scopes=[scope for scope in SCOPES if scope in scopes],
         hint=secret[:7],
         sha256=hash_of(secret),
         created_at=time,
         expires_at=None if lifetime is None else time + lifetime,
+        **columns,
     )
     tx.add(row)
     tx.flush()
@@ -103,9 +115,11 @@ def behind(tx: Session, row: Key) -> Key:
     Raises:
         KeyInvalid: that key is revoked or expired, or retention has deleted it since.
     """
-    if row.kind == "key":
-        return row
-    found = tx.get(Key, row.name, populate_existing=True)
+    return row if row.parent is None else _parent(tx, row.parent)
+
+
+def _parent(tx: Session, key_id: str) -> Key:
+    found = tx.get(Key, key_id, populate_existing=True)
     if found is None or not _is_valid(found):
         raise KeyInvalid
     return found
@@ -123,22 +137,22 @@ def is_good(tx: Session, sha256: str) -> bool:
     return True
 
 
-def redeem(tx: Session, ticket: str) -> Key:
-    """Use up a one-time ticket.
+def redeem(tx: Session, ticket: str) -> str:
+    """Use up a one-time ticket; the id of the API key that opened it.
 
     Raises:
         KeyInvalid: it is unknown, expired or used.
     """
     row = check(tx, ticket, kind="ticket")
-    used = tx.scalar(
+    key_id = tx.scalar(
         update(Key)
         .where(Key.id == row.id, Key.revoked_at.is_(None))
         .values(revoked_at=now())
-        .returning(Key.id)
+        .returning(Key.parent)
     )
-    if used is None:
+    if key_id is None:
         raise KeyInvalid
-    return row
+    return key_id
 
 
 def find(tx: Session, *, after: str | None, limit: int) -> list[Key]:
@@ -155,7 +169,7 @@ def revoke(tx: Session, key_id: str) -> Key:
     Raises:
         KeyNotFound: there is none.
     """
-    mine = or_(Key.id == key_id, and_(Key.kind != "key", Key.name == key_id))
+    mine = or_(Key.id == key_id, Key.parent == key_id)
     tx.execute(update(Key).where(mine, Key.revoked_at.is_(None)).values(revoked_at=now()))
     row = tx.get(Key, key_id, populate_existing=True)
     if row is None or row.kind != "key":

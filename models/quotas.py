@@ -16,17 +16,7 @@ from glasshouse.errors import FieldProblem, InvalidSpec, QuotaExceeded
 from models.database import insert_into
 from models.settings import Settings
 from models.state import LIVE
-from models.tables import (
-    Capture,
-    Checkpoint,
-    Dataset,
-    Device,
-    Job,
-    JobArtifact,
-    Quota,
-    Upload,
-    now,
-)
+from models.tables import Capture, Checkpoint, Dataset, Device, Job, JobArtifact, Quota, now
 
 _RETRY_AFTER_S = {"queued_jobs": 10, "storage_bytes": 60, "uploads": 5, "streams": 10}
 
@@ -204,16 +194,16 @@ def rooms(tx: Session, settings: Settings) -> dict[str, Room]:
 
 
 def stored_bytes(tx: Session, owner: str) -> int:
-    """Bytes of an owner's datasets, weights that were sent, checkpoints, captures and artifacts."""
+    """Bytes of an owner's datasets, checkpoints, captures and artifacts."""
     of_jobs = [
         select(func.sum(table.size_bytes))
         .join(Job, Job.id == table.job)
         .where(Job.owner == owner, Job.deleted_at.is_(None))
-        for table in (Checkpoint, Capture, JobArtifact)
+        for table in (Capture, JobArtifact)
     ]
     own = [
         select(func.sum(table.size_bytes)).where(table.owner == owner)
-        for table in (Dataset, Upload)
+        for table in (Dataset, Checkpoint)
     ]
     return sum(int(tx.scalar(query) or 0) for query in (*own, *of_jobs))
 

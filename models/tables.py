@@ -388,13 +388,15 @@ class Capture(Table):
 
 
 class Checkpoint(Table):
-    """A saved network and training state; the bytes are artifacts."""
+    """A saved network: of a job, with its training state, or uploaded. The bytes are artifacts."""
 
     __tablename__ = "checkpoints"
     id: Mapped[str] = mapped_column(primary_key=True)
-    job: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
+    job: Mapped[str | None] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
+    """NULL: a client uploaded it."""
     owner: Mapped[str]
-    attempt: Mapped[int]
+    attempt: Mapped[int | None]
+    """NULL where ``job`` is."""
     step: Mapped[int] = mapped_column(BigInteger)
     epoch: Mapped[int]
     final: Mapped[bool]
@@ -406,37 +408,14 @@ class Checkpoint(Table):
     created_at: Mapped[datetime]
     state: Mapped[str] = mapped_column(server_default="complete")
     """complete; damaged: nothing resumes from it."""
-
-    __table_args__ = (Index(None, "job", "step"),)
-
-
-class Upload(Table):
-    """A checkpoint that a client has sent: weights and their network, of no job's making."""
-
-    __tablename__ = "uploads"
-    id: Mapped[str] = mapped_column(primary_key=True)
-    """A checkpoint's: who uses one need not know where it is from."""
-    owner: Mapped[str]
     name: Mapped[str | None]
-    network: Mapped[dict[str, Any]]
-    """What a job that reads it is told: the graph, and the fields that it reads."""
-    files: Mapped[dict[str, Any]]
-    """Name → size_bytes and sha256."""
-    size_bytes: Mapped[int] = mapped_column(BigInteger)
-    sha256: Mapped[str]
-    """Of the file as it was sent."""
-    key: Mapped[str]
-    state: Mapped[str] = mapped_column(server_default="complete")
-    created_at: Mapped[datetime]
+    """Of an uploaded one."""
+    network: Mapped[dict[str, Any] | None] = mapped_column(Json)
+    """Of an uploaded one: the graph, and the fields that it reads. Jobs have theirs in the spec."""
+    sha256: Mapped[str | None] = mapped_column(index=True)
+    """Of an uploaded one: the digest of the uploaded file."""
 
-    job: ClassVar[None] = None
-    attempt: ClassVar[None] = None
-    step: ClassVar[int] = 0
-    epoch: ClassVar[int] = 0
-    final: ClassVar[bool] = True
-    metrics: ClassVar[dict[str, Any]] = {}
-
-    __table_args__ = (Index(None, "owner", "id"),)
+    __table_args__ = (Index(None, "job", "step"), Index(None, "owner", "id"))
 
 
 class JobArtifact(Table):
@@ -543,6 +522,9 @@ class Key(Table):
     kind: Mapped[str]
     """key, session, ticket."""
     name: Mapped[str]
+    """Of a session or ticket, the name of its API key."""
+    parent: Mapped[str | None] = mapped_column(index=True)
+    """Of a session or ticket, the id of the API key that opened it; of an API key, NULL."""
     owner: Mapped[str] = mapped_column(index=True)
     scopes: Mapped[list[Any]]
     hint: Mapped[str]

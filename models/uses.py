@@ -11,15 +11,15 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from models.state import ENDED
-from models.tables import Checkpoint, Dataset, Job, JobUse, Upload
+from models.tables import Checkpoint, Dataset, Job, JobUse
 
-Deletable = type[Dataset] | type[Checkpoint] | type[Upload]
+Deletable = type[Dataset] | type[Checkpoint]
 
 
 def share(tx: Session, used: Iterable[str]) -> None:
     """Let nobody delete rows, by their ids, until the transaction ends; look for them then."""
     ids = sorted(set(used))
-    for table in (Dataset, Checkpoint, Upload):
+    for table in (Dataset, Checkpoint):
         query = select(table.id).where(table.id.in_(ids)).order_by(table.id)
         tx.execute(query.with_for_update(read=True, key_share=True))
 

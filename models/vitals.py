@@ -16,7 +16,6 @@ from models.tables import (
     Delivery,
     Job,
     JobArtifact,
-    Upload,
     Webhook,
     Worker,
 )
@@ -127,7 +126,6 @@ def stored_bytes(tx: Session) -> dict[str, int]:
     sizes = {
         "datasets": Dataset.size_bytes,
         "checkpoints": Checkpoint.size_bytes,
-        "uploads": Upload.size_bytes,
         "captures": Capture.size_bytes,
         "artifacts": JobArtifact.size_bytes,
     }

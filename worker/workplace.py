@@ -26,7 +26,7 @@ from models import attempts, checkpoints, commands, datasets, jobs, probes, work
 from models.artifacts import Artifacts
 from models.database import Transaction
 from models.leases import Claim
-from models.tables import Device, Job
+from models.tables import Checkpoint, Device, Job
 from worker.captures import NO_SPACE
 
 _log: Any = structlog.get_logger()
@@ -130,7 +130,7 @@ def _datasets(spec: dict[str, Any]) -> set[str]:
     return {part["dataset"] for part in sources_in(spec)}
 
 
-def _checkpoint(tx: Transaction, spec: dict[str, Any]) -> checkpoints.Saved | None:
+def _checkpoint(tx: Transaction, spec: dict[str, Any]) -> Checkpoint | None:
     """What an inference runs, or a training begins with."""
     try:
         if spec["kind"] != "infer":

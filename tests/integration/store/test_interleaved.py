@@ -78,8 +78,7 @@ def test_a_session_that_is_opened_while_its_key_is_revoked_opens_nothing(databas
     def prepare() -> tuple[str, str]:
         with database.write() as tx:
             key, _ = keys.create(tx, name="k", owner="ada", scopes=["read"])
-            made: dict[str, Any] = {"owner": "ada", "scopes": ["read"], "kind": "ticket"}
-            ticket = keys.create(tx, name=key.id, lifetime=timedelta(minutes=1), **made)[1]
+            ticket = keys.derive(tx, key.id, "ticket", timedelta(minutes=1))
         return key.id, ticket
 
     def revoke(database: Database, state: tuple[str, str]) -> None:
@@ -89,11 +88,10 @@ def test_a_session_that_is_opened_while_its_key_is_revoked_opens_nothing(databas
     def open_session(database: Database, state: tuple[str, str]) -> str | None:
         with database.write() as tx:
             try:
-                used = keys.redeem(tx, state[1])
+                key = keys.redeem(tx, state[1])
+                return keys.derive(tx, key, "session", timedelta(hours=1))
             except KeyInvalid:
                 return None
-            made: dict[str, Any] = {"owner": "ada", "scopes": ["read"], "kind": "session"}
-            return keys.create(tx, name=used.name, lifetime=timedelta(hours=1), **made)[1]
 
     for meeting in meetings(database.url, prepare, revoke, open_session):
         _, session = meeting.values
@@ -102,7 +100,9 @@ def test_a_session_that_is_opened_while_its_key_is_revoked_opens_nothing(databas
         with database.read() as tx, pytest.raises(KeyInvalid):
             keys.behind(tx, keys.check(tx, session, kind="session"))
         with database.read() as tx:
-            row = tx.scalars(select(Key).where(Key.kind == "session", Key.name == meeting.state[0]))
+            row = tx.scalars(
+                select(Key).where(Key.kind == "session", Key.parent == meeting.state[0])
+            )
             assert not keys.is_good(tx, row.one().sha256), meeting.statements
 
 

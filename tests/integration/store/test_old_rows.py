@@ -1,5 +1,6 @@
 """A database of before resuming: what its jobs show after the migration."""
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,13 @@ from alembic.migration import MigrationContext
 from alembic.operations import Operations
 from sqlalchemy import Column, Text, inspect, text
 
-from models import checkpoints, events, jobs, lineage, metrics
+from glasshouse.errors import CheckpointInUse, KeyInvalid
+from glasshouse.ids import new_id
+from models import backup, checkpoints, events, jobs, keys, lineage, metrics
 from models.database import Database
 from models.jobs import Filter
 from models.migrate import config, migrate
+from models.tables import Checkpoint, core
 
 from .making import losses, make_job, make_worker, next_attempt, running, saved, ship
 
@@ -128,3 +132,95 @@ def test_labels_and_specs_of_before_are_where_they_are_looked_for(
         assert old.plan["layers"] == [{"name": "fc"}]
         assert old.warnings == plan["warnings"]
         assert jobs.get(tx, made[0], "ada").warnings == []
+
+
+def upload(database: Database, **columns: Any) -> str:
+    given: dict[str, Any] = {
+        "id": new_id("ckpt"),
+        "owner": "ada",
+        "name": "é",
+        "network": {"network": {"type": "graph"}, "fields": {}},
+        "files": {"model.safetensors": {"size_bytes": 7, "sha256": "ab"}},
+        "size_bytes": 7,
+        "sha256": "ab",
+        "key": "checkpoints/one",
+    }
+    with database.write() as tx:
+        return checkpoints.upload(tx, **given | columns).id
+
+
+def all_checkpoints(database: Database) -> dict[str, dict[str, Any]]:
+    with database.read() as tx:
+        rows = tx.execute(core(Checkpoint).select()).mappings()
+        return {row["id"]: dict(row) for row in rows}
+
+
+def test_uploaded_checkpoints_of_before_are_those_that_were_uploaded(
+    database: Database, tmp_path: Path
+):
+    make_worker(database)
+    trained = make_job(database)
+    batch = losses((0, 1.0))
+    batch.checkpoints = [saved(1)]
+    assert ship(database, running(database, trained), batch, (0, 1))
+    used = upload(database)
+    unused = upload(database, owner="bob", name=None, sha256="cd", key="checkpoints/two")
+    with database.write() as tx:
+        spec = {"kind": "infer", "checkpoint": used}
+        reader = jobs.add(tx, owner="ada", spec=spec, resolved=spec, plan={}, uses=[used])
+    before = all_checkpoints(database)
+    downgrade(database, "0023")
+    with database.read() as tx:
+        moved = set(tx.scalars(text("SELECT id FROM uploads")))
+        stayed = set(tx.scalars(text("SELECT id FROM checkpoints")))
+        assert (moved, stayed) == ({used, unused}, set(before) - moved)
+        # by the advice "glasshouse backup, then glasshouse migrate"
+        assert {row["key"] for row in before.values()} <= set(backup._keys(tx))
+    migrate(database, lock_file=tmp_path / "migrate.lock")
+    assert "uploads" not in inspect(database.engine).get_table_names()
+    assert all_checkpoints(database) == before
+    with database.read() as tx:
+        found = checkpoints.get(tx, used, "ada")
+        assert (found.job, found.attempt, found.step, found.final) == (None, None, 0, True)
+        assert checkpoints.trained(tx, found) == {"network": {"type": "graph"}, "fields": {}}
+        assert checkpoints.uploaded(tx) == {used, unused}
+        assert set(tx.scalars(text("SELECT used FROM job_uses"))) == {used}
+        assert [row.job for row in checkpoints.of_job(tx, trained.id)] == [trained.id]
+    with database.write() as tx, pytest.raises(CheckpointInUse):
+        checkpoints.delete(tx, checkpoints.get(tx, used, "ada"))
+    with database.write() as tx:
+        tx.execute(text("DELETE FROM jobs WHERE id = :id"), {"id": trained.id})
+    assert set(all_checkpoints(database)) == {used, unused}
+    with database.write() as tx:
+        jobs.request_cancel(tx, jobs.get(tx, reader.id, "ada"), by="ada", force=False)
+        checkpoints.delete(tx, checkpoints.get(tx, used, "ada"))
+    assert set(all_checkpoints(database)) == {unused}
+
+
+def test_sessions_and_tickets_of_before_belong_to_their_key_and_end_with_it(
+    database: Database, tmp_path: Path
+):
+    with database.write() as tx:
+        key, secret = keys.create(tx, name="laptop", owner="ada", scopes=["read"])
+        session = keys.derive(tx, key.id, "session", timedelta(hours=1))
+        ticket = keys.derive(tx, key.id, "ticket", timedelta(hours=1))
+        orphan = keys.derive(tx, key.id, "session", timedelta(hours=1))
+    downgrade(database, "0024")
+    query = text("SELECT kind, name FROM keys ORDER BY kind")
+    with database.write() as tx:
+        names = [tuple(row) for row in tx.execute(query)]
+        assert names == [("key", "laptop"), *[("session", key.id)] * 2, ("ticket", key.id)]
+        # as one whose key retention has deleted
+        gone = text("UPDATE keys SET name = 'key_gone' WHERE sha256 = :sha256")
+        tx.execute(gone, {"sha256": keys.hash_of(orphan)})
+    migrate(database, lock_file=tmp_path / "migrate.lock")
+    with database.write() as tx:
+        assert keys.check(tx, secret).parent is None
+        row = keys.check(tx, session, kind="session")
+        assert (row.parent, row.name, keys.behind(tx, row).id) == (key.id, "laptop", key.id)
+        assert keys.redeem(tx, ticket) == key.id
+        with pytest.raises(KeyInvalid):
+            keys.behind(tx, keys.check(tx, orphan, kind="session"))
+        keys.revoke(tx, key.id)
+        with pytest.raises(KeyInvalid):
+            keys.check(tx, session, kind="session")

@@ -142,12 +142,42 @@ def test_a_key_opens_until_it_is_revoked_or_expires(database: Database):
 
 def test_a_ticket_opens_once(database: Database):
     with database.write() as tx:
-        _, ticket = keys.create(tx, name="k", owner="ada", scopes=["read"], kind="ticket")
+        key, _ = keys.create(tx, name="k", owner="ada", scopes=["read"])
+        ticket = keys.derive(tx, key.id, "ticket", timedelta(minutes=1))
         with pytest.raises(errors.KeyInvalid):
             keys.check(tx, ticket)
-        keys.redeem(tx, ticket)
+        assert keys.redeem(tx, ticket) == key.id
         with pytest.raises(errors.KeyInvalid):
             keys.redeem(tx, ticket)
+
+
+def test_a_session_and_a_ticket_have_the_rights_of_their_key_and_end_with_it(database: Database):
+    with database.write() as tx:
+        key, _ = keys.create(tx, name="laptop", owner="ada", scopes=["submit"])
+        # named like the other's id: a name says nothing about which key it belongs to
+        other, _ = keys.create(tx, name=key.id, owner="bob", scopes=["read"])
+        session = keys.derive(tx, key.id, "session", timedelta(hours=1))
+        ticket = keys.derive(tx, key.id, "ticket", timedelta(minutes=1))
+        others = keys.derive(tx, other.id, "session", timedelta(hours=1))
+        row = keys.check(tx, session, kind="session")
+        assert (row.parent, row.name, row.owner, row.scopes) == (
+            key.id,
+            "laptop",
+            "ada",
+            ["submit"],
+        )
+        assert (keys.behind(tx, row).id, keys.behind(tx, key).id) == (key.id, key.id)
+        assert {found.id for found in keys.find(tx, after=None, limit=10)} == {key.id, other.id}
+        keys.revoke(tx, key.id)
+        for secret, kind in ((session, "session"), (ticket, "ticket")):
+            with pytest.raises(errors.KeyInvalid):
+                keys.check(tx, secret, kind=kind)
+            with pytest.raises(errors.KeyInvalid):
+                keys.derive(tx, key.id, kind, timedelta(hours=1))
+        found = keys.check(tx, others, kind="session")
+        assert keys.behind(tx, found).id == other.id
+        with pytest.raises(errors.KeyInvalid):
+            keys.derive(tx, "key_none", "session", timedelta(hours=1))
 
 
 def test_an_idempotency_key_gives_its_first_answer_again(database: Database):
