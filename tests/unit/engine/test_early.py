@@ -86,7 +86,7 @@ def test_patience_can_be_changed_while_it_runs(digits, tmp_path):
 
 def test_what_cannot_be_judged_is_refused():
     alone = errors(spec(stop={"steps": 5, "early": EARLY}))
-    assert "needs evaluate" in " ".join(alone.values())
+    assert "set data.validation and evaluate" in alone["/stop/early"]
     unknown = EARLY | {"metric": "validation/accuracy"}
     found = errors(spec(**JUDGED, stop={"steps": 5, "early": unknown}))
     assert "validation/loss" in found["/stop/early/metric"]

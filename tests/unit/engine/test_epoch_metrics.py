@@ -434,8 +434,12 @@ REFUSED = [
         "the most is",
     ),
     (metric("MulticlassConfusionMatrix", args=TEN, every=2), "/metrics/0/every", "leave it out"),
-    (metric("accuracy", args={"top_k": 2}), "/metrics/0", "args are of classes"),
-    (metric("MulticlassF1Score", "fc/output_grad", "label", args=TEN), "/metrics/0", "outputs"),
+    (metric("accuracy", args={"top_k": 2}), "/metrics/0/args", "args apply to classes"),
+    (
+        metric("MulticlassF1Score", "fc/output_grad", "label", args=TEN),
+        "/metrics/0/inputs/0",
+        "outputs",
+    ),
     (metric("MulticlassF1Score", "lost", "label", args=TEN), "/metrics/0/inputs/0", "no layer"),
 ]
 

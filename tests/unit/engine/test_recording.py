@@ -177,10 +177,10 @@ def test_figures_that_arrive_late_keep_the_next_step_and_say_which_it_is():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"every": 1}, "exactly one"),
+        ({"every": 1}, "give only one of every, at, on"),
         ({"phase": "evaluate"}, "training"),
         ({"want": ["full"]}, "stats"),
-        ({"want": ["stats", "histogram"]}, "leave histogram"),
+        ({"want": ["stats", "histogram"]}, "remove histogram from want"),
         ({"on": "fire"}, "nonfinite"),
     ],
 )

@@ -133,7 +133,7 @@ def test_what_does_not_fit_is_refused_by_the_planner():
     job = spec(network={"layers": narrow}, init={**begins, "missing": "init"})
     assert "fc.weight" in errors(job, network=trained)["/init/checkpoint"]
     whole = spec(init={**begins, "load": "all", "missing": "zero"})
-    assert "missing is of load model" in errors(whole)["/init"]
+    assert "applies to load model only" in errors(whole)["/init/missing"]
 
 
 # --- in a terminal -------------------------------------------------------------------------------
