@@ -76,7 +76,7 @@ def test_a_number_that_is_not_finite_is_refused_by_name(
         ({"seed": -1}, "/seed"),
         ({"seeed": 1}, "/seeed"),
         ({"stop": {"steps": True}}, "/stop/steps"),
-        ({"stop": {"steps": 1, "epochs": 1}}, "/stop"),
+        ({"stop": {"steps": 1, "epochs": 1}}, "/stop/steps"),
         ({"priority": 10**9}, "/priority"),
         ({"labels": {"a:b": "c"}}, "/labels/a:b"),
         ({"name": "a\nb"}, "/name"),
