@@ -1,12 +1,13 @@
 """Which job, dataset or checkpoint is meant: an id, the beginning of one, a name, or ``last``."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
 from glasshouse.client import Client
 from glasshouse.errors import NotFoundError
+from glasshouse.nearest import did_you_mean
 
 LAST = "last"
 _WHOLE = re.compile(r"(job|ds|ckpt)_[0-9a-z]{26}")
@@ -42,7 +43,7 @@ def job_id(client: Client, given: str) -> str:
         found = by_name or _beginning(_page(client, _JOB, q=given), _JOB, given)
     except NotFoundError:
         found = []
-    return _only(found, _JOB, given)
+    return _only(found, _JOB, given, lambda: _page(client, _JOB))
 
 
 def dataset_id(client: Client, given: str) -> str:
@@ -83,7 +84,8 @@ def _looked_up(client: Client, kind: _Kind, given: str) -> str:
     except NotFoundError:
         entries = []
     by_name = [entry for entry in entries if entry.get("name") == given]
-    return _only(by_name or _beginning(entries, kind, given), kind, given)
+    found = by_name or _beginning(entries, kind, given)
+    return _only(found, kind, given, lambda: entries)
 
 
 def _all(client: Client, kind: _Kind) -> Iterable[dict[str, Any]]:
@@ -118,13 +120,14 @@ def _beginning(
     return [entry for entry in found if entry["id"] == given] or found
 
 
-def _only(found: list[Any], kind: _Kind, given: str) -> str:
+def _only(found: list[Any], kind: _Kind, given: str, entries: Callable[[], Iterable[Any]]) -> str:
     if len(found) == 1:
         return found[0]["id"]
     if not found:
         if given.startswith(f"{kind.prefix}_"):
             return given  # the service says best what there is not
-        raise _missing(f"no {kind.word} has the name {given!r}, or an id that begins so")
+        meant = did_you_mean(given, (entry["name"] for entry in entries() if entry.get("name")))
+        raise _missing(f"no {kind.word} has the name {given!r}, or an id that begins so{meant}")
     lines = [f"{given!r} may be one of {len(found)} {kind.word}s; name one by more of its id:"]
     for entry in found[:_SHOWN]:
         told = (entry.get(word) for word in ("state", "name", "created_at"))
