@@ -175,7 +175,7 @@ def refusal(wrong: type[Unprocessable], found: list[FieldProblem]) -> ServiceErr
     """The 422 that lists what is wrong; its detail is the first of them."""
     first = found[0]
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    return wrong(f"{first.pointer or '/'}: {first.detail}{more}", problems=found)
+    return wrong(f"{first}{more}", problems=found)
 
 
 def _nonfinite(value: Any, place: tuple[int | str, ...]) -> Iterator[tuple[int | str, ...]]:

@@ -147,4 +147,4 @@ def _spec_now(house: Resources, caller: Caller, job_id: str) -> dict[str, Any]:
 
 def _wrong(pointer: str, detail: str) -> InvalidRequest:
     problem = FieldProblem(pointer, detail, "cannot_do")
-    return InvalidRequest(f"{pointer or '/'}: {detail}", problems=[problem])
+    return InvalidRequest(str(problem), problems=[problem])

@@ -119,7 +119,7 @@ async def retry_job(house: House, caller: Submit, job: JobId, key: OnceKey) -> R
     if kept is not None:
         return idempotent.sent(kept, replayed=True)
     spec = parse_spec(await run_in_threadpool(read))
-    prepared = await prepare(house, spec, caller)
+    prepared = await prepare(house, spec, caller, hold=True)
     return await run_in_threadpool(store, house, caller, token, prepared, job)
 
 
@@ -149,7 +149,7 @@ async def fork_job(
         return idempotent.sent(kept, replayed=True)
     try:
         spec = await run_in_threadpool(_forked, house, caller, job, body.value)
-        prepared = await prepare(house, spec, caller)
+        prepared = await prepare(house, spec, caller, hold=True)
     except InvalidSpec as error:
         raise _inside(error) from None
     return await run_in_threadpool(store, house, caller, token, prepared, job)
@@ -165,8 +165,8 @@ def _forked(house: Resources, caller: Caller, job_id: str, fork: Fork) -> TrainJ
     if "init" in fork.spec:
         detail = "what to start from is said by checkpoint or step, and load, beside spec"
         raise _wrong("/spec/init", detail)
-    with house.database.read() as tx:
-        job = jobs.get(tx, job_id, caller.sees)
+    with house.database.write() as tx:  # to hold the checkpoint until the job is stored
+        job = jobs.whole(tx, job_id, caller.sees)
         if job.kind != "train":
             raise _wrong("", f"only a training job is forked; this one is of the kind {job.kind}")
         saved = _checkpoint(tx, job, fork)
@@ -181,14 +181,16 @@ def _checkpoint(tx: Transaction, job: Job, fork: Fork) -> Checkpoint:
         saved = checkpoints.get(tx, fork.checkpoint, job.owner)
         if saved.job != job.id:
             raise _wrong("/checkpoint", f"it is {_whose(saved.job)}")
+        checkpoints.hold(tx, saved.id)
         return saved
     if fork.step is None:
-        return checkpoints.newest(tx, job)
+        return checkpoints.newest(tx, job, hold=True)
     found = checkpoints.of_job(tx, job.id)
     of_step = [row for row in found if row.step == fork.step]
     if not of_step:
         steps = ", ".join(str(row.step) for row in found[-20:]) or "none"
         raise CheckpointNotFound(f"There is no checkpoint of step {fork.step}; there is: {steps}.")
+    checkpoints.hold(tx, of_step[-1].id)
     return of_step[-1]
 
 
@@ -200,7 +202,7 @@ def _whose(job: str | None) -> str:
 
 def _wrong(pointer: str, detail: str) -> InvalidRequest:
     problem = FieldProblem(pointer, detail, "cannot_fork")
-    return InvalidRequest(f"{pointer or '/'}: {detail}", problems=[problem])
+    return InvalidRequest(str(problem), problems=[problem])
 
 
 def _inside(error: InvalidSpec) -> InvalidSpec:

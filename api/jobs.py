@@ -97,7 +97,7 @@ async def create_job(
     if kept is not None:
         return idempotent.sent(kept, replayed=True)
     await run_in_threadpool(admit, house, caller)  # before the planner is asked, which is dear
-    prepared = await prepare(house, body.value, caller)
+    prepared = await prepare(house, body.value, caller, hold=True)
     return await run_in_threadpool(store, house, caller, token, prepared)
 
 

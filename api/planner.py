@@ -200,4 +200,4 @@ def _checked(answer: dict[str, Any]) -> dict[str, Any]:
         for entry in answer["errors"]
     ]
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    raise InvalidSpec(f"{found[0].pointer or '/'}: {found[0].detail}{more}", problems=found)
+    raise InvalidSpec(f"{found[0]}{more}", problems=found)

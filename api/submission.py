@@ -66,8 +66,12 @@ class Prepared:
     """Devices that the job may get."""
 
 
-async def prepare(house: Resources, spec: TrainJob | InferJob, caller: Caller) -> Prepared:
+async def prepare(
+    house: Resources, spec: TrainJob | InferJob, caller: Caller, *, hold: bool = False
+) -> Prepared:
     """Check a job. A dataset that it names is there by its id from now on.
+
+    ``hold``: the job is to be stored, so the checkpoint that it reads stays until then.
 
     Raises:
         InvalidSpec: it cannot be run; names every field to change.
@@ -75,7 +79,7 @@ async def prepare(house: Resources, spec: TrainJob | InferJob, caller: Caller) -
         PlannerUnavailable: it cannot be checked now.
     """
     found, (chosen, warnings) = await asyncio.gather(
-        run_in_threadpool(_find_inputs, house, spec, caller),
+        run_in_threadpool(_find_inputs, house, spec, caller, hold),
         run_in_threadpool(_find_devices, house, spec.devices),
     )
     if found.problems:
@@ -169,7 +173,7 @@ def _wrong_start(pointer: str, detail: str) -> InvalidSpec:
     return InvalidSpec(f"{pointer}: {detail}", problems=[problem])
 
 
-def _find_inputs(house: Resources, spec: TrainJob | InferJob, caller: Caller) -> Inputs:
+def _find_inputs(house: Resources, spec: TrainJob | InferJob, caller: Caller, hold: bool) -> Inputs:
     found, owner = Inputs(), caller.sees
     sources: dict[str, str] = {}
     if isinstance(spec, TrainJob):
@@ -180,13 +184,14 @@ def _find_inputs(house: Resources, spec: TrainJob | InferJob, caller: Caller) ->
             sources["/data/validation/dataset"] = spec.data.validation.dataset
     elif spec.data is not None:
         sources["/data/dataset"] = spec.data.dataset
-    with house.database.read() as tx:
+    begins = isinstance(spec, InferJob) or spec.init is not None
+    with house.database.write() if hold and begins else house.database.read() as tx:
         for pointer, reference in sources.items():
             _find_dataset(tx, found, pointer, reference, caller)
         if isinstance(spec, InferJob):
-            _find_checkpoint(tx, found, spec, owner)
+            _find_checkpoint(tx, found, spec, owner, hold=hold)
         elif spec.init is not None:
-            _find_start(tx, found, spec.init.checkpoint, owner)
+            _find_start(tx, found, spec.init.checkpoint, owner, hold=hold)
     if isinstance(spec, TrainJob):
         _add_labels(house, found, spec)
     return found
@@ -201,9 +206,13 @@ def _add_labels(house: Resources, found: Inputs, spec: TrainJob) -> None:
             dataset["columns"] = with_values(dataset["columns"], stats, labels)
 
 
-def _find_start(tx: Transaction, found: Inputs, checkpoint_id: str, owner: str | None) -> None:
+def _find_start(
+    tx: Transaction, found: Inputs, checkpoint_id: str, owner: str | None, *, hold: bool
+) -> None:
     try:
         saved = checkpoints.get(tx, checkpoint_id, owner)
+        if hold:
+            checkpoints.hold(tx, saved.id)
         found.network = checkpoints.trained(tx, saved)
     except (CheckpointNotFound, JobNotFound) as error:
         found.problems.append(FieldProblem("/init/checkpoint", error.detail, error.code))
@@ -237,13 +246,17 @@ def _find_dataset(tx: Any, found: Inputs, pointer: str, reference: str, caller: 
     found.uses.add(row.id)
 
 
-def _find_checkpoint(tx: Any, found: Inputs, spec: InferJob, owner: str | None) -> None:
+def _find_checkpoint(
+    tx: Any, found: Inputs, spec: InferJob, owner: str | None, *, hold: bool
+) -> None:
     try:
         if spec.checkpoint is not None:
             checkpoint = checkpoints.get(tx, spec.checkpoint, owner)
+            if hold:
+                checkpoints.hold(tx, checkpoint.id)
         else:
             job = jobs.get(tx, spec.job or "", owner)
-            checkpoint = checkpoints.newest(tx, job)
+            checkpoint = checkpoints.newest(tx, job, hold=hold)
     except (CheckpointNotFound, JobNotFound, CheckpointMissing) as error:
         pointer = "/checkpoint" if spec.checkpoint is not None else "/job"
         found.problems.append(FieldProblem(pointer, error.detail, error.code))

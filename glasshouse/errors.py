@@ -76,6 +76,9 @@ class FieldProblem:
         """The entry of a problem document's ``errors``."""
         return asdict(self)
 
+    def __str__(self) -> str:
+        return f"{self.pointer}: {self.detail}" if self.pointer else self.detail
+
 
 def _code(name: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
@@ -662,7 +665,8 @@ class APIStatusError(APIError):
     def __init__(self, detail: str, *, status_code: int, problem: dict[str, Any]) -> None:
         lines = [detail]
         places = [
-            f"{item.get('pointer', '')}: {item.get('detail', '')}" for item in _items(problem)
+            str(FieldProblem(item.get("pointer", ""), item.get("detail", ""), ""))
+            for item in _items(problem)
         ]
         lines.extend(f"  {place}" for place in places if place != detail)
         if problem.get("hint"):

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from glasshouse.errors import CheckpointInUse, CheckpointMissing, CheckpointNotFound
 from models import doomed, jobs, lineage, uses
+from models.database import now_ms
 from models.events import NewEvent
 from models.state import ENDED
 from models.tables import Checkpoint, Job, now
@@ -39,6 +40,8 @@ class Start:
 
 
 SCRATCH = Start()
+HOLD_MS = 60_000
+"""How long a checkpoint is held: longer than a job waits to be planned."""
 
 
 def add(tx: Session, job: str, attempt: int, rows: Sequence[dict[str, Any]]) -> None:
@@ -110,16 +113,38 @@ def resumable(tx: Session, job_id: str) -> list[Checkpoint]:
     return [row for row in of_job(tx, job_id) if row.state == "complete"][::-1]
 
 
-def newest(tx: Session, job: Job) -> Checkpoint:
-    """The newest complete checkpoint of a job.
+def newest(tx: Session, job: Job, *, hold: bool = False) -> Checkpoint:
+    """The newest complete checkpoint of a job, with ``hold`` held as `hold` does.
 
     Raises:
         CheckpointMissing: it has none.
     """
-    found = resumable(tx, job.id)
-    if not found:
-        raise CheckpointMissing(f"{job.id} has no complete checkpoint; it is {job.state}.")
-    return found[0]
+    while found := resumable(tx, job.id):
+        if not hold or _hold(tx, found[0].id):  # a newer one may just have superseded it
+            return found[0]
+    raise CheckpointMissing(f"{job.id} has no complete checkpoint; it is {job.state}.")
+
+
+def hold(tx: Session, checkpoint_id: str) -> None:
+    """Keep newer checkpoints from superseding one while a job that reads it is planned.
+
+    Raises:
+        CheckpointNotFound: it is gone.
+    """
+    if not _hold(tx, checkpoint_id):
+        raise CheckpointNotFound(f"No checkpoint has the id {checkpoint_id}.")
+
+
+def held(tx: Session, job_id: str) -> set[str]:
+    """The ids of the checkpoints of a job that are held now."""
+    mine = (Checkpoint.job == job_id, Checkpoint.held_until_ms > now_ms())
+    return set(tx.scalars(select(Checkpoint.id).where(*mine)))
+
+
+def _hold(tx: Session, checkpoint_id: str) -> bool:
+    held = update(Checkpoint).where(Checkpoint.id == checkpoint_id)
+    held = held.values(held_until_ms=now_ms() + HOLD_MS).returning(Checkpoint.id)
+    return tx.scalar(held) is not None
 
 
 def newest_step(tx: Session, job_id: str) -> int:

@@ -68,8 +68,8 @@ def supersede(tx: Session, job_id: str, keeping: Keeping) -> list[str]:
     """Forget what newer checkpoints stand for; the keys of files that may go after the commit.
 
     Called where the attempt that has the job has just stored one. Never the newest complete one,
-    never one that another job uses. Those of steps that this attempt runs again, and damaged ones,
-    go now: before, they were all that there was.
+    never one that another job uses or is being submitted for. Those of steps that this attempt
+    runs again, and damaged ones, go now: before, they were all that there was.
     """
     standing = checkpoints.of_job(tx, job_id)
     complete = [row for row in standing if row.state == "complete"]
@@ -81,6 +81,7 @@ def supersede(tx: Session, job_id: str, keeping: Keeping) -> list[str]:
     every = checkpoints.of_job(tx, job_id, "all")
     superseded = [row.id for row in every if row.id not in kept]
     unused = uses.unused(tx, Checkpoint, superseded)
+    unused -= checkpoints.held(tx, job_id)  # looked up once the rows are locked
     gone = [row for row in every if row.id in unused]
     if gone:
         tx.execute(delete(Checkpoint).where(Checkpoint.id.in_([row.id for row in gone])))

@@ -414,6 +414,8 @@ class Checkpoint(Table):
     """Of an uploaded one: the graph, and the fields that it reads. Jobs have theirs in the spec."""
     sha256: Mapped[str | None] = mapped_column(index=True)
     """Of an uploaded one: the digest of the uploaded file."""
+    held_until_ms: Mapped[int | None] = mapped_column(BigInteger)
+    """Until then, by the database's clock, no newer one of its job supersedes it."""
 
     __table_args__ = (Index(None, "job", "step"), Index(None, "owner", "id"))
 

@@ -128,9 +128,13 @@ def test_a_dataset_that_a_job_reads_stays_and_says_so_and_goes_afterwards(
     page: Page, witness: Witness, client: gh.Client
 ):
     witness.expect("status of 409")
-    dataset = client.datasets.create(builtin="digits", name="to delete")
+    rows = "".join(f"{at},{at % 10}\n" for at in range(50))
+    dataset = client.datasets.upload(f"x,label\n{rows}".encode(), name="to delete", format="csv")
+    fields = {"image": {"type": "dense", "columns": ["x"]}, "label": {"type": "integer", "dim": 10}}
+    source = {"dataset": dataset.id, "split": "all"}
+    data = {"train": source, "fields": fields, "batch_size": 10}
     page.goto(f"/datasets/{dataset.id}")
-    with running(client.jobs.create(endless(dataset.id, "reads it"))):
+    with running(client.jobs.create(endless(dataset.id, "reads it", data=data))):
         delete(page)
         expect(page.locator(".toast.bad")).to_contain_text("A job that has not ended uses this")
         assert client.datasets.get(dataset.id).id == dataset.id

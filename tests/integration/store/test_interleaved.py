@@ -6,15 +6,17 @@ from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select, update
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
 from api.idempotent import once
 from glasshouse.errors import Conflict, KeyInvalid
 from models import (
     attempts,
+    checkpoints,
     doomed,
     events,
+    keeping,
     keys,
     marks,
     metrics,
@@ -25,12 +27,13 @@ from models import (
 )
 from models.database import Database
 from models.idempotency import Answer, Token
+from models.keeping import Keeping
 from models.probes import Checked
 from models.settings import Settings
-from models.tables import Event, Job, Key, Probe, Webhook, now
+from models.tables import Checkpoint, Event, Job, Key, Probe, Webhook, now
 from tests.interleaving import meetings
 
-from .making import losses, make_job, make_worker, running, ship
+from .making import losses, make_job, make_worker, running, saved, ship
 
 BODY: dict[str, Any] = {"layers": ["fc"], "kinds": ["output"], "want": ["stats"], "every": 1}
 
@@ -104,6 +107,34 @@ def test_a_session_that_is_opened_while_its_key_is_revoked_opens_nothing(databas
                 select(Key).where(Key.kind == "session", Key.parent == meeting.state[0])
             )
             assert not keys.is_good(tx, row.one().sha256), meeting.statements
+
+
+def test_a_fork_of_the_newest_checkpoint_while_a_newer_one_supersedes_it(database: Database):
+    make_worker(database)
+    jobs_made: list[Job] = []
+
+    def prepare() -> Job:
+        if not jobs_made:
+            jobs_made.append(make_job(database))
+            running(database, jobs_made[0])
+        with database.write() as tx:
+            tx.execute(delete(Checkpoint))
+            checkpoints.add(tx, jobs_made[0].id, 1, [saved(1)])
+        return jobs_made[0]
+
+    def choose(database: Database, job: Job) -> str:
+        with database.write() as tx:
+            return checkpoints.newest(tx, job, hold=True).id
+
+    def save(database: Database, job: Job) -> None:
+        with database.write() as tx:
+            checkpoints.add(tx, job.id, 1, [saved(2)])
+            keeping.supersede(tx, job.id, Keeping(last=1))
+
+    for meeting in meetings(database.url, prepare, choose, save):
+        chosen, _ = meeting.values
+        with database.read() as tx:
+            assert checkpoints.get(tx, chosen, None).id == chosen, meeting.statements
 
 
 def test_two_who_revoke_one_key(database: Database):

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
+from glasshouse.errors import CheckpointNotFound
 from models import checkpoints, jobs, keeping
 from models.checkpoints import Start
 from models.database import Database
@@ -126,3 +127,18 @@ def test_the_rule_is_read_from_the_resolved_spec():
     assert Keeping.of(spec) == Keeping(5, Best("loss", "min", 2))
     assert Keeping.of({"kind": "train"}) == Keeping(3, None)
     assert Keeping.of({"kind": "infer", "checkpoint": "ckpt_x"}) == Keeping(3, None)
+
+
+def test_a_checkpoint_that_a_job_is_submitted_for_is_not_superseded_meanwhile(saver: Saver):
+    """A fork chooses the newest, and is planned while the job stores three newer ones."""
+    saver.save(2, Keeping(last=1))
+    with saver.database.write() as tx:
+        chosen = checkpoints.newest(tx, saver.job, hold=True)
+    assert [saver.save(step, Keeping(last=1)) for step in (4, 6)] == [[], ["1/4"]]
+    with saver.database.read() as tx:
+        assert checkpoints.get(tx, chosen.id, None).step == 2
+    with saver.database.write() as tx:  # a minute later
+        tx.execute(update(Checkpoint).values(held_until_ms=0))
+    assert saver.save(8, Keeping(last=1)) == ["1/2", "1/6"]
+    with saver.database.write() as tx, pytest.raises(CheckpointNotFound):
+        checkpoints.hold(tx, chosen.id)

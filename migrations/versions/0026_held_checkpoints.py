@@ -1,0 +1,17 @@
+"""A checkpoint that a job is being submitted for is not superseded meanwhile."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0026"
+down_revision = "0025"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column("checkpoints", sa.Column("held_until_ms", sa.BigInteger(), nullable=True))
+
+
+def downgrade() -> None:
+    op.drop_column("checkpoints", "held_until_ms")
