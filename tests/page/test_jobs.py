@@ -201,6 +201,23 @@ def test_selecting_a_job_moves_no_row(page: Page, ended: gh.Job):
     assert row.bounding_box() == before
 
 
+def test_rows_are_equally_high_in_every_state(
+    page: Page, ended: gh.Job, client: gh.Client, digits: str
+):
+    devices = {"type": "cpu", "threads": 2}
+    first, second = (
+        client.jobs.create(endless(digits, name, devices=devices)) for name in ("runs", "waits")
+    )
+    with running(first, second):
+        rows = [row_of(page, one) for one in (ended, first, second)]
+        expect(rows[1].get_by_role("button", name="Pause")).to_be_visible()
+        expect(rows[2]).to_contain_text("queued")
+        boxes = [row.bounding_box() for row in rows]
+    heights = [box["height"] for box in boxes if box is not None]
+    assert len(heights) == 3
+    assert max(heights) - min(heights) < 0.1, heights
+
+
 def test_a_phone_shows_name_state_progress_and_loss_of_a_job(page: Page, ended: gh.Job):
     width, height = SIZES["phone"]
     page.set_viewport_size({"width": width, "height": height})
