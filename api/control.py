@@ -149,7 +149,7 @@ async def fork_job(
         return idempotent.sent(kept, replayed=True)
     try:
         spec = await run_in_threadpool(_forked, house, caller, job, body.value)
-        prepared = await prepare(house, spec, caller, hold=True)
+        prepared = await prepare(house, spec, caller)  # `_forked` holds the checkpoint
     except InvalidSpec as error:
         raise _inside(error) from None
     return await run_in_threadpool(store, house, caller, token, prepared, job)

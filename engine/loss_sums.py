@@ -152,7 +152,7 @@ class Term:
             mean = above / below.masked_fill(is_empty, 1.0).to(above.dtype)
         else:
             mean = self.value(operands) if below else self._summed(operands)
-            is_empty = torch.tensor(not below, device=mean.device)
+            is_empty = torch.full((), not below, dtype=torch.bool, device=mean.device)
         return late.noted(mean * share, is_empty)
 
     def of_rows(self, operands: Sequence[Any]) -> Tensor:

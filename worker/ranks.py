@@ -96,8 +96,8 @@ class Stop:
     def ask(self, how: str = "cancelled", *, force: bool = False) -> None:
         """Ask the rank to stop at its next step boundary; with force, signal it at once.
 
-        ``how`` it is to end: ``cancelled``, or with a checkpoint to go on from as ``paused`` or
-        ``interrupted``. The time that it has begins with the first asking.
+        ``how`` it is to end: ``cancelled``, or with a checkpoint to resume from as ``paused`` or
+        ``interrupted``. The first request starts the grace period.
         """
         if self._asked_at is None:
             self._asked_at = time.monotonic()

@@ -67,7 +67,7 @@ class Tally:
             self._buckets[place] += 1
 
     def figures(self) -> dict[str, Any]:
-        """All counts, for the ledger."""
+        """All counts, for the database."""
         with self._lock:
             counted: dict[str, Any] = {
                 "events": self._events,
@@ -81,7 +81,7 @@ class Tally:
 
 
 class Station:
-    """One worker: its name, its ledger, its notifier, its nursery."""
+    """One worker: its name, its database, its notifier, its fork server."""
 
     def __init__(
         self,

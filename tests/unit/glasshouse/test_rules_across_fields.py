@@ -15,21 +15,10 @@ from glasshouse.spec.places import place_of, pointer
 from glasshouse.spec.strict import WrongAt
 from glasshouse.spec.uploads import UploadedNetwork
 from glasshouse.spec.wording import problems_in
+from tests.unit.glasshouse.test_wording import TRAIN
 
 SPEC = Path(spec.__file__).parent
 BODIES: TypeAdapter[Any] = TypeAdapter(JobSpec | UploadedNetwork)
-TRAIN: dict[str, Any] = {
-    "kind": "train",
-    "network": {"layers": [{"name": "fc", "type": "Linear"}]},
-    "loss": {"type": "CrossEntropyLoss", "inputs": ["fc", "label"]},
-    "optimizer": {"type": "SGD"},
-    "data": {
-        "train": {"dataset": "ds"},
-        "fields": {"x": {"type": "dense"}, "label": {"type": "integer"}},
-        "batch_size": 2,
-    },
-    "stop": {"steps": 1},
-}
 INFER: dict[str, Any] = {"kind": "infer", "checkpoint": "ckpt_1", "data": {"dataset": "ds"}}
 UPLOAD: dict[str, Any] = {
     "kind": "upload",
