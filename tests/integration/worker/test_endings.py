@@ -345,8 +345,8 @@ def test_a_rank_that_prints_without_end_is_not_held_up_and_fills_no_disk(shop: S
     def printed_much() -> bool:
         nonlocal written, largest
         written = psutil.Process(pid).io_counters().write_chars  # type: ignore[attr-defined]
-        sizes = [path.stat().st_size for path in directory.iterdir()]
-        largest = max(largest, *sizes)
+        sizes = [path.stat().st_size for path in directory.iterdir()]  # empty at first
+        largest = max([largest, *sizes])
         return written > 40 * logs.MAX_STREAM_BYTES
 
     until(printed_much)
