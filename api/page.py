@@ -14,6 +14,7 @@ from typing import Final
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+import api
 from api.answers import etag, is_fresh
 from glasshouse.errors import RouteNotFound
 
@@ -38,7 +39,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
     "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
-_ROOM = Path(__file__).parent
+_ROOM = Path(api.__path__[0])
 # In a wheel the files lie inside this package; in a checkout where `make page` builds them.
 _PLACES = (_ROOM / "page_files", _ROOM.parent / "dashboard" / "dist")
 _KINDS = {

@@ -9,13 +9,14 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import FileResponse, Response
 
+import api
 from api.access import Read
 from api.answers import Json
 from glasshouse import errors
 from glasshouse.errors import GlasshouseError, RouteNotFound, RunFailure, ServiceError
 
 router = APIRouter(tags=["service"])
-_ROOM = Path(__file__).parent
+_ROOM = Path(api.__path__[0])
 # In a wheel the pages lie inside this package; in a checkout they are among the documents.
 _TEXTS = next(
     (path for path in (_ROOM / "error_pages", _ROOM.parent / "docs" / "errors") if path.is_dir()),

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from engine.precision import dtype_name
-from engine.probes.tensors.drain import DTYPE_NAMES
+from engine.tensor_dtypes import DTYPE_NAMES
 from glasshouse.failpoints import failpoint
 
 _PIECE = 4 * 2**20

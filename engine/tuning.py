@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.data.rows import Rows
-from engine.guards.replay import untouched
+from engine.guards.randomness import untouched
 from engine.losses import Losses, loss_of
 from engine.network import Network
 from engine.snapshot import State

@@ -1,14 +1,18 @@
-"""The random generators that a pass draws from, as they were before it. Waits for no device."""
+"""What a pass changes and training must not see: gradients, buffers and random generators."""
 
+import contextlib
+from collections.abc import Generator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from engine.network import Network
+
 
 @dataclass(frozen=True)
 class Randomness:
-    """The states of the generators of the CPU and of the device that computes."""
+    """The states of the random generators of the CPU and of the device that computes."""
 
     device: torch.device
     host: Tensor
@@ -25,3 +29,23 @@ class Randomness:
         torch.set_rng_state(self.host)
         if self.own is not None:
             torch.cuda.set_rng_state(self.own, self.device)
+
+
+@contextlib.contextmanager
+def untouched(network: Network, device: torch.device) -> Generator[None]:
+    """Restore the gradients, buffers and random generators when the block ends."""
+    randomness = Randomness.now(device)
+    gradients = [(item, item.grad) for item in network.parameters()]
+    buffers = [(item, item.detach().clone()) for item in network.buffers()]
+    for parameter, _ in gradients:
+        parameter.grad = None
+    try:
+        with network.output_clips.uncounted():
+            yield
+    finally:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        randomness.restore()
