@@ -11,8 +11,8 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
-from api.bodies import BODIES
-from api.documents import Problem, answers
+from api.http.bodies import BODIES
+from api.schemas.documents import Problem, answers
 
 _TAGS = {
     "service": "The service itself, its catalogue and its health.",

@@ -14,17 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.carried import Carried, States, alone
-from engine.data.rows import Rows, Taken
-from engine.guards.randomness import Randomness, untouched
-from engine.layers import LayerFailed
-from engine.loss_sums import StepPart
-from engine.losses import Losses, loss_of
-from engine.network import Network
-from engine.probes.figures.summarize import summarize
+from engine.core.tensor_names import leaves, root
+from engine.data.batches.rows import Rows, Taken
+from engine.learner.side_effects import Randomness, untouched
+from engine.losses.loss_sums import StepPart
+from engine.losses.losses import Losses, loss_of
+from engine.network.hidden_state import Carried, States, alone
+from engine.network.layers import LayerFailed
+from engine.network.network import Network
+from engine.optim.gradient_scaling import Scaling
+from engine.probes.statistics.summarize import summarize
 from engine.probes.watched.gradients import watch_gradient
-from engine.scaling import Scaling
-from engine.tensor_names import leaves, root
 from glasshouse.events import STATS_COLUMNS
 
 NUM_TENSORS = 20

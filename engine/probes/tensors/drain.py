@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from engine.core.tensor_dtypes import DTYPE_NAMES
 from engine.probes.tensors.ring import Ring
-from engine.tensor_dtypes import DTYPE_NAMES
 
 Emit = Callable[[dict[str, Any]], None]
 _PIECE = 2**20
