@@ -9,7 +9,6 @@ from fastapi.telemetry import TelemetryConfig
 from starlette.middleware import Middleware
 from starlette.types import Scope
 
-from api import openapi
 from api.app_state import Resources, make_resources
 from api.http import dashboard, documentation, problems
 from api.http.access import Gate, Keyring
@@ -31,6 +30,7 @@ from api.routes import (
 from api.routes.catalog import VERSION
 from api.routes.prometheus import Meters
 from api.routes.readiness import Readiness
+from api.schemas import openapi
 from models.settings import Settings
 from models.telemetry.tracing import Tracing
 

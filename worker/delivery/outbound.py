@@ -1,8 +1,8 @@
 """Outbound HTTP to an address that a user has named. Nothing else in the service connects to one.
 
-``send`` resolves the host once, checks all addresses (``models/access/addresses.py``), connects to a
-checked address, and never exceeds its limits of time and bytes. The certificate is checked against
-the host name as usual: only the connection is pinned.
+``send`` resolves the host once, checks all addresses (``models/access/addresses.py``), connects to
+a checked address, and never exceeds its limits of time and bytes. The certificate is checked
+against the host name as usual: only the connection is pinned.
 """
 
 import contextlib

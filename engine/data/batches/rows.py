@@ -5,7 +5,7 @@ Shape suffixes: B = rows of a batch, N = rows of the split.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 import torch
@@ -14,9 +14,10 @@ from torch import Tensor
 from engine.core.tensor_names import host_lengths_of, lengths_of, values_of
 from engine.data.augmentation.augmenting import Augmenting, Change
 from engine.data.batches.prefetch import Ahead
+from engine.data.columns.loaded import LoadedField
 from engine.data.columns.prepared import Prepared
 from engine.data.columns.ragged import LoadedSequence
-from engine.data.columns.staging import gathered, moved
+from engine.data.columns.staging import moved
 
 _EPOCH_STRIDE = 1_000_003
 
@@ -26,60 +27,6 @@ Made = tuple[dict[str, Tensor], dict[str, Tensor]]
 """A batch, each field's tensor by name; and the lengths of its sequences in host memory."""
 MadeOf = tuple[Taken, int | None, dict[str, Tensor]]
 """A batch's rows, the epoch for which they were changed, and the lengths of its sequences."""
-
-
-@dataclass(frozen=True)
-class LoadedField:
-    """A field's values in memory, as they are stored, and how a batch of them is made."""
-
-    values: Tensor
-    divide_by: float | None = None
-    scale: float | None = None
-    is_integer: bool = False
-    normal: tuple[Tensor, Tensor] | None = None
-    """What a batch is shifted and divided by, where that was not done beforehand."""
-
-    def to(self, device: torch.device) -> "LoadedField":
-        """The same with its values on a device."""
-        return replace(self, values=self.values.to(device))
-
-    def ready(self, device: torch.device) -> "LoadedField":
-        """The same with all that a batch needs beside its values on a device."""
-        if self.normal is None:
-            return self
-        shift, divisor = self.normal
-        return replace(self, normal=(shift.to(device), divisor.to(device)))
-
-    def normalized(self, shift: Tensor, divisor: Tensor) -> "LoadedField":
-        """The same with batches that are normalised."""
-        return replace(self, normal=(shift, divisor))
-
-    @property
-    def nbytes(self) -> int:
-        """What moves to a device."""
-        return self.values.nbytes
-
-    def batch(
-        self, rows_B: Tensor | slice, device: torch.device, change: Change | None = None
-    ) -> Tensor:
-        """The rows as the network takes them; always memory of its own.
-
-        ``change`` is done to them before they are normalised.
-        """
-        stored = gathered(self.values, rows_B, device)
-        if self.is_integer:
-            return stored
-        x = stored.to(torch.float32)
-        if self.divide_by is not None:
-            x.div_(self.divide_by)
-        elif self.scale is not None:
-            x.mul_(self.scale)
-        if change is not None:
-            x = change(x)
-        if self.normal is None:
-            return x
-        shift, divisor = self.normal
-        return x.sub_(shift).div_(divisor)
 
 
 Loaded = LoadedField | LoadedSequence

@@ -21,9 +21,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.data.batches.rows import LoadedField
 from engine.data.columns.checks import Flaw, bad_places, not_there, unfilled
 from engine.data.columns.fields import checked_shape, field_columns
+from engine.data.columns.loaded import LoadedField
 from engine.data.columns.normalization import (
     BLOCK_VALUES,
     Figures,

@@ -8,10 +8,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.data.batches.rows import LoadedField
 from engine.data.columns.checks import Flaw, bad_places, outside
 from engine.data.columns.dense import as_tensor
 from engine.data.columns.fields import checked_shape, field_columns
+from engine.data.columns.loaded import LoadedField
 from engine.data.columns.table import Table, TextColumn
 from glasshouse import jsonio
 from glasshouse.errors import DataFailed

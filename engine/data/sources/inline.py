@@ -9,8 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.data.batches.rows import Loaded, LoadedField, Rows, place
+from engine.data.batches.rows import Loaded, Rows, place
 from engine.data.columns.fields import BadField
+from engine.data.columns.loaded import LoadedField
 from engine.data.columns.normalization import of_field
 from engine.data.columns.prepared import WINDOWS, Preparing
 from engine.data.columns.ragged import LoadedSequence, from_lists, split_pairs

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.data.batches.rows import Loaded, LoadedField
+from engine.data.batches.rows import Loaded
 from engine.data.columns.fields import checked_shape, field_columns
+from engine.data.columns.loaded import LoadedField
 from engine.data.columns.prepared import Prepared, Preparing
 from engine.data.columns.ragged import Limited, LoadedSequence, RaggedColumn, limited
 from engine.data.sources.fitting import Fitting, Look, nothing

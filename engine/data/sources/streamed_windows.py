@@ -15,8 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.data.batches.rows import Loaded, LoadedField
+from engine.data.batches.rows import Loaded
 from engine.data.columns.fields import checked_shape, field_columns
+from engine.data.columns.loaded import LoadedField
 from engine.data.columns.prepared import WINDOWS, Prepared
 from engine.data.columns.ragged import LoadedSequence
 from engine.data.columns.sequences import check_tokens

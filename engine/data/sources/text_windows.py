@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.data.batches.rows import Loaded, LoadedField
+from engine.data.batches.rows import Loaded
 from engine.data.columns.fields import (
     BadField,
     checked_shape,
@@ -21,6 +21,7 @@ from engine.data.columns.fields import (
     num_tokens,
     token_bound,
 )
+from engine.data.columns.loaded import LoadedField
 from engine.data.columns.ragged import LoadedSequence
 from engine.data.columns.sequences import check_tokens
 from engine.data.columns.table import Table

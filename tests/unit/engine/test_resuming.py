@@ -12,7 +12,8 @@ import torch
 
 from engine.checkpoint import checkpoint
 from engine.core.spool import read_frames
-from engine.data.batches.rows import LoadedField, Rows
+from engine.data.batches.rows import Rows
+from engine.data.columns.loaded import LoadedField
 from engine.process import rank
 from engine.process.rank import Assignment
 from engine.process.rank import run as run_assignment
