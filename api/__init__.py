@@ -1,0 +1,1 @@
+"""The HTTP server: routes, streaming, submission. Imports neither torch nor the worker."""

@@ -13,11 +13,11 @@ from types import FrameType
 
 import uvicorn
 
-from api import logs
+from api import process_logs
 from api.app import create_app
-from api.connections import connection_of
-from api.edge import is_loopback
-from api.resources import Resources
+from api.app_state import Resources
+from api.http.connections import connection_of
+from api.http.middleware import is_loopback
 from glasshouse import jsonio
 from glasshouse.lifeline import follow_lifeline
 from glasshouse.unpickling import refuse_unpickling
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str]) -> int:
     if problem := refuse_to_start(settings) or refuse_to_bind(host, settings):
         sys.stderr.write(problem + "\n")
         return 2
-    logs.configure()
+    process_logs.configure()
     share_memory()
     _allow_files(settings.max_connections)
     refuse_unpickling()

@@ -9,48 +9,46 @@ from fastapi.telemetry import TelemetryConfig
 from starlette.middleware import Middleware
 from starlette.types import Scope
 
-from api import (
+from api.app_state import Resources, make_resources
+from api.http import dashboard, documentation, problems
+from api.http.access import Gate, Keyring
+from api.http.disk_full import Fullness
+from api.http.middleware import Doorman, Edge, Head, host_names
+from api.routes import (
     catalog,
+    checkpoints,
     commands,
     control,
     datasets,
     health,
+    inspection,
     jobs,
     keys,
-    openapi,
-    page,
-    pages,
-    problems,
     quotas,
     webhooks,
-    weights,
-    window,
 )
-from api.access import Gate, Keyring
-from api.catalog import VERSION
-from api.edge import Doorman, Edge, Head, host_names
-from api.fullness import Fullness
-from api.meters import Meters
-from api.readiness import Readiness
-from api.resources import Resources, make_resources
+from api.routes.catalog import VERSION
+from api.routes.prometheus import Meters
+from api.routes.readiness import Readiness
+from api.schemas import openapi
 from models.settings import Settings
-from models.tracing import Tracing
+from models.telemetry.tracing import Tracing
 
 ROUTERS: tuple[APIRouter, ...] = (
     catalog.router,
     keys.router,
     keys.door,
     datasets.router,
-    weights.router,
+    checkpoints.router,
     jobs.router,
     control.router,
     commands.router,
     health.router,
     webhooks.router,
-    pages.router,
-    page.router,
+    documentation.router,
+    dashboard.router,
     quotas.router,
-    *window.ROUTERS,
+    *inspection.ROUTERS,
 )
 """Every router, each with its whole prefix (``APIRouter(prefix="/api/v1")``): add new ones here."""
 
@@ -94,7 +92,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.tracing = tracing
     app.state.readiness = Readiness(resources)
     app.state.routers = ROUTERS
-    app.state.page = page.find_page()
+    app.state.page = dashboard.find_page()
     problems.install(app)
     openapi.install(app)
     for router in ROUTERS:

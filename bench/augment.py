@@ -18,14 +18,14 @@ import torch
 
 from bench.step import BATCH, META, spec
 from bench.turns import TURN, Turn, figures, ratios, take_turns
-from engine.augment.augmenting import Augmenting
-from engine.data.ahead import Ahead
-from engine.data.loading import load
-from engine.data.table import Table
-from engine.plan import parse_spec, plan
-from engine.report import Outputs
-from engine.spool import SpoolWriter
-from engine.train import train
+from engine.core.spool import SpoolWriter
+from engine.data.augmentation.augmenting import Augmenting
+from engine.data.batches.prefetch import Ahead
+from engine.data.columns.table import Table
+from engine.data.sources.loading import load
+from engine.plan.plan import parse_spec, plan
+from engine.training.loop import train
+from engine.training.report import Outputs
 from glasshouse.spec import Source
 
 FLIP = {"type": "RandomHorizontalFlip"}

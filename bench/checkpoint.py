@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from engine.plan import parse_spec
-from engine.saving import Saver
-from engine.stateful import Generators, OptimizerState, Weights
+from engine.checkpoint.saving import Saver
+from engine.checkpoint.training_state import Generators, OptimizerState, Weights
+from engine.plan.plan import parse_spec
 from glasshouse.spec import TrainJob
 
 SPEC = {

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.plan import parse_spec, plan
-from engine.rank import Assignment, calm_collector, run
-from engine.report import Outputs
+from engine.plan.plan import parse_spec, plan
+from engine.process.rank import Assignment, calm_collector, run
+from engine.training.report import Outputs
 
 NUM_WORDS, WIDTH, BATCH, STEPS = 1_500_000, 64, 8, 200
 NEVER = {"every_epochs": 1_000_000, "every_s": None}

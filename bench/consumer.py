@@ -14,13 +14,13 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+from engine.core.spool import read_frames
 from engine.probes.tensors.ring import Ring
-from engine.spool import read_frames
-from models.artifacts import LocalArtifacts
-from models.leases import Claim
-from worker.captures import Drain
-from worker.records import Sorter
-from worker.store import _BUSY_S, MAX_RECORDS, SHIP_EVERY_S
+from models.jobs.leases import Claim
+from models.storage.artifacts import LocalArtifacts
+from worker.attempt.captures import Drain
+from worker.attempt.records import Sorter
+from worker.attempt.store import _BUSY_S, MAX_RECORDS, SHIP_EVERY_S
 
 SLOW_BYTES_PER_S = 2e6
 

@@ -19,7 +19,7 @@ import torch
 
 from bench.watching import NETWORKS, Bench
 from engine.guards.guard import Guard
-from engine.rank import calm_collector
+from engine.process.rank import calm_collector
 
 GUARDS: dict[str, dict[str, Any]] = {
     "default": {},

@@ -34,11 +34,11 @@ from bench.service import CLI
 from bench.service import spec as digits
 from bench.step import Clock, clocks
 from bench.watching import ALL, Bench, cnn
-from engine.report import Outputs
-from engine.train import train
+from engine.training.loop import train
+from engine.training.report import Outputs
 from glasshouse import Client
 from tests.integration.window.test_endings import raw_stream
-from worker.nursery import FIXED
+from worker.processes.fork_server import FIXED
 
 EVERY = 25
 RING_BYTES = 64 * 2**20

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from bench.streaming import Control
-from worker.nursery import FIXED
+from worker.processes.fork_server import FIXED
 
 Columns = dict[str, np.ndarray]
 _DRAW = np.random.default_rng(0)
@@ -211,9 +211,9 @@ def trained(directory: Path, case: str) -> dict[str, Any]:
     """Train in this process; what it took, and what was planned."""
     import torch
 
-    from engine.plan import parse_spec, plan
-    from engine.rank import Assignment, run
-    from engine.report import Outputs
+    from engine.plan.plan import parse_spec, plan
+    from engine.process.rank import Assignment, run
+    from engine.training.report import Outputs
 
     torch.set_num_threads(1)
 

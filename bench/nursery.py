@@ -15,8 +15,8 @@ from typing import BinaryIO
 import numpy as np
 
 from bench.step import META, spec
-from engine.plan import parse_spec, plan
-from engine.spool import read_frames
+from engine.core.spool import read_frames
+from engine.plan.plan import parse_spec, plan
 
 
 def main() -> None:
@@ -53,7 +53,7 @@ def measure(directory: Path, rounds: int) -> list[float]:
         "OPENBLAS_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
     }
-    command = [sys.executable, "-m", "engine.nursery"]
+    command = [sys.executable, "-m", "engine.process.fork_server"]
     process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
     theirs.close()
     with ours, ours.makefile("rb") as lines:

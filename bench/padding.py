@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.data.loading import load
-from engine.data.table import Table
-from engine.ingest import ingest
-from engine.plan import parse_spec, plan
-from engine.report import Outputs
-from engine.train import train
+from engine.data.columns.table import Table
+from engine.data.sources.loading import load
+from engine.datasets.ingest import ingest
+from engine.plan.plan import parse_spec, plan
+from engine.training.loop import train
+from engine.training.report import Outputs
 from glasshouse.spec import Source, TrainJob
 
 WORDS = 1000

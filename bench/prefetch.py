@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from bench.streaming import write
-from engine.data.draws import Draw, Draws, Pool
-from engine.data.reading import Reader, Store
-from engine.data.rows import batch_of
-from engine.data.streamed import StreamedRows
-from engine.data.window import StoredTable
+from engine.data.batches.rows import batch_of
+from engine.data.batches.shuffle_pool import Draw, Draws, Pool
+from engine.data.sources.reading import Reader, Store
+from engine.data.sources.row_files import StoredTable
+from engine.data.sources.streamed import StreamedRows
 from glasshouse.spec import DenseField, Field, IntegerField, Sequences, Shuffle, Source
 
 ROWS = {

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.losses import Losses, loss_of
-from engine.network import Network
-from engine.plan import parse_spec, plan
+from engine.losses.losses import Losses, loss_of
+from engine.network.network import Network
+from engine.plan.plan import parse_spec, plan
 
 ROWS = 300
 FIELDS = {"x": {"type": "dense", "shape": [64]}, "label": {"type": "integer", "dim": 10}}

@@ -17,13 +17,13 @@ from typing import Any
 
 from sqlalchemy import text, update
 
-from models.artifacts import LocalArtifacts
 from models.database import Database
-from models.events import NewEvent
+from models.jobs.shipments import Batch
 from models.migrate import migrate
+from models.observations.events import NewEvent
 from models.purge import Purge
 from models.settings import Settings
-from models.shipments import Batch
+from models.storage.artifacts import LocalArtifacts
 from models.tables import Event, Job, now
 from tests.integration.store.making import make_job, make_worker, running, ship
 from tests.running import Postgres

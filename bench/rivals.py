@@ -35,8 +35,8 @@ import torch
 from bench.step import BATCH, ByHand
 from bench.turns import TURN, Times, Turn, figures, ratios, take_turns
 from bench.watching import ALL, NETWORKS, Bench, cnn
-from engine.rank import calm_collector
-from worker.nursery import FIXED
+from engine.process.rank import calm_collector
+from worker.processes.fork_server import FIXED
 
 NUM_STEPS = 50
 

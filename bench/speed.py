@@ -61,13 +61,13 @@ def ours(options: dict[str, Any]) -> Block:
     import torch
 
     from bench.step import META, Clock, spec
-    from engine.data.loading import load
-    from engine.data.table import Table
-    from engine.plan import parse_spec, plan
-    from engine.rank import calm_collector
-    from engine.report import Outputs
-    from engine.spool import SpoolWriter
-    from engine.train import train
+    from engine.core.spool import SpoolWriter
+    from engine.data.columns.table import Table
+    from engine.data.sources.loading import load
+    from engine.plan.plan import parse_spec, plan
+    from engine.process.rank import calm_collector
+    from engine.training.loop import train
+    from engine.training.report import Outputs
     from glasshouse.spec import Source
 
     calm_collector()
@@ -201,7 +201,7 @@ class Side:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(MALLOC)}
         kept |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         if ours:
-            from worker.nursery import FIXED
+            from worker.processes.fork_server import FIXED
 
             kept |= {k: v for k, v in FIXED.items() if k.startswith(MALLOC)}
         command = [python, "-m", bench, "--side", name, "--threads", str(threads)]

@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 from sqlalchemy import text
 
-from models import stats, stats_folding, stats_left
 from models.database import Database
 from models.migrate import migrate
-from models.stats_bytes import Block, Figures, Series, pack_block
-from models.stats_left import Owner
+from models.observations import stats, stats_folding, unfolded_stats
+from models.observations.stats_bytes import Block, Figures, Series, pack_block
+from models.observations.unfolded_stats import Owner
 from models.tables import StatsBlock
 from tests.integration.store import making
 from tests.integration.window import scene
@@ -140,7 +140,7 @@ class Filler:
             )
         self.shipping_s += time.perf_counter() - began
         with self._database.read() as tx:
-            due = stats_left.is_due(tx, self._owner.job)
+            due = unfolded_stats.is_due(tx, self._owner.job)
         if due:
             self.fold()
 
@@ -178,7 +178,7 @@ class Filler:
 
     def is_left(self) -> bool:
         with self._database.read() as tx:
-            return stats_left.is_left(tx, self._owner.job)
+            return unfolded_stats.is_left(tx, self._owner.job)
 
 
 def timed(

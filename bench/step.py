@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from engine.data.loading import load
-from engine.data.table import Table
-from engine.plan import parse_spec, plan
-from engine.report import Outputs
-from engine.spool import SpoolWriter
-from engine.train import train
+from engine.core.spool import SpoolWriter
+from engine.data.columns.table import Table
+from engine.data.sources.loading import load
+from engine.plan.plan import parse_spec, plan
+from engine.training.loop import train
+from engine.training.report import Outputs
 from glasshouse.spec import Source
 
 BATCH = 100

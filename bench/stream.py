@@ -27,14 +27,14 @@ from redis import Redis
 from bench.readers import Readers
 from glasshouse.events import STATS_COLUMNS
 from models.database import Database
-from models.events import NewEvent
+from models.jobs.shipments import Batch
 from models.migrate import migrate
-from models.shipments import Batch
+from models.observations.events import NewEvent
 from models.tables import now
 from tests.integration.window import scene
 from tests.integration.window.scene import Api, Broker, Writer
 from tests.integration.window.test_endings import raw_stream
-from worker.store import SHIP_EVERY_S
+from worker.attempt.store import SHIP_EVERY_S
 
 
 @dataclass(frozen=True)

@@ -82,9 +82,9 @@ def trained(directory: Path, data: dict[str, Any], batch_size: int) -> dict[str,
     """Train for an epoch in this process; what it took."""
     import torch
 
-    from engine.plan import parse_spec, plan
-    from engine.rank import Assignment, run
-    from engine.report import Outputs
+    from engine.plan.plan import parse_spec, plan
+    from engine.process.rank import Assignment, run
+    from engine.training.report import Outputs
 
     torch.set_num_threads(1)
     meta = json.loads((directory / "meta.json").read_text())

@@ -24,17 +24,17 @@ import torch
 from bench import step as mnist
 from bench.step import Clock
 from bench.turns import TURN, figures, ratios, take_turns
-from engine.data.loading import load
-from engine.data.table import Table
-from engine.plan import parse_spec, plan
-from engine.probes.figures import kernel
+from engine.core.spool import SpoolWriter
+from engine.data.columns.table import Table
+from engine.data.sources.loading import load
+from engine.plan.plan import parse_spec, plan
+from engine.probes.statistics import native_kernel
 from engine.probes.tensors.ring import Ring, default_num_bytes
-from engine.rank import calm_collector
-from engine.report import Outputs
-from engine.spool import SpoolWriter
-from engine.train import train
+from engine.process.rank import calm_collector
+from engine.training.loop import train
+from engine.training.report import Outputs
 from glasshouse.spec import Source
-from worker.nursery import FIXED
+from worker.processes.fork_server import FIXED
 
 NUM_ROWS, LENGTH, WIDTH, BATCH = 512, 64, 256, 8
 PATHS = ("kernel", "plain")
@@ -222,12 +222,12 @@ def measure(bench: Bench, given: argparse.Namespace, names: list[str]) -> Genera
     """A line for each case and path, as soon as it is known."""
     for name in names:
         probe, has_plain, target = CASES[name]
-        native = [("kernel", kernel.LOADED)] if kernel.LOADED is not None else []
+        native = [("kernel", native_kernel.LOADED)] if native_kernel.LOADED is not None else []
         plain = [("plain", None)] if has_plain or not native else []
         for path, loaded in [one for one in (*native, *plain) if one[0] in given.path]:
-            with_kernel, kernel.LOADED = kernel.LOADED, loaded
+            with_kernel, native_kernel.LOADED = native_kernel.LOADED, loaded
             found = compared(bench, given.rounds, given.turn, probe)
-            kernel.LOADED = with_kernel
+            native_kernel.LOADED = with_kernel
             yield {"case": name, "path": path, **figures(found), "target": target}
 
 

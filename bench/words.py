@@ -110,13 +110,13 @@ def ours(num_words: int, num_outputs: int, *, sparse: bool) -> None:
     import numpy as np
     import torch
 
-    from engine.data.loading import load
-    from engine.data.table import Table
-    from engine.plan import parse_spec, plan
-    from engine.rank import calm_collector
-    from engine.report import Outputs
-    from engine.spool import SpoolWriter
-    from engine.train import train
+    from engine.core.spool import SpoolWriter
+    from engine.data.columns.table import Table
+    from engine.data.sources.loading import load
+    from engine.plan.plan import parse_spec, plan
+    from engine.process.rank import calm_collector
+    from engine.training.loop import train
+    from engine.training.report import Outputs
     from glasshouse.spec import Source
 
     calm_collector()

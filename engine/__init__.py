@@ -1,0 +1,1 @@
+"""Networks, data, training, probes, inference, checkpoints. Imports nothing of the service."""

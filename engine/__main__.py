@@ -22,15 +22,15 @@ from typing import Any
 import pydantic
 import torch
 
-from engine import rank
-from engine.checkpoint import read_state
-from engine.hardening import check_torch
-from engine.keeping import Keeping
-from engine.plan import parse_spec, plan
-from engine.problems import SpecProblems
-from engine.rank import Assignment
-from engine.report import Outputs
-from engine.spool import SpoolWriter
+from engine.checkpoint.checkpoint import read_state
+from engine.checkpoint.retention import Keeping
+from engine.core.problems import SpecProblems
+from engine.core.spool import SpoolWriter
+from engine.plan.plan import parse_spec, plan
+from engine.process import rank
+from engine.process.hardening import check_torch
+from engine.process.rank import Assignment
+from engine.training.report import Outputs
 from glasshouse import jsonio
 from glasshouse.errors import RunFailure
 from glasshouse.events import is_upkeep
@@ -132,7 +132,7 @@ def _ingest(dataset: str, out: Path) -> Path:
     path = Path(dataset)
     if (path / "meta.json").is_file():
         return path
-    command = [sys.executable, "-m", "engine.ingest", "--out", str(out)]
+    command = [sys.executable, "-m", "engine.datasets.ingest", "--out", str(out)]
     if path.is_file():
         names = [suffix for suffix in _FORMATS if path.name.endswith(suffix)]
         if not names:

@@ -28,12 +28,12 @@ from sqlalchemy.orm import Session
 
 from glasshouse import jsonio
 from glasshouse.errors import GlasshouseError
-from models import postgres_tools
-from models.artifacts import open_artifacts
 from models.database import Database, translated
 from models.migrate import migrate
 from models.settings import Settings
 from models.startup import BROKEN_OFF, UNFINISHED, is_unfinished
+from models.storage import postgres_tools
+from models.storage.artifacts import open_artifacts
 from models.tables import Capture, Checkpoint, Dataset, JobArtifact, Mark, now
 
 FORMAT = 1

@@ -15,10 +15,13 @@ from sqlalchemy.exc import SQLAlchemyError
 from glasshouse import jsonio
 from glasshouse.errors import ServiceError
 from glasshouse.spec.wording import said
-from models import doomed, startup, tracing, vitals
+from models import startup
 from models.database import Database, Transaction
+from models.fleet import heartbeats
 from models.settings import Settings
-from models.space import Space, remote_kind
+from models.storage import pending_deletions
+from models.storage.disk_space import Space, remote_kind
+from models.telemetry import tracing
 
 Finding = dict[str, str | None]
 _MANY_DOOMED = 10_000
@@ -109,18 +112,18 @@ def _of_database(tx: Transaction, settings: Settings, *, is_sqlite: bool) -> Gen
     lease_ms = int(settings.lease_s * 1000)
     deaf = [
         sign.worker
-        for sign in vitals.signs(tx, lease_ms=lease_ms, canary_s=settings.canary_s)
+        for sign in heartbeats.signs(tx, lease_ms=lease_ms, canary_s=settings.canary_s)
         if sign.deaf
     ]
     if deaf:
         detail = f"connected, but without hearing their bells: {', '.join(deaf[:10])}"
         mend = "Their jobs start some seconds late. Is the broker up? Restart these workers."
         yield _found("deaf", "fail", detail, mend)
-    off = vitals.disabled_webhooks(tx)
+    off = heartbeats.disabled_webhooks(tx)
     if off:
         mend = "GET /api/v1/webhooks says why; delete them, and make them anew when they work."
         yield _found("webhooks", "warn", f"{off} were switched off", mend)
-    left = len(doomed.find(tx, limit=_MANY_DOOMED))
+    left = len(pending_deletions.find(tx, limit=_MANY_DOOMED))
     if left == _MANY_DOOMED:
         mend = "A worker deletes them each GLASSHOUSE_PURGE_EVERY_S; or: glasshouse purge."
         yield _found("doomed_files", "warn", f"{left} or more files wait to be deleted", mend)

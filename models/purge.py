@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from glasshouse import jsonio
-from models import checkpoints, datasets, doomed, retention
-from models.artifacts import Artifacts, open_artifacts
 from models.database import Database, Transaction
-from models.retention import KINDS, Done, Kind
+from models.jobs import checkpoints
 from models.settings import Settings
+from models.storage import datasets, pending_deletions, retention
+from models.storage.artifacts import Artifacts, open_artifacts
+from models.storage.retention import KINDS, Done, Kind
 from models.tables import now
 
 REST = 3.0
@@ -138,7 +139,7 @@ class Purge:
                 found.add("values", sum(retention.count_values(tx, job, before) for job in old))
             for name, rows in retention.count_small(tx, self._settings).items():
                 found.add(name, rows)
-            found.files = len(doomed.find(tx, limit=1_000_000))
+            found.files = len(pending_deletions.find(tx, limit=1_000_000))
         found.orphans = len(orphans(self._settings, self._database))
         return found
 
@@ -224,13 +225,13 @@ class Purge:
         """Delete the files of deleted rows. What a crash leaves here, the next pass deletes."""
         while not self._over:
             with self._database.read() as tx:
-                keys = doomed.find(tx, limit=100)
+                keys = pending_deletions.find(tx, limit=100)
             if not keys:
                 return
             for key in keys:
                 self._artifacts.delete(key)
             with self._database.write() as tx:
-                doomed.gone(tx, keys)
+                pending_deletions.gone(tx, keys)
             self._done.files += len(keys)
 
 

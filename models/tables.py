@@ -208,7 +208,7 @@ class JobLabel(Table):
 
 
 class NameCounter(Table):
-    """How many names of one kind an owner's jobs were given: see ``models/names.py``."""
+    """How many names of one kind an owner's jobs were given: see ``models/jobs/names.py``."""
 
     __tablename__ = "name_counters"
     owner: Mapped[str] = mapped_column(primary_key=True)

@@ -19,13 +19,13 @@ import httpx2
 import psutil
 
 from models import keys
-from models.artifacts import LocalArtifacts
 from models.database import Database
 from models.migrate import migrate
 from models.settings import Settings
+from models.storage.artifacts import LocalArtifacts
 from tests import leaks
 from tests.waiting import until
-from worker.reading import Readers
+from worker.ingest import Readers
 
 T = TypeVar("T")
 START_S = 120.0

@@ -1,0 +1,1 @@
+"""The Celery worker: dispatch, supervision, devices. Serves no HTTP and imports no torch."""

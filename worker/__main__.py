@@ -23,24 +23,29 @@ from celery import signals  # pyright: ignore[reportMissingTypeStubs]
 from glasshouse.errors import WorkerNotFound
 from glasshouse.lifeline import end_within, follow_lifeline
 from glasshouse.unpickling import refuse_unpickling
-from models import attempts, startup, vitals, workers
-from models.artifacts import open_artifacts
+from models import startup
 from models.database import Database, Transaction
-from models.notifier import DISPATCH_QUEUE, Notifier, worker_queue
+from models.fleet import heartbeats, workers
+from models.fleet.notifier import DISPATCH_QUEUE, Notifier, worker_queue
+from models.fleet.workers import FoundDevice, Rival
+from models.jobs import attempts
 from models.settings import Settings
-from models.workers import FoundDevice, Rival
-from worker import inventory, journal, leftovers, tasks
+from models.storage.artifacts import open_artifacts
+from worker import process_logs
 from worker.app import NUM_BELL_SLOTS, make_app
-from worker.canary import Canary
-from worker.delivering import LOOK_EVERY_S, Delivering
-from worker.leftovers import Leftovers
-from worker.nursery import Nursery, wait_for
-from worker.purging import DELETED_EVERY_S, Purging
-from worker.reading import Readers
-from worker.register import Register
+from worker.cleanup import leftovers
+from worker.cleanup.leftovers import Leftovers
+from worker.cleanup.purging import DELETED_EVERY_S, Purging
+from worker.context import Station, idle_s
+from worker.delivery.webhooks import LOOK_EVERY_S, Delivering
+from worker.devices import inventory
+from worker.ingest import Readers
+from worker.processes.fork_server import Nursery, wait_for
+from worker.processes.rank_registry import Register
 from worker.signals import Ending
-from worker.station import Station, idle_s
-from worker.sweep import Every, Sweep, return_attempts
+from worker.wakeups import tasks
+from worker.wakeups.canary import Canary
+from worker.wakeups.sweep import Every, Sweep, return_attempts
 
 _log: Any = structlog.get_logger()
 
@@ -263,7 +268,7 @@ class Worker:
         figures |= {"running": station.num_running, "free_bytes": station.space.free()}
         with station.database.write() as tx:
             if workers.beat(tx, station.name, instance=station.instance):
-                vitals.note(tx, station.name, figures, instance=station.instance)
+                heartbeats.note(tx, station.name, figures, instance=station.instance)
             elif (found := self._rival(tx)) is None:
                 _log.warning("registered_again")  # somebody removed it while it was silent
                 self._sign_in(tx)
@@ -342,7 +347,7 @@ def main(arguments: list[str] | None = None) -> int:
     settings = Settings(worker_name=name) if name else Settings()
     if _NAME.fullmatch(settings.worker_name) is None:
         parser.error("a worker's name has letters, digits, dots, dashes and underlines")
-    journal.configure()
+    process_logs.configure()
     refuse_unpickling()
     ending = Ending()
     follow_lifeline(lambda: os.kill(os.getpid(), signal.SIGTERM), within_s=_longest_end_s(settings))

@@ -9,7 +9,7 @@ from typing import Any
 from celery import Celery  # pyright: ignore[reportMissingTypeStubs]
 from kombu.entity import Queue  # pyright: ignore[reportMissingTypeStubs]
 
-from models.notifier import DISPATCH_QUEUE, worker_queue
+from models.fleet.notifier import DISPATCH_QUEUE, worker_queue
 from models.settings import Settings
 
 NUM_BELL_SLOTS = 2

@@ -11,9 +11,11 @@ from datetime import timedelta
 from typing import Any
 
 from glasshouse.failpoints import failpoint
-from models import attempts, quotas, vitals, workers
+from models.access import quotas
+from models.access.quotas import Room
 from models.database import Database, Transaction, lock_at_most
-from models.quotas import Room
+from models.fleet import heartbeats, workers
+from models.jobs import attempts
 from models.settings import Settings
 from models.tables import Device, now
 
@@ -264,7 +266,7 @@ def _choose(tx: Transaction, settings: Settings, most: int) -> list[Choice]:
         )
         for one in asked
     ]
-    short = vitals.short_of_room(tx, settings.min_free_bytes)
+    short = heartbeats.short_of_room(tx, settings.min_free_bytes)
     devices = workers.devices_to_give(tx, lease_ms=round(settings.lease_s * 1000), without=short)
     slots = [Slot(*row) for row in devices]
     shares: dict[str, int] = {}

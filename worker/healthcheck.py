@@ -6,8 +6,8 @@ It asks the database for the last heartbeat of the worker of this name (``GLASSH
 import sys
 
 from glasshouse.errors import ServiceError
-from models import workers
 from models.database import Database
+from models.fleet import workers
 from models.settings import Settings
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Collection
 from fnmatch import fnmatchcase
 
-from engine.optim import optimizer_classes
-from engine.problems import Findings
-from engine.tensor_names import root
+from engine.core.problems import Findings
+from engine.core.tensor_names import root
+from engine.optim.optimizers import optimizer_classes
 from glasshouse.spec import TrainJob
 
 

@@ -16,20 +16,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.data.joined import name_of
-from engine.data.rows import Rows
-from engine.guards.gate import Gate
-from engine.guards.randomness import Randomness
+from engine.core.readback import Readback
+from engine.core.snapshot import State
+from engine.core.spool import now
+from engine.core.tensor_names import leaves
+from engine.core.timing import Clock, taken_out
+from engine.data.batches.rows import Rows
+from engine.data.sources.joined import name_of
 from engine.guards.replay import Found, Pass, Replay, Skipped, described
-from engine.learner import Learner
-from engine.loss_sums import StepPart
-from engine.network import Network
-from engine.readback import Readback
-from engine.scaling import MIN_SCALE
-from engine.snapshot import State
-from engine.spool import now
-from engine.tensor_names import leaves
-from engine.timing import Clock, taken_out
+from engine.guards.update_gate import Gate
+from engine.learner.learner import Learner
+from engine.learner.side_effects import Randomness
+from engine.losses.loss_sums import StepPart
+from engine.network.network import Network
+from engine.optim.gradient_scaling import MIN_SCALE
 from glasshouse import jsonio
 from glasshouse.errors import NonFinite, TooManySkipped
 from glasshouse.events import STATS_COLUMNS

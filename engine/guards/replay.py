@@ -6,7 +6,7 @@ generators are put back after it, bit for bit.
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -14,17 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.carried import Carried, States, alone
-from engine.data.rows import Rows, Taken
-from engine.guards.randomness import Randomness
-from engine.layers import LayerFailed
-from engine.loss_sums import StepPart
-from engine.losses import Losses, loss_of
-from engine.network import Network
-from engine.probes.figures.summarize import summarize
+from engine.core.tensor_names import leaves, root
+from engine.data.batches.rows import Rows, Taken
+from engine.learner.side_effects import Randomness, untouched
+from engine.losses.loss_sums import StepPart
+from engine.losses.losses import Losses, loss_of
+from engine.network.hidden_state import Carried, States, alone
+from engine.network.layers import LayerFailed
+from engine.network.network import Network
+from engine.optim.gradient_scaling import Scaling
+from engine.probes.statistics.summarize import summarize
 from engine.probes.watched.gradients import watch_gradient
-from engine.scaling import Scaling
-from engine.tensor_names import leaves, root
 from glasshouse.events import STATS_COLUMNS
 
 NUM_TENSORS = 20
@@ -269,26 +269,6 @@ def _on_grad(search: _Search, name: str) -> Callable[[Tensor], None]:
             search.see(layer, name, "param_grad", "backward", parameter.grad)
 
     return hook
-
-
-@contextlib.contextmanager
-def untouched(network: Network, device: torch.device) -> Generator[None]:
-    """Whatever a pass does in here to gradients, buffers and generators is taken back."""
-    randomness = Randomness.now(device)
-    gradients = [(item, item.grad) for item in network.parameters()]
-    buffers = [(item, item.detach().clone()) for item in network.buffers()]
-    for parameter, _ in gradients:
-        parameter.grad = None
-    try:
-        with network.output_clips.uncounted():
-            yield
-    finally:
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
-        randomness.restore()
 
 
 def is_finite(tensor: Tensor) -> bool:

@@ -6,15 +6,15 @@ from typing import Any
 
 from torch import Tensor
 
+from engine.core.spool import now
+from engine.core.timing import Clock
 from engine.probes.cost.meter import Meter
 from engine.probes.cost.overhead import Overhead
-from engine.probes.desk import Desk, Training
-from engine.probes.figures.counted import Counted
-from engine.probes.look import Look
-from engine.probes.telling import Seen, Teller
-from engine.probes.watched.watch import Watch
-from engine.spool import now
-from engine.timing import Clock
+from engine.probes.hooks import Look
+from engine.probes.sink import Desk, Training
+from engine.probes.statistics.histograms import Counted
+from engine.probes.step_records import Seen, Teller
+from engine.probes.watched.probe import Watch
 
 _IDLE: AbstractContextManager[object] = nullcontext()
 PHASE = "evaluate"

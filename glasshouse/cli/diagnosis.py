@@ -148,7 +148,7 @@ def _cuda_kernel(home: Path) -> Check:
     if build is None or build[1] is None or not has_nvidia_driver():
         return Check("cuda kernel", "ok", "is not needed: jobs run on the CPU")
     return _path_of_statistics(
-        "cuda kernel", "CUDA", "engine.probes.figures.on_cuda", MEND_CUDA_KERNEL
+        "cuda kernel", "CUDA", "engine.probes.statistics.triton_check", MEND_CUDA_KERNEL
     )
 
 
@@ -165,7 +165,7 @@ def _path_of_statistics(name: str, device: str, module: str, mend: str) -> Check
 
 def metrics(home: Path) -> Check:
     """Whether torchmetrics can be imported, which other packages can prevent."""
-    code, out, err = _asked("engine.torch_metrics")
+    code, out, err = _asked("engine.metrics.torch_metrics")
     if code == 0:
         return Check("metrics", "ok", out)
     if code is None:
@@ -190,7 +190,7 @@ def _asked(module: str) -> tuple[int | None, str, str]:
 
 
 def page(home: Path) -> Check:
-    """Whether the page is where api/page.py looks for it."""
+    """Whether the page is where api/http/dashboard.py looks for it."""
     for place in (ROOT / "api" / "page_files", ROOT / "dashboard" / "dist"):
         if (place / "index.html").is_file():
             return Check("page", "ok", str(place))

@@ -60,7 +60,9 @@ class InProcess(httpx2.Client):
             _, key = _load("models.keys").create(tx, name="here", owner="local", scopes=scopes)
         database.close()
         _be_quiet()
-        self._bench = _load("worker.here").Bench(settings, _load("engine.here").carry_out)
+        self._bench = _load("worker.in_process").Bench(
+            settings, _load("engine.process.in_process").carry_out
+        )
         app = _load("api.app").create_app(settings)
         self._api = _load("starlette.testclient").TestClient(
             app, base_url=_HOST, raise_server_exceptions=False, client=("127.0.0.1", 1)

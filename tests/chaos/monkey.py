@@ -103,7 +103,11 @@ def nurseries(cluster: Cluster, workers: Iterable[str]) -> list[psutil.Process]:
     for name in workers:
         with contextlib.suppress(psutil.Error):
             children = psutil.Process(cluster.workers[name].pid).children()
-            found += [item for item in children if "engine.nursery" in " ".join(item.cmdline())]
+            found += [
+                item
+                for item in children
+                if "engine.process.fork_server" in " ".join(item.cmdline())
+            ]
     return found
 
 
@@ -121,7 +125,8 @@ def leftovers(cluster: Cluster) -> set[str]:
     orphans = {
         f"process {process.pid}"
         for process in psutil.process_iter(["cmdline", "ppid"])
-        if process.info["ppid"] == 1 and "engine.nursery" in " ".join(process.info["cmdline"] or ())
+        if process.info["ppid"] == 1
+        and "engine.process.fork_server" in " ".join(process.info["cmdline"] or ())
     }
     shared = {str(path) for path in Path("/dev/shm").glob("torch_*")}  # noqa: S108
     work = {str(path) for path in cluster.directory.glob("*/work/*/job_*")}

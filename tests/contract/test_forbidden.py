@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.hardening import OLDEST_TORCH, check_torch
+from engine.process.hardening import OLDEST_TORCH, check_torch
 
 ROOT = Path(__file__).parents[2]
 SERVER = ("engine", "models", "api", "worker", "migrations")
@@ -36,7 +36,7 @@ CONNECTIONS = {
     "smtplib", "telnetlib", "socket.create_connection", "asyncio.open_connection", "xmlrpc",
     "websockets", "paramiko",
 }  # fmt: skip
-MAY_CONNECT = {"worker/outbound.py", "api/healthcheck.py"}
+MAY_CONNECT = {"worker/delivery/outbound.py", "api/healthcheck.py"}
 """The one door to places that users name, and the image's own question to itself on loopback."""
 SHOWS = {
     "glasshouse/unpickling.py",
@@ -177,7 +177,7 @@ def test_no_field_of_a_request_is_a_url_that_the_service_would_fetch():
         if name != "Job":
             found |= speaking(fields, name)
     assert found <= {"WebhookRequest.url", "WebhookPatch.url"}, (
-        "webhooks go out through worker/outbound.py; nothing else may fetch"
+        "webhooks go out through worker/delivery/outbound.py; nothing else may fetch"
     )
 
 
@@ -289,5 +289,9 @@ def test_the_package_asks_for_such_a_torch_and_every_process_with_torch_looks():
     ]
     oldest = tuple(int(part) for part in torch.split(">=")[1].split(",")[0].split("."))
     assert oldest >= OLDEST_TORCH
-    for name in ("engine/nursery.py", "engine/planner.py", "engine/__main__.py"):
+    for name in (
+        "engine/process/fork_server.py",
+        "engine/process/planner.py",
+        "engine/__main__.py",
+    ):
         assert "check_torch()" in (ROOT / name).read_text(), name

@@ -7,14 +7,14 @@ from typing import Any, get_args
 
 import pytest
 
-from engine.timing import PARTS
+from engine.core.timing import PARTS
 from glasshouse.client.callbacks import Callback
 from glasshouse.spec import data, guards, metrics, preparing, probes, training
 from glasshouse.spec.augmenting import Augment
 from glasshouse.spec.network import Layer
 from glasshouse.spec.presets import PRESETS
-from models import endings
-from models.quotas import NAMES
+from models.access.quotas import NAMES
+from models.jobs import endings
 from models.settings import Settings
 
 ROOT = Path(__file__).parents[2]

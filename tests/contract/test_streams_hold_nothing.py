@@ -42,7 +42,7 @@ def test_no_answer_is_streamed_from_a_thread(source: Path) -> None:
     tree = ast.parse(source.read_text())
     asynchronous = {
         node.name for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef)
-    } | {"stream"}  # api.tensors.Body.stream
+    } | {"stream"}  # api.rendering.tensors.Body.stream
     for call in ast.walk(tree):
         if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
             continue
@@ -61,7 +61,7 @@ def test_only_pure_asgi_middleware_is_used() -> None:
 
 
 def test_the_bytes_of_a_tensor_are_an_asynchronous_generator() -> None:
-    from api.tensors import Body
+    from api.rendering.tensors import Body
 
     assert inspect.isasyncgenfunction(Body.stream)
 

@@ -11,9 +11,9 @@ import torch
 from pydantic import TypeAdapter
 from safetensors.torch import load_file
 
-from engine.augment.augmenting import Augmenting
-from engine.data.staging import gathered
-from engine.snapshot import take
+from engine.core.snapshot import take
+from engine.data.augmentation.augmenting import Augmenting
+from engine.data.columns.staging import gathered
 from glasshouse.spec.augmenting import Augment
 from tests.unit.engine import ragged
 from tests.unit.engine.conftest import digits  # noqa: F401 - a fixture

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from engine.failures import StepFailed, classify
-from engine.layers import LayerFailed
+from engine.network.layers import LayerFailed
+from engine.training.failures import StepFailed, classify
 
 pytestmark = [
     pytest.mark.gpu,

@@ -11,12 +11,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from engine.probes.figures import on_cuda, plain
+from engine.probes.statistics import plain_torch, triton_check
 from glasshouse.bins import bins_of
 from tests.unit.engine.test_kernel import agree, tensors
 from tests.unit.engine.test_watching import _tensors, by_numpy
 
-triton_kernel = pytest.importorskip("engine.probes.figures.triton_kernel", exc_type=ImportError)
+triton_kernel = pytest.importorskip("engine.probes.statistics.triton_kernel", exc_type=ImportError)
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if IS_INTERPRETED else "cuda")
 TILE, MERGED = triton_kernel.TILE, triton_kernel.MERGED_AT_ONCE
@@ -138,17 +138,17 @@ def test_it_says_what_the_plain_path_says(kernel):
     for name, x in _tensors().items():
         if kernel.takes(x):
             found, counts = kernel.count(x.to(DEVICE))
-            expected = plain.figures_on_device(x.to(DEVICE))
+            expected = plain_torch.figures_on_device(x.to(DEVICE))
             assert found.tolist() == pytest.approx(expected.tolist(), rel=1e-9, nan_ok=True), name
-            assert torch.equal(counts, plain.counts_on_device(x.to(DEVICE))), name
+            assert torch.equal(counts, plain_torch.counts_on_device(x.to(DEVICE))), name
 
 
 def test_it_is_tried_before_it_is_used(monkeypatch):
-    assert isinstance(on_cuda.tried(DEVICE), triton_kernel.TritonKernel)
+    assert isinstance(triton_check.tried(DEVICE), triton_kernel.TritonKernel)
     right = triton_kernel.TritonKernel.one
     monkeypatch.setattr(triton_kernel.TritonKernel, "one", lambda *given: right(*given) * 1.001)
-    with pytest.raises(on_cuda.NotUsable, match="other figures"):
-        on_cuda.tried(DEVICE)
+    with pytest.raises(triton_check.NotUsable, match="other figures"):
+        triton_check.tried(DEVICE)
     monkeypatch.setattr(triton_kernel, "TILE", 1000)  # no power of two: it does not compile
-    with pytest.raises(on_cuda.NotUsable, match=r"power of (2|two)"):
-        on_cuda.tried(DEVICE)
+    with pytest.raises(triton_check.NotUsable, match=r"power of (2|two)"):
+        triton_check.tried(DEVICE)

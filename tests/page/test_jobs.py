@@ -7,8 +7,8 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 import glasshouse as gh
-from models import jobs
 from models.database import Database
+from models.jobs import jobs
 from models.settings import Settings
 from tests.acceptance.houses import House
 from tests.page.browser import SIZES, bare_words, fits

@@ -9,9 +9,9 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 import glasshouse as gh
-from models import events
 from models.database import Database
-from models.events import NewEvent
+from models.observations import events
+from models.observations.events import NewEvent
 from models.tables import now
 from tests.acceptance.houses import House
 from tests.page.specs import small

@@ -9,8 +9,8 @@ import pytest
 from playwright.sync_api import Page, expect
 
 import glasshouse as gh
-from models import metrics
 from models.database import Database
+from models.observations import metrics
 from tests.acceptance.houses import House
 from tests.page.specs import small
 from tests.page.tabs import HEAR_LONG_TASKS, table_of

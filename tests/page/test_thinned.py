@@ -6,8 +6,8 @@ import httpx2
 from playwright.sync_api import Page, expect
 
 import glasshouse as gh
-from models import metrics
 from models.database import Database
+from models.observations import metrics
 from tests.acceptance.houses import House
 from tests.page.browser import drawn
 from tests.page.specs import small

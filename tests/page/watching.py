@@ -33,8 +33,8 @@ from urllib.parse import urlsplit
 import psutil
 
 import glasshouse as gh
-from models import metrics
 from models.database import Database
+from models.observations import metrics
 from tests.acceptance.houses import ROOT, House
 from tests.page.browser import WAIT_MS, find_chromium
 from tests.page.chromium import Chromium
@@ -192,7 +192,7 @@ class Watch:
         """The job gives way to the tabs: it is their time that is measured."""
         stack = json.loads((self._house.home / "runtime.json").read_text())["pid"]
         for process in psutil.Process(stack).children(recursive=True):
-            if "engine.nursery" in process.cmdline():
+            if "engine.process.fork_server" in process.cmdline():
                 process.nice(19)
 
     def _begin(self) -> gh.Job:

@@ -4,8 +4,8 @@ from collections.abc import Generator
 
 import pytest
 
-from models import attempts
-from models.leases import Claim
+from models.jobs import attempts
+from models.jobs.leases import Claim
 from tests.running import running_api, small_job
 from tests.security.world import Route, World, body_of, url_of
 

@@ -10,10 +10,11 @@ from typing import Any
 import httpx2
 import pytest
 
-from api import documents
+from api.schemas import documents
 from glasshouse.errors import QuotaExceeded
-from models import jobs, quotas
+from models.access import quotas
 from models.database import Database
+from models.jobs import jobs
 from models.settings import Settings
 from tests.conftest import empty_postgres
 from tests.integration.store.making import make_job, make_worker, running

@@ -7,8 +7,8 @@ from urllib.parse import quote
 import httpx2
 import pytest
 
-from models.events import NewEvent
-from models.shipments import Batch
+from models.jobs.shipments import Batch
+from models.observations.events import NewEvent
 from models.tables import now
 from tests.integration.window.scene import Writer
 from tests.running import small_job

@@ -68,7 +68,7 @@ def test_a_process_that_refuses_opens_no_pickle(tmp_path: Path, how: str, way: s
 @pytest.mark.parametrize("way", ["refuse_unpickling", "seal_pickle"])
 def test_torch_reads_and_trains_in_a_process_that_refuses(tmp_path: Path, way: str):
     """What the engine needs of torch, numpy and safetensors opens no pickle."""
-    code = REFUSE.format("from engine.nursery import warm_up\nwarm_up()\n") + (
+    code = REFUSE.format("from engine.process.fork_server import warm_up\nwarm_up()\n") + (
         "import sys, copy, torch, numpy, safetensors.torch\n"
         "warm_up()\n"
         "network = torch.nn.Linear(3, 2)\n"
@@ -98,7 +98,13 @@ def test_torch_load_is_refused_even_weights_only_false(tmp_path: Path, way: str)
 
 
 @pytest.mark.parametrize(
-    "name", ["api/__main__.py", "worker/__main__.py", "engine/nursery.py", "engine/planner.py"]
+    "name",
+    [
+        "api/__main__.py",
+        "worker/__main__.py",
+        "engine/process/fork_server.py",
+        "engine/process/planner.py",
+    ],
 )
 def test_every_process_refuses_before_it_listens(name: str):
     lines = (ROOT / name).read_text().splitlines()

@@ -16,13 +16,14 @@ from fastapi import FastAPI
 
 from api.app import create_app
 from glasshouse.ids import new_id
-from models import attempts, jobs, workers
-from models.artifacts import LocalArtifacts
-from models.events import NewEvent
+from models.fleet import workers
+from models.fleet.workers import FoundDevice
+from models.jobs import attempts, jobs
+from models.jobs.shipments import Batch
+from models.observations.events import NewEvent
 from models.settings import Settings
-from models.shipments import Batch
+from models.storage.artifacts import LocalArtifacts
 from models.tables import now
-from models.workers import FoundDevice
 from tests.integration.window.scene import Writer
 from tests.running import Api, digits, small_job
 

@@ -24,8 +24,8 @@ from tests.soak.flat import Bound
 MIB = 2**20
 GROWN_UP_S = 15.0
 KINDS = {
-    "engine.nursery": "nursery",
-    "engine.planner": "planner",
+    "engine.process.fork_server": "nursery",
+    "engine.process.planner": "planner",
     "api": "api",
     "worker": "worker",
 }

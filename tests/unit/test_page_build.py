@@ -100,7 +100,7 @@ def test_a_wheel_holds_the_page_and_serves_it(furnished: Path, tmp_path: Path):
     assert not [name for name in names if name.startswith("api/page_files/.")]
     code = (
         "import re\n"
-        "from api.page import find_page\n"
+        "from api.http.dashboard import find_page\n"
         "page = find_page()\n"
         "index = page.index().body.decode()\n"
         "scripts = re.findall(r'/assets/([^\"]+)', index)\n"

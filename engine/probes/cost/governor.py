@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engine.probes.cost.meter import Measured
-from engine.probes.watched.watch import Watch
+from engine.probes.watched.probe import Watch
 
 NUM_KEPT = 5
 """Due steps of a probe whose costs are kept; their median counts."""

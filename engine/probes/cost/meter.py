@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from engine.probes.watched.watch import Watch
+from engine.probes.watched.probe import Watch
 
 
 class Clock(Protocol):

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from engine.core.spool import now
 from engine.probes.cost.governor import Change, Governor
 from engine.probes.cost.meter import Measured
-from engine.probes.watched.watch import Watch
-from engine.spool import now
+from engine.probes.watched.probe import Watch
 
 Emit = Callable[[dict[str, Any]], None]
 TELL_S = 1.0

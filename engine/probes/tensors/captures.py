@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from engine.precision import dtype_name
+from engine.core.precision import dtype_name
+from engine.core.spool import now
 from engine.probes.tensors.drain import LocalDrain, can_keep
 from engine.probes.tensors.ring import PAGE_BYTES, Producer, Ring, default_num_bytes
-from engine.spool import now
 
 Emit = Callable[[dict[str, Any]], None]
 _SHORT_S, _LONG_S = 0.0005, 0.01

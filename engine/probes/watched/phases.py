@@ -2,8 +2,8 @@
 
 from fnmatch import fnmatchcase
 
+from engine.core.problems import Findings
 from engine.probes.watched.select import LOSS
-from engine.problems import Findings
 from glasshouse.spec import TrainJob
 
 OF_EVALUATIONS = ("output", "input", "param")

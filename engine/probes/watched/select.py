@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from engine.problems import Findings
-from engine.tensor_names import root
+from engine.core.problems import Findings
+from engine.core.tensor_names import root
 from glasshouse.spec import Probe, TrainJob
 
 OF_LAYERS = ("output", "input", "output_grad")

@@ -6,9 +6,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from engine.losses import Losses, without_lengths
-from engine.optim import States
-from engine.probes.watched.losses import sample_losses
+from engine.core.problems import Findings
+from engine.losses.losses import Losses, without_lengths
+from engine.network.call_traces import Reach, Seen
+from engine.network.shapes import Trace, Traced, tiny
+from engine.optim.optimizers import States
+from engine.probes.watched.sample_losses import sample_losses
 from engine.probes.watched.select import (
     LOSS,
     LOSS_ROWS,
@@ -18,9 +21,6 @@ from engine.probes.watched.select import (
     Thing,
     Watchable,
 )
-from engine.probes.watched.traced import Reach, Seen
-from engine.problems import Findings
-from engine.shapes import Trace, Traced, tiny
 from glasshouse.spec import TrainJob
 
 _NO_STATE = "{} with these arguments keeps no state of its parameters"

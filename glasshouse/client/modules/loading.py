@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from glasshouse.client.tensors import Array
-
+Array = NDArray[Any]
 _BYTES: dict[str, tuple[Any, torch.dtype]] = {
     "bfloat16": (np.uint16, torch.bfloat16),
     "float8_e4m3fn": (np.uint8, torch.float8_e4m3fn),

@@ -6,12 +6,13 @@ from typing import Any
 import httpx2
 import pytest
 
-from api import documents
+from api.schemas import documents
 from glasshouse.ids import new_id
-from models import attempts, checkpoints, commands, leases, workers
-from models.commands import CommandChange
+from models.fleet import workers
+from models.fleet.workers import FoundDevice
+from models.jobs import attempts, checkpoints, commands, leases
+from models.jobs.commands import CommandChange
 from models.tables import Device, now
-from models.workers import FoundDevice
 from tests.running import Api, digits, small_job
 
 

@@ -16,11 +16,12 @@ from PIL import Image
 from sqlalchemy import text
 
 import glasshouse as gh
-from api import documents
-from models import datasets, quotas
+from api.schemas import documents
+from models.access import quotas
+from models.storage import datasets
 from tests.running import Api, Postgres, reading, running_api
 from tests.waiting import until
-from worker.reading import MAX_TRIES
+from worker.ingest import MAX_TRIES
 
 
 @pytest.fixture

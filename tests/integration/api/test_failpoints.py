@@ -12,7 +12,8 @@ import httpx2
 import pytest
 from sqlalchemy import select
 
-from models import datasets, workers
+from models.fleet import workers
+from models.storage import datasets
 from models.tables import Dataset, Job
 from tests.integration.worker.conftest import Broker, open_broker
 from tests.running import Api, digits, running_api, small_job

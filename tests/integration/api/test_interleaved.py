@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from api import jobs as routes
-from api.access import Caller
-from api.bodies import Parsed
-from api.jobs import JobPatch, job_tag
+from api.http.access import Caller
+from api.http.bodies import Parsed
+from api.routes import jobs as routes
+from api.routes.jobs import JobPatch, job_tag
 from glasshouse import jsonio
 from glasshouse.errors import JobNotFound, PreconditionFailed
-from models import events, jobs, pausing
 from models.database import Database
+from models.jobs import jobs, pausing
+from models.observations import events
 from models.settings import Settings
 from models.tables import Job, now
 from tests.integration.store.making import losses, make_job, make_worker, running, ship
@@ -38,7 +39,7 @@ def _nothing(_: str) -> None:
 
 @pytest.fixture
 def caller(tmp_path: Any) -> Caller:
-    from models import quotas
+    from models.access import quotas
 
     limits = quotas.defaults(Settings(home=tmp_path))
     return Caller("key_1", "test", "ada", frozenset({"read", "submit"}), "", limits)

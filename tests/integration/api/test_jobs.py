@@ -7,10 +7,11 @@ from typing import Any
 import httpx2
 import pytest
 
-from api import documents
-from models import checkpoints, workers
+from api.schemas import documents
+from models.fleet import workers
+from models.fleet.workers import FoundDevice
+from models.jobs import checkpoints
 from models.tables import now
-from models.workers import FoundDevice
 from tests.integration.store.making import purge_deleted
 from tests.running import Api, digits, small_job
 

@@ -16,10 +16,10 @@ import psycopg
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from api.fullness import fills
+from api.http.disk_full import fills
 from glasshouse.versions import SAFE_SQLITE
-from models import vitals, workers
-from models.workers import FoundDevice
+from models.fleet import heartbeats, workers
+from models.fleet.workers import FoundDevice
 from tests.running import Api, connected, database_of, digits, running_api, small_job
 from tests.waiting import until
 
@@ -36,7 +36,7 @@ def make_worker(api: Api, name: str = "w1") -> None:
     devices = [FoundDevice("cpu:0", "cpu", 0, "core")]
     with api.database.write() as tx:
         workers.register(tx, worker=name, host="h", pid=1, version="0", info={}, devices=devices)
-        vitals.swept(tx, name)
+        heartbeats.swept(tx, name)
 
 
 def set_back(api: Api, column: str, seconds: float) -> None:
@@ -72,8 +72,8 @@ def test_a_worker_that_lives_but_is_deaf_or_does_not_sweep_is_told_of(own: Api):
         found = checks_until(client, lambda told: told["checks"]["sweepers"] != "ok")
         assert found["status"] == "degraded"
         with own.database.write() as tx:
-            vitals.heard(tx, "w1")
-            vitals.swept(tx, "w1")
+            heartbeats.heard(tx, "w1")
+            heartbeats.swept(tx, "w1")
         found = checks_until(client, lambda told: told["checks"]["sweepers"] == "ok")
         assert found["checks"]["workers"] == "ok"
 
@@ -152,7 +152,7 @@ def test_prometheus_reads_the_queue_the_workers_and_the_sizes(own: Api):
         "free_bytes": {"work": 5},
     }
     with own.database.write() as tx:
-        vitals.note(tx, "w1", figures)
+        heartbeats.note(tx, "w1", figures)
     with own.client() as client:
         dataset = digits(client)
         client.post("/api/v1/jobs", json=small_job(dataset)).raise_for_status()
@@ -202,8 +202,8 @@ def test_figures_need_a_key_that_may_read(own: Api):
 
 
 def test_the_buckets_are_those_that_workers_count_in():
-    from api.meters import _SHIP_BOUNDS
-    from worker.station import BOUNDS_S
+    from api.routes.prometheus import _SHIP_BOUNDS
+    from worker.context import BOUNDS_S
 
     assert [float(bound) for bound in _SHIP_BOUNDS] == [*BOUNDS_S, float("inf")]
 

@@ -8,8 +8,8 @@ from typing import Any
 import psutil
 import pytest
 
-from api import planner as planners
-from api.planner import Planner
+from api.planning import planner as planners
+from api.planning.planner import Planner
 from glasshouse.errors import InvalidSpec
 from models.settings import Settings
 
@@ -93,4 +93,4 @@ def test_what_takes_longer_than_the_first_process_allows_is_planned_by_the_secon
 
 
 def is_planner(process: psutil.Process) -> bool:
-    return "engine.planner" in process.cmdline()
+    return "engine.process.planner" in process.cmdline()

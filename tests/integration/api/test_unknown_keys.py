@@ -9,8 +9,8 @@ import httpx2
 import pytest
 from sqlalchemy import event
 
-from api import access
-from api.access import Keyring
+from api.http import access
+from api.http.access import Keyring
 from glasshouse.errors import KeyInvalid, TooManyInvalidKeys
 from models import keys
 from models.database import Database

@@ -5,7 +5,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from models import webhooks
+from models.access import webhooks
 from tests.running import Api, digits, small_job
 
 GOOD = {"url": "https://example.org/hook", "events": ["job.failed"], "labels": {"team": "a"}}

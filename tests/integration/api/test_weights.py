@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from api import inside
-from engine.checkpoint import read
+from api.schemas import inspection
+from engine.checkpoint.checkpoint import read
 from tests.running import Api, small_job
 
 NETWORK = {
@@ -43,7 +43,7 @@ def file_of(
 def sent(api: httpx2.Client, content: Any = None, **options: Any) -> dict[str, Any]:
     answer = api.post("/api/v1/checkpoints", content=content or _whole(), **options)
     assert answer.status_code == 201, answer.text
-    inside.Checkpoint.model_validate_json(answer.content)
+    inspection.Checkpoint.model_validate_json(answer.content)
     assert answer.headers["location"].endswith(answer.json()["id"])
     return answer.json()
 

@@ -8,7 +8,8 @@ import httpx2
 import pytest
 
 from glasshouse.ids import new_id
-from models import checkpoints, keys
+from models import keys
+from models.jobs import checkpoints
 from models.tables import now
 from tests.running import Api, digits, small_job
 

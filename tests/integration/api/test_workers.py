@@ -6,10 +6,10 @@ from typing import Any
 import httpx2
 import pytest
 
-from api import inside
+from api.schemas import inspection
 from glasshouse.ids import new_id
-from models import workers
-from models.workers import FoundDevice
+from models.fleet import workers
+from models.fleet.workers import FoundDevice
 from tests.running import Api, digits, small_job
 
 
@@ -34,7 +34,7 @@ def stopped(each_service: Api) -> Generator[str]:
 
 def entry_of(client: httpx2.Client, name: str) -> dict[str, Any] | None:
     listed = client.get("/api/v1/workers").json()
-    inside.WorkerList.model_validate(listed)
+    inspection.WorkerList.model_validate(listed)
     return next((one for one in listed["data"] if one["id"] == name), None)
 
 

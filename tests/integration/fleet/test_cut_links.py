@@ -7,14 +7,14 @@ import pytest
 from sqlalchemy import text
 
 from glasshouse.errors import TransactionConflict
-from models import workers
 from models.database import Database
+from models.fleet import workers
 from models.tables import Job
 from tests.integration.fleet.test_interleaving import station_of
 from tests.integration.store.making import make_job, make_worker, running
 from tests.waiting import until
-from worker.station import idle_s
-from worker.sweep import Sweep
+from worker.context import idle_s
+from worker.wakeups.sweep import Sweep
 
 LEASE_S = 4.0
 LIMIT_S = 18.0

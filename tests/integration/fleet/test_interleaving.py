@@ -8,18 +8,20 @@ import structlog
 from sqlalchemy import text
 
 from glasshouse.errors import TransactionConflict
-from models import jobs, quotas, workers
-from models.artifacts import LocalArtifacts
+from models.access import quotas
 from models.database import Database
-from models.notifier import Notifier
+from models.fleet import workers
+from models.fleet.notifier import Notifier
+from models.fleet.workers import FoundDevice
+from models.jobs import jobs
 from models.settings import Settings
+from models.storage.artifacts import LocalArtifacts
 from models.tables import Device
-from models.workers import FoundDevice
 from tests.integration.store.making import make_worker
 from tests.interleaving import meeting, meetings
+from worker.context import Station
 from worker.dispatch import dispatch
-from worker.station import Station
-from worker.sweep import Sweep
+from worker.wakeups.sweep import Sweep
 
 LEASE_S = 30.0
 MOST = 60

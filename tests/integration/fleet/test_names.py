@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from models import workers
 from models.database import Database
+from models.fleet import workers
+from models.fleet.workers import FoundDevice
 from models.tables import Device, Worker
-from models.workers import FoundDevice
 from tests.integration.store.making import make_job, make_worker, running
 from tests.integration.worker.conftest import open_broker
 from tests.integration.worker.shop import Shop, endless

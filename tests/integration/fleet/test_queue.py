@@ -6,11 +6,12 @@ from typing import Any
 from sqlalchemy import event, insert, text
 
 from glasshouse.ids import new_id
-from models import jobs, workers
 from models.database import Database
+from models.fleet import workers
+from models.fleet.workers import FoundDevice
+from models.jobs import jobs
 from models.settings import Settings
 from models.tables import Job, core
-from models.workers import FoundDevice
 from tests.integration.store.making import make_worker
 from worker.dispatch import dispatch
 

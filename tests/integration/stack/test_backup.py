@@ -15,12 +15,13 @@ import pytest
 
 from glasshouse.cli.processes import ROOT
 from glasshouse.ids import new_id
-from models import attempts, backup
-from models.artifacts import LocalArtifacts
+from models import backup
 from models.backup import BackupError
 from models.database import Database
+from models.jobs import attempts
 from models.migrate import migrate
 from models.settings import Settings
+from models.storage.artifacts import LocalArtifacts
 from models.tables import now
 from tests.integration.store.making import losses, make_job, make_worker, running, ship
 from tests.running import Api, connected, database_of, digits, running_api, small_job

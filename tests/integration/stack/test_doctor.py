@@ -14,11 +14,12 @@ from sqlalchemy import update
 
 from glasshouse.cli.diagnosis import MEND_READY
 from glasshouse.cli.processes import ROOT
-from models import webhooks, workers
+from models.access import webhooks
 from models.database import Database
+from models.fleet import workers
 from models.migrate import migrate
 from models.settings import Settings
-from models.space import remote_kind
+from models.storage.disk_space import remote_kind
 from models.tables import Webhook, Worker, now
 
 
@@ -111,8 +112,8 @@ def test_a_deaf_worker_and_a_webhook_that_is_off_are_told_of(home: Path):
 
 
 def test_every_check_of_readiness_can_be_mended():
-    from api.readiness import Readiness
-    from api.resources import make_resources
+    from api.app_state import make_resources
+    from api.routes.readiness import Readiness
 
     house = make_resources(Settings(home=Path("/nonexistent"), artifacts_dir=Path("/tmp")))  # noqa: S108
     assert set(Readiness(house)._checks) <= set(MEND_READY)

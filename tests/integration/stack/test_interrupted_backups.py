@@ -20,12 +20,12 @@ from sqlalchemy import make_url
 
 from glasshouse.cli.processes import ROOT
 from models import backup, database, startup
-from models.artifacts import LocalArtifacts
 from models.backup import BackupError
 from models.database import Database
 from models.migrate import migrate
 from models.settings import Settings
 from models.startup import UNFINISHED
+from models.storage.artifacts import LocalArtifacts
 from models.tables import Dataset
 from tests.integration.stack.test_backup import tools_of
 from tests.integration.store.making import losses, make_job, make_worker, running, ship

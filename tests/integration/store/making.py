@@ -4,17 +4,18 @@ from pathlib import Path
 from typing import Any
 
 from glasshouse.ids import new_id
-from models import attempts, jobs, shipments, workers
-from models.artifacts import LocalArtifacts
-from models.checkpoints import SCRATCH, Start
 from models.database import Database
-from models.events import NewEvent
-from models.leases import Claim
+from models.fleet import workers
+from models.fleet.workers import FoundDevice
+from models.jobs import attempts, jobs, shipments
+from models.jobs.checkpoints import SCRATCH, Start
+from models.jobs.leases import Claim
+from models.jobs.shipments import Batch
+from models.observations.events import NewEvent
 from models.purge import Purge, Purged
 from models.settings import Settings
-from models.shipments import Batch
+from models.storage.artifacts import LocalArtifacts
 from models.tables import Job, now
-from models.workers import FoundDevice
 
 LEASE_MS = 30_000
 

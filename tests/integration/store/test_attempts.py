@@ -9,8 +9,10 @@ from sqlalchemy import text
 
 from glasshouse import jsonio
 from glasshouse.errors import DatabaseUnavailable
-from models import attempts, events, jobs, leases, metrics, shipments, stats, workers
 from models.database import Database
+from models.fleet import workers
+from models.jobs import attempts, jobs, leases, shipments
+from models.observations import events, metrics, stats
 from models.state import ENDED, LIVE, MOVES, STATES
 from tests.waiting import until
 

@@ -4,10 +4,10 @@ from typing import Any
 from alembic import command
 from sqlalchemy import insert
 
-from models import captures
 from models.database import Database
+from models.jobs.shipments import Batch
 from models.migrate import config, migrate
-from models.shipments import Batch
+from models.observations import captures
 from models.tables import Capture, core
 
 from .making import make_job, make_worker, running, ship

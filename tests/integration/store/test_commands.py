@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from glasshouse.errors import CommandNotFound, JobEnded
-from models import attempts, commands, jobs, leases, shipments
-from models.commands import CommandChange
 from models.database import Database
+from models.jobs import attempts, commands, jobs, leases, shipments
+from models.jobs.commands import CommandChange
 from models.tables import Command, Job
 
 from .making import LEASE_MS, make_job, make_worker, running

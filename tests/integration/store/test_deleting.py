@@ -11,16 +11,21 @@ import pytest
 from sqlalchemy import event, func, select, update
 
 from glasshouse.errors import CheckpointInUse, CheckpointNotFound, JobNotFound
-from models import attempts, checkpoints, doomed, events, jobs, marks, probes, quotas, workers
-from models.artifacts import LocalArtifacts
-from models.commands import add as ask
+from models import marks
+from models.access import quotas
 from models.database import Database
-from models.jobs import Filter
-from models.probes import Checked
+from models.fleet import workers
+from models.jobs import attempts, checkpoints, jobs
+from models.jobs.commands import add as ask
+from models.jobs.jobs import Filter
+from models.observations import events, probes
+from models.observations.probes import Checked
 from models.purge import Purge
 from models.settings import Settings
+from models.storage import pending_deletions
+from models.storage.artifacts import LocalArtifacts
 from models.tables import Event, Job, Mark, Metric, Table, core
-from worker.purging import Purging
+from worker.cleanup.purging import Purging
 
 from .making import losses, make_job, make_worker, purge_deleted, running, saved, ship
 
@@ -150,7 +155,7 @@ def test_the_purge_deletes_what_a_deleted_job_has_left_and_nothing_else(
     assert not (store.root / "jobs" / job.id).exists()
     assert (store.root / "jobs" / kept.id / "1/captures/c").exists()
     with database.read() as tx:
-        assert doomed.find(tx, limit=10) == []
+        assert pending_deletions.find(tx, limit=10) == []
     assert purge_deleted(database, tmp_path).rows == {}
 
 

@@ -10,14 +10,16 @@ import pytest
 from sqlalchemy import select
 
 import models
-from models import attempts, leases, shipments, stats_folding, workers
 from models.database import Database, Transaction
-from models.leases import Claim
-from models.probes import ProbeChange
-from models.shipments import Batch
-from models.stats_bytes import Series
-from models.stats_folding import Piece
-from models.stats_left import Owner
+from models.fleet import workers
+from models.jobs import attempts, leases, shipments
+from models.jobs.leases import Claim
+from models.jobs.shipments import Batch
+from models.observations import stats_folding
+from models.observations.probes import ProbeChange
+from models.observations.stats_bytes import Series
+from models.observations.stats_folding import Piece
+from models.observations.unfolded_stats import Owner
 from models.tables import Table
 
 from .making import LEASE_MS, losses, make_job, make_worker, running, saved, ship

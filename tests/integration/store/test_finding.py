@@ -8,14 +8,18 @@ import pytest
 from sqlalchemy import func, select, text, update
 from starlette.requests import Request
 
-from api import drawing, plots
-from api.access import Caller
+from api.http.access import Caller
+from api.rendering import drawing
+from api.routes import plots
 from glasshouse.errors import IdempotencyKeyReused
-from models import idempotency, jobs, metrics, quotas, retention
+from models.access import idempotency, quotas
+from models.access.idempotency import KEPT, Answer, Token
 from models.database import Database
-from models.idempotency import KEPT, Answer, Token
-from models.jobs import Filter
+from models.jobs import jobs
+from models.jobs.jobs import Filter
+from models.observations import metrics
 from models.settings import Settings
+from models.storage import retention
 from models.tables import Idempotency, JobLabel, Metric, MetricSpan, core, now
 
 from .making import make_job

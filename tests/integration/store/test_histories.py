@@ -27,11 +27,12 @@ from sqlalchemy import delete, select, update
 
 from glasshouse import jsonio
 from glasshouse.errors import CannotPause, JobEnded, JobNotEnded, JobNotFound, JobNotPaused
-from models import attempts, events, jobs, leases, metrics, pausing, shipments
-from models.checkpoints import Start
 from models.database import Database
-from models.endings import Backoff, ExitKind
-from models.leases import Claim
+from models.jobs import attempts, jobs, leases, pausing, shipments
+from models.jobs.checkpoints import Start
+from models.jobs.endings import Backoff, ExitKind
+from models.jobs.leases import Claim
+from models.observations import events, metrics
 from models.tables import Attempt, Device, Job
 
 from .making import losses, make_job, make_worker

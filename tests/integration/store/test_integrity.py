@@ -6,10 +6,10 @@ from sqlite3 import connect
 
 from sqlalchemy import update
 
-from models import integrity
 from models.database import Database
-from models.integrity import EVERY_MS, check_if_due, found_last
 from models.migrate import migrate
+from models.storage import integrity
+from models.storage.integrity import EVERY_MS, check_if_due, found_last
 from models.tables import Mark
 from tests.integration.store.making import make_job
 

@@ -9,27 +9,18 @@ import pytest
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
-from api.idempotent import once
+from api.submission.idempotent import once
 from glasshouse.errors import Conflict, KeyInvalid
-from models import (
-    attempts,
-    checkpoints,
-    doomed,
-    events,
-    keeping,
-    keys,
-    marks,
-    metrics,
-    probes,
-    quotas,
-    retention,
-    webhooks,
-)
+from models import keys, marks
+from models.access import quotas, webhooks
+from models.access.idempotency import Answer, Token
 from models.database import Database
-from models.idempotency import Answer, Token
-from models.keeping import Keeping
-from models.probes import Checked
+from models.jobs import attempts, checkpoint_retention, checkpoints
+from models.jobs.checkpoint_retention import Keeping
+from models.observations import events, metrics, probes
+from models.observations.probes import Checked
 from models.settings import Settings
+from models.storage import pending_deletions, retention
 from models.tables import Checkpoint, Event, Job, Key, Probe, Webhook, now
 from tests.interleaving import meetings
 
@@ -129,7 +120,7 @@ def test_a_fork_of_the_newest_checkpoint_while_a_newer_one_supersedes_it(databas
     def save(database: Database, job: Job) -> None:
         with database.write() as tx:
             checkpoints.add(tx, job.id, 1, [saved(2)])
-            keeping.supersede(tx, job.id, Keeping(last=1))
+            checkpoint_retention.supersede(tx, job.id, Keeping(last=1))
 
     for meeting in meetings(database.url, prepare, choose, save):
         chosen, _ = meeting.values
@@ -195,13 +186,13 @@ def test_two_who_give_up_the_same_file(database: Database):
 
     def add(database: Database, key: str) -> None:
         with database.write() as tx:
-            doomed.add(tx, [key, "shared"])
+            pending_deletions.add(tx, [key, "shared"])
 
     for meeting in meetings(database.url, lambda: next(names), add, add):
         assert meeting.values == (None, None), meeting.statements
         with database.write() as tx:
-            assert meeting.state in doomed.find(tx, limit=10)
-            doomed.gone(tx, [meeting.state, "shared"])
+            assert meeting.state in pending_deletions.find(tx, limit=10)
+            pending_deletions.gone(tx, [meeting.state, "shared"])
 
 
 def test_two_purges_of_one_jobs_events(database: Database):

@@ -6,12 +6,12 @@ import pytest
 from sqlalchemy import update
 
 from glasshouse.errors import CheckpointNotFound
-from models import checkpoints, jobs, keeping
-from models.checkpoints import Start
 from models.database import Database
-from models.keeping import Best, Keeping
-from models.leases import Claim
-from models.shipments import Batch
+from models.jobs import checkpoint_retention, checkpoints, jobs
+from models.jobs.checkpoint_retention import Best, Keeping
+from models.jobs.checkpoints import Start
+from models.jobs.leases import Claim
+from models.jobs.shipments import Batch
 from models.tables import Checkpoint, Job, JobSpec
 
 from .making import make_job, make_worker, next_attempt, running, saved, ship
@@ -36,7 +36,7 @@ class Saver:
         if rule is None:
             return []
         with self.database.write() as tx:
-            return keeping.supersede(tx, self.job.id, rule)
+            return checkpoint_retention.supersede(tx, self.job.id, rule)
 
     def resume(self, step: int) -> None:
         with self.database.read() as tx:
@@ -86,7 +86,7 @@ def test_the_best_that_is_there_is_marked_by_the_rule_of_its_job(saver: Saver):
 
     def best() -> dict[int, str]:
         with saver.database.read() as tx:
-            found = keeping.best(tx, [saver.job.id])
+            found = checkpoint_retention.best(tx, [saver.job.id])
             rows = checkpoints.of_job(tx, saver.job.id)
         return {row.step: found[row.id] for row in rows if row.id in found}
 
@@ -105,7 +105,7 @@ def test_what_a_rewound_part_saved_goes_only_once_there_is_something_new(saver: 
         saver.save(step, Keeping(last=3))
     saver.resume(10)
     with saver.database.write() as tx:
-        assert keeping.supersede(tx, saver.job.id, Keeping(last=1)) == []
+        assert checkpoint_retention.supersede(tx, saver.job.id, Keeping(last=1)) == []
     assert saver.steps() == [(1, 10), (1, 20), (1, 30)]
     assert saver.save(12, Keeping(last=2)) == ["1/20", "1/30"]
     assert saver.steps() == [(1, 10), (2, 12)]

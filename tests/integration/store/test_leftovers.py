@@ -7,11 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from glasshouse.ids import new_id
-from models import attempts, jobs
-from models.artifacts import LocalArtifacts
 from models.database import Database
-from models.shipments import Batch
-from worker.leftovers import OLD_S, Leftovers, remove_unnamed
+from models.jobs import attempts, jobs
+from models.jobs.shipments import Batch
+from models.storage.artifacts import LocalArtifacts
+from worker.cleanup.leftovers import OLD_S, Leftovers, remove_unnamed
 
 from .making import make_job, make_worker, next_attempt, running, saved, ship
 

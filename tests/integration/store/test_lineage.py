@@ -7,24 +7,15 @@ from typing import Any
 import pytest
 
 from glasshouse import jsonio
-from models import (
-    attempts,
-    captures,
-    checkpoints,
-    events,
-    jobs,
-    lineage,
-    metrics,
-    outputs,
-    shipments,
-)
-from models.checkpoints import SCRATCH, Refused, Start
 from models.database import Database
-from models.events import NewEvent
-from models.lineage import Cut
-from models.shipments import Batch
+from models.jobs import attempts, checkpoints, jobs, shipments
+from models.jobs.checkpoints import SCRATCH, Refused, Start
+from models.jobs.shipments import Batch
+from models.observations import captures, events, lineage, metrics, outputs
+from models.observations.events import NewEvent
+from models.observations.lineage import Cut
 from models.tables import Event, Job, now
-from worker.records import summarize
+from worker.attempt.records import summarize
 
 from .making import losses, make_job, make_worker, next_attempt, running, saved, ship
 

@@ -9,10 +9,10 @@ import pytest
 from alembic import command
 from sqlalchemy import delete, update
 
-from models import jobs, names
 from models.database import Database
+from models.jobs import jobs, names
+from models.jobs.names import stem_of
 from models.migrate import config, migrate
-from models.names import stem_of
 from models.tables import Job, NameCounter
 
 from .making import make_job

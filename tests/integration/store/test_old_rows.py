@@ -13,10 +13,12 @@ from sqlalchemy import Column, Text, inspect, text
 
 from glasshouse.errors import CheckpointInUse, KeyInvalid
 from glasshouse.ids import new_id
-from models import backup, checkpoints, events, jobs, keys, lineage, metrics
+from models import backup, keys
 from models.database import Database
-from models.jobs import Filter
+from models.jobs import checkpoints, jobs
+from models.jobs.jobs import Filter
 from models.migrate import config, migrate
+from models.observations import events, lineage, metrics
 from models.tables import Checkpoint, core
 
 from .making import losses, make_job, make_worker, next_attempt, running, saved, ship

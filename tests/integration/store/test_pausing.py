@@ -9,9 +9,11 @@ import pytest
 
 from glasshouse import jsonio
 from glasshouse.errors import CannotPause, Conflict, JobEnded, JobNotPaused
-from models import attempts, events, jobs, leases, pausing, workers
 from models.database import Database
-from models.leases import Claim
+from models.fleet import workers
+from models.jobs import attempts, jobs, leases, pausing
+from models.jobs.leases import Claim
+from models.observations import events
 from models.state import MOVES
 from models.tables import Job
 

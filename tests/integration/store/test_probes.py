@@ -8,12 +8,13 @@ from sqlalchemy import column, insert, inspect, table
 from glasshouse import jsonio
 from glasshouse.errors import InvalidRequest, JobEnded, ProbeNotFound
 from glasshouse.spec.probes import MAX_FULL_BYTES
-from models import attempts, events, jobs, leases, probes
 from models.database import Database
-from models.events import NewEvent
+from models.jobs import attempts, jobs, leases
+from models.jobs.shipments import Batch
 from models.migrate import config, migrate
-from models.probes import Checked, ProbeChange
-from models.shipments import Batch
+from models.observations import events, probes
+from models.observations.events import NewEvent
+from models.observations.probes import Checked, ProbeChange
 from models.tables import Command, Job, JobSpec, Probe, core, now
 
 from .making import LEASE_MS, make_worker, purge_deleted, running, ship, start

@@ -2,9 +2,9 @@
 
 from sqlalchemy import update
 
-from models import datasets
 from models.database import Database
-from models.datasets import Reading
+from models.storage import datasets
+from models.storage.datasets import Reading
 from models.tables import Dataset
 
 MINUTE = 60_000

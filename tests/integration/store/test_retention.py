@@ -10,12 +10,16 @@ from sqlalchemy import func, select, text, update
 
 from glasshouse import jsonio
 from glasshouse.ids import new_id
-from models import attempts, checkpoints, doomed, events, idempotency, jobs, keys, marks, retention
-from models.artifacts import LocalArtifacts
+from models import keys, marks
+from models.access import idempotency
+from models.access.idempotency import Token
 from models.database import Database
-from models.idempotency import Token
+from models.jobs import attempts, checkpoints, jobs
+from models.observations import events
 from models.purge import LEAST_REST_S, ORPHAN_AFTER_S, Purge, orphans
 from models.settings import Settings
+from models.storage import pending_deletions, retention
+from models.storage.artifacts import LocalArtifacts
 from models.tables import (
     Capture,
     Checkpoint,
@@ -318,7 +322,7 @@ def test_a_crash_between_rows_and_files_leaves_no_file_for_ever(store: Store):
     store.purge().run()
     assert not store.is_there(key)
     with store.database.read() as tx:
-        assert doomed.find(tx, limit=10) == []
+        assert pending_deletions.find(tx, limit=10) == []
 
 
 def test_what_a_live_job_reads_stays_until_it_has_ended(store: Store):
@@ -514,7 +518,9 @@ def test_workers_that_never_came_back_go_unless_a_job_has_their_devices(store: S
 def test_weights_that_a_crash_left_without_a_row_go_and_all_others_stay(store: Store):
     import os
 
-    from models import backup, checkpoints, quotas
+    from models import backup
+    from models.access import quotas
+    from models.jobs import checkpoints
 
     columns: dict[str, Any] = {"name": None, "network": {}, "files": {}, "sha256": "ab"}
     kept, lost, fresh = (new_id("ckpt") for _ in range(3))
@@ -538,7 +544,7 @@ def test_weights_that_a_crash_left_without_a_row_go_and_all_others_stay(store: S
 def test_uploads_that_nobody_waits_for_go_and_fresh_ones_stay(store: Store):
     import os
 
-    from models import datasets
+    from models.storage import datasets
 
     with store.database.write() as tx:
         row = datasets.add(tx, owner="ada", name="n", format="csv", size_bytes=1, sha256=None)

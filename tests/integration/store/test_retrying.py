@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models import attempts, checkpoints, jobs, workers
 from models.database import Database
-from models.endings import CRASH_LOOP, FATES, Backoff, ExitKind, is_over, max_restarts
-from models.leases import Claim
+from models.fleet import workers
+from models.jobs import attempts, checkpoints, jobs
+from models.jobs.endings import CRASH_LOOP, FATES, Backoff, ExitKind, is_over, max_restarts
+from models.jobs.leases import Claim
 from models.tables import Job, now
 
 from .making import LEASE_MS, make_worker, running, start

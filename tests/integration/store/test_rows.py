@@ -6,12 +6,16 @@ from alembic import command
 from sqlalchemy import text
 
 from glasshouse import errors
-from models import datasets, idempotency, jobs, keys, workers
-from models.artifacts import LocalArtifacts
+from models import keys
+from models.access import idempotency
+from models.access.idempotency import Answer, Token
 from models.database import SQLITE_PRAGMAS, Database
-from models.idempotency import Answer, Token
-from models.jobs import Filter
+from models.fleet import workers
+from models.jobs import jobs
+from models.jobs.jobs import Filter
 from models.migrate import config, migrate
+from models.storage import datasets
+from models.storage.artifacts import LocalArtifacts
 
 from .making import make_job, make_worker, purge_deleted, running
 

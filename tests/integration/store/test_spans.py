@@ -11,17 +11,17 @@ import pytest
 from alembic import command
 from sqlalchemy import Engine, event, text
 
-from models import metrics
-from models.checkpoints import Start
 from models.database import Database
-from models.leases import Claim
-from models.lineage import Asked
-from models.metrics import Point, Summary
+from models.jobs.checkpoints import Start
+from models.jobs.leases import Claim
+from models.jobs.shipments import Batch
 from models.migrate import config, migrate
-from models.shipments import Batch
-from models.spans import LENGTH
+from models.observations import metrics
+from models.observations.lineage import Asked
+from models.observations.metrics import Point, Summary
+from models.observations.rollups import LENGTH
+from models.observations.thinning import kept_places
 from models.tables import Job
-from models.thinning import kept_places
 
 from .making import make_job, make_worker, next_attempt, running, saved, ship
 

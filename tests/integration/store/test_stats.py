@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from sqlalchemy import func, select
 
-from models import attempts, jobs, stats, stats_folding, stats_left
-from models.checkpoints import Start
 from models.database import Database
-from models.leases import Claim
-from models.stats_bytes import Figures, Histograms, Series
-from models.stats_folding import Fold
-from models.stats_left import Owner
+from models.jobs import attempts, jobs
+from models.jobs.checkpoints import Start
+from models.jobs.leases import Claim
+from models.observations import stats, stats_folding, unfolded_stats
+from models.observations.stats_bytes import Figures, Histograms, Series
+from models.observations.stats_folding import Fold
+from models.observations.unfolded_stats import Owner
 from models.tables import StatsBlock, StatsChunk, StatsSeries
 
 from .making import make_job, make_worker, next_attempt, purge_deleted, running
@@ -214,16 +215,16 @@ def test_enough_blocks_or_bytes_make_a_fold_due(database: Database, monkeypatch:
 
     def due() -> tuple[bool, bool]:
         with database.read() as tx:
-            return stats_left.is_due(tx, job.id), stats_left.is_left(tx, job.id)
+            return unfolded_stats.is_due(tx, job.id), unfolded_stats.is_left(tx, job.id)
 
     assert due() == (False, False)
     chance = random.Random(1)  # noqa: S311
     add(database, claim, [record(chance, step) for step in range(9)])
     assert due() == (False, True)
-    monkeypatch.setattr(stats_left, "MAX_BYTES", 2000)
+    monkeypatch.setattr(unfolded_stats, "MAX_BYTES", 2000)
     assert due() == (True, True)
     monkeypatch.undo()
-    monkeypatch.setattr(stats_left, "MAX_BLOCKS", 3)
+    monkeypatch.setattr(unfolded_stats, "MAX_BLOCKS", 3)
     assert due() == (True, True)  # a block of each form
 
 

@@ -8,11 +8,12 @@ import pytest
 from sqlalchemy import text
 
 from glasshouse.errors import CheckpointNotFound
-from models import checkpoints, jobs, keeping, uses
 from models.database import Database
-from models.keeping import Keeping
-from models.leases import Claim
-from models.shipments import Batch
+from models.jobs import checkpoint_retention, checkpoints, jobs
+from models.jobs.checkpoint_retention import Keeping
+from models.jobs.leases import Claim
+from models.jobs.shipments import Batch
+from models.storage import references
 from models.tables import Job
 from tests.waiting import until
 
@@ -39,7 +40,7 @@ def supersede(database: Database, old: str, then: Callable[[], None] = lambda: N
     with database.write() as tx:
         job = checkpoints.get(tx, old, None).job
         assert job is not None
-        gone = keeping.supersede(tx, job, Keeping(last=1))
+        gone = checkpoint_retention.supersede(tx, job, Keeping(last=1))
         then()
     return gone
 
@@ -47,7 +48,7 @@ def supersede(database: Database, old: str, then: Callable[[], None] = lambda: N
 def begin_with(database: Database, old: str, then: Callable[[], None] = lambda: None) -> Job:
     """Store a job that begins with a checkpoint, as the API does."""
     with database.write() as tx:
-        uses.share(tx, [old])
+        references.share(tx, [old])
         checkpoints.get(tx, old, None)
         job = jobs.add(tx, owner="ada", spec=SPEC, resolved=SPEC, plan={}, uses=[old])
         then()

@@ -8,10 +8,11 @@ from sqlalchemy import update
 
 from glasshouse import jsonio
 from glasshouse.errors import Conflict, WebhookNotFound
-from models import attempts, jobs, webhooks
+from models.access import webhooks
+from models.access.webhooks import MAX_PER_OWNER, Sending
 from models.database import Database
+from models.jobs import attempts, jobs
 from models.tables import Delivery, Webhook, now
-from models.webhooks import MAX_PER_OWNER, Sending
 from tests.integration.store.making import make_job, make_worker, running
 
 

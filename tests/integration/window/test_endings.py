@@ -11,11 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from api.wakeups import POLL_S
+from api.streaming.wakeups import POLL_S
 from models import keys
 from models.database import Database
-from models.events import NewEvent
-from models.shipments import Batch
+from models.jobs.shipments import Batch
+from models.observations.events import NewEvent
 from models.tables import now
 from tests.integration.window import scene
 from tests.integration.window.scene import Api, Writer, messages

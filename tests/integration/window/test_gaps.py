@@ -4,8 +4,8 @@ import httpx2
 
 import glasshouse as gh
 from glasshouse.events import GapEvent
-from models import retention
 from models.database import Database
+from models.storage import retention
 from tests.integration.window import scene
 from tests.integration.window.scene import Writer
 from tests.integration.window.test_streams import read

@@ -15,20 +15,22 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from api import inside, tensors
-from engine.torch_metrics import metric_classes
+from api.rendering import tensors
+from api.schemas import inspection
+from engine.metrics.torch_metrics import metric_classes
 from glasshouse import jsonio
 from glasshouse.direction import direction_of
 from glasshouse.events import STATS_COLUMNS
 from glasshouse.ids import new_id
 from glasshouse.spec import Probe
 from glasshouse.spec.metrics import OWN
-from models import jobs, probes
-from models.artifacts import LocalArtifacts
 from models.database import Database
-from models.events import NewEvent
-from models.probes import Checked
-from models.shipments import Batch
+from models.jobs import jobs
+from models.jobs.shipments import Batch
+from models.observations import probes
+from models.observations.events import NewEvent
+from models.observations.probes import Checked
+from models.storage.artifacts import LocalArtifacts
 from models.tables import now
 from tests.integration.window import scene
 from tests.integration.window.scene import Api, Writer, checked, problem
@@ -55,7 +57,7 @@ def stats_record(step: int, rows: list[list[Any]]) -> dict[str, Any]:
 def test_metrics_come_as_a_table_and_as_columns(ada: httpx2.Client, writer: Writer) -> None:
     writer.losses([3.0, 1.0, *NONFINITE, 2.0])
     path = f"/jobs/{writer.job.id}/metrics"
-    loss, lr = checked(ada.get(path), inside.MetricList)["data"]
+    loss, lr = checked(ada.get(path), inspection.MetricList)["data"]
     assert loss == {
         "name": "loss",
         "last": 2.0,
@@ -66,7 +68,7 @@ def test_metrics_come_as_a_table_and_as_columns(ada: httpx2.Client, writer: Writ
         "first_nonfinite_step": 2,
     }
     assert lr["first_nonfinite_step"] is None
-    columns = checked(ada.get(f"{path}/query?name=loss&name=lr&from_step=1"), inside.Columns)
+    columns = checked(ada.get(f"{path}/query?name=loss&name=lr&from_step=1"), inspection.Columns)
     assert columns["step"] == [1, 2, 3, 4, 5]
     assert columns["values"]["loss"] == [1.0, "Infinity", "-Infinity", "NaN", 2.0]
     assert columns["values"]["lr"] == [0.1] * 5
@@ -126,7 +128,7 @@ def test_layers_show_their_newest_statistics(ada: httpx2.Client, writer: Writer)
         stats_record(25, [row("conv1", "output", math.nan), row("lstm.1.0", "output", 2.0)]),
     ]
     writer.ship(Batch(stats=records))
-    conv, lstm = checked(ada.get(f"/jobs/{writer.job.id}/layers"), inside.LayerList)["data"]
+    conv, lstm = checked(ada.get(f"/jobs/{writer.job.id}/layers"), inspection.LayerList)["data"]
     assert (conv["stats"]["output"]["step"], conv["stats"]["output"]["mean"]) == (25, "NaN")
     assert conv["tensors"]["conv1.weight"]["param"]["mean"] == 5.0
     assert lstm["stats"] == {}
@@ -142,7 +144,7 @@ def test_statistics_come_by_glob_kind_and_figure(ada: httpx2.Client, writer: Wri
         more = [stats_record(s, [row, ["lstm.0", "output", *[0.0] * 9]]) for s, row in zip(steps, rows, strict=True)]  # fmt: skip  # noqa: E501
         writer.ship(Batch(stats=more))
     path = f"/jobs/{writer.job.id}/stats"
-    (conv,) = checked(ada.get(f"{path}?layer=conv*&stat=mean,nan"), inside.StatsList)["data"]
+    (conv,) = checked(ada.get(f"{path}?layer=conv*&stat=mean,nan"), inspection.StatsList)["data"]
     assert (conv["layer"], conv["kind"], conv["phase"]) == ("conv1", "output", "train")
     assert conv["values"]["mean"] == [jsonio.named(value) for value in values]
     assert list(conv["values"]) == ["mean", "nan"]
@@ -165,7 +167,7 @@ def test_a_tensor_comes_as_json_npy_and_safetensors(
     keep(writer, home, "conv1", "output", 25, array)
     path = f"/jobs/{writer.job.id}/layers/conv1/output"
     answer = ada.get(path)
-    summary = checked(answer, inside.Tensor)
+    summary = checked(answer, inspection.Tensor)
     assert answer.headers["x-tensor-step"] == "25"
     assert (summary["shape"], summary["truncated"]) == ([4, 6, 8], False)
     assert summary["values"][0][0][:3] == ["Infinity", "-Infinity", "NaN"]
@@ -194,7 +196,7 @@ def test_a_large_tensor_is_summed_up_in_json(
     array = np.arange(2_000_000, dtype=np.float32).reshape(2000, 1000)
     keep(writer, home, "conv1", "output", 0, array)
     path = f"/jobs/{writer.job.id}/layers/conv1/output"
-    summary = checked(ada.get(path), inside.Tensor)
+    summary = checked(ada.get(path), inspection.Tensor)
     assert (len(summary["values"]), summary["truncated"]) == (1000, True)
     assert summary["stats"]["mean"] == pytest.approx(array.mean(dtype=np.float64))
     assert summary["stats"]["std"] == pytest.approx(array.std(dtype=np.float64))
@@ -352,7 +354,9 @@ def test_one_tensor_of_a_file_of_several_is_served_alone(
         np.testing.assert_array_equal(shown, array.astype(shown.dtype))
         if array.dtype != ml_dtypes.bfloat16:  # which is made anew in an npy, as float32
             served_in_stretches(ada, path, numpys)
-    listed = checked(ada.get(f"/jobs/{writer.job.id}/captures?step=4"), inside.CaptureList)["data"]
+    listed = checked(ada.get(f"/jobs/{writer.job.id}/captures?step=4"), inspection.CaptureList)[
+        "data"
+    ]
     assert {(entry["form"], entry["slice"]) for entry in listed} == {("full", None)}
     both = ada.get(
         f"/jobs/{writer.job.id}/tensors", params={"name": ["conv1/output", "conv1.bias/param"]}
@@ -368,7 +372,7 @@ def test_captures_are_listed_page_by_page(ada: httpx2.Client, writer: Writer, ho
     after = None
     while True:
         params = {"layer": "conv1", "limit": 3} | ({"after": after} if after else {})
-        page = checked(ada.get(path, params=params), inside.CaptureList)
+        page = checked(ada.get(path, params=params), inspection.CaptureList)
         got += [entry["id"] for entry in page["data"]]
         after = page["next"]
         if not page["has_more"]:
@@ -414,8 +418,10 @@ def test_checkpoints_are_listed_read_and_deleted(
     row |= {"final": True, "size_bytes": len(data), "metrics": {"loss": math.nan}}
     row |= {"files": {"model.safetensors": {"size_bytes": len(data), "sha256": "ab"}}}
     writer.ship(Batch(checkpoints=[row]))
-    (entry,) = checked(ada.get(f"/jobs/{writer.job.id}/checkpoints"), inside.CheckpointList)["data"]
-    assert checked(ada.get(f"/checkpoints/{name}"), inside.Checkpoint) == entry
+    (entry,) = checked(ada.get(f"/jobs/{writer.job.id}/checkpoints"), inspection.CheckpointList)[
+        "data"
+    ]
+    assert checked(ada.get(f"/checkpoints/{name}"), inspection.Checkpoint) == entry
     assert entry["metrics"] == {"loss": "NaN"}
     weights = ada.get(f"/checkpoints/{name}/weights")
     assert weights.content == data
@@ -468,7 +474,7 @@ def test_artifacts_are_attachments(ada: httpx2.Client, writer: Writer, home: Pat
     row = {"name": "page.html", "media_type": "text/html", "size_bytes": 25, "key": key}
     writer.ship(Batch(artifacts=[row]))
     base = f"/jobs/{writer.job.id}/artifacts"
-    (entry,) = checked(ada.get(base), inside.ArtifactList)["data"]
+    (entry,) = checked(ada.get(base), inspection.ArtifactList)["data"]
     answer = ada.get(entry["href"].removeprefix("/api/v1"))
     assert answer.content == b"<script>alert(1)</script>"
     assert answer.headers["content-disposition"].startswith("attachment")
@@ -490,7 +496,7 @@ def test_logs_come_as_text_and_as_json(ada: httpx2.Client, writer: Writer) -> No
     assert ada.get(path, params={"grep": "line 7", "tail": "2", "rank": "1"}).text == (
         "line 77\nline 79\n"
     )
-    data = checked(ada.get(path, headers={"Accept": "application/json"}), inside.PrintedList)
+    data = checked(ada.get(path, headers={"Accept": "application/json"}), inspection.PrintedList)
     assert data["data"][0]["lines"] == ["line 0", "(.*)+ 0"]
     last = text.headers["x-last-seq"]
     assert ada.get(f"{path}?after={last}").text == ""
@@ -582,7 +588,7 @@ def test_what_belongs_to_others_is_not_there(
     with scene.client(api.url, scene.make_key(sqlite, "eve")[1]) as eve:
         for path in paths:
             assert problem(eve.get(f"{job}/{path}")) == (404, "job_not_found"), path
-        devices = checked(eve.get("/devices"), inside.DeviceList)["data"]
+        devices = checked(eve.get("/devices"), inspection.DeviceList)["data"]
         mine = [row for row in devices if writer.job.id in row["worker"]]
         assert [(row["state"], row["job"]) for row in mine] == [("busy", None)]
     with scene.client(api.url, scene.make_key(sqlite, "root", "admin")[1]) as root:

@@ -5,9 +5,9 @@ from typing import Any
 
 from redis import Redis
 
-from api import inside
-from models import jobs
+from api.schemas import inspection
 from models.database import Database
+from models.jobs import jobs
 from tests.integration.window import scene
 from tests.integration.window.scene import Api, Writer, checked, problem
 
@@ -26,7 +26,7 @@ def test_the_queue_says_why_a_job_waits(
         scene.client(api.url, scene.make_key(sqlite, "ada")[1]) as ada,
         scene.client(api.url, scene.make_key(sqlite, "root", "admin")[1]) as root,
     ):
-        (entry,) = checked(ada.get("/queue"), inside.QueuedJobList)["data"]
+        (entry,) = checked(ada.get("/queue"), inspection.QueuedJobList)["data"]
         assert (entry["job"], entry["reason"]) == (first, "no worker")
         writer = Writer(sqlite, redis).begin()
         assert ada.get("/queue").json()["data"][0]["reason"] == "no free device"
@@ -42,10 +42,10 @@ def test_the_queue_says_why_a_job_waits(
             (3, "no worker w9"),
             (4, "behind 4 jobs"),
         ]
-        (worker,) = checked(ada.get("/workers"), inside.WorkerList)["data"]
+        (worker,) = checked(ada.get("/workers"), inspection.WorkerList)["data"]
         assert worker["state"] == "active"
         path = f"/workers/{worker['id']}/drain"
         assert problem(ada.post(path)) == (403, "scope_too_small")
-        assert checked(root.post(path), inside.Worker)["state"] == "draining"
+        assert checked(root.post(path), inspection.Worker)["state"] == "draining"
         assert problem(root.post("/workers/w9/drain")) == (404, "worker_not_found")
         assert ada.get("/queue").json()["data"][0]["reason"] == "no worker"

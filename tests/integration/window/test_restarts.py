@@ -9,7 +9,7 @@ import pytest
 from redis import Redis
 
 import glasshouse as gh
-from api import inside
+from api.schemas import inspection
 from models.database import Database
 from tests.integration.window import scene
 from tests.integration.window.scene import Api, Message, Writer, messages, problem
@@ -44,7 +44,7 @@ def test_who_reads_later_sees_one_run_and_who_asks_sees_all(
     writer.finish()
     log = read(ada, f"{path}/stream")
     assert pairs(log) == SHOWN
-    polled = scene.checked(ada.get(f"{path}/events?limit=1000"), inside.EventList)["data"]
+    polled = scene.checked(ada.get(f"{path}/events?limit=1000"), inspection.EventList)["data"]
     assert [message.data for message in log] == polled
     begun = [message.data["resumed_from_step"] for message in log if message.event == "attempt"]
     assert begun == [None, 3, 2]
@@ -67,14 +67,14 @@ def test_metrics_checkpoints_and_the_rest_are_those_of_one_run(
     ada: httpx2.Client, writer: Writer
 ) -> None:
     path = f"/jobs/{crashed(writer).job.id}"
-    columns = scene.checked(ada.get(f"{path}/metrics/query?name=loss"), inside.Columns)
+    columns = scene.checked(ada.get(f"{path}/metrics/query?name=loss"), inspection.Columns)
     assert columns["step"] == [0, 1, 2, 3]
     assert columns["values"]["loss"] == [1.0, 1.0, 3.0, 3.0]
     assert "attempt" not in columns
-    (loss, _) = scene.checked(ada.get(f"{path}/metrics"), inside.MetricList)["data"]
+    (loss, _) = scene.checked(ada.get(f"{path}/metrics"), inspection.MetricList)["data"]
     assert (loss["count"], loss["max"], loss["last_step"]) == (4, 3.0, 3)
     query = f"{path}/metrics/query?name=loss&attempt=all"
-    columns = scene.checked(ada.get(query), inside.Columns)
+    columns = scene.checked(ada.get(query), inspection.Columns)
     assert sorted(zip(columns["attempt"], columns["step"], strict=True)) == sorted(WHOLE)
     assert columns["step"] == sorted(columns["step"])
     text = ada.get(query, headers={"Accept": "text/csv"}).text.splitlines()
@@ -82,7 +82,7 @@ def test_metrics_checkpoints_and_the_rest_are_those_of_one_run(
     assert len(text) == 1 + len(WHOLE)
     columns = ada.get(f"{path}/metrics/query?name=loss&attempt=2").json()
     assert columns["values"]["loss"] == [2.0] * 4
-    kept = scene.checked(ada.get(f"{path}/checkpoints"), inside.CheckpointList)["data"]
+    kept = scene.checked(ada.get(f"{path}/checkpoints"), inspection.CheckpointList)["data"]
     assert [(row["attempt"], row["step"], row["state"]) for row in kept] == [(2, 2, "complete")]
 
 

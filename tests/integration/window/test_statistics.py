@@ -13,10 +13,10 @@ import pytest
 from nanoarrow import ipc
 from PIL import Image
 
-from api import inside
+from api.schemas import inspection
 from glasshouse import bins
-from models.shipments import Batch
-from models.stats import FIGURES, QUANTILES
+from models.jobs.shipments import Batch
+from models.observations.stats import FIGURES, QUANTILES
 from tests.integration.window.scene import Writer, checked, problem
 from tests.integration.window.test_looking import keep, stats_record
 
@@ -68,7 +68,7 @@ def test_a_figure_that_a_tensor_does_not_have_is_null_not_missing(
         writer.ship(Batch(stats=[record]))
     for points in (5, 100):
         path = f"/jobs/{writer.job.id}/stats?stat=p50,mean&max_points={points}"
-        (entry,) = checked(ada.get(path), inside.StatsList)["data"]
+        (entry,) = checked(ada.get(path), inspection.StatsList)["data"]
         assert list(entry["values"]) == ["p50", "mean"]
         assert entry["values"]["p50"] == [None] * len(entry["step"])
         assert entry["values"]["mean"] == [float(step) for step in entry["step"]]
@@ -78,7 +78,7 @@ def test_quantiles_stand_beside_figures(
     ada: httpx2.Client, watched: str, tensors: list[np.ndarray]
 ) -> None:
     path = f"{watched}/stats"
-    (both,) = checked(ada.get(f"{path}?stat=p50,mean"), inside.StatsList)["data"]
+    (both,) = checked(ada.get(f"{path}?stat=p50,mean"), inspection.StatsList)["data"]
     assert list(both["values"]) == ["p50", "mean"]
     assert both["values"]["mean"] == [float(step) for step in range(20)]
     medians = [float(np.quantile(values, 0.5)) for values in tensors]
@@ -123,7 +123,7 @@ def test_histograms_of_all_steps_share_their_edges(
     ada: httpx2.Client, watched: str, tensors: list[np.ndarray]
 ) -> None:
     path = f"{watched}/stats?layer=conv1&kind=output&stat=histogram"
-    (found,) = checked(ada.get(f"{path}&bins=32"), inside.StatsList)["data"]
+    (found,) = checked(ada.get(f"{path}&bins=32"), inspection.StatsList)["data"]
     edges, counts = np.array(found["edges"]), np.array(found["counts"])
     assert found["step"] == list(range(20))
     assert counts.shape == (20, len(edges) - 1)
@@ -255,8 +255,8 @@ def test_a_tensor_comes_with_a_histogram(ada: httpx2.Client, writer: Writer, hom
     values[0, :3] = math.nan, math.inf, 0.0
     keep(writer, home, "conv1", "output", 0, values)
     path = f"/jobs/{writer.job.id}/layers/conv1/output"
-    assert checked(ada.get(path), inside.Tensor)["histogram"] is None
-    found = checked(ada.get(f"{path}?histogram=20"), inside.Tensor)["histogram"]
+    assert checked(ada.get(path), inspection.Tensor)["histogram"] is None
+    found = checked(ada.get(f"{path}?histogram=20"), inspection.Tensor)["histogram"]
     finite = values[np.isfinite(values)].astype(np.float64)
     assert len(found["counts"]) <= 20
     assert found["counts"] == np.histogram(finite, found["edges"])[0].tolist()

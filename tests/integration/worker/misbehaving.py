@@ -109,8 +109,8 @@ misbehaviour: Misbehaviour | None = None
 
 if __name__ == "__main__":
     failpoints.failpoint = come_to  # before anybody takes it
-    from engine import nursery, rank
-    from engine.report import Reporter
+    from engine.process import fork_server, rank
+    from engine.training.report import Reporter
 
     def after(name: str, place: Callable[..., str]) -> None:
         """Come to a place whenever a method of the reporter has done its work."""
@@ -133,4 +133,4 @@ if __name__ == "__main__":
     after("evaluate", lambda *_: "evaluate")
     after("save", lambda *_: "save")
     real_main, rank.main = rank.main, main
-    nursery.main()
+    fork_server.main()

@@ -53,10 +53,14 @@ if __name__ == "__main__":
     failpoints.failpoint = arrive  # before anybody takes it
     from glasshouse import processes
     from worker import __main__ as entry
-    from worker import nursery
-    from worker.nursery import Nursery
+    from worker.processes import fork_server
+    from worker.processes.fork_server import Nursery
 
-    nursery.PASSED = (*nursery.PASSED, "LD_PRELOAD", "CLOCK_SHIFT")  # ranks have the same clock
+    fork_server.PASSED = (
+        *fork_server.PASSED,
+        "LD_PRELOAD",
+        "CLOCK_SHIFT",
+    )  # ranks have the same clock
     real = processes.signal_group
 
     def signal_group(process: processes.Identity, number: signal.Signals) -> bool:

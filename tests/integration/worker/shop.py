@@ -12,14 +12,17 @@ from sqlalchemy import select
 
 from glasshouse import jsonio
 from glasshouse.ids import new_id
-from models import attempts, datasets, events, jobs, workers
-from models.artifacts import LocalArtifacts
 from models.database import Database
-from models.events import LoggedEvent
+from models.fleet import workers
+from models.fleet.notifier import DISPATCH_QUEUE
+from models.jobs import attempts, jobs
 from models.migrate import migrate
-from models.notifier import DISPATCH_QUEUE
+from models.observations import events
+from models.observations.events import LoggedEvent
 from models.settings import Settings
 from models.state import ENDED
+from models.storage import datasets
+from models.storage.artifacts import LocalArtifacts
 from models.tables import Attempt, Device, Job
 from tests.waiting import until
 from worker.app import make_app

@@ -8,7 +8,8 @@ from safetensors.numpy import load_file
 
 from glasshouse import jsonio
 from glasshouse.events import is_upkeep
-from models import captures, checkpoints, events, metrics
+from models.jobs import checkpoints
+from models.observations import captures, events, metrics
 from models.state import ENDED
 from tests.integration.worker.shop import Shop, train_spec
 from tests.waiting import until

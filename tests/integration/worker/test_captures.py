@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from api import tensors
-from models import captures
+from api.rendering import tensors
+from models.observations import captures
 from models.tables import Capture
 from tests.integration.worker.shop import Shop, endless, train_spec
 from tests.waiting import until

@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.worker.shop import Shop, endless
 from tests.waiting import until
-from worker.nursery import PASSED, environment
+from worker.processes.fork_server import PASSED, environment
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 SECRETS = {

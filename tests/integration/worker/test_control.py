@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 
 from glasshouse import jsonio, processes
-from models import commands, jobs, leases, probes
 from models.database import Database
-from models.leases import Claim
-from models.probes import Checked
+from models.jobs import commands, jobs, leases
+from models.jobs.leases import Claim
+from models.observations import probes
+from models.observations.probes import Checked
 from tests.integration.store.making import LEASE_MS, make_job, make_worker, running
-from worker.control import Control
-from worker.ranks import Rank
+from worker.attempt.control import Control
+from worker.processes.rank import Rank
 
 CHECKED = Checked({"layers": ["fc"], "kinds": ["output"], "every": 1, "want": ["stats"]}, ["fc"], 8)
 NOTHING: dict[str, Any] = {"probes": None, "commands": []}

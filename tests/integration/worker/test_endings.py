@@ -11,10 +11,10 @@ import psutil
 import pytest
 
 from glasshouse import processes
-from models import checkpoints
+from models.jobs import checkpoints
 from tests.integration.worker.shop import Shop, endless, train_spec
 from tests.waiting import until
-from worker import logs
+from worker.attempt import logs
 
 SHARED = Path("/dev", "shm")
 

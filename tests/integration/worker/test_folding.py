@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 
 from glasshouse.events import STATS_COLUMNS
-from models import stats, stats_folding, stats_left
 from models.database import Database
-from models.leases import Claim
+from models.jobs.leases import Claim
+from models.observations import stats, stats_folding, unfolded_stats
 from models.tables import Job
 from tests.integration.store.making import make_job, make_worker, running
 from tests.waiting import until
-from worker import folding
-from worker.folding import Folding
+from worker.attempt import folding
+from worker.attempt.folding import Folding
 
 from .shop import Shop, train_spec
 
@@ -27,7 +27,7 @@ PROBE = {
 
 def left(database: Database, job: str) -> bool:
     with database.read() as tx:
-        return stats_left.is_left(tx, job)
+        return unfolded_stats.is_left(tx, job)
 
 
 @pytest.mark.staffed
@@ -73,7 +73,7 @@ def test_a_running_job_is_folded_turn_by_turn(database: Database, monkeypatch: A
     monkeypatch.setattr(folding, "LOOK_EVERY_S", 0.0)
     turns.turn()
     assert left(database, job.id)  # it is not due
-    monkeypatch.setattr(stats_left, "MAX_BLOCKS", 4)
+    monkeypatch.setattr(unfolded_stats, "MAX_BLOCKS", 4)
     for _ in range(40):
         turns.turn()
         with database.read() as tx:
@@ -97,7 +97,7 @@ def test_a_block_that_cannot_be_read_stops_the_folding_and_nothing_else(
 ):
     job, claim = watched(database, 3)
     monkeypatch.setattr(folding, "LOOK_EVERY_S", 0.0)
-    monkeypatch.setattr(stats_left, "MAX_BLOCKS", 1)
+    monkeypatch.setattr(unfolded_stats, "MAX_BLOCKS", 1)
     monkeypatch.setattr(stats_folding, "pack_chunk", lambda _: 1 / 0)
     turns = Folding(database, claim)
     for _ in range(9):

@@ -5,8 +5,9 @@ import threading
 
 import pytest
 
-from models import attempts, shipments, workers
-from models.workers import FoundDevice
+from models.fleet import workers
+from models.fleet.workers import FoundDevice
+from models.jobs import attempts, shipments
 from tests.integration.worker.shop import Shop, endless, train_spec
 from tests.waiting import until
 from worker.dispatch import Choice, dispatch

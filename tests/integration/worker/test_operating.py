@@ -17,23 +17,24 @@ from sqlalchemy import delete
 
 from glasshouse import jsonio
 from glasshouse.webhooks import verify
-from models import vitals, webhooks, workers
-from models.notifier import Notifier, worker_queue
+from models.access import webhooks
+from models.fleet import heartbeats, workers
+from models.fleet.heartbeats import Sign
+from models.fleet.notifier import Notifier, worker_queue
 from models.tables import Webhook, Worker
-from models.vitals import Sign
 from tests.integration.worker.conftest import Broker
 from tests.integration.worker.shop import Shop, endless, train_spec
 from tests.waiting import until
-from worker.canary import Canary
-from worker.nursery import Nursery
-from worker.station import Station
+from worker.context import Station
+from worker.processes.fork_server import Nursery
+from worker.wakeups.canary import Canary
 
 GIB = 1024**3
 
 
 def sign(shop: Shop, name: str, canary_s: float) -> Sign:
     with shop.database.read() as tx:
-        found = vitals.signs(tx, lease_ms=10_000, canary_s=canary_s)
+        found = heartbeats.signs(tx, lease_ms=10_000, canary_s=canary_s)
     return next(one for one in found if one.worker == name)
 
 
@@ -83,7 +84,7 @@ def test_a_worker_that_beats_while_nobody_takes_its_messages_is_seen_to_be_deaf(
     def rings_unheard() -> bool:
         canary()
         with shop.database.write() as tx:
-            vitals.swept(tx, "w1", instance=station.instance)
+            heartbeats.swept(tx, "w1", instance=station.instance)
         time.sleep(0.02)
         return sign(shop, "w1", 0.3).deaf
 

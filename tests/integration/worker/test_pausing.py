@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
-from models import checkpoints, commands, jobs, pausing
+from models.jobs import checkpoints, commands, jobs, pausing
 from models.tables import Checkpoint, Command
 from tests.integration.worker.shop import Shop, endless, train_spec
 from tests.waiting import until

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from models import checkpoints
+from models.jobs import checkpoints
 from models.state import ENDED
 from tests.integration.worker.conftest import Broker
 from tests.integration.worker.shop import Shop

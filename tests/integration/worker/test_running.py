@@ -12,11 +12,12 @@ import psutil
 import pytest
 
 from glasshouse import processes
-from models import attempts, checkpoints, workers
+from models.fleet import workers
+from models.jobs import attempts, checkpoints
 from tests.integration.worker.conftest import Broker
 from tests.integration.worker.shop import Shop, endless, train_spec
 from tests.waiting import until
-from worker.nursery import FIXED, PASSED, SOCKET_VARIABLE
+from worker.processes.fork_server import FIXED, PASSED, SOCKET_VARIABLE
 
 
 def group_gone(pid: int) -> bool:
@@ -263,7 +264,7 @@ def test_a_dead_nursery_is_replaced_and_its_job_runs_again(shop: Shop):
     nursery = next(
         child
         for child in psutil.Process(worker.pid).children()
-        if "engine.nursery" in child.cmdline()
+        if "engine.process.fork_server" in child.cmdline()
     )
     nursery.kill()
     until(lambda: group_gone(pid))

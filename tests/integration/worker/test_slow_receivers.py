@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 
-from models import webhooks
-from models.artifacts import LocalArtifacts
+from models.access import webhooks
 from models.database import Database
 from models.settings import Settings
+from models.storage.artifacts import LocalArtifacts
 from models.tables import Delivery
 from tests.integration.store.making import make_job
 from tests.waiting import until
-from worker.delivering import Delivering
-from worker.station import Station
+from worker.context import Station
+from worker.delivery.webhooks import Delivering
 
 AT_ONCE = 8
 

@@ -10,8 +10,9 @@ from sqlalchemy import func, select
 
 from glasshouse import jsonio, processes
 from glasshouse.errors import DatabaseUnavailable
-from models import events, vitals
 from models.database import IDLE_IN_TRANSACTION_S
+from models.fleet import heartbeats
+from models.observations import events
 from models.tables import Attempt, Checkpoint, Event, Metric
 from tests.integration.worker.shop import Shop, endless, train_spec
 from tests.waiting import until
@@ -33,7 +34,7 @@ def halt(shop: Shop, name: str, where: str) -> None:
         until(lambda: worker.status() == psutil.STATUS_STOPPED)
         try:
             with shop.database.write() as tx:
-                vitals.note(tx, "nobody", {})
+                heartbeats.note(tx, "nobody", {})
         except DatabaseUnavailable:
             os.kill(worker.pid, signal.SIGCONT)
         else:

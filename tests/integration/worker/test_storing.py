@@ -9,22 +9,23 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 
-from engine.spool import SpoolWriter
+from engine.core.spool import SpoolWriter
 from glasshouse import jsonio
 from glasshouse.errors import DatabaseUnavailable
-from models import events, jobs
-from models.artifacts import LocalArtifacts
 from models.database import Database, Transaction
-from models.events import NewEvent
-from models.notifier import Notifier
+from models.fleet.notifier import Notifier
+from models.jobs import jobs
+from models.observations import events
+from models.observations.events import NewEvent
 from models.settings import Settings
+from models.storage.artifacts import LocalArtifacts
 from models.tables import Event, Job, now
 from tests.integration.store.making import make_job, make_worker, running
-from worker.captures import Lot
-from worker.control import Control
-from worker.nursery import Nursery, log_path
-from worker.station import Station
-from worker.store import MAX_RECORDS, Store, punch_hole
+from worker.attempt.captures import Lot
+from worker.attempt.control import Control
+from worker.attempt.store import MAX_RECORDS, Store, punch_hole
+from worker.context import Station
+from worker.processes.fork_server import Nursery, log_path
 
 Say = Callable[[Store, Path], None]
 
@@ -174,8 +175,8 @@ def test_the_disk_space_of_what_is_stored_is_freed_in_large_pieces(
         freed.append(size)
         return punch_hole(path, size)
 
-    monkeypatch.setattr("worker.store.punch_hole", punch)
-    monkeypatch.setattr("worker.store.TRIM_BYTES", 256 * 1024)
+    monkeypatch.setattr("worker.attempt.store.punch_hole", punch)
+    monkeypatch.setattr("worker.attempt.store.TRIM_BYTES", 256 * 1024)
     spool = SpoolWriter(path)
     taken: list[int] = []
     for step in range(64):

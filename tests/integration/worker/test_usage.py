@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from glasshouse import jsonio
-from models import metrics
+from models.observations import metrics
 from tests.integration.worker.shop import Shop, endless
 from tests.waiting import until
 

@@ -3,8 +3,9 @@
 import pytest
 
 from glasshouse import jsonio
-from models import jobs, probes
-from models.probes import Checked
+from models.jobs import jobs
+from models.observations import probes
+from models.observations.probes import Checked
 from tests.waiting import until
 
 from .shop import Shop, endless

@@ -3,8 +3,8 @@
 import pytest
 from fastapi import Request
 
-from api import negotiation
-from api.cursors import pairs_of, seq_of, types_of
+from api.http import negotiation
+from api.http.cursors import pairs_of, seq_of, types_of
 from glasshouse.errors import InvalidCursor, InvalidRequest, NotAcceptable
 
 OFFERS = {"application/json": "json", "text/csv": "csv"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from api.naming import tensor_name
+from api.rendering.tensor_names import tensor_name
 from glasshouse.errors import LayerNotFound
 from models.tables import Job
 

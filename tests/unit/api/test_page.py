@@ -11,7 +11,7 @@ import pytest
 from fastapi import FastAPI
 
 from api.app import create_app
-from api.page import PATHS, POLICY, Page, is_public
+from api.http.dashboard import PATHS, POLICY, Page, is_public
 from models.settings import Settings
 
 INDEX = "<!doctype html><title>Glasshouse</title>"

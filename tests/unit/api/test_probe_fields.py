@@ -1,5 +1,5 @@
-from api.inside import AttachedProbe
-from api.probes import ProbePatch
+from api.routes.probes import ProbePatch
+from api.schemas.inspection import AttachedProbe
 from glasshouse.spec import Probe
 
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.rates import BURST_S, Rates
+from api.http.rate_limit import BURST_S, Rates
 
 
 class Clock:

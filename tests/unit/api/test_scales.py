@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from api.scales import uneven
+from api.submission.scales import uneven
 
 FLOAT = {"dtype": "float64", "shape": []}
 COLUMNS = [

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api import slices
+from api.rendering import slices
 from glasshouse.errors import InvalidRequest
 
 ENDS = st.none() | st.integers(-7, 7)

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from api.drawing import histograms
-from api.plots import literal, spread
-from api.stats import share_edges
+from api.rendering.drawing import histograms
+from api.routes.plots import literal, spread
+from api.routes.stats import share_edges
 from glasshouse import bins
-from models.stats_bytes import Histograms
+from models.observations.stats_bytes import Histograms
 
 
 def counted(steps: list[np.ndarray]) -> Histograms:

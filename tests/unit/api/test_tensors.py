@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from api import tensors
-from api.tensors import Body
+from api.rendering import tensors
+from api.rendering.tensors import Body
 
 
 def collect(body: Body) -> bytes:

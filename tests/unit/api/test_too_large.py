@@ -2,7 +2,7 @@
 
 import pytest
 
-from api.submission import _refuse_too_large
+from api.submission.submission import _refuse_too_large
 from glasshouse.errors import InvalidSpec
 
 PLAN = {"memory": {"total_bytes": 10 * 2**30, "checkpoint_bytes": 4 * 2**30}}

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from api.turns import Turns
+from api.planning.fair_queue import Turns
 
 
 @pytest.mark.parametrize("at_once", [1, 3])

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 
-from api.wakeups import Watch
+from api.streaming.wakeups import Watch
 
 
 def test_news_between_two_waits_is_not_missed_and_is_news_once():

@@ -18,7 +18,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 import glasshouse
-from api.starting import merged
+from api.submission.start import merged
 from glasshouse.cli import diagnosis, main
 from glasshouse.cli.processes import ROOT
 from glasshouse.client.accepting import device_of

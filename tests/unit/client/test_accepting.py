@@ -22,9 +22,9 @@ from torch.utils.data import (
 )
 
 import glasshouse as gh
-from engine.learning_rate import build_scheduler, scheduler_classes
-from engine.losses import build_loss, loss_classes
-from engine.optim import build_optimizer, optimizer_classes
+from engine.losses.losses import build_loss, loss_classes
+from engine.optim.lr_schedulers import build_scheduler, scheduler_classes
+from engine.optim.optimizers import build_optimizer, optimizer_classes
 from glasshouse import jsonio
 from glasshouse.client.accepting import accept, device_of
 from glasshouse.client.modules.naming import with_rates

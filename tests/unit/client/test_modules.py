@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import glasshouse as gh
-from engine.network import Network
-from engine.shapes import layer_parameters
+from engine.network.network import Network
+from engine.network.shapes import layer_parameters
 from glasshouse import jsonio
 from glasshouse.client.modules.layers import arguments_of
 from glasshouse.client.modules.naming import names_in_module

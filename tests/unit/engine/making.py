@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from engine import rank
-from engine.planner import answer
-from engine.spool import read_frames
+from engine.core.spool import read_frames
+from engine.process import rank
+from engine.process.planner import answer
 
 DIGITS_META = {
     "columns": [

@@ -1,6 +1,6 @@
 """What a pool draws, for the engine's tests."""
 
-from engine.data.draws import Draws, Pool
+from engine.data.batches.shuffle_pool import Draws, Pool
 
 
 def drawn(pool: Pool, seed: int = 3, epoch: int = 0, skip: int = 0) -> list[list[int]]:

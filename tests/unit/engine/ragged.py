@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from engine.ingest import ingest
+from engine.datasets.ingest import ingest
 
 TEXTS: list[list[int]] = [
     [3, 1, 4, 1, 5, 9, 2], [6], [5, 3, 5], [8, 9, 7, 9], [3, 2, 3, 8, 4], [6, 2], [6, 4, 3, 3, 8],

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from engine import rank
-from engine.spool import read_frames
+from engine.core.spool import read_frames
+from engine.process import rank
 from tests.unit.engine.making import (
     CNN,
     captured,

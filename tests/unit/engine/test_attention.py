@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from engine.attention import DotProductAttention, PositionEmbedding, TiedEmbedding
-from engine.lengths import Lengths
-from engine.stepwise import MaskPadding, SequenceSoftmax
+from engine.network.attention import DotProductAttention, PositionEmbedding, TiedEmbedding
+from engine.network.lengths import Lengths
+from engine.network.recurrent import MaskPadding, SequenceSoftmax
 
 
 def by_torch(attention: nn.MultiheadAttention, x, **more):

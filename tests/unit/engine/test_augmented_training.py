@@ -12,16 +12,17 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from engine import infer, rank
-from engine.augment.augmenting import Augmenting
-from engine.data.loading import load
-from engine.data.prepared import Preparing
-from engine.data.reading import Reader
-from engine.data.streamed import StreamedRows
-from engine.data.table import Table
-from engine.data.window import StoredTable
-from engine.gathering import Gathering
-from engine.spool import read_frames
+from engine.core.spool import read_frames
+from engine.data.augmentation.augmenting import Augmenting
+from engine.data.columns.prepared import Preparing
+from engine.data.columns.table import Table
+from engine.data.sources.loading import load
+from engine.data.sources.reading import Reader
+from engine.data.sources.row_files import StoredTable
+from engine.data.sources.streamed import StreamedRows
+from engine.inference import infer
+from engine.process import rank
+from engine.training.training_rows import Gathering
 from glasshouse.spec import DenseField, InferJob, Normalize, Sequences, Shuffle, Source, parse_job
 from tests.unit.engine.making import errors, losses, of_type, planned, run, spec, write_job
 from tests.unit.engine.making import write_table as write

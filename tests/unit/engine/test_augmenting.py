@@ -11,8 +11,8 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from engine.augment.augmenting import _APPLIED, Augmenting
-from engine.augment.chance import Chance, _mixed, key_of
+from engine.data.augmentation.augmenting import _APPLIED, Augmenting
+from engine.data.augmentation.random_numbers import Chance, _mixed, key_of
 from glasshouse.spec.augmenting import Augment
 from tests.unit.engine.vision import functional
 

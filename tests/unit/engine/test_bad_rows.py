@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from engine.data.loading import load
-from engine.data.prepared import Preparing
-from engine.data.table import Table
-from engine.ingest import ingest
+from engine.data.columns.prepared import Preparing
+from engine.data.columns.table import Table
+from engine.data.sources.loading import load
+from engine.datasets.ingest import ingest
 from glasshouse.errors import DataFailed
 from glasshouse.spec import (
     DenseField,

@@ -8,14 +8,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engine.data.bucket_draws import BucketDraws, block_rows
-from engine.data.draws import Draws, Pool
-from engine.data.loading import load
-from engine.data.reading import Reader
-from engine.data.rows import order_generator
-from engine.data.streamed import StreamedRows
-from engine.data.table import Table
-from engine.data.window import StoredTable
+from engine.data.batches.bucket_pool import BucketDraws, block_rows
+from engine.data.batches.rows import order_generator
+from engine.data.batches.shuffle_pool import Draws, Pool
+from engine.data.columns.table import Table
+from engine.data.sources.loading import load
+from engine.data.sources.reading import Reader
+from engine.data.sources.row_files import StoredTable
+from engine.data.sources.streamed import StreamedRows
 from glasshouse.spec import (
     BucketByLength,
     Field,

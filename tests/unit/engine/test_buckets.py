@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from engine import rank
-from engine.data.buckets import Buckets, TooLong, by_chance, padding_of, token_sizes
-from engine.pace import Pace
-from engine.spool import read_frames
+from engine.core.spool import read_frames
+from engine.data.batches.batch_counts import Pace
+from engine.data.batches.buckets import Buckets, TooLong, by_chance, padding_of, token_sizes
+from engine.process import rank
 from glasshouse.spec import BucketByLength
 from tests.unit.engine.making import errors, losses, of_type, planned, run, write_job
 from tests.unit.engine.ragged import job, meta_of, texts, write_ragged

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from engine.spool import read_frames
+from engine.core.spool import read_frames
 from tests.unit.engine.making import (
     errors,
     losses,
@@ -144,7 +144,9 @@ def test_what_it_is_carried_with_is_a_part_of_the_checkpoint(long, tmp_path, mon
     """The control: were it not restored, the test above would see it."""
     saving = job(stop={"epochs": 2}, checkpoint={"every_steps": 1, "keep_last": 100})
     records = run(tmp_path / "whole", saving, long)
-    monkeypatch.setattr("engine.carried.Carried.restore", lambda self, state: self.reset())
+    monkeypatch.setattr(
+        "engine.network.hidden_state.Carried.restore", lambda self, state: self.reset()
+    )
     resumed = _resume(tmp_path / "again", saving, long, 3, tmp_path / "whole")
     assert losses(resumed) != losses(records)[3:]
 

@@ -13,9 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from engine import checkpoint, tensor_file
-from engine.snapshot import take
-from engine.stateful import Generators, OptimizerState, Weights
+from engine.checkpoint import checkpoint
+from engine.checkpoint.training_state import Generators, OptimizerState, Weights
+from engine.core import safetensors_writer
+from engine.core.snapshot import take
 from glasshouse.errors import CheckpointDamaged, CheckpointMismatch, SpecFailed, StorageFailed
 
 
@@ -76,8 +77,8 @@ import sys, torch
 from pathlib import Path
 from torch import nn
 from engine import checkpoint
-from engine.starting import Start
-from engine.stateful import Generators, OptimizerState, Weights
+from engine.training.start import Start
+from engine.checkpoint.training_state import Generators, OptimizerState, Weights
 
 def kilobytes(what):
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -118,7 +119,7 @@ def test_tensors_are_read_into_memory_of_their_own(tmp_path):
         "flag": torch.tensor([True, False]),
     }
     save_file(tensors, tmp_path / "x.safetensors", metadata={"of": "the library"})
-    found = tensor_file.read_tensors(tmp_path / "x.safetensors")
+    found = safetensors_writer.read_tensors(tmp_path / "x.safetensors")
     assert found.keys() == tensors.keys()
     for name, item in tensors.items():
         assert (found[name].dtype, found[name].shape) == (item.dtype, item.shape)
@@ -127,7 +128,7 @@ def test_tensors_are_read_into_memory_of_their_own(tmp_path):
     (tmp_path / "x.safetensors").write_bytes(content[:-1])
     assert torch.equal(found["half"], tensors["half"]), "the file is no part of it"
     with pytest.raises(ValueError, match="the file ends within"):
-        tensor_file.read_tensors(tmp_path / "x.safetensors")
+        safetensors_writer.read_tensors(tmp_path / "x.safetensors")
 
 
 def test_files_are_as_the_library_writes_them(tmp_path):

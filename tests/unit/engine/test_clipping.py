@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
-from engine.clipping import Clip
+from engine.optim.gradient_clipping import Clip
 from glasshouse.spec import GradClip
 from tests.unit.engine.making import captured, cnn, errors, losses, of_type, planned, run, spec
 

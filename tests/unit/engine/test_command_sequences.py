@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim import lr_scheduler
 
-import engine.commands as module
-from engine.learning_rate import LearningRate, scheduler_classes
-from engine.optim import build_optimizer, optimizer_classes
-from engine.plan import parse_spec
-from engine.rank import Assignment
-from engine.rank import run as run_assignment
-from engine.report import Outputs
-from engine.settable import settable
+import engine.training.commands as module
+from engine.optim.lr_schedulers import LearningRate, scheduler_classes
+from engine.optim.optimizers import build_optimizer, optimizer_classes
+from engine.plan.plan import parse_spec
+from engine.process.rank import Assignment
+from engine.process.rank import run as run_assignment
+from engine.training.report import Outputs
+from engine.training.settable import settable
 from glasshouse.spec import Scheduler, TrainJob
 from tests.unit.engine.making import losses, of_type, planned, spec, write_job
 from tests.unit.engine.ragged import meta_of, write_ragged

@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engine.rank import Assignment
-from engine.rank import run as run_assignment
-from engine.report import Outputs
+from engine.process.rank import Assignment
+from engine.process.rank import run as run_assignment
+from engine.training.report import Outputs
 from tests.unit.engine.making import by_hand, losses, of_type, planned, spec, write_job
 
 LR = {"id": "cmd_1", "by": "ada", "set": {"optimizer.lr": 0.01}}

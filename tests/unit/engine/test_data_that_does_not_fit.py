@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 
-from engine.data.loading import load
-from engine.data.prepared import Prepared, Preparing
-from engine.data.reading import Reader
-from engine.data.streamed import StreamedRows
-from engine.data.table import Table
-from engine.data.vocabulary import Tokens
-from engine.data.window import StoredTable
+from engine.data.columns.prepared import Prepared, Preparing
+from engine.data.columns.table import Table
+from engine.data.columns.vocabulary import Tokens
+from engine.data.sources.loading import load
+from engine.data.sources.reading import Reader
+from engine.data.sources.row_files import StoredTable
+from engine.data.sources.streamed import StreamedRows
 from glasshouse.errors import DataFailed
 from glasshouse.spec import (
     DenseField,

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from engine.data.rows import shuffled
-from engine.derived import Derived
-from engine.network import Network
+from engine.data.batches.rows import shuffled
+from engine.metrics.derived import Derived
+from engine.network.network import Network
 from glasshouse.spec import TrainJob, parse_job
 from tests.unit.engine.making import (
     errors,

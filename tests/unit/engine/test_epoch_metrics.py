@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 from sklearn import metrics as sk
 from torch.nn import functional as F
 
-from engine import catalog
-from engine.network import Network
-from engine.plan import parse_spec
-from engine.torch_metrics import Counted, metric_classes, metric_parameters
+from engine.metrics.torch_metrics import Counted, metric_classes, metric_parameters
+from engine.network.network import Network
+from engine.plan import catalog
+from engine.plan.plan import parse_spec
 from glasshouse.spec import Metric
 from tests.unit.engine.making import (
     errors,
@@ -358,8 +358,8 @@ def test_metrics_change_no_number_of_training(digits, tmp_path):
 
 def test_a_job_without_them_never_imports_torchmetrics():
     code = (
-        "import sys, engine.rank, engine.planner, engine.catalog as c;"
-        "engine.planner.warm_up(); c.section('layers');"
+        "import sys, engine.process.rank, engine.process.planner, engine.plan.catalog as c;"
+        "engine.process.planner.warm_up(); c.section('layers');"
         "sys.exit('torchmetrics' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

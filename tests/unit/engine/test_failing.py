@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import shortage
-from engine.failures import StepFailed, classify
-from engine.layers import LayerFailed
-from engine.spool import read_frames
+from engine.core.spool import read_frames
+from engine.network.layers import LayerFailed
+from engine.training import out_of_memory
+from engine.training.failures import StepFailed, classify
 from tests.unit.engine.making import planned, spec, write_job
 
 GiB = 2**30
@@ -117,13 +117,13 @@ def test_every_exception_has_a_name_and_words(text: str, cls: type[Exception]):
 
 @given(st.integers(0, 2**50))
 def test_a_size_as_people_read_it_is_near_the_truth(num_bytes: int):
-    number, unit = shortage.size(num_bytes).split()
+    number, unit = out_of_memory.size(num_bytes).split()
     factor = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}[unit]
     assert abs(float(number) * factor - num_bytes) <= 0.051 * factor + (unit == "bytes")
 
 
 def ended(directory, job, table):
-    from engine import rank
+    from engine.process import rank
 
     meta_job = write_job(directory, planned(job)["spec"], table)
     rank.main(meta_job)
@@ -134,7 +134,7 @@ def test_a_loss_that_fails_is_named_as_the_layer(digits, tmp_path):
     resolved = planned(spec())["spec"]
     resolved["data"]["fields"]["label"]["dim"] = 10
     resolved["network"]["layers"][-1]["args"]["out_features"] = 5
-    from engine import rank
+    from engine.process import rank
 
     rank.main(write_job(tmp_path, resolved, digits))
     error = read_frames(tmp_path / "spool", 0, 10**6)[0][-1]["error"]

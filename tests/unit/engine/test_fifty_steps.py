@@ -14,9 +14,9 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
 
-from engine.learning_rate import InverseTimeLR, scheduler_classes
-from engine.optim import optimizer_classes
-from engine.torch_metrics import metric_classes
+from engine.metrics.torch_metrics import metric_classes
+from engine.optim.lr_schedulers import InverseTimeLR, scheduler_classes
+from engine.optim.optimizers import optimizer_classes
 from tests.unit.engine.making import cnn, errors, losses, of_type, run, spec
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # of torch, of its own classes

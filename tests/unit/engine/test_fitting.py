@@ -9,17 +9,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engine import gathering, rank
-from engine.data import dense, fitting, medians, sequences
-from engine.data.fitting import recut
-from engine.data.loading import load
-from engine.data.prepared import Preparing
-from engine.data.reading import Reader
-from engine.data.streamed import StreamedRows
-from engine.data.table import Table
-from engine.data.window import StoredTable
-from engine.report import Outputs
-from engine.spool import read_frames
+from engine.core.spool import read_frames
+from engine.data.columns import dense, medians, sequences
+from engine.data.columns.prepared import Preparing
+from engine.data.columns.table import Table
+from engine.data.sources import fitting
+from engine.data.sources.fitting import recut
+from engine.data.sources.loading import load
+from engine.data.sources.reading import Reader
+from engine.data.sources.row_files import StoredTable
+from engine.data.sources.streamed import StreamedRows
+from engine.process import rank
+from engine.training import training_rows
+from engine.training.report import Outputs
 from glasshouse.errors import DataFailed
 from glasshouse.spec import (
     DenseField,
@@ -240,13 +242,13 @@ def test_a_job_that_is_asked_to_end_while_rows_are_gone_through_ends(
     made = spec(data=POOLED)
     asked: list[int] = []
 
-    def ask(self: gathering.Progress, num_rows: int) -> None:
+    def ask(self: training_rows.Progress, num_rows: int) -> None:
         asked.append(num_rows)
         self._control._end("cancelled")
         plain(self, num_rows)
 
-    plain = gathering.Progress.__call__
-    monkeypatch.setattr(gathering.Progress, "__call__", ask)
+    plain = training_rows.Progress.__call__
+    monkeypatch.setattr(training_rows.Progress, "__call__", ask)
     write_job(tmp_path, planned(made)["spec"], digits)
     assert rank.main(tmp_path) == 0
     records, _ = read_frames(tmp_path / "spool", 0, 10**6)
@@ -260,9 +262,9 @@ def test_a_long_look_is_told_of_while_it_lasts(monkeypatch, tmp_path):
     """A worker takes a rank that says nothing for one that stands still."""
     told: list[dict[str, Any]] = []
     flushed: list[int] = []
-    monkeypatch.setattr(gathering, "_TELL_S", 0.0)
+    monkeypatch.setattr(training_rows, "_TELL_S", 0.0)
     out = Outputs(tmp_path, told.append, flush=lambda: flushed.append(len(told)))
-    progress = gathering.Progress(7, rank.Lifeline(None, tmp_path), out)
+    progress = training_rows.Progress(7, rank.Lifeline(None, tmp_path), out)
     for _ in range(3):
         progress(100)
     assert [item["values"]["data/fitted_rows"] for item in told] == [100, 200, 300]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
-from engine.probes.tensors.parts import Part, TooLarge, kept, num_bytes, parts, take
+from engine.probes.tensors.slices import Part, TooLarge, kept, num_bytes, parts, take
 from glasshouse.bins import QUANTILES, RELATIVE_ERROR, bins_of
 from glasshouse.slices import BadSlice, parse
 from glasshouse.spec import Probe

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from engine import spool as spools
-from engine.spool import SpoolWriter, read_frames
+from engine.core import spool as spools
+from engine.core.spool import SpoolWriter, read_frames
 from tests.waiting import until
 
 

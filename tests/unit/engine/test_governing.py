@@ -20,7 +20,7 @@ from engine.probes.cost.governor import (
 )
 from engine.probes.cost.meter import Measured, Meter
 from engine.probes.cost.overhead import Overhead
-from engine.probes.watched.watch import Watch
+from engine.probes.watched.probe import Watch
 from glasshouse.spec import Probe
 from tests.unit.engine.making import losses, of_type, run, spec
 

@@ -12,10 +12,10 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 from torch import nn
 
-from engine import rank
-from engine.guards.gate import Gate
+from engine.core.spool import read_frames
 from engine.guards.guard import SHARE, Ration, norm_of
-from engine.spool import read_frames
+from engine.guards.update_gate import Gate
+from engine.process import rank
 from glasshouse import jsonio
 from glasshouse.errors import NonFinite
 from glasshouse.events import STATS_COLUMNS, parse_event

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from engine import rank
-from engine.here import carry_out
-from engine.spool import read_frames
+from engine.core.spool import read_frames
+from engine.process import rank
+from engine.process.in_process import carry_out
 from tests.unit.engine.making import is_real, losses, planned, spec, write_job
 
 LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]

@@ -12,11 +12,11 @@ import torch
 from hypothesis import given, settings
 
 from engine.native.compiling import FLAGS, ISAS, LIBRARY, SOURCE, find_compiler, source_mark
-from engine.probes import look
-from engine.probes.figures import kernel, plain
-from engine.probes.figures.counted import Counted, landed, on_device, told
-from engine.probes.figures.kernel import TYPES, Kernel
-from engine.probes.figures.summarize import summarize
+from engine.probes import hooks
+from engine.probes.statistics import native_kernel, plain_torch
+from engine.probes.statistics.histograms import Counted, landed, on_device, told
+from engine.probes.statistics.native_kernel import TYPES, Kernel
+from engine.probes.statistics.summarize import summarize
 from glasshouse.bins import bins_of, quantiles
 from tests.conftest import absent
 from tests.unit.engine import test_kernel
@@ -35,7 +35,7 @@ def by_numpy(x: torch.Tensor) -> tuple[list[int], list[int]]:
 
 def all_ways(native: Kernel, x: torch.Tensor) -> list:
     ways = [native.count([x], isa=isa)[1][0] for isa in range(len(ISAS))]
-    return [*ways, plain.counts(x), plain.sparse(plain.counts_on_device(x))]
+    return [*ways, plain_torch.counts(x), plain_torch.sparse(plain_torch.counts_on_device(x))]
 
 
 @given(tensors())
@@ -74,7 +74,7 @@ def test_every_value_of_sixteen_bits_is_in_its_bin(native, dtype):
 
 
 def test_tensors_of_one_call_do_not_mix(native):
-    batch = [x for x in _tensors().values() if kernel.takes(x)] * 3 + [torch.randn(LARGE)]
+    batch = [x for x in _tensors().values() if native_kernel.takes(x)] * 3 + [torch.randn(LARGE)]
     figures, histograms = native.count(batch)
     assert histograms == [by_numpy(x) for x in batch]
     assert str(figures) == str(native(batch))
@@ -110,7 +110,7 @@ def test_what_the_kernel_cannot_read_is_counted_too():
 def test_without_the_kernel_the_histogram_is_the_same(monkeypatch):
     x = torch.randn(5000)
     found = summarize(x, histogram=True)
-    monkeypatch.setattr(kernel, "LOADED", None)
+    monkeypatch.setattr(native_kernel, "LOADED", None)
     assert summarize(x, histogram=True)[1] == found[1] == by_numpy(x)
 
 
@@ -124,7 +124,7 @@ def test_what_is_read_back_from_a_device_tells_the_same_as_what_was_here():
     there = [
         item._replace(
             figures=torch.tensor(item.figures, dtype=torch.float64),
-            counts=plain.counts_on_device(x),
+            counts=plain_torch.counts_on_device(x),
         )
         for item, x in zip(here, inputs, strict=True)
     ]
@@ -140,10 +140,10 @@ def test_a_step_on_a_device_tells_what_a_step_here_tells(digits, tmp_path, monke
     here = of_type(run(tmp_path / "here", job, digits), "stats")
 
     def as_there(tensor: torch.Tensor, *, histogram: bool = False):
-        figures = plain.figures_on_device(tensor)
-        return (figures, plain.counts_on_device(tensor)) if histogram else figures
+        figures = plain_torch.figures_on_device(tensor)
+        return (figures, plain_torch.counts_on_device(tensor)) if histogram else figures
 
-    monkeypatch.setattr(look, "summarize", as_there)
+    monkeypatch.setattr(hooks, "summarize", as_there)
     there = of_type(run(tmp_path / "there", job, digits), "stats")
     assert [record["histograms"] for record in there] == [record["histograms"] for record in here]
     for mine, other in zip(there, here, strict=True):
@@ -203,7 +203,7 @@ def test_a_process_that_only_loads_the_kernel_starts_no_thread_and_its_forks_may
     code = """
 import os, torch
 torch.set_num_threads(1)
-from engine.probes.figures import kernel
+from engine.probes.statistics import kernel
 x = torch.ones(400_000)
 expected = kernel.LOADED.count([x])
 assert len(os.listdir("/proc/self/task")) == 1, os.listdir("/proc/self/task")
@@ -214,7 +214,11 @@ if (child := os.fork()) == 0:
     os._exit(0 if len(os.listdir("/proc/self/task")) > 1 else 3)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 """
-    if kernel.LOADED is None or not native.shares_threads or not os.path.isdir("/proc/self/task"):
+    if (
+        native_kernel.LOADED is None
+        or not native.shares_threads
+        or not os.path.isdir("/proc/self/task")
+    ):
         pytest.skip("there is no kernel in force, or it has no threads")
     one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     command = [sys.executable, "-c", code]

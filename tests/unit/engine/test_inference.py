@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engine.network import Network
+from engine.network.network import Network
 from glasshouse.spec import parse_job
 from tests.unit.engine.making import CNN, errors, of_type, planned, run, spec
 

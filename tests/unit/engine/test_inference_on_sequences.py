@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engine.network import Network
+from engine.network.network import Network
 from glasshouse.spec import parse_job
 from tests.unit.engine.making import errors, of_type, planned, run
 from tests.unit.engine.ragged import TEXTS, job, meta_of, texts

@@ -26,10 +26,10 @@ from engine.native.compiling import (
     compile_into,
     find_compiler,
 )
-from engine.probes import look
-from engine.probes.figures import kernel, plain
-from engine.probes.figures.kernel import TYPES, Kernel, is_dense, takes
-from engine.probes.figures.summarize import summarize, summarize_all
+from engine.probes import hooks
+from engine.probes.statistics import native_kernel, plain_torch
+from engine.probes.statistics.native_kernel import TYPES, Kernel, is_dense, takes
+from engine.probes.statistics.summarize import summarize, summarize_all
 from tests.conftest import IN_CI, absent
 from tests.unit.engine.test_watching import _small, _step, _tensors, by_numpy
 
@@ -40,15 +40,15 @@ SPECIAL = [math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-45, -3e-39, 3e38, -6e4, 
 @pytest.fixture(scope="module")
 def native(tmp_path_factory: pytest.TempPathFactory) -> Kernel:
     """The kernel that the package has, or one made for these tests."""
-    if kernel.LOADED is not None:
-        return kernel.LOADED
+    if native_kernel.LOADED is not None:
+        return native_kernel.LOADED
     if IN_CI or find_compiler() is None:
         absent("the kernel (python -m engine.native)")
     return Kernel(compile_into(tmp_path_factory.mktemp("kernel")))
 
 
 def test_the_kernel_is_in_force_where_it_must_be():
-    if kernel.LOADED is None:
+    if native_kernel.LOADED is None:
         absent("the kernel (python -m engine.native)")
     assert all(takes(torch.zeros(3).to(dtype)) for dtype in TYPES)
 
@@ -86,8 +86,8 @@ def test_kernel_plain_path_and_numpy_agree(native, x):
     expected = by_numpy(x)
     for isa in range(len(ISAS)):
         agree(native([x], isa=isa)[0], expected)
-    agree(plain.figures(x), expected)
-    agree(plain.figures_on_device(x).tolist(), expected)
+    agree(plain_torch.figures(x), expected)
+    agree(plain_torch.figures_on_device(x).tolist(), expected)
 
 
 @pytest.mark.parametrize("name", _tensors())
@@ -95,7 +95,7 @@ def test_awkward_tensors_have_the_plain_paths_figures(native, name):
     x = _tensors()[name]
     before = x.clone()
     for isa in range(len(ISAS)):
-        agree(native([x], isa=isa)[0], plain.figures(x))
+        agree(native([x], isa=isa)[0], plain_torch.figures(x))
     assert torch.equal(x.nan_to_num(), before.nan_to_num())
 
 
@@ -108,7 +108,7 @@ def test_doubles_of_any_size_neither_overflow_nor_vanish(native, size):
         found = native([x], isa=isa)[0]
         assert found[:6] == pytest.approx([part * size for part in parts], rel=1e-6, abs=0)
         assert found[6:] == [1 / 6, 1, 1]
-    for found in (plain.figures(x), plain.figures_on_device(x).tolist()):
+    for found in (plain_torch.figures(x), plain_torch.figures_on_device(x).tolist()):
         assert found[:6] == pytest.approx([part * size for part in parts], rel=1e-6, abs=0)
 
 
@@ -147,7 +147,7 @@ def test_parameters_that_cannot_be_read_together_are_read_one_by_one(tmp_path, m
     records: list[list[dict]] = []
     for broken in (False, True):
         if broken:
-            monkeypatch.setattr(look, "summarize_all", fail)
+            monkeypatch.setattr(hooks, "summarize_all", fail)
         seen: list = []
         torch.manual_seed(0)
         everything = {"layers": ["*"], "kinds": ["param", "param_grad"], "every": 1}
@@ -203,15 +203,15 @@ def test_a_library_of_another_source_is_not_used(tmp_path):
     if find_compiler() is None:
         absent("a C++ compiler")
     library = tmp_path / LIBRARY
-    assert kernel.load(library) is None
+    assert native_kernel.load(library) is None
     library.write_bytes(b"not a library")
-    assert kernel.load(library) is None
+    assert native_kernel.load(library) is None
     library.unlink()
     command = [find_compiler(), "-shared", "-fPIC", "-DKERNEL_SOURCE=1", SOURCE, "-o", library]
     subprocess.run([*command, "-Wno-psabi"], check=True)
-    assert kernel.load(library) is None
+    assert native_kernel.load(library) is None
     (tmp_path / "new").mkdir()  # a path that was opened once is not read again by dlopen
-    assert kernel.load(compile_into(tmp_path / "new")) is not None
+    assert native_kernel.load(compile_into(tmp_path / "new")) is not None
 
 
 def test_a_compiler_that_fails_is_told_in_one_line(tmp_path, monkeypatch):
@@ -277,8 +277,8 @@ def test_without_a_compiler_the_install_goes_on_and_the_plain_path_is_used(tree,
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     code = (
         "import torch\n"
-        "from engine.probes.figures import kernel, summarize\n"
-        "assert kernel.LOADED is None\n"
+        "from engine.probes.statistics import native_kernel, summarize\n"
+        "assert native_kernel.LOADED is None\n"
         "assert summarize.summarize(torch.tensor([3.0, -4.0]))[4] == 5.0\n"
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "site", check=True)

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine import checkpoint
-from engine.data.rows import shuffled
-from engine.spool import read_frames
+from engine.checkpoint import checkpoint
+from engine.core.spool import read_frames
+from engine.data.batches.rows import shuffled
 from tests.unit.engine.making import losses, of_type, planned, run, spec, write_job, write_table
 from tests.unit.engine.test_nurseries import Client
 from tests.waiting import until
@@ -177,7 +177,7 @@ def test_a_rank_killed_at_a_point_of_the_second_save_loses_that_one_at_most(
     expected = losses(run(tmp_path / "plain", job, digits))
     directory = write_job(tmp_path / "killed", planned(job)["spec"], digits)
     rule = {"FAILPOINTS": f"checkpoint.{point}=kill@{POINTS[point]}", "PYTHONPATH": os.getcwd()}
-    code = "import sys; from engine.rank import main; from pathlib import Path; "
+    code = "import sys; from engine.process.rank import main; from pathlib import Path; "
     command = [sys.executable, "-c", code + "main(Path(sys.argv[1]))", str(directory)]
     done = subprocess.run(command, env=os.environ | rule, capture_output=True, check=False)
     assert done.returncode == -signal.SIGKILL

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.loss_sums import StepPart, Term, total
-from engine.losses import Losses, build_loss, loss_classes, loss_of
-from engine.problems import SpecProblems
+from engine.core.problems import SpecProblems
+from engine.losses.loss_sums import StepPart, Term, total
+from engine.losses.losses import Losses, build_loss, loss_classes, loss_of
 from glasshouse.spec import Loss
 
 NUM_ROWS = 83

@@ -10,9 +10,9 @@ import psutil
 import pytest
 import torch
 
-from engine.data.rows import divided, sizes_of_parts
-from engine.memory_guard import cap_process
-from engine.spool import read_frames
+from engine.core.spool import read_frames
+from engine.data.batches.rows import divided, sizes_of_parts
+from engine.training.memory_limit import cap_process
 from glasshouse.errors import SpecFailed
 from tests.unit.engine.making import CNN, errors, losses, of_type, planned, run, spec, write_job
 
@@ -125,7 +125,8 @@ def in_a_process(directory: Path, job: dict[str, Any], table: Path, **more: Any)
     """How a job ends in a process of its own, whose limits are its own."""
     meta = json.loads((table / "meta.json").read_text())
     write_job(directory, planned(job, meta)["spec"], table, **more)
-    main = "import sys, pathlib; from engine import rank; rank.main(pathlib.Path(sys.argv[1]))"
+    main = "import sys; from engine.process.rank import main; from pathlib import Path; "
+    main += "main(Path(sys.argv[1]))"
     subprocess.run([sys.executable, "-c", main, str(directory)], check=True, timeout=120)
     records, _ = read_frames(directory / "spool", 0, 10**6)
     return records[-1]
@@ -146,7 +147,7 @@ def test_more_than_the_cap_is_out_of_memory_and_parts_need_less(parts, state, di
 
 
 def test_a_system_that_cannot_cap_memory_refuses_to(tmp_path, monkeypatch):
-    monkeypatch.setattr("engine.memory_guard._STATUS", tmp_path / "none")  # as on macOS
+    monkeypatch.setattr("engine.training.memory_limit._STATUS", tmp_path / "none")  # as on macOS
     with pytest.raises(SpecFailed, match="cap_fraction"):
         cap_process(0.5)
 
@@ -154,7 +155,7 @@ def test_a_system_that_cannot_cap_memory_refuses_to(tmp_path, monkeypatch):
 def test_torch_reads_the_settings_of_its_allocator_as_they_were_given():
     ask = """
 import torch
-from engine.memory_guard import guard_memory
+from engine.training.memory_limit import guard_memory
 from glasshouse.spec import MemoryGuard
 allocator = {"expandable_segments": True, "max_split_size_mb": 64}
 allocator["garbage_collection_threshold"] = 0.5

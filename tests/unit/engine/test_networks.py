@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from engine.functions import FUNCTIONS
-from engine.layer_types import layer_classes
-from engine.network import Network
-from engine.problems import Findings, SpecProblems
-from engine.sequences import assign_lengths
-from engine.shapes import FieldShape, trace
+from engine.core.problems import Findings, SpecProblems
+from engine.network.functions import FUNCTIONS
+from engine.network.layer_types import layer_classes
+from engine.network.network import Network
+from engine.network.sequence_lengths import assign_lengths
+from engine.network.shapes import FieldShape, trace
 from glasshouse.spec import Graph
 
 FIELDS = {

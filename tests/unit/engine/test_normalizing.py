@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save_file
 from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import MinMaxScaler, StandardScaler
 
-from engine import checkpoint
-from engine.data.figures import Moments, find_figures
-from engine.data.joined import source_rows
-from engine.data.loading import load
-from engine.data.prepared import Prepared, Preparing
-from engine.data.table import Table
+from engine.checkpoint import checkpoint
+from engine.data.columns.normalization import Moments, find_figures
+from engine.data.columns.prepared import Prepared, Preparing
+from engine.data.columns.table import Table
+from engine.data.sources.joined import source_rows
+from engine.data.sources.loading import load
 from glasshouse.errors import CheckpointMismatch, DataFailed
 from glasshouse.spec import (
     DenseField,

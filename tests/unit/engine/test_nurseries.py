@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.spool import read_frames
+from engine.core.spool import read_frames
 from tests.unit.engine.making import losses, of_type, planned, run, spec, write_job
 from tests.waiting import until
 
@@ -31,7 +31,7 @@ class Client:
             "OPENBLAS_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
         }
-        command = [sys.executable, "-m", "engine.nursery"]
+        command = [sys.executable, "-m", "engine.process.fork_server"]
         self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
         theirs.close()
         self.lines = self.socket.makefile("rb")
@@ -176,7 +176,7 @@ def test_a_thread_that_ends_takes_no_rank_along(nursery, digits, tmp_path):
 
 DYING_PARENT = """
 import os, time
-from engine.nursery import _die_with
+from engine.process.fork_server import _die_with
 if os.fork() == 0:  # the parent
     parent = os.getpid()
     if os.fork() == 0:  # the rank, which is late

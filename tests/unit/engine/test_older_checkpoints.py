@@ -10,10 +10,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engine import checkpoint, tuning
-from engine.learner import learner_of
-from engine.network import Network
-from engine.stateful import OptimizerState, without_arguments
+from engine.checkpoint import checkpoint
+from engine.checkpoint.training_state import OptimizerState, without_arguments
+from engine.learner import tuning
+from engine.learner.learner import learner_of
+from engine.network.network import Network
 from glasshouse.errors import CheckpointMismatch
 from glasshouse.spec import parse_job
 from tests.unit.engine.making import losses, planned, run, spec

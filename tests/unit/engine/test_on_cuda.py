@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.probes.figures import on_cuda
+from engine.probes.statistics import triton_check
 from tests.conftest import absent
 
 ROOT = Path(__file__).parents[3]
@@ -39,7 +39,7 @@ import re, sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from engine.probes.figures import triton_kernel as k
+from engine.probes.statistics import triton_kernel as k
 
 def compile(function, signature, **constants):
     given = signature | dict.fromkeys(constants, "constexpr")
@@ -83,17 +83,17 @@ def test_the_kernel_compiles_for_devices_that_are_not_here(tmp_path: Path):
 
 
 def test_without_triton_the_plain_path_is_used_and_that_is_said(monkeypatch, capsys):
-    monkeypatch.setattr(on_cuda, "find_spec", lambda _: None)
-    on_cuda.kernel_for.cache_clear()
+    monkeypatch.setattr(triton_check, "find_spec", lambda _: None)
+    triton_check.kernel_for.cache_clear()
     device = torch.device("meta")
-    assert on_cuda.kernel_for(device) is None
-    assert on_cuda.kernel_for(device) is None
+    assert triton_check.kernel_for(device) is None
+    assert triton_check.kernel_for(device) is None
     said = capsys.readouterr().err
     assert said == ("glasshouse: statistics on meta take the plain path: Triton is not installed\n")
-    on_cuda.kernel_for.cache_clear()
+    triton_check.kernel_for.cache_clear()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_the_module_says_that_there_is_no_device(capsys):
-    assert on_cuda.main() == 1
+    assert triton_check.main() == 1
     assert "no CUDA device" in capsys.readouterr().out

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from engine import planner
-from engine.planner import answer
+from engine.process import planner
+from engine.process.planner import answer
 from glasshouse.spec import parse_job
 from tests.unit.engine.making import CNN, DIGITS_META, cnn, errors, planned, spec
 
@@ -359,7 +359,7 @@ def test_a_layer_with_a_name_that_is_taken_is_pointed_at():
 def test_the_planner_outlives_what_it_is_asked():
     environment = {**os.environ, "PYTHONPATH": os.getcwd()}
     process = subprocess.Popen(
-        [sys.executable, "-m", "engine.planner", "--max-seconds", "1"],
+        [sys.executable, "-m", "engine.process.planner", "--max-seconds", "1"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -436,7 +436,7 @@ def test_a_child_of_the_planner_that_dies_is_an_answer(monkeypatch):
 
 MANY = """
 import os, random, signal, sys
-from engine.planner import answer, time_limit, warm_up
+from engine.process.planner import answer, time_limit, warm_up
 from tests.unit.engine.making import DIGITS_META, spec
 
 warm_up()
@@ -505,7 +505,7 @@ def test_a_limit_on_sequences_needs_one():
 
 
 def test_a_good_plan_builds_the_network_that_torch_builds():
-    from engine.network import Network
+    from engine.network.network import Network
 
     resolved = parse_job(json.dumps(planned(spec())["spec"]))
     torch.manual_seed(5)

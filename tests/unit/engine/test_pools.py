@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from engine.data.draws import Draws, Pool
-from engine.data.window import runs_of
+from engine.data.batches.shuffle_pool import Draws, Pool
+from engine.data.sources.row_files import runs_of
 from tests.unit.engine.pools import drawn
 
 POOLS = {

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from engine import precision
+from engine.core import precision
 from tests.unit.engine.making import (
     CNN,
     by_hand,

@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from engine import catalog
-from engine.layer_options import fill
-from engine.network import Network
-from engine.plan import parse_spec
-from engine.planner import answer
+from engine.network.network import Network
+from engine.optim.parameter_options import fill
+from engine.plan import catalog
+from engine.plan.plan import parse_spec
+from engine.process.planner import answer
 from glasshouse.spec import presets
 from glasshouse.spec.presets import PRESETS, Preset
 from tests.unit.engine.making import (

@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 import torch
 
-from engine.data.fields import BadField, field_shape
-from engine.data.inline import inline_rows
-from engine.data.loading import load
-from engine.data.table import Table
-from engine.shapes import FieldShape
+from engine.data.columns.fields import BadField, field_shape
+from engine.data.columns.table import Table
+from engine.data.sources.inline import inline_rows
+from engine.data.sources.loading import load
+from engine.network.shapes import FieldShape
 from glasshouse.errors import DataFailed
 from glasshouse.spec import DenseField, IntegerField, Source
 from tests.unit.engine.making import write_table

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.kept import best_posts
-from engine.losses import Losses, loss_of
-from engine.network import Network
-from engine.plan import parse_spec
-from engine.step_memory import LiveBytes, step_peak
+from engine.losses.losses import Losses, loss_of
+from engine.network.network import Network
+from engine.plan.checkpointed_layers import best_posts
+from engine.plan.plan import parse_spec
+from engine.plan.step_memory import LiveBytes, step_peak
 from tests.unit.engine.making import errors, is_real, losses, of_type, planned, run, spec
 
 DEEP: list[dict[str, Any]] = [{"name": "flat", "type": "Flatten"}]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from engine.probes.recorder import NUM_STEPS, Recorder
+from engine.probes.flight_recorder import NUM_STEPS, Recorder
 from glasshouse.spec import Probe
 from tests.unit.engine.making import captured, losses, of_type, run, spec, write_table
 

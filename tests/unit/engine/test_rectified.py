@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 
 from engine.native.compiling import ISAS
-from engine.probes.figures import kernel
-from engine.probes.figures.summarize import summarize
-from engine.probes.rectified import Rectified, is_rectifier
-from engine.probes.watched.watch import Watch, Watches
+from engine.probes.statistics import native_kernel
+from engine.probes.statistics.summarize import summarize
+from engine.probes.watched.probe import Watch, Watches
+from engine.probes.watched_relu import Rectified, is_rectifier
 from glasshouse.spec import Probe
 from tests.conftest import absent
 from tests.unit.engine.making import captured, of_type, run, spec
@@ -22,23 +22,23 @@ from tests.unit.engine.test_watching import by_numpy, probe
 
 @pytest.fixture(autouse=True)
 def native() -> None:
-    if kernel.LOADED is None:
+    if native_kernel.LOADED is None:
         absent("the kernel (python -m engine.native)")
 
 
 def both(x: torch.Tensor, isa: int = -1) -> tuple[list[float], list[float]]:
     """The figures of a tensor and of its ReLU, whose bits are torch's."""
-    assert kernel.LOADED is not None
-    out, own, rectified = kernel.LOADED.rectify(x, isa=isa)
+    assert native_kernel.LOADED is not None
+    out, own, rectified = native_kernel.LOADED.rectify(x, isa=isa)
     same_bits(out, torch.relu(x))
     return own, rectified
 
 
 def back(x: torch.Tensor, gradient: torch.Tensor, isa: int = -1) -> tuple[list[float], list[float]]:
     """The figures of a gradient and of what a ReLU of ``x`` lets through: bits are torch's."""
-    assert kernel.LOADED is not None
+    assert native_kernel.LOADED is not None
     gate = torch.relu(x)
-    out, own, gated = kernel.LOADED.rectify(gradient, gate, isa=isa)
+    out, own, gated = native_kernel.LOADED.rectify(gradient, gate, isa=isa)
     same_bits(out, torch.ops.aten.threshold_backward(gradient, gate, 0))
     return own, gated
 
@@ -52,21 +52,21 @@ def same_bits(x: torch.Tensor, y: torch.Tensor) -> None:
 
 
 def by_isa(x: torch.Tensor, isa: int) -> list[float]:
-    assert kernel.LOADED is not None
-    return kernel.LOADED([x], isa=isa)[0]
+    assert native_kernel.LOADED is not None
+    return native_kernel.LOADED([x], isa=isa)[0]
 
 
 @given(tensors())
 @settings(max_examples=400, deadline=None)
 def test_one_pass_gives_the_bits_of_two(x: torch.Tensor):
-    if not kernel.rectifies(x):
+    if not native_kernel.rectifies(x):
         return
     for isa in range(len(ISAS)):
         own, rectified = both(x, isa)
         np.testing.assert_array_equal(own, by_isa(x, isa))
         np.testing.assert_array_equal(rectified, by_isa(torch.relu(x), isa))
         gradient = x.flatten().flip(0).contiguous().view(x.shape)
-        if not kernel.rectifies(x) or gradient.stride() != torch.relu(x).stride():
+        if not native_kernel.rectifies(x) or gradient.stride() != torch.relu(x).stride():
             continue
         own, gated = back(x, gradient, isa)
         np.testing.assert_array_equal(own, by_isa(gradient, isa))
@@ -93,10 +93,10 @@ def test_of_what_is_nowhere_positive_all_is_zero():
 
 
 def test_what_may_take_two_passes_or_lies_apart_is_not_taken():
-    assert not kernel.rectifies(torch.zeros(4, dtype=torch.float64))
-    assert not kernel.rectifies(torch.zeros(4, dtype=torch.int64))
-    assert not kernel.rectifies(torch.zeros(4, 4)[:, ::2])
-    assert kernel.rectifies(torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last))
+    assert not native_kernel.rectifies(torch.zeros(4, dtype=torch.float64))
+    assert not native_kernel.rectifies(torch.zeros(4, dtype=torch.int64))
+    assert not native_kernel.rectifies(torch.zeros(4, 4)[:, ::2])
+    assert native_kernel.rectifies(torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last))
 
 
 def watches() -> Watches:

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from engine.derived import FORMULAS
-from engine.probes import remembered
-from engine.probes.look import Look
-from engine.probes.recorder import Recorder
-from engine.probes.taps import made
-from engine.probes.watched.watch import Watch
+from engine.metrics.derived import FORMULAS
+from engine.probes import history
+from engine.probes.flight_recorder import Recorder
+from engine.probes.hooks import Look
+from engine.probes.probe_set import made
+from engine.probes.watched.probe import Watch
 from glasshouse.spec import Probe
 from tests.unit.engine.making import of_type, run, spec
 
@@ -25,7 +25,7 @@ def _probe(**changes: Any) -> Probe:
 
 def _again(watches: list[Watch]) -> dict[str, Any]:
     """The state as it comes back from a file."""
-    return json.loads(json.dumps(remembered.state(watches, (), 3)))
+    return json.loads(json.dumps(history.state(watches, (), 3)))
 
 
 def _record(step: int) -> dict[str, Any]:
@@ -35,14 +35,14 @@ def _record(step: int) -> dict[str, Any]:
 def test_a_widened_interval_stays_wide():
     before, after = made(0, _probe()), made(0, _probe())
     before.factor, before.num_failures = 8, 2
-    remembered.restore(_again([before]), [after])
+    history.restore(_again([before]), [after])
     assert (after.every, after.num_failures) == (16, 2)
 
 
 def test_a_probe_that_was_changed_since_begins_anew():
     before, after = made("prb_1", _probe()), made("prb_1", _probe(every=5))
     before.factor, before.num_failures = 8, 2
-    remembered.restore(_again([before]), [after])
+    history.restore(_again([before]), [after])
     assert (after.every, after.num_failures) == (5, 0)
 
 
@@ -87,14 +87,14 @@ def test_a_recorder_gives_the_steps_from_before_the_restart(layer: str):
     uninterrupted, before, after = recorder(), recorder(), recorder()
     steps(uninterrupted, 0, 30)
     steps(before, 0, 25)
-    remembered.restore(_again([before]), [after])
+    history.restore(_again([before]), [after])
     steps(after, 25, 30)
     expected = uninterrupted.take(_record(30), [bad], 1.0, set())
     assert len(expected) == 21
     assert repr(after.take(_record(30), [bad], 1.0, set())) == repr(expected)
     # it has spoken, and does not speak again before a finite step: nor after a restart
     later = recorder()
-    remembered.restore(_again([after]), [later])
+    history.restore(_again([after]), [later])
     assert later.take(_record(31), [bad], 1.0, set()) == []
 
 
@@ -105,7 +105,7 @@ def test_what_one_recorder_has_told_another_does_not_tell_again_after_a_restart(
     for one in before:
         assert isinstance(one, Recorder)
         one.take(_record(0), [["fc", "output", *FINITE]], 1.0, told)
-    remembered.restore(_again(before), after)
+    history.restore(_again(before), after)
     said: list[dict[str, Any]] = []
     told = set()
     for one in after:

@@ -16,10 +16,12 @@ from typing import Any
 
 import pytest
 
-from engine import rank, saving, tuning
-from engine.rank import Assignment
-from engine.report import Outputs
-from engine.spool import read_frames
+from engine.checkpoint import saving
+from engine.core.spool import read_frames
+from engine.learner import tuning
+from engine.process import rank
+from engine.process.rank import Assignment
+from engine.training.report import Outputs
 from glasshouse.failpoints import chosen
 from tests.unit.engine.making import losses, of_type, planned, run, spec, write_job
 
@@ -159,7 +161,7 @@ def paused(directory: Path, step: int) -> list[dict[str, Any]]:
 def killed(directory: Path) -> list[dict[str, Any]]:
     """Run a job in a process that is killed as soon as its first checkpoint is durable."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["engine.rank"])
+    context.set_forkserver_preload(["engine.process.rank"])
     process = context.Process(target=_die_at_the_first_checkpoint, args=(directory,))
     process.start()
     process.join(120)

@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from engine import checkpoint, rank, train
-from engine.data.rows import LoadedField, Rows
-from engine.rank import Assignment
-from engine.rank import run as run_assignment
-from engine.report import Outputs
-from engine.spool import read_frames
+from engine.checkpoint import checkpoint
+from engine.core.spool import read_frames
+from engine.data.batches.rows import Rows
+from engine.data.columns.loaded import LoadedField
+from engine.process import rank
+from engine.process.rank import Assignment
+from engine.process.rank import run as run_assignment
+from engine.training import loop
+from engine.training.report import Outputs
 from glasshouse.events import is_upkeep
 from tests.unit.engine.making import CNN, losses, of_type, planned, run, spec, write_job
 
@@ -251,10 +254,10 @@ def test_without_any_one_part_the_numbers_differ(digits, tmp_path, whole, monkey
     """The control: were one part not restored, the tests above would see it."""
     directory, job, records = whole("dropout and momentum")
     owners = {
-        "model": train.Weights,
-        "optimizer": train.OptimizerState,
-        "generators": train.Generators,
-        "position": train.Schedule,
+        "model": loop.Weights,
+        "optimizer": loop.OptimizerState,
+        "generators": loop.Generators,
+        "position": loop.Schedule,
     }
 
     def forget(self: Any, state: Any) -> None:

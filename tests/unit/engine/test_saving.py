@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import nn
 
-from engine import checkpoint, saving
-from engine.keeping import Keeping
-from engine.saving import Saver
-from engine.snapshot import Staging, take
-from engine.spool import read_frames
-from engine.stateful import OptimizerState, Weights
+from engine.checkpoint import checkpoint, saving
+from engine.checkpoint.retention import Keeping
+from engine.checkpoint.saving import Saver
+from engine.checkpoint.training_state import OptimizerState, Weights
+from engine.core.snapshot import Staging, take
+from engine.core.spool import read_frames
 from glasshouse.spec import Checkpoint, TrainJob, parse_job
 from tests.unit.engine.making import errors, losses, of_type, planned, run, spec, write_job
 
@@ -336,9 +336,9 @@ def test_no_thread_is_started_before_the_first_save(tmp_path):
 FULL = """
 import resource, sys, threading
 from pathlib import Path
-from engine.rank import Assignment, run
-from engine.report import Outputs
-from engine.spool import SpoolWriter
+from engine.process.rank import Assignment, run
+from engine.training.report import Outputs
+from engine.core.spool import SpoolWriter
 
 directory, from_step, to_step = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 spool = SpoolWriter(directory / "spool")

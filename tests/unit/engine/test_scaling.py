@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import ExponentialLR
 
-from engine import rank
-from engine.spool import read_frames
+from engine.core.spool import read_frames
+from engine.process import rank
 from tests.unit.engine.making import (
     CNN,
     captured,

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler, swa_utils
 
-from engine.catalog import section
-from engine.learning_rate import scheduler_classes
+from engine.optim.lr_schedulers import scheduler_classes
+from engine.plan.catalog import section
 from tests.unit.engine.making import by_hand as by_hand_of
 from tests.unit.engine.making import errors, losses, of_type, planned, run, spec
 from tests.unit.engine.test_commands import Scheduled, train, weights

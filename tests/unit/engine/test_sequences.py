@@ -11,14 +11,14 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.flop_counter import FlopCounterMode
 
-from engine.data.loading import load
-from engine.data.ragged import LoadedSequence, RaggedColumn
-from engine.data.rows import shuffled
-from engine.data.table import Table
-from engine.network import Network
-from engine.planner import answer
-from engine.step_memory import LiveBytes
-from engine.stepwise import AWARE, Lengths
+from engine.data.batches.rows import shuffled
+from engine.data.columns.ragged import LoadedSequence, RaggedColumn
+from engine.data.columns.table import Table
+from engine.data.sources.loading import load
+from engine.network.network import Network
+from engine.network.recurrent import AWARE, Lengths
+from engine.plan.step_memory import LiveBytes
+from engine.process.planner import answer
 from glasshouse.errors import DataFailed
 from glasshouse.spec import (
     DenseSequenceField,

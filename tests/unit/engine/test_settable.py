@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from engine.optim import build_optimizer, optimizer_classes
-from engine.plan import parse_spec
-from engine.planner import answer
-from engine.problems import SpecProblems
-from engine.settable import changed_job, optimizer_settings, settable
+from engine.core.problems import SpecProblems
+from engine.optim.optimizers import build_optimizer, optimizer_classes
+from engine.plan.plan import parse_spec
+from engine.process.planner import answer
+from engine.training.settable import changed_job, optimizer_settings, settable
 from glasshouse.spec import Optimizer, TrainJob
 from tests.unit.engine.making import planned, spec
 

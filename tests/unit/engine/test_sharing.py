@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engine.network import Network
+from engine.network.network import Network
 from glasshouse.spec import Graph
 from tests.unit.engine.making import DIGITS_META, errors, of_type, planned, run, spec
 from tests.unit.engine.test_kinds import layer, shared_layers

@@ -8,17 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from engine import rank
-from engine.data import dense, fitting, sequences
-from engine.data.draws import Draws, Pool
-from engine.data.joined import Chain, Joined, JoinedStored, Part, joined_meta
-from engine.data.loading import load
-from engine.data.prepared import Preparing
-from engine.data.reading import Reader
-from engine.data.streamed import StreamedRows
-from engine.data.table import Table
-from engine.planner import answer
-from engine.spool import read_frames
+from engine.core.spool import read_frames
+from engine.data.batches.shuffle_pool import Draws, Pool
+from engine.data.columns import dense, sequences
+from engine.data.columns.prepared import Preparing
+from engine.data.columns.table import Table
+from engine.data.sources import fitting
+from engine.data.sources.joined import Chain, Joined, JoinedStored, Part, joined_meta
+from engine.data.sources.loading import load
+from engine.data.sources.reading import Reader
+from engine.data.sources.streamed import StreamedRows
+from engine.process import rank
+from engine.process.planner import answer
 from glasshouse.errors import DataFailed
 from glasshouse.spec import Sequences, Shuffle, Source
 from tests.unit.engine.making import DIGITS_META, errors, losses, spec, write_job

@@ -10,11 +10,11 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR, ReduceLROnPlateau
 
-from engine.layer_options import make_optimizer
-from engine.network import Network
-from engine.plan import parse_spec
-from engine.problems import SpecProblems
-from engine.settable import changed_job, settable
+from engine.core.problems import SpecProblems
+from engine.network.network import Network
+from engine.optim.parameter_options import make_optimizer
+from engine.plan.plan import parse_spec
+from engine.training.settable import changed_job, settable
 from tests.unit.engine.making import captured, errors, losses, of_type, planned, run
 from tests.unit.engine.ragged import job, meta_of, write_ragged
 

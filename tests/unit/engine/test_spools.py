@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from engine.spool import HEADER, SpoolDamaged, SpoolWriter, read_frames
+from engine.core.spool import HEADER, SpoolDamaged, SpoolWriter, read_frames
 
 RECORDS = [
     {"type": "metrics", "step": n, "values": {"loss": [0.5, float("nan")][n % 2], "ü": "ß"}}

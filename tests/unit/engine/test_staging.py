@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.data import staging
-from engine.data.ragged import LoadedSequence, in_memory
-from engine.data.rows import batch_of
-from engine.data.staging import gathered, moved
+from engine.data.batches.rows import batch_of
+from engine.data.columns import staging
+from engine.data.columns.ragged import LoadedSequence, in_memory
+from engine.data.columns.staging import gathered, moved
 
 CPU = torch.device("cpu")
 

@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 from engine.__main__ import main
-from engine.data.rows import shuffled
-from engine.network import Network
-from engine.plan import parse_spec
-from engine.spool import read_frames
+from engine.core.spool import read_frames
+from engine.data.batches.rows import shuffled
+from engine.network.network import Network
+from engine.plan.plan import parse_spec
 from tests.unit.engine.making import CNN, cnn, errors, losses, of_type, planned, run, spec
 
 EACH = {"checkpoint": {"every_steps": 1}}

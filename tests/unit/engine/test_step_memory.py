@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine import step_memory
-from engine.losses import Losses, loss_of
-from engine.network import Network
-from engine.precision import chosen
-from engine.step_memory import LiveBytes, step_peak
+from engine.core.precision import chosen
+from engine.losses.losses import Losses, loss_of
+from engine.network.network import Network
+from engine.plan import step_memory
+from engine.plan.step_memory import LiveBytes, step_peak
 from glasshouse.spec import TrainJob, parse_job
 from tests.unit.engine.making import CNN, planned, spec
 

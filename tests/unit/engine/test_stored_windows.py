@@ -9,13 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engine.data.loading import load
-from engine.data.prepared import Preparing
-from engine.data.stored_windows import WindowReader
-from engine.data.streamed import StreamedRows
-from engine.data.table import Table
-from engine.data.window import StoredTable
-from engine.ingest import ingest
+from engine.data.columns.prepared import Preparing
+from engine.data.columns.table import Table
+from engine.data.sources.loading import load
+from engine.data.sources.row_files import StoredTable
+from engine.data.sources.streamed import StreamedRows
+from engine.data.sources.streamed_windows import WindowReader
+from engine.datasets.ingest import ingest
 from glasshouse.errors import DataFailed
 from glasshouse.spec import (
     CbowWindows,

@@ -11,17 +11,17 @@ import pytest
 import torch
 from torch import nn
 
-from engine import rank
-from engine.data.draws import Pool
-from engine.data.loading import load
-from engine.data.reading import Reader
-from engine.data.rows import shuffled
-from engine.data.streamed import StreamedRows
-from engine.data.table import Table
-from engine.data.window import StoredTable
-from engine.footprint import check_streaming
-from engine.problems import Findings
-from engine.spool import read_frames
+from engine.core.problems import Findings
+from engine.core.spool import read_frames
+from engine.data.batches.rows import shuffled
+from engine.data.batches.shuffle_pool import Pool
+from engine.data.columns.table import Table
+from engine.data.sources.loading import load
+from engine.data.sources.reading import Reader
+from engine.data.sources.row_files import StoredTable
+from engine.data.sources.streamed import StreamedRows
+from engine.plan.data_memory import check_streaming
+from engine.process import rank
 from glasshouse.errors import DataFailed
 from glasshouse.events import is_upkeep
 from glasshouse.spec import (

@@ -58,7 +58,8 @@ def test_a_bad_job_file_is_refused_with_the_place(
 
 def test_the_engine_needs_nothing_of_the_service():
     code = (
-        "import sys, engine.rank, engine.plan, engine.planner, engine.nursery;"
+        "import sys, engine.plan.plan;"
+        "import engine.process.rank, engine.process.planner, engine.process.fork_server;"
         "bad = {'fastapi', 'sqlalchemy', 'redis', 'celery', 'httpx', 'httpx2', 'api', 'models',"
         " 'worker'} & {name.partition('.')[0] for name in sys.modules};"
         "sys.exit(str(bad) if bad else 0)"

@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from engine.data.loading import load
-from engine.data.table import Table
-from engine.ingest import ingest
-from engine.planner import answer
+from engine.data.columns.table import Table
+from engine.data.sources.loading import load
+from engine.datasets.ingest import ingest
+from engine.process.planner import answer
 from glasshouse import jsonio
 from glasshouse.errors import DataFailed
 from glasshouse.spec import IntegerField, Source

@@ -3,7 +3,7 @@ import timeit
 import pytest
 import torch
 
-from engine.timing import PARTS, DeviceClock, HostClock, Laps, Timing, Work, figures_of
+from engine.core.timing import PARTS, DeviceClock, HostClock, Laps, Timing, Work, figures_of
 from tests.unit.engine import ragged
 from tests.unit.engine.making import DIGITS_META, of_type, planned, run, spec, write_job
 
@@ -162,8 +162,8 @@ def test_the_parts_of_a_step_sum_up_to_it(digits, tmp_path):
 
 
 def test_the_rate_of_operations_is_three_times_that_of_the_forward_pass(digits, tmp_path):
-    from engine import rank
-    from engine.spool import read_frames
+    from engine.core.spool import read_frames
+    from engine.process import rank
 
     plan = planned(spec(), DIGITS_META)
     device = {"type": "cpu", "threads": 1, "peak_flops": 1e12}
@@ -193,7 +193,7 @@ def test_the_tokens_of_a_second_are_the_steps_of_its_rows_without_padding(digits
 
 
 def test_the_time_of_the_data_is_put_down_to_the_data(digits, tmp_path, monkeypatch):
-    from engine.data.rows import Rows
+    from engine.data.batches.rows import Rows
 
     batch = Rows.batch
     monkeypatch.setattr(Rows, "batch", lambda *args: (_spin(0.02), batch(*args))[1])
@@ -217,7 +217,7 @@ def test_a_clock_of_events_measures_what_the_device_does():
 
 
 def test_the_time_that_hooks_take_is_that_of_the_probes(digits, tmp_path, monkeypatch):
-    from engine.probes.look import Look
+    from engine.probes.hooks import Look
 
     count = Look._count
     monkeypatch.setattr(Look, "_count", lambda *given: (_spin(0.02), count(*given))[1])
@@ -229,7 +229,7 @@ def test_the_time_that_hooks_take_is_that_of_the_probes(digits, tmp_path, monkey
 
 
 def test_the_time_that_derived_series_take_is_their_own(digits, tmp_path, monkeypatch):
-    from engine import derived
+    from engine.metrics import derived
 
     copied = derived._copy
     monkeypatch.setattr(derived, "_copy", lambda tensor: (_spin(0.02), copied(tensor))[1])

@@ -10,12 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engine.data.joined import source_rows
-from engine.data.loading import load
-from engine.data.prepared import Prepared, Preparing
-from engine.data.table import Table
-from engine.data.windows import num_windows
-from engine.ingest import ingest
+from engine.data.columns.prepared import Prepared, Preparing
+from engine.data.columns.table import Table
+from engine.data.sources.joined import source_rows
+from engine.data.sources.loading import load
+from engine.data.sources.text_windows import num_windows
+from engine.datasets.ingest import ingest
 from glasshouse.errors import DataFailed
 from glasshouse.spec import (
     CbowWindows,

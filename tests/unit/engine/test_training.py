@@ -7,12 +7,12 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from engine.data.joined import source_rows
-from engine.data.rows import shuffled
-from engine.rank import Assignment
-from engine.rank import run as run_assignment
-from engine.report import Outputs
-from engine.spool import read_frames
+from engine.core.spool import read_frames
+from engine.data.batches.rows import shuffled
+from engine.data.sources.joined import source_rows
+from engine.process.rank import Assignment
+from engine.process.rank import run as run_assignment
+from engine.training.report import Outputs
 from tests.unit.engine.making import (
     by_hand,
     errors,
@@ -167,7 +167,7 @@ def _failed(directory: Path) -> dict:
 
 
 def test_a_label_out_of_range_is_named_by_row_split_column_and_value(digits, tmp_path, capfd):
-    from engine import rank
+    from engine.process import rank
 
     images = np.load(digits / "train" / "0.npy")
     labels = np.load(digits / "train" / "1.npy").copy()
@@ -186,7 +186,7 @@ def test_a_label_out_of_range_is_named_by_row_split_column_and_value(digits, tmp
 
 
 def test_a_layer_that_fails_while_training_is_named_with_its_step(digits, tmp_path, capfd):
-    from engine import rank
+    from engine.process import rank
 
     resolved = planned(spec())["spec"]
     resolved["network"]["layers"][5]["args"]["in_features"] = 55  # as no planner would allow
@@ -198,7 +198,7 @@ def test_a_layer_that_fails_while_training_is_named_with_its_step(digits, tmp_pa
 
 
 def test_too_large_a_layer_fails_as_out_of_memory(digits, tmp_path, capfd):
-    from engine import rank
+    from engine.process import rank
 
     resolved = planned(spec())["spec"]
     resolved["network"]["layers"][5]["args"]["out_features"] = 10**13

@@ -8,11 +8,12 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from engine import rank, tuning
-from engine.layers import Pair
+from engine.core.spool import read_frames
+from engine.learner import tuning
 from engine.native import pooling
-from engine.network import Network
-from engine.spool import read_frames
+from engine.network.layers import Pair
+from engine.network.network import Network
+from engine.process import rank
 from glasshouse.spec import Graph
 from tests.conftest import absent
 from tests.unit.engine.making import (

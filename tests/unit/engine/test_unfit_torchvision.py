@@ -40,7 +40,7 @@ def unfit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def planner(*requests: dict[str, Any]) -> list[dict[str, Any]]:
     """What one planner, a process, says: that it is ready, and its answers."""
     done = subprocess.run(
-        [sys.executable, "-m", "engine.planner"],
+        [sys.executable, "-m", "engine.process.planner"],
         input="".join(f"{json.dumps(request)}\n" for request in requests),
         capture_output=True,
         text=True,

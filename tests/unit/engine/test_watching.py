@@ -10,17 +10,17 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from engine.layers import LayerFailed
-from engine.network import Network
-from engine.probes.figures import plain
-from engine.probes.figures.summarize import summarize
-from engine.probes.taps import Probes
+from engine.core.readback import Readback
+from engine.network.layers import LayerFailed
+from engine.network.network import Network
+from engine.probes.probe_set import Probes
+from engine.probes.statistics import plain_torch as plain
+from engine.probes.statistics.summarize import summarize
+from engine.probes.watched.requested import Wanted
 from engine.probes.watched.select import is_due
-from engine.probes.watched.wanted import Wanted
-from engine.rank import Assignment
-from engine.rank import run as run_assignment
-from engine.readback import Readback
-from engine.report import Outputs
+from engine.process.rank import Assignment
+from engine.process.rank import run as run_assignment
+from engine.training.report import Outputs
 from glasshouse.spec import Graph, Probe
 from tests.unit.engine.making import captured, cnn, losses, of_type, planned, run, spec, write_job
 
@@ -276,7 +276,7 @@ def test_a_failure_around_the_update_is_the_probes_alone(digits, tmp_path, monke
     plain = run(tmp_path / "plain", spec(), digits)
     for name in ("copies", "states"):
         with monkeypatch.context() as patch:
-            patch.setattr(f"engine.probes.look.{name}", fail)
+            patch.setattr(f"engine.probes.hooks.{name}", fail)
             bad = probe(layers=["fc"], kinds=["update", "optim_state", "output"], want=["stats"])
             good = probe(layers=["conv1"], kinds=["output"], want=["stats"])
             records = run(tmp_path / name, spec(probes=[bad, good]), digits)

@@ -6,10 +6,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from engine.data.joined import source_rows
-from engine.data.rows import Rows
-from engine.loss_sums import Term
-from engine.probes.figures.summarize import summarize
+from engine.data.batches.rows import Rows
+from engine.data.sources.joined import source_rows
+from engine.losses.loss_sums import Term
+from engine.probes.statistics.summarize import summarize
 from engine.probes.watched.select import may_match
 from glasshouse.spec import Probe
 from tests.unit.engine.making import captured, errors, of_type, planned, run, spec

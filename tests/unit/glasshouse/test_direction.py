@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.torch_metrics import metric_classes
+from engine.metrics.torch_metrics import metric_classes
 from glasshouse.direction import direction_of
 
 NAMES = {

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from engine.ingest import ingest
+from engine.datasets.ingest import ingest
 from glasshouse.errors import InvalidDataset
-from models.columns import Columns
+from models.storage.columns import Columns
 
 # A small process of its own starts and measures the ingest: on Linux a child's peak memory
 # begins with that of the process it came from.
@@ -57,7 +57,7 @@ class Ingesting:
         """Run the command; its answer, status, and peak memory."""
         self._count += 1
         out = self.folder / f"dataset-{self._count}"
-        command = [sys.executable, "-m", "engine.ingest", "--format", name]
+        command = [sys.executable, "-m", "engine.datasets.ingest", "--format", name]
         done = subprocess.run(
             [sys.executable, "-c", MEASURE, *command, "--source", source, "--out", out, *flags],
             capture_output=True,

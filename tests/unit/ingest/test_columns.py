@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from glasshouse import jsonio
-from models.columns import Columns
+from models.storage.columns import Columns
 from tests.unit.ingest.conftest import Ingesting
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from engine.readers.header import is_name
+from engine.datasets.readers.header import is_name
 from glasshouse.errors import InvalidDataset
-from models.columns import Columns
+from models.storage.columns import Columns
 from tests.unit.ingest.conftest import Ingesting
 
 WITH_HEADER: dict[str, tuple[list[str], list[list[str]]]] = {

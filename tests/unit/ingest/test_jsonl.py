@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.columns import Columns
+from models.storage.columns import Columns
 from tests.unit.ingest.conftest import Ingesting
 
 

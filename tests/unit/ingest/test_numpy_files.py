@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from engine.readers.npz import place
+from engine.datasets.readers.npz import place
 from glasshouse.errors import InvalidDataset
 from tests.unit.ingest.conftest import Ingesting
 

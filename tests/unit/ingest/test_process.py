@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.ingest import FORMATS, ingest
-from engine.readers.digits import NUM_ROWS
+from engine.datasets.ingest import FORMATS, ingest
+from engine.datasets.readers.digits import NUM_ROWS
 from glasshouse.errors import StorageFull
-from models.columns import Columns
+from models.storage.columns import Columns
 from tests.unit.ingest.conftest import Ingesting
 
 BASE_BYTES = 64 << 20  # python, numpy and one block; measured at about 30 MB
@@ -37,7 +37,8 @@ def special(mode: int) -> zipfile.ZipInfo:
 
 
 def test_the_engine_reads_files_without_torch():
-    code = "import sys, engine.ingest; print([m for m in ('torch','sklearn') if m in sys.modules])"
+    code = "import sys, engine.datasets.ingest;"
+    code += "print([m for m in ('torch','sklearn') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     assert done.stdout.strip() == "[]"
 
@@ -91,7 +92,8 @@ def test_a_file_that_needs_more_memory_than_it_may_is_a_problem(ingesting: Inges
 
 
 def _base_address_space() -> int:
-    code = "import engine.ingest, pathlib; print(pathlib.Path('/proc/self/statm').read_text())"
+    code = "import engine.datasets.ingest;"
+    code += "print(open('/proc/self/statm').read())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     return int(done.stdout.split()[0]) * resource.getpagesize()
 
@@ -107,7 +109,7 @@ def test_a_file_that_takes_too_long_is_a_problem(ingesting: Ingesting):
 def test_a_full_disk_is_said_and_leaves_nothing(ingesting: Ingesting, tmp_path: Path):
     source = ingesting.file(b"\0\0\x08\x01\x00\x10\x00\x00" + bytes(1 << 20))
     code = (
-        "import resource, sys; from engine.ingest import main;"
+        "import resource, sys; from engine.datasets.ingest import main;"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16)); main(sys.argv[1:])"
     )
     out = tmp_path / "out"
@@ -124,7 +126,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(ingesting: Ingesting, tmp_path: 
 
 def test_a_terminated_ingest_removes_what_it_began(ingesting: Ingesting, tmp_path: Path):
     source = ingesting.file(b"a,b\n" + b"1.5,2.5\n" * 8_000_000)
-    command = [sys.executable, "-m", "engine.ingest", "--format", "csv"]
+    command = [sys.executable, "-m", "engine.datasets.ingest", "--format", "csv"]
     with subprocess.Popen([*command, "--source", source, "--out", tmp_path / "out"]) as process:
         while not list(tmp_path.glob("out.tmp-*")):
             assert process.poll() is None

@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from engine import token_counts
-from engine.token_counts import TokenBudget, TokenCounts
+from engine.datasets import token_counts
+from engine.datasets.token_counts import TokenBudget, TokenCounts
 from tests.unit.ingest.conftest import Ingesting
 
 TEXT = "First Citizen:\r\nSpeak, speak.\n\nÜber alles: 你好\nno end"
@@ -77,6 +77,7 @@ def test_a_long_text_takes_little_memory(ingesting: Ingesting):
 
 
 def test_reading_text_does_not_import_what_images_need():
-    code = "import sys, engine.ingest; print([m for m in ('torch', 'PIL') if m in sys.modules])"
+    code = "import sys, engine.datasets.ingest;"
+    code += "print([m for m in ('torch', 'PIL') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     assert done.stdout.strip() == "[]"

@@ -2,7 +2,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from models.addresses import AddressRefused, Allowed, Target, check, is_public, target_of
+from models.access.addresses import AddressRefused, Allowed, Target, check, is_public, target_of
 
 PRIVATE = [
     "0.0.0.0",  # noqa: S104

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.stats_bytes import (
+from models.observations.stats_bytes import (
     Block,
     Figures,
     Gathered,
@@ -20,7 +20,7 @@ from models.stats_bytes import (
     unpack_block,
     unpack_chunk,
 )
-from models.thinning import evenly, kept_places
+from models.observations.thinning import evenly, kept_places
 
 series = st.builds(
     Series,

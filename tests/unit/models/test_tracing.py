@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from models import tracing
-from models.tracing import Tracing
+from models.telemetry import tracing
+from models.telemetry.tracing import Tracing
 
 HERE = "http://127.0.0.1:9"  # where nobody listens
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -20,7 +20,7 @@ def _nothing_is_set(monkeypatch):
 
 def test_untraced_a_process_loads_nothing_and_says_nothing():
     code = (
-        "import sys; from models import tracing; t = tracing.Tracing('x')\n"
+        "import sys; from models.telemetry import tracing; t = tracing.Tracing('x')\n"
         "with t.span('a', parent='', b=1) as span: span.tell(c=2); span.failed('d')\n"
         "assert tracing.traceparent() is None and tracing.log_fields() == {}\n"
         "t.close(); print('opentelemetry.sdk' in sys.modules)"

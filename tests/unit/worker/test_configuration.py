@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from models.fleet.workers import FoundDevice
 from models.settings import Settings
-from models.workers import FoundDevice
-from worker import hardware, inventory
 from worker.app import configuration, make_app
+from worker.devices import hardware, inventory
 
 settings = Settings(redis_url="unix:///tmp/v.sock", worker_name="w1")
 
@@ -46,7 +46,10 @@ def test_every_setting_is_one_that_celery_knows():
     ("module", "absent"),
     [
         ("worker.__main__", ("torch", "numpy", "fastapi", "pynvml")),
-        ("worker.hardware", ("sqlalchemy", "pydantic", "numpy", "models")),  # it runs each minute
+        (
+            "worker.devices.hardware",
+            ("sqlalchemy", "pydantic", "numpy", "models"),
+        ),  # it runs each minute
     ],
 )
 def test_a_process_imports_no_more_than_it_needs(module: str, absent: tuple[str, ...]):

@@ -4,7 +4,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.quotas import Room
+from models.access.quotas import Room
 from worker.dispatch import Choice, Need, Slot, Waiting, choose
 
 

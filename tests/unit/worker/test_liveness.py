@@ -6,8 +6,8 @@ from typing import Any, cast
 import pytest
 
 from models.settings import Settings
-from worker.liveness import Backpressure, Watchdog
-from worker.ranks import Rank
+from worker.attempt.liveness import Backpressure, Watchdog
+from worker.processes.rank import Rank
 
 Make = Callable[..., Watchdog]
 

@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from worker import logs
-from worker.logs import Log, clean
+from worker.attempt import logs
+from worker.attempt.logs import Log, clean
 
 
 def lines(log: Log, **options: Any) -> list[str]:

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import DataFailed, OutOfMemory
-from worker import memory
-from worker.memory import beside_plan, limit_bytes, oom_kills
+from worker.attempt import memory
+from worker.attempt.memory import beside_plan, limit_bytes, oom_kills
 
 
 @pytest.fixture

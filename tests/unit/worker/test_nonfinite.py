@@ -3,7 +3,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from glasshouse.errors import DataFailed, NonFinite, SpecFailed
-from worker.nonfinite import Nonfinite
+from worker.attempt.nonfinite import Nonfinite
 
 
 def row(layer: str, kind: str, *, nan: float = 0, inf: float = 0) -> list[str | float]:

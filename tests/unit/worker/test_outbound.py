@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from models.addresses import AddressRefused, Allowed
-from worker.outbound import Limits, OutboundFailed, Reply, send
+from models.access.addresses import AddressRefused, Allowed
+from worker.delivery.outbound import Limits, OutboundFailed, Reply, send
 
 LOOPBACK = Allowed.of("127.0.0.0/8")
 

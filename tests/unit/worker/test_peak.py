@@ -1,7 +1,7 @@
 from models.settings import Settings
 from models.tables import Device
-from worker import inventory
-from worker.workplace import peak_flops
+from worker.attempt.workplace import peak_flops
+from worker.devices import inventory
 
 
 def device(kind: str, name: str = "x") -> Device:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from worker.store import MAX_RECORDS, Portion
+from worker.attempt.store import MAX_RECORDS, Portion
 
 
 def test_a_slow_ledger_gets_less_at_once_and_a_quick_one_all_of_it_again():

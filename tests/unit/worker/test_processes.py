@@ -10,7 +10,7 @@ import pytest
 
 from glasshouse import processes
 from glasshouse.processes import Identity
-from worker.ranks import Rank, Stop
+from worker.processes.rank import Rank, Stop
 
 
 @pytest.fixture

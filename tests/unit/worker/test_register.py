@@ -9,7 +9,7 @@ import pytest
 
 from glasshouse import processes
 from glasshouse.processes import Identity
-from worker.register import Register
+from worker.processes.rank_registry import Register
 
 
 @pytest.fixture

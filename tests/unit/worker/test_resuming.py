@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from models.artifacts import LocalArtifacts
-from models.checkpoints import Refused
+from models.jobs.checkpoints import Refused
+from models.storage.artifacts import LocalArtifacts
 from models.tables import Checkpoint
-from worker.resuming import DIGEST_BYTES, defect, unreadable
+from worker.attempt.resume import DIGEST_BYTES, defect, unreadable
 
 FILES = {"model.safetensors": b"m" * (DIGEST_BYTES + 1), "state.json": b"{}"}
 

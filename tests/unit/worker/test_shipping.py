@@ -11,12 +11,12 @@ from safetensors.numpy import load
 
 from engine.probes.tensors.ring import HEADER_BYTES, Ring
 from glasshouse.events import parse_event
-from models.artifacts import LocalArtifacts
-from models.leases import Claim
-from models.probes import ProbeChange
+from models.jobs.leases import Claim
+from models.observations.probes import ProbeChange
+from models.storage.artifacts import LocalArtifacts
 from tests.waiting import until
-from worker.captures import Drain, Lot
-from worker.records import BadRecord, Shipment, Sorter
+from worker.attempt.captures import Drain, Lot
+from worker.attempt.records import BadRecord, Shipment, Sorter
 
 AT = "2026-01-02T03:04:05.678Z"
 

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.spool import SpoolWriter, read_frames
-from worker.store import punch_hole
+from engine.core.spool import SpoolWriter, read_frames
+from worker.attempt.store import punch_hole
 
 
 def taken(path: Path) -> int:

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from worker import gpus
-from worker.records import Shipment, Sorter
-from worker.usage import EVERY_S, Usage
+from worker.attempt.records import Shipment, Sorter
+from worker.devices import gpus
+from worker.devices.usage import EVERY_S, Usage
 
 BURNER = """
 import sys, threading, time

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from glasshouse import errors
 from glasshouse.errors import RunFailure
-from models.endings import FATES, ExitKind, Fate
-from worker.ranks import Exit
-from worker.verdict import Again, Ended, Pressed, failed, halved, judge, kind_of, unkillable
+from models.jobs.endings import FATES, ExitKind, Fate
+from worker.attempt.outcome import Again, Ended, Pressed, failed, halved, judge, kind_of, unkillable
+from worker.processes.rank import Exit
 
 CANCELLED = Pressed(cancelled=True)
 STOPPING = Pressed(stopping=True)

@@ -1,0 +1,75 @@
+"""What the routes of one API process share. Made once, by the app factory."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from api.planning.planner import Planner
+from api.streaming.streams import Streams
+from api.streaming.wakeups import Wakeups
+from api.uploads.receiving import Receiving
+from models.database import Database
+from models.fleet.notifier import Notifier
+from models.settings import Settings
+from models.storage.artifacts import Artifacts, open_artifacts
+from models.storage.disk_space import Space
+
+
+@dataclass(slots=True)
+class Resources:
+    """Everything that outlives a request."""
+
+    settings: Settings
+    database: Database
+    artifacts: Artifacts
+    planner: Planner
+    notifier: Notifier
+    wakeups: Wakeups
+    streams: Streams
+    space: Space
+    receiving: Receiving = field(default_factory=Receiving)
+    draining: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once the process was asked to end: open streams and waits finish."""
+    background: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
+    """Tasks of the process's own, cancelled at its end."""
+
+    loop: asyncio.AbstractEventLoop | None = None
+
+    def wake(self, job: str) -> None:
+        """Tell everybody, in every process, that there may be news of a job. From any thread."""
+        if self.loop is not None:
+            self.loop.call_soon_threadsafe(self.wakeups.ring, job)
+        self.notifier.job_changed(job)
+
+    def drain(self) -> None:
+        """Let open streams and waits finish: the process is about to end."""
+        self.draining.set()
+        self.streams.drain()
+        self.wakeups.ring_all()
+
+
+def make_resources(settings: Settings) -> Resources:
+    """The resources that the settings describe. Connects to nothing yet."""
+    database = Database(settings.database, pool_size=settings.database_connections)
+    artifacts = open_artifacts(settings)
+    wakeups = Wakeups(settings.redis)
+    return Resources(
+        settings=settings,
+        database=database,
+        artifacts=artifacts,
+        planner=Planner(settings),
+        notifier=Notifier(settings),
+        wakeups=wakeups,
+        streams=Streams(settings, database, wakeups),
+        space=Space(settings),
+    )
+
+
+async def _resources(request: Request) -> Resources:
+    return request.app.state.resources
+
+
+House = Annotated[Resources, Depends(_resources)]
+"""The parameter of a route that uses them: ``house: House``."""

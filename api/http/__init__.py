@@ -1,0 +1,1 @@
+"""What all routes share of HTTP: middleware, access, bodies, errors, negotiation, ranges."""

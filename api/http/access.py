@@ -1,0 +1,250 @@
+"""Who may do what. The gate lets no request without a key through, but for a few open paths.
+
+Keys are checked in middleware and not in routes: a route that forgets to ask is closed.
+"""
+
+import math
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from http.cookies import CookieError, SimpleCookie
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from api.http import dashboard, problems
+from api.http.rate_limit import Rates
+from glasshouse.errors import (
+    KeyInvalid,
+    KeyMissing,
+    OriginNotAllowed,
+    QuotaExceeded,
+    ScopeTooSmall,
+    ServiceError,
+    TooManyInvalidKeys,
+)
+from models import keys
+from models.access import quotas
+from models.access.quotas import Limits
+from models.database import Database
+from models.settings import Settings
+from models.tables import Key
+
+OPEN_PATHS = frozenset({"/livez", "/readyz", "/open"})
+OPEN_PREFIX = "/errors/"
+COOKIE = "glasshouse_session"
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+KEPT_S = 2.0
+"""A key is looked up again after this long; so a revoked one is refused soon."""
+FAILURES_PER_S = 10.0
+"""Keys that nobody has, of one address: more are refused without a look into the database."""
+LISTED_S = 5.0
+"""While there are more, valid keys are recognized from a list that is at most this old."""
+_IMPLIED = {
+    "read": frozenset({"read"}),
+    "submit": frozenset({"read", "submit"}),
+    "admin": frozenset({"read", "submit", "admin"}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The holder of the key that a request came with."""
+
+    key: str
+    """Id of the API key; for a browser session, of the key that opened it."""
+    key_name: str
+    """Its name."""
+    owner: str
+    scopes: frozenset[str]
+    """With those that they imply."""
+    secret_sha256: str
+    """Of the key or session itself, to look it up again during a long stream."""
+    limits: Limits
+    """The owner's quotas, at most two seconds old."""
+
+    @property
+    def sees(self) -> str | None:
+        """The owner whose things are visible; None: everybody's."""
+        return None if "admin" in self.scopes else self.owner
+
+
+class Keyring:
+    """Checks keys against the database and remembers those that are good for two seconds."""
+
+    def __init__(self, database: Database, settings: Settings) -> None:
+        self._database = database
+        self._settings = settings
+        self._known: dict[tuple[str, str], tuple[float, Caller]] = {}
+        self._failures = Rates()
+        self._listing = threading.Lock()
+        self._listed: frozenset[str] = frozenset()
+        self._listed_until = 0.0
+
+    async def check(self, secret: str, kind: keys.Kind, client: str = "") -> Caller:
+        """The caller with this key.
+
+        A client, by its address, that sends many keys nobody has is refused without a look into
+        the database for each. A request with a valid key passes, from the same address too.
+
+        Raises:
+            KeyInvalid: it is malformed, unknown, expired or revoked.
+            TooManyInvalidKeys: the client sent too many that are.
+        """
+        found = self._known.get((kind, secret))
+        if found is not None and found[0] > time.monotonic():
+            return found[1]
+        self._known.pop((kind, secret), None)
+        if not keys.is_well_formed(secret):
+            raise KeyInvalid
+        pause_s = self._failures.look(client, FAILURES_PER_S)
+        if pause_s and not await run_in_threadpool(self._is_listed, secret):
+            raise TooManyInvalidKeys(retry_after_s=math.ceil(pause_s))
+        try:
+            caller = await run_in_threadpool(self._look_up, secret, kind)
+        except KeyInvalid:
+            self._failures.take(client, FAILURES_PER_S)
+            raise
+        if len(self._known) >= 10_000:
+            self._known.clear()
+        self._known[kind, secret] = (time.monotonic() + KEPT_S, caller)
+        return caller
+
+    async def is_good(self, caller: Caller) -> bool:
+        """Whether the key that opened a long stream is still good."""
+        return await run_in_threadpool(self._still_good, caller)
+
+    def forget(self) -> None:
+        """Look every key and quota up again; called after this process has changed one."""
+        self._known.clear()
+        self._listed_until = 0.0
+
+    def _is_listed(self, secret: str) -> bool:
+        """Whether a key is good, by a list that is read at most once in ``LISTED_S``."""
+        with self._listing:
+            if time.monotonic() >= self._listed_until:
+                with self._database.read() as tx:
+                    self._listed = keys.valid_hashes(tx)
+                self._listed_until = time.monotonic() + LISTED_S
+        return keys.hash_of(secret) in self._listed
+
+    def _look_up(self, secret: str, kind: keys.Kind) -> Caller:
+        with self._database.read() as tx:
+            row = keys.check(tx, secret, kind=kind)
+            opened_by = keys.behind(tx, row)
+            return _caller(row, opened_by, quotas.of(tx, row.owner, self._settings))
+
+    def _still_good(self, caller: Caller) -> bool:
+        with self._database.read() as tx:
+            return keys.is_good(tx, caller.secret_sha256)
+
+
+def _caller(row: Key, opened_by: Key, limits: Limits) -> Caller:
+    scopes = frozenset[str]().union(
+        *(_IMPLIED.get(str(scope), frozenset()) for scope in row.scopes)
+    )
+    return Caller(
+        key=opened_by.id,
+        key_name=opened_by.name,
+        owner=row.owner,
+        scopes=scopes,
+        secret_sha256=row.sha256,
+        limits=limits,
+    )
+
+
+class Gate:
+    """Pure ASGI: puts the caller into the request's state, or answers 401; or 429, if too fast."""
+
+    def __init__(self, app: ASGIApp, keyring: Keyring) -> None:
+        self._app = app
+        self._keyring = keyring
+        self._rates = Rates()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] == "http" and not is_open(scope["path"]):
+            try:
+                caller = await self._caller(scope)
+                self._refuse_too_fast(caller)
+                scope["state"]["caller"] = caller
+            except ServiceError as error:
+                answer = problems.answer(error, problems.request_id_of(scope))
+                await answer(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _refuse_too_fast(self, caller: Caller) -> None:
+        rate = caller.limits.requests_per_s
+        pause_s = self._rates.take(caller.key, rate)
+        if pause_s:
+            raise QuotaExceeded(
+                f"This key may ask {rate:g} times a second.",
+                quota="requests_per_s",
+                limit=rate,
+                retry_after_s=math.ceil(pause_s),
+            )
+
+    async def _caller(self, scope: Scope) -> Caller:
+        headers = Headers(scope=scope)
+        authorization = headers.get("authorization")
+        if authorization is not None:
+            kind, _, secret = authorization.partition(" ")
+            if kind.lower() != "bearer":
+                raise KeyInvalid("The Authorization header must be 'Bearer gh_…'.")
+            return await self._keyring.check(secret.strip(), "key", _address(scope))
+        cookie = session_cookie(headers.get("cookie", ""))
+        if cookie is None:
+            raise KeyMissing
+        # A cookie is sent by the browser without the page's doing: what changes things must say
+        # where it comes from. That the origin is ours was checked before.
+        if scope["method"] not in SAFE_METHODS and "origin" not in headers:
+            raise OriginNotAllowed("A request with a session cookie needs an Origin header.")
+        return await self._keyring.check(cookie, "session", _address(scope))
+
+
+def _address(scope: Scope) -> str:
+    """Who asks: the address that a trusted proxy names, or else that of the connection."""
+    client = scope.get("client")
+    return client[0] if client else ""
+
+
+def is_open(path: str) -> bool:
+    """Whether a path needs no key."""
+    return path in OPEN_PATHS or path.startswith(OPEN_PREFIX) or dashboard.is_public(path)
+
+
+def session_cookie(header: str) -> str | None:
+    """The session in a Cookie header."""
+    try:
+        found = SimpleCookie(header).get(COOKIE)
+    except CookieError:
+        return None
+    return None if found is None else found.value
+
+
+def needs(scope: str) -> Callable[[Request], Awaitable[Caller]]:
+    """A dependency that gives the caller, if its key has the scope."""
+
+    async def check(request: Request) -> Caller:
+        caller: Any = request.scope["state"].get("caller")
+        if caller is None:
+            raise KeyMissing
+        if scope not in caller.scopes:
+            raise ScopeTooSmall(
+                f"This needs a key with the scope {scope!r}; this key has "
+                f"{', '.join(sorted(caller.scopes)) or 'none'}."
+            )
+        return caller
+
+    check.__name__ = f"needs_{scope}"
+    return check
+
+
+Read = Annotated[Caller, Depends(needs("read"))]
+Submit = Annotated[Caller, Depends(needs("submit"))]
+Admin = Annotated[Caller, Depends(needs("admin"))]

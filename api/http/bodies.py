@@ -1,0 +1,206 @@
+"""JSON bodies: read as bytes, checked strictly, every mistake named by its place."""
+
+import json
+import math
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from starlette.concurrency import run_in_threadpool
+
+from api.http import problems
+from glasshouse import jsonio
+from glasshouse.errors import (
+    FieldProblem,
+    InvalidRequest,
+    InvalidSpec,
+    MalformedJson,
+    ServiceError,
+    Unprocessable,
+    UnsupportedMedia,
+)
+from glasshouse.spec import InferJob, JobSpec, Spec, TrainJob
+from glasshouse.spec.wording import problems_in
+
+T = TypeVar("T")
+Checked = TypeVar("Checked", bound=BaseModel)
+_PARSED_HERE_BYTES = 128 * 1024
+"""Larger bodies are parsed in a thread, so that other requests do not wait."""
+_MAX_PROBLEMS = 100
+
+
+class Body(Spec):
+    """The strict base of request bodies that are no job spec."""
+
+
+class Parsed(Generic[T]):
+    """A checked body."""
+
+    __slots__ = ("raw", "value")
+
+    def __init__(self, raw: bytes, value: T) -> None:
+        self.raw = raw
+        self.value = value
+
+
+def media_type(request: Request) -> str:
+    """The body's media type, without parameters."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+async def read_json_bytes(request: Request) -> bytes:
+    """The whole body of a JSON request; its size is limited by the edge.
+
+    Raises:
+        UnsupportedMedia: it says it is something else.
+    """
+    kind = media_type(request)
+    if kind != "application/json" and not (
+        kind.startswith("application/") and kind.endswith("+json")
+    ):
+        shown = repr(kind[:100]) if kind else "missing"
+        raise UnsupportedMedia(f"Content-Type must be application/json; it is {shown}.")
+    return await request.body()
+
+
+_job_adapter: TypeAdapter[TrainJob | InferJob] = TypeAdapter(JobSpec)
+
+
+def _roots(adapter: Any) -> tuple[type[BaseModel], ...]:
+    """The models that a body may be, for what is said of one that is none."""
+    if adapter is _job_adapter:
+        return TrainJob, InferJob
+    return (adapter,) if isinstance(adapter, type) else ()
+
+
+def body_of(
+    adapter: TypeAdapter[T] | type[T], wrong: type[Unprocessable] = InvalidRequest
+) -> Callable[[Request], Awaitable[Parsed[T]]]:
+    """A dependency that reads and checks a JSON body."""
+    checked: TypeAdapter[T] = adapter if isinstance(adapter, TypeAdapter) else TypeAdapter(adapter)
+    roots = _roots(adapter)
+
+    async def read(request: Request) -> Parsed[T]:
+        raw = await read_json_bytes(request)
+        if len(raw) > _PARSED_HERE_BYTES:
+            return Parsed(raw, await run_in_threadpool(parse, checked, raw, wrong, roots))
+        return Parsed(raw, parse(checked, raw, wrong, roots))
+
+    return read
+
+
+parse_job_body = body_of(_job_adapter, InvalidSpec)
+"""The dependency that reads a job spec."""
+
+
+def parse_spec(spec: Mapping[str, Any]) -> TrainJob | InferJob:
+    """Read a job spec that is stored, or was made of one, as strictly as one that is sent.
+
+    Raises:
+        InvalidSpec: it is none; says where and why.
+    """
+    return parse(_job_adapter, jsonio.dumps(spec).encode(), InvalidSpec, _roots(_job_adapter))
+
+
+def parse(
+    adapter: TypeAdapter[T],
+    raw: bytes,
+    wrong: type[Unprocessable] = InvalidRequest,
+    roots: tuple[type[BaseModel], ...] = (),
+) -> T:
+    """Check a JSON text; ``roots`` are the models that it may be.
+
+    Raises:
+        MalformedJson: it is not JSON.
+        Unprocessable: (``wrong``) it is JSON but not what is wanted; says where and why.
+    """
+    content = load(raw, wrong)
+    try:
+        return adapter.validate_json(raw)
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+        if any(entry["type"] == "json_invalid" for entry in found):
+            raise MalformedJson(f"The body is not JSON: {found[0]['msg']}.") from None
+        told = problems_in(found[: 10 * _MAX_PROBLEMS], content, *roots, most=_MAX_PROBLEMS)
+        raise refusal(wrong, told) from None
+
+
+def parse_as(model: type[Checked], content: Any) -> Checked:
+    """Check a part of a request as strictly as a body that is sent by itself.
+
+    Raises:
+        InvalidSpec: it is no such thing; says where and why.
+    """
+    return parse(TypeAdapter(model), jsonio.dumps(content).encode(), InvalidSpec, (model,))
+
+
+def load(raw: bytes, wrong: type[Unprocessable] = InvalidRequest) -> Any:
+    """Decode a JSON text; bare NaN and Infinity, and 1e999, are named by their places.
+
+    Raises:
+        MalformedJson: it is not JSON.
+        Unprocessable: (``wrong``) a number is not finite.
+    """
+    suspicious = False
+
+    def read_float(text: str) -> float:
+        nonlocal suspicious
+        value = float(text)
+        suspicious = suspicious or not math.isfinite(value)
+        return value
+
+    def read_constant(text: str) -> float:
+        nonlocal suspicious
+        suspicious = True
+        return float(text)
+
+    try:
+        content = json.loads(raw, parse_float=read_float, parse_constant=read_constant)
+    except RecursionError:
+        raise MalformedJson("The body is nested too deeply.") from None
+    except ValueError as error:
+        raise MalformedJson(f"The body is not JSON: {error}.") from None
+    if suspicious:
+        detail = 'numbers must be finite; where an infinity is allowed write "Infinity"'
+        found = [
+            FieldProblem(problems.pointer(place), detail, "finite_number")
+            for place in _nonfinite(content, ())
+        ]
+        raise refusal(wrong, found[:_MAX_PROBLEMS])
+    return content
+
+
+def refusal(wrong: type[Unprocessable], found: list[FieldProblem]) -> ServiceError:
+    """The 422 that lists what is wrong; its detail is the first of them."""
+    first = found[0]
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    return wrong(f"{first}{more}", problems=found)
+
+
+def _nonfinite(value: Any, place: tuple[int | str, ...]) -> Iterator[tuple[int | str, ...]]:
+    if isinstance(value, float) and not math.isfinite(value):
+        yield place
+    elif isinstance(value, dict):
+        for key, item in value.items():  # pyright: ignore[reportUnknownVariableType]
+            yield from _nonfinite(item, (*place, str(key)))  # pyright: ignore[reportUnknownArgumentType]
+    elif isinstance(value, list):
+        for index, item in enumerate(value):  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+            yield from _nonfinite(item, (*place, index))
+
+
+def described(
+    *models: type[BaseModel], media: tuple[str, ...] = ("application/json",), example: Any = None
+) -> dict[str, Any]:
+    """The ``openapi_extra`` of a route whose body a dependency of this module reads."""
+    refs = [{"$ref": f"#/components/schemas/{model.__name__}"} for model in models]
+    schema = refs[0] if len(refs) == 1 else {"oneOf": refs}
+    content: dict[str, Any] = {"schema": schema}
+    if example is not None:
+        content["example"] = example
+    BODIES.update(models)
+    return {"requestBody": {"required": True, "content": dict.fromkeys(media, content)}}
+
+
+BODIES: set[type[BaseModel]] = set()
+"""The models of request bodies, for the OpenAPI document."""

@@ -1,0 +1,129 @@
+"""Every failure as an RFC 9457 problem document. The only place where errors become HTTP."""
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from api.http.answers import Json
+from glasshouse import errors
+from glasshouse.errors import FieldProblem, ServiceError
+from glasshouse.spec.places import pointer
+from glasshouse.spec.wording import said
+
+_BY_STATUS: dict[int, type[ServiceError]] = {
+    400: errors.BadRequest,
+    401: errors.KeyMissing,
+    403: errors.Forbidden,
+    404: errors.RouteNotFound,
+    405: errors.MethodNotAllowed,
+    406: errors.NotAcceptable,
+    413: errors.PayloadTooLarge,
+    415: errors.UnsupportedMedia,
+    503: errors.Unavailable,
+}
+
+
+class Problem(Response):
+    """A problem document."""
+
+    media_type = "application/problem+json"
+
+
+def problem_of(error: ServiceError, request_id: str) -> dict[str, Any]:
+    """The members of the document."""
+    title = (type(error).__doc__ or "").strip().splitlines()[0]
+    document: dict[str, Any] = {
+        "type": f"/errors/{error.code}",
+        "title": title,
+        "status": error.status,
+        "detail": error.detail,
+        "code": error.code,
+        "request_id": request_id,
+        "retryable": error.retryable,
+    }
+    if error.problems:
+        document["errors"] = [problem.as_dict() for problem in error.problems]
+    if error.advice:
+        document["hint"] = error.advice
+    return error.context | document
+
+
+def answer(error: ServiceError, request_id: str) -> Response:
+    """The answer to a request that failed."""
+    headers: dict[str, str] = {}
+    retry_after_s = error.retry_after_s
+    if retry_after_s is None and error.status in {429, 503}:
+        retry_after_s = 1
+    if retry_after_s is not None:
+        headers["Retry-After"] = str(retry_after_s)
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    if "allow" in error.context:
+        headers["Allow"] = ", ".join(error.context["allow"])
+    return Problem(
+        Json(problem_of(error, request_id)).body, status_code=error.status, headers=headers
+    )
+
+
+async def _service_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ServiceError)  # noqa: S101 (registered for this class)
+    return answer(error, request_id_of(request.scope))
+
+
+async def _parameters(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)  # noqa: S101
+    found = [
+        FieldProblem(pointer([*entry["loc"]]), said(entry), str(entry["type"]))
+        for entry in error.errors()
+    ]
+    names = ", ".join(problem.pointer for problem in found)
+    wrong = errors.InvalidRequest(f"Parameters of the request are wrong: {names}", problems=found)
+    return answer(wrong, request_id_of(request.scope))
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101
+    cls = _BY_STATUS.get(error.status_code, ServiceError)
+    if cls is errors.RouteNotFound:
+        return answer(cls("Nothing lives at this path."), request_id_of(request.scope))
+    if cls is errors.MethodNotAllowed:
+        return _not_allowed(request)
+    return answer(cls(str(error.detail)), request_id_of(request.scope))
+
+
+def _not_allowed(request: Request) -> Response:
+    allow = allowed_methods(request.app, request.scope)
+    if request.method == "OPTIONS":
+        return Response(status_code=204, headers={"Allow": ", ".join(allow)})
+    detail = f"This path takes {', '.join(allow)}, not {request.method[:20]}."
+    return answer(errors.MethodNotAllowed(detail, allow=allow), request_id_of(request.scope))
+
+
+def allowed_methods(app: FastAPI, scope: Any) -> list[str]:
+    """The methods that some route has at the path of the request."""
+    found: set[str] = set()
+    for method in ("GET", "POST", "PUT", "PATCH", "DELETE"):
+        asked = dict(scope, method=method)
+        for router in app.state.routers:
+            for route in router.routes:
+                match, _ = route.matches(asked)
+                if match.value == 2:  # FULL: path and method
+                    found.add(method)
+    if "GET" in found:
+        found.add("HEAD")
+    return sorted(found | {"OPTIONS"})
+
+
+def request_id_of(scope: Any) -> str:
+    """The id of the request that is being answered."""
+    return str(scope.get("state", {}).get("request_id", ""))
+
+
+def install(app: FastAPI) -> None:
+    """Let the app answer every failure with a problem document."""
+    app.add_exception_handler(ServiceError, _service_error)
+    app.add_exception_handler(RequestValidationError, _parameters)
+    app.add_exception_handler(HTTPException, _http)

@@ -1,0 +1,1 @@
+"""The client of the planner: processes that have torch and check specs."""

@@ -1,0 +1,1 @@
+"""Tensors and series as pictures, tables and files."""

@@ -1,0 +1,226 @@
+"""Series as tables, in long form: Arrow, csv, and columns of JSON. Pure; numpy throughout."""
+
+import csv
+import io
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import nanoarrow  # pyright: ignore[reportMissingTypeStubs]
+import numpy as np
+import orjson
+from nanoarrow import ipc  # pyright: ignore[reportMissingTypeStubs]
+from numpy.typing import NDArray
+from starlette.concurrency import iterate_in_threadpool
+from starlette.responses import Response, StreamingResponse
+
+from api.http.answers import is_fresh, not_modified
+from glasshouse import jsonio
+
+ARROW = "application/vnd.apache.arrow.stream"
+CSV = "text/csv"
+FORMATS = {"application/json": "json", ARROW: "arrow", CSV: "csv"}
+_arrow: Any = nanoarrow  # it has no types
+_ipc: Any = ipc
+
+
+class Column(NamedTuple):
+    """Numbers; where ``present`` is false there is none."""
+
+    values: NDArray[Any]
+    present: NDArray[np.bool_] | None = None
+
+
+class Part(NamedTuple):
+    """Rows of a table that have the same texts, such as the name of their layer."""
+
+    texts: Mapping[str, str]
+    columns: Mapping[str, Column]
+
+    @property
+    def num_rows(self) -> int:
+        """How many."""
+        return len(next(iter(self.columns.values())).values)
+
+
+def of_json(column: Column) -> Any:
+    """A column as JSON takes it: names for what is not finite, null for what is not there."""
+    values = np.ascontiguousarray(column.values)
+    odd = ~np.isfinite(values)
+    if column.present is None and not odd.any():
+        return values
+    found: list[Any] = values.tolist()
+    for place in np.flatnonzero(odd).tolist():
+        found[place] = jsonio.named(found[place])
+    if column.present is not None:
+        for place in np.flatnonzero(~column.present).tolist():
+            found[place] = None
+    return found
+
+
+class Columns(Response):
+    """A JSON answer that holds arrays; none of them may have a value that is not finite."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """Encode."""
+        return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def answer(content: Any, headers: Mapping[str, str]) -> Response:
+    """JSON with arrays."""
+    return Columns(content, headers=dict(headers))
+
+
+def fresh(request: Any, tag: str) -> Response | None:
+    """304, when the client has it."""
+    return not_modified(tag, {"Vary": "Accept"}) if is_fresh(request, tag) else None
+
+
+def table(form: str, parts: Sequence[Part], names: Sequence[str], **kept: Any) -> Response:
+    """The table as ``arrow`` or ``csv``; ``names`` are its columns, also where there is no row."""
+    headers: dict[str, str] = kept["headers"]
+    if form == "arrow":
+        return Response(arrow(parts, names), headers=headers, media_type=ARROW)
+    return Response(as_csv(parts, names), headers=headers, media_type=f"{CSV}; charset=utf-8")
+
+
+def streamed(
+    form: str, parts: Iterator[Part], names: Sequence[str], headers: Mapping[str, str]
+) -> Response:
+    """The table as ``arrow`` or ``csv``, sent part by part: only one of them is in memory.
+
+    The first part has every column that the others have.
+    """
+    if form == "arrow":
+        return StreamingResponse(
+            _by_chunk(_arrow_chunks(parts, names)), headers=headers, media_type=ARROW
+        )
+    media = f"{CSV}; charset=utf-8"
+    return StreamingResponse(
+        _by_chunk(_csv_chunks(parts, names)), headers=headers, media_type=media
+    )
+
+
+# --- Arrow --------------------------------------------------------------------------------------
+
+
+async def _by_chunk(chunks: Iterator[str] | Iterator[bytes]) -> AsyncGenerator[str | bytes]:
+    """Make each chunk in a thread, and hold none while the client reads it."""
+    async for chunk in iterate_in_threadpool(chunks):
+        yield chunk
+
+
+def arrow(parts: Sequence[Part], names: Sequence[str]) -> bytes:
+    """An Arrow IPC stream: one batch per part."""
+    types = _types(parts, names)
+    return b"".join(_batches(parts or [_empty(types)], types))
+
+
+def _arrow_chunks(parts: Iterator[Part], names: Sequence[str]) -> Generator[bytes]:
+    first = next(parts)
+    yield from _batches(chain([first], parts), _types([first], names))
+
+
+def _batches(parts: Iterable[Part], types: Mapping[str, str]) -> Generator[bytes]:
+    kinds = {"text": _arrow.string, "integer": _arrow.int64, "number": _arrow.float64}
+    schema = _arrow.struct({name: kinds[kind]() for name, kind in types.items()})
+    stream = io.BytesIO()
+    with _ipc.StreamWriter.from_writable(stream) as writer:
+        for part in parts:
+            batch = [_arrow_column(part, name, kind) for name, kind in types.items()]
+            writer.write_array(
+                _arrow.c_array_from_buffers(schema, part.num_rows, [None], children=batch)
+            )
+            yield _drained(stream)
+    yield _drained(stream)
+
+
+def _drained(stream: io.BytesIO) -> bytes:
+    written = stream.getvalue()
+    stream.seek(0)
+    stream.truncate()
+    return written
+
+
+def _types(parts: Sequence[Part], names: Sequence[str]) -> dict[str, str]:
+    """What each column holds, by the first part that has it."""
+    found: dict[str, str] = {}
+    for name in names:
+        found[name] = "number"
+        for part in parts:
+            if name in part.texts:
+                found[name] = "text"
+                break
+            if name in part.columns:
+                kind = part.columns[name].values.dtype.kind
+                found[name] = "integer" if kind in "iu" else "number"
+                break
+    return found
+
+
+def _empty(types: Mapping[str, str]) -> Part:
+    none = Column(np.zeros(0))
+    numbers = {name: none for name, kind in types.items() if kind != "text"}
+    return Part({name: "" for name, kind in types.items() if kind == "text"}, numbers)
+
+
+def _arrow_column(part: Part, name: str, kind: str) -> Any:
+    num = part.num_rows
+    if kind == "text":
+        data = part.texts[name].encode()
+        offsets = np.arange(num + 1, dtype=np.int32) * len(data)
+        buffers = [None, offsets, data * num]
+        return _arrow.c_array_from_buffers(_arrow.string(), num, buffers)
+    column = part.columns.get(name) or Column(np.full(num, np.nan), np.zeros(num, bool))
+    dtype = np.dtype(np.int64) if kind == "integer" else np.dtype(np.float64)
+    schema = _arrow.int64() if kind == "integer" else _arrow.float64()
+    values = np.ascontiguousarray(column.values, dtype)
+    if column.present is None:
+        return _arrow.c_array_from_buffers(schema, num, [None, values], null_count=0)
+    bits = np.packbits(column.present, bitorder="little")
+    nulls = int(num - column.present.sum())
+    return _arrow.c_array_from_buffers(schema, num, [bits, values], null_count=nulls)
+
+
+# --- csv ----------------------------------------------------------------------------------------
+
+
+def as_csv(parts: Sequence[Part], names: Sequence[str]) -> str:
+    """A csv with one head; an empty cell where there is no value."""
+    return "".join(_csv_chunks(parts, names))
+
+
+def _csv_chunks(parts: Iterable[Part], names: Sequence[str]) -> Generator[str]:
+    text = io.StringIO()
+    csv.writer(text).writerow([safe(name) for name in names])
+    yield text.getvalue()
+    for part in parts:
+        text = io.StringIO()
+        num = part.num_rows
+        columns = [
+            [safe(part.texts[name])] * num
+            if name in part.texts
+            else _cells(part.columns.get(name), num)
+            for name in names
+        ]
+        csv.writer(text).writerows(zip(*columns, strict=True))
+        yield text.getvalue()
+
+
+def _cells(column: Column | None, num: int) -> list[Any]:
+    return (
+        [""] * num
+        if column is None
+        else ["" if value is None else value for value in _listed(of_json(column))]
+    )
+
+
+def _listed(values: Any) -> list[Any]:
+    return values if isinstance(values, list) else values.tolist()  # pyright: ignore[reportUnknownVariableType]
+
+
+def safe(text: str) -> str:
+    """A text that no spreadsheet takes for a formula."""
+    return f"'{text}" if text[:1] in "=+-@\t\r" else text

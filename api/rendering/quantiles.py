@@ -1,0 +1,31 @@
+"""Quantiles where only histograms were kept: computed from those when they are asked for."""
+
+from itertools import pairwise
+
+import numpy as np
+
+from glasshouse import bins
+from models.observations.stats_bytes import Figures, Histograms
+from models.observations.thinning import evenly
+
+
+def filled(kept: Figures | None, counted: Histograms, most: int) -> Figures:
+    """The quantiles that were kept, and those of the histograms of other steps, ``most`` of them.
+
+    A histogram does not know the extremes, which would narrow its outermost bins; the error is
+    that of every quantile, at most ``bins.RELATIVE_ERROR``.
+    """
+    if kept is not None:
+        counted = counted.take(~np.isin(counted.steps, kept.steps))
+    counted = counted.take(evenly(len(counted.steps), most))
+    begins = [0, *np.cumsum(counted.sizes).tolist()]
+    numbers, counts = counted.bins.tolist(), counted.counts.tolist()
+    rows = [
+        bins.quantiles(numbers[begin:end], counts[begin:end]) for begin, end in pairwise(begins)
+    ]
+    values = np.array(rows, np.float64).reshape(-1, len(bins.QUANTILES)).T
+    made = Figures(counted.steps, values)
+    if kept is None:
+        return made
+    joined = Figures.join([kept, made])
+    return joined.take(np.argsort(joined.steps, kind="stable"))

@@ -1,0 +1,177 @@
+"""Weights that clients send, which become checkpoints; and all checkpoints as a list."""
+
+import hashlib
+import json
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from api.app_state import House, Resources
+from api.http import bodies
+from api.http.access import Caller, Read, Submit
+from api.http.answers import Json, Paged, page_of, tagged
+from api.routes.files import WEIGHTS, CheckpointId, checkpoint_json
+from api.schemas import documents, inspection
+from api.schemas.views import BASE
+from api.submission import idempotent
+from api.submission.idempotent import OnceKey
+from api.uploads.header import Header, read_header
+from api.uploads.receiving import UploadName, declared_bytes
+from glasshouse import jsonio
+from glasshouse.errors import BadRequest, InvalidCheckpoint, InvalidSpec
+from glasshouse.ids import new_id
+from glasshouse.spec import UploadedNetwork
+from models.access import quotas
+from models.access.idempotency import Answer
+from models.database import Transaction
+from models.jobs import checkpoint_retention, checkpoints
+
+router = APIRouter(prefix=BASE, tags=["checkpoints"])
+_STATE, _MANIFEST = "state.json", "manifest.json"
+_UPLOAD: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
+Files = dict[str, dict[str, Any]]
+
+
+@router.post(
+    "/checkpoints",
+    status_code=201,
+    summary="Send weights",
+    openapi_extra=_UPLOAD,
+    responses=documents.answers(
+        201, inspection.Checkpoint, 400, 401, 403, 408, 409, 413, 422, 429, 503
+    ),
+)
+async def create_checkpoint(
+    request: Request,
+    house: House,
+    caller: Submit,
+    key: OnceKey,
+    name: UploadName = None,
+) -> Response:
+    """A safetensors file, streamed. The weights have the network's names, shapes and types.
+
+    Its metadata say in `network` which network they are of, and in `fields` what that reads, both
+    as JSON and as in a job's spec.
+    """
+    await run_in_threadpool(_admit, house, caller, declared_bytes(request))
+    checkpoint_id = new_id("ckpt")
+    artifact = f"checkpoints/{checkpoint_id}"
+    opened = house.artifacts.receive(f"{artifact}/{WEIGHTS}")
+    try:
+        async with house.receiving.file(request, caller, opened) as (path, size_bytes, sha256):
+            header = await run_in_threadpool(read_header, path, house.settings.max_json_bytes)
+            checked = await _check(house, caller, header)
+        columns = await run_in_threadpool(
+            _write_beside, house, artifact, checked["state"], (size_bytes, sha256)
+        )
+    except BaseException:
+        await run_in_threadpool(house.artifacts.delete, artifact)
+        raise
+
+    def make(tx: Transaction) -> Answer:
+        quotas.admit_weights(tx, caller.owner, house.settings, size_bytes=columns["size_bytes"])
+        row = checkpoints.upload(
+            tx,
+            id=checkpoint_id,
+            owner=caller.owner,
+            name=name,
+            network=checked["upload"],
+            sha256=sha256,
+            key=artifact,
+            **columns,
+        )
+        headers = {"Location": f"{BASE}/checkpoints/{row.id}"}
+        return Answer(201, headers, jsonio.dumps(checkpoint_json(row, {})))
+
+    fingerprint = hashlib.sha256(f"{sha256} {name}".encode()).hexdigest()
+    token = idempotent.token_of(caller, "POST /checkpoints", key, fingerprint)
+    answer, replayed = await idempotent.once_with_files(house, token, make, artifact)
+    return idempotent.sent(answer, replayed=replayed)
+
+
+async def _check(house: Resources, caller: Caller, header: Header) -> dict[str, Any]:
+    """Have the planner compare the weights with their network.
+
+    Raises:
+        InvalidCheckpoint: the file does not say which network its weights are of.
+        InvalidSpec: it is no network, or they are another's.
+    """
+    if "network" not in header.metadata:
+        raise InvalidCheckpoint(
+            "The file does not say which network its weights are of: give it as JSON in the "
+            "metadata 'network' of the safetensors file, and what it reads as 'fields'."
+        )
+    said: dict[str, Any] = {}
+    for what in ("network", "fields"):
+        if what in header.metadata:
+            try:
+                said[what] = bodies.load(header.metadata[what].encode(), InvalidSpec)
+            except BadRequest as error:
+                raise InvalidCheckpoint(f"The metadata {what!r}: {error.detail}") from None
+    upload = bodies.parse_as(UploadedNetwork, said)
+    asked = upload.model_dump(mode="json", exclude_unset=True)
+    return await house.planner.check_upload(asked, header.tensors, owner=caller.owner)
+
+
+def _write_beside(
+    house: Resources, artifact: str, state: dict[str, Any], weights: tuple[int, str]
+) -> dict[str, Any]:
+    """Write what else a checkpoint has; the files with their digests, and the bytes of all."""
+    files: Files = {WEIGHTS: {"size_bytes": weights[0], "sha256": weights[1]}}
+    for name, content in ((_STATE, state), (_MANIFEST, files)):
+        text = json.dumps(jsonio.named(content), indent=1).encode()
+        with _open(house, f"{artifact}/{name}") as path:
+            path.write_bytes(text)
+        files[name] = {"size_bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()}
+    return {"files": files, "size_bytes": sum(file["size_bytes"] for file in files.values())}
+
+
+def _open(house: Resources, key: str) -> AbstractContextManager[Path]:
+    return house.artifacts.receive(key)
+
+
+def _admit(house: Resources, caller: Caller, size_bytes: int) -> None:
+    with house.database.read() as tx:
+        quotas.admit_weights(tx, caller.owner, house.settings, size_bytes=size_bytes)
+
+
+@router.get(
+    "/checkpoints",
+    summary="List checkpoints",
+    responses=documents.answers(200, inspection.CheckpointList, 400, 401, 422),
+)
+def list_all_checkpoints(
+    house: House, caller: Read, page: Paged, sha256: documents.Digest = None
+) -> Response:
+    """Newest first. With `sha256` one's own that were sent as a file with that digest."""
+    owner = caller.sees if sha256 is None else caller.owner
+    with house.database.read() as tx:
+        rows = checkpoints.find(
+            tx, owner=owner, sha256=sha256, after=page.after_id("ckpt"), limit=page.limit + 1
+        )
+        best = checkpoint_retention.best(tx, {row.job for row in rows if row.job is not None})
+    return Json(page_of(rows, page, [checkpoint_json(row, best) for row in rows]))
+
+
+@router.get(
+    "/checkpoints/{id}/network",
+    summary="The network of a checkpoint",
+    responses=documents.answers(200, inspection.CheckpointNetwork, *inspection.READ),
+)
+def get_network(request: Request, house: House, caller: Read, checkpoint: CheckpointId) -> Response:
+    """The graph that its weights are of, and the fields that it reads."""
+    with house.database.read() as tx:
+        row = checkpoints.get(tx, checkpoint, caller.sees)
+        made = checkpoints.trained(tx, row)
+    fields = made["fields"] if "fields" in made else made["data"]["fields"]
+    found = {"object": "checkpoint_network", "network": made["network"], "fields": fields}
+    return tagged(request, found, f'"{row.id}"')

@@ -1,0 +1,340 @@
+"""Datasets: upload, list, look into, delete."""
+
+import hashlib
+from collections.abc import Callable
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from api.app_state import House, Resources
+from api.http import bodies
+from api.http.access import Caller, Read, Submit
+from api.http.answers import Json, Paged, bad_parameter, check_match, etag, page_of, tagged
+from api.http.bodies import Body, described
+from api.routes.catalog import FORMATS
+from api.schemas import documents
+from api.schemas.views import BASE, dataset_json
+from api.streaming import waiting
+from api.submission import idempotent
+from api.submission.idempotent import OnceKey
+from api.uploads import unsafe
+from api.uploads.receiving import UploadName, declared_bytes
+from glasshouse import jsonio
+from glasshouse.errors import InvalidDataset
+from glasshouse.ids import new_id
+from glasshouse.spec.data import IMAGES, SIZE, TABLES
+from models.access import quotas
+from models.access.idempotency import Answer
+from models.database import Transaction
+from models.storage import datasets
+from models.storage.columns import MAX_ROW_VALUES, Columns
+from models.tables import Dataset
+
+router = APIRouter(prefix=BASE, tags=["datasets"])
+MAX_ROWS = 1000
+MAX_VALUES = 1_000_000
+"""Of all rows of an answer together."""
+
+
+class BuiltinRequest(Body):
+    """A dataset that the service brings along."""
+
+    builtin: Literal["digits"]
+
+
+def dataset_tag(dataset: Dataset) -> str:
+    """The entity tag of a dataset."""
+    return etag(dataset.id, dataset.version)
+
+
+_UPLOAD = described(BuiltinRequest, example={"builtin": "digits"})
+_UPLOAD["requestBody"]["content"]["application/octet-stream"] = {
+    "schema": {"type": "string", "format": "binary"}
+}
+
+
+@router.post(
+    "/datasets",
+    status_code=201,
+    summary="Upload a dataset",
+    openapi_extra=_UPLOAD,
+    responses=documents.answers(
+        201, documents.Dataset, 400, 401, 403, 408, 409, 413, 415, 422, 429, 503
+    ),
+)
+async def create_dataset(  # noqa: PLR0913, PLR0917 (each a parameter of the request)
+    request: Request,
+    house: House,
+    caller: Submit,
+    key: OnceKey,
+    name: UploadName = None,
+    format: Annotated[  # noqa: A002 (the public name)
+        str | None, Query(max_length=40, description=f"One of {', '.join(FORMATS)}.")
+    ] = None,
+    resize: Annotated[
+        str | None,
+        Query(pattern=SIZE, description=f"Of {IMAGES}: height x width, as in 32x32."),
+    ] = None,
+    header: Annotated[
+        bool | None,
+        Query(
+            description=f"Of {' and '.join(TABLES)}: whether the first row names the columns. "
+            "Left unset, the service finds out; a guess is in the dataset's `notes`."
+        ),
+    ] = None,
+) -> Response:
+    """The file's bytes, streamed; or JSON `{"builtin": "digits"}`. Ready when its state says so.
+
+    An owner has a built-in dataset once: asked for again, the answer is 201 with the one that is
+    there, unless it failed, or another `name` is given.
+    """
+    if bodies.media_type(request) == "application/json":
+        return await _create_builtin(request, house, caller, key, name)
+    format = _checked(format, resize, header)  # noqa: A001
+    await run_in_threadpool(_admit, house, caller, declared_bytes(request))
+    dataset_id = new_id("ds")
+    source = datasets.source_key(dataset_id)
+    opened = house.artifacts.receive(source)
+    async with house.receiving.file(request, caller, opened) as (_, size_bytes, sha256):
+        if size_bytes == 0:
+            raise InvalidDataset("The body is empty; send the file's bytes.")
+
+    def make(tx: Transaction) -> Answer:
+        quotas.admit_upload(tx, caller.owner, house.settings, size_bytes=size_bytes)
+        row = datasets.add(
+            tx,
+            owner=caller.owner,
+            name=name or f"upload.{format}",
+            format=format,
+            size_bytes=size_bytes,
+            sha256=sha256,
+            dataset_id=dataset_id,
+            resize=resize,
+            header=header,
+        )
+        return _created(row)
+
+    said = f"{sha256} {name} {format}" + ("" if resize is None else f" {resize}")
+    said += "" if header is None else f" header={header}"
+    fingerprint = hashlib.sha256(said.encode()).hexdigest()
+    token = idempotent.token_of(caller, "POST /datasets", key, fingerprint)
+    return await _store(house, token, make, source)
+
+
+def _checked(
+    format: str | None,  # noqa: A002 (the public name)
+    resize: str | None,
+    header: bool | None,
+) -> str:
+    """The format of a file, where there is such a one."""
+    unsafe.refuse_name(format)
+    if format not in FORMATS:
+        shown = "is missing" if format is None else f"may not be {format[:40]!r}"
+        raise bad_parameter("format", f"it {shown}; the formats are {', '.join(FORMATS)}")
+    if resize is not None and format != IMAGES:
+        raise bad_parameter("resize", f"it is for the format {IMAGES} only; leave it out")
+    if header is not None and format not in TABLES:
+        tables = " and ".join(TABLES)
+        raise bad_parameter("header", f"it is for the formats {tables} only; leave it out")
+    return format
+
+
+async def _create_builtin(
+    request: Request, house: Resources, caller: Caller, key: str | None, name: str | None
+) -> Response:
+    body = await bodies.body_of(BuiltinRequest)(request)
+    builtin, dataset_id = body.value.builtin, new_id("ds")
+
+    called, form = name or builtin, datasets.BUILTIN + builtin
+
+    def make(tx: Transaction) -> Answer:
+        quotas.lock(tx, caller.owner)  # two requests at once make one dataset
+        known = datasets.builtin(tx, caller.owner, form, called)
+        if known is not None:
+            return _created(known)
+        quotas.admit_upload(tx, caller.owner, house.settings, size_bytes=0)
+        row = datasets.add(
+            tx,
+            owner=caller.owner,
+            dataset_id=dataset_id,
+            name=called,
+            format=form,
+            size_bytes=0,
+            sha256=None,
+        )
+        return _created(row)
+
+    token = idempotent.token_of(caller, "POST /datasets", key, body.raw + (name or "").encode())
+    # a built-in one has no file; deleting none is nothing
+    return await _store(house, token, make, datasets.source_key(dataset_id))
+
+
+async def _store(
+    house: Resources,
+    token: idempotent.Token | None,
+    make: Callable[[Transaction], Answer],
+    source: str,
+) -> Response:
+    answer, replayed = await idempotent.once_with_files(house, token, make, source)
+    if not replayed:
+        await run_in_threadpool(house.notifier.upload_stored)
+    return idempotent.sent(answer, replayed=replayed)
+
+
+def _created(row: Dataset) -> Answer:
+    headers = {"Location": f"{BASE}/datasets/{row.id}", "ETag": dataset_tag(row)}
+    return Answer(201, headers, jsonio.dumps(dataset_json(row)))
+
+
+def _admit(house: Resources, caller: Caller, size_bytes: int) -> None:
+    with house.database.read() as tx:
+        quotas.admit_upload(tx, caller.owner, house.settings, size_bytes=size_bytes)
+
+
+@router.get(
+    "/datasets",
+    summary="List datasets",
+    responses=documents.answers(200, documents.DatasetList, 400, 401, 422),
+)
+def list_datasets(
+    house: House,
+    caller: Read,
+    page: Paged,
+    sha256: documents.Digest = None,
+    name: Annotated[str | None, Query(max_length=200)] = None,
+) -> Response:
+    """Newest first. With `sha256` your own whose file has that digest; with `name` those of it."""
+    owner = caller.sees if sha256 is None else caller.owner
+    with house.database.read() as tx:
+        rows = datasets.find(
+            tx,
+            owner=owner,
+            after=page.after_id("ds"),
+            limit=page.limit + 1,
+            sha256=sha256,
+            name=name,
+        )
+    return Json(page_of(rows, page, [dataset_json(row) for row in rows]))
+
+
+@router.get(
+    "/datasets/{id}",
+    summary="Get a dataset",
+    responses=documents.answers(200, documents.Dataset, 304, 400, 401, 404),
+)
+async def get_dataset(
+    request: Request,
+    house: House,
+    caller: Read,
+    id: str,  # noqa: A002
+    prefer: documents.Waited = None,
+) -> Response:
+    """One dataset, by its id or its name. With `Prefer: wait=30` the answer waits until it is read.
+
+    A name means your own dataset of that name; several with different contents are a 404.
+    """
+    del prefer
+    wait_s = waiting.wait_asked(request)
+
+    def look(reference: str) -> Dataset:
+        with house.database.read() as tx:
+            return datasets.referred(tx, reference, owner=caller.owner, sees=caller.sees)
+
+    row = await run_in_threadpool(look, id)
+    if wait_s is not None:
+        found = row.id
+
+        def look_whether_read() -> Dataset | None:
+            row = look(found)
+            return None if row.state == "pending" else row
+
+        read = await waiting.wait_for(
+            house.wakeups, house.draining, found, look_whether_read, wait_s
+        )
+        row = read or await run_in_threadpool(look, found)
+    return tagged(request, dataset_json(row), dataset_tag(row), waiting.applied(wait_s))
+
+
+@router.get(
+    "/datasets/{id}/rows",
+    summary="Look at rows",
+    responses=documents.answers(200, documents.Rows, 401, 404, 409, 422),
+)
+def list_dataset_rows(  # noqa: PLR0913, PLR0917 (each a parameter of the request)
+    house: House,
+    caller: Read,
+    id: str,  # noqa: A002
+    split: Annotated[str | None, Query(max_length=64, description="Left out: the first.")] = None,
+    offset: Annotated[int, Query(ge=0, le=2**53)] = 0,
+    limit: Annotated[int, Query(ge=1, description="At most 1000.")] = 20,
+    values: Annotated[
+        int,
+        Query(
+            ge=1,
+            le=MAX_VALUES,
+            description="Of a row, at most; where they are many the rows are fewer.",
+        ),
+    ] = MAX_ROW_VALUES,
+) -> Response:
+    """Some rows of a split, in their stored order; long values are shortened."""
+    columns = _open(house, caller, id)
+    splits = columns.meta["splits"]
+    chosen = next(iter(splits), "all") if split is None else split
+    if chosen not in splits:
+        raise bad_parameter("split", f"there is no {chosen!r}; there are {', '.join(splits)}")
+    rows = columns.rows(chosen, offset, min(limit, MAX_ROWS, MAX_VALUES // values), values)
+    after = offset + len(rows)
+    more = after < splits[chosen]
+    return Json(
+        {
+            "object": "list",
+            "data": rows,
+            "has_more": more,
+            "next": str(after) if more else None,
+            "split": chosen,
+            "offset": offset,
+            "num_rows": splits[chosen],
+            "note": columns.note(values),
+        }
+    )
+
+
+@router.get(
+    "/datasets/{id}/stats",
+    summary="Statistics of the columns",
+    responses=documents.answers(200, documents.DatasetStats, 401, 404, 409),
+)
+def get_dataset_stats(house: House, caller: Read, id: str) -> Response:  # noqa: A002
+    """Per split and column: count, missing, least, greatest, mean, spread, distinct values."""
+    return Json({"object": "dataset_stats", "splits": _open(house, caller, id).stats()})
+
+
+def _open(house: Resources, caller: Caller, dataset_id: str) -> Columns:
+    with house.database.read() as tx:
+        row = datasets.referred(tx, dataset_id, owner=caller.owner, sees=caller.sees)
+        row = datasets.ready(tx, row.id, None)
+    return Columns(house.artifacts.local(row.key))
+
+
+@router.delete(
+    "/datasets/{id}",
+    status_code=204,
+    summary="Delete a dataset",
+    responses=documents.answers(204, None, 401, 403, 404, 409, 412),
+)
+def delete_dataset(
+    request: Request,
+    house: House,
+    caller: Submit,
+    id: str,  # noqa: A002
+) -> Response:
+    """Not while a job that has not ended reads it."""
+    with house.database.write() as tx:
+        row = datasets.get(tx, id, caller.sees, lock=True)
+        check_match(request, dataset_tag(row))
+        datasets.delete(tx, row)
+    house.artifacts.delete(f"datasets/{row.id}")
+    house.artifacts.delete(datasets.source_key(row.id))
+    return Response(status_code=204)

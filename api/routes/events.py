@@ -1,0 +1,174 @@
+"""The event log of a job, polled and streamed."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from api.app_state import House, Resources
+from api.http.access import Read
+from api.http.answers import Paged, bad_parameter, etag, is_fresh, not_modified, time_text
+from api.http.attempts import OfAttempt
+from api.http.cursors import pairs_of, seq_of, types_of
+from api.schemas import inspection
+from api.schemas.documents import Waited, answers
+from api.schemas.views import job_json
+from api.streaming import waiting
+from api.streaming.streams import Start
+from api.streaming.tails import Wanted
+from glasshouse import jsonio
+from models.jobs import jobs
+from models.observations import events
+from models.observations.events import Page
+from models.state import ENDED
+from models.tables import now
+
+MAX_JOBS = 32
+PAGE_BYTES = 8 * 1024 * 1024
+router = APIRouter(prefix="/api/v1", tags=["events"])
+
+JobId = Annotated[str, Path(alias="id", max_length=64, description="Id of the job.")]
+Types = Annotated[
+    list[str] | None,
+    Query(max_length=20, description="Only these types of event, separated by commas."),
+]
+After = Annotated[
+    str | None,
+    Query(
+        max_length=4000,
+        description="Go on after this cursor; the header `Last-Event-ID` wins over it.",
+    ),
+]
+_WRONG = (400, 401, 404, 422, 429, 503)
+_STREAM: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "Events as they happen: `hello` with a snapshot of the job, then the log, "
+        "then `end`.",
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    },
+    204: {"description": "The job has ended and the client has all its events."},
+    **{status: answer for status, answer in answers(200, None, *_WRONG).items() if status != 200},
+}
+
+
+@router.get(
+    "/jobs/{id}/events",
+    summary="The event log, polled",
+    responses=answers(200, inspection.EventList, *inspection.READ),
+)
+async def list_events(  # noqa: PLR0913 (each is a part of the request)
+    request: Request,
+    *,
+    house: House,
+    caller: Read,
+    job: JobId,
+    page: Paged,
+    types: Types = None,
+    attempt: OfAttempt,
+    prefer: Waited = None,
+) -> Response:
+    """Events in order. `Prefer: wait=N` holds an empty or unchanged answer until there is more."""
+    del prefer  # read by waiting; here for the OpenAPI document
+    wanted = types_of(types)
+    wait_s = waiting.wait_asked(request)
+    latest: list[tuple[Page, str]] = []
+
+    def look() -> tuple[Page, str] | None:
+        with house.database.read() as tx:
+            standing = jobs.standing(tx, job, caller.sees)
+            seq = seq_of(page.after, standing.last_seq)
+            names = None if wanted is None else sorted(wanted)
+            found = events.read(
+                tx,
+                job,
+                seq,
+                types=names,
+                limit=page.limit,
+                max_bytes=PAGE_BYTES,
+                asked=attempt,
+            )
+        tag = etag(job, found.seq, found.seq < found.last_seq)
+        latest[:] = [(found, tag)]
+        is_news = bool(found.events) and not is_fresh(request, tag)
+        return latest[0] if is_news or standing.has_ended else None
+
+    await waiting.wait_for(house.wakeups, house.draining, job, look, wait_s or 0)
+    found, tag = latest[0]
+    headers = {"ETag": tag, "Cache-Control": "private, no-cache"} | waiting.applied(wait_s)
+    if is_fresh(request, tag):
+        return not_modified(tag, headers)
+    return Response(_envelope(found), headers=headers, media_type="application/json")
+
+
+def _envelope(page: Page) -> bytes:
+    """The list, made of the very texts that the stream sends."""
+    more = page.seq < page.last_seq
+    data = ",".join(event.as_json() for event in page.events)
+    tail = f'"has_more":true,"next":"{page.seq}"' if more else '"has_more":false,"next":null'
+    return f'{{"object":"list","data":[{data}],{tail}}}'.encode()
+
+
+@router.get("/jobs/{id}/stream", summary="The event log, server-sent", responses=_STREAM)
+async def stream_job(  # noqa: PLR0913 (each is a part of the request)
+    request: Request,
+    *,
+    house: House,
+    caller: Read,
+    job: JobId,
+    types: Types = None,
+    attempt: OfAttempt,
+    after: After = None,
+) -> Response:
+    """Server-sent events. `Last-Event-ID` or `after` resumes with nothing lost or doubled."""
+    wanted = types_of(types)
+    cursor = request.headers.get("last-event-id") or after
+    starts = await run_in_threadpool(_starts, house, caller.sees, {job: cursor})
+    return house.streams.response(caller, starts, Wanted(wanted, attempt), many=False)
+
+
+@router.get("/stream", summary="The event logs of several jobs, server-sent", responses=_STREAM)
+async def stream_jobs(  # noqa: PLR0913 (each is a part of the request)
+    request: Request,
+    *,
+    house: House,
+    caller: Read,
+    job: Annotated[list[str], Query(min_length=1, max_length=MAX_JOBS)],
+    types: Types = None,
+    attempt: OfAttempt,
+    after: After = None,
+) -> Response:
+    """One stream of up to 32 jobs. Its ids are `job:seq` pairs, one for each job."""
+    if len(set(job)) != len(job):
+        raise bad_parameter("job", "a job is named twice.")
+    wanted = types_of(types)
+    cursors = pairs_of(request.headers.get("last-event-id") or after, job)
+    asked = {name: cursors.get(name) for name in job}
+    starts = await run_in_threadpool(_starts, house, caller.sees, asked)
+    return house.streams.response(caller, starts, Wanted(wanted, attempt), many=True)
+
+
+def _starts(house: Resources, owner: str | None, cursors: dict[str, str | None]) -> Sequence[Start]:
+    starts: list[Start] = []
+    with house.database.read() as tx:
+        for job_id, cursor in cursors.items():
+            job = jobs.get(tx, job_id, owner)
+            hello = {
+                "job": job.id,
+                "seq": job.last_seq,
+                "attempt": job.attempt,
+                "at": time_text(now()),
+                "type": "hello",
+                "snapshot": job_json(job),
+            }
+            starts.append(
+                Start(
+                    job=job.id,
+                    seq=seq_of(cursor, job.last_seq),
+                    last_seq=job.last_seq,
+                    ended=job.state in ENDED,
+                    hello=jsonio.dumps(hello),
+                )
+            )
+    return starts

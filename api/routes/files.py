@@ -1,0 +1,201 @@
+"""Files that jobs made: checkpoints with their weights, and artifacts by name."""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Request
+from starlette.responses import FileResponse, Response
+
+from api.app_state import House, Resources
+from api.http.access import Read, Submit
+from api.http.answers import etag, is_fresh, list_of, not_modified, tagged, time_text
+from api.routes.events import JobId
+from api.schemas import inspection
+from api.schemas.documents import answers
+from glasshouse.errors import ArtifactNotFound
+from models.jobs import checkpoint_retention, checkpoints, jobs
+from models.observations import outputs
+from models.tables import Checkpoint, JobArtifact
+
+router = APIRouter(prefix="/api/v1")
+WEIGHTS = "model.safetensors"
+LEARNED = "data.safetensors"
+SAFETENSORS = "application/vnd.safetensors"
+_MEDIA_TYPE = re.compile(r"[A-Za-z0-9.+-]+/[A-Za-z0-9.+-]+(; ?charset=[A-Za-z0-9-]+)?")
+CheckpointId = Annotated[str, Path(alias="id", max_length=64, description="Id of the checkpoint.")]
+
+
+def checkpoint_json(row: Checkpoint, best: Mapping[str, str]) -> dict[str, Any]:
+    """A checkpoint; ``best``: which ones are the best of their jobs, and why."""
+    path = f"/api/v1/checkpoints/{row.id}"
+    return {
+        "id": row.id,
+        "object": "checkpoint",
+        "name": row.name,
+        "job": row.job,
+        "attempt": row.attempt,
+        "step": row.step,
+        "epoch": row.epoch,
+        "final": row.final,
+        "best": row.id in best,
+        "reason": best.get(row.id),
+        "state": row.state,
+        "size_bytes": row.size_bytes,
+        "files": row.files,
+        "metrics": row.metrics,
+        "created_at": time_text(row.created_at),
+        "links": {"self": path, "weights": f"{path}/weights", "network": f"{path}/network"}
+        | ({"data": f"{path}/data"} if LEARNED in row.files else {}),
+    }
+
+
+@router.get(
+    "/jobs/{id}/checkpoints",
+    tags=["checkpoints"],
+    summary="Saved states of a job",
+    responses=answers(200, inspection.CheckpointList, *inspection.READ),
+)
+def list_checkpoints(request: Request, house: House, caller: Read, job: JobId) -> Response:
+    """Complete checkpoints by step; not those of steps that were run again."""
+    with house.database.read() as tx:
+        jobs.standing(tx, job, caller.sees)
+        rows = checkpoints.of_job(tx, job)
+        best = checkpoint_retention.best(tx, [job])
+    damaged = sum(row.state == "damaged" for row in rows)
+    ends = [rows[place].id for place in (0, -1)] if rows else []
+    tag = etag(job, len(rows), damaged, *ends, *best)
+    return tagged(request, list_of([checkpoint_json(row, best) for row in rows], cursor=None), tag)
+
+
+@router.get(
+    "/checkpoints/{id}",
+    tags=["checkpoints"],
+    summary="One checkpoint",
+    responses=answers(200, inspection.Checkpoint, *inspection.READ),
+)
+def get_checkpoint(
+    request: Request, house: House, caller: Read, checkpoint: CheckpointId
+) -> Response:
+    """Its step, its files with their digests, and the metrics at the time."""
+    with house.database.read() as tx:
+        row = checkpoints.get(tx, checkpoint, caller.sees)
+        best = checkpoint_retention.best(tx, [row.job] if row.job else [])
+    return tagged(request, checkpoint_json(row, best), etag(row.id, row.state, row.id in best))
+
+
+@router.get(
+    "/checkpoints/{id}/weights",
+    tags=["checkpoints"],
+    summary="The weights as safetensors",
+    responses=inspection.binary(SAFETENSORS, others=inspection.READ),
+)
+def get_weights(request: Request, house: House, caller: Read, checkpoint: CheckpointId) -> Response:
+    """The file of the network's parameters and buffers, by torch's names. Ranges are served."""
+    with house.database.read() as tx:
+        row = checkpoints.get(tx, checkpoint, caller.sees)
+    return _part(request, house, row, WEIGHTS, f"{row.id}.safetensors")
+
+
+@router.get(
+    "/checkpoints/{id}/data",
+    tags=["checkpoints"],
+    summary="What was learned of the training rows, as safetensors",
+    responses=inspection.binary(SAFETENSORS, others=inspection.READ),
+)
+def get_learned(request: Request, house: House, caller: Read, checkpoint: CheckpointId) -> Response:
+    """Figures to normalise and to fill by, and vocabularies, by field. Ranges are served."""
+    with house.database.read() as tx:
+        row = checkpoints.get(tx, checkpoint, caller.sees)
+    if LEARNED not in row.files:
+        detail = "Its job learned nothing of the training rows: it neither normalises, nor fills"
+        raise ArtifactNotFound(f"{detail} missing values by them, nor reads texts.")
+    return _part(request, house, row, LEARNED, f"{row.id}-data.safetensors")
+
+
+@router.delete(
+    "/checkpoints/{id}",
+    tags=["checkpoints"],
+    status_code=204,
+    summary="Delete a checkpoint",
+    response_class=Response,
+    responses=answers(204, None, 401, 403, 404, 409, 422),
+)
+def delete_checkpoint(house: House, caller: Submit, checkpoint: CheckpointId) -> Response:
+    """Refused while a job that has not ended uses it, or would resume from it."""
+    with house.database.write() as tx:
+        row = checkpoints.get(tx, checkpoint, caller.sees)
+        checkpoints.delete(tx, row)
+    house.artifacts.delete(row.key)
+    return Response(status_code=204)
+
+
+def artifact_json(row: JobArtifact) -> dict[str, Any]:
+    """A named file of a job."""
+    return {
+        "object": "artifact",
+        "job": row.job,
+        "name": row.name,
+        "media_type": row.media_type,
+        "size_bytes": row.size_bytes,
+        "created_at": time_text(row.created_at),
+        "href": f"/api/v1/jobs/{row.job}/artifacts/{row.name}",
+    }
+
+
+@router.get(
+    "/jobs/{id}/artifacts",
+    tags=["inside"],
+    summary="Files that a job made",
+    responses=answers(200, inspection.ArtifactList, *inspection.READ),
+)
+def list_artifacts(request: Request, house: House, caller: Read, job: JobId) -> Response:
+    """By name."""
+    with house.database.read() as tx:
+        jobs.standing(tx, job, caller.sees)
+        rows = outputs.of_job(tx, job)
+    newest = max((row.created_at.timestamp() for row in rows), default=0.0)
+    tag = etag(job, len(rows), round(newest * 1000))
+    return tagged(request, list_of([artifact_json(row) for row in rows], cursor=None), tag)
+
+
+@router.get(
+    "/jobs/{id}/artifacts/{name}",
+    tags=["inside"],
+    summary="One file that a job made",
+    responses=inspection.binary("application/octet-stream", others=inspection.READ),
+)
+def get_artifact(
+    request: Request,
+    house: House,
+    caller: Read,
+    job: JobId,
+    name: Annotated[str, Path(max_length=200)],
+) -> Response:
+    """As an attachment. Ranges are served."""
+    with house.database.read() as tx:
+        jobs.standing(tx, job, caller.sees)
+        row = outputs.get(tx, job, name)
+    size = (row.size_bytes, round(row.created_at.timestamp() * 1000))
+    return _file(request, house, row.key, row.name, row.media_type, etag(job, *size))
+
+
+def _part(request: Request, house: Resources, row: Checkpoint, part: str, name: str) -> Response:
+    """One file of a checkpoint, under a name that says whose it is."""
+    tag = etag(row.files.get(part, {}).get("sha256") or row.id)
+    return _file(request, house, f"{row.key}/{part}", name, SAFETENSORS, tag)
+
+
+def _file(
+    request: Request, house: Resources, key: str, name: str, media: str, tag: str
+) -> Response:
+    headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
+    if is_fresh(request, tag):
+        return not_modified(tag)
+    try:
+        path = house.artifacts.local(key)
+    except FileNotFoundError:
+        raise ArtifactNotFound(f"The file {name!r} is gone.") from None
+    if not _MEDIA_TYPE.fullmatch(media):  # a rank has named it
+        media = "application/octet-stream"
+    return FileResponse(path, filename=name, media_type=media, headers=headers)

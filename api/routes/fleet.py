@@ -1,0 +1,260 @@
+"""The hardware, who has it, and why a job waits."""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path
+from starlette.responses import Response
+
+from api.app_state import House, Resources
+from api.http.access import Admin, Caller, Read
+from api.http.answers import Json, list_of, time_text
+from api.schemas import inspection
+from api.schemas.documents import answers
+from glasshouse import jsonio
+from models.access import quotas
+from models.database import Transaction
+from models.fleet import heartbeats, workers
+from models.fleet.workers import Given, Queued
+from models.tables import Device, Worker, now
+
+router = APIRouter(prefix="/api/v1", tags=["machines"])
+
+
+@router.get(
+    "/devices",
+    summary="Devices and who has them",
+    responses=answers(200, inspection.DeviceList, 401),
+)
+def list_devices(house: House, caller: Read) -> Response:
+    """Every device. Jobs of others are not named; their devices are ``busy``."""
+    with house.database.read() as tx:
+        rows = workers.all_devices(tx, lease_ms=_lease_ms(house))
+        owners = workers.owners(tx, [row.job for row, _ in rows if row.job is not None])
+    data = [_device_json(row, state, caller, owners) for row, state in rows]
+    return Json(list_of(data, cursor=None))
+
+
+def _device_json(row: Device, state: str, caller: Caller, owners: dict[str, str]) -> dict[str, Any]:
+    visible = row.job is not None and caller.sees in (None, owners.get(row.job))
+    healthy = row.healthy and state != "stopped"
+    usable = healthy and state == "active"
+    return {
+        "object": "device",
+        "worker": row.worker,
+        "worker_state": state,
+        "id": row.id,
+        "kind": row.kind,
+        "number": row.number,
+        "name": row.name,
+        "uuid": row.uuid,
+        "memory_bytes": row.memory_bytes,
+        "healthy": healthy,
+        "reason": row.reason if state != "stopped" else "its worker was stopped",
+        "state": "busy" if row.job is not None else "free" if usable else "unavailable",
+        "job": row.job if visible else None,
+    }
+
+
+@router.get(
+    "/workers",
+    summary="Machines that run jobs",
+    responses=answers(200, inspection.WorkerList, 401),
+)
+def list_workers(house: House, caller: Read) -> Response:
+    """Every worker: ``active``, ``draining``, ``stopped`` (gracefully), or ``lost``."""
+    del caller
+    with house.database.read() as tx:
+        rows = workers.all_workers(tx, lease_ms=_lease_ms(house))
+    return Json(list_of([_worker_json(row, state) for row, state in rows], cursor=None))
+
+
+@router.post(
+    "/workers/{id}/drain",
+    status_code=202,
+    summary="Give a worker no more jobs",
+    responses=answers(202, inspection.Worker, 401, 403, 404, 422),
+)
+def drain_worker(
+    house: House, caller: Admin, worker: Annotated[str, Path(alias="id", max_length=200)]
+) -> Response:
+    """Its running jobs go on; new ones go elsewhere until it is started again."""
+    del caller
+    with house.database.write() as tx:
+        workers.drain(tx, worker)
+        rows = workers.all_workers(tx, lease_ms=_lease_ms(house))
+    (found,) = [_worker_json(row, state) for row, state in rows if row.id == worker]
+    return Json(found, status_code=202)
+
+
+@router.delete(
+    "/workers/{id}",
+    status_code=204,
+    summary="Remove a worker",
+    responses=answers(204, None, 401, 403, 404, 409, 422),
+)
+def remove_worker(
+    house: House, caller: Admin, worker: Annotated[str, Path(alias="id", max_length=200)]
+) -> Response:
+    """Delete a worker that was stopped or is lost, and its devices. One that runs is refused.
+
+    It registers again when it is started again.
+    """
+    del caller
+    with house.database.write() as tx:
+        workers.remove(tx, worker, lease_ms=_lease_ms(house))
+    return Response(status_code=204)
+
+
+def _worker_json(row: Worker, state: str) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "object": "worker",
+        "state": state,
+        "host": row.host,
+        "version": row.version,
+        "started_at": time_text(row.started_at),
+        "last_seen_at": time_text(datetime.fromtimestamp(row.beat_ms / 1000, UTC)),
+        "stopped_at": None
+        if row.stopped_ms is None
+        else time_text(datetime.fromtimestamp(row.stopped_ms / 1000, UTC)),
+        "draining": row.draining,
+        "info": row.info,
+    }
+
+
+@router.get(
+    "/queue",
+    summary="Jobs that wait, and why",
+    responses=answers(200, inspection.QueuedJobList, 401),
+)
+def list_queue(house: House, caller: Read) -> Response:
+    """In the order in which they will start. Jobs of others only count in ``position``."""
+    with house.database.read() as tx:
+        waiting = workers.queue(tx, owner=caller.sees)
+        rooms = quotas.rooms(tx, house.settings) if waiting else {}
+        fleet = Fleet.read(tx, house) if waiting else Fleet({}, [], ())
+    used_up = {owner for owner, room in rooms.items() if room.is_used_up}
+    data = [
+        {
+            "object": "queued_job",
+            "position": job.position,
+            "job": job.job,
+            "name": job.name,
+            "priority": job.priority,
+            "queued_at": time_text(job.queued_at),
+            "devices": job.wants,
+            "reason": rests(job)
+            or ("the quota of its owner is used up" if job.owner in used_up else fleet.why(job)),
+        }
+        for job in waiting
+    ]
+    return Json(list_of(data, cursor=None))
+
+
+def rests(job: Queued) -> str | None:
+    """When a job is tried again that failed a moment ago, in words."""
+    if job.not_before_ms is None or job.not_before_ms <= now().timestamp() * 1000:
+        return None
+    return f"tried again at {time_text(datetime.fromtimestamp(job.not_before_ms / 1000, UTC))}"
+
+
+@dataclass(slots=True)
+class _Host:
+    """Healthy devices of one kind that one worker has."""
+
+    numbers: set[int] = field(default_factory=set[int])
+    free: set[int] = field(default_factory=set[int])
+
+    def has_enough(self, kind: str, wants: Mapping[str, Any], *, brief: bool) -> bool:
+        """Whether as many are free as a job gets."""
+        half = 1 if brief else max(1, len(self.numbers) // 2)
+        return len(self.free) >= (1 if kind != "cpu" else wants.get("threads") or half)
+
+
+class Fleet:
+    """The devices of workers that take jobs, counted once for all jobs that wait."""
+
+    def __init__(
+        self, states: Mapping[str, str], placed: Iterable[Given], short: Collection[str]
+    ) -> None:
+        """``states`` of all workers by name; ``short``: those whose disk is nearly full."""
+        self._states = states
+        self._short = short
+        self._hosts: dict[str, dict[str, _Host]] = {}
+        self._known: dict[tuple[str, str], tuple[str, bool]] = {}
+        for worker, _, kind, number, healthy, free in placed:
+            if healthy:
+                host = self._hosts.setdefault(kind, {}).setdefault(worker, _Host())
+                host.numbers.add(number)
+                if free:
+                    host.free.add(number)
+
+    @classmethod
+    def read(cls, tx: Transaction, house: Resources) -> "Fleet":
+        """Read them."""
+        lease_ms = _lease_ms(house)
+        states = {row.id: state for row, state in workers.all_workers(tx, lease_ms=lease_ms)}
+        short = heartbeats.short_of_room(tx, house.settings.min_free_bytes)
+        return cls(states, workers.devices_to_give(tx, lease_ms=lease_ms), short)
+
+    def why(self, job: Queued) -> str:
+        """Why a queued job does not run yet, in words."""
+        key = (jsonio.dumps(job.wants), job.kind)
+        if key not in self._known:
+            self._known[key] = self._look(job.wants, brief=job.kind == "infer")
+        reason, is_free = self._known[key]
+        if is_free and job.position:
+            return f"behind {job.position} job{'s' if job.position > 1 else ''}"
+        return reason
+
+    def _look(self, wants: Mapping[str, Any], *, brief: bool) -> tuple[str, bool]:
+        """The reason, and whether a device is free that the job could have."""
+        named = wants.get("worker")
+        if (absent := self._absent(named)) is not None:
+            return absent, False
+        kinds = self._kinds(wants, brief=brief)
+        hosts = [
+            (kind, worker, host)
+            for kind in kinds
+            for worker, host in self._hosts.get(kind, {}).items()
+            if named in (None, worker) and _has(host, wants)
+        ]
+        if not hosts:
+            return f"no {kinds[0]} device", False
+        if all(worker in self._short for _, worker, _ in hosts):
+            return "the disk of every worker is nearly full", False
+        ids = set(wants.get("ids") or ())
+        if not any(host.free & ids if ids else host.free for _, _, host in hosts):
+            return "no free device", False
+        enough = any(host.has_enough(kind, wants, brief=brief) for kind, _, host in hosts)
+        return "about to start" if enough else "not enough free devices", True
+
+    def _absent(self, named: str | None) -> str | None:
+        """Why no worker can take a job, or not the one that it names."""
+        if named is None:
+            return None if "active" in self._states.values() else "no worker"
+        state = self._states.get(named)
+        if state in (None, "active"):
+            return None if state else f"no worker {named}"
+        return f"worker {named} was stopped" if state == "stopped" else f"worker {named} is {state}"
+
+    def _kinds(self, wants: Mapping[str, Any], *, brief: bool) -> tuple[str, ...]:
+        asked = wants.get("type", "auto")
+        if asked != "auto":
+            return (str(asked),)
+        hosts, named = self._hosts.get("cuda", {}), wants.get("worker")
+        if not (hosts if named is None else named in hosts):
+            return ("cpu",)
+        return ("cuda", "cpu") if brief else ("cuda",)
+
+
+def _has(host: _Host, wants: Mapping[str, Any]) -> bool:
+    ids = wants.get("ids")
+    return not ids or not host.numbers.isdisjoint(ids)
+
+
+def _lease_ms(house: Resources) -> int:
+    return round(house.settings.lease_s * 1000)

@@ -1,0 +1,17 @@
+"""The routes that look into jobs and at the machines that run them."""
+
+from fastapi import APIRouter
+
+from api.routes import events, files, fleet, layers, logs, metrics, plots, probes, stats
+
+ROUTERS: tuple[APIRouter, ...] = (
+    events.router,
+    metrics.router,
+    layers.router,
+    stats.router,
+    probes.router,
+    files.router,
+    logs.router,
+    plots.router,
+    fleet.router,
+)

@@ -1,0 +1,353 @@
+"""Jobs: plan, submit, list, look at, change, cancel, delete."""
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Query, Request
+from pydantic import Field as Constraint
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from api.app_state import House, Resources
+from api.http.access import Caller, Read, Submit
+from api.http.answers import Json, Page, Paged, bad_parameter, check_match, etag, page_of, tagged
+from api.http.bodies import Body, Parsed, body_of, described, parse_job_body
+from api.routes.quotas import admit
+from api.schemas import documents
+from api.schemas.views import BASE, job_json
+from api.streaming import waiting
+from api.submission import idempotent
+from api.submission.idempotent import OnceKey
+from api.submission.submission import Prepared, prepare
+from glasshouse import jsonio
+from glasshouse.errors import InvalidRequest
+from glasshouse.failpoints import failpoint
+from glasshouse.ids import is_id
+from glasshouse.spec import InferJob, TrainJob
+from glasshouse.spec.jobs import JobName, Label, LabelValue
+from models.access import quotas
+from models.access.idempotency import Answer, Token
+from models.database import Transaction
+from models.jobs import checkpoints, jobs, names
+from models.jobs.jobs import Filter
+from models.state import ENDED, STATES
+from models.storage import datasets, references
+from models.tables import Job
+
+router = APIRouter(prefix=BASE, tags=["jobs"])
+Spec = TrainJob | InferJob
+Waited = documents.Waited
+
+
+class JobPatch(Body):
+    """A merge patch: what is left out stays, null empties."""
+
+    name: JobName | None = None
+    """Null: one that the service makes."""
+    labels: dict[Label, LabelValue | None] | None = Constraint(default=None, max_length=50)
+    """Added to the labels there are; null removes one, null for all of them removes all."""
+    priority: int | None = Constraint(default=None, ge=-1000, le=1000)
+
+
+def job_tag(job: Job) -> str:
+    """The entity tag of a job."""
+    return etag(job.id, job.version)
+
+
+@router.post(
+    "/plan",
+    summary="Check a job without storing it",
+    openapi_extra=described(TrainJob, InferJob, example=documents.TRAIN_EXAMPLE),
+    responses=documents.answers(200, documents.Plan, 400, 401, 403, 413, 415, 422, 503),
+)
+async def plan_job(
+    house: House, caller: Read, body: Annotated[Parsed[Spec], Depends(parse_job_body)]
+) -> Response:
+    """The layer table, parameters, memory by head, FLOPs, devices it may get, and warnings."""
+    prepared = await prepare(house, body.value, caller)
+    return Json(
+        prepared.plan | {"object": "plan", "spec": prepared.resolved, "devices": prepared.devices}
+    )
+
+
+@router.post(
+    "/jobs",
+    status_code=201,
+    summary="Submit a job",
+    openapi_extra=described(TrainJob, InferJob, example=documents.TRAIN_EXAMPLE),
+    responses=documents.answers(201, documents.Job, 400, 401, 403, 409, 413, 415, 422, 429, 503),
+)
+async def create_job(
+    house: House,
+    caller: Submit,
+    key: OnceKey,
+    body: Annotated[Parsed[Spec], Depends(parse_job_body)],
+) -> Response:
+    """Check, store and queue a job. It runs as soon as a worker has the devices it asks for."""
+    token = idempotent.token_of(caller, "POST /jobs", key, body.raw)
+    kept = (
+        None
+        if token is None
+        else await run_in_threadpool(idempotent.earlier, house.database, token)
+    )
+    if kept is not None:
+        return idempotent.sent(kept, replayed=True)
+    await run_in_threadpool(admit, house, caller)  # before the planner is asked, which is dear
+    prepared = await prepare(house, body.value, caller, hold=True)
+    return await run_in_threadpool(store, house, caller, token, prepared)
+
+
+def store(
+    house: Resources,
+    caller: Caller,
+    token: Token | None,
+    prepared: Prepared,
+    parent: str | None = None,
+) -> Response:
+    """Queue a job that was checked, once, and answer with it."""
+    job_id = ""
+
+    def make(tx: Transaction) -> Answer:
+        nonlocal job_id
+        threads = prepared.resolved["devices"].get("threads")
+        quotas.admit_job(tx, caller.owner, house.settings, threads=threads)
+        job = _add(tx, caller, prepared, parent)
+        failpoint("submit.commit")
+        job_id = job.id
+        headers = {"Location": f"{BASE}/jobs/{job.id}", "ETag": job_tag(job)}
+        return Answer(201, headers, jsonio.dumps(job_json(job)))
+
+    answer, replayed = idempotent.once(house.database, token, make)
+    if not replayed:
+        failpoint("submit.committed")
+        ring(house, job_id)
+    return idempotent.sent(answer, replayed=replayed)
+
+
+def _add(tx: Transaction, caller: Caller, prepared: Prepared, parent: str | None) -> Job:
+    references.share(tx, prepared.uses)
+    named: dict[str, str | None] = {}
+    for used in prepared.uses:  # it may have been deleted while the planner was asked
+        if is_id(used, "ds"):
+            named[used] = datasets.ready(tx, used, None).name
+        else:
+            named[used] = checkpoints.get(tx, used, None).name
+    return jobs.add(
+        tx,
+        owner=caller.owner,
+        spec=prepared.spec,
+        resolved=prepared.resolved,
+        plan=prepared.plan,
+        uses=prepared.uses,
+        parent=parent,
+        created_by=caller.key_name,
+        stem=names.stem_of(prepared.spec, named),
+    )
+
+
+def ring(house: Resources, job_id: str) -> None:
+    """Notify a dispatcher. Where that fails the sweep of a worker finds the job."""
+    house.notifier.job_queued()
+    failpoint("submit.rung")
+
+
+@router.get(
+    "/jobs",
+    summary="List jobs",
+    responses=documents.answers(200, documents.JobList, 400, 401, 422),
+)
+def list_jobs(  # noqa: PLR0913 (each is a filter of the contract)
+    house: House,
+    caller: Read,
+    page: Paged,
+    *,
+    state: Annotated[list[str] | None, Query(description="One or several states.")] = None,
+    kind: Annotated[Literal["train", "infer"] | None, Query()] = None,
+    label: Annotated[
+        list[str] | None, Query(description="`key:value`; several must all hold.")
+    ] = None,
+    parent: Annotated[str | None, Query(max_length=64)] = None,
+    q: Annotated[str | None, Query(max_length=200, description="Part of the name or id.")] = None,
+    name: Annotated[str | None, Query(max_length=200, description="The whole name.")] = None,
+    order: Annotated[Literal["desc", "asc"], Query(description="By the time made.")] = "desc",
+) -> Response:
+    """Jobs, newest first."""
+    wanted = Filter(
+        owner=caller.sees,
+        states=_states(state),
+        kind=kind,
+        labels=_labels(label),
+        parent=parent,
+        text=q,
+        name=name,
+    )
+    with house.database.read() as tx:
+        rows = jobs.find(tx, wanted, after=page.after_id("job"), limit=page.limit + 1, order=order)
+    return _listed(rows, page)
+
+
+def _listed(rows: list[Job], page: Page) -> Response:
+    return Json(page_of(rows, page, [job_json(row) for row in rows]))
+
+
+def _states(given: list[str] | None) -> tuple[str, ...]:
+    wanted = tuple(name.strip() for entry in given or () for name in entry.split(","))
+    for name in wanted:
+        if name not in STATES:
+            raise bad_parameter("state", f"{name[:50]!r} is no state; they are {', '.join(STATES)}")
+    return wanted
+
+
+def _labels(given: list[str] | None) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for entry in given or ():
+        name, colon, value = entry.partition(":")
+        if not colon or not name:
+            raise bad_parameter("label", f"{entry[:100]!r} is not of the form key:value")
+        found[name] = value
+    return found
+
+
+@router.get(
+    "/jobs/{id}",
+    summary="Get a job",
+    responses=documents.answers(200, documents.Job, 304, 400, 401, 404),
+)
+async def get_job(
+    request: Request,
+    house: House,
+    caller: Read,
+    id: str,  # noqa: A002
+    prefer: Waited = None,
+) -> Response:
+    """One job. With `Prefer: wait=30` the answer comes when it changes, or after 30 s.
+
+    Changes count from the version that `If-None-Match` names, or else from now.
+    """
+    del prefer  # read, with its mistakes, below
+    wait_s = waiting.wait_asked(request)
+    seen: str | None = None
+
+    def look() -> Job:
+        with house.database.read() as tx:
+            return jobs.get(tx, id, caller.sees)
+
+    def look_for_change() -> Job | None:
+        nonlocal seen
+        job = look()
+        if seen is None:
+            tag = request.headers.get("if-none-match")
+            seen = job_tag(job) if tag is None else tag.strip().removeprefix("W/")
+        return job if job_tag(job) != seen or job.state in ENDED else None
+
+    if wait_s is None:
+        job = await run_in_threadpool(look)
+    else:
+        changed = await waiting.wait_for(house.wakeups, house.draining, id, look_for_change, wait_s)
+        job = changed or await run_in_threadpool(look)
+    return tagged(request, job_json(job), job_tag(job), waiting.applied(wait_s))
+
+
+@router.patch(
+    "/jobs/{id}",
+    summary="Change the name, labels or priority",
+    openapi_extra=described(JobPatch, media=("application/merge-patch+json", "application/json")),
+    responses=documents.answers(200, documents.Job, 400, 401, 403, 404, 412, 415, 422),
+)
+def update_job(
+    request: Request,
+    house: House,
+    caller: Submit,
+    id: str,  # noqa: A002
+    body: Annotated[Parsed[JobPatch], Depends(body_of(JobPatch))],
+) -> Response:
+    """A merge patch. `If-Match` makes sure that nobody changed the job meanwhile."""
+    with house.database.write() as tx:
+        job = jobs.get(tx, id, caller.sees, lock=True)
+        check_match(request, job_tag(job))
+        job = jobs.patch(tx, job, _changes(job, body.value))
+    house.wake(id)
+    return Json(job_json(job), headers={"ETag": job_tag(job)})
+
+
+def _changes(job: Job, patch: JobPatch) -> dict[str, Any]:
+    changes = patch.model_dump(exclude_unset=True)
+    if "priority" in changes and changes["priority"] is None:
+        changes["priority"] = 0
+    if "labels" in changes:
+        given = patch.labels
+        merged: dict[str, Any] = {} if given is None else job.labels | given
+        labels = {name: value for name, value in merged.items() if value is not None}
+        changes["labels"] = labels
+        if len(labels) > 50:
+            raise InvalidRequest("/labels: a job may have 50 labels at most")
+    return changes
+
+
+@router.delete(
+    "/jobs/{id}",
+    status_code=204,
+    summary="Delete an ended job",
+    responses=documents.answers(204, None, 401, 403, 404, 409, 412),
+)
+def delete_job(
+    request: Request,
+    house: House,
+    caller: Submit,
+    id: str,  # noqa: A002
+) -> Response:
+    """Delete a job that has ended, with its events, series, captures and checkpoints.
+
+    From the answer on the job is 404. A worker deletes its rows and files in the background.
+    """
+    with house.database.write() as tx:
+        job = jobs.get(tx, id, caller.sees, lock=True)
+        check_match(request, job_tag(job))
+        jobs.delete(tx, job)
+    house.wake(id)
+    return Response(status_code=204)
+
+
+@router.post(
+    "/jobs/{id}/cancel",
+    status_code=202,
+    summary="Cancel a job",
+    responses=documents.answers(202, documents.Job, 401, 403, 404, 409, 422),
+)
+def cancel_job(
+    house: House,
+    caller: Submit,
+    id: str,  # noqa: A002
+    force: Annotated[bool, Query(description="Do not wait for a step boundary.")] = False,
+) -> Response:
+    """Ask a job to stop: at the next step boundary, then by signal.
+
+    One that is queued or paused stops at once.
+    """
+    with house.database.write() as tx:
+        job = jobs.get(tx, id, caller.sees, lock=True)
+        job = jobs.request_cancel(tx, job, by=caller.owner, force=force)
+    house.wake(id)
+    return asked_for(job)
+
+
+def asked_for(job: Job) -> Response:
+    """202 with the job."""
+    headers = {"ETag": job_tag(job), "Location": f"{BASE}/jobs/{job.id}"}
+    return Json(job_json(job), status_code=202, headers=headers)
+
+
+@router.get(
+    "/jobs/{id}/spec",
+    summary="Get a job's spec",
+    responses=documents.answers(200, None, 401, 404, 422),
+)
+def get_job_spec(
+    house: House,
+    caller: Read,
+    id: str,  # noqa: A002
+    resolved: Annotated[bool, Query(description="With every default and size filled in.")] = False,
+) -> Response:
+    """What was submitted, or exactly what runs. Either can be submitted again."""
+    with house.database.read() as tx:
+        job = jobs.whole(tx, id, caller.sees)
+    return Json(job.resolved if resolved else job.spec)

@@ -1,0 +1,374 @@
+"""The network of a job: its layers, their statistics over steps, and their captured tensors."""
+
+import hashlib
+from collections import defaultdict
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Path, Query, Request
+from starlette.responses import Response, StreamingResponse
+
+from api.app_state import House, Resources
+from api.http import negotiation, ranges
+from api.http.access import Read
+from api.http.answers import (
+    Json,
+    Paged,
+    bad_parameter,
+    etag,
+    is_fresh,
+    list_of,
+    not_modified,
+    tagged,
+)
+from api.http.attempts import OfAttempt
+from api.rendering import pictures, slices, tensors
+from api.rendering.tensor_names import KINDS, tensor_name
+from api.rendering.tensors import Array, Body
+from api.routes.events import JobId
+from api.schemas import inspection
+from api.schemas.documents import answers
+from glasshouse.errors import ArtifactNotFound, InvalidRequest
+from models.jobs import jobs
+from models.observations import captures, stats
+from models.observations.stats import FIGURES, Newest
+from models.tables import Capture
+
+router = APIRouter(prefix="/api/v1", tags=["inside"])
+FORMATS = {
+    "application/json": "json",
+    "application/x-npy": "npy",
+    "application/vnd.safetensors": "safetensors",
+    "image/png": "png",
+}
+_OF_BATCHES = ("output", "input", "output_grad")
+"""Kinds whose first axis is the rows of a batch."""
+_MEDIA = {name: media for media, name in FORMATS.items()}
+MAX_TENSORS = 200
+_SHOWN = (
+    "name",
+    "type",
+    "inputs",
+    "output_shape",
+    "output_shapes",
+    "parameters",
+    "trainable",
+    "dtype",
+    "parameter_shapes",
+    "flops",
+)
+_NAMES: dict[str, Any] = {
+    "shared_with": None,
+    "input_names": [],
+    "inner_inputs": [],
+    "inner_outputs": [],
+    "state_names": [],
+}
+"""What else can be watched; jobs that were planned before have none."""
+
+Step = Annotated[
+    str, Query(pattern=r"^(latest|[0-9]{1,15})$", description="`latest`, or a step's number.")
+]
+Phase = Annotated[
+    Literal["train", "evaluate"] | None,
+    Query(description="Of training steps, or of the evaluations after them; left out, both."),
+]
+Slice = Annotated[str | None, Query(max_length=1000, description="As in numpy, e.g. `0:4,:,::2`.")]
+
+
+@router.get(
+    "/jobs/{id}/layers",
+    summary="The module tree",
+    responses=answers(200, inspection.LayerList, *inspection.READ),
+)
+def list_layers(request: Request, house: House, caller: Read, job: JobId) -> Response:
+    """Each layer with its output's shape, its parameters, and its newest statistics by kind."""
+    with house.database.read() as tx:
+        tag = etag(job, jobs.standing(tx, job, caller.sees).version)
+        if is_fresh(request, tag):
+            return not_modified(tag)
+        found = jobs.whole(tx, job, caller.sees)
+        newest = stats.newest(tx, job)
+    by_tensor: dict[str, dict[str, Any]] = defaultdict(dict)
+    for row in sorted(newest, key=lambda row: row.series.phase != "train"):
+        by_tensor[row.series.layer].setdefault(row.series.kind, _figures(row))
+    of_layer: dict[str, list[str]] = defaultdict(list)
+    for name in by_tensor:
+        of_layer[name.partition(".")[0]].append(name)
+    entries = found.plan.get("layers", [])
+    layers = [_layer(entry, by_tensor, of_layer[entry["name"]]) for entry in entries]
+    return tagged(request, list_of(layers, cursor=None), tag)
+
+
+def _figures(row: Newest) -> dict[str, Any]:
+    return {"step": row.step, "phase": row.series.phase} | dict(
+        zip(FIGURES, row.figures, strict=True)
+    )
+
+
+def _layer(
+    entry: dict[str, Any], by_tensor: dict[str, dict[str, Any]], names: list[str]
+) -> dict[str, Any]:
+    """A layer of the plan; ``stats`` are of its output, ``tensors`` has its other tensors."""
+    leaves = list(entry.get("output_shapes", {}))
+    own = leaves[0] if leaves else entry["name"]
+    others = dict.fromkeys([*leaves[1:], *entry.get("parameter_shapes", {}), *names])
+    others.pop(own, None)
+    shown = {name: entry[name] for name in _SHOWN if name in entry}
+    shown |= {name: entry.get(name, without) for name, without in _NAMES.items()}
+    shown["stats"] = by_tensor.get(own, {})
+    shown["tensors"] = {name: by_tensor[name] for name in others if name in by_tensor}
+    return shown
+
+
+@router.get(
+    "/jobs/{id}/captures",
+    summary="Which tensors were kept",
+    responses=answers(200, inspection.CaptureList, 400, 401, 404, 422),
+)
+def list_captures(  # noqa: PLR0913 (each is a parameter of the request)
+    *,
+    house: House,
+    caller: Read,
+    job: JobId,
+    page: Paged,
+    layer: Annotated[str | None, Query(max_length=200)] = None,
+    kind: Annotated[str | None, Query(max_length=40)] = None,
+    phase: Phase = None,
+    step: Annotated[int | None, Query(ge=0, lt=2**53)] = None,
+    attempt: OfAttempt,
+) -> Response:
+    """In the order in which they were kept."""
+    if kind is not None:
+        check_kind(kind)
+    after = page.after_id("cap")
+    with house.database.read() as tx:
+        jobs.standing(tx, job, caller.sees)
+        rows = captures.find(
+            tx,
+            job,
+            layer=layer,
+            kind=kind,
+            phase=phase,
+            step=step,
+            after=after,
+            limit=page.limit + 1,
+            asked=attempt,
+        )
+    cursor = rows[page.limit - 1].id if len(rows) > page.limit else None
+    return Json(list_of([_capture_json(row) for row in rows[: page.limit]], cursor=cursor))
+
+
+def _capture_json(row: Capture) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "object": "capture",
+        "job": row.job,
+        "attempt": row.attempt,
+        "step": row.step,
+        "layer": row.layer,
+        "kind": row.kind,
+        "phase": row.phase,
+        "shape": row.shape,
+        "dtype": row.dtype,
+        "size_bytes": row.size_bytes,
+        "form": row.form,
+        "slice": row.slice,
+        "captured_from": row.captured_from,
+        "href": f"/api/v1/jobs/{row.job}/layers/{row.layer}/{row.kind}?step={row.step}"
+        f"{'' if row.phase == 'train' else f'&phase={row.phase}'}",
+    }
+
+
+@router.get(
+    "/jobs/{id}/layers/{layer}/{kind}",
+    summary="One captured tensor",
+    responses=inspection.binary(
+        "application/x-npy",
+        "application/vnd.safetensors",
+        "image/png",
+        model=inspection.Tensor,
+        others=(*inspection.READ, 406),
+    ),
+)
+def get_tensor(  # noqa: PLR0913 (each is a parameter of the request)
+    request: Request,
+    *,
+    house: House,
+    caller: Read,
+    job: JobId,
+    layer: Annotated[str, Path(max_length=200)],
+    kind: Annotated[str, Path(max_length=40)],
+    step: Step = "latest",
+    phase: Phase = None,
+    slice: Slice = None,  # noqa: A002 (the public name)
+    format: Annotated[str | None, Query(max_length=40)] = None,  # noqa: A002
+    histogram: Annotated[
+        int | None, Query(ge=1, le=1000, description="Bars of a histogram, in JSON.")
+    ] = None,
+) -> Response:
+    """JSON has a summary and at most 1,000 values; npy and safetensors have all; png is a picture.
+
+    In npy, bfloat16 and the eight-bit floats come as float32; safetensors has them as they are.
+    Of a whole tensor, in safetensors or in an npy of its own type, `Range` brings a stretch.
+    A picture shows feature maps and filters as a grid, of a batch the first example; `slice`
+    chooses others. Header `X-Picture` says what of the tensor it shows, and its range.
+    """
+    chosen = _format(request, format)
+    if histogram is not None and chosen != "json":
+        raise bad_parameter("histogram", f"it is a part of the JSON, not of {chosen}.")
+    check_kind(kind)
+    with house.database.read() as tx:
+        name = tensor_name(jobs.get(tx, job, caller.sees), layer, kind)
+        number = None if step == "latest" else int(step)
+        capture = captures.get(tx, job, name, kind, number, phase=phase)
+    tag = etag(capture.id, chosen, _digest(slice or "", str(histogram)))
+    headers = {
+        "ETag": tag,
+        "Cache-Control": "private, no-cache",
+        "Vary": "Accept",
+        "X-Tensor-Step": str(capture.step),
+    }
+    if is_fresh(request, tag):
+        return not_modified(tag, headers)
+    whole = _open(house, capture)
+    if slice is None and (file := tensors.Single.of(whole, chosen)) is not None:
+        return _ranged(request, file, chosen, headers)
+    if chosen == "json":
+        part = _part(whole, slice)
+        counted = None if histogram is None else tensors.histogram(part, histogram)
+        return Json(_summary(capture, part, slice) | {"histogram": counted}, headers=headers)
+    return _bytes_of(capture, whole, slice, chosen, headers)
+
+
+def _part(whole: Array, slice: str | None) -> Array:  # noqa: A002 (the public name)
+    return whole if slice is None else whole[slices.parse(slice, whole.shape)]
+
+
+def _bytes_of(
+    capture: Capture,
+    whole: Array,
+    slice: str | None,  # noqa: A002 (the public name)
+    chosen: str,
+    headers: dict[str, str],
+) -> Response:
+    part = _part(whole, slice)
+    if chosen == "png":
+        return _picture(part, headers, has_batch=slice is None and capture.kind in _OF_BATCHES)
+    title = {"step": str(capture.step), "layer": capture.layer, "kind": capture.kind}
+    body = tensors.npy(part) if chosen == "npy" else tensors.safetensors({"tensor": part}, title)
+    return _streamed(body, chosen, headers)
+
+
+def _format(request: Request, wanted: str | None) -> str:
+    if wanted is None:
+        return negotiation.choose(request, FORMATS)
+    if wanted not in _MEDIA:
+        raise bad_parameter("format", f"{wanted!r} is none of {', '.join(_MEDIA)}.")
+    return wanted
+
+
+def check_kind(kind: str) -> None:
+    """Refuse what is no kind of tensor.
+
+    Raises:
+        InvalidRequest: it is none.
+    """
+    if kind not in KINDS:
+        raise InvalidRequest(f"{kind!r} is not a kind of tensor; the kinds are {', '.join(KINDS)}.")
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:32]
+
+
+def _open(house: Resources, capture: Capture) -> Array:
+    try:
+        return tensors.open_tensor(house.artifacts.local(capture.key), capture.tensor)
+    except FileNotFoundError:
+        raise ArtifactNotFound("The file of this capture is gone.") from None
+
+
+def _summary(capture: Capture, part: Array, text: str | None) -> dict[str, Any]:
+    values, complete = tensors.values_of(part)
+    return _capture_json(capture) | {
+        "object": "tensor",
+        "slice": text,
+        "captured_slice": capture.slice,
+        "shape": list(part.shape),
+        "captured_shape": capture.shape,
+        "stats": tensors.figures(part),
+        "values": values,
+        "truncated": not complete,
+    }
+
+
+def _ranged(
+    request: Request, file: tensors.Single, chosen: str, headers: dict[str, str]
+) -> Response:
+    """A file of one tensor, or the stretch of it that the request asks for."""
+    headers = headers | {"Accept-Ranges": "bytes"}
+    size = file.size_bytes
+    try:
+        stretch = ranges.wanted(request, size, headers["ETag"])
+    except ranges.Unsatisfiable:
+        return Response(status_code=416, headers=headers | {"Content-Range": f"bytes */{size}"})
+    if stretch is None:
+        return _streamed(file.between(0, size), chosen, headers)
+    begin, end = stretch
+    headers["Content-Range"] = f"bytes {begin}-{end - 1}/{size}"
+    answer = _streamed(file.between(begin, end), chosen, headers)
+    answer.status_code = 206
+    return answer
+
+
+def _picture(part: Array, headers: dict[str, str], *, has_batch: bool) -> Response:
+    picture = pictures.draw(part, has_batch=has_batch)
+    told = f"{picture.shown}; {picture.low:.6g} to {picture.high:.6g}"
+    return Response(picture.png, headers=headers | {"X-Picture": told}, media_type=_MEDIA["png"])
+
+
+def _streamed(body: Body, chosen: str, headers: dict[str, str]) -> Response:
+    headers = headers | {"Content-Length": str(body.size_bytes)}
+    return StreamingResponse(body.stream(), headers=headers, media_type=_MEDIA[chosen])
+
+
+@router.get(
+    "/jobs/{id}/tensors",
+    summary="Several captured tensors in one safetensors file",
+    responses=inspection.binary("application/vnd.safetensors", others=inspection.READ),
+)
+def get_tensors(  # noqa: PLR0913 (each is a parameter of the request)
+    request: Request,
+    house: House,
+    caller: Read,
+    job: JobId,
+    name: Annotated[
+        list[str],
+        Query(min_length=1, max_length=MAX_TENSORS, description="`conv1/output`, several times."),
+    ],
+    step: Step = "latest",
+    *,
+    phase: Phase = None,
+) -> Response:
+    """They are named as they were asked for; the file's metadata has the step of each."""
+    rows: dict[str, Capture] = {}
+    with house.database.read() as tx:
+        found = jobs.get(tx, job, caller.sees)
+        for wanted in dict.fromkeys(name):
+            layer, slash, kind = wanted.rpartition("/")
+            if not slash:
+                raise bad_parameter("name", f"{wanted[:100]!r} is not layer/kind")
+            check_kind(kind)
+            stored = tensor_name(found, layer, kind)
+            number = None if step == "latest" else int(step)
+            rows[wanted] = captures.get(tx, job, stored, kind, number, phase=phase)
+    tag = etag(_digest(*rows, *(row.id for row in rows.values())))
+    headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
+    steps = {row.step for row in rows.values()}
+    if len(steps) == 1:
+        headers["X-Tensor-Step"] = str(*steps)
+    if is_fresh(request, tag):
+        return not_modified(tag, headers)
+    opened = {wanted: _open(house, row) for wanted, row in rows.items()}
+    metadata = {wanted: str(row.step) for wanted, row in rows.items()}
+    return _streamed(tensors.safetensors(opened, metadata), "safetensors", headers)

@@ -1,0 +1,256 @@
+"""The probes of a job: attached, changed and removed while it runs."""
+
+from typing import Annotated, Any, Literal, cast
+
+from fastapi import APIRouter, Depends, Query, Request
+from pydantic import TypeAdapter
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from api.app_state import House, Resources
+from api.http.access import Caller, Read, Submit
+from api.http.answers import Json, check_match, etag, list_of
+from api.http.bodies import Body, Parsed, body_of, described, parse
+from api.routes.events import JobId
+from api.schemas import inspection
+from api.schemas.documents import answers
+from api.schemas.views import BASE, probe_json
+from api.submission import idempotent
+from api.submission.idempotent import OnceKey
+from api.submission.submission import datasets_of
+from glasshouse import jsonio
+from glasshouse.errors import (
+    FieldProblem,
+    InvalidRequest,
+    InvalidSpec,
+    JobEnded,
+    ProbeNotFound,
+)
+from glasshouse.spec import Form, Probe
+from models.access.idempotency import Answer
+from models.database import Transaction
+from models.jobs import jobs
+from models.observations import probes
+from models.observations.probes import Checked
+from models.state import ENDED
+from models.tables import Job
+from models.tables import Probe as Row
+
+router = APIRouter(prefix=BASE, tags=["inside"])
+_EXAMPLE = {"layers": ["conv*"], "kinds": ["output"], "every": 1, "want": ["stats"]}
+_ADAPTER: TypeAdapter[Probe] = TypeAdapter(Probe)
+_NULL = ("max_overhead",)
+"""Fields whose null is not their default."""
+
+
+class ProbePatch(Body):
+    """A merge patch: what is left out stays, null takes the default (of `max_overhead`: none)."""
+
+    layers: list[str] | None = None
+    kinds: list[str] | None = None
+    every: int | None = None
+    at: list[int] | None = None
+    on: str | None = None
+    phase: str | None = None
+    max_overhead: float | None = None
+    start: int | None = None
+    stop: int | None = None
+    point: Literal["raw", "clipped"] | None = None
+    want: list[Form] | None = None
+    slice: str | None = None
+    max_bytes: int | None = None
+    lossless: bool | None = None
+
+
+def probe_tag(row: Row) -> str:
+    """The entity tag of a probe: of what was asked, not of what was measured."""
+    return etag(row.id, row.revision)
+
+
+@router.post(
+    "/jobs/{id}/probes",
+    status_code=201,
+    summary="Watch more of a job",
+    openapi_extra=described(Probe, example=_EXAMPLE),
+    responses=answers(201, inspection.AttachedProbe, 400, 401, 403, 404, 409, 413, 415, 422, 503)
+    | answers(200, inspection.EstimatedProbe),
+)
+async def create_probe(
+    *,
+    house: House,
+    caller: Submit,
+    job: JobId,
+    key: OnceKey,
+    dry_run: Annotated[
+        bool, Query(description="Attach nothing: 200 with what it would match and may cost.")
+    ] = False,
+    body: Annotated[Parsed[Probe], Depends(body_of(Probe))],
+) -> Response:
+    """Attach a probe. A running job takes it up at its next step boundary.
+
+    The answer says what it matched and how many bytes that is; a `probe` event, and
+    `applied_step`, say since when it holds.
+    """
+    if dry_run:
+        checked = await _check(house, caller, job, body.value)
+        return Json(await run_in_threadpool(_estimated, house, job, checked))
+    token = idempotent.token_of(caller, f"POST /jobs/{job}/probes", key, body.raw)
+    kept = await run_in_threadpool(idempotent.earlier, house.database, token)
+    if kept is not None:
+        return idempotent.sent(kept, replayed=True)
+    checked = await _check(house, caller, job, body.value)
+
+    def make(tx: Transaction) -> Answer:
+        row = probes.add(tx, jobs.get(tx, job, caller.sees), checked, by=caller.owner)
+        return Answer(201, {"Location": _path(row)}, jsonio.dumps(probe_json(row)))
+
+    answer, replayed = await run_in_threadpool(idempotent.once, house.database, token, make)
+    house.wake(job)
+    return idempotent.sent(answer, replayed=replayed)
+
+
+@router.get(
+    "/jobs/{id}/probes",
+    summary="What of a job is watched",
+    responses=answers(200, inspection.AttachedProbeList, 400, 401, 404, 422),
+)
+def list_probes(
+    house: House,
+    caller: Read,
+    job: JobId,
+    removed: Annotated[bool, Query(description="Also those removed or rejected.")] = False,
+) -> Response:
+    """Those of the spec first, then in the order in which they were attached."""
+    with house.database.read() as tx:
+        found = probes.of_job(tx, jobs.get(tx, job, caller.sees).id, gone=removed)
+    return Json(list_of([probe_json(row) for row in found], cursor=None))
+
+
+@router.get(
+    "/jobs/{id}/probes/{prb}",
+    summary="Get a probe",
+    responses=answers(200, inspection.AttachedProbe, 401, 404),
+)
+def get_probe(house: House, caller: Read, job: JobId, prb: str) -> Response:
+    """What it looks at, and whether the job has taken it up."""
+    with house.database.read() as tx:
+        row = probes.get(tx, jobs.get(tx, job, caller.sees), prb)
+    return Json(probe_json(row), headers={"ETag": probe_tag(row)})
+
+
+@router.patch(
+    "/jobs/{id}/probes/{prb}",
+    summary="Change a probe",
+    openapi_extra=described(ProbePatch, media=("application/merge-patch+json", "application/json")),
+    responses=answers(
+        200, inspection.AttachedProbe, 400, 401, 403, 404, 409, 412, 413, 415, 422, 503
+    ),
+)
+async def update_probe(
+    request: Request,
+    house: House,
+    caller: Submit,
+    job: JobId,
+    prb: str,
+    body: Annotated[Parsed[ProbePatch], Depends(body_of(ProbePatch))],
+) -> Response:
+    """A merge patch. It is `pending` until the job has taken the change up.
+
+    `If-Match` makes sure that nobody changed the probe meanwhile.
+    """
+
+    def still(row: Row) -> None:
+        check_match(request, probe_tag(row))
+
+    def merge() -> Probe:
+        with house.database.read() as tx:
+            row = probes.get(tx, jobs.get(tx, job, caller.sees), prb)
+        still(row)
+        if row.state in ("removed", "rejected"):
+            raise ProbeNotFound(f"The probe {row.id} was {row.state}.")
+        merged = row.body | body.value.model_dump(mode="json", exclude_unset=True)
+        kept = {name: value for name, value in merged.items() if value is not None or name in _NULL}
+        return parse(_ADAPTER, jsonio.dumps(kept).encode(), roots=(Probe,))
+
+    checked = await _check(house, caller, job, await run_in_threadpool(merge), replaces=prb)
+
+    def store() -> Row:
+        with house.database.write() as tx:
+            found = jobs.get(tx, job, caller.sees)
+            return probes.change(tx, found, prb, checked, by=caller.owner, still=still)
+
+    row = await run_in_threadpool(store)
+    house.wake(job)
+    return Json(probe_json(row), headers={"ETag": probe_tag(row)})
+
+
+@router.delete(
+    "/jobs/{id}/probes/{prb}",
+    status_code=202,
+    summary="Stop watching",
+    responses=answers(202, inspection.AttachedProbe, 401, 403, 404, 409),
+)
+def remove_probe(house: House, caller: Submit, job: JobId, prb: str) -> Response:
+    """Remove a probe. What it has seen stays; `applied_step` says since when it looks no more."""
+    with house.database.write() as tx:
+        found = jobs.get(tx, job, caller.sees)
+        row = probes.remove(tx, found, prb, by=caller.owner)
+    house.wake(job)
+    return Json(probe_json(row), status_code=202, headers={"Location": _path(row)})
+
+
+def _estimated(house: Resources, job: str, checked: Checked) -> dict[str, Any]:
+    with house.database.read() as tx:
+        cost_s = probes.estimate(checked, probes.of_job(tx, job))
+    return {
+        "object": "probe_estimate",
+        "matched": checked.matched,
+        "bytes_per_step": checked.bytes_per_step,
+        "estimated_cost_s": cost_s,
+    }
+
+
+async def _check(
+    house: Resources, caller: Caller, job_id: str, probe: Probe, *, replaces: str | None = None
+) -> Checked:
+    """Have the planner check a probe beside the others of its job.
+
+    Raises:
+        InvalidRequest: it cannot look at what it names; says where and why.
+        JobEnded: nothing of the job is watched any more.
+    """
+
+    def read() -> tuple[Job, list[Row], dict[str, Any]]:
+        with house.database.read() as tx:
+            found = jobs.get(tx, job_id, caller.sees)
+            if found.state in ENDED:
+                raise JobEnded(f"The job has ended: it {found.state}.")
+            if found.kind != "train":
+                detail = "only a training job is watched; this one infers"
+                raise InvalidRequest(detail, problems=[FieldProblem("", detail, "not_trained")])
+            return found, probes.of_job(tx, job_id), datasets_of(tx, found.resolved)
+
+    job, rows, metas = await run_in_threadpool(read)
+    body = probe.model_dump(mode="json")
+    others = [row.body for row in rows if row.id != replaces and row.state != "failed"]
+    whole = [*others, body]
+    try:
+        plan = await house.planner.plan(job.resolved | {"probes": whole}, metas, owner=job.owner)
+    except InvalidSpec as error:
+        raise _pointing(error, len(whole) - 1) from None
+    found = cast("dict[str, Any]", plan["probes"][-1])
+    return Checked(body, found["matched"], found["bytes_per_step"])
+
+
+def _pointing(error: InvalidSpec, number: int) -> InvalidRequest:
+    """The planner's refusal, pointing into the probe that was sent."""
+    prefix = f"/probes/{number}"
+    found = [
+        FieldProblem(item.pointer.removeprefix(prefix), item.detail, item.code)
+        for item in error.problems
+    ]
+    return InvalidRequest(error.detail.removeprefix(prefix), problems=found)
+
+
+def _path(row: Row) -> str:
+    return f"{BASE}/jobs/{row.job}/probes/{row.id}"

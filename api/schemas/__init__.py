@@ -1,0 +1,1 @@
+"""What answers look like: for the OpenAPI document, and checked in the tests."""

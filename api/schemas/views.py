@@ -1,0 +1,146 @@
+"""Rows as the JSON that clients read. The only place that knows the public shape of a job."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from api.http.answers import time_text
+from glasshouse.direction import direction_of
+from models.tables import Command, Dataset, Job, Key, Probe
+
+BASE = "/api/v1"
+_LINKS = (
+    "events",
+    "stream",
+    "metrics",
+    "layers",
+    "stats",
+    "captures",
+    "probes",
+    "commands",
+    "checkpoints",
+    "artifacts",
+    "logs",
+    "spec",
+)
+
+
+def job_json(job: Job) -> dict[str, Any]:
+    """A job, as ``GET /jobs/{id}`` and the stream's ``hello`` give it."""
+    path = f"{BASE}/jobs/{job.id}"
+    shown: dict[str, Any] = {
+        "id": job.id,
+        "object": "job",
+        "kind": job.kind,
+        "name": job.name,
+        "state": job.state,
+        "state_reason": job.state_reason,
+        "created_at": time_text(job.created_at),
+        "created_by": job.created_by,
+        "queued_at": time_text(job.queued_at),
+        "started_at": time_text(job.started_at),
+        "ended_at": time_text(job.ended_at),
+        "not_before": not_before(job),
+        "paused_at": time_text(job.paused_at),
+        "paused_s": job.paused_ms / 1000,
+        "attempt": job.attempt,
+        "labels": job.labels,
+        "priority": job.priority,
+        "parent": job.parent,
+        "devices": job.devices,
+        "progress": job.progress,
+        "summary": job.summary,
+        "directions": {name: way for name in job.summary if (way := direction_of(name))},
+        "probe_overhead": job.probe_overhead,
+        "error": job.error,
+        "last_seq": job.last_seq,
+        "warnings": job.warnings,
+        "links": {"self": path} | {name: f"{path}/{name}" for name in _LINKS},
+    }
+    if job.kind == "infer":
+        shown["result"] = job.result
+    return shown
+
+
+def not_before(job: Job) -> str | None:
+    """When a job that failed through no fault of its own is tried again."""
+    if job.not_before_ms is None or job.state != "queued":
+        return None
+    return time_text(datetime.fromtimestamp(job.not_before_ms / 1000, UTC))
+
+
+def dataset_json(dataset: Dataset) -> dict[str, Any]:
+    """A dataset."""
+    path = f"{BASE}/datasets/{dataset.id}"
+    return {
+        "id": dataset.id,
+        "object": "dataset",
+        "name": dataset.name,
+        "format": dataset.format,
+        "state": dataset.state,
+        "problem": dataset.problem,
+        "size_bytes": dataset.size_bytes,
+        "sha256": dataset.sha256,
+        "columns": dataset.columns,
+        "splits": dataset.splits,
+        "resize": dataset.resize,
+        "header": dataset.header,
+        "notes": dataset.notes or [],
+        "created_at": time_text(dataset.created_at),
+        "links": {"self": path, "rows": f"{path}/rows", "stats": f"{path}/stats"},
+    }
+
+
+def key_json(key: Key, secret: str | None = None) -> dict[str, Any]:
+    """An API key; with its secret only in the answer that made it."""
+    shown: dict[str, Any] = {
+        "id": key.id,
+        "object": "key",
+        "name": key.name,
+        "owner": key.owner,
+        "scopes": key.scopes,
+        "hint": key.hint,
+        "created_at": time_text(key.created_at),
+        "revoked_at": time_text(key.revoked_at),
+    }
+    return shown if secret is None else shown | {"key": secret}
+
+
+def command_json(command: Command) -> dict[str, Any]:
+    """Something asked of a running job."""
+    return {
+        "id": command.id,
+        "object": "command",
+        "job": command.job,
+        "body": command.body,
+        "state": command.state,
+        "by": command.by,
+        "step": command.step,
+        "old": command.old,
+        "new": command.new,
+        "problem": command.problem,
+        "created_at": time_text(command.created_at),
+        "links": {"self": f"{BASE}/jobs/{command.job}/commands/{command.id}"},
+    }
+
+
+def probe_json(row: Probe) -> dict[str, Any]:
+    """A probe of a job, with what it matched and since when it holds."""
+    path = f"{BASE}/jobs/{row.job}/probes/{row.id}"
+    return {
+        "id": row.id,
+        "object": "probe",
+        "job": row.job,
+        "state": row.state,
+        "point": "raw",  # of probes that were stored before there were points
+        **row.body,
+        "matched": row.matched,
+        "bytes_per_step": row.bytes_per_step,
+        "estimated_cost_s": row.estimated_cost_s,
+        "cost_s": row.cost_s,
+        "every_now": row.every_now or row.body.get("every") or (1 if row.body.get("on") else None),
+        "applied_step": row.applied_step,
+        "position": row.position,
+        "problem": row.problem,
+        "created_at": time_text(row.created_at),
+        "links": {"self": path},
+    }

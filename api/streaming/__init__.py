@@ -1,0 +1,1 @@
+"""Server-sent events and long polling: tails of event logs, cursors, wake-ups."""

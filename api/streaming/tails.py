@@ -1,0 +1,260 @@
+"""The newest events of the jobs that are being watched, encoded once for all who watch.
+
+One tail per job and process reads the log from its cursor while anybody watches, and keeps a
+bounded ring of chunks. A watcher pulls: there is no queue per client, so one that does not read
+costs the chunk it was last given. A watcher behind the ring reads the log itself until it has
+caught up. No transaction outlives its read.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+import anyio
+import anyio.to_thread
+import structlog
+
+from api.streaming.wakeups import Wakeups, Watch
+from glasshouse.errors import DatabaseUnavailable, JobNotFound
+from models.database import Database
+from models.observations import events
+from models.observations.events import LoggedEvent, Page
+from models.observations.lineage import Asked
+
+COALESCE_S = 0.025
+"""The least time between two reads of one tail: an event waits at most this much longer."""
+CHUNK_BYTES = 256 * 1024
+"""A chunk holds no more than this, and its last event."""
+RING_BYTES = 4 * 1024 * 1024
+RING_CHUNKS = 256
+PAGE = 200
+ALWAYS = ("end", "gap")
+"""Types of event that every reader gets: what comes no more, and what is there no more."""
+READERS = 4
+"""Threads that read logs: fewer than the database's connections, so that the rest stays quick."""
+
+T = TypeVar("T")
+_log = structlog.get_logger(__name__)
+
+
+class Wanted(NamedTuple):
+    """What of a log a client is sent."""
+
+    types: frozenset[str] | None = None
+    """None: of every type."""
+    attempt: Asked = None
+
+
+WHOLE = Wanted()
+
+
+class Encoded(NamedTuple):
+    """An event as the stream sends it."""
+
+    seq: int
+    type: str
+    body: bytes
+    """Its lines after ``id``."""
+
+
+def encode(event: LoggedEvent) -> Encoded:
+    """Write an event's lines. JSON text has no line break, so nothing can forge a frame."""
+    body = f"event: {event.type}\ndata: {event.as_json()}\n\n".encode()
+    return Encoded(event.seq, event.type, body)
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Consecutive events of one job; immutable once made, shared by all watchers."""
+
+    after: int
+    seq: int
+    """It stands for everything in the log in (after, seq]."""
+    events: tuple[Encoded, ...]
+    size_bytes: int
+    _joined: dict[frozenset[str] | None, bytes] = field(
+        default_factory=dict[frozenset[str] | None, bytes]
+    )
+
+    @classmethod
+    def of(cls, after: int, page: Page) -> "Chunk":
+        """Encode a page that was read from a number on."""
+        encoded = tuple(encode(event) for event in page.events)
+        return cls(after, page.seq, encoded, sum(len(event.body) for event in encoded))
+
+    @property
+    def ends(self) -> bool:
+        """Whether the job's last event is in it."""
+        return bool(self.events) and self.events[-1].type == "end"
+
+    @property
+    def rewinds(self) -> bool:
+        """Whether an attempt begins in it: what came before may have given way."""
+        return any(event.type == "attempt" for event in self.events)
+
+    def since(self, seq: int, types: frozenset[str] | None) -> Iterable[Encoded]:
+        """Its events after a number and of the types; the end and a gap always."""
+        for event in self.events:
+            if event.seq > seq and (types is None or event.type in types or event.type in ALWAYS):
+                yield event
+
+    def lines(self, seq: int, types: frozenset[str] | None) -> bytes:
+        """The same as the bytes of a stream of this one job; whole chunks are joined once."""
+        if seq > self.after:
+            return _lines(self.since(seq, types))
+        found = self._joined.get(types)
+        if found is None:
+            found = self._joined[types] = _lines(self.since(seq, types))
+        return found
+
+
+def _lines(events: Iterable[Encoded]) -> bytes:
+    return b"".join(b"id: %d\n%b" % (event.seq, event.body) for event in events)
+
+
+class Tail:
+    """The newest chunks of one job's log."""
+
+    def __init__(self, job: str, seq: int, attempt: Asked = None) -> None:
+        self.job = job
+        self.attempt: Asked = attempt
+        """Whose events it holds."""
+        self.seq = seq
+        """Everything up to here was read."""
+        self.first = seq
+        """The ring holds everything after this."""
+        self.closed = False
+        """Nothing will come any more: the job has ended, or is gone."""
+        self.watchers: set[Watch] = set()
+        self._ring: deque[Chunk] = deque()
+        self._ring_bytes = 0
+
+    def add(self, chunk: Chunk) -> None:
+        """Put a chunk at the end; wake who watches.
+
+        Once another attempt has begun, who comes later reads what was before from the log, which
+        no longer shows what gave way.
+        """
+        if chunk.rewinds and self.attempt is None:
+            self._ring.clear()
+            self._ring_bytes, self.first = 0, chunk.after
+        self.seq = chunk.seq
+        self._ring.append(chunk)
+        self._ring_bytes += chunk.size_bytes
+        while len(self._ring) > 1 and (
+            len(self._ring) > RING_CHUNKS or self._ring_bytes > RING_BYTES
+        ):
+            old = self._ring.popleft()
+            self._ring_bytes -= old.size_bytes
+            self.first = old.seq
+        self.closed = self.closed or chunk.ends
+        self.ring()
+
+    def ring(self) -> None:
+        """Wake who watches."""
+        for watch in self.watchers:
+            watch.ring()
+
+    def covers(self, seq: int) -> bool:
+        """Whether the ring, and what comes, goes on from this number without a gap."""
+        return seq >= self.first
+
+    def since(self, seq: int) -> list[Chunk]:
+        """Chunks with news after a number: as many as one send may carry."""
+        found: list[Chunk] = []
+        size = 0
+        for chunk in reversed(self._ring):
+            if chunk.seq <= seq:
+                break
+            found.append(chunk)
+        found.reverse()
+        for place, chunk in enumerate(found):
+            size += chunk.size_bytes
+            if size > CHUNK_BYTES and place:
+                return found[:place]
+        return found
+
+
+class Tails:
+    """The tails of this process, each alive while somebody watches its job."""
+
+    def __init__(self, database: Database, wakeups: Wakeups) -> None:
+        self._database = database
+        self._wakeups = wakeups
+        self._tails: dict[tuple[str, Asked], tuple[Tail, asyncio.Task[None]]] = {}
+        self._readers = anyio.CapacityLimiter(READERS)
+
+    async def in_thread(self, function: Callable[[], T]) -> T:
+        """Run something that blocks, in one of the few threads that streams may use."""
+        return await anyio.to_thread.run_sync(function, limiter=self._readers)
+
+    async def read(self, job: str, seq: int, wanted: Wanted = WHOLE) -> Chunk:
+        """Read a chunk of a log from the database; of some types only, and the end.
+
+        Raises:
+            JobNotFound: the job is gone.
+        """
+        return await self.in_thread(partial(self._read, job, seq, wanted))
+
+    @contextmanager
+    def join(self, job: str, seq: int, watch: Watch, attempt: Asked = None) -> Generator[Tail]:
+        """Watch a job while the block lasts. A new tail begins after ``seq``."""
+        key = (job, attempt)
+        if key not in self._tails:
+            tail = Tail(job, seq, attempt)
+            self._tails[key] = tail, asyncio.create_task(self._follow(tail), name=f"tail {job}")
+        tail, task = self._tails[key]
+        tail.watchers.add(watch)
+        try:
+            yield tail
+        finally:
+            tail.watchers.discard(watch)
+            if not tail.watchers and self._tails.get(key, (None,))[0] is tail:
+                del self._tails[key]
+                task.cancel()
+
+    def __len__(self) -> int:
+        return len(self._tails)
+
+    async def _follow(self, tail: Tail) -> None:
+        try:
+            with self._wakeups.watch(tail.job) as watch:
+                while not tail.closed:
+                    await self._grow(tail, watch)
+        except JobNotFound:
+            _log.info("tail_of_deleted_job", job=tail.job)
+        finally:  # however it ends, nobody may go on waiting for it
+            tail.closed = True
+            tail.ring()
+
+    async def _grow(self, tail: Tail, watch: Watch) -> None:
+        try:
+            chunk = await self.read(tail.job, tail.seq, Wanted(None, tail.attempt))
+        except DatabaseUnavailable:
+            _log.warning("tail_cannot_read", job=tail.job)
+            await asyncio.sleep(1.0)
+            return
+        if chunk.seq > tail.seq:
+            tail.add(chunk)
+            await asyncio.sleep(COALESCE_S)
+        else:
+            await watch.wait()
+
+    def _read(self, job: str, seq: int, wanted: Wanted) -> Chunk:
+        types = None if wanted.types is None else sorted(wanted.types | {"end"})
+        with self._database.read() as tx:
+            page = events.read(
+                tx,
+                job,
+                seq,
+                types=types,
+                limit=PAGE,
+                max_bytes=CHUNK_BYTES,
+                asked=wanted.attempt,
+                with_end=True,
+            )
+        return Chunk.of(seq, page)

@@ -1,0 +1,56 @@
+"""Holding an answer until something changes: ``Prefer: wait=N``. No thread and no session waits."""
+
+import asyncio
+import re
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from fastapi import Request
+from starlette.concurrency import run_in_threadpool
+
+from api.streaming.wakeups import Wakeups
+from glasshouse.errors import InvalidHeader
+
+MAX_WAIT_S = 60
+T = TypeVar("T")
+
+
+def wait_asked(request: Request) -> int | None:
+    """The seconds of ``Prefer: wait=N``, at most 60; None without it.
+
+    Raises:
+        InvalidHeader: the number cannot be read.
+    """
+    for preference in request.headers.get("prefer", "").split(","):
+        name, _, value = preference.strip().partition("=")
+        if name.strip().lower() != "wait":
+            continue
+        digits = value.strip().strip('"')
+        if not re.fullmatch(r"[0-9]{1,9}", digits):
+            raise InvalidHeader("Prefer: wait needs a whole number of seconds, e.g. wait=30.")
+        return min(int(digits), MAX_WAIT_S)
+    return None
+
+
+async def wait_for(
+    wakeups: Wakeups,
+    draining: asyncio.Event,
+    job: str,
+    look: Callable[[], T | None],
+    wait_s: float,
+) -> T | None:
+    """Look (in a thread, with its own short read) until there is something, or time is up."""
+    end = time.monotonic() + wait_s
+    with wakeups.watch(job) as watch:
+        while True:
+            found = await run_in_threadpool(look)
+            left = end - time.monotonic()
+            if found is not None or left <= 0 or draining.is_set():
+                return found
+            await watch.wait(left)
+
+
+def applied(wait_s: int | None) -> dict[str, str]:
+    """The header that says that the wait was honoured."""
+    return {} if wait_s is None else {"Preference-Applied": f"wait={wait_s}"}

@@ -1,0 +1,355 @@
+"""Checking a job before it is stored: what it reads, what the planner says, where it could run."""
+
+import asyncio
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+
+from api.app_state import Resources
+from api.http.access import Caller
+from api.submission import scales
+from api.submission.start import what_differs
+from glasshouse.errors import (
+    CheckpointMissing,
+    CheckpointNotFound,
+    DatasetNotFound,
+    DeviceUnavailable,
+    FieldProblem,
+    InvalidSpec,
+    JobNotFound,
+    ServiceError,
+)
+from glasshouse.spec import Devices, InferJob, Source, TrainJob
+from glasshouse.spec.data import sources_in
+from glasshouse.spec.labels import text_labels, with_values
+from models.database import Transaction
+from models.fleet import workers
+from models.jobs import checkpoints, jobs
+from models.storage import datasets
+from models.storage.columns import Columns
+from models.tables import Device, Worker
+
+
+@dataclass(slots=True)
+class Inputs:
+    """What a job reads, found in the database."""
+
+    datasets: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Id → columns and splits."""
+    ids: dict[str, str] = field(default_factory=dict[str, str])
+    """What the job calls a dataset → its id."""
+    places: dict[str, str] = field(default_factory=dict[str, str])
+    """Id of a dataset → where its files are."""
+    uses: set[str] = field(default_factory=set[str])
+    checkpoint: str | None = None
+    network: dict[str, Any] | None = None
+    """The resolved spec of the job that made the checkpoint."""
+    start_step: int | None = None
+    """Of the checkpoint that training begins with."""
+    has_weights_only: bool = False
+    """Whether it was sent by a client, and no run of a job belongs to it."""
+    problems: list[FieldProblem] = field(default_factory=list[FieldProblem])
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A job that can be stored."""
+
+    spec: dict[str, Any]
+    """As submitted."""
+    resolved: dict[str, Any]
+    plan: dict[str, Any]
+    """Without the resolved spec."""
+    uses: frozenset[str]
+    devices: list[dict[str, Any]]
+    """Devices that the job may get."""
+
+
+async def prepare(
+    house: Resources, spec: TrainJob | InferJob, caller: Caller, *, hold: bool = False
+) -> Prepared:
+    """Check a job. A dataset that it names is there by its id from now on.
+
+    ``hold``: the job is to be stored, so the checkpoint that it reads stays until then.
+
+    Raises:
+        InvalidSpec: it cannot be run; names every field to change.
+        DeviceUnavailable: no worker has the device that it asks for.
+        PlannerUnavailable: it cannot be checked now.
+    """
+    found, (chosen, warnings) = await asyncio.gather(
+        run_in_threadpool(_find_inputs, house, spec, caller, hold),
+        run_in_threadpool(_find_devices, house, spec.devices),
+    )
+    if found.problems:
+        first = found.problems[0]
+        raise InvalidSpec(f"{first.pointer}: {first.detail}", problems=found.problems)
+    submitted = spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    for source in sources_in(submitted):
+        source["dataset"] = found.ids[source["dataset"]]
+    asked = dict(submitted)
+    if found.checkpoint is not None:  # "the newest of the job" means the newest of now
+        asked.pop("job", None)
+        asked["checkpoint"] = found.checkpoint
+    plan = await house.planner.plan(asked, found.datasets, found.network, owner=caller.sees or "")
+    resolved = plan.pop("spec")
+    _refuse_too_large(plan, chosen)
+    _check_start(found, resolved, plan)
+    if isinstance(spec, TrainJob):
+        warnings += await run_in_threadpool(_uneven, house, found, resolved)
+    plan["warnings"] = [*plan.get("warnings", []), *warnings]
+    return Prepared(submitted, resolved, plan, frozenset(found.uses), chosen)
+
+
+def _uneven(house: Resources, found: Inputs, resolved: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The warning of columns of very different scale, where the first source has them."""
+    source = next(part for part in sources_in(resolved))
+    name = str(source["dataset"])
+    try:
+        figures = Columns(house.artifacts.local(found.places[name])).stats()
+    except (OSError, ServiceError, ValueError):  # it is advice: without figures there is none
+        return []
+    columns = found.datasets[name]["columns"]
+    told = scales.uneven(resolved, columns, figures.get(source["split"], {}))
+    return [] if told is None else [told]
+
+
+def _refuse_too_large(plan: Mapping[str, Any], devices: list[dict[str, Any]]) -> None:
+    """A job that no device can hold would end in the host's out-of-memory killer, or worse."""
+    memory = plan["memory"]
+    sizes = [
+        (device["memory_bytes"], _needed_on(device["kind"], memory))
+        for device in devices
+        if device["memory_bytes"] is not None
+    ]
+    if sizes and all(needed > size for size, needed in sizes):
+        size, needed = max(sizes)
+        detail = (
+            f"it needs about {needed / 2**30:.1f} GiB, and the largest device that it may get has "
+            f"{size / 2**30:.1f} GiB; make the network or the batch smaller"
+        )
+        problem = FieldProblem("/network", detail, "too_large")
+        raise InvalidSpec(f"/network: {detail}", problems=[problem])
+
+
+def _needed_on(kind: str, memory: Mapping[str, int]) -> int:
+    """Of what is planned: a checkpoint is written from host memory."""
+    host_only = 0 if kind == "cpu" else memory["checkpoint_bytes"]
+    return memory["total_bytes"] - host_only
+
+
+def _check_start(found: Inputs, resolved: dict[str, Any], plan: Mapping[str, Any]) -> None:
+    """A run goes on only as it began, and only if something is left of it."""
+    if found.start_step is None or found.network is None or resolved["init"]["load"] != "all":
+        return
+    pointer, num_steps = "/init/load", plan["num_steps"]
+    if found.has_weights_only:
+        detail = "the checkpoint was sent by a client and has weights only; load 'model'"
+        raise _wrong_start(pointer, detail)
+    others = what_differs(found.network, resolved)
+    if others:
+        detail = f"'all' goes on with the checkpoint's run, and {', '.join(others)} differ from it;"
+        raise _wrong_start(pointer, detail + " load 'model', or leave them as they were")
+    if num_steps is not None and num_steps <= found.start_step:
+        raise _wrong_start("/stop", _ends_before(resolved["stop"], found.start_step, num_steps))
+
+
+def _ends_before(stop: Mapping[str, Any], start_step: int, num_steps: int) -> str:
+    """What to write instead of a ``stop`` that leaves nothing to train after a checkpoint."""
+    if stop.get("steps") is not None:
+        name, more = "steps", start_step + stop["steps"]
+    else:
+        name, epochs = "epochs", stop["epochs"]
+        more = math.ceil(start_step * epochs / num_steps) + epochs
+    return (
+        f"the checkpoint was made after {start_step} steps, and stop.{name}={stop[name]} ends the "
+        f"training after {num_steps}, counted from its beginning; add stop.{name}={more}, for one"
+    )
+
+
+def _wrong_start(pointer: str, detail: str) -> InvalidSpec:
+    problem = FieldProblem(pointer, detail, "cannot_start")
+    return InvalidSpec(f"{pointer}: {detail}", problems=[problem])
+
+
+def _find_inputs(house: Resources, spec: TrainJob | InferJob, caller: Caller, hold: bool) -> Inputs:
+    found, owner = Inputs(), caller.sees
+    sources: dict[str, str] = {}
+    if isinstance(spec, TrainJob):
+        several = not isinstance(spec.data.train, Source)
+        for number, source in enumerate(spec.data.sources):
+            sources[f"/data/train{f'/{number}' if several else ''}/dataset"] = source.dataset
+        if spec.data.validation is not None:
+            sources["/data/validation/dataset"] = spec.data.validation.dataset
+    elif spec.data is not None:
+        sources["/data/dataset"] = spec.data.dataset
+    begins = isinstance(spec, InferJob) or spec.init is not None
+    with house.database.write() if hold and begins else house.database.read() as tx:
+        for pointer, reference in sources.items():
+            _find_dataset(tx, found, pointer, reference, caller)
+        if isinstance(spec, InferJob):
+            _find_checkpoint(tx, found, spec, owner, hold=hold)
+        elif spec.init is not None:
+            _find_start(tx, found, spec.init.checkpoint, owner, hold=hold)
+    if isinstance(spec, TrainJob):
+        _add_labels(house, found, spec)
+    return found
+
+
+def _add_labels(house: Resources, found: Inputs, spec: TrainJob) -> None:
+    """Put into the descriptions of datasets which texts the columns of labels have."""
+    for name, dataset in found.datasets.items():
+        labels = text_labels(spec.data.fields, dataset["columns"])
+        if labels:
+            stats = Columns(house.artifacts.local(found.places[name])).stats()
+            dataset["columns"] = with_values(dataset["columns"], stats, labels)
+
+
+def _find_start(
+    tx: Transaction, found: Inputs, checkpoint_id: str, owner: str | None, *, hold: bool
+) -> None:
+    try:
+        saved = checkpoints.get(tx, checkpoint_id, owner)
+        if hold:
+            checkpoints.hold(tx, saved.id)
+        found.network = checkpoints.trained(tx, saved)
+    except (CheckpointNotFound, JobNotFound) as error:
+        found.problems.append(FieldProblem("/init/checkpoint", error.detail, error.code))
+        return
+    found.start_step = saved.step
+    found.has_weights_only = saved.job is None
+    found.uses.add(saved.id)
+
+
+def datasets_of(tx: Transaction, resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns and splits of what a stored job reads, as the planner wants them."""
+    names = {part["dataset"] for part in sources_in(resolved)}
+    rows = [datasets.get(tx, name, None) for name in sorted(names)]
+    return {row.id: {"columns": row.columns, "splits": row.splits} for row in rows}
+
+
+def _find_dataset(tx: Any, found: Inputs, pointer: str, reference: str, caller: Caller) -> None:
+    try:
+        row = datasets.referred(tx, reference, owner=caller.owner, sees=caller.sees)
+    except DatasetNotFound as error:
+        found.problems.append(FieldProblem(pointer, error.detail, "dataset_not_found"))
+        return
+    found.ids[reference] = row.id
+    if row.state != "ready":
+        why = f": {row.problem.get('detail')}" if row.problem else "; wait until it is ready"
+        detail = f"the dataset {row.id} is {row.state}{why}"
+        found.problems.append(FieldProblem(pointer, detail, "dataset_not_ready"))
+        return
+    found.datasets[row.id] = {"columns": row.columns, "splits": row.splits}
+    found.places[row.id] = row.key
+    found.uses.add(row.id)
+
+
+def _find_checkpoint(
+    tx: Any, found: Inputs, spec: InferJob, owner: str | None, *, hold: bool
+) -> None:
+    try:
+        if spec.checkpoint is not None:
+            checkpoint = checkpoints.get(tx, spec.checkpoint, owner)
+            if hold:
+                checkpoints.hold(tx, checkpoint.id)
+        else:
+            job = jobs.get(tx, spec.job or "", owner)
+            checkpoint = checkpoints.newest(tx, job, hold=hold)
+    except (CheckpointNotFound, JobNotFound, CheckpointMissing) as error:
+        pointer = "/checkpoint" if spec.checkpoint is not None else "/job"
+        found.problems.append(FieldProblem(pointer, error.detail, error.code))
+        return
+    found.checkpoint = checkpoint.id
+    found.uses.add(checkpoint.id)
+    found.network = checkpoints.trained(tx, checkpoint)
+
+
+def _find_devices(
+    house: Resources, wanted: Devices
+) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+    """The devices that the job may get, and warnings.
+
+    Raises:
+        DeviceUnavailable: the service has workers, and none with a healthy device like it.
+    """
+    lease_ms = int(house.settings.lease_s * 1000)
+    with house.database.read() as tx:
+        known = workers.all_devices(tx, lease_ms=lease_ms)
+        found = workers.all_workers(tx, lease_ms=lease_ms)
+    hosts = {row.id: row for row, _ in found}
+    states = {row.id: state for row, state in found}
+    names = set(hosts)
+    if not names:
+        return [], [_warning("no worker is there yet: the job waits until one starts")]
+    if wanted.worker is not None and wanted.worker not in names:
+        detail = f"there is no worker {wanted.worker!r}; there are {_listed(names)}"
+        raise _unavailable("/devices/worker", detail)
+    if wanted.worker is not None and states[wanted.worker] == "stopped":
+        there = _listed({name for name, state in states.items() if state == "active"})
+        detail = f"the worker {wanted.worker!r} was stopped; start it again, or leave worker out"
+        raise _unavailable("/devices/worker", f"{detail}. Workers that run: {there or 'none'}")
+    able = [(row, state) for row, state in known if wanted.worker in (None, row.worker)]
+    fitting = [(row, state) for row, state in able if row.healthy and _fits(row, wanted)]
+    if not fitting:
+        raise _unavailable(*_why_none(wanted, [row for row, _ in able]))
+    if wanted.type == "cpu" and wanted.threads is not None:
+        cores: dict[str, int] = {}
+        for row, _ in fitting:
+            cores[row.worker] = cores.get(row.worker, 0) + 1
+        if wanted.threads > max(cores.values()):
+            detail = f"no worker has {wanted.threads} CPU cores; the most is {max(cores.values())}"
+            raise _unavailable("/devices/threads", detail)
+    warnings: list[dict[str, str]] = []
+    if all(state != "active" for _, state in fitting):
+        warnings.append(_warning("no worker with such a device takes jobs now: the job waits"))
+    return [_shown(row, state, hosts[row.worker]) for row, state in fitting], warnings
+
+
+def _fits(row: Device, wanted: Devices) -> bool:
+    if wanted.type == "auto":
+        return True
+    if row.kind != wanted.type:
+        return False
+    return wanted.ids is None or row.number in wanted.ids
+
+
+def _why_none(wanted: Devices, able: list[Device]) -> tuple[str, str]:
+    asked = [row for row in able if _fits(row, wanted)]
+    if asked:
+        row = asked[0]
+        return "/devices", f"{row.id} of {row.worker} is not healthy: {row.reason or 'no reason'}"
+    there = _listed({f"{row.id} ({row.worker})" for row in able if row.kind != "cpu"})
+    pointer = "/devices/ids" if wanted.ids is not None else "/devices"
+    ids = f" {', '.join(map(str, wanted.ids))}" if wanted.ids is not None else ""
+    return pointer, f"no worker has the {wanted.type} device{ids}; there is {there or 'only CPU'}"
+
+
+def _unavailable(pointer: str, detail: str) -> DeviceUnavailable:
+    problem = FieldProblem(pointer, detail, "device_unavailable")
+    return DeviceUnavailable(f"{pointer}: {detail}", problems=[problem])
+
+
+def _warning(detail: str) -> dict[str, str]:
+    return {"pointer": "/devices", "detail": detail, "code": "waits"}
+
+
+def _listed(names: set[str]) -> str:
+    shown = sorted(names)
+    return ", ".join(shown[:20]) + (" …" if len(shown) > 20 else "")
+
+
+def _shown(row: Device, state: str, host: Worker) -> dict[str, Any]:
+    shared = host.info.get("memory_bytes") if row.kind == "cpu" else None
+    shown: Mapping[str, Any] = {
+        "worker": row.worker,
+        "kind": row.kind,
+        "id": row.id,
+        "name": row.name,
+        "memory_bytes": row.memory_bytes or shared,
+        "free": row.job is None and state == "active",
+    }
+    return dict(shown)

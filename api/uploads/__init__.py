@@ -1,0 +1,1 @@
+"""Uploads that are coming in, and what is refused of them."""

@@ -1,0 +1,1 @@
+"""Checkpoints: files, contents, saving in the background, retention, imported weights."""

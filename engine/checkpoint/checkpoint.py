@@ -1,0 +1,297 @@
+"""Checkpoints: a directory of safetensors and JSON, complete or not there. Nothing is unpickled.
+
+``model.safetensors`` (state_dict), a file for each other part that has tensors, ``state.json``
+(everything else) and ``manifest.json`` (size and digest of all the others). Knows tensors and
+files; knows nothing of jobs.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import struct
+from collections import UserDict
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from engine.core.safetensors_writer import read_tensors, text_pieces, write_file, write_tensors
+from engine.core.snapshot import Snapshot, State, Stateful
+from glasshouse import jsonio
+from glasshouse.errors import CheckpointDamaged, CheckpointMismatch
+from glasshouse.failpoints import failpoint
+
+FORMAT = 3
+_READ = (2, FORMAT)
+"""Format 2 numbers the parameters of the optimizer and of averages; 3 names them."""
+MANIFEST = "manifest.json"
+STATE = "state.json"
+_SUFFIX = ".safetensors"
+_NAME = re.compile(r"[a-z][a-z0-9_]*\.(safetensors|json)")
+
+
+def write(directory: Path, snapshot: Snapshot) -> dict[str, dict[str, Any]]:
+    """Write a checkpoint; returns each file's ``size_bytes`` and ``sha256``.
+
+    ``directory`` appears only when all its files are complete and on disk. After an error nothing
+    is left of it, and what was there before is as it was.
+
+    Raises:
+        OSError: the disk does not take it.
+    """
+    partial = _beside(directory, "partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(mode=0o700, parents=True)
+        failpoint("checkpoint.write")
+        files = _write_files(partial, snapshot)
+        failpoint("checkpoint.written")
+        _fsync(partial)
+        _appear(partial, directory)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return files
+
+
+def _write_files(directory: Path, snapshot: Snapshot) -> dict[str, dict[str, Any]]:
+    snapshot.wait()
+    files: dict[str, dict[str, Any]] = {}
+    for part, tensors in snapshot.tensors.items():
+        if tensors:
+            name = f"{part}{_SUFFIX}"
+            files[name] = write_tensors(directory / name, tensors)
+    whole = {"format": FORMAT, **snapshot.about, "parts": snapshot.rest}
+    files[STATE] = _write_json(directory / STATE, whole)
+    files[MANIFEST] = _write_json(directory / MANIFEST, dict(files))
+    return files
+
+
+def _write_json(path: Path, value: Any) -> dict[str, Any]:
+    return write_file(path, text_pieces(json.dumps(jsonio.named(value), indent=1)))
+
+
+def _appear(partial: Path, directory: Path) -> None:
+    """Give a complete checkpoint its name; one that had it goes only when this one is durable."""
+    replaced = _beside(directory, "replaced")
+    shutil.rmtree(replaced, ignore_errors=True)
+    failpoint("checkpoint.rename")
+    if directory.exists():
+        directory.rename(replaced)
+    try:
+        partial.rename(directory)
+    except OSError:
+        if replaced.exists():
+            replaced.rename(directory)
+        raise
+    failpoint("checkpoint.renamed")
+    _fsync(directory.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def clear_leftovers(parent: Path) -> None:
+    """Tidy up after a process that was killed while it wrote; what was complete stays."""
+    for path in parent.glob(".*.partial"):
+        shutil.rmtree(path, ignore_errors=True)
+    for path in parent.glob(".*.replaced"):
+        owner = path.with_name(path.name[1:].removesuffix(".replaced"))
+        if owner.exists():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.rename(owner)
+
+
+def _beside(directory: Path, what: str) -> Path:
+    return directory.with_name(f".{directory.name}.{what}")
+
+
+def _fsync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint whose files were found to be what was written."""
+
+    about: dict[str, Any]
+    """Step, epoch, spec, metrics …"""
+    parts: MutableMapping[str, State]
+
+    @property
+    def step(self) -> int:
+        """Updates done: the next step to run."""
+        return int(self.about["step"])
+
+    def restore(self, parts: Mapping[str, Stateful]) -> None:
+        """Make all parts of a training run what they were. Takes each out before the next one.
+
+        Raises:
+            CheckpointMismatch: it is the checkpoint of something else.
+        """
+        if parts.keys() != self.parts.keys():
+            have, need = sorted(self.parts), sorted(parts)
+            raise CheckpointMismatch(f"The checkpoint holds {have}, and the job needs {need}.")
+        for name, part in parts.items():
+            try:
+                part.restore(self.parts.pop(name))
+            except (KeyError, TypeError, ValueError, RuntimeError) as cause:
+                detail = f"The checkpoint's {name} does not fit the job: {cause!r}"
+                raise CheckpointMismatch(detail[:500]) from cause
+
+
+class _Parts(UserDict[str, State]):
+    """The parts of a checkpoint; the tensors of one are read when it is asked for."""
+
+    def __init__(self, directory: Path, rest: dict[str, State]) -> None:
+        super().__init__(rest)
+        self._directory = directory
+
+    def __getitem__(self, name: str) -> State:
+        rest = self.data[name]
+        path = self._directory / f"{name}{_SUFFIX}"
+        try:
+            return rest | (read_tensors(path) if path.exists() else {})
+        except (OSError, ValueError, LookupError, TypeError, struct.error) as cause:
+            raise CheckpointDamaged(f"The checkpoint cannot be read: {cause!r}") from cause
+
+
+def read(directory: Path) -> Saved:
+    """Read a checkpoint to go on from, every byte of it checked.
+
+    Raises:
+        CheckpointDamaged: files are missing, altered, or not of a checkpoint.
+        CheckpointMismatch: it was written by another version, which kept less.
+    """
+    _check_files(directory, only=(STATE,))
+    about = _read_state(directory)
+    if about.get("format") not in _READ:
+        detail = (
+            f"The checkpoint has format {about.get('format')}; to resume from it takes {FORMAT}"
+        )
+        raise CheckpointMismatch(f"{detail}. Its weights can be used.")
+    _check_files(directory)
+    try:
+        return Saved(about, _Parts(directory, about.pop("parts")))
+    except (KeyError, TypeError, ValueError) as cause:
+        raise CheckpointDamaged(f"The checkpoint cannot be read: {cause!r}") from cause
+
+
+def read_state(directory: Path) -> dict[str, Any]:
+    """What ``state.json`` says, checked.
+
+    Raises:
+        CheckpointDamaged: it is missing or altered.
+    """
+    _check_files(directory, only=(STATE,))
+    return _read_state(directory)
+
+
+def read_part(directory: Path, part: str) -> State:
+    """One part of a checkpoint, checked; empty where the checkpoint has none of the name.
+
+    Raises:
+        CheckpointDamaged: files are missing or altered.
+    """
+    name = f"{part}{_SUFFIX}"
+    has_tensors = (directory / name).exists()
+    _check_files(directory, only=(STATE, name) if has_tensors else (STATE,))
+    rest = _read_state(directory).get("parts", {}).get(part, {})
+    return rest | _tensors(directory, part)
+
+
+def load_model(directory: Path, network: nn.Module, *, partial: bool = False) -> dict[str, Any]:
+    """Fill a network from a checkpoint; returns its state. ``partial``: only what it has.
+
+    Raises:
+        CheckpointDamaged: files are missing, altered, or not of a checkpoint.
+        CheckpointMismatch: names or shapes of the parameters differ.
+    """
+    _check_files(directory, only=(STATE, f"model{_SUFFIX}"))
+    state = _read_state(directory)
+    tensors = _tensors(directory, "model", needed=True)
+    wanted = network.state_dict()
+    check_shapes(wanted, tensors, partial=partial)
+    network.load_state_dict({name: tensors[name] for name in wanted})
+    return state
+
+
+def check_shapes(wanted: dict[str, Tensor], found: dict[str, Tensor], *, partial: bool) -> None:
+    """Compare a network with the tensors of a checkpoint.
+
+    Raises:
+        CheckpointMismatch: naming the first parameter that differs, with both shapes.
+    """
+    for name, item in wanted.items():
+        if name not in found:
+            raise CheckpointMismatch(f"The checkpoint has no {name!r}, which the network needs.")
+        if found[name].shape != item.shape:
+            both = f"{list(found[name].shape)} in the checkpoint and {list(item.shape)}"
+            raise CheckpointMismatch(f"{name!r} has shape {both} in the network.")
+    spare = [name for name in found if name not in wanted]
+    if spare and not partial:
+        raise CheckpointMismatch(f"The checkpoint has {spare[0]!r}, which the network has not.")
+
+
+# --- is it what was written? -----------------------------------------------------------------
+
+
+def _check_files(directory: Path, only: tuple[str, ...] | None = None) -> None:
+    """Refuse what no checkpoint has, and files that are not what was written.
+
+    ``only``: the files whose bytes matter now. A checkpoint of the first format has no manifest.
+    """
+    try:
+        there = {path.name: path for path in directory.iterdir()}
+        for name, path in there.items():
+            if _NAME.fullmatch(name) is None or path.is_symlink() or not path.is_file():
+                detail = f"There is {name!r} in the checkpoint, which holds safetensors and JSON"
+                raise CheckpointDamaged(f"{detail} files only.")
+        if MANIFEST not in there and only is not None:
+            return
+        listed: dict[str, dict[str, Any]] = jsonio.loads((directory / MANIFEST).read_bytes())
+        if listed.keys() | {MANIFEST} != there.keys():
+            odd = sorted((listed.keys() | {MANIFEST}) ^ there.keys())
+            detail = "The checkpoint's files are not those of its manifest"
+            raise CheckpointDamaged(f"{detail}: {odd} are in one only.")
+        for name in listed if only is None else only:
+            _check_file(there[name], listed[name])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as cause:
+        raise CheckpointDamaged(f"The checkpoint cannot be read: {cause!r}") from cause
+
+
+def _check_file(path: Path, said: Mapping[str, Any]) -> None:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    size = path.stat().st_size
+    if (size, digest) != (said["size_bytes"], said["sha256"]):
+        detail = f"{path.name} is not what was written: it has {size} bytes, and"
+        raise CheckpointDamaged(f"{detail} {said['size_bytes']} were written.")
+
+
+def _read_state(directory: Path) -> dict[str, Any]:
+    try:
+        state = jsonio.loads((directory / STATE).read_bytes())
+    except (OSError, ValueError) as cause:
+        raise CheckpointDamaged(f"The checkpoint cannot be read: {cause!r}") from cause
+    if not isinstance(state, dict):
+        raise CheckpointDamaged(f"{STATE} of the checkpoint is not an object.")
+    return state  # pyright: ignore[reportUnknownVariableType]
+
+
+def _tensors(directory: Path, part: str, *, needed: bool = False) -> dict[str, Tensor]:
+    path = directory / f"{part}{_SUFFIX}"
+    if not needed and not path.exists():
+        return {}
+    try:
+        return load_file(path)
+    except Exception as cause:  # the library has an error class of its own
+        raise CheckpointDamaged(f"The checkpoint cannot be read: {cause!r}") from cause

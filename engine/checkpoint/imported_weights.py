@@ -1,0 +1,131 @@
+"""Weights that a client sends: whether they are those of their network, by names, shapes, types.
+
+The planner is told the header of the file only; the weights themselves it never sees. Knows torch
+and graphs; knows nothing of files.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from engine.checkpoint.checkpoint import FORMAT
+from engine.core import arguments
+from engine.core.problems import Findings, one
+from engine.core.tensor_names import root
+from engine.network.layer_types import layer_classes, layer_parameters
+from engine.network.network import Network, inputs_of
+from glasshouse.spec import Graph, Layer, UploadedNetwork
+
+Header = Mapping[str, Mapping[str, Any]]
+"""Of each tensor of the file ``dtype``, as safetensors calls it, and ``shape``."""
+_DTYPES = {
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.complex64: "C64",
+}
+_MAX_PROBLEMS = 20
+
+
+def check_upload(upload: UploadedNetwork, tensors: Header) -> dict[str, Any]:
+    """Compare a network with the tensors of a file.
+
+    Returns:
+        ``upload`` with the inputs of all layers filled in, and ``state``: what ``state.json`` of
+        the checkpoint says.
+
+    Raises:
+        SpecProblems: they do not belong together, or the network cannot be built.
+    """
+    graph = _resolved(upload)
+    _check_sizes(graph)
+    with torch.device("meta"):
+        wanted = Network(graph, graph.outputs or ()).state_dict()
+    _compare(wanted, tensors)
+    whole = upload.model_copy(update={"network": graph}).model_dump(mode="json")
+    state = {"format": FORMAT, "step": 0, "epoch": 0, "final": True, "metrics": {}}
+    return {"upload": whole, "state": {**state, "spec": whole, "parts": {"model": {}}}}
+
+
+def _resolved(upload: UploadedNetwork) -> Graph:
+    """The graph with the inputs and outputs filled in; each must be there before it is read."""
+    graph, fields = upload.network.graph(), tuple(upload.fields)
+    findings = Findings()
+    layers: list[Layer] = []
+    known = {*fields}
+    for position, layer in enumerate(graph.layers):
+        if layer.inputs is None and not position and not fields:
+            detail = f"layer {layer.name!r} reads the first field: give fields, or its inputs"
+            raise one(f"/network/layers/{position}/inputs", detail, "unknown_input")
+        inputs = inputs_of(graph, position, fields)
+        for number, name in enumerate(inputs):
+            if root(name) not in known and (fields or root(name) in _names(graph)):
+                detail = f"layer {layer.name!r} reads {name!r}, which is no field and no earlier"
+                pointer = f"/network/layers/{position}/inputs/{number}"
+                findings.problem(pointer, f"{detail} layer", "unknown_input")
+        known.add(layer.name)
+        layers.append(layer.model_copy(update={"inputs": inputs}))
+    outputs = graph.outputs or (graph.layers[-1].name,)
+    for number, name in enumerate(outputs):
+        if root(name) not in _names(graph):
+            detail = f"there is no layer {name!r} to return"
+            findings.problem(f"/network/outputs/{number}", detail, "unknown_layer")
+    findings.stop()
+    return graph.model_copy(update={"layers": tuple(layers), "outputs": outputs})
+
+
+def _names(graph: Graph) -> set[str]:
+    return {layer.name for layer in graph.layers}
+
+
+def _check_sizes(graph: Graph) -> None:
+    """Build each layer, so that what is wrong is said of its arguments.
+
+    Raises:
+        SpecProblems: one has wrong arguments, or leaves out a size, which no rows tell here.
+    """
+    for position, layer in enumerate(graph.layers):
+        if layer.shared_with is not None:
+            continue
+        pointer = f"/network/layers/{position}"
+        known = layer_parameters(layer.type, pointer)
+        given = arguments.check(known, dict(layer.args), f"{pointer}/args", layer.type)
+        for name in arguments.missing(known, given):
+            detail = f"{layer.type} needs {name}: with weights all sizes are given"
+            raise one(f"{pointer}/args/{name}", detail, "missing")
+        if layer.type not in layer_classes():
+            continue
+        try:
+            with torch.device("meta"):
+                alone = layer.model_copy(update={"inputs": ("x",)})
+                Network(graph.model_copy(update={"layers": (alone,)}), ())
+        except Exception as cause:
+            reason = str(getattr(cause, "cause", cause)).strip().splitlines() or [""]
+            raise one(f"{pointer}/args", f"{layer.type}: {reason[0][:300]}", "args") from cause
+
+
+def _compare(wanted: Mapping[str, torch.Tensor], tensors: Header) -> None:
+    findings = Findings()
+    for name, item in wanted.items():
+        pointer = f"/tensors/{name}"
+        found = tensors.get(name)
+        if found is None:
+            findings.problem(pointer, f"the file has no {name!r}, which the network has", "missing")
+        elif list(found["shape"]) != list(item.shape):
+            both = f"{list(found['shape'])} in the file and {list(item.shape)} in the network"
+            findings.problem(pointer, f"{name!r} has the shape {both}", "shape")
+        elif found["dtype"] != _DTYPES.get(item.dtype):
+            both = f"{found['dtype']} in the file and {_DTYPES.get(item.dtype)} in the network"
+            findings.problem(pointer, f"{name!r} has the type {both}", "dtype")
+    for name in tensors:
+        if name not in wanted:
+            detail = f"the file has {name[:100]!r}, which the network has not"
+            findings.problem(f"/tensors/{name[:100]}", detail, "unknown_tensor")
+    del findings.problems[_MAX_PROBLEMS:]
+    findings.stop()

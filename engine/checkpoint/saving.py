@@ -1,0 +1,292 @@
+"""Saving while training continues: the step pays for a copy in memory, a thread writes the files.
+
+One checkpoint is written at a time. A save that the spec names waits for the one before; a save by
+default takes no more than its share of the time, and the best state that it skips is held in memory
+until it is written ahead of the next one. A checkpoint is reported once it is durable, and an error
+while saving ends no training.
+"""
+
+import math
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from engine.checkpoint import checkpoint
+from engine.core.snapshot import Parts, Snapshot, Staging, take
+from engine.core.spool import now
+from glasshouse.failpoints import failpoint
+from glasshouse.spec import TrainJob
+
+Emit = Callable[[dict[str, Any]], None]
+MAX_FRACTION = 0.05
+"""Checkpoints that nobody named may take so much of the time so far, copying and writing …"""
+MAX_SAVED_FRACTION = 0.025
+"""… and saves so much: the rest is for copies of the best state, held until they are written."""
+FREE_SAVES = 10
+FREE_BYTES = 2**20
+"""So many saves at the ends of epochs are made whatever they take, if they are as small."""
+_WRITTEN_PER_S, _COPIED_PER_S = 100e6, 2e9
+"""Bytes, as long as nothing was measured: less than most disks and hosts manage."""
+
+
+class _Taken(NamedTuple):
+    """A snapshot that waits to be written."""
+
+    snapshot: Snapshot
+    staging: Staging
+    copy_s: float
+    """What the copy took."""
+
+
+class Saver:
+    """Makes a job's checkpoints, one at a time."""
+
+    def __init__(
+        self,
+        job: TrainJob,
+        directory: Path,
+        emit: Emit,
+        flush: Callable[[], None],
+    ) -> None:
+        """``directory`` is that of the job."""
+        self.parts: Parts = {}
+        """All that is saved."""
+        self._job = job
+        self._when = job.checkpoint
+        self._directory = directory
+        self._emit = emit
+        self._flush = flush
+        self._thread: threading.Thread | None = None
+        self._started = self._saved_at = time.monotonic()
+        self._num_saves = 0
+        self._spent_s = self._held_s = 0.0
+        """What saves, and copies that were held, have taken so far."""
+        self._save_s: float | None = None
+        self._copy_s: float | None = None
+        """What the newest one took."""
+        self._free: list[Staging] = []
+        """Memory that waits for use: at most two snapshots are there at once."""
+        self._held: _Taken | None = None
+        self.best: float | None = None
+        """The best value of ``keep_best``'s metric among the evaluations."""
+        self._best_at = -1
+        """The state that it is of, in updates done."""
+        self._lost: int | None = None
+        """The best state, where it is neither saved nor held."""
+        self._names: set[str] = set()
+        checkpoint.clear_leftovers(directory / "checkpoints")
+
+    def follow(self, job: TrainJob) -> None:
+        """Take a job whose settings changed; what is saved says what it was made with."""
+        self._job, self._when = job, job.checkpoint
+        self.__dict__.pop("_run", None)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def judge(self, figures: Mapping[str, float], step: int) -> None:
+        """Take the figures of an evaluation of the state after so many updates."""
+        best = self._when.keep_best
+        value = math.nan if best is None else figures.get(best.metric, math.nan)
+        if best is None or not math.isfinite(value):
+            return
+        sign = 1 if best.mode == "min" else -1
+        if self.best is None or sign * value < sign * self.best:
+            self.best, self._best_at = value, step
+
+    def choose(self, step: int, *, due: bool) -> Literal["save", "hold"] | None:
+        """What to do at this step boundary, which is ``due`` by steps or epochs, or may be by time.
+
+        ``step``: updates done. ``hold``: keep the state in memory, for it is the best.
+        """
+        is_named = self._when.is_named
+        is_best = step == self._best_at
+        every_s = self._when.every_s
+        if due and (is_named or self._is_free):
+            return "save"
+        if (due or is_best) and not is_named:
+            if self._affords_save(alone=is_best or self._held is None):
+                return "save"
+            if is_best and self._affords_copy:
+                return "hold"
+            self._lost = step if is_best else self._lost
+        if every_s is not None and time.monotonic() - self._saved_at >= every_s:
+            return None if self.is_busy else "save"
+        return None
+
+    @property
+    def _is_free(self) -> bool:
+        """Whether a save that nobody named is too small to be counted."""
+        return self._num_saves < FREE_SAVES and self._num_bytes <= FREE_BYTES
+
+    def _affords_save(self, *, alone: bool) -> bool:
+        """Whether a save that nobody named, alone or with what is held, is within the limit."""
+        known = self._num_bytes / _WRITTEN_PER_S if self._save_s is None else self._save_s
+        needed_s = known if alone else 2 * known
+        return not self.is_busy and self._spent_s + needed_s <= MAX_SAVED_FRACTION * self._elapsed_s
+
+    @property
+    def _affords_copy(self) -> bool:
+        known = self._num_bytes / _COPIED_PER_S if self._copy_s is None else self._copy_s
+        return self._spent_s + self._held_s + known <= MAX_FRACTION * self._elapsed_s
+
+    @property
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._started
+
+    @cached_property
+    def _num_bytes(self) -> int:
+        """The size of a checkpoint's tensors."""
+        values = (item for part in self.parts.values() for item in part.state().values())
+        return sum(item.nbytes for item in values if isinstance(item, Tensor))
+
+    def save(
+        self,
+        position: Mapping[str, int],
+        metrics: Mapping[str, float],
+        *,
+        final: bool = False,
+        wait: bool = False,
+    ) -> None:
+        """Save everything as it is now; a thread writes it while training continues.
+
+        What is held is written ahead of it, unless this state is better. With ``wait`` it is
+        durable when this returns, or raises what prevented that.
+        """
+        self.wait()
+        del self._free[1:]  # a second one is needed rarely
+        self._saved_at = time.monotonic()
+        self._num_saves += 1
+        if position["step"] == self._best_at:
+            self._let_go()
+            self._lost = None
+        held, self._held = self._held, None
+        try:
+            taken = self._take(position, metrics, final=final)
+        except Exception as error:
+            self._held = held
+            if wait:
+                raise
+            self._failed(error)
+            return
+        if wait:
+            if held is not None:
+                self._try_to_write([held])
+            self._write(taken)
+            self._tell_lost()
+            return
+        waiting = [taken] if held is None else [held, taken]
+        self._thread = threading.Thread(
+            target=self._try_to_write, args=(waiting,), name="checkpoint", daemon=True
+        )
+        self._thread.start()
+
+    def hold(self, position: Mapping[str, int], metrics: Mapping[str, float]) -> None:
+        """Keep a copy of everything as it is now, instead of the one that is held."""
+        self._let_go()
+        try:
+            self._held = self._take(position, metrics, final=False)
+        except Exception as error:
+            self._lost = position["step"]
+            self._failed(error)
+            return
+        self._lost = None
+        self._held_s += self._held.copy_s
+
+    def _take(
+        self, position: Mapping[str, int], metrics: Mapping[str, float], *, final: bool
+    ) -> "_Taken":
+        started = time.monotonic()
+        about = {**position, "final": final, "metrics": dict(metrics), **self._run}
+        staging = self._free.pop() if self._free else Staging()
+        snapshot = take(self.parts, about, staging)
+        self._copy_s = time.monotonic() - started
+        return _Taken(snapshot, staging, self._copy_s)
+
+    def _let_go(self) -> None:
+        """Forget what is held."""
+        if self._held is not None:
+            self._free.append(self._held.staging)
+            self._held = None
+
+    def _tell_lost(self) -> None:
+        """Say that the best state is in no checkpoint, where that is so."""
+        best, self._lost, step = self._when.keep_best, None, self._lost
+        if step is None or best is None:
+            return
+        detail = f"checkpoint of the best state: {best.metric} {self.best} after {step} steps;"
+        detail += " a copy would have taken more than its share of the time: give"
+        detail += " checkpoint.every_epochs or every_steps"
+        self._emit({"type": "dropped", "at": now(), "what": detail, "count": 1})
+
+    def wait(self) -> None:
+        """Until nothing is being written."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    @cached_property
+    def _run(self) -> dict[str, Any]:
+        """What makes the numbers what they are, beside the parts."""
+        spec = self._job.model_dump(mode="json")
+        return {"torch": torch.__version__, "threads": torch.get_num_threads(), "spec": spec}
+
+    def _try_to_write(self, waiting: Sequence["_Taken"]) -> None:
+        for taken in waiting:
+            try:
+                self._write(taken)
+            except Exception as error:
+                self._failed(error)
+
+    def _write(self, taken: "_Taken") -> None:
+        started = time.monotonic()
+        snapshot = taken.snapshot
+        about = snapshot.about
+        snapshot.about = {**about, "device": snapshot.device}
+        name = self._name(int(about["step"]))
+        try:
+            files = checkpoint.write(self._directory / name, snapshot)
+        finally:
+            self._free.append(taken.staging)
+            self._save_s = taken.copy_s + time.monotonic() - started
+            self._spent_s += self._save_s
+        failpoint("checkpoint.durable")
+        self._names.add(name)
+        self._emit(
+            {
+                "type": "checkpoint",
+                "at": now(),
+                "step": about["step"],
+                "epoch": about["epoch"],
+                "dir": name,
+                "files": files,
+                "size_bytes": sum(item["size_bytes"] for item in files.values()),
+                "final": about["final"],
+                "metrics": about["metrics"],
+            }
+        )
+        self._flush()
+
+    def _name(self, step: int) -> str:
+        """A name that this run has not told of yet: its directory may be on its way elsewhere."""
+        name = whole = f"checkpoints/step-{step}"
+        number = 1
+        while name in self._names:
+            number += 1
+            name = f"{whole}-{number}"
+        return name
+
+    def _failed(self, error: Exception) -> None:
+        """Training goes on, and so do the checkpoints that are there."""
+        what = f"checkpoint: {type(error).__name__}: {error}"[:500]
+        self._emit({"type": "dropped", "at": now(), "what": what, "count": 1})
+        traceback.print_exception(error)

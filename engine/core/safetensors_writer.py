@@ -1,0 +1,107 @@
+"""safetensors files written piece by piece, with their digest, while other threads continue.
+
+The library's own writer keeps Python's lock until the whole file is written, and a training step
+would wait for that. What is written here is read by the library, as everybody's is. What is read
+here is in memory of its own; the library maps the file, and who keeps a tensor has to copy it.
+"""
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.core.precision import dtype_name
+from engine.core.tensor_dtypes import DTYPE_NAMES
+from glasshouse.failpoints import failpoint
+
+_PIECE = 4 * 2**20
+_DTYPES = {short: getattr(torch, name) for name, short in DTYPE_NAMES.items()}
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Write contiguous CPU tensors durably; gives the file's ``size_bytes`` and ``sha256``.
+
+    Raises:
+        OSError: the disk does not take it.
+    """
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    return write_file(path, _pieces({name: tensors[name] for name in order}))
+
+
+def write_file(path: Path, pieces: Iterator[memoryview]) -> dict[str, Any]:
+    """Write a new file durably; gives its ``size_bytes`` and ``sha256``.
+
+    Raises:
+        OSError: the disk does not take it.
+    """
+    digest, size = hashlib.sha256(), 0
+    with path.open("wb") as file:
+        for piece in pieces:
+            file.write(piece)
+            digest.update(piece)
+            size += len(piece)
+        file.flush()
+        failpoint("checkpoint.sync")
+        os.fsync(file.fileno())
+    return {"size_bytes": size, "sha256": digest.hexdigest()}
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read all tensors of a file into memory of their own.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is not a safetensors file.
+    """
+    found: dict[str, Tensor] = {}
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        entries = json.loads(file.read(length))
+        entries.pop("__metadata__", None)
+        for name, entry in entries.items():
+            begin, end = entry["data_offsets"]
+            tensor = torch.empty(entry["shape"], dtype=_DTYPES[entry["dtype"]])
+            if tensor.nbytes != end - begin:
+                raise ValueError(f"{name} has {end - begin} bytes, and its shape {tensor.nbytes}")
+            file.seek(8 + length + begin)
+            for piece in _bytes_of(tensor):
+                if file.readinto(piece) != len(piece):
+                    raise ValueError(f"the file ends within {name}")
+            found[name] = tensor
+    return found
+
+
+def text_pieces(text: str) -> Iterator[memoryview]:
+    """A text as what `write_file` takes."""
+    yield memoryview(text.encode())
+
+
+def _pieces(tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
+    entries: dict[str, Any] = {}
+    end = 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.nbytes
+        entries[name] = {
+            "dtype": DTYPE_NAMES[dtype_name(tensor.dtype)],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    yield memoryview(struct.pack("<Q", len(header)) + header)
+    for tensor in tensors.values():
+        yield from _bytes_of(tensor)
+
+
+def _bytes_of(tensor: Tensor) -> Iterator[memoryview]:
+    """The memory of a contiguous CPU tensor, piece by piece."""
+    if tensor.numel():
+        whole = memoryview(tensor.reshape(-1).view(torch.uint8).numpy())  # pyright: ignore[reportArgumentType]
+        for start in range(0, len(whole), _PIECE):
+            yield whole[start : start + _PIECE]

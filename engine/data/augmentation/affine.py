@@ -1,0 +1,118 @@
+"""Rotations and affine changes: where each pixel of the new image lies in the old one.
+
+What torchvision computes for one image at a time, for all rows at once. Nothing adds up over rows
+(no matrix product), so that a row has the same bits whatever batch it is in.
+
+Shape suffixes: B = rows, C = channels, H = height, W = width.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import grid_sample
+
+from engine.data.augmentation.flips_and_crops import filling
+from engine.data.augmentation.random_numbers import Chance, between
+from glasshouse.spec.augmenting import AffineArgs, RotationArgs
+
+
+def rotate(x_BCHW: Tensor, chance: Chance, args: RotationArgs) -> Tensor:
+    """Draws one number of each row: its angle."""
+    angle_B = between(_ends(args.degrees), chance.uniform(1)[:, 0])
+    none_B = torch.zeros_like(angle_B)
+    matrix = _matrix(x_BCHW, args.center, -angle_B, (none_B, none_B), none_B + 1, (none_B, none_B))
+    return _sampled(x_BCHW, matrix, args)
+
+
+def change(x_BCHW: Tensor, chance: Chance, args: AffineArgs) -> Tensor:
+    """Draws six numbers of each row: angle, way to the right and down, scale, shear by x and y."""
+    uniform_6B = chance.uniform(6).T
+    height, width = x_BCHW.shape[2:]
+    x, y = args.translate or (0.0, 0.0)
+    ways = [
+        between((-most, most), drawn_B).round()
+        for most, drawn_B in ((x * width, uniform_6B[1]), (y * height, uniform_6B[2]))
+    ]
+    by_x, by_y = _shears(args.shear)
+    matrix = _matrix(
+        x_BCHW,
+        args.center,
+        between(_ends(args.degrees), uniform_6B[0]),
+        (ways[0], ways[1]),
+        between(args.scale or (1.0, 1.0), uniform_6B[3]),
+        (between(by_x, uniform_6B[4]), between(by_y, uniform_6B[5])),
+    )
+    return _sampled(x_BCHW, matrix, args)
+
+
+def _ends(given: float | tuple[float, float]) -> tuple[float, float]:
+    return given if isinstance(given, tuple) else (-given, given)
+
+
+def _shears(
+    given: float | tuple[float, ...] | None,
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    match given:
+        case (x_from, x_to, y_from, y_to):
+            return (x_from, x_to), (y_from, y_to)
+        case (x_from, x_to):
+            return (x_from, x_to), (0.0, 0.0)
+        case float(most) | int(most):
+            return (-most, most), (0.0, 0.0)
+        case _:
+            return (0.0, 0.0), (0.0, 0.0)
+
+
+Pair = tuple[Tensor, Tensor]
+
+
+def _matrix(
+    x_BCHW: Tensor,
+    center: tuple[float, float] | None,
+    angle_B: Tensor,
+    way: Pair,
+    scale_B: Tensor,
+    shear: Pair,
+) -> tuple[Tensor, ...]:
+    """From a place in the new image to that in the old one, both from the middle, in pixels.
+
+    The inverse of moving back from the centre, shearing by x and then by y, scaling, turning, and
+    moving to the centre and on. Six numbers of each row: a matrix of two by three, row by row.
+    """
+    height, width = x_BCHW.shape[2:]
+    x, y = (0.0, 0.0) if center is None else (center[0] - width / 2, center[1] - height / 2)
+    angle_B, shear_x, shear_y = (torch.deg2rad(item) for item in (angle_B, *shear))
+    turned = angle_B - shear_y
+    slope = shear_x.tan()
+    a, c = turned.cos() / shear_y.cos(), turned.sin() / shear_y.cos()
+    b, d = -a * slope - angle_B.sin(), angle_B.cos() - c * slope
+    a, b, c, d = d / scale_B, -b / scale_B, -c / scale_B, a / scale_B
+    back_x, back_y = -x - way[0], -y - way[1]
+    return a, b, a * back_x + b * back_y + x, c, d, c * back_x + d * back_y + y
+
+
+def _sampled(x_BCHW: Tensor, matrix: tuple[Tensor, ...], args: RotationArgs | AffineArgs) -> Tensor:
+    """The new images; outside of the old ones is the fill, as torchvision mixes it in."""
+    mode, fill = args.interpolation, filling(args.fill, x_BCHW)
+    grid = _grid(x_BCHW, matrix)
+    if mode == "nearest" and not args.fill:  # which is what is there anyway
+        return grid_sample(x_BCHW, grid, mode, align_corners=False)
+    inside = x_BCHW.new_ones(len(x_BCHW), 1, *x_BCHW.shape[2:])
+    both = grid_sample(torch.cat((x_BCHW, inside), 1), grid, mode, align_corners=False)
+    made, share = both[:, :-1], both[:, -1:]
+    if mode == "nearest":
+        return torch.where(share < 0.5, fill, made)
+    return made * share + (1 - share) * fill
+
+
+def _grid(x_BCHW: Tensor, matrix: tuple[Tensor, ...]) -> Tensor:
+    """The places in the old images as `grid_sample` counts them, float32 [B, H, W, 2]."""
+    sizes = x_BCHW.shape[3], x_BCHW.shape[2]
+    x_W, y_H = (
+        torch.arange(size, device=x_BCHW.device, dtype=torch.float32) - (size - 1) / 2
+        for size in sizes
+    )
+    axes: list[Tensor] = []
+    for size, row in zip(sizes, (matrix[:3], matrix[3:]), strict=True):
+        by_x, by_y, rest = ((item / (size / 2)).float().to(x_BCHW.device)[:, None] for item in row)
+        axes.append((by_y * y_H + rest)[:, :, None] + (by_x * x_W)[:, None, :])
+    return torch.stack(axes, dim=-1)

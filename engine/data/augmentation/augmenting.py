@@ -1,0 +1,73 @@
+"""The rows of training batches, changed at random as their fields say.
+
+What becomes of a row is a function of (seed, epoch, field, place in the list, number of the row),
+and of nothing else: not of its batch, nor of what made the batch, nor of what was drawn before.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from engine.data.augmentation.affine import change, rotate
+from engine.data.augmentation.colors import jitter
+from engine.data.augmentation.erasing import add_noise, erase
+from engine.data.augmentation.flips_and_crops import crop, flip_horizontally, flip_vertically
+from engine.data.augmentation.random_numbers import Chance, key_of
+from glasshouse.spec import DenseField, Field
+from glasshouse.spec.augmenting import Augment
+
+Change = Callable[[Tensor], Tensor]
+
+_APPLIED: dict[str, Callable[[Tensor, Chance, Any], Tensor]] = {
+    "RandomHorizontalFlip": flip_horizontally,
+    "RandomVerticalFlip": flip_vertically,
+    "RandomCrop": crop,
+    "RandomRotation": rotate,
+    "RandomAffine": change,
+    "ColorJitter": jitter,
+    "RandomErasing": erase,
+    "GaussianNoise": add_noise,
+}
+
+
+def unchanged(field: Field) -> Field:
+    """A field of rows that are not trained on."""
+    if isinstance(field, DenseField) and field.augment:
+        return field.model_copy(update={"augment": ()})
+    return field
+
+
+class Augmenting:
+    """What is done to the fields of a job."""
+
+    def __init__(self, seed: int, wanted: Mapping[str, tuple[Augment, ...]]) -> None:
+        self._seed = seed
+        self._wanted = wanted
+
+    @staticmethod
+    def of(seed: int, fields: Mapping[str, Field]) -> "Augmenting | None":
+        """That of a job's fields; None: nothing is done to them."""
+        wanted = {
+            name: field.augment
+            for name, field in fields.items()
+            if isinstance(field, DenseField) and field.augment
+        }
+        return Augmenting(seed, wanted) if wanted else None
+
+    def changes(self, rows_B: Tensor, epoch: int) -> dict[str, Change]:
+        """By field, what is done to the values of some rows.
+
+        ``rows_B``: their numbers, in host memory. Values are float32 [B, channels, height, width],
+        before they are normalised, and so is what comes of them.
+        """
+        return {name: self._change(name, rows_B, epoch) for name in self._wanted}
+
+    def _change(self, name: str, rows_B: Tensor, epoch: int) -> Change:
+        def changed(x_BCHW: Tensor) -> Tensor:
+            for place, item in enumerate(self._wanted[name]):
+                chance = Chance(key_of(self._seed, epoch, name, place), rows_B)
+                x_BCHW = _APPLIED[item.type](x_BCHW, chance, item.args)
+            return x_BCHW
+
+        return changed

@@ -1,0 +1,108 @@
+"""Brightness, contrast, saturation and hue.
+
+Shape suffixes: B = rows, C = channels, H = height, W = width, K = changes.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from engine.data.augmentation.random_numbers import Chance, between
+from glasshouse.spec.augmenting import JitterArgs
+
+_GRAY = (0.2989, 0.587, 0.114)
+Ends = tuple[float, float]
+
+
+def jitter(x_BCHW: Tensor, chance: Chance, args: JitterArgs) -> Tensor:
+    """Draws eight numbers of each row: four factors, and four by whose order they are applied."""
+    uniform = chance.uniform(8)
+    wanted = _wanted(args)
+    order_BK = uniform[:, [4 + number for number, _, _ in wanted]].argsort(dim=1, stable=True)
+    for turn in range(len(wanted)):
+        for place, (number, change, ends) in enumerate(wanted):
+            rows = (order_BK[:, turn] == place).nonzero()[:, 0]
+            if not len(rows):
+                continue
+            factor = between(ends, uniform[rows, number]).float().to(x_BCHW.device)
+            there = rows.to(x_BCHW.device)
+            made = change(x_BCHW.index_select(0, there), factor[:, None, None, None])
+            x_BCHW = x_BCHW.index_copy(0, there, made)
+    return x_BCHW
+
+
+def _wanted(args: JitterArgs) -> list[tuple[int, Callable[[Tensor, Tensor], Tensor], Ends]]:
+    """The changes that are asked for, each with its number and the ends of its factor."""
+    factors = (args.brightness, args.contrast, args.saturation)
+    ends = [item if isinstance(item, tuple) else (max(0.0, 1 - item), 1 + item) for item in factors]
+    ends.append(args.hue if isinstance(args.hue, tuple) else (-args.hue, args.hue))
+    changes = (brighten, contrast, saturate, turn_hue)
+    nothing = (1.0, 1.0, 1.0, 0.0)
+    return [
+        (number, change, ends[number])
+        for number, (change, same) in enumerate(zip(changes, nothing, strict=True))
+        if ends[number] != (same, same)
+    ]
+
+
+def brighten(x_BCHW: Tensor, factor: Tensor) -> Tensor:
+    """Towards black, or away from it."""
+    return (x_BCHW * factor).clamp(0, 1)
+
+
+def contrast(x_BCHW: Tensor, factor: Tensor) -> Tensor:
+    """Towards the mean grey of the image, or away from it."""
+    return _blended(x_BCHW, _mean(_gray(x_BCHW)), factor)
+
+
+def saturate(x_BCHW: Tensor, factor: Tensor) -> Tensor:
+    """Towards the grey of each pixel, or away from it."""
+    return _blended(x_BCHW, _gray(x_BCHW), factor)
+
+
+def _blended(x: Tensor, other: Tensor, factor: Tensor) -> Tensor:
+    return (x * factor + other * (1 - factor)).clamp(0, 1)
+
+
+def _gray(x_BCHW: Tensor) -> Tensor:
+    """[B, 1, H, W]."""
+    if x_BCHW.shape[1] == 1:
+        return x_BCHW
+    red, green, blue = (
+        channel * share for channel, share in zip(x_BCHW.split(1, dim=1), _GRAY, strict=True)
+    )
+    return red + green + blue
+
+
+def _mean(x_B1HW: Tensor) -> Tensor:
+    """[B, 1, 1, 1]. By halves: torch's sum takes another order where it is of one row."""
+    sums = x_B1HW.flatten(1)
+    count = sums.shape[1]
+    while (size := sums.shape[1]) > 1:
+        half = size // 2
+        rest = sums[:, 2 * half :]
+        sums = torch.cat((sums[:, :half] + sums[:, half : 2 * half], rest), 1)
+    return (sums / count)[:, :, None, None]
+
+
+def turn_hue(x_BCHW: Tensor, shift: Tensor) -> Tensor:
+    """Each colour goes so far around the circle; grey, white and black stay."""
+    most, least = x_BCHW.amax(1, keepdim=True), x_BCHW.amin(1, keepdim=True)
+    width = most - least
+    is_gray = width == 0
+    red, green, blue = ((most - x_BCHW) / width.masked_fill(is_gray, 1)).split(1, dim=1)
+    is_red, is_green = x_BCHW[:, :1] == most, x_BCHW[:, 1:2] == most
+    sector = torch.where(
+        is_red, blue - green, torch.where(is_green, 2 + red - blue, 4 + green - red)
+    )
+    hue = (torch.fmod(sector / 6 + 1, 1) + shift) % 1
+    saturation = width / most.masked_fill(is_gray, 1)
+    return torch.cat([_channel(hue, saturation, most, first) for first in (5, 3, 1)], 1)
+
+
+def _channel(hue: Tensor, saturation: Tensor, value: Tensor, first: int) -> Tensor:
+    """Red (5), green (3) or blue (1) of a hue: full for a third of the circle, then it falls."""
+    at = (hue * 6 + first) % 6
+    share = torch.minimum(at, 4 - at).clamp(0, 1)
+    return (value * (1 - saturation * share)).clamp(0, 1)

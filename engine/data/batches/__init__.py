@@ -1,0 +1,1 @@
+"""The order of the rows and how they become batches: shuffling, buckets, prefetching."""

@@ -1,0 +1,143 @@
+"""How the rows of a training job become batches: plainly, or by the lengths of their sequences."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.data.batches.batch_counts import Pace
+from engine.data.batches.buckets import Buckets, TooLong
+from engine.data.batches.rows import Rows, sizes_of_parts
+from engine.data.columns.ragged import LoadedSequence
+from glasshouse.errors import DataFailed, SpecFailed
+from glasshouse.spec import BucketByLength, Data, Field, SequenceField, TrainJob
+
+Batch = dict[str, Tensor]
+Epoch = tuple[Iterator[Batch], Callable[[int], int]]
+"""The batches of an epoch that are still due, and how many of its rows come before a batch."""
+
+
+class Batching:
+    """Makes the batches of a job's epochs."""
+
+    def __init__(self, job: TrainJob, rows: Rows, parts: int = 1) -> None:
+        """Look at the rows; each batch comes in so many parts, where it has as many rows.
+
+        Raises:
+            DataFailed: a row alone is more than a batch may be.
+        """
+        self._job = job
+        self._rows = rows
+        self._parts = parts
+        self._shuffles = job.data.shuffle.enabled is not False
+        self._buckets = _buckets(job.data, rows)
+        num_batches = None if self._buckets is None else self._buckets.num_batches
+        self.pace = Pace.of(job, rows.num_rows, num_batches)
+
+    def parts_of(self, num_rows: int) -> list[int]:
+        """How many rows each part of a batch has."""
+        return sizes_of_parts(num_rows, self._parts)
+
+    def epoch(self, epoch: int, first: int) -> Epoch:
+        """The parts of an epoch's batches, without those of the first so many batches."""
+        pace, order = self.pace, (self._job.seed, epoch) if self._shuffles else None
+        if self._buckets is not None:
+            cut = self._buckets.epoch(order)
+            batches = self._rows.chosen(cut.batches(first), self._parts, trained_in=epoch)
+            return batches, cut.rows_before
+        batches = self._rows.epoch(
+            pace.batch_size,
+            drop_last=pace.drop_last,
+            order=order,
+            first=first,
+            parts=self._parts,
+            trained_in=epoch,
+        )
+        return batches, pace.rows_before
+
+    def order(self) -> dict[str, Any]:
+        """What the order of the rows hangs on, beside the seed; nothing that is left out."""
+        pace, data = self.pace, self._job.data
+        found: dict[str, Any] = {
+            "num_rows": pace.num_rows,
+            "batch_size": pace.batch_size,
+            "drop_last": pace.drop_last,
+            "accumulate": pace.accumulate,
+            "shuffle": self._shuffles,
+        }
+        if data.bucket_by_length is not None:
+            found["bucket_by_length"] = data.bucket_by_length.model_dump(mode="json")
+            found["num_batches"] = pace.num_batches
+        if data.shuffle.buffer_size is not None:
+            found["buffer_size"] = data.shuffle.buffer_size
+            found["min_buffer_size"] = data.shuffle.min_buffer_size
+            found["cache"] = data.cache
+            if data.interleave == "sequential":
+                found["interleave"] = data.interleave
+        return found
+
+
+def bucket_field(wanted: BucketByLength, fields: dict[str, Field]) -> str | None:
+    """The field whose lengths count; None: it is not named, and is not the only one."""
+    if wanted.field is not None:
+        return wanted.field
+    sequences = [name for name, field in fields.items() if isinstance(field, SequenceField)]
+    return sequences[0] if len(sequences) == 1 else None
+
+
+def widest_rows(data: Data, num_rows: int, longest: int | None) -> int:
+    """The rows of a batch of the longest rows; ``longest`` of the field whose lengths count."""
+    most, bucket = min(data.batch_size, num_rows), data.bucket_by_length
+    if bucket is None or bucket.max_tokens is None or longest is None:
+        return most
+    return max(1, min(most, bucket.max_tokens // max(1, longest)))
+
+
+def _buckets(data: Data, rows: Rows) -> Buckets | None:
+    wanted = data.bucket_by_length
+    if wanted is None or data.shuffle.buffer_size is not None:  # a pool has its own
+        return None
+    name = bucket_field(wanted, data.fields)
+    field = rows.fields.get(name or "")
+    if not isinstance(field, LoadedSequence):
+        raise SpecFailed("data.bucket_by_length names no sequence that the job reads.")
+    try:
+        return Buckets(wanted, field.lengths, data.batch_size, drop_last=data.drop_last)
+    except TooLong:
+        at = int((field.lengths > int(wanted.max_tokens or 0)).to(torch.int64).argmax())
+        row = int(rows.numbers(torch.tensor([at], device=rows.home))[0])
+        detail = f"row {row} has {int(field.lengths[at])} steps in field {name!r}, and a batch may"
+        raise DataFailed(
+            f"{detail} have {wanted.max_tokens} (data.bucket_by_length.max_tokens)",
+            hint="Raise max_tokens, or set data.sequence.max_length.",
+        ) from None
+
+
+class Intake:
+    """Counts what the batches of a step were made of: steps of sequences, and padding, by field."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._counts: dict[str, tuple[int, int]] = {}
+
+    def take(self) -> None:
+        """Count the batch that was made last."""
+        for name, lengths_B in self._rows.lengths.items():
+            steps, places = self._counts.get(name, (0, 0))
+            widest = max(1, int(lengths_B.max()))
+            self._counts[name] = steps + int(lengths_B.sum()), places + widest * len(lengths_B)
+
+    @property
+    def num_tokens(self) -> int:
+        """The steps of the sequences so far, of the field that has most of them."""
+        return max((steps for steps, _ in self._counts.values()), default=0)
+
+    def figures(self) -> dict[str, float]:
+        """The part of a step's values that is padding; counting begins anew."""
+        counts, self._counts = self._counts, {}
+        return {f"padding/{name}": 1 - steps / places for name, (steps, places) in counts.items()}
+
+    def upkeep(self) -> dict[str, float]:
+        """What the rows in memory are now."""
+        return self._rows.figures()

@@ -1,0 +1,283 @@
+"""Rows in memory, and the order in which they become batches.
+
+Row order is a function of (seed, epoch) alone. Knows torch; knows nothing of files or networks.
+Shape suffixes: B = rows of a batch, N = rows of the split.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from engine.core.tensor_names import host_lengths_of, lengths_of, values_of
+from engine.data.augmentation.augmenting import Augmenting, Change
+from engine.data.batches.prefetch import Ahead
+from engine.data.columns.loaded import LoadedField
+from engine.data.columns.prepared import Prepared
+from engine.data.columns.ragged import LoadedSequence
+from engine.data.columns.staging import moved
+
+_EPOCH_STRIDE = 1_000_003
+
+Taken = Tensor | slice
+"""Which rows a batch has, by their places in memory."""
+Made = tuple[dict[str, Tensor], dict[str, Tensor]]
+"""A batch, each field's tensor by name; and the lengths of its sequences in host memory."""
+MadeOf = tuple[Taken, int | None, dict[str, Tensor]]
+"""A batch's rows, the epoch for which they were changed, and the lengths of its sequences."""
+
+
+Loaded = LoadedField | LoadedSequence
+
+
+class Rows:
+    """The rows of one source with all their fields, in memory."""
+
+    def __init__(
+        self,
+        fields: Mapping[str, Loaded],
+        num_rows: int,
+        device: torch.device,
+        numbers: Tensor | None = None,
+    ) -> None:
+        self.left_out: dict[str, int] = {}
+        """What was cut off or left out while reading, in words, and how much of it."""
+        self.prepared: Prepared | None = None
+        """What was learned from the training rows; None: there was nothing to learn."""
+        self.augmenting: Augmenting | None = None
+        """What is done to the rows of an epoch that is trained on; None: nothing."""
+        self.fields = fields
+        self.num_rows = num_rows
+        self.device = device
+        self.ahead: Ahead[Made] = Ahead()
+        """Who makes the batches of an epoch."""
+        self.lengths: dict[str, Tensor] = {}
+        """Of the batch that was made last, the lengths of its rows by field, in host memory."""
+        self._taken: Taken = slice(0, 0)
+        self._trained_in: int | None = None
+        self.home = next(iter(fields.values())).values.device if fields else device
+        """Where batches are taken from."""
+        self._host_numbers = numbers
+        self._numbers = None if numbers is None else numbers.to(self.home)
+        """Of each row, its number in the split; None: they are all of its rows."""
+
+    @property
+    def newest(self) -> Tensor:
+        """The numbers, in the split, of the rows of the batch that was made last."""
+        return self.numbers(self._taken)
+
+    @property
+    def taken(self) -> Taken:
+        """The rows of the batch that was made last: `again` makes the same one."""
+        return self._taken
+
+    @property
+    def trained_in(self) -> int | None:
+        """The epoch for which the batch that was made last was changed; None: it was not."""
+        return self._trained_in
+
+    @property
+    def newest_made(self) -> MadeOf:
+        """What the batch that was made last is made of; an earlier one may be put in its place."""
+        return self._taken, self._trained_in, self.lengths
+
+    @newest_made.setter
+    def newest_made(self, made_of: MadeOf) -> None:
+        self._taken, self._trained_in, self.lengths = made_of
+
+    def numbers(self, taken: Taken) -> Tensor:
+        """The numbers, in the split, of the rows of a batch."""
+        if self._numbers is not None:
+            return self._numbers[taken]
+        return torch.arange(taken.start, taken.stop) if isinstance(taken, slice) else taken
+
+    def num_batches(self, batch_size: int) -> int:
+        """Batches of all rows."""
+        return -(-self.num_rows // batch_size)
+
+    def in_order(self, batch_size: int) -> Iterator[dict[str, Tensor]]:
+        """All rows once, as stored."""
+        return self.epoch(batch_size, drop_last=False, order=None)
+
+    def batch(
+        self,
+        rows_B: Tensor | slice,
+        host_B: Tensor | slice | None = None,
+        trained_in: int | None = None,
+    ) -> dict[str, Tensor]:
+        """One batch: each field's tensor by name, and the lengths of sequences.
+
+        ``host_B``: the same rows in host memory, where they are known there. ``trained_in``: the
+        epoch that they are changed for, if fields are augmented; None: they are as they are.
+        """
+        self._taken, self._trained_in = rows_B, trained_in
+        if host_B is None:
+            host_B = rows_B.cpu() if isinstance(rows_B, Tensor) else rows_B
+        made, self.lengths = self._make(rows_B, host_B, trained_in)
+        return made
+
+    def again(self, taken: Taken, trained_in: int | None = None) -> dict[str, Tensor]:
+        """A batch once more; the one that was made last stays what it was."""
+        before = self.newest_made
+        batch = self.batch(taken, None, trained_in)
+        self.newest_made = before
+        return batch
+
+    def spaced(self, num_rows: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """Evenly spaced rows, at most so many: their numbers, and their batch."""
+        count = min(num_rows, self.num_rows)
+        rows_B = torch.arange(count) * self.num_rows // count
+        return rows_B, self.batch(rows_B.to(self.home), rows_B)
+
+    def epoch(
+        self,
+        batch_size: int,
+        *,
+        drop_last: bool,
+        order: tuple[int, int] | None,
+        first: int = 0,
+        parts: int = 1,
+        trained_in: int | None = None,
+    ) -> Iterator[dict[str, Tensor]]:
+        """The batches of one epoch; ``order`` is (seed, epoch), None for the stored order.
+
+        ``first``: batches that were taken before; they are not made again. ``parts``: of each batch
+        come so many, one after the other. ``trained_in``: as of `batch`.
+        """
+        last = self.num_rows // batch_size * batch_size if drop_last else self.num_rows
+        host_N = None if order is None else shuffled(self.num_rows, *order)
+        cuts = (
+            slice(start, min(start + batch_size, last))
+            for start in range(first * batch_size, last, batch_size)
+        )
+        if parts > 1:
+            cuts = (part for rows_B in cuts for part in divided(rows_B, parts))
+        if host_N is None:
+            return self._each(((rows_B, rows_B) for rows_B in cuts), trained_in)
+        order_N = host_N.to(self.home)
+        return self._each(((order_N[rows_B], host_N[rows_B]) for rows_B in cuts), trained_in)
+
+    def chosen(
+        self, batches: Iterable[Tensor], parts: int = 1, trained_in: int | None = None
+    ) -> Iterator[dict[str, Tensor]]:
+        """Batches of the rows that are named, which are in host memory; the rest as of `epoch`."""
+        cuts = (
+            host_B[part] for host_B in batches for part in divided(slice(0, len(host_B)), parts)
+        )
+        return self._each(((host_B.to(self.home), host_B) for host_B in cuts), trained_in)
+
+    def _each(
+        self, batches: Iterable[tuple[Taken, Taken]], trained_in: int | None
+    ) -> Iterator[dict[str, Tensor]]:
+        """Batches by their rows, and by the same rows in host memory."""
+        if not self.ahead.workers:
+            for rows_B, host_B in batches:
+                yield self.batch(rows_B, host_B, trained_in)
+            return
+        tasks = (
+            (rows_B, lambda rows_B=rows_B, host_B=host_B: self._make(rows_B, host_B, trained_in))
+            for rows_B, host_B in batches
+        )
+        for rows_B, (made, lengths) in self.ahead.each(tasks):
+            self._taken, self._trained_in, self.lengths = rows_B, trained_in, lengths
+            yield made
+
+    def _make(self, rows_B: Taken, host_B: Taken, trained_in: int | None) -> Made:
+        return batch_of(self.fields, rows_B, host_B, self.device, self.changes(host_B, trained_in))
+
+    def changes(self, host_B: Taken, trained_in: int | None) -> Mapping[str, Change]:
+        """What is done to the fields of rows that are trained on."""
+        if self.augmenting is None or trained_in is None:
+            return {}
+        numbers = self._host_numbers
+        if numbers is not None:
+            numbers_B = numbers[host_B]
+        else:
+            is_run = isinstance(host_B, slice)
+            numbers_B = torch.arange(host_B.start, host_B.stop) if is_run else host_B
+        return self.augmenting.changes(numbers_B, trained_in)
+
+    def figures(self) -> dict[str, float]:
+        """What is told of the rows in memory while training runs."""
+        return {}
+
+    def close(self) -> None:
+        """End what makes batches ahead."""
+        self.ahead.close()
+
+
+def batch_of(
+    fields: Mapping[str, Loaded],
+    rows_B: Tensor | slice,
+    host_B: Tensor | slice,
+    device: torch.device,
+    changes: Mapping[str, Change] = MappingProxyType({}),
+) -> Made:
+    """A batch; ``host_B`` are its rows in host memory, ``changes`` what is done to its fields."""
+    made: dict[str, Tensor] = {}
+    lengths: dict[str, Tensor] = {}
+    for name, item in fields.items():
+        if isinstance(item, LoadedField):
+            made[name] = item.batch(rows_B, device, changes.get(name))
+            continue
+        made[name], lengths_B = item.batch(host_B, device)
+        lengths[name] = lengths_B
+        made[lengths_of(name)] = moved(lengths_B, device)
+        if item.weights is not None:
+            weighted = replace(item, values=item.weights, weights=None, is_integer=False)
+            x_BT1, _ = weighted.batch(host_B, device)
+            made[values_of(name)] = x_BT1.squeeze(-1)
+        if device.type != "cpu":
+            made[host_lengths_of(lengths_of(name))] = lengths_B
+    return made, lengths
+
+
+def sizes_of_parts(num_rows: int, parts: int) -> list[int]:
+    """How many rows the parts of a batch have: as alike as can be, and none is empty."""
+    parts = min(parts, num_rows)
+    least, more = divmod(num_rows, parts)
+    return [least + 1] * more + [least] * (parts - more)
+
+
+def divided(run: slice, parts: int) -> Iterator[slice]:
+    """The parts of a run of rows, one after the other."""
+    start = run.start
+    for size in sizes_of_parts(run.stop - run.start, parts):
+        yield slice(start, start + size)
+        start += size
+
+
+def shuffled(num_rows: int, seed: int, epoch: int) -> Tensor:
+    """The order of the rows in one epoch: a pure function of (seed, epoch)."""
+    return torch.randperm(num_rows, generator=order_generator(seed, epoch))
+
+
+def order_generator(seed: int, epoch: int) -> torch.Generator:
+    """What the order of an epoch is drawn from, and nothing else."""
+    return torch.Generator().manual_seed((seed * _EPOCH_STRIDE + epoch) % 2**63)
+
+
+def place(
+    loaded: Mapping[str, Loaded],
+    num_rows: int,
+    device: torch.device,
+    numbers: Tensor | None = None,
+) -> Rows:
+    """Move fields onto the device when they take at most a quarter of its free memory."""
+    if device.type == "cuda":
+        size = sum(item.nbytes for item in loaded.values())
+        if size <= torch.cuda.mem_get_info(device)[0] // 4:
+            loaded = {name: item.to(device) for name, item in loaded.items()}
+    loaded = {name: item.ready(device) for name, item in loaded.items()}
+    return Rows(loaded, num_rows, device, numbers)
+
+
+def longest_of(rows: Rows) -> dict[str, int]:
+    """The steps of the longest row of each sequence field, at least one."""
+    return {
+        name: max(1, int(item.lengths.max()))
+        for name, item in rows.fields.items()
+        if isinstance(item, LoadedSequence)
+    }

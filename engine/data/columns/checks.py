@@ -1,0 +1,135 @@
+"""Checks by row: which rows do not fit a field, and what to say of one. Knows numpy only."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.data.columns.ragged import RaggedColumn, forget_pages
+from glasshouse.errors import DataFailed
+
+_CHUNK_VALUES = 1 << 20
+OnBadRow = Literal["fail", "drop"]
+
+
+@dataclass(frozen=True)
+class Flaw:
+    """Rows that do not fit a field, all for one reason."""
+
+    what: str
+    """In words, as an event ``dropped`` counts it."""
+    rows: NDArray[np.int64]
+    """Their numbers in the split, ascending; at least one."""
+    failure: Callable[[int], DataFailed]
+    """What to say of one of them."""
+
+
+@dataclass(frozen=True)
+class Good:
+    """The rows that are left."""
+
+    rows: Tensor | None
+    """Ascending; None: all of the split."""
+    left_out: dict[str, int]
+    """What is left out, in words, and how many rows."""
+
+
+def without(
+    flaws: Iterable[Flaw], rows: Tensor | None, num_rows: int, on_bad_row: OnBadRow
+) -> Good:
+    """The rows of a source that fit all fields; a row with two flaws is counted for the first.
+
+    Raises:
+        DataFailed: one does not, and that fails the job; names the first.
+    """
+    is_taken = np.ones(num_rows, np.bool_)
+    if rows is not None:
+        is_taken[:] = False
+        is_taken[rows.numpy()] = True
+    left_out: dict[str, int] = {}
+    for flaw in flaws:
+        bad = flaw.rows[is_taken[flaw.rows]]
+        if bad.size and on_bad_row == "fail":
+            raise flaw.failure(int(bad[0]))
+        if bad.size:
+            left_out[flaw.what] = int(bad.size)
+            is_taken[bad] = False
+    if not left_out:
+        return Good(rows, {})
+    return Good(torch.from_numpy(np.flatnonzero(is_taken)), left_out)
+
+
+def bad_places(
+    values: NDArray[Any], is_bad: Callable[[NDArray[Any]], NDArray[np.bool_]]
+) -> NDArray[np.int64]:
+    """Where in a column, by its first axis, something is bad; in bounded memory."""
+    found: list[NDArray[np.int64]] = []
+    for start, part in _parts(values):
+        marks = is_bad(part)
+        if marks.any():
+            found.append(np.flatnonzero(marks.reshape(len(part), -1).any(axis=1)) + start)
+        forget_pages(values)
+    return np.concatenate(found) if found else np.empty(0, np.int64)
+
+
+def _parts(values: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
+    width = max(1, int(np.prod(values.shape[1:])))
+    step = max(1, _CHUNK_VALUES // width)
+    for start in range(0, len(values), step):
+        yield start, values[start : start + step]
+
+
+def outside(dim: int) -> Callable[[NDArray[Any]], NDArray[np.bool_]]:
+    """What is no integer in [0, dim)."""
+
+    def is_outside(part: NDArray[Any]) -> NDArray[np.bool_]:
+        marks = (part < 0) | (part >= dim)
+        return marks | (part != np.floor(part)) if part.dtype.kind == "f" else marks  # NaN too
+
+    return is_outside
+
+
+def steps_outside(name: str, dim: int, column: RaggedColumn) -> Iterator[Flaw]:
+    """Rows with an integer outside [0, dim) in their list."""
+    values = column.values.reshape(-1)
+    is_bad = outside(dim)
+    steps = bad_places(values, is_bad)
+    if not steps.size:
+        return
+
+    def failure(row: int) -> DataFailed:
+        first = int(column.offsets[row])
+        step = int(np.flatnonzero(is_bad(values[first : int(column.offsets[row + 1])]))[0])
+        detail = f"{column.where(row)} has {values[first + step]:.17g} as value"
+        return DataFailed(
+            f"{detail} {step} of column {column.name!r}; field {name!r} takes integers in "
+            f"[0, {dim})",
+            hint=f"Raise data.fields.{name}.dim, or correct the data.",
+        )
+
+    what = f"rows with values of field {name!r} outside [0, {dim}), of split {column.split!r}"
+    yield Flaw(what, column.rows_of(steps), failure)
+
+
+def unfilled(*, is_filled: bool, is_normalized: bool) -> Callable[[NDArray[Any]], Any] | None:
+    """What is bad among floating-point values; None: nothing."""
+    if not is_filled:
+        return (lambda part: ~np.isfinite(part)) if is_normalized else np.isnan
+    return np.isinf if is_normalized else None
+
+
+def not_there(name: str, where: str, value: float) -> DataFailed:
+    """The failure of a value that is missing, or not finite where figures are to be taken."""
+    if np.isnan(value):
+        return DataFailed(
+            f"{where} is missing (NaN), and field {name!r} has no fill",
+            hint=f"Set data.fields.{name}.fill, or data.on_bad_row to drop.",
+        )
+    return DataFailed(
+        f"{where} is {value:g}, and field {name!r} is normalised, which takes finite values",
+        hint="Correct the data, or set data.on_bad_row to drop.",
+    )

@@ -1,0 +1,250 @@
+"""Dense fields: the columns of one split, checked, converted, filled and normalised into memory.
+
+Values reach the network as float32:
+
+- a uint8 column without ``scale`` is ``column.to(float32) / 255``, exactly that;
+- any other column without ``scale`` is ``column.to(float32)``;
+- with ``scale`` it is ``column.to(float32) * scale``;
+- filled and normalised values are computed in float64 and rounded once, except those of a uint8
+  column: they stay bytes in memory, and a batch is normalised in float32;
+- so is a batch of a field that is augmented, which comes before.
+
+Shape suffixes: N = rows that are read.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.data.columns.checks import Flaw, bad_places, not_there, unfilled
+from engine.data.columns.fields import checked_shape, field_columns
+from engine.data.columns.loaded import LoadedField
+from engine.data.columns.normalization import (
+    BLOCK_VALUES,
+    Figures,
+    Floats,
+    along,
+    find_figures,
+    of_field,
+)
+from engine.data.columns.ragged import RaggedColumn, forget_pages
+from engine.data.columns.table import Table
+from glasshouse.errors import DataFailed
+from glasshouse.spec import DenseField, Normalize
+
+Rows = NDArray[np.int64] | slice
+
+
+class _Even:
+    """A column of lists of which only those of one length are read."""
+
+    def __init__(self, column: RaggedColumn, shape: tuple[int, ...]) -> None:
+        self._column = column
+        self._steps = np.arange(shape[0])
+        self.dtype = column.values.dtype
+
+    def __getitem__(self, rows: Rows) -> NDArray[Any]:
+        starts = self._column.offsets[:-1][rows]
+        return self._column.values[starts[:, None] + self._steps]
+
+
+class DenseReading:
+    """What a dense field reads of one split."""
+
+    def __init__(
+        self, name: str, field: DenseField, table: Table, split: str, normalize: Normalize | None
+    ) -> None:
+        """Map the columns.
+
+        Raises:
+            DataFailed: one is missing or misshapen.
+        """
+        self._name, self.field, self._split, self._table = name, field, split, table
+        self._normalize = normalize
+        self._num_rows = table.num_rows(split)
+        self._shape = checked_shape(name, field, table.meta).shape
+        self._names = field_columns(name, field)
+        self._uneven: RaggedColumn | None = None
+        first = table.described(self._names[0])["shape"]
+        if None in first:
+            self._uneven = table.ragged(split, self._names[0])
+            steps = int(np.prod(self._shape)) // max(1, int(np.prod(first[1:])))
+            self._columns: list[Any] = [_Even(self._uneven, (steps,))]
+            self._steps = steps
+        else:
+            self._columns = [table.column(split, column) for column in self._names]
+
+    # --- checks ----------------------------------------------------------------------------------
+
+    def flaws(self) -> Iterator[Flaw]:
+        """Rows of another length, or with a value that is missing or not finite."""
+        if self._uneven is not None:
+            yield from self._of_another_length(self._uneven)
+        is_filled = self.field.fill is not None
+        is_bad = unfilled(is_filled=is_filled, is_normalized=self._normalize is not None)
+        if is_bad is None:
+            return
+        for column, values in zip(self._names, self._columns, strict=True):
+            if values.dtype.kind != "f":
+                continue
+            if isinstance(values, _Even):
+                yield from self._uneven_flaws(column, is_bad)
+            elif (rows := bad_places(values, is_bad)).size:
+                yield self._flaw(column, rows, values, is_bad)
+
+    def _flaw(self, column: str, rows: NDArray[np.int64], values: Any, is_bad: Any) -> Flaw:
+        def failure(row: int) -> DataFailed:
+            flat = np.asarray(values[row : row + 1]).reshape(-1)
+            place = int(np.flatnonzero(is_bad(flat))[0])
+            which = "" if flat.size == 1 else f"value {place} of "
+            where = f"{self._table.where(self._split, row)}: {which}column {column!r}"
+            return not_there(self._name, where, float(flat[place]))
+
+        what = f"rows with a missing value in column {column!r} of split {self._split!r}"
+        if self._normalize is not None:
+            what = f"rows with a missing or infinite value in column {column!r} of split"
+            what += f" {self._split!r}"
+        return Flaw(what, rows, failure)
+
+    def _of_another_length(self, column: RaggedColumn) -> Iterator[Flaw]:
+        rows = np.flatnonzero(column.lengths != self._steps)
+        if not rows.size:
+            return
+
+        def failure(row: int) -> DataFailed:
+            detail = f"{column.where(row)} has {int(column.lengths[row])} values in"
+            return DataFailed(
+                f"{detail} column {column.name!r}; field {self._name!r} takes {self._steps}",
+                hint="Correct the data, or set data.on_bad_row to drop.",
+            )
+
+        what = f"rows of another length than {self._steps} in column {column.name!r} of split"
+        yield Flaw(f"{what} {self._split!r}", rows, failure)
+
+    def _uneven_flaws(self, name: str, is_bad: Any) -> Iterator[Flaw]:
+        column = self._uneven
+        assert column is not None  # noqa: S101 (there is one where a column is even by choice)
+        rows = column.rows_of(bad_places(column.values, is_bad))
+        rows = rows[column.lengths[rows] == self._steps]
+        if rows.size:
+            yield self._flaw(name, rows, self._columns[0], is_bad)
+
+    # --- values ----------------------------------------------------------------------------------
+
+    def find(self, rows: Tensor | None) -> Figures:
+        """Learn from the rows that are trained on.
+
+        Raises:
+            DataFailed: a feature has no value to be filled by.
+        """
+        scale = self.field.scale
+        blocks = partial(self.blocks, rows)
+        return find_figures(self._name, blocks, scale, self.field.fill, self._normalize)
+
+    def load(self, rows: Tensor | None, figures: Figures | None) -> LoadedField:
+        """Read some rows into memory; None: all of the split."""
+        figures = of_field(figures, self.field.fill)
+        if figures is not None and not figures.is_empty and not self._is_bytes:
+            if not self.field.augment:
+                return self._computed(rows, figures)
+            loaded = self._computed(rows, Figures(figures.fill))
+        else:
+            loaded = self._as_stored(rows)
+        if figures is None or figures.shift is None or figures.divisor is None:
+            return loaded
+        return loaded.normalized(self._figure(figures.shift), self._figure(figures.divisor))
+
+    def _as_stored(self, rows: Tensor | None) -> LoadedField:
+        values = self._stored(rows)
+        divide_by = 255.0 if values.dtype == torch.uint8 and self.field.scale is None else None
+        if values.dtype not in {torch.uint8, torch.float32}:
+            values = values.to(torch.float32)
+        return LoadedField(values, divide_by, self.field.scale)
+
+    def _figure(self, figures_G: Floats) -> Tensor:
+        ready = figures_G if not self._shape else along(figures_G, len(self._shape) + 1)
+        return torch.from_numpy(ready.astype(np.float32))
+
+    @property
+    def _is_bytes(self) -> bool:
+        return all(column.dtype == np.uint8 for column in self._columns)
+
+    def _computed(self, rows: Tensor | None, figures: Figures) -> LoadedField:
+        count = self._num_rows if rows is None else len(rows)
+        made = np.empty((count, *self._shape), np.float32)
+        scale = self.field.scale if figures.shift is not None else None
+        first = 0
+        for block in self.blocks(rows):
+            x = figures.filled(block)
+            x = x if scale is None else x * scale
+            with np.errstate(over="ignore"):  # what float32 does not hold is infinite in it
+                made[first : first + len(x)] = figures.normalized(x)
+            first += len(x)
+        scale = None if figures.shift is not None else self.field.scale
+        return LoadedField(torch.from_numpy(made), None, scale)
+
+    @staticmethod
+    def rows_at_once(shape: tuple[int, ...]) -> int:
+        """How many rows a block of values has."""
+        return max(1, BLOCK_VALUES // max(1, int(np.prod(shape))))
+
+    def blocks(self, rows: Tensor | None) -> Iterator[Floats]:
+        """Rows in float64, in the columns' own units; bytes without a scale are in [0, 1]."""
+        numbers = None if rows is None else rows.numpy()
+        count = self._num_rows if numbers is None else len(numbers)
+        step = self.rows_at_once(self._shape)
+        for start in range(0, count, step):
+            end = min(start + step, count)
+            part = slice(start, end) if numbers is None else numbers[start:end]
+            floats = [
+                self._floats(column[part]).reshape(end - start, -1) for column in self._columns
+            ]
+            whole = floats[0] if len(floats) == 1 else np.concatenate(floats, axis=1)
+            yield whole.reshape(end - start, *self._shape)
+            for column in self._columns:
+                forget_pages(column)
+
+    def _floats(self, values: NDArray[Any]) -> Floats:
+        x = np.asarray(values).astype(np.float64)
+        return x / 255.0 if values.dtype == np.uint8 and self.field.scale is None else x
+
+    def _stored(self, rows: Tensor | None) -> Tensor:
+        """All columns as they are; of several types each converted by itself."""
+        tensors = [as_tensor(column, rows) for column in self._columns]
+        flat = [item.reshape(item.shape[0], -1) for item in tensors]
+        kinds = {item.dtype for item in flat}
+        whole = flat if len(kinds) == 1 else [self._wide(item) for item in flat]
+        values = whole[0] if len(whole) == 1 else torch.cat(whole, dim=1)
+        return values.reshape(values.shape[0], *self._shape)
+
+    def _wide(self, item: Tensor) -> Tensor:
+        """A column beside columns of other types: scaled on its own when it is uint8."""
+        if item.dtype == torch.uint8 and self.field.scale is None:
+            return item.to(torch.float32) / 255.0
+        return item.to(torch.float32)
+
+
+def as_tensor(array: Any, rows: Tensor | None) -> Tensor:
+    """Some rows of a mapped column; None: all of them."""
+    if not isinstance(array, np.memmap) and not hasattr(array, "parts"):
+        taken = array[slice(None) if rows is None else rows.numpy()]
+        return torch.from_numpy(np.ascontiguousarray(taken, _kept_as(array.dtype)))
+    count = len(array) if rows is None else len(rows)
+    made = np.empty((count, *array.shape[1:]), _kept_as(array.dtype))
+    step = max(1, BLOCK_VALUES // max(1, int(np.prod(array.shape[1:]))))
+    for start in range(0, count, step):
+        part = slice(start, start + step)
+        made[part] = array[part if rows is None else rows[part].numpy()]
+        forget_pages(array)
+    return torch.from_numpy(made)
+
+
+def _kept_as(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The type of a tensor: there are no whole numbers without a sign, but for bytes."""
+    is_unsigned = dtype.kind == "u" and dtype != np.uint8
+    return np.dtype(np.int64) if is_unsigned else dtype.newbyteorder("=")

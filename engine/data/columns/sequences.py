@@ -1,0 +1,192 @@
+"""Sequence and sparse fields: a list per row, or a text that becomes one, checked, into memory.
+
+Shape suffixes: S = the steps of all rows together, D = the width of a vector.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.data.columns.checks import Flaw, bad_places, not_there, steps_outside, unfilled
+from engine.data.columns.fields import checked_shape, field_columns
+from engine.data.columns.normalization import BLOCK_VALUES, Figures, Floats, find_figures, of_field
+from engine.data.columns.prepared import Prepared
+from engine.data.columns.ragged import (
+    LoadedSequence,
+    in_memory,
+    load_integers,
+    load_sparse,
+    load_vectors,
+    places_of,
+    steps_of,
+)
+from engine.data.columns.table import Table
+from engine.data.columns.vocabulary import Tokenized, Tokens
+from glasshouse.errors import DataFailed
+from glasshouse.spec import (
+    DenseSequenceField,
+    IntegerSequenceField,
+    Normalize,
+    RaggedField,
+    Sequences,
+    SparseBinaryField,
+    SparseFloatField,
+    Vocabulary,
+)
+
+
+class SequenceReading:
+    """What a sequence or sparse field reads of one split."""
+
+    def __init__(
+        self, name: str, field: RaggedField, table: Table, split: str, normalize: Normalize | None
+    ) -> None:
+        """Map the column; a column of texts is cut into tokens.
+
+        Raises:
+            DataFailed: it is missing or misshapen.
+        """
+        self._name, self._field, self._normalize = name, field, normalize
+        self._dim = int(checked_shape(name, field, table.meta).dim or 0)
+        (column,) = field_columns(name, field)
+        self._tokenized: Tokenized | None = None
+        if isinstance(field, IntegerSequenceField) and field.tokens is not None:
+            self._tokenized = Tokenized(table.texts(split, column), field.tokens)
+            self.column = self._tokenized.column
+        else:
+            self.column = table.ragged(split, column)
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether ``data.sequence`` is for this field."""
+        return not isinstance(self._field, SparseBinaryField | SparseFloatField)
+
+    # --- checks ----------------------------------------------------------------------------------
+
+    def flaws(self) -> Iterator[Flaw]:
+        """Rows with an integer out of range, or with a value that is missing or not finite."""
+        field = self._field
+        if isinstance(field, SparseBinaryField | SparseFloatField):
+            yield from steps_outside(self._name, field.dim, places_of(field, self.column))
+        elif isinstance(field, DenseSequenceField):
+            yield from self._unfilled(field)
+        elif self._tokenized is None:
+            yield from steps_outside(self._name, self._dim, self.column)
+
+    def _unfilled(self, field: DenseSequenceField) -> Iterator[Flaw]:
+        is_normalized = self._normalize is not None
+        is_bad = unfilled(is_filled=field.fill is not None, is_normalized=is_normalized)
+        column = self.column
+        if is_bad is None or column.values.dtype.kind != "f":
+            return
+        steps = bad_places(column.values, is_bad)
+        if not steps.size:
+            return
+
+        def failure(row: int) -> DataFailed:
+            first = int(column.offsets[row])
+            values = column.values[first : int(column.offsets[row + 1])].reshape(-1, field.dim)
+            step, place = np.argwhere(is_bad(values))[0]
+            where = f"{column.where(row)}: value {place} of step {step} of column"
+            return not_there(self._name, f"{where} {column.name!r}", float(values[step, place]))
+
+        which = "missing or infinite" if is_normalized else "missing"
+        what = f"rows with a {which} value in column {column.name!r} of split {column.split!r}"
+        yield Flaw(what, column.rows_of(steps), failure)
+
+    # --- values ----------------------------------------------------------------------------------
+
+    def prepare(self, found: Prepared, rows: Tensor | None, limit: Sequences) -> None:
+        """Learn from the steps that are trained on, if there is anything to learn.
+
+        Raises:
+            DataFailed: a feature has no value to be filled by.
+        """
+        field = self._field
+        if self._tokenized is not None and isinstance(field, IntegerSequenceField):
+            passing, _ = steps_of(self.column, rows, limit, np.int32)
+            asked = field.vocabulary or Vocabulary()
+            found.tokens[self._name] = self._tokenized.build(asked, field.dim, passing)
+        elif isinstance(field, DenseSequenceField):
+            if self._normalize is None and field.fill not in ("mean", "median"):
+                return
+            values_SD = self.vectors(field, rows, limit)[0]
+            blocks = partial(self._blocks, field, values_SD)
+            found.figures[self._name] = find_figures(
+                self._name, blocks, field.scale, field.fill, self._normalize
+            )
+
+    def load(self, rows: Tensor | None, limit: Sequences, prepared: Prepared) -> LoadedSequence:
+        """Read some rows into memory; None: all of the split.
+
+        Raises:
+            DataFailed: the vocabulary is larger than the field's ``dim``.
+        """
+        field = self._field
+        if isinstance(field, SparseBinaryField | SparseFloatField):
+            return load_sparse(field, self.column, rows)
+        if isinstance(field, IntegerSequenceField):
+            column = self.column
+            if self._tokenized is not None:
+                tokens = check_tokens(self._name, prepared.tokens[self._name], self._dim)
+                column = replace(column, values=self._tokenized.ids(tokens))
+            return load_integers(field, column, rows, limit)
+        figures = of_field(prepared.figures.get(self._name), field.fill)
+        if figures is None or figures.is_empty:
+            return load_vectors(field, self.column, rows, limit)
+        return self._computed(field, rows, limit, figures)
+
+    def _computed(
+        self, field: DenseSequenceField, rows: Tensor | None, limit: Sequences, figures: Figures
+    ) -> LoadedSequence:
+        values_SD, lengths = self.vectors(field, rows, limit)
+        made = np.empty(values_SD.shape, np.float32)
+        scale = 1.0 if field.scale is None else field.scale
+        first = 0
+        for block in self._blocks(field, values_SD):
+            with np.errstate(over="ignore"):  # what float32 does not hold is infinite in it
+                x = figures.normalized(figures.filled(block) * scale)
+                made[first : first + len(x)] = x
+            first += len(block)
+        return in_memory(made, lengths)
+
+    def vectors(
+        self, field: DenseSequenceField, rows: Tensor | None, limit: Sequences
+    ) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """The steps of some rows as they are stored, one row after the other; and the lengths."""
+        wide = replace(self.column, values=self.column.values.reshape(-1, field.dim))
+        return steps_of(wide, rows, limit, self.column.values.dtype)
+
+    @staticmethod
+    def _blocks(field: DenseSequenceField, values_SD: NDArray[Any]) -> Iterator[Floats]:
+        step = steps_at_once(field)
+        for start in range(0, len(values_SD), step):
+            yield in_floats(field, values_SD[start : start + step])
+
+
+def steps_at_once(field: DenseSequenceField) -> int:
+    """How many steps a block of values has."""
+    return max(1, BLOCK_VALUES // field.dim)
+
+
+def in_floats(field: DenseSequenceField, block: NDArray[Any]) -> Floats:
+    """Steps in float64, in the column's own units; bytes without a scale are in [0, 1]."""
+    x = block.astype(np.float64)
+    return x / 255.0 if block.dtype == np.uint8 and field.scale is None else x
+
+
+def check_tokens(name: str, tokens: Tokens, dim: int) -> Tokens:
+    """Refuse a vocabulary, of a checkpoint say, that has more ids than the network was made for.
+
+    Raises:
+        DataFailed: it has.
+    """
+    if tokens.dim > dim:
+        detail = f"the vocabulary of {name!r} has {tokens.dim} ids, and its dim is {dim}"
+        raise DataFailed(detail, hint=f"Leave out dim, or raise it to {tokens.dim}.")
+    return tokens

@@ -1,0 +1,138 @@
+"""A dataset directory: ``meta.json`` and plain ``.npy`` files, mapped and not read. Knows numpy."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.data.columns.ragged import RaggedColumn
+from glasshouse import jsonio
+from glasshouse.errors import DataFailed
+
+
+@dataclass(frozen=True)
+class TextColumn:
+    """One column of texts of one split, mapped and not read."""
+
+    name: str
+    split: str
+    data: NDArray[np.uint8]
+    """UTF-8, the rows one after the other."""
+    offsets: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def check(self, num_rows: int) -> None:
+        """Refuse offsets that lead outside of the texts.
+
+        Raises:
+            DataFailed: the files do not belong together.
+        """
+        ends = self.offsets
+        good = len(ends) == num_rows + 1 and ends[0] == 0 and ends[-1] == len(self.data)
+        if not good or bool((np.diff(ends) < 0).any()):
+            detail = f"column {self.name!r} of split {self.split!r} cannot be read:"
+            raise DataFailed(f"{detail} its offsets do not fit its texts")
+
+    def text(self, row: int) -> str:
+        """Of one row."""
+        return self._decoded(self.data[self.offsets[row] : self.offsets[row + 1]].tobytes())
+
+    def chunks(self, num_bytes: int) -> Iterator[list[str]]:
+        """All texts in order, so many rows at a time that they take about so many bytes."""
+        first, last = 0, len(self)
+        while first < last:
+            begin = int(self.offsets[first])
+            stop = int(np.searchsorted(self.offsets, begin + num_bytes, side="right")) - 1
+            stop = min(max(stop, first + 1), last, first + num_bytes)
+            ends = (self.offsets[first : stop + 1] - begin).tolist()
+            block = self.data[begin : begin + ends[-1]].tobytes()
+            yield [self._decoded(block[start:end]) for start, end in pairwise(ends)]
+            first = stop
+
+    def _decoded(self, raw: bytes) -> str:
+        try:
+            return raw.decode()
+        except UnicodeDecodeError as cause:
+            detail = f"column {self.name!r} of split {self.split!r} cannot be read: {cause}"
+            raise DataFailed(detail) from cause
+
+
+class Table:
+    """A dataset directory; columns are mapped, not read."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        try:
+            self.meta: dict[str, Any] = jsonio.loads((directory / "meta.json").read_bytes())
+        except (OSError, ValueError) as cause:
+            raise DataFailed(f"the dataset cannot be read: {cause}") from cause
+
+    def num_rows(self, split: str) -> int:
+        """Rows of a split.
+
+        Raises:
+            DataFailed: there is no such split.
+        """
+        if split not in self.meta["splits"]:
+            listed = ", ".join(self.meta["splits"])
+            raise DataFailed(f"the dataset has no split {split!r}; it has: {listed}")
+        return int(self.meta["splits"][split])
+
+    def where(self, split: str, row: int) -> str:
+        """A row of the columns that are read, in words."""
+        return f"row {row} of split {split!r}"
+
+    def column(self, split: str, name: str) -> np.ndarray[Any, Any]:
+        """One column of a split, mapped read-only."""
+        found = self.described(name)
+        return self._map(self.directory / split / found["file"], name, split)
+
+    @staticmethod
+    def _map(path: Path, name: str, split: str) -> np.ndarray[Any, Any]:
+        try:
+            return np.load(path, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError) as cause:
+            raise DataFailed(
+                f"column {name!r} of split {split!r} cannot be read: {cause}"
+            ) from cause
+
+    def texts(self, split: str, name: str) -> TextColumn:
+        """A column of texts, mapped read-only.
+
+        Raises:
+            DataFailed: its files cannot be read, or do not belong together.
+        """
+        found = self.described(name)
+        path = self.directory / split / found["file"]
+        data = self._map(path.with_suffix(".bytes.npy"), name, split)
+        column = TextColumn(name, split, data, self._map(path, name, split))
+        column.check(self.num_rows(split))
+        return column
+
+    def described(self, name: str) -> dict[str, Any]:
+        """What the description of the dataset says of a column."""
+        return next(item for item in self.meta["columns"] if item["name"] == name)
+
+    def ragged(self, split: str, name: str) -> RaggedColumn:
+        """A column as lists, mapped read-only; one of tensors as lists of the same length.
+
+        Raises:
+            DataFailed: its files cannot be read, or do not belong together.
+        """
+        found = self.described(name)
+        values = self.column(split, name)
+        if found["shape"][0] is None:
+            path = self.directory / split / found["file"]
+            offsets = self._map(path.with_suffix(".offsets.npy"), name, split)
+        else:
+            offsets = np.arange(len(values) + 1, dtype=np.int64) * values.shape[1]
+            values = values.reshape(-1, *values.shape[2:])
+        column = RaggedColumn(name, split, values, offsets)
+        column.check(self.num_rows(split))
+        return column

@@ -1,0 +1,101 @@
+"""Rows in memory while a job reads them from files: those of a pool, or all that were read."""
+
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine.data.batches.rows import Loaded
+from engine.data.batches.shuffle_pool import Draw, Draws
+from engine.data.sources.reading import Reads, Store, picked
+
+Integers = NDArray[np.int64]
+Read = dict[str, Loaded]
+
+
+class Held(Protocol):
+    """Takes the rows that enter a pool, and gives those that are drawn."""
+
+    store: Store
+
+    def put(self, draw: Draw, rows: Read) -> None:
+        """Keep the rows that a draw brought."""
+        ...
+
+    def take(self, draw: Draw) -> Read:
+        """The rows that it drew."""
+        ...
+
+    def fill(self, draws: Draws) -> None:
+        """Read what the pool had when training was interrupted."""
+        ...
+
+
+class Drained:
+    """Rows that are let go of when they are drawn."""
+
+    def __init__(self, reader: Reads, capacity: int) -> None:
+        self._reader = reader
+        self.store = Store(capacity)
+
+    def put(self, draw: Draw, rows: Read) -> None:
+        """Keep the rows that a draw brought."""
+        self.store.put(draw.entered, rows)
+
+    def take(self, draw: Draw) -> Read:
+        """The rows that it drew, which are not kept any longer."""
+        rows = self.store.get(draw.drawn)
+        self.store.free(draw.drawn)
+        return rows
+
+    def fill(self, draws: Draws) -> None:
+        """Read what the pool had when training was interrupted, a few rows at a time."""
+        slots, places = draws.held
+        order = np.argsort(places)
+        for start in range(0, len(order), draws.batch_size):
+            part = order[start : start + draws.batch_size]
+            self.store.put(slots[part], self._reader.read(places[part]))
+
+
+class Cache:
+    """Rows that stay once they were read, by their places in the source."""
+
+    def __init__(self, reader: Reads) -> None:
+        self._reader = reader
+        self.store = Store(reader.num_rows)
+        self._is_there = np.zeros(reader.num_rows, np.bool_)
+
+    def put(self, draw: Draw, rows: Read) -> None:
+        """Keep the rows that a draw brought."""
+        self.keep(np.concatenate([np.arange(*run) for run in draw.runs]), rows)
+
+    def take(self, draw: Draw) -> Read:
+        """The rows that it drew."""
+        return self.store.get(draw.places)
+
+    def fill(self, draws: Draws) -> None:
+        """Read what the pool had when training was interrupted."""
+        self.need(draws.held[1], draws.batch_size)
+
+    def keep(self, places: Integers, rows: Read) -> None:
+        """Keep rows; those that are there stay as they are."""
+        fresh = ~self._is_there[places]
+        if not fresh.all():
+            some = torch.from_numpy(np.flatnonzero(fresh))
+            places, rows = places[fresh], {n: picked(item, some) for n, item in rows.items()}
+        if not len(places):
+            return
+        self.store.put(places, rows)
+        self._is_there[places] = True
+
+    def missing(self, places: Integers) -> Integers:
+        """Those of some rows that were not read yet."""
+        return places[~self._is_there[places]]
+
+    def need(self, places: Integers, at_once: int) -> None:
+        """Read those of some rows that are not there, so many at once."""
+        missing = np.sort(self.missing(places))
+        for start in range(0, len(missing), at_once):
+            part = missing[start : start + at_once]
+            self.keep(part, self._reader.read(part))

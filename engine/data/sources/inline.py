@@ -1,0 +1,188 @@
+"""Rows that a request gives as nested lists, or as texts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.data.batches.rows import Loaded, Rows, place
+from engine.data.columns.fields import BadField
+from engine.data.columns.loaded import LoadedField
+from engine.data.columns.normalization import of_field
+from engine.data.columns.prepared import WINDOWS, Preparing
+from engine.data.columns.ragged import LoadedSequence, from_lists, split_pairs
+from engine.data.columns.vocabulary import Tokens, split
+from engine.network.shapes import FieldShape
+from glasshouse import jsonio
+from glasshouse.errors import DataFailed
+from glasshouse.spec import (
+    DenseField,
+    DenseSequenceField,
+    Field,
+    IntegerField,
+    IntegerSequenceField,
+)
+from glasshouse.spec.preparing import Unit
+
+_EXACT_PLACES = 1 << 24
+"""Whole numbers that float32 tells apart."""
+_LISTED = 20
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What the values of a request mean: as those of a column, before they are normalised.
+
+    Without what was learned from training rows (a plan does not have it) texts are only counted.
+    """
+
+    fields: Mapping[str, Field] = field(default_factory=dict[str, Field])
+    preparing: Preparing = Preparing()  # noqa: RUF009 (frozen)
+
+    def unit(self, name: str) -> Unit | None:
+        """What the texts of a field are cut into; None: it takes no texts."""
+        mine, windows = self.fields.get(name), self.preparing.windows
+        if isinstance(mine, IntegerSequenceField) and mine.tokens is not None:
+            return mine.tokens
+        return None if windows is None else windows.tokens
+
+    def ids(self, name: str, tokens: Sequence[str]) -> list[int]:
+        """The ids of a field's tokens."""
+        known = self.preparing.known
+        found = {} if known is None else known.tokens
+        return found.get(name, found.get(WINDOWS, Tokens(()))).ids(tokens)
+
+    def number(self, name: str, given: Any) -> Any:
+        """The values of an integer field by their classes, or as one token each."""
+        mine = self.fields.get(name)
+        if not isinstance(mine, IntegerField) or not isinstance(given, list):
+            return given  # pyright: ignore[reportUnknownVariableType]
+        if mine.classes is not None:
+            return _places(name, given, mine.classes)  # pyright: ignore[reportUnknownArgumentType]
+        if self.unit(name) is not None and all(isinstance(item, str) for item in given):  # pyright: ignore[reportUnknownVariableType]
+            return self.ids(name, given)  # pyright: ignore[reportUnknownArgumentType]
+        return given  # pyright: ignore[reportUnknownVariableType]
+
+    def steps(self, name: str, row: Any) -> Any:
+        """A row of a sequence field: a text becomes ids."""
+        unit = self.unit(name)
+        if not isinstance(row, str) or unit is None:
+            return row
+        return self.ids(name, split(row, unit))
+
+    def floats(self, name: str, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Values of a dense field or steps of a sequence, filled and normalised."""
+        mine, known = self.fields.get(name), self.preparing.known
+        if not isinstance(mine, DenseField | DenseSequenceField):
+            return x
+        figures = of_field(None if known is None else known.figures.get(name), mine.fill)
+        return x if figures is None else figures.normalized(figures.filled(x))
+
+
+def _places(name: str, given: list[Any], classes: Sequence[Any]) -> list[int]:
+    places = {value: place for place, value in enumerate(classes)}
+    for row, value in enumerate(given):
+        if isinstance(value, bool) or not isinstance(value, str | int) or value not in places:
+            listed = ", ".join(jsonio.dumps(item) for item in classes[:_LISTED])
+            detail = f"input {name!r}: row {row} has {jsonio.dumps(value)[:100]}, and the classes"
+            raise BadField(f"{detail} are {listed}", name)
+    return [places[value] for value in given]
+
+
+def inline_rows(
+    inputs: dict[str, Any],
+    shapes: dict[str, FieldShape],
+    device: torch.device,
+    most: int | None = None,
+    meaning: Meaning = Meaning(),
+) -> Rows:
+    """Rows given as nested lists; ``scale`` is not for them.
+
+    ``most``: the steps of a sequence that are read, if not all of them are.
+
+    Raises:
+        BadField: not a regular nested list of numbers, of the wrong shape, or out of range;
+            ``key`` is the field's name.
+    """
+    loaded: dict[str, Loaded] = {}
+    heights: dict[str, int] = {}
+    for name, shape in shapes.items():
+        if shape.is_sequence:
+            sequence = _inline_sequence(name, inputs[name], shape, meaning)
+            loaded[name] = sequence if most is None or shape.is_sparse else sequence.cut(most)
+            heights[name] = len(sequence.lengths)
+            continue
+        values = _inline_tensor(name, meaning.number(name, inputs[name]), shape, meaning)
+        heights[name] = values.shape[0]
+        loaded[name] = LoadedField(values, is_integer=shape.dim is not None)
+    if len(set(heights.values())) > 1:
+        listed = ", ".join(f"{name!r} has {count}" for name, count in heights.items())
+        raise BadField(f"all inputs need the same number of rows: {listed}")
+    return place(loaded, next(iter(heights.values())), device)
+
+
+def _inline_tensor(name: str, given: Any, shape: FieldShape, meaning: Meaning) -> Tensor:
+    wanted: Sequence[int] = shape.shape
+    try:
+        array = np.array(jsonio_numbers(given), dtype=np.float64)
+    except (ValueError, TypeError):
+        detail = f"input {name!r} is not a regular nested list of numbers"
+        raise BadField(f"{detail} of shape [rows, {', '.join(map(str, wanted))}]", name) from None
+    if array.ndim == 0 or array.shape[1:] != tuple(wanted) or array.shape[0] == 0:
+        got = list(array.shape)
+        detail = f"input {name!r} has shape {got}; the network takes {['rows', *wanted]}"
+        raise BadField(detail, name)
+    if shape.dim is None:
+        return torch.from_numpy(meaning.floats(name, array).astype(np.float32))
+    if ((array != np.floor(array)) | (array < 0) | (array >= shape.dim)).any():
+        raise BadField(f"input {name!r} takes integers in [0, {shape.dim})", name)
+    return torch.from_numpy(array.astype(np.int64))
+
+
+def _inline_sequence(name: str, given: Any, shape: FieldShape, meaning: Meaning) -> LoadedSequence:
+    """A list per row, each with its own length; a text where the field is made of tokens."""
+    if shape.has_values:
+        return _inline_sparse(name, given, shape)
+    width = list(shape.shape[1:])
+    if isinstance(given, list):
+        given = [meaning.steps(name, row) for row in given]  # pyright: ignore[reportUnknownVariableType]
+    if not isinstance(given, list) or not given or not all(isinstance(row, list) for row in given):
+        detail = f"input {name!r} is not a list of rows that are lists"
+        raise BadField(f"{detail}, of shape [rows, steps{''.join(f', {n}' for n in width)}]", name)
+    rows: list[np.ndarray[Any, Any]] = []
+    for number, row in enumerate(given):
+        if not row:
+            rows.append(np.empty((0, *width), np.int64 if shape.dim else np.float32))
+            continue
+        try:
+            steps = _inline_tensor(name, row, replace(shape, shape=tuple(width)), meaning)
+        except BadField as cause:
+            raise BadField(f"row {number}: {cause}", name) from None
+        rows.append(steps.numpy())
+    return from_lists(rows, is_integer=shape.dim is not None, padding_value=shape.padding_value)
+
+
+def _inline_sparse(name: str, given: Any, shape: FieldShape) -> LoadedSequence:
+    """A list of pairs [place, value] per row."""
+    if (shape.dim or 0) > _EXACT_PLACES:
+        detail = f"input {name!r} has more than {_EXACT_PLACES:,} places; read it from a dataset"
+        raise BadField(detail, name)
+    both = replace(shape, shape=(0, 2), dtype=torch.float32, dim=None, has_values=False)
+    pairs = _inline_sequence(name, given, both, Meaning())
+    try:
+        return split_pairs(pairs, name, int(shape.dim or 0))
+    except DataFailed as cause:
+        raise BadField(cause.detail, name) from None
+
+
+def jsonio_numbers(value: Any) -> Any:
+    """A nested list with the names of non-finite numbers replaced by the numbers."""
+    if isinstance(value, list):
+        return [jsonio_numbers(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, bool) or value is None:
+        raise TypeError("not a number")
+    return jsonio.number(value)

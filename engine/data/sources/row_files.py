@@ -1,0 +1,197 @@
+"""Some rows of a dataset directory, read from its files when they are asked for.
+
+Nothing is mapped: pages of a mapping count as memory of the process, and stay. Files are opened
+anew for each reading, since a wide table has more columns than a process has descriptors.
+"""
+
+import os
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from engine.data.columns.ragged import RaggedColumn
+from engine.data.columns.table import Table, TextColumn
+from glasshouse.errors import DataFailed
+
+Runs = Sequence[tuple[int, int]]
+"""Rows side by side in a file: the first of them, and the one behind the last."""
+
+
+class _Header(NamedTuple):
+    dtype: np.dtype[Any]
+    row: tuple[int, ...]
+    num_rows: int
+    start: int
+    """Where the values begin in the file."""
+
+
+class Files:
+    """The .npy files of a dataset directory."""
+
+    def __init__(self) -> None:
+        self._headers: dict[Path, _Header] = {}
+
+    def read(self, path: Path, runs: Runs) -> NDArray[Any]:
+        """Rows of a file, those of one run behind those of the other.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: it is not what was written, or has no such rows.
+        """
+        header = self.header(path)
+        found = np.empty((sum(last - first for first, last in runs), *header.row), header.dtype)
+        row_bytes = header.dtype.itemsize * int(np.prod(header.row, dtype=np.int64))
+        if any(first < 0 or last > header.num_rows for first, last in runs):
+            raise ValueError(f"it has {header.num_rows} rows, and more are asked for")
+        if not found.nbytes:
+            return found
+        into = memoryview(found.reshape(-1).view(np.uint8).data)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            filled = 0
+            for first, last in runs:
+                size = (last - first) * row_bytes
+                _fill(descriptor, into[filled : filled + size], header.start + first * row_bytes)
+                filled += size
+        finally:
+            os.close(descriptor)
+        return found
+
+    def header(self, path: Path) -> _Header:
+        """What a file says of itself, read once."""
+        known = self._headers.get(path)
+        if known is None:
+            known = self._headers[path] = _read_header(path)
+        return known
+
+
+def _read_header(path: Path) -> _Header:
+    with path.open("rb") as file:
+        version = npy.read_magic(file)
+        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        read_shape, is_fortran, dtype = read(file)
+        shape = [int(size) for size in read_shape]
+        start = file.tell()
+    if dtype.hasobject or not shape or (is_fortran and len(shape) > 1):
+        raise ValueError("it is no array of numbers, row by row")
+    return _Header(dtype, tuple(shape[1:]), shape[0], start)
+
+
+def _fill(descriptor: int, into: memoryview, start: int) -> None:
+    while len(into):
+        size = os.preadv(descriptor, [into], start)
+        if not size:
+            raise ValueError("it ends before its last row")
+        into, start = into[size:], start + size
+
+
+class StoredTable(Table):
+    """A dataset directory of which parts are read."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self._files = Files()
+
+    def window(self, split: str, runs: Runs) -> "Window":
+        """Some of the rows of a split."""
+        return Window(self, split, runs)
+
+    def read(self, split: str, name: str, runs: Runs, suffix: str = ".npy") -> NDArray[Any]:
+        """Rows of a column's file.
+
+        Raises:
+            DataFailed: it cannot be read.
+        """
+        found = next(item for item in self.meta["columns"] if item["name"] == name)
+        path = (self.directory / split / found["file"]).with_suffix(suffix)
+        try:
+            return self._files.read(path, runs)
+        except (OSError, ValueError) as cause:
+            detail = f"column {name!r} of split {split!r} cannot be read: {cause}"
+            raise DataFailed(detail) from cause
+
+    def offsets(self, split: str, name: str) -> NDArray[np.int64]:
+        """Where the rows of a column of lists begin, all of them."""
+        found = next(item for item in self.meta["columns"] if item["name"] == name)
+        num_rows = self.num_rows(split)
+        if found["shape"][0] is not None:
+            return np.arange(num_rows + 1, dtype=np.int64) * int(found["shape"][0])
+        return self.read(split, name, [(0, num_rows + 1)], ".offsets.npy")
+
+
+class Window(Table):
+    """Some rows of a split of a table, which look like a table of their own."""
+
+    def __init__(self, table: StoredTable, split: str, runs: Runs) -> None:
+        self.directory = table.directory
+        self.meta = table.meta
+        self._table = table
+        self._split = split
+        self._runs = runs
+        self.numbers = np.concatenate([np.arange(*run) for run in runs])
+        """Of each row, its number in the split."""
+
+    def num_rows(self, split: str) -> int:
+        """Rows that it has."""
+        return len(self.numbers)
+
+    def where(self, split: str, row: int) -> str:
+        """A row in words, by its number in the split."""
+        return super().where(split, int(self.numbers[row]))
+
+    def column(self, split: str, name: str) -> NDArray[Any]:
+        """The rows of a column."""
+        return self._table.read(self._split, name, self._runs)
+
+    def ragged(self, split: str, name: str) -> RaggedColumn:
+        """The rows of a column as lists.
+
+        Raises:
+            DataFailed: its files cannot be read, or do not belong together.
+        """
+        found = next(item for item in self.meta["columns"] if item["name"] == name)
+        if found["shape"][0] is not None:
+            values = self.column(split, name)
+            offsets = np.arange(len(values) + 1, dtype=np.int64) * values.shape[1]
+            return self._ragged(name, values.reshape(-1, *values.shape[2:]), offsets)
+        places, offsets = self._places(name, ".offsets.npy")
+        return self._ragged(name, self._table.read(self._split, name, places), offsets)
+
+    def texts(self, split: str, name: str) -> TextColumn:
+        """The rows of a column of texts.
+
+        Raises:
+            DataFailed: its files cannot be read, or do not belong together.
+        """
+        places, offsets = self._places(name, ".npy")
+        data = self._table.read(self._split, name, places, ".bytes.npy")
+        return TextColumn(name, self._split, data, offsets)
+
+    def _places(self, name: str, suffix: str) -> tuple[list[tuple[int, int]], NDArray[np.int64]]:
+        """Where the values of the rows are in their file; and where each row begins among them."""
+        runs = [(first, last + 1) for first, last in self._runs]
+        ends = self._table.read(self._split, name, runs, suffix)
+        at = np.cumsum([0, *(last - first for first, last in runs)])
+        parts = [ends[first:last] for first, last in pairwise(at.tolist())]
+        lengths = np.concatenate([np.diff(part) for part in parts])
+        if len(lengths) and int(lengths.min()) < 0:
+            detail = f"column {name!r} of split {self._split!r} cannot be read:"
+            raise DataFailed(f"{detail} its offsets do not fit its values")
+        places = [(int(part[0]), int(part[-1])) for part in parts]
+        return places, np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+
+    def _ragged(self, name: str, values: NDArray[Any], offsets: NDArray[np.int64]) -> RaggedColumn:
+        return RaggedColumn(name, self._split, values, offsets, self.where)
+
+
+def runs_of(rows: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Rows in ascending order, no row twice, as runs."""
+    if not len(rows):
+        return []
+    cuts = np.flatnonzero(np.diff(rows) != 1) + 1
+    return [(int(part[0]), int(part[-1]) + 1) for part in np.split(rows, cuts)]

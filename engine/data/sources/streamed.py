@@ -1,0 +1,194 @@
+"""Rows that stay in their files: read as they are needed, drawn from a pool of bounded size.
+
+To the training they are rows like any other. What a batch has, and in which order batches come, is
+a function of (seed, epoch): going on in the middle of an epoch repeats the arithmetic of the
+batches before, and reads no row of theirs.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import islice
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.data.batches.bucket_pool import BucketDraws
+from engine.data.batches.buckets import Buckets, by_chance
+from engine.data.batches.prefetch import Ahead
+from engine.data.batches.rows import Loaded, Rows, Taken, batch_of, divided
+from engine.data.batches.shuffle_pool import Draw, Draws, Integers, Pool
+from engine.data.sources.cache import Cache, Drained, Held, Read
+from engine.data.sources.reading import Reads
+from glasshouse.spec import BucketByLength, Shuffle
+
+Batch = dict[str, Tensor]
+Parts = Callable[[Read, Taken], Iterator[Batch]]
+"""Makes the parts of a batch of rows that were read."""
+_ALL = slice(None)
+
+
+class StreamedRows(Rows):
+    """The rows of one source, of which only a pool is in memory."""
+
+    def __init__(  # noqa: PLR0913 (rows, and how they become batches)
+        self,
+        reader: Reads,
+        device: torch.device,
+        *,
+        shuffle: Shuffle,
+        workers: int = 0,
+        keeps: bool = False,
+        in_turn: bool = False,
+        bucket: BucketByLength | None = None,
+    ) -> None:
+        """Rows stay in memory once they were read, if it ``keeps`` them.
+
+        ``in_turn``: of several sources one is read after the other. ``bucket``: batches are of
+        rows of like length; the reader knows the lengths.
+        """
+        super().__init__({}, reader.num_rows, torch.device("cpu"), reader.numbers)
+        self.device = device
+        self.fields = cast("Mapping[str, Loaded]", reader.fields)  # for their names
+        self.left_out = reader.left_out
+        self.prepared = None if reader.prepared.is_empty else reader.prepared
+        self._reader = reader
+        self._bucket = bucket
+        self._shuffle = shuffle
+        self._sizes = tuple(reader.sizes) if in_turn else ()
+        self._ahead: Ahead[Read] = Ahead(workers)
+        self._cache = Cache(reader) if keeps else None
+        self._held: Held | None = self._cache
+
+    def figures(self) -> dict[str, float]:
+        """How many rows are in memory, and what they take."""
+        if self._held is None:
+            return {}
+        store = self._held.store
+        return {"data/pool_rows": store.num_rows, "data/pool_bytes": store.num_bytes}
+
+    def close(self) -> None:
+        """End the threads that read ahead."""
+        self._ahead.close()
+
+    def batch(
+        self, rows_B: Taken, host_B: Taken | None = None, trained_in: int | None = None
+    ) -> Batch:
+        """One batch, read from the files now."""
+        return self._part(trained_in, self._reader.read(self._places(rows_B)), _ALL, rows_B)
+
+    def in_order(self, batch_size: int) -> Iterator[Batch]:
+        """All rows once, as stored."""
+        return self.epoch(batch_size, drop_last=False, order=None)
+
+    def epoch(
+        self,
+        batch_size: int,
+        *,
+        drop_last: bool,
+        order: tuple[int, int] | None,
+        first: int = 0,
+        parts: int = 1,
+        trained_in: int | None = None,
+    ) -> Iterator[Batch]:
+        """The batches of one epoch; ``order`` is (seed, epoch), None for the stored order.
+
+        ``first``: batches that were taken before; their rows are not read again. ``parts``: of each
+        batch come so many, one after the other. ``trained_in``: as of `batch`.
+        """
+        made = partial(self._made, parts, trained_in)
+        num_batches = self.num_rows // batch_size if drop_last else self.num_batches(batch_size)
+        batches = range(first, num_batches)
+        if order is None:
+            return self._stored(batch_size, batches, made)
+        if self._cache is not None and order[1]:
+            return self._cached(self._cache, batch_size, batches, order, made)
+        size, least = self._shuffle.buffer_size or batch_size, self._shuffle.min_buffer_size
+        draws = self._draws(Pool(self.num_rows, batch_size, size, least, self._sizes), order)
+        draws.skip(first)
+        self._held = self._cache or Drained(self._reader, draws.capacity)
+        return self._drawn(draws, self._held, len(batches), made)
+
+    def _draws(self, pool: Pool, order: tuple[int, int]) -> Draws:
+        if self._bucket is None:
+            return Draws(pool, *order)
+        lengths_N = self._reader.lengths.numpy()
+        return BucketDraws(pool, *order, wanted=self._bucket, lengths_N=lengths_N)
+
+    def _stored(self, batch_size: int, batches: range, made: Parts) -> Iterator[Batch]:
+        cache = self._cache
+
+        def tasks() -> Iterator[tuple[slice, Callable[[], Read]]]:
+            for number in batches:
+                start = number * batch_size
+                stop = min(start + batch_size, self.num_rows)
+                yield slice(start, stop), lambda run=(start, stop): self._unread(run)
+
+        for rows_B, read in self._ahead.each(tasks()):
+            if cache is None:
+                yield from made(read, rows_B)
+                continue
+            places = self._places(rows_B)
+            if read:
+                cache.keep(cache.missing(places), read)
+            yield from made(cache.store.get(places), rows_B)
+
+    def _unread(self, run: tuple[int, int]) -> Read:
+        """Rows side by side; of a cache, only those that it has not."""
+        if self._cache is None:
+            return self._reader.read_runs([run])
+        missing = self._cache.missing(np.arange(*run))
+        return self._reader.read(missing) if len(missing) else {}
+
+    def _drawn(self, draws: Draws, held: Held, num_batches: int, made: Parts) -> Iterator[Batch]:
+        held.fill(draws)
+
+        def tasks() -> Iterator[tuple[Draw, Callable[[], Read]]]:
+            for _ in range(num_batches):
+                draw = draws.draw()
+                yield draw, lambda runs=draw.runs: self._reader.read_runs(runs) if runs else {}
+
+        for draw, read in self._ahead.each(tasks()):
+            if read:
+                held.put(draw, read)
+            yield from made(held.take(draw), torch.from_numpy(draw.places))
+
+    def _cached(
+        self, cache: Cache, batch_size: int, batches: range, order: tuple[int, int], made: Parts
+    ) -> Iterator[Batch]:
+        """An epoch after the first, of all rows in memory."""
+        cache.need(np.arange(self.num_rows), batch_size)  # unless training began in this epoch
+        cut = by_chance(self.num_rows, batch_size, order)
+        if self._bucket is not None:
+            cut = Buckets(self._bucket, self._reader.lengths, batch_size).epoch(order)
+
+        def tasks() -> Iterator[tuple[Tensor, Callable[[], Read]]]:
+            for rows_B in islice(cut.batches(batches.start), len(batches)):
+                yield rows_B, lambda rows_B=rows_B: cache.store.get(rows_B.numpy())
+
+        for rows_B, read in self._ahead.each(tasks()):
+            yield from made(read, rows_B)
+
+    def _made(
+        self, parts: int, trained_in: int | None, rows: Read, taken: Taken
+    ) -> Iterator[Batch]:
+        """The parts of a batch of rows that were read."""
+        if parts == 1:
+            yield self._part(trained_in, rows, _ALL, taken)
+            return
+        places = torch.from_numpy(self._places(taken))
+        for part in divided(slice(0, len(places)), parts):
+            yield self._part(trained_in, rows, part, places[part])
+
+    def _part(self, trained_in: int | None, rows: Read, part: slice, taken: Taken) -> Batch:
+        ready = {name: item.ready(self.device) for name, item in rows.items()}
+        changes = self.changes(taken, trained_in)
+        made, self.lengths = batch_of(ready, part, part, self.device, changes)
+        self._taken, self._trained_in = taken, trained_in
+        return made
+
+    def _places(self, rows_B: Taken) -> Integers:
+        if isinstance(rows_B, slice):
+            return np.arange(rows_B.start, rows_B.stop)
+        return rows_B.numpy()

@@ -1,0 +1,175 @@
+"""Windows over a running text as rows: blocks for language models, contexts for word vectors.
+
+A text runs through all rows of its column, with a token for its line end behind each. The tokens
+are in memory once; a window is where it begins.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.data.batches.rows import Loaded
+from engine.data.columns.fields import (
+    BadField,
+    checked_shape,
+    field_columns,
+    num_tokens,
+    token_bound,
+)
+from engine.data.columns.loaded import LoadedField
+from engine.data.columns.ragged import LoadedSequence
+from engine.data.columns.sequences import check_tokens
+from engine.data.columns.table import Table
+from engine.data.columns.vocabulary import Tokenized, Tokens
+from glasshouse.errors import DataFailed
+from glasshouse.spec import DenseField, Field, IntegerField, LanguageModelWindows, Source, Windows
+
+
+def num_windows(windows: Windows, num_tokens: int) -> int:
+    """How many windows a text of so many tokens has."""
+    is_block = isinstance(windows, LanguageModelWindows)
+    room = num_tokens - 1 - (windows.length if is_block else 2 * windows.window)
+    return room // stride_of(windows) + 1 if room >= 0 else 0
+
+
+def stride_of(windows: Windows) -> int:
+    """Tokens from the beginning of a window to that of the next."""
+    if isinstance(windows, LanguageModelWindows):
+        return windows.stride or windows.length
+    return windows.stride
+
+
+def offsets_of(windows: Windows, column: str) -> NDArray[np.int64]:
+    """Which tokens of a window a column has, from its first on."""
+    if isinstance(windows, LanguageModelWindows):
+        return np.arange(windows.length) + int(column == "target")
+    if column == "centre":
+        return np.array([windows.window])
+    return np.delete(np.arange(2 * windows.window + 1), windows.window)
+
+
+def part_of(num_tokens: int, fraction: tuple[float, float] | None) -> tuple[int, int]:
+    """The first token of a part of a running text, and the one behind its last."""
+    first, last = fraction or (0.0, 1.0)
+    return math.floor(first * num_tokens), math.floor(last * num_tokens)
+
+
+def windowed(
+    meta: Mapping[str, Any], windows: Windows, split: str | None = None, dim: int | None = None
+) -> dict[str, Any]:
+    """A dataset as windows over one of its columns, described as a dataset is.
+
+    ``tokens`` has the length of the running text of each split. The vocabulary is that of
+    ``split``; of all splits if none is named. ``dim``: its size, where that is known already.
+
+    Raises:
+        BadField: the dataset has no such column of texts.
+    """
+    column = next((item for item in meta["columns"] if item["name"] == windows.column), None)
+    if column is None or column["dtype"] != "string":
+        what = "no column" if column is None else "no texts in its column"
+        raise BadField(f"the dataset has {what} {windows.column!r}", "column")
+    found = num_tokens(column, windows.tokens)
+    tokens = {split: found[split] + int(rows) for split, rows in meta["splits"].items()}
+    dim = dim or token_bound(column, windows.tokens, windows.vocabulary, split, line_ends=True)
+    shapes: dict[str, list[int]] = {"context": [0], "centre": []}
+    if isinstance(windows, LanguageModelWindows):
+        shapes = {"input": [windows.length], "target": [windows.length]}
+    else:
+        shapes["context"] = [2 * windows.window]
+    columns = [
+        {"name": name, "dtype": "int32", "shape": shape, "dim": dim}
+        for name, shape in shapes.items()
+    ]
+    splits = {split: num_windows(windows, count) for split, count in tokens.items()}
+    lines = {split: int(rows) for split, rows in meta["splits"].items()}
+    counts = {split: item["at_least"] for split, item in column["tokens"][windows.tokens].items()}
+    distinct = {split: None if n is None else (n[0] if n else 0) for split, n in counts.items()}
+    return {
+        "columns": columns,
+        "splits": splits,
+        "tokens": tokens,
+        "lines": lines,
+        "distinct": distinct,
+    }
+
+
+def described(meta: Mapping[str, Any], windows: Windows) -> dict[str, Any]:
+    """What `windowed` gives, where a job runs already.
+
+    Raises:
+        DataFailed: the dataset has no such column of texts.
+    """
+    try:
+        return windowed(meta, windows)
+    except BadField as cause:
+        raise DataFailed(str(cause)) from cause
+
+
+def check_some(source: Source, num_rows: int, num_tokens: int) -> None:
+    """Raise `DataFailed` where a text has no window."""
+    if not num_rows:
+        detail = f"the text of split {source.split!r} has {num_tokens} tokens here, and"
+        raise DataFailed(f"{detail} a window takes more", hint="Make data.windows smaller.")
+
+
+def ids_allowed(fields: Mapping[str, Field]) -> int | None:
+    """The most ids that the vocabulary may have, as the fields say; None: any number."""
+    known = [field.dim for field in fields.values() if not isinstance(field, DenseField)]
+    return min((dim for dim in known if dim is not None), default=None)
+
+
+class WindowReading:
+    """The running text of one source."""
+
+    def __init__(self, windows: Windows, table: Table, source: Source) -> None:
+        """Cut the text into tokens.
+
+        Raises:
+            DataFailed: there is no such text, or it is shorter than a window.
+        """
+        self._windows = windows
+        table.num_rows(source.split)
+        self._meta = described(table.meta, windows)
+        texts = table.texts(source.split, windows.column)
+        self._tokenized = Tokenized(texts, windows.tokens, line_ends=True)
+        first, last = part_of(len(self._tokenized.passing), source.fraction)
+        self._passing = self._tokenized.passing[first:last]
+        self.num_rows = num_windows(windows, len(self._passing))
+        check_some(source, self.num_rows, len(self._passing))
+
+    def build(self, fields: Mapping[str, Field]) -> Tokens:
+        """The vocabulary of the text, which is trained on."""
+        dim = ids_allowed(fields)
+        return self._tokenized.build(self._windows.vocabulary, dim, self._passing)
+
+    def load(self, fields: Mapping[str, Field], tokens: Tokens) -> dict[str, Loaded]:
+        """The windows of all fields, over one text in memory.
+
+        Raises:
+            DataFailed: a field reads something else, or its ``dim`` is too small.
+        """
+        ids = torch.from_numpy(self._tokenized.ids(tokens, self._passing))
+        return {name: self._loaded(name, field, tokens, ids) for name, field in fields.items()}
+
+    def _loaded(self, name: str, field: Field, tokens: Tokens, ids: Tensor) -> Loaded:
+        dim = int(checked_shape(name, field, self._meta).dim or 0)
+        check_tokens(name, tokens, dim)
+        windows, (column,) = self._windows, field_columns(name, field)
+        rows_N = torch.arange(self.num_rows)
+        if isinstance(windows, LanguageModelWindows):
+            starts_N = rows_N * (windows.stride or windows.length) + int(column == "target")
+            length, around = windows.length, None
+        else:
+            starts_N = rows_N * windows.stride + windows.window
+            sides = np.r_[-windows.window : 0, 1 : windows.window + 1]
+            length, around = len(sides), torch.from_numpy(sides)
+        if isinstance(field, IntegerField):
+            return LoadedField(ids[starts_N].to(torch.int64), is_integer=True)
+        lengths_N = torch.full((self.num_rows,), length)
+        return LoadedSequence(ids, starts_N, lengths_N, is_integer=True, around=around)

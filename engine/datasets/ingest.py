@@ -1,0 +1,246 @@
+"""Turns an uploaded file into a dataset directory, in a process of its own with limits.
+
+``python -m engine.datasets.ingest --format csv --source FILE --out DIR`` prints one JSON line:
+``{"ok":true,"meta":{…}}`` or ``{"ok":false,"problem":{"code":…,"detail":…}}``. It exits with 0 in
+both cases; any other ending means that the process was killed, and the dataset has failed.
+"""
+
+import argparse
+import errno
+import os
+import resource
+import shutil
+import signal
+import stat
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from engine.datasets.readers.delimited import read_delimited
+from engine.datasets.readers.digits import write_digits
+from engine.datasets.readers.idx import read_idx, read_idx_gz, read_idx_zip
+from engine.datasets.readers.jsonl import read_jsonl
+from engine.datasets.readers.mnist_json import read_mnist_json
+from engine.datasets.readers.npz import read_npy, read_npz
+from engine.datasets.readers.text import read_text
+from engine.datasets.writer import DatasetWriter, sync_directory
+from glasshouse import jsonio
+from glasshouse.errors import InvalidDataset, ServiceError, StorageFull
+from glasshouse.spec.data import BUILTINS, FORMATS, IMAGES, TABLES, size_of
+from glasshouse.unpickling import refuse_unpickling
+
+MAX_MEMORY_BYTES = 2 << 30
+MAX_CPU_S = 600
+MAX_OUT_BYTES = 16 << 30
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class CpuTimeSpent(Exception):
+    """The process has used the processor time that it may."""
+
+
+def ingest(
+    source: Path | None,
+    name: str,
+    out: Path,
+    *,
+    max_out_bytes: int = MAX_OUT_BYTES,
+    resize: tuple[int, int] | None = None,
+    header: bool | None = None,
+) -> dict[str, Any]:
+    """Read a file of a format, or a built-in dataset, into a new directory; return its meta.
+
+    Args:
+        source: the file; None: ``name`` is that of a built-in dataset.
+        name: of the format.
+        out: the directory. It appears whole or not at all; nothing is left of a failed attempt.
+        max_out_bytes: what may be written.
+        resize: of images, the height and width of all of them.
+        header: of csv and tsv, whether the first row names the columns; None: it is found out.
+
+    Raises:
+        InvalidDataset: the file cannot be read as this format.
+        StorageFull: the disk is full.
+    """
+    temporary = out.with_name(f"{out.name}.tmp-{os.getpid()}")
+    try:
+        temporary.mkdir()
+        writer = DatasetWriter(temporary, max_bytes=max_out_bytes)
+        if source is None:
+            _write_builtin(name, writer)
+        else:
+            _check_regular(source)
+            _read(source, name, writer, max_out_bytes, resize=resize, header=header)
+        meta = writer.finish()
+        temporary.rename(out)
+        sync_directory(out.parent)
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise StorageFull(
+                "there is no room on the disk for the dataset; free some, then upload it again"
+            ) from error
+        raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return meta
+
+
+def _write_builtin(name: str, writer: DatasetWriter) -> None:
+    if name != "digits":
+        raise InvalidDataset(f"{name!r} is not a built-in dataset; there is: digits")
+    write_digits(writer)
+
+
+def _read(
+    source: Path,
+    name: str,
+    writer: DatasetWriter,
+    max_bytes: int,
+    *,
+    resize: tuple[int, int] | None,
+    header: bool | None,
+) -> None:
+    if resize is not None and name != IMAGES:
+        raise InvalidDataset(f"resize is for {IMAGES} only, and the format is {name}: leave it out")
+    if header is not None and name not in TABLES:
+        tables = " and ".join(TABLES)
+        raise InvalidDataset(f"header is for {tables} only, and the format is {name}: leave it out")
+    if name == IMAGES:
+        from engine.datasets.readers.images import read_images  # noqa: PLC0415 (a large library)
+
+        read_images(source, writer, max_bytes=max_bytes, resize=resize)
+    elif name in TABLES:
+        read_delimited(source, writer, delimiter=TABLES[name], header=header)
+    elif name in _READERS:
+        _READERS[name](source, writer)
+    elif name in _ARCHIVES:
+        _ARCHIVES[name](source, writer, max_bytes=max_bytes)
+    else:
+        raise InvalidDataset(
+            f"{name!r} is not a format that can be read; the formats are {', '.join(FORMATS)}"
+        )
+
+
+def _read_parquet(source: Path, writer: DatasetWriter) -> None:
+    from engine.datasets.readers.parquet import read_parquet  # noqa: PLC0415 (a large library)
+
+    read_parquet(source, writer)
+
+
+_READERS: dict[str, Callable[[Path, DatasetWriter], None]] = {
+    "jsonl": read_jsonl,
+    "parquet": _read_parquet,
+    "npy": read_npy,
+    "idx": read_idx,
+    "idx.gz": read_idx_gz,
+    "text": read_text,
+}
+_ARCHIVES: dict[str, Callable[..., None]] = {
+    "npz": read_npz,
+    "idx.zip": read_idx_zip,
+    "mnist.json.gz": read_mnist_json,
+}
+"""These unpack, and are told how much that may become."""
+
+
+def _check_regular(source: Path) -> None:
+    found = source.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise InvalidDataset("the source is not a regular file")
+    if found.st_size == 0:
+        raise InvalidDataset("the file is empty")
+
+
+def limit_process(*, max_memory_bytes: int, max_cpu_s: int) -> None:
+    """Bound what this process may use, whatever the file does to it."""
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_AS, max_memory_bytes)
+    # Two seconds later the kernel ends a process that could not say so itself.
+    _limit(resource.RLIMIT_CPU, max_cpu_s, hard=max_cpu_s + 2)
+    signal.signal(signal.SIGXCPU, _on_cpu_limit)
+    signal.signal(signal.SIGTERM, _on_terminate)
+
+
+def _limit(kind: int, soft: int, *, hard: int | None = None) -> None:
+    ceiling = resource.getrlimit(kind)[1]
+    values = [soft, soft if hard is None else hard]
+    if ceiling != resource.RLIM_INFINITY:
+        values = [min(value, ceiling) for value in values]
+    with suppress(ValueError, OSError):  # macOS knows some limits by name only
+        resource.setrlimit(kind, (values[0], values[1]))
+
+
+def _on_cpu_limit(_signal: int, _frame: FrameType | None) -> None:
+    raise CpuTimeSpent
+
+
+def _on_terminate(signal_number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + signal_number)  # so that the partial output is removed
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command."""
+    options = _parse(arguments)
+    refuse_unpickling()
+    limit_process(max_memory_bytes=options.max_memory_bytes, max_cpu_s=options.max_cpu_s)
+    try:
+        meta = ingest(
+            options.source,
+            options.builtin or options.format,
+            options.out,
+            max_out_bytes=options.max_out_bytes,
+            resize=options.resize,
+            header=options.header,
+        )
+        answer: dict[str, Any] = {"ok": True, "meta": meta}
+    except ServiceError as error:
+        answer = _problem(error.code, error.detail)
+    except MemoryError:
+        answer = _problem(
+            InvalidDataset().code,
+            f"reading the file takes more than the {options.max_memory_bytes:,} bytes of memory "
+            "that it may; make its rows smaller, or raise the limit",
+        )
+    except CpuTimeSpent:
+        answer = _problem(
+            InvalidDataset().code,
+            f"reading the file takes more than the {options.max_cpu_s} s of processor time that "
+            "it may; upload less, or raise the limit",
+        )
+    sys.stdout.write(jsonio.dumps(answer) + "\n")
+    return 0
+
+
+def _problem(code: str, detail: str) -> dict[str, Any]:
+    return {"ok": False, "problem": {"code": code, "detail": detail}}
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m engine.datasets.ingest", description=__doc__)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--format", choices=FORMATS)
+    what.add_argument("--builtin", choices=BUILTINS)
+    parser.add_argument("--source", type=Path, help="the uploaded file")
+    parser.add_argument("--out", type=Path, required=True, help="the directory to make")
+    parser.add_argument(
+        "--resize", type=size_of, metavar="HxW", help="of images: height and width, as in 32x32"
+    )
+    parser.add_argument(
+        "--header",
+        action=argparse.BooleanOptionalAction,
+        help="of csv and tsv: whether the first row names the columns; left unset, it is found out",
+    )
+    parser.add_argument("--max-memory-bytes", type=int, default=MAX_MEMORY_BYTES)
+    parser.add_argument("--max-cpu-s", type=int, default=MAX_CPU_S)
+    parser.add_argument("--max-out-bytes", type=int, default=MAX_OUT_BYTES)
+    options = parser.parse_args(arguments)
+    if (options.source is None) != (options.builtin is not None):
+        parser.error("--source belongs to --format, and only to it")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

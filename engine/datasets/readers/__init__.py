@@ -1,0 +1,1 @@
+"""One file a format. A reader turns bytes from strangers into columns, in bounded memory."""

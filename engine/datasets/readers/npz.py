@@ -1,0 +1,258 @@
+"""Reads numpy's npy and npz files: numbers, booleans and fixed-width texts, never objects."""
+
+import math
+import re
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tokenize import TokenError
+from typing import Any, BinaryIO, cast
+from warnings import catch_warnings, simplefilter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.datasets.readers.archive import list_members, open_member
+from engine.datasets.readers.unpacking import BLOCK_BYTES, Source, read_up_to
+from engine.datasets.writer import DatasetWriter, NumberColumn
+from glasshouse.errors import InvalidDataset
+
+_MAX_HEADER_BYTES = 10_000
+_MAX_TEXT_BYTES = 1 << 20
+_TEXTS_PER_BLOCK = 1 << 14
+_TRANSPOSED_BYTES = 32 << 20
+_HEADER_ERRORS = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    SyntaxError,
+    TokenError,
+    TypeError,
+    ValueError,
+)
+"""What numpy lets through when the text of a header is hostile."""
+_SPLITS = {
+    "train": "train",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "test": "test",
+}
+_WORDS = "|".join(_SPLITS)
+_AFTER = re.compile(rf"(?P<column>.+)_(?P<split>{_WORDS})", re.IGNORECASE | re.DOTALL)
+_BEFORE = re.compile(rf"(?P<split>{_WORDS})(_(?P<column>.+))?", re.IGNORECASE | re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class _Array:
+    """One array of a file: where it goes and how its bytes are to be read."""
+
+    name: str
+    split: str
+    column: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    fortran: bool
+    reopen: Callable[[], Source]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.dtype.itemsize * math.prod(self.shape)
+
+
+def read_npy(path: Path, writer: DatasetWriter) -> None:
+    """Read one array as column ``value`` of the split ``all``."""
+    with path.open("rb") as file:
+
+        def reopen() -> Source:
+            file.seek(0)
+            return file
+
+        _copy(_describe("the file", ("all", "value"), reopen), writer)
+
+
+def read_npz(path: Path, writer: DatasetWriter, *, max_bytes: int) -> None:
+    """Read each array of an archive as a column, of the split that its name says."""
+    with path.open("rb") as file:
+        arrays = [_describe(*named) for named in _named_members(file, max_bytes)]
+        if not arrays:
+            raise InvalidDataset("the npz file holds no arrays")
+        split_off = [array.split != "all" for array in arrays]
+        if any(split_off) and not all(split_off):
+            odd = arrays[split_off.index(False)]
+            raise InvalidDataset(
+                f"{odd.name} names no split, but {arrays[split_off.index(True)].name} does; call "
+                "it <column>_train, <column>_validation or <column>_test, or leave it out"
+            )
+        for array in arrays:
+            _copy(array, writer)
+
+
+def _named_members(
+    file: BinaryIO, max_bytes: int
+) -> Iterator[tuple[str, tuple[str, str], Callable[[], Source]]]:
+    for member in list_members(file, max_bytes=max_bytes):
+        if not member.name.endswith(".npy"):
+            raise InvalidDataset(
+                f"{member.name!r} in the npz file is not an array (.npy); leave it out"
+            )
+        name = member.name.removesuffix(".npy")
+        yield f"array {name!r}", place(name), lambda member=member: open_member(file, member)
+
+
+def place(name: str) -> tuple[str, str]:
+    """Split and column of an array: ``x_train`` and ``train_x`` are both ``("train", "x")``."""
+    match = _AFTER.fullmatch(name) or _BEFORE.fullmatch(name)
+    if match is None:
+        return "all", name
+    return _SPLITS[match["split"].lower()], match["column"] or "value"
+
+
+def _describe(name: str, where: tuple[str, str], reopen: Callable[[], Source]) -> _Array:
+    dtype, shape, fortran = _read_header(reopen(), name)
+    _check_dtype(dtype, shape, name)
+    if not shape or 0 in shape:
+        raise InvalidDataset(
+            f"{name} has the shape {list(shape)}; it needs at least one row and one value per row"
+        )
+    return _Array(name, *where, dtype, shape, fortran and len(shape) > 1, reopen)
+
+
+def _read_header(source: Source, name: str) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
+    file = cast("BinaryIO", source)  # numpy's readers only call read
+    try:
+        version = np.lib.format.read_magic(file)
+    except ValueError as error:
+        raise InvalidDataset(
+            f"{name} is not a numpy array: it does not begin like a .npy file; write it with "
+            "numpy.save or numpy.savez"
+        ) from error
+    readers = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    if version not in readers:
+        raise InvalidDataset(f"{name} has npy version {version[0]}.{version[1]}; use 1.0 or 2.0")
+    try:
+        with catch_warnings():
+            simplefilter("ignore")  # about old ways of writing that it reads all the same
+            shape, fortran, dtype = readers[version](file, max_header_size=_MAX_HEADER_BYTES)
+    except _HEADER_ERRORS as error:
+        raise InvalidDataset(f"{name} has a damaged header; write it with numpy.save") from error
+    if any(size < 0 for size in shape):
+        raise InvalidDataset(f"{name} declares the shape {list(shape)}; sizes cannot be negative")
+    return dtype, tuple(int(size) for size in shape), bool(fortran)
+
+
+def _check_dtype(dtype: np.dtype[Any], shape: tuple[int, ...], name: str) -> None:
+    if dtype.hasobject:
+        raise InvalidDataset(
+            f"{name} holds Python objects, which are stored as a program that could do anything; "
+            "convert it to numbers or fixed-width texts (astype) and save it again"
+        )
+    if dtype.kind in "SU":
+        if not 0 < dtype.itemsize <= _MAX_TEXT_BYTES or len(shape) != 1:
+            raise InvalidDataset(
+                f"{name} holds texts as {dtype.str} of shape {list(shape)}; one text per row of "
+                f"1 to {_MAX_TEXT_BYTES:,} bytes can be read"
+            )
+    elif dtype.kind not in "biuf" or dtype.itemsize > 8:
+        raise InvalidDataset(
+            f"{name} has the dtype {dtype}; convert it to integers, floats of at most 64 bits, "
+            "booleans or texts"
+        )
+
+
+def _copy(array: _Array, writer: DatasetWriter) -> None:
+    writer.expect(array.num_bytes)
+    source = array.reopen()
+    _read_header(source, array.name)
+    if array.dtype.kind in "SU":
+        _copy_texts(array, source, writer)
+    else:
+        column = writer.numbers(array.split, array.column, array.dtype, array.shape[1:])
+        if array.fortran:
+            _copy_transposed(array, source, writer, column)
+        else:
+            for block in _blocks(array, source, BLOCK_BYTES):
+                column.append(_values(block, array.dtype))
+    if source.read(1):
+        raise InvalidDataset(
+            f"{array.name} has more data than the {array.num_bytes:,} bytes of its shape "
+            f"{list(array.shape)}; write it with numpy.save"
+        )
+
+
+def _blocks(array: _Array, source: Source, block_bytes: int) -> Iterator[bytes]:
+    """The array's bytes in blocks of whole values."""
+    size = max(1, block_bytes // array.dtype.itemsize) * array.dtype.itemsize
+    left = array.num_bytes
+    while left > 0:
+        block = read_up_to(source, min(size, left))
+        left -= len(block)
+        if len(block) < size and left > 0:
+            raise InvalidDataset(
+                f"{array.name} is cut short: its shape {list(array.shape)} takes "
+                f"{array.num_bytes:,} bytes, but {array.num_bytes - left:,} are there; upload the "
+                "whole file again"
+            )
+        yield block
+
+
+def _values(block: bytes, dtype: np.dtype[Any]) -> NDArray[Any]:
+    if dtype.kind == "b":
+        return np.frombuffer(block, np.uint8) != 0  # a hostile file may hold other bytes than 0, 1
+    return np.frombuffer(block, dtype)
+
+
+def _copy_texts(array: _Array, source: Source, writer: DatasetWriter) -> None:
+    column = writer.texts(array.split, array.column)
+    item = array.dtype.itemsize
+    # Decoded from the bytes: numpy makes texts of numbers that are no characters.
+    codec = {"|": "utf-8", "<": "utf-32-le", ">": "utf-32-be"}[array.dtype.str[0]]
+    row = 0
+    for block in _blocks(array, source, min(BLOCK_BYTES, _TEXTS_PER_BLOCK * item)):
+        texts: list[bytes] = []
+        try:
+            for start in range(0, len(block), item):
+                text = block[start : start + item].decode(codec).rstrip("\0")
+                texts.append(text.encode())
+        except UnicodeDecodeError as error:
+            raise InvalidDataset(
+                f"{array.name} is not valid Unicode in row {row + len(texts)}; store texts as U, "
+                "or as S in UTF-8"
+            ) from error
+        column.append(texts)
+        row += len(texts)
+
+
+def _copy_transposed(
+    array: _Array, source: Source, writer: DatasetWriter, column: NumberColumn
+) -> None:
+    """Turn Fortran order into C order through a passing file, some rows at a time."""
+    rows, row_size, item = array.shape[0], math.prod(array.shape[1:]), array.dtype.itemsize
+    with _passing_file(writer.scratch()) as file:
+        for block in _blocks(array, source, BLOCK_BYTES):
+            file.write(block)
+        step = max(1, _TRANSPOSED_BYTES // (row_size * item))
+        for start in range(0, rows, step):
+            count = min(step, rows - start)
+            values = np.empty((row_size, count), _values(b"", array.dtype).dtype)
+            for index in range(row_size):
+                file.seek((index * rows + start) * item)
+                values[index] = _values(file.read(count * item), array.dtype)
+            # Columns of the file run through a row's values with the first axis fastest.
+            shaped = values.T.reshape((count, *array.shape[1:]), order="F")
+            column.append(shaped)
+
+
+@contextmanager
+def _passing_file(path: Path) -> Generator[BinaryIO]:
+    with path.open("w+b") as file:
+        try:
+            yield file
+        finally:
+            path.unlink()

@@ -1,0 +1,30 @@
+"""Reads plain text: one row a line, in the column ``text``. Knows numpy only."""
+
+from pathlib import Path
+
+from engine.datasets.readers.delimited import Lines
+from engine.datasets.writer import DatasetWriter
+
+COLUMN = "text"
+_CHUNK_BYTES = 1 << 20
+
+
+def read_text(path: Path, writer: DatasetWriter) -> None:
+    """Read all lines as the split ``all``, empty ones too; what ends a line is no part of it.
+
+    Raises:
+        InvalidDataset: it is no UTF-8 text, or a line is too long.
+    """
+    column = writer.texts("all", COLUMN)
+    with path.open("rb") as file:
+        waiting: list[bytes] = []
+        size = 0
+        lines = Lines(file)
+        for line in lines:
+            waiting.append(line.rstrip("\r\n").encode())
+            size += lines.row_bytes
+            lines.row_bytes = 0
+            if size >= _CHUNK_BYTES:
+                column.append(waiting)
+                waiting, size = [], 0
+        column.append(waiting)

@@ -1,0 +1,390 @@
+"""Writes a dataset directory: meta.json, stats.json and plain .npy files. Knows numpy only.
+
+Columns are appended to block by block, so a dataset of any size takes a few megabytes of memory.
+``models.storage.columns`` and ``engine.data`` read what is written here.
+"""
+
+import os
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.datasets.column_stats import CountBudget, NumberStats, TextStats
+from engine.datasets.token_counts import TextTokens, TokenBudget
+from glasshouse import jsonio
+from glasshouse.errors import InvalidDataset
+
+SPLITS = ("train", "validation", "test", "all")
+MAX_COLUMNS = 10_000
+MAX_RANK = 8
+MAX_NAME_LENGTH = 200
+MAX_LENGTHS = 1000
+"""Different lengths of the rows of a column that are counted one by one."""
+_HEADER_BYTES = 256  # room for eight axes of twenty digits, so that rows can be filled in last
+
+
+class _NpyFile:
+    """A one-writer .npy file that grows; its header is completed when the length is known."""
+
+    def __init__(self, path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+        self._path = path
+        self._dtype = dtype
+        self._shape = shape
+        path.write_bytes(bytes(_HEADER_BYTES))
+
+    def append(self, values: NDArray[Any]) -> None:
+        # Opened anew for each block: a wide table has more columns than a process has descriptors.
+        with self._path.open("ab") as file:
+            file.write(values.data)
+
+    def finish(self, length: int, row: tuple[int, ...] | None = None) -> None:
+        """Complete the header: so many rows, of the shape ``row`` if it is another by now."""
+        shape = (length, *(self._shape if row is None else row))
+        header = {"descr": self._dtype.str, "fortran_order": False, "shape": shape}
+        text = repr(header).ljust(_HEADER_BYTES - 11) + "\n"
+        with self._path.open("r+b") as file:
+            file.write(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text.encode("latin-1"))
+            file.flush()
+            os.fsync(file.fileno())
+
+
+class NumberColumn:
+    """One column of one split: numbers of one dtype, each row of one shape."""
+
+    def __init__(
+        self, writer: "DatasetWriter", path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]
+    ) -> None:
+        self._writer = writer
+        self._file = _NpyFile(path, dtype, shape)
+        self.dtype = dtype
+        self._row_size = int(np.prod(shape, dtype=np.int64))
+        self._num_values = 0
+        self.stats = NumberStats(writer.count_budget, scalar=not shape, listed=dtype.kind in "iub")
+
+    def append(self, values: NDArray[Any]) -> None:
+        """Add values in row-major order; a block may end inside a row."""
+        flat = np.ascontiguousarray(values, dtype=self.dtype).reshape(-1)
+        if flat.size == 0:
+            return
+        self._writer.account(flat.nbytes)
+        self._file.append(flat)
+        self.stats.update(flat)
+        self._num_values += flat.size
+
+    @property
+    def rows(self) -> int:
+        """How many whole rows it has so far."""
+        return self._num_values // self._row_size
+
+    def finish(self) -> None:
+        """Complete the file and force it to disk."""
+        self._file.finish(self.rows)
+
+
+class RaggedColumn:
+    """One column of one split: a list per row, each with its own length, of values of one shape."""
+
+    def __init__(
+        self, writer: "DatasetWriter", path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]
+    ) -> None:
+        self._writer = writer
+        self._values = _NpyFile(path, dtype, shape)
+        self._offsets_path = path.with_suffix(".offsets.npy")
+        self._offsets = _NpyFile(self._offsets_path, np.dtype(np.int64), ())
+        self._offsets.append(np.zeros(1, np.int64))
+        self.dtype = dtype
+        self.shape = shape
+        self._end = 0
+        self.rows = 0
+        self._shortest, self._longest = np.iinfo(np.int64).max, 0
+        self._counts: dict[int, int] | None = {}
+        self.stats = NumberStats(writer.count_budget, scalar=False, listed=False)
+
+    def append(self, values: NDArray[Any], lengths: NDArray[np.int64]) -> None:
+        """Add rows: the values of all of them one after the other, and how many each row has."""
+        if lengths.size == 0:
+            return
+        flat = np.ascontiguousarray(values, dtype=self.dtype).reshape(-1)
+        ends = np.cumsum(lengths, dtype=np.int64) + self._end
+        self._writer.account(flat.nbytes + ends.nbytes)
+        self._offsets.append(ends)
+        if flat.size:
+            self._values.append(flat)
+            self.stats.update(flat)
+        self._end = int(ends[-1])
+        self.rows += lengths.size
+        self._shortest = min(self._shortest, int(lengths.min()))
+        self._longest = max(self._longest, int(lengths.max()))
+        self._count(lengths)
+
+    def _count(self, lengths: NDArray[np.int64]) -> None:
+        if self._counts is None:
+            return
+        for length, rows in zip(*np.unique(lengths, return_counts=True), strict=True):
+            self._counts[int(length)] = self._counts.get(int(length), 0) + int(rows)
+        if len(self._counts) > MAX_LENGTHS:
+            self._counts = None
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """The shortest and the longest row, and the steps of all rows together."""
+        return {"min": self._shortest, "max": self._longest, "total": self._end}
+
+    @property
+    def length_counts(self) -> list[list[int]] | None:
+        """Each length and how many rows have it, ascending; None: there are too many lengths."""
+        return None if self._counts is None else [[*item] for item in sorted(self._counts.items())]
+
+    def finish(self, length: int | None = None) -> None:
+        """Complete the files and force them to disk; with ``length`` as a plain column.
+
+        Rows that all have the same length need no offsets: they are tensors of one shape.
+        """
+        if length is None:
+            self._values.finish(self._end)
+            self._offsets.finish(self.rows + 1)
+            return
+        self._values.finish(self.rows, (length, *self.shape))
+        self._offsets_path.unlink()
+
+
+class TextColumn:
+    """One column of one split: UTF-8 texts, as their bytes and where each begins."""
+
+    def __init__(self, writer: "DatasetWriter", path: Path) -> None:
+        self._writer = writer
+        self._offsets = _NpyFile(path, np.dtype(np.int64), ())
+        self._bytes = _NpyFile(path.with_suffix(".bytes.npy"), np.dtype(np.uint8), ())
+        self._offsets.append(np.zeros(1, np.int64))
+        self._end = 0
+        self.rows = 0
+        self.stats = TextStats(writer.count_budget)
+        self.tokens = TextTokens(writer.token_budget)
+
+    def append(self, texts: Sequence[bytes]) -> None:
+        """Add one UTF-8 text per row."""
+        if not texts:
+            return
+        ends = np.cumsum([len(text) for text in texts], dtype=np.int64) + self._end
+        joined = np.frombuffer(b"".join(texts), np.uint8)
+        self._writer.account(ends.nbytes + joined.nbytes)
+        self._offsets.append(ends)
+        if joined.size:
+            self._bytes.append(joined)
+        self.stats.update(texts)
+        self.tokens.update(texts)
+        self._end = int(ends[-1])
+        self.rows += len(texts)
+
+    def finish(self) -> None:
+        """Complete both files and force them to disk."""
+        self._offsets.finish(self.rows + 1)
+        self._bytes.finish(self._end)
+
+
+Column = NumberColumn | RaggedColumn | TextColumn
+
+
+class DatasetWriter:
+    """Makes the files of one dataset in a directory that is its own."""
+
+    def __init__(self, directory: Path, *, max_bytes: int) -> None:
+        self._directory = directory
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._declared: dict[str, dict[str, Any]] = {}
+        self._splits: dict[str, dict[str, Column]] = {}
+        self._notes: list[dict[str, str]] = []
+        self.count_budget = CountBudget()
+        self.token_budget = TokenBudget()
+
+    def numbers(
+        self, split: str, name: str, dtype: np.dtype[Any], shape: tuple[int, ...] = ()
+    ) -> NumberColumn:
+        """Begin a column of numbers."""
+        native = dtype.newbyteorder("=")
+        path = self._place(split, name, {"dtype": native.name, "shape": list(shape)})
+        column = NumberColumn(self, path, native, shape)
+        self._splits[split][name] = column
+        return column
+
+    def ragged(
+        self, split: str, name: str, dtype: np.dtype[Any], shape: tuple[int, ...] = ()
+    ) -> RaggedColumn:
+        """Begin a column of lists; ``shape`` is that of one of their values.
+
+        If in the end all rows of all splits have one length, it is a column of numbers.
+        """
+        native = dtype.newbyteorder("=")
+        path = self._place(split, name, {"dtype": native.name, "shape": [None, *shape]})
+        column = RaggedColumn(self, path, native, shape)
+        self._splits[split][name] = column
+        return column
+
+    def texts(self, split: str, name: str) -> TextColumn:
+        """Begin a column of texts."""
+        column = TextColumn(self, self._place(split, name, {"dtype": "string", "shape": []}))
+        self._splits[split][name] = column
+        return column
+
+    def name_classes(self, name: str, classes: Sequence[str]) -> None:
+        """Say what the integers of a column that was begun stand for."""
+        self._declared[name]["classes"] = list(classes)
+
+    def describe(self, name: str, **facts: Any) -> None:
+        """Say more of a column that was begun."""
+        self._declared[name] |= facts
+
+    def note(self, code: str, detail: str) -> None:
+        """Add a note on the whole dataset that the uploader may want to correct."""
+        self._notes.append({"code": code, "detail": detail})
+
+    def _place(self, split: str, name: str, kind: dict[str, Any]) -> Path:
+        if not name or len(name) > MAX_NAME_LENGTH or not name.isprintable():
+            raise InvalidDataset(
+                f"{name[:MAX_NAME_LENGTH]!r} cannot name a column: use 1 to {MAX_NAME_LENGTH} "
+                "printable characters"
+            )
+        if len(kind["shape"]) > MAX_RANK:
+            raise InvalidDataset(
+                f"a row of column {name!r} has {len(kind['shape'])} axes; {MAX_RANK} is the limit"
+            )
+        known = self._declared.get(name)
+        if known is None:
+            if len(self._declared) >= MAX_COLUMNS:
+                raise InvalidDataset(
+                    f"more than {MAX_COLUMNS:,} columns: put them side by side "
+                    "in one array (npz) instead"
+                )
+            known = {"name": name, **kind, "file": f"{len(self._declared)}.npy"}
+            self._declared[name] = known
+        elif {**known, **kind} != known:
+            raise InvalidDataset(
+                f"column {name!r} is {kind['dtype']} {kind['shape']} in split {split!r}, but "
+                f"{known['dtype']} {known['shape']} in another; make them alike"
+            )
+        columns = self._splits.setdefault(split, {})
+        if name in columns:
+            raise InvalidDataset(f"column {name!r} of split {split!r} is given twice; remove one")
+        folder = self._directory / split  # a split's name is ours, never the file's
+        folder.mkdir(exist_ok=True)
+        return folder / known["file"]
+
+    def account(self, num_bytes: int) -> None:
+        """Count bytes that are about to be written.
+
+        Raises:
+            InvalidDataset: the dataset would become larger than it may.
+        """
+        self.expect(num_bytes)
+        self._num_bytes += num_bytes
+
+    def expect(self, num_bytes: int) -> None:
+        """Refuse at once what a file declares, if it is more than may be written."""
+        if self._num_bytes + num_bytes > self._max_bytes:
+            raise InvalidDataset(
+                f"the data is larger than the limit of {self._max_bytes:,} bytes once unpacked; "
+                "upload less, or raise the limit"
+            )
+
+    def scratch(self) -> Path:
+        """A path for a passing file; it may not be there when the dataset is finished."""
+        return self._directory / "scratch"
+
+    def finish(self) -> dict[str, Any]:
+        """Check that the columns agree, complete every file, and return meta.json's content."""
+        rows = {split: self._rows_of(split) for split in SPLITS if split in self._splits}
+        if not rows:
+            raise InvalidDataset("the file holds no data")
+        columns = [self._complete(name, rows) for name in self._declared]
+        meta: dict[str, Any] = {"columns": columns, "splits": rows}
+        if self._notes:
+            meta["notes"] = self._notes
+        stats = {
+            split: {name: self._figures(split, name) for name in self._declared} for split in rows
+        }
+        _write_synced(self._directory / "stats.json", jsonio.dumps(stats))
+        _write_synced(self._directory / "meta.json", jsonio.dumps(meta))
+        for folder in (*(self._directory / split for split in rows), self._directory):
+            sync_directory(folder)
+        return meta
+
+    def _complete(self, name: str, rows: dict[str, int]) -> dict[str, Any]:
+        """Complete a column's files in all splits; its entry in meta.json."""
+        described = dict(self._declared[name])
+        columns = {split: self._splits[split][name] for split in rows}
+        described["missing"] = sum(column.stats.missing for column in columns.values())
+        ragged = {s: column for s, column in columns.items() if isinstance(column, RaggedColumn)}
+        if not ragged:
+            for column in columns.values():
+                column.finish()
+            return described | _tokens(columns)
+        lengths = {split: column.lengths for split, column in ragged.items()}
+        ends = {item[end] for item in lengths.values() for end in ("min", "max")}
+        same = ends.pop() if len(ends) == 1 and 0 not in ends else None
+        for column in ragged.values():
+            column.finish(same)
+        if same is None:
+            counts = {split: column.length_counts for split, column in ragged.items()}
+            return {**described, "lengths": lengths, "length_counts": counts}
+        return {**described, "shape": [same, *described["shape"][1:]]}
+
+    def _figures(self, split: str, name: str) -> dict[str, Any]:
+        column = self._splits[split][name]
+        if not isinstance(column, RaggedColumn):
+            return column.stats.as_dict()
+        lengths = column.lengths
+        mean = lengths["total"] / column.rows
+        return {**column.stats.as_dict(), "lengths": {**lengths, "mean": mean}}
+
+    def _rows_of(self, split: str) -> int:
+        columns = self._splits[split]
+        lacking = [name for name in self._declared if name not in columns]
+        if lacking:
+            raise InvalidDataset(
+                f"split {split!r} has no column {lacking[0]!r}, which another split has; every "
+                "split needs the same columns"
+            )
+        rows = {name: column.rows for name, column in columns.items()}
+        if len(set(rows.values())) > 1:
+            listed = ", ".join(f"{name!r} has {count:,}" for name, count in rows.items())
+            raise InvalidDataset(
+                f"the columns of split {split!r} differ in rows: {listed}; give each row a value "
+                "in every column"
+            )
+        count = next(iter(rows.values()))
+        if count == 0:
+            raise InvalidDataset(f"split {split!r} has no rows")
+        return count
+
+
+def _tokens(columns: Mapping[str, Column]) -> dict[str, Any]:
+    """Of a column of texts its tokens, by unit and split."""
+    found = {
+        split: column.tokens.as_dict()
+        for split, column in columns.items()
+        if isinstance(column, TextColumn)
+    }
+    units = next(iter(found.values()), {})
+    by_unit = {unit: {split: item[unit] for split, item in found.items()} for unit in units}
+    return {"tokens": by_unit} if by_unit else {}
+
+
+def _write_synced(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_directory(path: Path) -> None:
+    """Force a directory's entries to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

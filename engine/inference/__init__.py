@@ -1,0 +1,1 @@
+"""A trained network over rows, and the classes that it predicts."""

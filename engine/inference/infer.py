@@ -1,0 +1,394 @@
+"""Inference: a trained network over rows, and the outputs of any of its layers.
+
+Shape suffixes: B = rows of a batch, N = all rows, C = the last axis, taken as classes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from engine.checkpoint.checkpoint import load_model
+from engine.core.precision import dtype_name
+from engine.core.problems import Findings
+from engine.core.spool import now
+from engine.core.tensor_names import lengths_of, root
+from engine.data.augmentation.augmenting import unchanged
+from engine.data.batches.rows import Rows, longest_of
+from engine.data.columns.fields import BadField
+from engine.data.columns.prepared import Prepared, Preparing
+from engine.data.columns.table import Table
+from engine.data.sources.inline import Meaning, inline_rows
+from engine.data.sources.loading import load
+from engine.inference import predictions
+from engine.network.network import Network, needed_layers
+from engine.network.sequence_lengths import stepwise
+from engine.network.shapes import FieldShape, trace
+from engine.training.report import Control, Outputs
+from glasshouse import jsonio
+from glasshouse.errors import DataFailed, SpecFailed
+from glasshouse.spec import (
+    DenseSequenceField,
+    Field,
+    Graph,
+    InferJob,
+    IntegerField,
+    IntegerSequenceField,
+    Sequences,
+    Source,
+    SparseField,
+    SparseFloatField,
+    Trained,
+)
+
+RESULT_BYTES = 64 * 1024
+"""Results up to this size are also given as JSON …"""
+RESULT_JSON_BYTES = 256_000
+"""… unless that is longer than this."""
+_TRACED_ROWS = 4
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Where an inference job's weights and rows are."""
+
+    checkpoint: Path
+    table: Table | None
+    device: torch.device
+
+
+def outputs_of(job: InferJob, graph: Graph) -> tuple[str, ...]:
+    """The layers whose outputs are returned."""
+    return job.outputs or graph.outputs or (graph.layers[-1].name,)
+
+
+def fields_needed(job: InferJob, trained_by: Trained) -> dict[str, Field]:
+    """The data fields that the wanted outputs depend on; the others need not exist."""
+    graph = trained_by.network
+    layers = needed_layers(graph, outputs_of(job, graph))
+    read = {root(name) for layer in layers for name in layer.reads}
+    given = (job.data.fields if job.data is not None else None) or {}
+    return {
+        name: like_trained(given[name], field) if name in given else unchanged(field)
+        for name, field in trained_by.data.fields.items()
+        if name in read
+    }
+
+
+_LEARNED = ("dim", "classes", "tokens", "vocabulary", "fill")
+
+
+def like_trained(given: Field, trained: Field) -> Field:
+    """A field of an inference, with what it leaves out of what the network was trained with."""
+    if type(given) is not type(trained):
+        return given
+    left_out = [key for key in _LEARNED if getattr(given, key, trained) is None]
+    if getattr(given, "classes", None) is not None:
+        left_out = [key for key in left_out if key != "dim"]
+    return given.model_copy(update={key: getattr(trained, key) for key in left_out})
+
+
+def not_as_trained(given: Field, trained: Field | None) -> tuple[str, str] | None:
+    """What a field of an inference may not have: key and reason; None: it is good."""
+    if getattr(given, "augment", ()):
+        return "augment", "only rows that are trained on are changed: leave it out"
+    if trained is None:
+        return None
+    fill, learned = getattr(given, "fill", None), getattr(trained, "fill", None)
+    if fill in ("mean", "median") and fill != learned:
+        detail = f"the training rows' {fill} is not known: the network was trained with fill"
+        return "fill", f"{detail} {jsonio.dumps(learned)}; give a number, or leave it out"
+    for key in ("classes", "tokens", "vocabulary"):
+        mine = getattr(given, key, None)
+        if mine is not None and key != "classes" and mine != getattr(trained, key, None):
+            return key, "the network was trained with another: leave it out"
+    return None
+
+
+def probabilities(layer_type: str, x_NC: Tensor) -> Tensor:
+    """A layer's output as probabilities: as it is, through exp, or through softmax."""
+    if layer_type in {"Softmax", "softmax"}:
+        return x_NC
+    if layer_type in {"LogSoftmax", "log_softmax"}:
+        return x_NC.exp()
+    return x_NC.float().softmax(dim=-1)
+
+
+def read_field(field: str, layer_type: str, x_NC: Tensor) -> Tensor:
+    """One field of an output: its value, the index of its largest entry, or that one's share."""
+    if field == "value":
+        return x_NC
+    index_N1 = x_NC.argmax(dim=-1, keepdim=True)
+    if field == "id":
+        return index_N1.squeeze(-1)
+    return probabilities(layer_type, x_NC).gather(-1, index_N1).squeeze(-1)
+
+
+def run(
+    job: InferJob, trained_by: Trained | None, inputs: Inputs, *, control: Control, out: Outputs
+) -> str:
+    """Run an inference job; returns ``succeeded`` or ``cancelled``."""
+    if trained_by is None:
+        raise SpecFailed("The inference job was not told which job trained its checkpoint.")
+    wanted = outputs_of(job, trained_by.network)
+    network = Network(trained_by.network, wanted, prune=True)
+    load_model(inputs.checkpoint, network, partial=True)
+    network.to(inputs.device).eval()
+    rows = _rows(job, trained_by, inputs)
+    steps = _stepwise(trained_by, wanted, rows)
+    types = {layer.name: layer.type for layer in trained_by.network.layers}
+    batch_size = job.data.batch_size if job.data is not None else 256
+    known = predictions.classified(trained_by)
+    known = {name: known[name] for name in wanted if name in known}
+    fields = {name: predictions.fields_of(job, name, known) for name in wanted}
+    plan = _Plan(fields, types, batch_size, steps)
+    pieces = _forward(job, network, rows, plan, control=control, out=out)
+    if pieces is None:
+        return "cancelled"
+    _write(join(job, wanted, pieces.joined(job.sequence_layout)), known, out)
+    return "succeeded"
+
+
+class _Plan(NamedTuple):
+    """What is computed, and how much of it at once."""
+
+    wanted: dict[str, tuple[str, ...]]
+    """Of each layer, which fields."""
+    types: dict[str, str]
+    batch_size: int
+    steps: dict[str, str]
+    """The sequence field of each wanted output that has a value per step."""
+
+
+def _rows(job: InferJob, trained_by: Trained, inputs: Inputs) -> Rows:
+    """The rows, cut where the training job's were; no row is left out."""
+    fields = fields_needed(job, trained_by)
+    limit = trained_by.data.sequence
+    most = limit.max_length if limit.overflow == "truncate" else None
+    known = Prepared.of(inputs.checkpoint)
+    preparing = replace(Preparing.of(trained_by.data, known), on_bad_row="fail")
+    device = inputs.device
+    if job.data is not None and inputs.table is not None:
+        source = Source(dataset=job.data.dataset, split=job.data.split)
+        cut = Sequences(max_length=most)
+        return load(
+            source, fields, inputs.table, seed=0, device=device, limit=cut, preparing=preparing
+        )
+    meaning = Meaning(fields, preparing)
+    try:
+        return inline_rows(job.inputs or {}, inline_shapes(fields), device, most, meaning)
+    except (BadField, KeyError) as cause:
+        raise DataFailed(f"The inputs do not fit the network: {cause}") from cause
+
+
+def _stepwise(trained_by: Trained, wanted: Sequence[str], rows: Rows) -> dict[str, str]:
+    """The sequence field of each wanted output that has a value per step."""
+    shapes = inline_shapes({name: trained_by.data.fields[name] for name in rows.fields})
+    longest = longest_of(rows)
+    if not longest:
+        return {}
+    for name, length in longest.items():
+        shapes[name] = replace(shapes[name], shape=(length, *shapes[name].shape[1:]))
+    layers = tuple(needed_layers(trained_by.network, wanted))
+    pruned = trained_by.network.model_copy(update={"layers": layers, "outputs": None})
+    traced = trace(pruned, shapes, _TRACED_ROWS, Findings())
+    found = stepwise(traced, shapes, _TRACED_ROWS)
+    return {name: found[name] for name in wanted if name in found}
+
+
+def inline_shapes(fields: Mapping[str, Field]) -> dict[str, FieldShape]:
+    """What inline values must look like; a resolved dense field knows its shape."""
+    shapes: dict[str, FieldShape] = {}
+    for name, field in fields.items():
+        if isinstance(field, IntegerField):
+            shapes[name] = FieldShape((), torch.int64, field.dim)
+        elif isinstance(field, SparseField):
+            has_values = isinstance(field, SparseFloatField)
+            shapes[name] = FieldShape(
+                (1,),
+                torch.int64,
+                field.dim,
+                is_sequence=True,
+                has_values=has_values,
+                is_sparse=True,
+            )
+        elif isinstance(field, IntegerSequenceField):
+            padding = field.padding_value
+            shapes[name] = FieldShape((1,), torch.int64, field.dim, True, padding)
+        elif isinstance(field, DenseSequenceField):
+            shapes[name] = FieldShape((1, field.dim), torch.float32, is_sequence=True)
+        else:
+            shapes[name] = FieldShape(field.shape or (), torch.float32)
+    return shapes
+
+
+@torch.inference_mode()
+def _forward(
+    job: InferJob,
+    network: nn.Module,
+    rows: Rows,
+    plan: _Plan,
+    *,
+    control: Control,
+    out: Outputs,
+) -> "_Pieces | None":
+    """All batches; the pieces of each ``layer/field``, or None when cancelled."""
+    batch_size = plan.batch_size
+    pieces = _Pieces(plan.steps)
+    num_batches = rows.num_batches(batch_size)
+    for number, batch in enumerate(rows.in_order(batch_size)):
+        if control.cancel_requested:
+            return None
+        values = network(batch)
+        pieces.note(batch)
+        for name, fields in plan.wanted.items():
+            for field in fields:
+                piece = read_field(field, plan.types[root(name)], values[name])
+                pieces.add(name, field, piece.cpu())
+        done = min((number + 1) * batch_size, rows.num_rows)
+        out.emit(_progress(number + 1, num_batches, done))
+        out.settle()
+    return pieces
+
+
+class _Pieces:
+    """Outputs batch by batch; those with a value per step know the lengths of their rows."""
+
+    def __init__(self, steps: Mapping[str, str]) -> None:
+        self._steps = steps
+        self._pieces: dict[str, list[Tensor]] = {}
+        self._lengths: dict[str, list[Tensor]] = {field: [] for field in steps.values()}
+
+    def note(self, batch: Mapping[str, Tensor]) -> None:
+        """Keep a batch's lengths."""
+        for field, parts in self._lengths.items():
+            parts.append(batch[lengths_of(field)].cpu())
+
+    def add(self, name: str, field: str, piece: Tensor) -> None:
+        """Keep one batch of an output."""
+        self._pieces.setdefault(f"{name}/{field}", []).append(piece)
+
+    def joined(self, layout: str) -> dict[str, Tensor]:
+        """All rows of every output, and the lengths beside those with a value per step."""
+        tensors: dict[str, Tensor] = {}
+        for key, parts in self._pieces.items():
+            name = key.rpartition("/")[0]
+            if name not in self._steps:
+                tensors[key] = torch.cat(parts)
+                continue
+            lengths = self._lengths[self._steps[name]]
+            join_steps = _packed if layout == "packed" else _padded
+            tensors[key] = join_steps(parts, lengths)
+            tensors[f"{name}/lengths"] = torch.cat(lengths)
+        return tensors
+
+
+def _packed(parts: Sequence[Tensor], lengths: Sequence[Tensor]) -> Tensor:
+    """The steps that count, the rows one after the other."""
+    both = zip(parts, lengths, strict=True)
+    return torch.cat([part[torch.arange(part.shape[1]) < own[:, None]] for part, own in both])
+
+
+def _padded(parts: Sequence[Tensor], lengths: Sequence[Tensor]) -> Tensor:
+    """All rows as wide as the widest, zeros behind the end of each."""
+    widest = max(part.shape[1] for part in parts)
+    num_rows = sum(len(part) for part in parts)
+    joined = parts[0].new_zeros((num_rows, widest, *parts[0].shape[2:]))
+    first = 0
+    for part, own in zip(parts, lengths, strict=True):
+        is_step = torch.arange(part.shape[1]) < own[:, None]
+        joined[first : first + len(part), : part.shape[1]][is_step] = part[is_step]
+        first += len(part)
+    return joined
+
+
+def _progress(step: int, num_steps: int, samples: int) -> dict[str, Any]:
+    return {
+        "type": "progress",
+        "at": now(),
+        "step": step,
+        "num_steps": num_steps,
+        "epoch": 0,
+        "samples": samples,
+        "samples_per_s": None,
+        "eta_s": None,
+    }
+
+
+def join(job: InferJob, wanted: tuple[str, ...], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Flatten when asked: per field, all layers below each other (0) or side by side (1)."""
+    if job.flatten is False:
+        return tensors
+    joined: dict[str, Tensor] = {}
+    for field in job.fields or ("value",):
+        parts = [tensors[f"{name}/{field}"] for name in wanted]
+        flat = [part.reshape(part.shape[0], -1) for part in parts]
+        joined[field] = torch.cat(flat, dim=job.flatten.axis)
+    return joined | {name: item for name, item in tensors.items() if name.endswith("/lengths")}
+
+
+def _write(
+    tensors: dict[str, Tensor], known: Mapping[str, predictions.Classes], out: Outputs
+) -> None:
+    """Write the files of the results; small ones are an event as well."""
+    out.flush()
+    directory = out.directory / "artifacts"
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "outputs.safetensors"
+    names = predictions.names_in(known, tensors)
+    save_file({name: item.contiguous() for name, item in tensors.items()}, path, names or None)
+    _tell_of(path, "application/vnd.safetensors", out)
+    table = directory / predictions.FILE
+    if predictions.write(table, tensors, known):
+        _tell_of(table, "text/csv", out)
+    classes = {name: item for name, item in tensors.items() if name.rpartition("/")[0] in known}
+    found = _small(tensors, known)
+    if found is None and classes:  # the classes alone may be small
+        found = _small({n: item for n, item in classes.items() if n[-6:] != "/value"}, known)
+    if found is not None:
+        out.emit({"type": "result", "at": now(), "result": found})
+
+
+def _tell_of(path: Path, media_type: str, out: Outputs) -> None:
+    out.emit(
+        {
+            "type": "artifact",
+            "at": now(),
+            "name": path.name,
+            "file": f"artifacts/{path.name}",
+            "media_type": media_type,
+            "size_bytes": path.stat().st_size,
+        }
+    )
+
+
+def _small(
+    tensors: dict[str, Tensor], known: Mapping[str, predictions.Classes]
+) -> dict[str, Any] | None:
+    """The results as JSON; None: there are none, or they are too large."""
+    size = sum(item.numel() * item.element_size() for item in tensors.values())
+    if not tensors or size > RESULT_BYTES:
+        return None
+    result = as_result(tensors)
+    for name, classes in known.items():
+        if f"{name}/id" in tensors:
+            result[name] |= predictions.told(classes, tensors[f"{name}/id"])
+    return result if len(jsonio.dumps(result)) <= RESULT_JSON_BYTES else None
+
+
+def as_result(tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Tensors named ``layer/field`` as nested JSON; a joined one is under its field alone."""
+    result: dict[str, Any] = {}
+    for name, item in tensors.items():
+        layer, _, field = name.rpartition("/")
+        entry = {
+            "dtype": dtype_name(item.dtype),
+            "shape": list(item.shape),
+            "data": item.tolist(),
+        }
+        (result.setdefault(layer, {}) if layer else result)[field] = entry
+    return result

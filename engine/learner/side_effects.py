@@ -1,0 +1,51 @@
+"""What a pass changes and training must not see: gradients, buffers and random generators."""
+
+import contextlib
+from collections.abc import Generator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.network.network import Network
+
+
+@dataclass(frozen=True)
+class Randomness:
+    """The states of the random generators of the CPU and of the device that computes."""
+
+    device: torch.device
+    host: Tensor
+    own: Tensor | None
+
+    @staticmethod
+    def now(device: torch.device) -> "Randomness":
+        """What they are now."""
+        own = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        return Randomness(device, torch.get_rng_state(), own)
+
+    def restore(self) -> None:
+        """Draw on from here."""
+        torch.set_rng_state(self.host)
+        if self.own is not None:
+            torch.cuda.set_rng_state(self.own, self.device)
+
+
+@contextlib.contextmanager
+def untouched(network: Network, device: torch.device) -> Generator[None]:
+    """Restore the gradients, buffers and random generators when the block ends."""
+    randomness = Randomness.now(device)
+    gradients = [(item, item.grad) for item in network.parameters()]
+    buffers = [(item, item.detach().clone()) for item in network.buffers()]
+    for parameter, _ in gradients:
+        parameter.grad = None
+    try:
+        with network.output_clips.uncounted():
+            yield
+    finally:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        randomness.restore()

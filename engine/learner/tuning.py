@@ -1,0 +1,94 @@
+"""What changes no number but how fast it comes, chosen by a short trial before the first step."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.core.snapshot import State
+from engine.core.spool import now
+from engine.data.batches.rows import Rows
+from engine.learner.side_effects import untouched
+from engine.losses.losses import Losses, loss_of
+from engine.network.network import Network
+from glasshouse.spec import TrainJob
+
+FORMATS = {item: getattr(torch, item) for item in ("contiguous_format", "channels_last")}
+_WARM_UP, _ROUNDS, _PASSES = 2, 3, 3
+_GAIN = 0.97
+"""Another layout is taken where it needs less than this part of the time."""
+
+
+class Tuned:
+    """What a job has settled on; a part of its checkpoints, so that it keeps to it."""
+
+    def __init__(self, memory_format: str, network: Network) -> None:
+        self._network = network
+        self.memory_format = "contiguous_format"
+        if memory_format != self.memory_format:
+            self.take(memory_format)
+
+    def state(self) -> State:
+        """The names of what was chosen."""
+        return {"memory_format": self.memory_format}
+
+    def restore(self, state: State) -> None:
+        """Keep to it."""
+        self.take(str(state["memory_format"]))
+
+    def take(self, memory_format: str) -> None:
+        """Have images lie so."""
+        self.memory_format = memory_format
+        self._network.lay_out(FORMATS[memory_format])
+
+    def choose(
+        self,
+        job: TrainJob,
+        loss_fn: Losses,
+        rows: Rows,
+        emit: Callable[[dict[str, Any]], None],
+        pass_size: int,
+    ) -> None:
+        """Try the layouts with the first so many rows; leaves all but the layout as it was."""
+        network = self._network
+        if all(item.dim() != 4 for item in network.parameters()):
+            return
+        batch = next(rows.in_order(min(pass_size, rows.num_rows)))
+        try:
+            with untouched(network, rows.device):
+                times = self._times(lambda: _pass(network, loss_fn, batch), rows.device)
+        except Exception:  # the first step will meet it too, and say where
+            self.take("contiguous_format")
+            return
+        usual = times["contiguous_format"]
+        best = min(times, key=lambda item: times[item])
+        self.take(best if times[best] < _GAIN * usual else "contiguous_format")
+        record = {"type": "adjusted", "at": now(), "what": "memory_format", "by": "tune"}
+        emit(record | {"from": "contiguous_format", "to": self.memory_format, "step": 0})
+
+    def _times(self, once: Callable[[], None], device: torch.device) -> dict[str, float]:
+        """Seconds of some passes, the shortest of a few rounds, in which the layouts take turns."""
+        times = dict.fromkeys(FORMATS, float("inf"))
+        for number in range(_WARM_UP + _ROUNDS):
+            for name, memory_format in FORMATS.items():
+                self._network.lay_out(memory_format)
+                began = _clock(device)
+                for _ in range(_PASSES):
+                    once()
+                if number >= _WARM_UP:
+                    times[name] = min(times[name], _clock(device) - began)
+        return times
+
+
+def _pass(network: Network, loss_fn: Losses, batch: dict[str, Tensor]) -> None:
+    loss_of(loss_fn, network(batch)).total.backward()
+    for parameter in network.parameters():
+        parameter.grad = None
+
+
+def _clock(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

@@ -1,0 +1,1 @@
+"""Losses by torch's names, each with the denominator of its mean, so that batches can be split."""

@@ -1,0 +1,261 @@
+"""A loss as a fraction: what torch's mean divides, and what it divides by.
+
+The mean over a data set, and over a step of several micro-batches, is the sum of the numerators
+over the sum of the denominators. It is not the mean of the batches' means: those have different
+denominators wherever targets are ignored, classes have weights or sequences have lengths. Knows
+torch; knows nothing of specs, data or jobs.
+
+Shape suffixes: B = rows, T = steps of the longest row, S = the steps of all rows together.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from engine.network.lengths import Lengths, is_padding
+
+OF_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss)
+"""These divide by the weights of the targets that are not ignored, where targets are classes."""
+Denominator = Tensor | float
+"""Of a loss over a batch or a step: rows or steps, known on the host; or the sum of the targets'
+weights, float64 on the device."""
+
+
+@dataclass(frozen=True)
+class LossSums:
+    """Each loss of some rows as a fraction; those of different rows add up."""
+
+    numerators: Tensor
+    """float64 of shape [losses]; of a loss with ``reduction: "sum"`` its value."""
+    denominators: Tensor
+    """float64 of shape [losses]."""
+
+    def __add__(self, other: Self) -> "LossSums":
+        """The sums over the rows of both."""
+        return LossSums(self.numerators + other.numerators, self.denominators + other.denominators)
+
+
+@dataclass(frozen=True)
+class Late:
+    """A loss of a micro-batch whose denominator only the forward pass gives."""
+
+    number: int
+    """Of the micro-batch within its step."""
+    count: int
+    """Micro-batches of the step."""
+    is_empty: dict[int, Tensor]
+    """By number, whether a micro-batch had nothing to compare; shared by those of the step."""
+
+    def noted(self, value: Tensor, is_empty: Tensor) -> Tensor:
+        """What the micro-batch adds to the loss; the last one of a step that is empty adds NaN."""
+        self.is_empty[self.number] = is_empty
+        if self.number + 1 < self.count:
+            return value
+        is_all_empty = torch.stack([*self.is_empty.values()]).all()
+        return value + torch.where(is_all_empty, torch.nan, 0.0).to(value.dtype)
+
+
+@dataclass(frozen=True)
+class StepPart:
+    """A micro-batch within its step: the denominators of each loss, its own and the step's.
+
+    ``late``: those for which rows stand in; empty where there are none.
+    """
+
+    own: tuple[Denominator, ...]
+    whole: tuple[Denominator, ...]
+    late: tuple[Late | None, ...] = ()
+
+
+def total(parts: Sequence[tuple[Denominator, ...]]) -> tuple[Denominator, ...]:
+    """The denominators of a step from those of its micro-batches."""
+    return tuple(sum(each[1:], each[0]) for each in zip(*parts, strict=True))
+
+
+class Term:
+    """One loss of a job: its value over a batch, and that value as a fraction."""
+
+    def __init__(self, criterion: nn.Module, *, has_lengths: bool = False) -> None:
+        """``criterion``: one of torch's losses.
+
+        With ``has_lengths`` the last operand is `Lengths`, and only the steps within them are
+        compared: axis 1 of the other operands, of class scores axis 2.
+        """
+        self.criterion = criterion
+        self.has_lengths = has_lengths
+        self._reduction = str(getattr(criterion, "reduction", "mean"))
+        # torch's CTCLoss divides each row by its target's length for the mean only.
+        self._is_of_rows = isinstance(criterion, nn.CTCLoss) or self._reduction == "batchmean"
+        self._summing = reduced(criterion, "sum")
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether it is the sum over the rows; else it is their mean."""
+        return self._reduction == "sum"
+
+    def value(self, operands: Sequence[Any]) -> Tensor:
+        """The loss of a batch: torch's own."""
+        if self.has_lengths and self._reduction == "batchmean":
+            return self._summed(operands) / len(operands[0])
+        found: Tensor = self.criterion(*self.compared(operands))
+        return found
+
+    def denominator(self, operands: Sequence[Any], num_rows: int) -> Denominator:
+        """What the mean over a batch divides by: rows, steps, or the sum of the targets' weights.
+
+        Up to a constant factor, such as the number of values per row. Of the operands only class
+        targets and lengths are read.
+        """
+        if self.is_sum or self._is_of_rows:
+            return float(num_rows)
+        if isinstance(self.criterion, OF_CLASSES) and not operands[1].is_floating_point():
+            return _weight_of(self.criterion, self._target(operands))
+        if self.has_lengths:
+            return float(operands[-1].on_host.sum())
+        return float(num_rows)
+
+    def fraction(self, operands: Sequence[Any], num_rows: int) -> tuple[Tensor, Denominator]:
+        """The loss of a batch as a numerator, in float64, and a denominator."""
+        below = self.denominator(operands, num_rows)
+        if self.is_sum:
+            return self.value(operands).double(), below
+        if isinstance(below, Tensor) or not below:  # a batch with nothing to compare: 0 over 0
+            return self._summed(operands).double(), below
+        return self.value(operands).double() * below, below
+
+    def within(
+        self,
+        operands: Sequence[Any],
+        own: Denominator,
+        whole: Denominator,
+        late: Late | None = None,
+    ) -> Tensor:
+        """What a micro-batch adds to the loss of its step; one with nothing to compare adds 0."""
+        if self.is_sum:
+            return self.value(operands)
+        if late is not None:
+            return self._by_rows(operands, own / whole, late)
+        if isinstance(whole, Tensor):
+            above = self._summed(operands)
+            return above / whole.to(above.dtype)
+        return self.value(operands) * (own / whole) if own else self._summed(operands)
+
+    def _by_rows(self, operands: Sequence[Any], share: Tensor | float, late: Late) -> Tensor:
+        """The mean of a micro-batch by its share of the rows, and 0 instead of 0 over 0."""
+        below = self.denominator(operands, 1)
+        if isinstance(below, Tensor):
+            above, is_empty = self._summed(operands), below == 0
+            mean = above / below.masked_fill(is_empty, 1.0).to(above.dtype)
+        else:
+            mean = self.value(operands) if below else self._summed(operands)
+            is_empty = torch.full((), not below, dtype=torch.bool, device=mean.device)
+        return late.noted(mean * share, is_empty)
+
+    def of_rows(self, operands: Sequence[Any]) -> Tensor:
+        """Each row's own loss, [B]; one of several figures per row gives their mean.
+
+        Raises:
+            ValueError: it does not say what each row contributes.
+        """
+        criterion = self.criterion
+        if not isinstance(getattr(criterion, "reduction", None), str):
+            raise ValueError(f"{type(criterion).__name__} has no reduction to leave out")
+        operands = [item.detach() if isinstance(item, Tensor) else item for item in operands]
+        tensors = [item for item in operands if isinstance(item, Tensor) and item.dim()]
+        num_rows = tensors[0].shape[0]
+        compared = self.compared(operands)
+        each: Tensor = reduced(criterion, "none")(*compared)
+        if self.has_lengths and each.dim():
+            is_packed = compared[0].shape[:2] != operands[0].shape[:2]
+            return _mean_of_steps(each, operands[-1], is_packed=is_packed)
+        if each.dim() == 0 or each.shape[0] != num_rows:
+            what = f"gives {list(each.shape)} without its reduction for {num_rows} rows"
+            raise ValueError(f"{type(criterion).__name__} {what}")
+        return each.reshape(num_rows, -1).mean(dim=1) if each.dim() > 1 else each
+
+    def compared(self, operands: Sequence[Any]) -> Sequence[Any]:
+        """The operands without what stands behind the end of a row."""
+        if not self.has_lengths:
+            return operands
+        *inputs, lengths = operands
+        if isinstance(self.criterion, OF_CLASSES):
+            return [inputs[0], self._target(operands)]
+        num_steps = max(item.shape[1] for item in inputs if item.dim() > 1)
+        _check_steps(lengths, num_steps)
+        if lengths.are_all(num_steps):
+            return inputs
+        index_S = _places(lengths, num_steps)
+        return [_packed(item, num_steps, index_S) for item in inputs]
+
+    def _summed(self, operands: Sequence[Any]) -> Tensor:
+        found: Tensor = self._summing(*self.compared(operands))
+        return found
+
+    def _target(self, operands: Sequence[Any]) -> Tensor:
+        """The classes, with ``ignore_index`` behind the end of each row."""
+        target: Tensor = operands[1]
+        if not self.has_lengths:
+            return target
+        _check_steps(operands[-1], target.shape[1])
+        if operands[-1].are_all(target.shape[1]):
+            return target
+        is_behind_BT = is_padding(operands[-1].of_rows, target.shape[1])
+        wide = is_behind_BT.reshape(*is_behind_BT.shape, *(1,) * (target.dim() - 2))
+        return target.masked_fill(wide, int(self.criterion.ignore_index))  # pyright: ignore[reportArgumentType]
+
+
+def reduced(criterion: nn.Module, reduction: str) -> nn.Module:
+    """The same loss with another reduction; it shares tensors, such as the weights of classes."""
+    twin = copy.copy(criterion)
+    twin._forward_hooks = type(criterion._forward_hooks)()  # pyright: ignore[reportPrivateUsage]
+    twin.reduction = reduction  # pyright: ignore[reportArgumentType]
+    return twin
+
+
+def _weight_of(criterion: nn.Module, target: Tensor) -> Tensor:
+    """The sum of the weights of the targets that are not ignored, float64; waits for nothing."""
+    counts = target.ne(int(criterion.ignore_index))  # pyright: ignore[reportArgumentType]
+    weight = criterion.weight
+    if not isinstance(weight, Tensor):
+        return counts.sum(dtype=torch.float64)
+    return (weight[target.where(counts, 0)] * counts).sum(dtype=torch.float64)
+
+
+def _check_steps(lengths: Lengths, num_steps: int) -> None:
+    if (longest := int(lengths.on_host.max())) > num_steps:
+        raise ValueError(f"its lengths reach {longest}, and axis 1 of its inputs has {num_steps}")
+
+
+def _places(lengths: Lengths, num_steps: int) -> Tensor:
+    """Where, in the flat batch of B times T steps, those are that count; without waiting."""
+    is_behind_BT = is_padding(lengths.on_host, num_steps)
+    index_S = (~is_behind_BT).reshape(-1).nonzero().reshape(-1)
+    return index_S.to(lengths.of_rows.device, non_blocking=True)
+
+
+def _packed(item: Tensor, num_steps: int, index_S: Tensor) -> Tensor:
+    """The steps that count, one after the other."""
+    if item.dim() == 1:
+        item = item[:, None]
+    if item.shape[1] == 1 != num_steps:  # one value for all steps of a row
+        item = item.expand(item.shape[0], num_steps, *item.shape[2:])
+    return item.flatten(0, 1).index_select(0, index_S)
+
+
+def _mean_of_steps(each: Tensor, lengths: Lengths, *, is_packed: bool) -> Tensor:
+    """The mean of each row's steps, [B]; of a row without a step 0."""
+    lengths_B = lengths.of_rows
+    num_rows = len(lengths_B)
+    if is_packed:
+        each_S = each.reshape(each.shape[0], -1).mean(dim=1)
+        rows_S = torch.repeat_interleave(
+            torch.arange(num_rows, device=each.device), lengths_B, output_size=len(each_S)
+        )
+        total_B = each_S.new_zeros(num_rows).index_add_(0, rows_S, each_S)
+    else:  # what is not compared has 0
+        total_B = each.reshape(*each.shape[:2], -1).mean(dim=2).sum(dim=1)
+    return total_B / lengths_B.clamp(min=1)

@@ -1,0 +1,1 @@
+"""Metrics during training and of evaluations, derived series, sample predictions."""

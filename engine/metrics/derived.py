@@ -1,0 +1,389 @@
+"""Derived series: one figure of one or two tensors of a step, computed on the device.
+
+Hooks exist on the steps on which a figure is due, and on no other. Every tensor is copied as it is
+seen: an in-place layer, clipping or the optimizer may change it. That takes ``time/derived``;
+the governor of probes leaves it alone, because a metric is part of what the job computes. Shape
+suffixes are left out: these take any shape.
+"""
+
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.core.precision import in_float32
+from engine.core.problems import Findings
+from engine.core.snapshot import State
+from engine.core.spool import now
+from engine.core.tensor_names import leaves, root
+from engine.core.timing import Clock, HostClock, taken_out
+from engine.metrics.metrics import metric_names, num_correct
+from engine.metrics.torch_metrics import Counted
+from engine.network.network import Network
+from engine.optim.gradient_scaling import Scaling
+from engine.probes.watched.gradients import watch_gradient
+from glasshouse.spec import Field, Metric
+
+Emit = Callable[[dict[str, Any]], None]
+NEVER = 2**62
+MAX_FAILURES = 3
+_IDLE: AbstractContextManager[None] = nullcontext()
+
+
+# --- what is computed ------------------------------------------------------------------------
+
+
+def _mean_abs_diff(a: Tensor, b: Tensor) -> Tensor:
+    return (a - b).abs().mean()
+
+
+def _mean_squared_diff(a: Tensor, b: Tensor) -> Tensor:
+    return (a - b).square().mean()
+
+
+def _cosine_similarity(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).sum() / (_l2(a) * _l2(b))
+
+
+def _l2_ratio(a: Tensor, b: Tensor) -> Tensor:
+    return _l2(a) / _l2(b)
+
+
+def _l2(a: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(a)
+
+
+def _correct_fraction(scores: Tensor, target: Tensor) -> Tensor:
+    return num_correct(scores, target) / target.numel()
+
+
+FORMULAS: dict[str, Callable[..., Tensor]] = {
+    "mean_abs_diff": _mean_abs_diff,
+    "mean_squared_diff": _mean_squared_diff,
+    "cosine_similarity": _cosine_similarity,
+    "l2_ratio": _l2_ratio,
+    "correct_fraction": _correct_fraction,
+    "mean": torch.mean,
+    "l2": _l2,
+}
+"""Each of tensors as floating point; of ``correct_fraction`` the targets stay integers."""
+_ONE_SHAPE = ("mean_abs_diff", "mean_squared_diff", "cosine_similarity")
+
+
+def split(reference: str) -> tuple[str, str]:
+    """The name and the kind that a reference means: ``fc`` is ``fc/output``."""
+    name, _, kind = reference.partition("/")
+    return name, kind or "output"
+
+
+class _Series:
+    """One derived metric at work."""
+
+    def __init__(self, name: str, metric: Metric, fields: Mapping[str, Field]) -> None:
+        self.name = name
+        self.metric = metric
+        self.every = metric.interval or 1
+        self._counted = Counted(name, metric, fields) if metric.is_of_torchmetrics else None
+        self.needs = [split(reference) for reference in metric.inputs]
+        self.is_late = any(kind == "update" for _, kind in self.needs)
+        self.num_failures = 0
+
+    def is_due(self, step: int) -> bool:
+        return step % self.every == 0
+
+    def values(self, seen: Mapping[tuple[str, str], Tensor]) -> dict[str, Tensor]:
+        operands = [seen[need] for need in self.needs]
+        if self._counted is not None:
+            return self._counted.of_batch(operands)
+        if self.metric.type == "correct_fraction":
+            return {self.name: FORMULAS["correct_fraction"](*operands).to(torch.float32)}
+        return {self.name: FORMULAS[self.metric.type](*[_floating(item) for item in operands])}
+
+
+def _floating(item: Tensor) -> Tensor:
+    return item if item.dtype in (torch.float32, torch.float64) else item.to(torch.float32)
+
+
+# --- when and where it is seen ---------------------------------------------------------------
+
+
+class Derived:
+    """The derived metrics of a job."""
+
+    def __init__(
+        self,
+        network: Network,
+        metrics: Sequence[Metric],
+        emit: Emit,
+        clock: Clock | None = None,
+        *,
+        fields: Mapping[str, Field] | None = None,
+        scaling: Scaling | None = None,
+    ) -> None:
+        """``fields`` are the job's: a metric need not check targets that they have checked.
+
+        ``scaling``: what gradients by outputs are scaled by, if they are.
+        """
+        self._network = network
+        self.scaling = scaling
+        self._emit = emit
+        self._clock = clock or HostClock()
+        names = metric_names(metrics)
+        self._series = [
+            _Series(name, metric, fields or {})
+            for name, metric in zip(names, metrics, strict=True)
+            if metric.type != "accuracy" and metric.interval
+        ]
+        self._off: list[str] = []
+        self._next_due = 0 if self._series else NEVER
+        self._values: dict[str, Tensor] = {}
+        self._late: _Seeing | None = None
+
+    def at(
+        self, step: int, batch: Mapping[str, Tensor], *, is_last: bool = True
+    ) -> AbstractContextManager[None]:
+        """See what is needed of one forward and backward pass, if a figure is due.
+
+        Of several batches of a step the last is seen, when gradients are complete.
+        """
+        if step < self._next_due or not is_last:
+            return _IDLE
+        every = [series.every for series in self._series]
+        self._next_due = min(((step // n + 1) * n for n in every), default=NEVER)
+        due = [series for series in self._series if series.is_due(step)]
+        return _Seeing(self, self._network, due, batch) if due else _IDLE
+
+    def state(self) -> State:
+        """How often each has failed, and which are off."""
+        failures = {item.name: item.num_failures for item in self._series}
+        return {"failures": failures, "off": [*self._off]}
+
+    def restore(self, state: State) -> None:
+        """Those that were off stay off."""
+        self._off = [str(name) for name in state["off"]]
+        self._series = [item for item in self._series if item.name not in self._off]
+        for series in self._series:
+            series.num_failures = int(state["failures"].get(series.name, 0))
+
+    def take(self) -> dict[str, Tensor]:
+        """The figures of the step, after its update; they stay on the device."""
+        if self._late is not None:
+            seeing, self._late = self._late, None
+            with self.apart():
+                seeing.finish()
+        taken, self._values = self._values, {}
+        return taken
+
+    def compute(self, due: Sequence[_Series], seen: Mapping[tuple[str, str], Tensor]) -> None:
+        """Compute figures; one that fails does not stop training."""
+        for series in due:
+            try:
+                with torch.no_grad():
+                    self._values |= series.values(seen)
+            except Exception as error:
+                self._failed(series, error)
+
+    def apart(self) -> AbstractContextManager[None]:
+        """What happens in here takes the time of derived series, wherever in the step that is."""
+        return taken_out(self._clock, "derived")
+
+    def wait(self, seeing: "_Seeing") -> None:
+        """Some figures need what the update has done."""
+        self._late = seeing
+
+    def _failed(self, series: _Series, error: Exception) -> None:
+        series.num_failures += 1
+        what = f"metric {series.name}: {type(error).__name__}: {error}"
+        if series.num_failures >= MAX_FAILURES:
+            what += f"; it is off after {MAX_FAILURES} failures"
+            self._series = [item for item in self._series if item is not series]
+            self._off.append(series.name)
+        self._emit({"type": "dropped", "at": now(), "what": what[:500], "count": 1})
+        traceback.print_exception(error)
+
+
+class _Seeing(AbstractContextManager[None]):
+    """Sees the tensors that are needed of one step."""
+
+    def __init__(
+        self,
+        derived: Derived,
+        network: Network,
+        due: Sequence[_Series],
+        batch: Mapping[str, Tensor],
+    ) -> None:
+        self._derived = derived
+        self._network = network
+        self._due = due
+        self._batch = batch
+        self._needs = {need for series in due for need in series.needs}
+        self._handles: list[Any] = []
+        self._seen: dict[tuple[str, str], Tensor] = {}
+
+    def __enter__(self) -> None:
+        with self._derived.apart():
+            self._begin()
+
+    def _begin(self) -> None:
+        for name, kind in self._needs:
+            if kind == "output" and name in self._batch:
+                self._seen[name, kind] = _copy(self._batch[name])
+        wanted = {root(name) for name, kind in self._needs if kind in ("output", "output_grad")}
+        by_module: dict[nn.Module, list[str]] = {}
+        for name, module in self._network.layers.items():
+            by_module.setdefault(module, []).append(name)
+        for module, names in by_module.items():
+            if wanted & {*names}:  # a module that several layers share is called once for each
+                self._handles.append(module.register_forward_hook(self._on_output(iter(names))))
+
+    def _on_output(self, names: Any) -> Callable[..., None]:
+        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            layer = next(names)
+            with self._derived.apart():
+                for number, (leaf, tensor) in enumerate(leaves(layer, output)):
+                    for name in {leaf, layer} if number == 0 else {leaf}:
+                        self._see(name, tensor)
+
+        return hook
+
+    def _see(self, name: str, tensor: Tensor) -> None:
+        if (name, "output") in self._needs:
+            self._seen[name, "output"] = _copy(tensor)
+        if (name, "output_grad") in self._needs and tensor.requires_grad:
+
+            def see(gradient: Tensor) -> None:
+                with self._derived.apart():
+                    scaling = self._derived.scaling
+                    found = gradient if scaling is None else scaling.unscaled(gradient)
+                    self._seen[name, "output_grad"] = _copy(found)
+
+            self._handles += watch_gradient(tensor, see)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+        if error is None:
+            with self._derived.apart():
+                self._end()
+
+    def _end(self) -> None:
+        late = [series for series in self._due if series.is_late]
+        self._read_parameters(copied=bool(late))
+        self._derived.compute([item for item in self._due if not item.is_late], self._seen)
+        if late:
+            self._due = late
+            self._derived.wait(self)
+
+    def _read_parameters(self, *, copied: bool) -> None:
+        """Parameters and gradients as they are before the update."""
+        parameters = dict(self._network.named_parameters())
+        for name, kind in self._needs:
+            found = parameters.get(name)
+            if found is None or kind not in ("param", "param_grad", "update"):
+                continue
+            tensor = found.grad if kind == "param_grad" else found
+            if tensor is not None:
+                self._seen[name, kind] = _copy(tensor) if copied else _dense(tensor)
+
+    def finish(self) -> None:
+        """After the update: what it has changed, and the figures of that."""
+        parameters = dict(self._network.named_parameters())
+        with torch.no_grad():
+            for name, kind in self._needs:
+                if kind == "update":
+                    self._seen[name, kind] = parameters[name] - self._seen[name, kind]
+        self._derived.compute(self._due, self._seen)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return _dense(tensor).clone()
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    source = tensor.detach()
+    return in_float32(source if source.layout is torch.strided else source.to_dense())
+
+
+# --- before anything runs --------------------------------------------------------------------
+
+
+def check(
+    metrics: Sequence[Metric],
+    outputs: Mapping[str, Tensor],
+    parameters: Mapping[str, Tensor],
+    graded: Callable[[], set[str]],
+    findings: Findings,
+) -> None:
+    """Note what the derived metrics cannot be computed from.
+
+    ``outputs`` are fields and leaves as the trace found them, ``graded`` says which leaves and
+    parameters the loss sends a gradient to.
+    """
+    for number, metric in enumerate(metrics):
+        if metric.is_judged:
+            continue
+        pointer = f"/metrics/{number}/inputs"
+        found = [
+            _operand(reference, f"{pointer}/{place}", outputs, parameters, graded, findings)
+            for place, reference in enumerate(metric.inputs)
+        ]
+        known = [item for item in found if item is not None]
+        if len(known) == len(found):
+            _check_shapes(metric, known, pointer, findings)
+
+
+def _operand(
+    reference: str,
+    pointer: str,
+    outputs: Mapping[str, Tensor],
+    parameters: Mapping[str, Tensor],
+    graded: Callable[[], set[str]],
+    findings: Findings,
+) -> Tensor | None:
+    name, kind = split(reference)
+    known = outputs if kind in ("output", "output_grad") else parameters
+    if name not in known:
+        what = "layer or data field" if known is outputs else "parameter"
+        hint = ""
+        if known is outputs and name in parameters:
+            hint = f"; the parameter is {name + '/param'!r}"
+        listed = ", ".join(list(known)[:30])
+        detail = f"there is no {what} {name!r}{hint}; there are: {listed}"
+        findings.problem(pointer, detail, "unknown_input")
+        return None
+    if kind.endswith("_grad") and not _is_reached(name, known, graded()):
+        findings.problem(pointer, f"no gradient reaches {name!r}: it has no {kind}", "no_gradient")
+        return None
+    return known[name]
+
+
+def _is_reached(name: str, known: Mapping[str, Tensor], graded: set[str]) -> bool:
+    """The bare name of a layer with several leaves means its first."""
+    first = next((leaf for leaf in known if leaf != name and known[leaf] is known[name]), name)
+    return name in graded or first in graded
+
+
+def _check_shapes(
+    metric: Metric, found: Sequence[Tensor], pointer: str, findings: Findings
+) -> None:
+    shapes = " and ".join(str(list(item.shape)) for item in found)
+    if metric.type == "correct_fraction":
+        scores, target = found
+        integers = not (target.is_floating_point() or target.is_complex())
+        if not integers or not scores.dim() or scores.shape[:-1] != target.shape:
+            detail = "correct_fraction compares scores of shape [..., classes] with integers of"
+            findings.problem(pointer, f"{detail} shape [...], not {shapes}", "shape")
+    elif metric.type in _ONE_SHAPE and found[0].shape != found[1].shape:
+        detail = f"{metric.type} compares tensors of one shape, not {shapes}"
+        findings.problem(pointer, detail, "shape")
+    if any(item.is_complex() for item in found):
+        findings.problem(pointer, f"{metric.type} takes real numbers", "dtype")

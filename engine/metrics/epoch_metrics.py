@@ -1,0 +1,314 @@
+"""Metrics of torchmetrics over all rows of each evaluation, and what the plan must know of them.
+
+Their state is gathered over the batches and computed once, so that the figure does not depend on
+the batch size. Knows jobs and files; the classes are ``engine.metrics.torch_metrics``'s.
+"""
+
+import contextlib
+import math
+import traceback
+from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.core.problems import Findings, one
+from engine.core.spool import now
+from engine.core.tensor_artifact import write_artifact
+from engine.metrics.metrics import metric_names
+from engine.metrics.torch_metrics import (
+    Counted,
+    Given,
+    build,
+    checked_arguments,
+    metric_classes,
+    metric_parameters,
+    num_values,
+)
+from engine.network.shapes import FieldShape, Trace
+from glasshouse.spec import Metric, TrainJob
+
+MAX_BYTES = 256 * 2**20
+"""What the metrics of a job may keep between the batches of an evaluation, all together."""
+_TRIED_ELEMENTS = 32_000_000
+_AS_PROBABILITIES = {"Sigmoid", "Softmax", "sigmoid", "softmax"}
+_PER_BATCH = ("Binary", "Multilabel")
+
+# --- while it runs ---------------------------------------------------------------------------
+
+
+class EpochMetrics:
+    """The metrics of torchmetrics of a job, over one evaluation after the other."""
+
+    def __init__(
+        self, job: TrainJob, directory: Path, emit: Callable[[dict[str, Any]], None]
+    ) -> None:
+        named = zip(metric_names(job.metrics), job.metrics, strict=True)
+        self._metrics = [
+            Counted(name, item, job.data.fields) for name, item in named if item.is_of_torchmetrics
+        ]
+        self._directory = directory
+        self._emit = emit
+        self._judged = _judged(job)
+        self._failed: dict[str, Exception] = {}
+        self._kept: int | None = None
+
+    def update(self, values: Mapping[str, Tensor]) -> None:
+        """Take in what the network said of a batch; one that fails does not stop the others."""
+        for item in self._metrics:
+            if item.name not in self._failed:
+                with self._guarding(item):
+                    item.update([values[name] for name in item.metric.inputs])
+
+    def finish(self, step: int) -> dict[str, float]:
+        """What the evaluation came to, by series; what is no single number becomes a file.
+
+        A metric that could not be computed is NaN, and told of.
+        """
+        series: dict[str, float] = {}
+        tensors: dict[str, Tensor] = {}
+        for item in self._metrics:
+            given = Given({}, {})
+            if item.name not in self._failed:
+                with self._guarding(item):
+                    given = item.compute()
+            series |= {f"validation/{name}": float(part) for name, part in given.series.items()}
+            tensors |= given.tensors
+            item.reset()
+        for name, error in self._failed.items():
+            series |= self._without(name)
+            self._tell(f"metric {name} of the evaluation", error)
+        self._failed.clear()
+        if tensors and step != self._kept:
+            self._kept = step
+            self._keep(step, tensors)
+        return series
+
+    @contextlib.contextmanager
+    def _guarding(self, item: Counted) -> Generator[None]:
+        try:
+            yield
+        except Exception as error:  # targets that its class does not take, for one
+            self._failed[item.name] = error
+
+    def _without(self, name: str) -> dict[str, float]:
+        """NaN where a figure should be, those included that something judges by."""
+        own = f"validation/{name}"
+        found = [item for item in self._judged if item == own or item.startswith(f"{own}/")]
+        return dict.fromkeys(found or [own], math.nan)
+
+    def _keep(self, step: int, tensors: Mapping[str, Tensor]) -> None:
+        try:
+            self._emit(write_artifact(self._directory, "metrics", step, tensors))
+        except Exception as error:  # a full disk, for one
+            self._tell("tensors of metrics", error)
+
+    def _tell(self, what: str, error: Exception) -> None:
+        detail = f"{what}: {type(error).__name__}: {error}"
+        self._emit({"type": "dropped", "at": now(), "what": detail[:500], "count": 1})
+        traceback.print_exception(error)
+
+
+def _judged(job: TrainJob) -> list[str]:
+    """The figures of evaluations that something of the job goes by."""
+    early, scheduler, best = job.stop.early, job.scheduler, job.checkpoint.keep_best
+    found = [item.metric for item in (early, scheduler, best) if item is not None]
+    return [name for name in found if name is not None]
+
+
+# --- before anything runs --------------------------------------------------------------------
+
+
+def load_for(spec: Mapping[str, Any]) -> None:
+    """Import torchmetrics if a spec, which is not checked yet, may need it.
+
+    Before a time limit begins: an import that it interrupts would stay broken.
+    """
+    metrics = spec.get("metrics")
+    for item in metrics if isinstance(metrics, list) else ():
+        name = item.get("type") if isinstance(item, dict) else None
+        if isinstance(name, str) and name[:1].isupper():
+            metric_classes()
+            return
+
+
+def check(
+    spec: TrainJob,
+    traced: Trace,
+    fields: Mapping[str, FieldShape],
+    num_rows: int,
+    findings: Findings,
+) -> dict[str, list[str]]:
+    """Try each metric on a few rows; gives the series that it makes, by its name.
+
+    ``num_rows``: of an evaluation. Notes what does not fit, and what would keep too much.
+    """
+    found: dict[str, list[str]] = {}
+    total = 0
+    for number, (name, metric) in enumerate(
+        zip(metric_names(spec.metrics), spec.metrics, strict=True)
+    ):
+        if not metric.is_of_torchmetrics:
+            continue
+        checked_arguments(metric, f"/metrics/{number}")
+        if spec.evaluate is None and metric.interval is None:
+            missing = "data.validation" if spec.data.validation is None else "evaluate"
+            detail = f"{metric.type} would never be computed: name {missing} for it, or every"
+            findings.problem(f"/metrics/{number}", detail, "never")
+            continue
+        tried = _Trial(metric, f"/metrics/{number}", traced, fields, findings)
+        given, kept = tried.run(name)
+        found[name] = list(given.series)
+        total += math.ceil(kept * num_rows)
+        tried.check_kept(total, num_rows)
+        if metric.every is not None and given.tensors:
+            shapes = ", ".join(str(list(item.shape)) for item in given.tensors.values())
+            detail = f"{metric.type} gives tensors of shape {shapes}, which are kept of evaluations"
+            findings.problem(f"/metrics/{number}/every", f"{detail} only: leave it out", "tensor")
+    _check_names(spec, found, findings)
+    return found
+
+
+def _check_names(spec: TrainJob, series: Mapping[str, list[str]], findings: Findings) -> None:
+    """A vector's values must not have the names of other metrics."""
+    given = [part for name in metric_names(spec.metrics) for part in series.get(name, [name])]
+    if twice := sorted({name for name in given if given.count(name) > 1}):
+        detail = f"two metrics give the series {twice[0]!r}; name one of them otherwise"
+        findings.problem("/metrics", detail, "duplicate")
+
+
+class _Trial:
+    """One metric, tried before anything runs."""
+
+    def __init__(
+        self,
+        metric: Metric,
+        pointer: str,
+        traced: Trace,
+        fields: Mapping[str, FieldShape],
+        findings: Findings,
+    ) -> None:
+        self._metric = metric
+        self._pointer = pointer
+        self._findings = findings
+        self._args = checked_arguments(metric, pointer)
+        self._operands = [traced.values[name] for name in metric.inputs]
+        self._target = fields.get(metric.inputs[1])
+        self._scores = {item.layer.name: item.layer.type for item in traced.layers}.get(
+            metric.inputs[0]
+        )
+
+    def run(self, name: str) -> tuple[Given, float]:
+        """What it gives, and the bytes that it keeps of a row.
+
+        Raises:
+            SpecProblems: it does not take its arguments or its inputs.
+        """
+        self._check_state()
+        self._check_classes()
+        self._check_probabilities()
+        few = [self._few(item) for item in self._operands]
+        try:
+            counted = Counted(name, self._metric, {})
+            counted.update(few)
+            kept = counted.num_kept / few[0].shape[0]
+            counted.update(few)
+            return counted.compute(), kept
+        except MemoryError:
+            raise
+        except Exception as cause:
+            shapes = " and ".join(
+                f"{list(item.shape)} ({str(item.dtype).removeprefix('torch.')}) from {source!r}"
+                for source, item in zip(self._metric.inputs, self._operands, strict=True)
+            )
+            detail = (
+                f"{self._metric.type} does not fit its inputs of shape {shapes}: {_line(cause)}"
+            )
+            raise one(f"{self._pointer}/inputs", detail, "shape") from cause
+
+    def check_kept(self, total: int, num_rows: int) -> None:
+        """Note that the metrics so far keep more than there is room for."""
+        if total <= MAX_BYTES:
+            return
+        detail = (
+            f"{self._metric.type} keeps the scores of all {num_rows} rows of an evaluation: with"
+        )
+        detail += f" it the job's metrics keep {total} bytes, and may keep {MAX_BYTES}"
+        takes = "thresholds" in metric_parameters(self._metric.type)
+        hint = "give it thresholds (100, for one), or fewer rows" if takes else "take fewer rows"
+        where = f"{self._pointer}/args/thresholds" if takes else self._pointer
+        self._findings.problem(where, f"{detail}: {hint}", "too_large")
+        self._findings.stop()
+
+    def _check_state(self) -> None:
+        """Build it where nothing is allocated: what it takes, and what its arguments are worth."""
+        try:
+            with torch.device("meta"):
+                made = build(self._metric, self._args, checks=True)  # of the arguments too
+        except MemoryError:
+            raise
+        except Exception as cause:
+            detail = f"{self._metric.type} refuses its arguments: {_line(cause)}"
+            raise one(f"{self._pointer}/args", detail, "args") from cause
+        states = [item for item in made.metric_state.values() if isinstance(item, Tensor)]
+        if (size := sum(item.nbytes for item in states)) > MAX_BYTES:
+            detail = (
+                f"{self._metric.type} would take {size} bytes with these arguments; the most is"
+            )
+            raise one(f"{self._pointer}/args", f"{detail} {MAX_BYTES}", "too_large")
+
+    def _check_classes(self) -> None:
+        most, field = num_values(self._metric, self._args), self._target
+        if most is None or field is None or field.dim is None:
+            return
+        name = self._metric.inputs[1]
+        if field.dim > most:
+            detail = f"field {name!r} has {field.dim} classes, and {self._metric.type} takes {most}"
+            raise one(f"{self._pointer}/args", detail, "classes")
+        ignored = self._args.get("ignore_index")
+        if not field.is_sequence or ignored == field.padding_value:
+            return
+        if 0 <= field.padding_value < most:
+            detail = (
+                f"behind the end of a row of {name!r} stands {field.padding_value}, which counts"
+            )
+            detail += " as a target: set padding_value and ignore_index both to -100"
+            self._findings.warn(f"{self._pointer}/args", detail, "padding")
+        else:
+            detail = (
+                f"behind the end of a row of {name!r} stands {field.padding_value}, which is no"
+            )
+            detail += " class: set ignore_index to it"
+            raise one(f"{self._pointer}/args/ignore_index", detail, "padding")
+
+    def _check_probabilities(self) -> None:
+        is_split = self._metric.type.startswith(_PER_BATCH) or "thresholds" in metric_parameters(
+            self._metric.type
+        )
+        if is_split and self._scores is not None and self._scores not in _AS_PROBABILITIES:
+            detail = (
+                f"{self._metric.type} takes scores outside [0, 1] for logits, batch by batch: a"
+            )
+            detail += f" batch of {self._metric.inputs[0]!r} that happens to lie inside would count"
+            detail += " otherwise. Name a Sigmoid or Softmax layer"
+            self._findings.warn(f"{self._pointer}/inputs/0", detail, "logits")
+
+    def _few(self, item: Tensor) -> Tensor:
+        """Two rows of zeros; what both inputs have of steps is cut short where it is long."""
+        shape = list(item.shape)
+        if shape:
+            shape[0] = min(2, shape[0])
+        if math.prod(shape) > _TRIED_ELEMENTS:
+            both = set(self._operands[0].shape[1:]) & set(self._operands[1].shape[1:])
+            steps = {size for size in both if size not in self._args.values()}
+            shape = [2 if size in steps else size for size in shape]
+        if math.prod(shape) > _TRIED_ELEMENTS:
+            detail = f"two rows of shape {list(item.shape)} are too large to try it on"
+            raise one(f"{self._pointer}/inputs", detail, "too_large")
+        return torch.zeros(shape, dtype=item.dtype)
+
+
+def _line(cause: BaseException) -> str:
+    return (str(cause).strip() or type(cause).__name__).splitlines()[0][:300]

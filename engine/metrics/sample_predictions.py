@@ -1,0 +1,78 @@
+"""Sample predictions: what the network says of the same few validation rows at each evaluation."""
+
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.core.precision import in_float32
+from engine.core.problems import Findings
+from engine.core.spool import now
+from engine.core.tensor_artifact import write_artifact
+from engine.data.batches.rows import Rows
+from engine.network.network import Network
+from glasshouse.spec import TrainJob
+
+MAX_BYTES = 64 * 2**20
+"""What the samples of one evaluation may take."""
+ROW = "row"
+"""The tensor of the rows' numbers among the validation rows."""
+
+
+def sampled(job: TrainJob) -> tuple[str, ...]:
+    """What is kept of each row: what the loss compares, and what the network returns."""
+    return tuple(dict.fromkeys([*job.loss_inputs, *(job.network.outputs or ())]))
+
+
+class Samples:
+    """Keeps the predictions for a fixed set of rows; a file for each evaluation."""
+
+    def __init__(self, job: TrainJob, rows: Rows | None, directory: Path) -> None:
+        self._num = 0 if job.evaluate is None else job.evaluate.samples
+        self._names = sampled(job)
+        self._rows = rows
+        self._directory = directory
+        self._kept: int | None = None
+
+    def keep(self, step: int, network: Network, emit: Callable[[dict[str, Any]], None]) -> None:
+        """Predict the rows and say where the predictions are; a failure does not stop training."""
+        if not self._num or self._rows is None or step == self._kept:
+            return
+        self._kept = step
+        try:
+            tensors = self._predict(network, self._rows)
+            emit(write_artifact(self._directory, "samples", step, tensors))
+        except Exception as error:  # a full disk, for one
+            what = f"samples: {type(error).__name__}: {error}"
+            emit({"type": "dropped", "at": now(), "what": what[:500], "count": 1})
+            traceback.print_exception(error)
+
+    @torch.inference_mode()
+    def _predict(self, network: Network, rows: Rows) -> dict[str, Tensor]:
+        numbers, batch = rows.spaced(self._num)
+        was_training = network.training
+        network.eval()
+        try:
+            values = network(batch)
+        finally:
+            network.train(was_training)
+        return {ROW: numbers, **{name: in_float32(values[name]) for name in self._names}}
+
+
+def check(spec: TrainJob, values: Mapping[str, Tensor], rows: int, findings: Findings) -> None:
+    """Note samples that nothing could keep; ``values`` are of a batch of so many rows."""
+    if spec.evaluate is None or not spec.evaluate.samples:
+        return
+    names = sampled(spec)
+    if ROW in names:
+        detail = f"{ROW!r} is what the numbers of the sampled rows are called: rename the layer"
+        findings.problem("/evaluate/samples", f"{detail} or the field, or sample nothing", "name")
+    per_row = sum(values[name].nbytes for name in names) / rows
+    if per_row * spec.evaluate.samples > MAX_BYTES:
+        detail = f"a row's outputs take {per_row:.0f} bytes, and the samples of one evaluation may"
+        most = int(MAX_BYTES // per_row)
+        detail += f" take {MAX_BYTES}: sample at most {most} rows"
+        findings.problem("/evaluate/samples", detail, "too_large")

@@ -1,0 +1,296 @@
+"""Metrics of torchmetrics, by its names and arguments.
+
+torchmetrics takes a second to import, and is imported where a job names one of its classes and
+nowhere else. Knows torchmetrics; knows nothing of jobs or files.
+
+Shape suffixes are left out: these take whatever their class takes.
+"""
+
+import importlib
+import importlib.metadata
+import inspect
+import sys
+import traceback
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from engine.core import arguments
+from engine.core.arguments import Parameter
+from engine.core.problems import one
+from glasshouse.nearest import did_you_mean
+from glasshouse.spec import Field, IntegerField, IntegerSequenceField, Metric
+from glasshouse.spec.metrics import OWN
+
+MAX_SERIES = 200
+"""A vector of at most so many values is as many series; a longer one is kept whole."""
+MAX_NUMBER = 1_000_000
+"""The largest whole number that an argument may be: classes, thresholds, bins."""
+_COUNTED_TARGETS = ("Binary", "Multilabel")
+
+
+class Unusable(NamedTuple):
+    """Why torchmetrics cannot be imported here, and what to do about it."""
+
+    reason: str
+    mend: str
+
+
+@cache
+def unusable() -> Unusable | None:
+    """Why there are no metrics of torchmetrics, after an import of it that failed; else None.
+
+    It imports torchvision, and more, wherever that is installed: one that does not fit torch takes
+    all metrics with it. Whether to do so it decides by what pip says is there, before any code but
+    its own can tell it otherwise.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            importlib.import_module("torchmetrics")
+    except Exception as error:  # whatever a package that does not fit comes to
+        return _why(error)
+    return None
+
+
+def _why(error: Exception) -> Unusable:
+    """Which package made the import fail: the first that torchmetrics called."""
+    said = f"{type(error).__name__}: {(str(error).strip() or 'no reason').splitlines()[0][:300]}"
+    packages = [
+        str(frame.f_globals.get("__name__")).partition(".")[0]
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+    ]
+    called = packages[packages.index("torchmetrics") :] if "torchmetrics" in packages else []
+    for package in called:
+        if package not in ("torchmetrics", "importlib"):
+            fails = f"{_versioned(package)} fails beside torch {torch.__version__} ({said})"
+            return Unusable(
+                f"torchmetrics imports {package}, since it is installed, and {fails}",
+                f"pip uninstall {package}, or install its build for torch {torch.__version__}; "
+                "then start the service again",
+            )
+    mend = "pip install 'glasshouse[server]', then start the service again"
+    return Unusable(f"torchmetrics cannot be imported ({said})", mend)
+
+
+def _versioned(package: str) -> str:
+    try:
+        return f"{package} {importlib.metadata.version(package)}"
+    except importlib.metadata.PackageNotFoundError:
+        return package
+
+
+@cache
+def metric_classes() -> dict[str, type[Any]]:
+    """The classes that compare two tensors, by name; imports torchmetrics. None: it is unusable."""
+    if unusable() is not None:
+        return {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        modules = (
+            importlib.import_module("torchmetrics.classification"),
+            importlib.import_module("torchmetrics.regression"),
+        )
+        found = {name: getattr(module, name) for module in modules for name in module.__all__}
+        text = importlib.import_module("torchmetrics.text.perplexity")
+    found["Perplexity"] = text.Perplexity
+    base = importlib.import_module("torchmetrics").Metric
+    return {name: cls for name, cls in sorted(found.items()) if _is_offered(cls, base)}
+
+
+def _is_offered(cls: Any, base: type) -> bool:
+    """Whether a class takes two tensors in, and is itself what it makes."""
+    if not isinstance(cls, type) or not issubclass(cls, base):
+        return False
+    taken = list(inspect.signature(cls.update).parameters.values())[1:]
+    return len(taken) == 2 and all(item.kind is item.POSITIONAL_OR_KEYWORD for item in taken)
+
+
+@cache
+def metric_parameters(name: str) -> dict[str, Parameter]:
+    """The arguments of an offered class, by name.
+
+    How targets are checked, and what its parent takes, is not the spec's to say.
+    """
+    known = arguments.read_signature(metric_classes()[name].__init__)
+    known.pop("validate_args", None)
+    return known
+
+
+def checked_arguments(metric: Metric, pointer: str) -> dict[str, Any]:
+    """The arguments of a metric as Python values.
+
+    Raises:
+        SpecProblems: there is no such class, or it has no such arguments; or torchmetrics cannot be
+            imported.
+    """
+    if (why := unusable()) is not None:
+        detail = f"{metric.type} cannot be computed here: {why.reason}: {why.mend}"
+        raise one(f"{pointer}/type", detail, "unavailable")
+    if metric.type not in metric_classes():
+        raise one(f"{pointer}/type", _unknown(metric.type), "unknown")
+    known = metric_parameters(metric.type)
+    args = arguments.check(known, dict(metric.args), f"{pointer}/args", metric.type)
+    for name in arguments.missing(known, args):
+        raise one(f"{pointer}/args/{name}", f"{metric.type} needs the argument {name!r}", "missing")
+    for name, value in args.items():
+        if isinstance(value, int) and abs(value) > MAX_NUMBER:
+            detail = f"{name} is {value}; it may be at most {MAX_NUMBER}"
+            raise one(f"{pointer}/args/{name}", detail, "too_large")
+    return args
+
+
+def _unknown(name: str) -> str:
+    kinds = [f"{task}{name}" for task in ("Binary", "Multiclass", "Multilabel")]
+    meant = [item for item in kinds if item in metric_classes()]
+    if meant:
+        return f"{name} stands for several metrics: name one of {', '.join(meant)}"
+    meant = did_you_mean(name, [*metric_classes(), *OWN])
+    hint = meant or "; GET /catalog/metrics lists what there is"
+    return f"torchmetrics has no metric {name!r} of two tensors{hint}"
+
+
+def build(metric: Metric, args: Mapping[str, Any], *, checks: bool) -> Any:
+    """Make a metric from arguments that have been checked.
+
+    ``checks``: each batch's targets are looked at, which waits for the device.
+    """
+    cls = metric_classes()[metric.type]
+    more = (
+        {}
+        if "validate_args" not in inspect.signature(cls).parameters
+        else {"validate_args": checks}
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it keeps all scores: the plan has counted them
+        return cls(**args, **more, sync_on_compute=False)
+
+
+def num_values(metric: Metric, args: Mapping[str, Any]) -> int | None:
+    """How many different targets a classification takes; None: it is none."""
+    if metric.type.startswith("Multiclass"):
+        return args.get("num_classes")
+    return 2 if metric.type.startswith(_COUNTED_TARGETS) else None
+
+
+class Given(NamedTuple):
+    """What a metric came to."""
+
+    series: dict[str, Tensor]
+    """Single numbers by the name of their series."""
+    tensors: dict[str, Tensor]
+    """What is no single number: matrices, curves, long vectors."""
+
+
+def as_given(name: str, result: Any) -> Given:
+    """Sort out a result.
+
+    One number: ``name``. A vector, or a tuple of numbers: ``name/0``, ``name/1`` … All else stays
+    whole, the parts of a tuple as ``name/0`` …
+    """
+    parts = dict(_parts(name, result))
+    if all(item.dim() == 0 for item in parts.values()):
+        return Given(parts, {})
+    only = parts.get(name)
+    if only is not None and only.dim() == 1 and len(only) <= MAX_SERIES:
+        return Given({f"{name}/{place}": item for place, item in enumerate(only)}, {})
+    return Given({}, parts)
+
+
+def _parts(name: str, result: Any) -> list[tuple[str, Tensor]]:
+    if isinstance(result, Tensor):
+        return [(name, result)]
+    numbered = enumerate(result)
+    return [part for place, item in numbered for part in _parts(f"{name}/{place}", item)]
+
+
+class Counted:
+    """A metric at work: takes batches in, and says what all of them come to."""
+
+    def __init__(self, name: str, metric: Metric, fields: Mapping[str, Field]) -> None:
+        """``fields`` are the job's: targets that they and the plan have checked are not again."""
+        self.name = name
+        self.metric = metric
+        args = checked_arguments(metric, "")
+        made = build(metric, args, checks=not _is_checked(metric, args, fields))
+        self._made = _in_float64(made)
+
+    def reset(self) -> None:
+        """Forget what was taken in."""
+        self._made.reset()
+
+    def update(self, operands: Sequence[Tensor]) -> None:
+        """Take a batch in: scores and targets, wherever they are."""
+        self._made.to(operands[0].device)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self._made.update(*as_operands(self.metric, operands))
+
+    def compute(self) -> Given:
+        """What all that was taken in comes to."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of classes without a row; the figure is NaN or 0
+            return as_given(self.name, self._made.compute())
+
+    def of_batch(self, operands: Sequence[Tensor]) -> dict[str, Tensor]:
+        """What one batch alone comes to."""
+        self.reset()
+        self.update(operands)
+        series = self.compute().series
+        self.reset()
+        return series
+
+    @property
+    def num_kept(self) -> int:
+        """Bytes that grow with what is taken in."""
+        lists = [item for item in self._made.metric_state.values() if isinstance(item, list)]
+        return sum(part.nbytes for item in lists for part in item)
+
+
+def as_operands(metric: Metric, operands: Sequence[Tensor]) -> list[Tensor]:
+    """The two tensors as a class takes them: at least float32, targets of zeros and ones whole."""
+    scores, target = (
+        item.to(torch.float32) if item.is_floating_point() and item.itemsize < 4 else item
+        for item in operands
+    )
+    if metric.type.startswith(_COUNTED_TARGETS) and target.is_floating_point():
+        target = target.to(torch.int64)
+    return [scores, target]
+
+
+def _in_float64(made: Any) -> Any:
+    """Sums in float64: over many rows float32 would lose the last ones.
+
+    Each state replaces the one of its name, and is still reduced over processes as that one is.
+    """
+    for name, state in made.metric_state.items():
+        if isinstance(state, Tensor) and state.is_floating_point():
+            made.add_state(
+                name,
+                default=state.to(torch.float64),
+                dist_reduce_fx=made._reductions[name],
+                persistent=made._persistent[name],
+            )
+    return made
+
+
+def _is_checked(metric: Metric, args: Mapping[str, Any], fields: Mapping[str, Field]) -> bool:
+    field = fields.get(metric.inputs[1])
+    most = num_values(metric, args)
+    is_integer = isinstance(field, IntegerField | IntegerSequenceField)
+    return is_integer and None not in (most, field.dim) and (field.dim or 0) <= (most or 0)
+
+
+def main() -> None:
+    """Say which torchmetrics is used, or why none is and, on a second line, what to do."""
+    why = unusable()
+    sys.stdout.write("\n".join(why or [_versioned("torchmetrics")]) + "\n")
+    sys.exit(why is not None)
+
+
+if __name__ == "__main__":
+    main()

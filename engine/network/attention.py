@@ -1,0 +1,125 @@
+"""What transformers need beside torch's layers: attention, positions, an embedding used twice.
+
+Shape suffixes: B = rows, T = steps of the queries, S = steps of the keys, D = width, N = heads,
+H = width of a head, V = entries.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from engine.network.lengths import TakesLengths, is_padding
+
+
+class DotProductAttention(TakesLengths, nn.Module):
+    """Each query's mean of the values, weighted by the softmax of its products with the keys.
+
+    Vaswani et al., 2017; without projections, which are Linear layers before and behind it. Keys
+    behind the end of their row get no weight; a row without a key gives zeros.
+    """
+
+    counted_input = 1
+
+    def __init__(
+        self,
+        num_heads: int = 1,
+        dropout: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+    ) -> None:
+        """Of each head ``width / num_heads`` values; ``scale`` left out is one over its root.
+
+        ``is_causal``: step t attends to the steps 0 to t. ``dropout`` is of the weights.
+        """
+        super().__init__()
+        if num_heads < 1 or not 0 <= dropout <= 1:
+            raise ValueError("num_heads must be at least 1, and dropout in [0, 1]")
+        self.num_heads = num_heads
+        self.dropout = dropout
+        self.is_causal = is_causal
+        self.scale = scale
+
+    def forward(self, query_BTD: Tensor, key_BSD: Tensor, value_BSD: Tensor) -> Tensor:
+        """Attend; gives [B, T, width of the values]."""
+        if self.is_causal and query_BTD.shape[1] != key_BSD.shape[1]:
+            raise ValueError("is_causal needs as many keys as queries")
+        query, key, value = (self._heads(item) for item in (query_BTD, key_BSD, value_BSD))
+        allowed = self._allowed(key_BSD)
+        output_BNTH = F.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=allowed,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=self.is_causal and allowed is None,
+            scale=self.scale,
+        )
+        output_BTD = output_BNTH.transpose(1, 2).flatten(2)
+        if self.lengths is None:
+            return output_BTD
+        return output_BTD.masked_fill((self.lengths.of_rows == 0)[:, None, None], 0.0)
+
+    def _heads(self, x_BTD: Tensor) -> Tensor:
+        if x_BTD.dim() != 3 or x_BTD.shape[2] % self.num_heads:
+            detail = "attention takes [rows, steps, width], the width a multiple of num_heads"
+            raise ValueError(f"{detail} ({self.num_heads}); this is {list(x_BTD.shape)}")
+        return x_BTD.unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+
+    def _allowed(self, key_BSD: Tensor) -> Tensor | None:
+        """Which keys a query may attend to, as [B, 1, 1 or T, S]; None: torch's own rule."""
+        if self.lengths is None:
+            return None
+        num_steps = key_BSD.shape[1]
+        # A row without a key attends to one: a softmax over nothing would be NaN.
+        known_BS = ~is_padding(self.lengths.of_rows.clamp(min=1), num_steps)
+        allowed = known_BS[:, None, None, :]
+        if not self.is_causal:
+            return allowed
+        return allowed & torch.ones_like(allowed[:1].expand(1, 1, num_steps, -1)).tril()
+
+    def extra_repr(self) -> str:
+        """The arguments, for error messages."""
+        return f"num_heads={self.num_heads}, is_causal={self.is_causal}"
+
+
+class PositionEmbedding(nn.Embedding):
+    """A learned vector for each step of a row, from 0 on; as wide a batch as what it reads."""
+
+    def __init__(self, num_embeddings: int, embedding_dim: int, std: float = 0.02) -> None:
+        """``num_embeddings``: the most steps of a row. Begins normal with ``std``, as in GPT-2."""
+        self.std = std
+        super().__init__(num_embeddings, embedding_dim)
+
+    def reset_parameters(self) -> None:
+        """Draw the vectors."""
+        nn.init.normal_(self.weight, std=self.std)
+
+    def forward(self, x_BT: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The vectors of the steps of [B, T, …], as [B, T, embedding_dim]."""
+        if x_BT.dim() < 2:
+            raise ValueError("PositionEmbedding takes rows of steps: [rows, steps, …]")
+        num_rows, num_steps = x_BT.shape[:2]
+        if num_steps > self.num_embeddings:
+            detail = f"the rows have {num_steps} steps, and there are positions for"
+            raise ValueError(f"{detail} {self.num_embeddings}: raise num_embeddings")
+        return self.weight[:num_steps].expand(num_rows, -1, -1)
+
+
+class TiedEmbedding(nn.Embedding):
+    """Entries as vectors; called once more (``shared_with``), vectors as scores of the entries.
+
+    Press and Wolf, 2017: the output layer's weight is the embedding's.
+    """
+
+    def __init__(self, num_embeddings: int, embedding_dim: int, std: float = 0.02) -> None:
+        """Begins normal with ``std``, as GPT-2 does: scores would else be far apart."""
+        self.std = std
+        super().__init__(num_embeddings, embedding_dim)
+
+    def reset_parameters(self) -> None:
+        """Draw the vectors."""
+        nn.init.normal_(self.weight, std=self.std)
+
+    def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Of integers [B, …] the vectors [B, …, D]; of vectors [B, …, D] the scores [B, …, V]."""
+        return F.linear(x, self.weight) if x.is_floating_point() else super().forward(x)

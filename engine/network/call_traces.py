@@ -1,0 +1,156 @@
+"""What a layer's call takes and gives, written down for the planner."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.core.tensor_names import input_leaves, leaves
+from engine.network.call_names import Calls
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A tensor as it was when it was looked at."""
+
+    tensor: Tensor
+    owner: str
+    path: str
+    """The module inside the layer that took or gave it; empty: the layer itself."""
+    is_first: bool
+    made_by: Any
+    """The node of the graph that made it; that of the tensor is another once it is overwritten."""
+    base_made_by: Any
+    """Of a view: the node that made the memory it views."""
+
+    @staticmethod
+    def of(tensor: Tensor, *, owner: str, path: str, is_first: bool) -> "Seen":
+        """Look at a tensor now."""
+        base = tensor._base if tensor._is_view() else None  # pyright: ignore[reportPrivateUsage]
+        made_by = tensor.grad_fn
+        return Seen(tensor, owner, path, is_first, made_by, None if base is None else base.grad_fn)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the whole tensor."""
+        return self.tensor.numel() * self.tensor.element_size()
+
+
+@dataclass
+class Record:
+    """One call of a layer."""
+
+    inputs: dict[str, Seen] = field(default_factory=dict[str, Seen])
+    outputs: dict[str, Seen] = field(default_factory=dict[str, Seen])
+    called: set[str] = field(default_factory=set[str])
+    """Paths of the modules inside that ran."""
+
+    def forget_inside(self) -> None:
+        """Keep what concerns the layer itself only: the call could not be followed."""
+        self.called.clear()
+        for side in (self.inputs, self.outputs):
+            for name in [name for name, seen in side.items() if seen.path]:
+                del side[name]
+
+    def took(self, owner: str, path: str, args: Any, keywords: Any) -> None:
+        """Note what goes into a call."""
+        for number, (name, tensor) in enumerate(input_leaves(owner, args, keywords)):
+            self.inputs[name] = Seen.of(tensor, owner=owner, path=path, is_first=number == 0)
+
+    def gave(self, owner: str, path: str, output: Any) -> None:
+        """Note what comes out of a call."""
+        for number, (name, tensor) in enumerate(leaves(owner, output)):
+            self.outputs[name] = Seen.of(tensor, owner=owner, path=path, is_first=number == 0)
+
+
+@contextmanager
+def recording(layer: str, module: nn.Module) -> Generator[Record]:
+    """Write down one call of a layer's module and of every module inside it."""
+    record, calls = Record(), Calls([layer])
+    handles = [module.register_forward_pre_hook(_beginning(calls))]
+    for path, inner in module.named_modules():
+        took, gave = _hooks(record, calls, path)
+        handles.append(inner.register_forward_pre_hook(took, with_kwargs=True))
+        handles.append(inner.register_forward_hook(gave))
+    try:
+        yield record
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _beginning(calls: Calls) -> Any:
+    def hook(_module: nn.Module, _args: Any) -> None:
+        calls.begin()
+
+    return hook
+
+
+def _hooks(record: Record, calls: Calls, path: str) -> tuple[Any, Any]:
+    def took(_module: nn.Module, args: Any, keywords: Any) -> None:
+        record.called.add(path)
+        record.took(calls.name(path, "input"), path, args, keywords)
+
+    def gave(_module: nn.Module, _args: Any, output: Any) -> None:
+        record.gave(calls.name(path, "output"), path, output)
+
+    return took, gave
+
+
+class Reach:
+    """Which tensors the loss sends a gradient to, found in its graph without running it."""
+
+    def __init__(self, loss: Tensor) -> None:
+        self._all_that_learn = loss.device.type != "meta"
+        """It was tried on a tiny batch, and its graph is not the network's."""
+        self._arrivals: dict[Any, int] = {}
+        waiting = [loss.grad_fn]
+        visited: set[Any] = set()
+        while waiting:
+            node = waiting.pop()
+            if node is None or node in visited:
+                continue
+            visited.add(node)
+            for parent, _ in node.next_functions:
+                self._arrivals[parent] = self._arrivals.get(parent, 0) + 1
+                waiting.append(parent)
+        self._visited = visited
+        self._variables = {id(node.variable) for node in visited if hasattr(node, "variable")}
+
+    def lacks(self, seen: Seen) -> str:
+        """Why the gradient by a tensor's value cannot be seen; empty where it can."""
+        none = "no gradient reaches {}"
+        if self._all_that_learn:
+            return "" if seen.tensor.requires_grad else none
+        if seen.base_made_by is None:
+            return "" if seen.made_by in self._visited else none
+        overwritten = seen.tensor.grad_fn is not seen.made_by
+        if seen.made_by in self._visited:
+            return "" if not overwritten else _OVERWRITTEN
+        if seen.base_made_by not in self._visited or not overwritten:
+            return none
+        return "" if self._arrivals.get(seen.base_made_by, 0) == 1 else _OVERWRITTEN
+
+    def reaches(self, parameter: Tensor) -> bool:
+        """Whether a parameter has a gradient."""
+        if self._all_that_learn:
+            return parameter.requires_grad
+        return id(parameter) in self._variables
+
+
+_OVERWRITTEN = (
+    "{} is a view that is overwritten in place after something else has read it, so that its own "
+    "gradient is never computed (set inplace to false after it)"
+)
+
+
+def meta_sum(tensors: list[Tensor]) -> Tensor:
+    """A number on the meta device that depends on each of some tensors."""
+    total = torch.zeros((), device="meta")
+    for item in tensors:
+        if item.requires_grad:
+            total = total + item.sum().to(torch.float32)
+    return total

@@ -1,0 +1,129 @@
+"""Recurrent layers that begin a batch in the state in which the batch before has ended.
+
+Row i of a batch goes on where row i of the one before it was. Each epoch and each evaluation begin
+with zeros. Gradients end at the beginning of a batch (truncated backpropagation through time,
+Williams and Peng, 1990). Knows torch and jobs; knows nothing of files.
+"""
+
+import contextlib
+from collections.abc import Generator, Mapping
+
+from torch import Tensor
+
+from engine.core.problems import Findings
+from engine.core.snapshot import State
+from engine.network.network import Network
+from engine.network.recurrent import Recurrent
+from glasshouse.spec import Graph, Layer, Source, TrainJob
+
+_KINDS = ("RNN", "LSTM", "GRU")
+States = dict[str, tuple[Tensor, ...]]
+"""Of each layer, where it has begun: torch's states, [layers, rows, width]."""
+
+
+class Carried:
+    """What the stateful layers of a network carry from batch to batch."""
+
+    def __init__(self, layers: Mapping[str, Recurrent]) -> None:
+        self._layers = layers
+        for module in layers.values():
+            module.carries = True
+
+    @classmethod
+    def of(cls, graph: Graph, network: Network) -> "Carried | None":
+        """That of a network, from now on; None: it has no such layer."""
+        modules = network.layers
+        found = {layer.name: modules[layer.name] for layer in graph.layers if layer.stateful}
+        layers = {name: item for name, item in found.items() if isinstance(item, Recurrent)}
+        return cls(layers) if layers else None
+
+    def reset(self) -> None:
+        """Begin with zeros."""
+        self.put({})
+
+    def snapshot(self) -> States:
+        """What is carried now; the tensors are never changed, so nothing is copied."""
+        known = {name: module.carried for name, module in self._layers.items()}
+        return {name: item for name, item in known.items() if item is not None}
+
+    def put(self, states: States) -> None:
+        """Carry this instead."""
+        for name, module in self._layers.items():
+            module.carried = states.get(name)
+
+    @contextlib.contextmanager
+    def apart(self) -> Generator[None]:
+        """Rows in here begin with zeros, and leave no trace."""
+        before = self.snapshot()
+        self.reset()
+        try:
+            yield
+        finally:
+            self.put(before)
+
+    def state(self) -> State:
+        """The tensors, as ``<layer>.<number>``; none at the beginning of an epoch."""
+        return {
+            f"{name}.{number}": item
+            for name, items in self.snapshot().items()
+            for number, item in enumerate(items)
+        }
+
+    def restore(self, state: State) -> None:
+        """Go on from there."""
+        self.put({name: found for name in self._layers if (found := self._saved(name, state))})
+
+    def _saved(self, name: str, state: State) -> tuple[Tensor, ...]:
+        numbers = (key.rpartition(".") for key in state)
+        known = sorted(int(number) for owner, _, number in numbers if owner == name)
+        device = next(self._layers[name].parameters()).device
+        return tuple(state[f"{name}.{number}"].to(device, copy=True) for number in known)
+
+
+def alone(carried: Carried | None) -> contextlib.AbstractContextManager[None]:
+    """Rows in here begin with zeros, and leave no trace."""
+    return contextlib.nullcontext() if carried is None else carried.apart()
+
+
+def check_stateful(spec: TrainJob, findings: Findings) -> None:
+    """Note layers that cannot carry a state, and jobs whose batches do not go on."""
+    shared = {layer.shared_with for layer in spec.network.layers}
+    found = False
+    for position, layer in enumerate(spec.network.layers):
+        if layer.stateful:
+            found = True
+            _check_layer(f"/network/layers/{position}", layer, shared, findings)
+    if not found:
+        return
+    data = spec.data
+    if data.shuffle.enabled is not False:
+        detail = "a stateful layer goes on from batch to batch: set data.shuffle.enabled to false"
+        findings.problem("/data/shuffle/enabled", detail, "stateful")
+    if data.bucket_by_length is not None:
+        detail = "a stateful layer reads the rows in their stored order: leave out the buckets"
+        findings.problem("/data/bucket_by_length", detail, "stateful")
+    named = [("train", data.train)] if isinstance(data.train, Source) else []
+    named += [(f"train/{number}", item) for number, item in enumerate(data.sources) if not named]
+    for name, source in (*named, ("validation", data.validation)):
+        if source is not None and source.fraction is not None:
+            detail = "a fraction is taken in an order of its own, and a stateful layer needs the"
+            detail += " stored one: make splits of the dataset instead"
+            findings.problem(f"/data/{name}/fraction", detail, "stateful")
+    if spec.guards.nonfinite.action == "skip_step":
+        detail = "a skipped step would leave its state to the next one: choose warn or fail where a"
+        findings.problem("/guards/nonfinite/action", f"{detail} layer is stateful", "stateful")
+
+
+def _check_layer(pointer: str, layer: Layer, shared: set[str | None], findings: Findings) -> None:
+    reason = None
+    if layer.type not in _KINDS:
+        reason = f"is a {layer.type}, which has no state; these have: {', '.join(_KINDS)}"
+    elif layer.args.get("bidirectional"):
+        reason = "also reads its rows from behind, where no batch before has ended"
+    elif len(layer.inputs or ()) > 1:
+        reason = "is given the state that it begins with"
+    elif layer.shared_with is not None or layer.name in shared:
+        reason = "is called more than once"
+    if reason is not None:
+        detail = f"layer {layer.name!r} {reason}: leave out stateful"
+        findings.problem(f"{pointer}/stateful", detail, "stateful")

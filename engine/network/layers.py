@@ -1,0 +1,239 @@
+"""The layers of a network in their places, and how they run one after the other.
+
+A ReLU and the pooling behind it may run as a pair. Knows torch; knows nothing of graphs.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from engine.core.precision import in_float32
+from engine.core.tensor_names import host_lengths_of, leaves, root
+from engine.native import pooling
+from engine.network.activation_checkpointing import Segment
+from engine.network.lengths import Lengths, TakesLengths
+from engine.optim.output_gradient_clipping import OutputClips
+
+OF_ONE_TYPE = (nn.Bilinear, nn.EmbeddingBag)
+"""What they take must be of their parameters' type, and torch.autocast does not see to it."""
+_STATE_PAIRS = (nn.LSTM, nn.LSTMCell)
+
+
+class LayerFailed(Exception):
+    """A layer could not compute its output."""
+
+    def __init__(self, layer: str, cause: BaseException) -> None:
+        super().__init__(f"layer {layer!r}: {cause}")
+        self.layer = layer
+        self.cause = cause
+
+
+def call(module: nn.Module, inputs: Sequence[Tensor]) -> Any:
+    """Run a layer on its inputs in order; an LSTM's two states go in as the pair it wants."""
+    if len(inputs) == 3 and isinstance(module, _STATE_PAIRS):
+        return module(inputs[0], (inputs[1], inputs[2]))
+    return module(*inputs)
+
+
+def cut(output: Any) -> Any:
+    """The same tensors as constants for the backward pass."""
+    if isinstance(output, Tensor):
+        return output.detach()
+    if isinstance(output, Mapping):
+        return {key: cut(item) for key, item in output.items()}  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(output, (tuple, list)):
+        return tuple(cut(item) for item in output)  # pyright: ignore[reportUnknownVariableType]
+    return output
+
+
+def run_all(
+    plan: Sequence["Step | Pair | Segment"],
+    values: dict[str, Tensor],
+    tuples: dict[str, dict[str, Tensor]],
+    *,
+    bare: bool = False,
+) -> None:
+    """Compute steps in order; what no later one reads is let go at once.
+
+    ``tuples``: the leaves of layers that put out several tensors. ``bare``: what a layer raises is
+    left as it is.
+
+    Raises:
+        LayerFailed: a layer could not compute its output.
+    """
+    for step in plan:
+        name, finished = step.name, step.finished
+        try:
+            output = step.run(values)
+        except Exception as cause:
+            if bare or isinstance(cause, LayerFailed):
+                raise
+            raise LayerFailed(name, cause) from cause
+        if type(output) is Tensor:
+            values[name] = output
+        else:
+            made = output if type(step) is Segment else {name: dict(leaves(name, output))}
+            for layer, found in made.items():
+                if isinstance(found, Tensor):
+                    values[layer] = found
+                else:
+                    tuples[layer] = found
+                    values.update(found)
+                    values[layer] = next(iter(found.values()))
+        for source in finished:
+            values.pop(source, None)
+            for leaf in tuples.pop(source, ()):
+                values.pop(leaf, None)
+
+
+class Step(NamedTuple):
+    """One layer of a network, in its place."""
+
+    name: str
+    module: nn.Module
+    inputs: tuple[str, ...]
+    lengths: str | None
+    finished: tuple[str, ...]
+    """The layers whose output nobody reads after it."""
+    cuts: bool
+    clips: OutputClips | None
+    is_plain: bool
+    """Whether its module takes its inputs just as they are."""
+
+    @property
+    def first(self) -> str:
+        """The layer that it begins with: itself."""
+        return self.name
+
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        """What it calls."""
+        return (self.module,)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """All that it needs."""
+        if self.lengths is None:
+            return self.inputs
+        return (*self.inputs, self.lengths, host_lengths_of(self.lengths))
+
+    def run(self, values: Mapping[str, Tensor]) -> Any:
+        """Call the layer on what it reads."""
+        output = self._call(values)
+        if self.clips is not None:
+            for _, tensor in leaves(self.name, output):
+                self.clips.watch(self.name, tensor)
+        return cut(output) if self.cuts else output
+
+    def _call(self, values: Mapping[str, Tensor]) -> Any:
+        given = [values[source] for source in self.inputs]
+        if self.is_plain:
+            return call(self.module, given)
+        if isinstance(self.module, OF_ONE_TYPE):
+            given = [in_float32(item) for item in given]
+        if self.lengths is None or not isinstance(self.module, TakesLengths):
+            return call(self.module, given)
+        known = values[self.lengths]
+        self.module.lengths = Lengths(known, values.get(host_lengths_of(self.lengths)))
+        try:
+            return call(self.module, given)
+        finally:
+            self.module.lengths = None
+
+
+class Pair(NamedTuple):
+    """A ReLU and the max pooling that alone reads it: the same numbers from the pooling first.
+
+    The largest of positive parts is the positive part of the largest, and so are the gradients: bit
+    for bit, with a quarter of the elements for a ReLU after a pooling of 2 by 2. While somebody
+    looks at one of the two they run as they stand.
+    """
+
+    relu: Step
+    pool: Step
+
+    @property
+    def first(self) -> str:
+        """The layer that it begins with."""
+        return self.relu.name
+
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        """What it calls."""
+        return (self.relu.module, self.pool.module)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """All that it needs."""
+        return self.relu.reads
+
+    @property
+    def name(self) -> str:
+        """What is left behind is the pooling's."""
+        return self.pool.name
+
+    @property
+    def finished(self) -> tuple[str, ...]:
+        """The layers whose output nobody reads after it."""
+        return (*self.relu.finished, *self.pool.finished)
+
+    def run(self, values: dict[str, Tensor]) -> Any:
+        """Call both on what the first reads."""
+        relu, pool = self.relu, self.pool
+        if _is_hooked(relu.module) or _is_hooked(pool.module):
+            try:
+                values[relu.name] = relu.run(values)
+            except Exception as cause:
+                raise LayerFailed(relu.name, cause) from cause
+            return pool.run(values)
+        x = values[relu.inputs[0]]
+        if isinstance(pool.module, nn.MaxPool2d) and pooling.takes(pool.module, x):
+            return pooling.relu_of_max_pool2d(pool.module, x)
+        return relu.module(pool.module(x))
+
+
+def _is_hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)  # pyright: ignore[reportPrivateUsage]
+
+
+def in_pairs(steps: Sequence[Step], wanted: Sequence[str]) -> list[Step | Pair]:
+    """The steps with each ReLU in front of a max pooling put together with it."""
+    readers = Counter(root(source) for step in steps for source in step.reads)
+    kept = {root(source) for source in wanted}
+    found: list[Step | Pair] = []
+    for step in steps:
+        before = found[-1] if found else None
+        if (
+            isinstance(before, Step)
+            and _belong(before, step, readers, kept)
+            and not _is_overwritten(step, steps)
+        ):
+            found[-1] = Pair(before, step)
+        else:
+            found.append(step)
+    return found
+
+
+def _belong(relu: Step, pool: Step, readers: Mapping[str, int], kept: Collection[str]) -> bool:
+    if type(relu.module) is not nn.ReLU or type(pool.module) is not nn.MaxPool2d:
+        return False
+    if relu.cuts or pool.cuts or relu.clips or pool.clips or pool.module.return_indices:
+        return False
+    alone = pool.inputs == (relu.name,) and readers[relu.name] == 1 and relu.name not in kept
+    source = root(relu.inputs[0])
+    shows = relu.module.inplace and (readers[source] > 1 or source in kept)
+    return alone and not shows
+
+
+def _is_overwritten(pool: Step, steps: Sequence[Step]) -> bool:
+    """Whether what it puts out may be changed in place: a ReLU needs it as it was."""
+    same_memory = {pool.name}
+    for step in steps:
+        if same_memory & {root(source) for source in step.inputs}:
+            if getattr(step.module, "inplace", False):
+                return True
+            if next(step.module.parameters(), None) is None:
+                same_memory.add(step.name)
+    return False

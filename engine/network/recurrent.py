@@ -1,0 +1,294 @@
+"""Layers that go over the steps of a row, and know where each row ends.
+
+A batch of sequences is padded to its longest row. These layers are told the lengths, and give what
+each row would give alone. Knows torch; knows nothing of graphs or data.
+
+Shape suffixes: B = rows of a batch, T = steps of the longest row, D = width, S = the steps of all
+rows together.
+"""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from engine.network.attention import DotProductAttention, PositionEmbedding, TiedEmbedding
+from engine.network.lengths import Lengths, TakesLengths, is_padding
+
+PoolMode = Literal["sum", "average", "max", "sqrt_n", "first", "last"]
+
+
+class Recurrent(TakesLengths, nn.Module):
+    """Packs what a recurrent layer takes, and pads what it puts out with zeros."""
+
+    batch_first: bool
+    carries = False
+    """Whether it begins where the batch before has ended."""
+    carried: tuple[Tensor, ...] | None = None
+    """That state, [layers, rows, width]; None: zeros."""
+    meta_steps = 1
+    """On the meta device, about how many steps are run one after the other."""
+
+    def forward(self, input: Tensor, hx: Any = None) -> Any:  # noqa: A002 (torch's name)
+        """Run torch's layer; a row's steps behind its end are never seen."""
+        if _has_no_float16(input) and isinstance(self, nn.LSTM):
+            with torch.autocast("cpu", enabled=False):
+                return self._carry(input.float(), hx)
+        return self._carry(input, hx)
+
+    def _carry(self, input: Tensor, hx: Any) -> Any:  # noqa: A002 (torch's name)
+        if not self.carries:
+            return self._run(input, hx)
+        if self.carried is not None:
+            hx = _of_rows(self.carried, input.shape[0 if self.batch_first else 1])
+        output, state = self._run(input, hx)
+        states = state if isinstance(state, tuple) else (state,)
+        self.carried = tuple(item.detach() for item in states)
+        return output, state
+
+    def _run(self, input: Tensor, hx: Any) -> Any:  # noqa: A002 (torch's name)
+        run: Any = super().forward
+        if input.is_meta and input.dim() == 3:
+            return self._without_data(run, input, hx)
+        if self.lengths is None or isinstance(input, PackedSequence):
+            return run(input, hx)
+        host_B = self.lengths.on_host
+        num_steps = input.shape[1 if self.batch_first else 0]
+        packed = pack_padded_sequence(
+            input, host_B.clamp(min=1), batch_first=self.batch_first, enforce_sorted=False
+        )
+        output, state = run(packed, hx)
+        output, _ = pad_packed_sequence(
+            output, batch_first=self.batch_first, total_length=num_steps
+        )
+        if not bool((host_B == 0).any()):
+            return output, state
+        return self._without_empty(output, state, hx, self.lengths.of_rows == 0)
+
+    def _without_data(self, run: Any, input: Tensor, hx: Any) -> Any:  # noqa: A002 (torch's name)
+        """Sizes, products and memory of all steps from a few: most of them as rows of their own.
+
+        Each step that is run takes a plan some milliseconds, and rows may have thousands. What a
+        step holds only for a moment is held for all that run beside it.
+        """
+        time = 1 if self.batch_first else 0
+        num_rows, num_steps = input.shape[1 - time], input.shape[time]
+        turns = _turns(num_steps, self.meta_steps)
+        beside = -(-num_steps // turns)
+        behind = turns * beside - num_steps
+        if behind:
+            input = F.pad(input, (0, 0, 0, behind) if self.batch_first else (0, 0, 0, 0, 0, behind))  # noqa: A001
+        shape = (num_rows * beside, turns) if self.batch_first else (turns, num_rows * beside)
+        states = hx if isinstance(hx, tuple) else () if hx is None else (hx,)
+        states = tuple(state.repeat(1, beside, 1) for state in states)
+        before = states if isinstance(hx, tuple) else next(iter(states), None)
+        output, state = run(input.reshape(*shape, input.shape[-1]), before)
+        output = output.reshape(*input.shape[:2], output.shape[-1]).narrow(time, 0, num_steps)
+        if isinstance(state, tuple):
+            return output, tuple(item[:, :num_rows].contiguous() for item in state)
+        return output, state[:, :num_rows].contiguous()
+
+    def _without_empty(self, output: Tensor, state: Any, before: Any, empty_B: Tensor) -> Any:
+        """A row without a step puts out zeros, and its state stays as it was."""
+        rows = empty_B[:, None, None] if self.batch_first else empty_B[None, :, None]
+        output = output.masked_fill(rows, 0.0)
+        states = state if isinstance(state, tuple) else (state,)
+        befores = before if isinstance(before, tuple) else (before,) * len(states)
+        kept = tuple(
+            torch.where(empty_B[None, :, None], torch.zeros_like(new) if old is None else old, new)
+            for new, old in zip(states, befores, strict=True)
+        )
+        return output, kept if isinstance(state, tuple) else kept[0]
+
+
+def _turns(num_steps: int, about: int) -> int:
+    """Into how many turns steps are divided: half to all of ``about``, so that few are empty."""
+    if num_steps <= about:
+        return max(num_steps, 1)
+    return min(range((about + 1) // 2, about + 1), key=lambda turns: -num_steps % turns)
+
+
+def _has_no_float16(item: Any) -> bool:
+    """Whether an LSTM here is to be one of float16, which oneDNN has not on a CPU."""
+    if not isinstance(item, Tensor) or item.device.type != "cpu":
+        return False
+    return torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.float16
+
+
+def _of_rows(states: tuple[Tensor, ...], num_rows: int) -> Any:
+    """The state of the first rows: the last batch of an epoch may have fewer."""
+    known = states[0].shape[1]
+    if num_rows > known:
+        raise ValueError(f"a batch of {num_rows} rows cannot go on from one of {known}")
+    first = tuple(item[:, :num_rows].contiguous() for item in states)
+    return first if len(states) > 1 else first[0]
+
+
+class _RNN(Recurrent, nn.RNN):  # pyright: ignore[reportIncompatibleMethodOverride]
+    pass
+
+
+class _LSTM(Recurrent, nn.LSTM):  # pyright: ignore[reportIncompatibleMethodOverride]
+    pass
+
+
+class _GRU(Recurrent, nn.GRU):  # pyright: ignore[reportIncompatibleMethodOverride]
+    pass
+
+
+class _EmbeddingBag(TakesLengths, nn.EmbeddingBag):
+    """An EmbeddingBag whose bags are the rows of a padded batch, without what they are padded with.
+
+    Takes the ids, and their weights as a second input.
+    """
+
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        input: Tensor,  # noqa: A002 (torch's name)
+        offsets: Tensor | None = None,
+        per_sample_weights: Tensor | None = None,
+    ) -> Tensor:
+        """Put each row's embeddings into one, as torch does; ``input`` is [B, T] or torch's own."""
+        if input.dim() == 2 and per_sample_weights is None:
+            offsets, per_sample_weights = None, offsets
+        if self.lengths is None:
+            return super().forward(input, offsets, per_sample_weights)
+        num_steps = input.shape[1]
+        if self.lengths.are_all(num_steps) and not self.include_last_offset:
+            return super().forward(input, None, per_sample_weights)
+        index_S, offsets_B = self._places(num_steps, self.lengths)
+        ids_S = input.reshape(-1)[index_S]
+        if per_sample_weights is not None:
+            per_sample_weights = per_sample_weights.reshape(-1)[index_S]
+        if self.include_last_offset:
+            offsets_B = torch.cat([offsets_B, offsets_B.new_tensor([len(index_S)])])
+        return super().forward(ids_S, offsets_B, per_sample_weights)
+
+    @staticmethod
+    def _places(num_steps: int, lengths: Lengths) -> tuple[Tensor, Tensor]:
+        """Where, in the flat batch, the steps that count are; and where each row begins in that."""
+        lengths_B = lengths.of_rows
+        total = int(lengths.on_host.sum())
+        rows_B = torch.arange(len(lengths_B), device=lengths_B.device) * num_steps
+        offsets_B = lengths_B.cumsum(0) - lengths_B
+        shift_S = torch.repeat_interleave(rows_B - offsets_B, lengths_B, output_size=total)
+        return shift_S + torch.arange(total, device=lengths_B.device), offsets_B
+
+
+class SequencePool(TakesLengths, nn.Module):
+    """Steps to one value per row: sum, average, max, sum over root of number, first or last.
+
+    A row without a step gives zeros.
+    """
+
+    def __init__(self, mode: PoolMode) -> None:
+        super().__init__()
+        self.mode = mode
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Pool over axis 1."""
+        if x_BTD.dim() < 2 or not x_BTD.is_floating_point():
+            raise ValueError("SequencePool takes floating-point numbers of shape [rows, steps, …]")
+        num_rows, num_steps = x_BTD.shape[:2]
+        wide = (num_rows, *(1,) * (x_BTD.dim() - 2))
+        if self.lengths is None:
+            lengths_B = torch.full((num_rows,), num_steps, device=x_BTD.device)
+        else:
+            lengths_B = self.lengths.of_rows
+        is_empty = (lengths_B == 0).reshape(wide)
+        if self.mode == "first":
+            return x_BTD[:, 0].masked_fill(is_empty, 0.0)
+        if self.mode == "last":
+            index_B = (lengths_B - 1).clamp(min=0)
+            rows_B = torch.arange(num_rows, device=x_BTD.device)
+            return x_BTD[rows_B, index_B].masked_fill(is_empty, 0.0)
+        behind = is_padding(lengths_B, num_steps).reshape(num_rows, num_steps, *wide[1:])
+        if self.mode == "max":
+            highest = x_BTD.masked_fill(behind, -torch.inf).amax(dim=1)
+            return highest.masked_fill(is_empty, 0.0)
+        total = x_BTD.masked_fill(behind, 0.0).sum(dim=1)
+        count = lengths_B.clamp(min=1).reshape(wide).to(x_BTD.dtype)
+        if self.mode == "average":
+            return total / count
+        return total / count.sqrt() if self.mode == "sqrt_n" else total
+
+    def extra_repr(self) -> str:
+        """The mode, for error messages."""
+        return self.mode
+
+
+class MaskPadding(TakesLengths, nn.Module):
+    """Steps behind the end of their row as zeros, as a convolution sees what it pads itself."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Fill; axis 1 are the steps."""
+        if self.lengths is None:
+            return x_BTD
+        behind_BT = is_padding(self.lengths.of_rows, x_BTD.shape[1])
+        return x_BTD.masked_fill(_as_wide(behind_BT, x_BTD), 0)
+
+
+class SequenceSoftmax(TakesLengths, nn.Module):
+    """Values that sum to 1 over the steps of a row; zeros behind its end."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Softmax over axis 1, for each row and feature."""
+        if self.lengths is None:
+            return x_BTD.softmax(dim=1)
+        behind = _as_wide(is_padding(self.lengths.of_rows, x_BTD.shape[1]), x_BTD)
+        lowest = torch.finfo(x_BTD.dtype).min  # not -inf: a row without a step would be NaN
+        return x_BTD.masked_fill(behind, lowest).softmax(dim=1).masked_fill(behind, 0.0)
+
+
+def _as_wide(item_BT: Tensor, x_BTD: Tensor) -> Tensor:
+    return item_BT.reshape(*item_BT.shape, *(1,) * (x_BTD.dim() - 2))
+
+
+class Parameter(nn.Module):
+    """A tensor of its own, whatever it reads: for what a module's code has beside its layers."""
+
+    def __init__(
+        self, shape: list[int], kind: Literal["float32", "int64", "bool"] = "float32"
+    ) -> None:
+        """Begins with zeros; ``init`` says otherwise. Only one of float32 is trained."""
+        super().__init__()
+        if min(shape, default=1) < 0:
+            raise ValueError("shape must be sizes from 0 on")
+        zeros = torch.zeros(tuple(shape), dtype=getattr(torch, kind))
+        if kind == "float32":
+            self.weight = nn.Parameter(zeros)
+        else:
+            self.register_buffer("weight", zeros)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The tensor; what is read says only where it stands in the graph."""
+        del x
+        return self.weight
+
+    def extra_repr(self) -> str:
+        """The shape, for error messages."""
+        return f"shape={list(self.weight.shape)}"
+
+
+OURS: dict[str, type[nn.Module]] = {
+    "Parameter": Parameter,
+    "SequencePool": SequencePool,
+    "SequenceSoftmax": SequenceSoftmax,
+    "MaskPadding": MaskPadding,
+    "DotProductAttention": DotProductAttention,
+    "PositionEmbedding": PositionEmbedding,
+    "TiedEmbedding": TiedEmbedding,
+}
+"""Layers that torch does not have."""
+
+AWARE: dict[str, type[Any]] = {
+    "RNN": _RNN,
+    "LSTM": _LSTM,
+    "GRU": _GRU,
+    "EmbeddingBag": _EmbeddingBag,
+    **{name: cls for name, cls in OURS.items() if issubclass(cls, TakesLengths)},
+}
+"""Layers that can be told lengths; torch's own are built in place of its classes, with the same
+arguments and parameters."""

@@ -1,0 +1,485 @@
+"""Shapes: runs a graph on torch's meta device, layer by layer, and fills in what follows from it.
+
+Nothing is computed and nothing allocated; every error names the layer, its pointer and both shapes.
+Knows torch and graphs; knows nothing of data or jobs.
+"""
+
+import contextlib
+import warnings
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, cast
+
+import torch
+from pydantic import JsonValue
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from engine.core import arguments
+from engine.core.arguments import Parameter
+from engine.core.precision import dtype_name
+from engine.core.problems import Findings, SpecProblems
+from engine.core.tensor_names import leaves, lengths_of, root, values_of
+from engine.network.attention import PositionEmbedding, TiedEmbedding
+from engine.network.call_traces import Record, Seen, meta_sum, recording
+from engine.network.functions import FUNCTIONS, num_inputs
+from engine.network.layer_types import build_layer, layer_like, layer_parameters
+from engine.network.layers import call, cut
+from engine.network.network import inputs_of, parameter_counts
+from glasshouse.spec import Graph, Layer
+
+_TINY_ELEMENTS = 2_000_000
+_TINY_BATCH = 2
+
+
+@dataclass(frozen=True)
+class FieldShape:
+    """What a data field gives the network."""
+
+    shape: tuple[int, ...]
+    """Of one row."""
+    dtype: torch.dtype
+    dim: int | None = None
+    """Of an integer field: its values are below this."""
+    is_sequence: bool = False
+    """The first axis of a row is its steps, at most so many; rows differ in them."""
+    padding_value: int = 0
+    """What stands behind the end of a row of integers."""
+    has_values: bool = False
+    """Places of a sparse vector, which have values beside them."""
+    is_sparse: bool = False
+    """Places of a sparse vector, for which only an EmbeddingBag has a use."""
+
+    def tensors(self, name: str, num_rows: int) -> dict[str, Tensor]:
+        """A batch that has the shape and no data: the field, and the lengths of a sequence."""
+        made = torch.empty((num_rows, *self.shape), dtype=self.dtype, device="meta")
+        if not self.is_sequence:
+            return {name: made}
+        lengths = torch.empty((num_rows,), dtype=torch.int64, device="meta")
+        known = {name: made, lengths_of(name): lengths}
+        if self.has_values:
+            known[values_of(name)] = torch.empty(made.shape, dtype=torch.float32, device="meta")
+        return known
+
+
+@dataclass
+class Traced:
+    """One layer after the trace."""
+
+    layer: Layer
+    module: nn.Module
+    outputs: dict[str, Tensor]
+    """Its leaves, on the meta device."""
+    num_flops: int
+    record: Record
+    """What its call took and gave, and that of the modules inside it."""
+    is_followed: bool = True
+    """Whether what is inside it was seen; else it was tried on a tiny batch."""
+
+    @property
+    def owner(self) -> str:
+        """The layer whose name its module and parameters have."""
+        return self.layer.shared_with or self.layer.name
+
+    def describe(self) -> dict[str, Any]:
+        """The layer's row of a plan."""
+        shapes = {name: list(item.shape[1:]) for name, item in self.outputs.items()}
+        num_parameters, trainable = parameter_counts(self.module)
+        prefix = self.layer.name
+        is_shared = self.layer.shared_with is not None  # then its parameters are that layer's
+        learned = () if is_shared else self.module.named_parameters()
+        named = {f"{prefix}.{name}": list(item.shape) for name, item in learned}
+        first = next(iter(self.outputs.values()))
+        return {
+            "name": self.layer.name,
+            "type": self.layer.type,
+            "inputs": list(self.layer.inputs or ()),
+            "output_shape": shapes[prefix] if list(shapes) == [prefix] else shapes,
+            "output_shapes": shapes,
+            "shared_with": self.layer.shared_with,
+            "parameters": 0 if is_shared else num_parameters,
+            "trainable": trainable,
+            "dtype": dtype_name(first.dtype),
+            "parameter_names": list(named),
+            "parameter_shapes": named,
+            "flops": self.num_flops,
+            "input_names": _names(self.record.inputs, inside=False),
+            "inner_inputs": _names(self.record.inputs, inside=True),
+            "inner_outputs": _names(self.record.outputs, inside=True),
+        }
+
+
+def _names(seen: Mapping[str, Seen], *, inside: bool) -> list[str]:
+    return [name for name, item in seen.items() if bool(item.path) is inside]
+
+
+@dataclass
+class Trace:
+    """A whole graph after the trace."""
+
+    layers: list[Traced] = field(default_factory=list[Traced])
+    values: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """Every field and every leaf; the bare name of a layer with several is its first."""
+    outputs: tuple[str, ...] = ()
+
+    def graph(self) -> Graph:
+        """The graph with inputs, outputs and sizes filled in."""
+        return Graph(layers=tuple(item.layer for item in self.layers), outputs=self.outputs)
+
+    @property
+    def num_flops(self) -> int:
+        """Floating-point operations of one forward pass."""
+        return sum(item.num_flops for item in self.layers)
+
+    def output_leaves(self) -> dict[str, Tensor]:
+        """Every layer output by the name under which it is watched."""
+        return {name: item for traced in self.layers for name, item in traced.outputs.items()}
+
+    def network(self) -> nn.ModuleDict:
+        """The layers' modules on the meta device, by name; one that is shared only once."""
+        found = nn.ModuleDict()
+        # Past its own methods, which refuse names that a user may well choose.
+        found._modules.update({item.owner: item.module for item in self.layers})  # pyright: ignore[reportPrivateUsage]
+        return found
+
+
+def trace(
+    graph: Graph, fields: Mapping[str, FieldShape], batch_size: int, findings: Findings
+) -> Trace:
+    """Run a graph without data.
+
+    Raises:
+        SpecProblems: a layer does not exist, has wrong arguments or does not fit its input.
+    """
+    result = Trace()
+    for name, item in fields.items():
+        result.values.update(item.tensors(name, batch_size))
+    positions = {layer.name: position for position, layer in enumerate(graph.layers)}
+    _check_references(graph, fields, positions, findings)
+    findings.stop()
+    counter = FlopCounterMode(display=False)
+    with counter:
+        for position in range(len(graph.layers)):
+            one_layer = _LayerTrace(graph, position, tuple(fields), fields, result, findings)
+            before = counter.get_total_flops()
+            traced = one_layer.run()
+            traced.num_flops = counter.get_total_flops() - before
+            result.layers.append(traced)
+            result.values.update(traced.outputs)
+            result.values[traced.layer.name] = next(iter(traced.outputs.values()))
+    result.outputs = graph.outputs or (graph.layers[-1].name,)
+    for number, name in enumerate(result.outputs):
+        if name not in result.values or root(name) in fields:
+            detail = f"there is no layer {name!r} to return{_near(name, result.values)}"
+            findings.problem(f"/network/outputs/{number}", detail, "unknown_layer")
+    findings.stop()
+    return result
+
+
+def _near(name: str, known: Mapping[str, Any]) -> str:
+    found = [item for item in known if root(item) == root(name)]
+    return f"; it has {', '.join(found)}" if found else ""
+
+
+def _check_references(
+    graph: Graph,
+    fields: Mapping[str, FieldShape],
+    positions: Mapping[str, int],
+    findings: Findings,
+) -> None:
+    for position, layer in enumerate(graph.layers):
+        for number, name in enumerate(layer.reads):
+            pointer = f"/network/layers/{position}/inputs/{number}"
+            if number >= len(layer.inputs or ()):
+                pointer = f"/network/layers/{position}/lengths"
+            source = root(name)
+            if source in fields:
+                continue
+            if source not in positions:
+                known = ", ".join([*fields, *list(positions)[:position]][:30])
+                detail = f"layer {layer.name!r} reads {name!r}, which is neither a layer nor a data"
+                detail += f" field; before it there are: {known}"
+                findings.problem(pointer, detail, "unknown_input")
+            elif positions[source] >= position:
+                what = "itself" if positions[source] == position else f"the later layer {name!r}"
+                detail = f"layer {layer.name!r} reads {what}; a layer may read earlier layers and"
+                detail += " data fields only, so the graph has no cycles"
+                findings.problem(pointer, detail, "forward_reference")
+
+
+class _LayerTrace:
+    """Builds and runs one layer on the meta device."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        position: int,
+        field_names: Sequence[str],
+        fields: Mapping[str, FieldShape],
+        result: Trace,
+        findings: Findings,
+    ) -> None:
+        self.layer = graph.layers[position]
+        self.pointer = f"/network/layers/{position}"
+        self.names = inputs_of(graph, position, field_names)
+        if self.layer.type == "EmbeddingBag" and len(self.names) == 1:
+            field = fields.get(self.names[0])
+            if field is not None and field.has_values:
+                self.names = (self.names[0], values_of(self.names[0]))
+        self.fields = fields
+        self.values = result.values
+        owner = self.layer.shared_with
+        self.first = next((item for item in result.layers if owner and item.owner == owner), None)
+        """The layer that this one is once more."""
+        self.findings = findings
+
+    def run(self) -> Traced:
+        """Trace the layer; the result holds it with inputs and sizes filled in."""
+        inputs = self._inputs()
+        known = layer_parameters(self.layer.type, self.pointer)
+        given = dict(self.first.layer.args) if self.first else self._sized(known, inputs)
+        converted = arguments.check(known, given, f"{self.pointer}/args", self.layer.type)
+        with self._noting_warnings():
+            module = self.first.module if self.first else self._build(converted)
+            with recording(self.layer.name, module) as record:
+                output = self._call(module, inputs, converted, record)
+        output = cut(output) if self.layer.stop_gradient else output
+        outputs = dict(leaves(self.layer.name, output))
+        if not outputs:
+            self._fail(self.pointer, "its output holds no tensor", "no_output")
+        is_followed = bool(record.called)
+        if not is_followed:
+            record.gave(self.layer.name, "", output)
+        layer = self.layer.model_copy(update={"args": given, "inputs": tuple(self.names)})
+        return Traced(layer, module, outputs, 0, record, is_followed)
+
+    def _inputs(self) -> list[Tensor]:
+        for number, name in enumerate(self.names):
+            if name not in self.values:
+                pointer = f"{self.pointer}/inputs/{number}"
+                self._fail(pointer, f"there is no {name!r}{_near(name, self.values)}", "no_leaf")
+        for number, name in enumerate(self.names):
+            field = self.fields.get(name)
+            if field is not None and field.is_sparse and self.layer.type != "EmbeddingBag":
+                detail = f"{name!r} is sparse, and the vector of {field.dim} values is never made:"
+                detail += " read it with EmbeddingBag (mode sum is a linear layer over it)"
+                self._fail(f"{self.pointer}/inputs/{number}", detail, "sparse")
+        if self.layer.type in FUNCTIONS:
+            least, most = num_inputs(self.layer.type)
+            if len(self.names) < least or (most is not None and len(self.names) > most):
+                wanted = str(least) if least == most else f"{least} to {most or 'any number of'}"
+                self._fail(
+                    f"{self.pointer}/inputs",
+                    f"{self.layer.type} takes {wanted} inputs, not {len(self.names)}"
+                    f"{layer_like(self.layer.type)}",
+                    "num_inputs",
+                )
+        return [self.values[name] for name in self.names]
+
+    def _sized(self, known: Mapping[str, Parameter], inputs: Sequence[Tensor]) -> dict[str, Any]:
+        """The layer's arguments with the sizes that follow from its inputs."""
+        given = dict(self.layer.args)
+        if not given.keys() <= known.keys():  # a misspelled argument is not a missing one
+            arguments.check(dict(known), given, f"{self.pointer}/args", self.layer.type)
+        for name in arguments.missing(dict(known), given):
+            size = inferred_size(name, inputs, [self.fields.get(item) for item in self.names])
+            if size is None:
+                detail = f"{self.layer.type} needs the argument {name!r}"
+                if name in INFERRED:
+                    detail += f", which does not follow from an input of shape {_shape(inputs[0])}"
+                self._fail(f"{self.pointer}/args/{name}", detail, "missing_argument")
+            given[name] = cast(JsonValue, size)
+        order = {name: number for number, name in enumerate(known)}
+        return dict(sorted(given.items(), key=lambda item: order.get(item[0], len(order))))
+
+    def _build(self, converted: dict[str, Any]) -> nn.Module:
+        try:
+            with torch.device("meta"):
+                return build_layer(self.layer.type, converted, trainable=self.layer.trainable)
+        except MemoryError:
+            raise
+        except Exception as cause:
+            build = _meta_builder(self.layer.type)
+            pointer = arguments.blame(build, converted, f"{self.pointer}/args")
+            self._fail(pointer, f"{self.layer.type} refuses its arguments: {_first(cause)}", "args")
+
+    def _call(
+        self, module: nn.Module, inputs: Sequence[Tensor], args: dict[str, Any], record: Record
+    ) -> Any:
+        try:
+            return call(module, inputs)
+        except MemoryError:
+            raise
+        except Exception as cause:
+            record.forget_inside()
+            with contextlib.suppress(_NoTrial):
+                output = _trial(self.layer.type, args, inputs)
+                return _depending(output, meta_sum([*inputs, *module.parameters()]))
+            self._misfit(module, inputs, cause)
+
+    def _misfit(self, module: nn.Module, inputs: Sequence[Tensor], cause: Exception) -> NoReturn:
+        came = ", ".join(
+            f"{_shape(item)} ({dtype_name(item.dtype)}) from {name!r}"
+            for name, item in zip(self.names, inputs, strict=True)
+        )
+        wanted = wanted_shape(module)
+        detail = f"cannot take input of shape {came}"
+        detail += f"; it wants {wanted}" if wanted else ""
+        self._fail(self.pointer, f"{detail} (torch: {_first(cause)})", "shape")
+
+    def _fail(self, pointer: str, detail: str, code: str) -> NoReturn:
+        self.findings.problem(
+            pointer, f"layer {self.layer.name!r} ({self.layer.type}): {detail}", code
+        )
+        raise SpecProblems(self.findings.problems)
+
+    @contextlib.contextmanager
+    def _noting_warnings(self) -> Generator[None]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield
+        for item in caught:
+            text = str(item.message).splitlines()[0]
+            self.findings.warn(self.pointer, f"layer {self.layer.name!r}: {text}", "torch_warning")
+
+
+class _NoTrial(Exception):
+    """The layer could not be tried on real numbers either."""
+
+
+def _meta_builder(layer_type: str) -> Any:
+    def build(**args: Any) -> nn.Module:
+        with torch.device("meta"):
+            return build_layer(layer_type, args)
+
+    return build
+
+
+def _trial(layer_type: str, args: dict[str, Any], inputs: Sequence[Tensor]) -> Any:
+    """Run a layer without a meta kernel on one tiny batch, and give its shapes back on meta."""
+    num_rows = inputs[0].shape[0] if inputs[0].dim() else 1
+    small = [tiny(item) for item in inputs]
+    module = _meta_builder(layer_type)(**args)
+    size = sum(item.numel() for item in [*small, *module.parameters()])
+    if size > _TINY_ELEMENTS or num_rows <= _TINY_BATCH:
+        raise _NoTrial
+    try:
+        module = build_layer(layer_type, args)
+        output = call(module, small)
+    except Exception as cause:
+        raise _NoTrial from cause
+    return _grown(output, num_rows)
+
+
+def tiny(item: Tensor) -> Tensor:
+    """Two rows of a meta tensor with real numbers in them."""
+    shape = (min(_TINY_BATCH, item.shape[0]), *item.shape[1:]) if item.dim() else ()
+    if torch.Size(shape).numel() > _TINY_ELEMENTS:
+        raise _NoTrial
+    made = torch.zeros(shape, dtype=item.dtype)
+    return made.requires_grad_() if item.requires_grad else made
+
+
+def _grown(output: Any, num_rows: int) -> Any:
+    if isinstance(output, Tensor):
+        shape = list(output.shape)
+        if shape and shape[0] == _TINY_BATCH:
+            shape[0] = num_rows
+        grown = torch.empty(shape, dtype=output.dtype, device="meta")
+        return grown.requires_grad_() if output.requires_grad else grown
+    if isinstance(output, (tuple, list)):
+        return tuple(_grown(item, num_rows) for item in output)  # pyright: ignore[reportUnknownVariableType]
+    return output
+
+
+def _depending(output: Any, source: Tensor) -> Any:
+    """The same tensors, made from what the layer took: the graph of gradients goes on there."""
+    if isinstance(output, Tensor):
+        return output.detach() + source.to(output.dtype) if output.requires_grad else output
+    if isinstance(output, (tuple, list)):
+        return tuple(_depending(item, source) for item in output)  # pyright: ignore[reportUnknownVariableType]
+    return output
+
+
+def _shape(item: Tensor) -> list[int]:
+    return list(item.shape)
+
+
+def _first(cause: BaseException) -> str:
+    return (str(cause).strip() or type(cause).__name__).splitlines()[0][:300]
+
+
+# --- what follows from the input's shape -----------------------------------------------------
+
+_LAST, _SECOND, _SECOND_INPUT = -1, 1, "second input"
+INFERRED: dict[str, Any] = {
+    "in_features": _LAST,
+    "in1_features": _LAST,
+    "in2_features": _SECOND_INPUT,
+    "in_channels": _SECOND,
+    "num_features": _SECOND,
+    "num_channels": _SECOND,
+    "normalized_shape": _LAST,
+    "input_size": _LAST,
+    "embed_dim": _LAST,
+    "d_model": _LAST,
+    "num_embeddings": "dim",
+}
+"""Arguments that may be left out, and where in the input's shape they are found."""
+
+
+def inferred_size(
+    name: str, inputs: Sequence[Tensor], fields: Sequence[FieldShape | None]
+) -> int | list[int] | None:
+    """The size an argument must have, or None where the input does not say."""
+    where = INFERRED.get(name)
+    if where is None:
+        return None
+    if where == "dim":
+        return fields[0].dim if fields[0] is not None else None
+    if where == _SECOND_INPUT:
+        return inputs[1].shape[-1] if len(inputs) > 1 and inputs[1].dim() else None
+    shape = inputs[0].shape
+    if len(shape) < 2:
+        return None
+    return [shape[where]] if name == "normalized_shape" else shape[where]
+
+
+def wanted_shape(module: nn.Module) -> str | None:
+    """The input shape that a layer takes, in words, where it follows from the layer."""
+
+    def size(name: str) -> Any:
+        return getattr(module, name, None)
+
+    if isinstance(module, nn.Bilinear):
+        return f"[batch, …, {size('in1_features')}] and [batch, …, {size('in2_features')}]"
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+        return _wanted_by_embedding(module)
+    if size("in_channels") is not None:
+        axes = ["length", "height, width", "depth, height, width"][len(size("kernel_size")) - 1]
+        return f"[batch, {size('in_channels')}, {axes}]"
+    if size("normalized_shape") is not None:
+        return f"[batch, …, {', '.join(map(str, size('normalized_shape')))}]"
+    for name, form in _WANTED.items():
+        if size(name) is not None:
+            return form.format(size(name))
+    return None
+
+
+def _wanted_by_embedding(module: nn.Embedding | nn.EmbeddingBag) -> str:
+    most = module.num_embeddings
+    if isinstance(module, PositionEmbedding):
+        return f"[batch, at most {most} steps, …]"
+    ids = f"integers in [0, {most})"
+    return (
+        f"{ids} or [batch, …, {module.embedding_dim}]" if isinstance(module, TiedEmbedding) else ids
+    )
+
+
+_WANTED = {
+    "in_features": "[batch, …, {}]",
+    "input_size": "[batch, …, {}]",
+    "embed_dim": "[batch, …, {}]",
+    "num_features": "[batch, {}, …]",
+    "num_channels": "[batch, {}, …]",
+}

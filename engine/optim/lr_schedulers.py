@@ -1,0 +1,459 @@
+"""Learning-rate schedulers by torch's names and arguments, and one at work.
+
+torch's own objects do the counting. A scheduler goes on by one unit at a time: after an update,
+after an epoch, or once for each row that was trained on (about 2 µs each).
+"""
+
+import contextlib
+import json
+import math
+import warnings
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Annotated, Any, cast
+
+import pydantic
+import torch
+from pydantic import Field as Constraint
+from pydantic import TypeAdapter
+from torch import nn
+from torch.optim import lr_scheduler, swa_utils
+
+from engine.core import arguments
+from engine.core.problems import Findings, one
+from engine.core.snapshot import State
+from engine.optim.dense_and_sparse import Paired
+from engine.optim.optimizers import build_optimizer
+from engine.optim.parameter_options import scales, set_arguments
+from glasshouse import jsonio
+from glasshouse.errors import CheckpointMismatch
+from glasshouse.nearest import did_you_mean
+from glasshouse.spec import Args, Optimizer, Scheduler, Spec
+from glasshouse.spec.strict import TorchName
+from glasshouse.spec.wording import said
+
+_REFUSED = dict.fromkeys(
+    ("LambdaLR", "MultiplicativeLR"),
+    "it takes functions, which JSON has not; SequentialLR of others gives most of what they do",
+)
+_OF_OTHERS = ("SequentialLR", "ChainedScheduler")
+PLATEAU = "ReduceLROnPlateau"
+_OWN_RATE = ("OneCycleLR", "CyclicLR")
+"""These make the learning rate of their own arguments alone."""
+_CYCLED = ("lr", "momentum", "betas")
+"""What they set in the optimizer."""
+_RATES = ("max_lr", "base_lr", "swa_lr")
+"""Arguments that are learning rates, and may be one for each group of parameters."""
+_SMALLEST_BASE = 1e-100
+"""A schedule that starts from a smaller rate cannot be scaled: dividing by it overflows."""
+_LENGTH = {"CosineAnnealingLR": "T_max", "OneCycleLR": "total_steps"}
+"""The argument that is the length of the training where it is left out."""
+
+
+class Member(Spec):
+    """A scheduler within one."""
+
+    type: TorchName
+    args: Args = Constraint(default={})
+
+
+_MEMBERS = TypeAdapter(Annotated[list[Member], Constraint(min_length=1, max_length=20)])
+
+
+class InverseTimeLR(lr_scheduler.LRScheduler):
+    """The rate over (1 + gamma · n)^power after n units: PaddlePaddle's ``poly``."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gamma: float,
+        power: float = 1.0,
+        last_epoch: int = -1,
+    ) -> None:
+        if gamma < 0:
+            raise ValueError(f"gamma must not be negative, and is {gamma}")
+        self.gamma = gamma
+        self.power = power
+        super().__init__(optimizer, last_epoch)
+
+    def get_lr(self) -> list[float | torch.Tensor]:
+        """The rate of each group of parameters."""
+        factor = (1 + self.gamma * self.last_epoch) ** -self.power
+        return [base * factor for base in self.base_lrs]
+
+
+_AS_IT_IS = contextlib.nullcontext()
+Torch = Any  # an LRScheduler, or ReduceLROnPlateau, which is one with another step()
+
+
+@cache
+def scheduler_classes() -> dict[str, type[Any]]:
+    """Every scheduler of torch that JSON can describe, by name."""
+    found = {name: item for name, item in vars(lr_scheduler).items() if _is_scheduler(item)}
+    found |= {"SWALR": swa_utils.SWALR, "InverseTimeLR": InverseTimeLR}
+    return {name: found[name] for name in sorted(found) if name not in _REFUSED}
+
+
+def _is_scheduler(item: Any) -> bool:
+    if not (isinstance(item, type) and issubclass(item, lr_scheduler.LRScheduler)):
+        return False
+    return item is not lr_scheduler.LRScheduler and not item.__name__.startswith("_")
+
+
+def scheduler_parameters(name: str) -> dict[str, arguments.Parameter]:
+    """What a spec may say of a scheduler; those of others take a list of specs."""
+    known = arguments.parameters(scheduler_classes()[name])
+    left_out = {"optimizer", "last_epoch", "epochs", "steps_per_epoch"}
+    found = {key: item for key, item in known.items() if key not in left_out}
+    if "schedulers" in found:
+        found["schedulers"] = replace(found["schedulers"], kinds=frozenset({"array"}))
+    return found
+
+
+# --- made from a spec ------------------------------------------------------------------------
+
+
+def resolved(spec: Scheduler, length: int | None) -> Scheduler:
+    """The spec with the lengths that follow from the training's, of so many units; None: unknown.
+
+    Raises:
+        SpecProblems: it is no scheduler of torch, or a length is left out that is not known.
+    """
+    args = _filled(spec.type, dict(spec.args), length, "/scheduler")
+    return spec.model_copy(update={"args": args})
+
+
+def _filled(name: str, args: dict[str, Any], length: int | None, pointer: str) -> dict[str, Any]:
+    _class_of(name, f"{pointer}/type")
+    wanted = _LENGTH.get(name)
+    if wanted is not None and args.get(wanted) is None:
+        if length is None or length < 1:
+            detail = f"{name} needs {wanted}: the length of this training is not known beforehand"
+            raise one(f"{pointer}/args/{wanted}", detail, "missing")
+        return args | {wanted: length}
+    if name in _OF_OTHERS:
+        members = _members(args, pointer)
+        lengths = _lengths(name, args, len(members), length)
+        filled = [
+            _filled(member.type, member.args, part, f"{pointer}/args/schedulers/{number}")
+            for number, (member, part) in enumerate(zip(members, lengths, strict=True))
+        ]
+        specs = [
+            {"type": member.type, "args": inner}
+            for member, inner in zip(members, filled, strict=True)
+        ]
+        return args | {"schedulers": specs}
+    return args
+
+
+def _lengths(name: str, args: Args, count: int, length: int | None) -> list[int | None]:
+    """How long each of several schedulers is at work."""
+    milestones: Any = args.get("milestones") or ()
+    inner = [item for item in milestones if isinstance(item, int)]
+    if name != "SequentialLR" or len(inner) != count - 1:  # the latter torch refuses itself
+        return [length] * count
+    parts = zip([0, *inner], [*inner, length], strict=True)
+    return [None if end is None else end - start for start, end in parts]
+
+
+def _members(args: Mapping[str, Any], pointer: str) -> list[Member]:
+    """The schedulers within one.
+
+    Raises:
+        SpecProblems: they are not such a list, or one of them can only be alone.
+    """
+    where = f"{pointer}/args/schedulers"
+    try:
+        members = _MEMBERS.validate_json(json.dumps(args.get("schedulers")))
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = "".join(f"/{part}" for part in first["loc"])
+        detail = f'a list of 1 to 20 {{"type", "args"}}: {said(first, Member)}'
+        raise one(where + place, detail, first["type"]) from None
+    for number, member in enumerate(members):
+        if member.type in (PLATEAU, *_OWN_RATE):
+            detail = f"{member.type} cannot be one of several"
+            raise one(f"{where}/{number}/type", detail, "unsupported")
+    return members
+
+
+def _class_of(name: str, pointer: str) -> type[Any]:
+    if name in _REFUSED:
+        raise one(pointer, f"{name} cannot be used: {_REFUSED[name]}", "unsupported")
+    found = scheduler_classes().get(name)
+    if found is None:
+        known = scheduler_classes()
+        meant = did_you_mean(name, known) or f"; it has: {', '.join(known)}"
+        raise one(pointer, f"torch has no scheduler {name!r}{meant}", "unknown")
+    return found
+
+
+def build_scheduler(
+    name: str,
+    args: Mapping[str, Any],
+    optimizer: torch.optim.Optimizer,
+    pointer: str = "/scheduler",
+) -> Torch:
+    """Make a scheduler of resolved arguments; it sets the optimizer's first learning rate.
+
+    Raises:
+        SpecProblems: torch has no such scheduler, or it refuses its arguments or the optimizer.
+    """
+    cls = _class_of(name, f"{pointer}/type")
+    known = scheduler_parameters(name)
+    given = {key: value for key, value in args.items() if key != "schedulers"}
+    converted = arguments.check(known, given, f"{pointer}/args", name)
+    for missing in arguments.missing(known, dict(args)):
+        raise one(f"{pointer}/args/{missing}", f"{name} needs the argument {missing!r}", "missing")
+    converted = {key: _listed(value) for key, value in converted.items()}
+    converted |= _of_groups(converted, scales(optimizer))
+
+    def make(**some: Any) -> Torch:
+        if name not in _OF_OTHERS:
+            return cls(optimizer, **some)
+        inner = [
+            build_scheduler(
+                member.type, member.args, optimizer, f"{pointer}/args/schedulers/{number}"
+            )
+            for number, member in enumerate(_members(args, pointer))
+        ]
+        return cls(optimizer, inner, **some) if name == "SequentialLR" else cls(inner, **some)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch, of how its own classes call each other
+        try:
+            return make(**converted)
+        except (TypeError, ValueError, ZeroDivisionError, IndexError, KeyError) as cause:
+            where = arguments.blame(make, converted, f"{pointer}/args") if converted else pointer
+            raise one(where, f"{name} refuses: {cause}"[:500], "args") from cause
+
+
+def _of_groups(args: Mapping[str, Any], scales: Sequence[float]) -> dict[str, list[float]]:
+    """Learning rates among a scheduler's arguments: those of each group, where groups differ."""
+    if len(scales) == 1:
+        return {}
+    found = {name: args[name] for name in _RATES if isinstance(args.get(name), (int, float))}
+    return {name: [rate * scale for scale in scales] for name, rate in found.items()}
+
+
+def _listed(value: Any) -> Any:
+    """Schedulers of torch look for lists where its other classes look for tuples."""
+    return [*cast("tuple[Any, ...]", value)] if isinstance(value, tuple) else value
+
+
+def check_scheduler(
+    spec: Scheduler, optimizer: Optimizer, length: int | None, findings: Findings
+) -> Scheduler:
+    """The scheduler of a training of so many units, tried on a tiny optimizer.
+
+    Raises:
+        SpecProblems: it cannot be made.
+    """
+    whole = resolved(spec, length)
+    tiny = build_optimizer(optimizer, [nn.Parameter(torch.ones(2, 2))])
+    if optimizer.sparse is not None:
+        of_sparse = build_optimizer(optimizer.of_sparse, [nn.Parameter(torch.ones(2, 2))])
+        tiny = Paired(tiny, of_sparse)
+    if "lr" not in tiny.param_groups[0]:  # pragma: no cover - torch has none such
+        raise one("/scheduler", f"{optimizer.type} has no learning rate", "unsupported")
+    made = build_scheduler(whole.type, whole.args, tiny)
+    _try_steps(made, whole)
+    total = whole.args.get("total_steps")
+    if isinstance(total, int) and length is not None and length > total:
+        detail = f"the scheduler ends after {total} {spec.unit}, and training takes {length}: leave"
+        findings.problem("/scheduler/args/total_steps", f"{detail} it out", "too_small")
+    return whole
+
+
+def _try_steps(made: Torch, spec: Scheduler) -> None:
+    """Go on a little: some arguments are looked at only then."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            for _ in range(2):
+                made.step(*([1.0] if spec.metric is not None else []))
+        except Exception as cause:
+            detail = f"{spec.type} cannot go on with these arguments: {cause}"
+            raise one("/scheduler/args", detail[:500], "args") from cause
+
+
+# --- at work ---------------------------------------------------------------------------------
+
+
+class LearningRate:
+    """The learning rate of an optimizer, as a scheduler moves it.
+
+    torch's scheduler always computes the rates of the spec. A rate that was set while the job runs
+    scales all of them, and only after the scheduler has stepped: setting 0 loses nothing.
+    """
+
+    def __init__(self, spec: Scheduler, optimizer: torch.optim.Optimizer) -> None:
+        self._spec = spec
+        self._optimizer = optimizer
+        self._scheduler = build_scheduler(spec.type, spec.args, optimizer)
+        self._counts: dict[str, int] = dict.fromkeys(("steps", "epochs", "samples"), 0)
+        self._scaled: dict[int, tuple[float, float]] = {}
+        """By the number of the parameter group: the schedule's base, and the one set instead."""
+        self._rates: list[float] = []
+        """The schedule's own rate of each group, where any group is scaled."""
+        total = spec.args.get("total_steps") if spec.type == "OneCycleLR" else None
+        self._last = total - 1 if isinstance(total, int) else None
+        # torch's own classes call each other in ways that it warns of, and warns of schedules that
+        # go on before the optimizer does, as after a restore
+        warnings.filterwarnings("ignore", category=UserWarning, module=lr_scheduler.__name__)
+        vars(optimizer)["_opt_called"] = True
+
+    def count(self, num_rows: int, *, ends_epoch: bool, num_updates: int = 1) -> None:
+        """A step was made, with so many rows; ``num_updates`` is 0 where it was skipped."""
+        samples = num_rows * num_updates
+        past = {"steps": num_updates, "epochs": int(ends_epoch), "samples": samples}
+        for unit, units in past.items():
+            self._counts[unit] += units
+        if self._spec.metric is None:
+            with self._unscaled() if self._scaled else _AS_IT_IS:
+                self._go_on(past[self._spec.unit])
+
+    def judge(self, figures: Mapping[str, float]) -> None:
+        """An evaluation was made."""
+        if self._spec.metric is not None:
+            with self._unscaled() if self._scaled else _AS_IT_IS:
+                self._scheduler.step(figures[self._spec.metric])
+
+    def base(self, half: torch.optim.Optimizer) -> float:
+        """The rate that the schedule starts from; of one that reacts to a metric, that in force.
+
+        ``half``: the optimizer, or of a pair the one that is meant.
+        """
+        scaled = self._scaled.get(self._places(half)[0])
+        if scaled is None or self._spec.metric is not None:
+            return base_of(half)
+        return scaled[1]
+
+    def rebase(self, lr: float, half: torch.optim.Optimizer) -> None:
+        """Continue as if the schedule had started from another rate: all of it is scaled.
+
+        ``half``: the optimizer, or of a pair the one that is meant.
+        """
+        with self._unscaled():
+            base = base_of(half)
+            places = self._places(half)
+            kept = {number: both for number, both in self._scaled.items() if number not in places}
+            if _SMALLEST_BASE <= base < math.inf:
+                self._scaled = kept | dict.fromkeys(places, (base, lr))
+            else:
+                self._scaled = kept
+                self._start_from(lr, half)
+
+    def _places(self, half: torch.optim.Optimizer) -> list[int]:
+        """The numbers of its parameter groups."""
+        meant = {id(group) for group in half.param_groups}
+        groups = enumerate(self._optimizer.param_groups)
+        return [number for number, group in groups if id(group) in meant]
+
+    def _start_from(self, lr: float, half: torch.optim.Optimizer) -> None:
+        """Run the schedule again from another rate; for one that no factor can scale."""
+        set_arguments(half, {"lr": lr})
+        if self._spec.metric is not None:  # a rate of 0 was never reduced
+            return
+        meant = self._places(half)
+        for number, group in enumerate(self._optimizer.param_groups):
+            initial = group.pop("initial_lr")
+            group["lr"] = group["lr"] if number in meant else initial
+        self._scheduler = build_scheduler(self._spec.type, self._spec.args, self._optimizer)
+        self._go_on(self._counts[self._spec.unit])
+
+    @contextlib.contextmanager
+    def _unscaled(self) -> Generator[None]:
+        """In here the groups have the schedule's own rates; the rates in force follow from them."""
+        groups = self._optimizer.param_groups
+        for group, rate in zip(groups, self._rates, strict=False):
+            group["lr"] = rate
+        yield
+        self._rates = [group["lr"] for group in groups] if self._scaled else []
+        for number, (base, lr) in self._scaled.items():
+            groups[number]["lr"] = groups[number]["lr"] / base * lr
+
+    def _go_on(self, units: int) -> None:
+        done = self._counts[self._spec.unit]
+        if self._last is not None:  # what training made longer while it runs keeps the last rate
+            units = min(units, max(0, self._last - (done - units)))
+        for _ in range(units):
+            self._scheduler.step()
+
+    @contextlib.contextmanager
+    def undone_on_error(self) -> Generator[None]:
+        """If what is done in here raises, the schedule is what it was; the groups are not."""
+        before = dict(vars(self))
+        try:
+            yield
+        except BaseException:
+            vars(self).update(before)
+            raise
+
+    def state(self) -> State:
+        """How far it has come; what is a function of the spec alone is left out."""
+        inner = [_numbers(vars(item)) for item in _all_of(self._scheduler)]
+        found = {"type": self._spec.type, "counts": dict(self._counts), "schedulers": inner}
+        scaled = {str(number): list(both) for number, both in self._scaled.items()}
+        return found | {"scaled": scaled, "rates": list(self._rates)}
+
+    def restore(self, state: State) -> None:
+        """Go on from there; with ``counts`` alone as though this had been the schedule so far.
+
+        Raises:
+            CheckpointMismatch: it was another scheduler.
+        """
+        counts = {unit: int(state["counts"][unit]) for unit in self._counts}
+        self._counts = counts
+        if "schedulers" not in state:
+            if self._spec.metric is None:
+                self._go_on(counts[self._spec.unit])
+            return
+        if state["type"] != self._spec.type:
+            detail = f"The checkpoint was made with the scheduler {state['type']}, the job's is"
+            raise CheckpointMismatch(f"{detail} {self._spec.type}.")
+        for scheduler, saved in zip(_all_of(self._scheduler), state["schedulers"], strict=True):
+            vars(scheduler).update({name: _read(value) for name, value in saved.items()})
+        scaled = state.get("scaled", {})  # absent from checkpoints of older versions
+        self._scaled = {int(number): (_read(a), _read(b)) for number, (a, b) in scaled.items()}
+        self._rates = _read(state.get("rates", []))
+
+
+def base_of(optimizer: torch.optim.Optimizer) -> float:
+    """The learning rate that an optimizer's schedule started from."""
+    group = optimizer.param_groups[0]
+    return float(group.get("initial_lr", group["lr"]))
+
+
+def cycled(spec: Scheduler | None) -> tuple[str, ...]:
+    """The arguments of the optimizer that a schedule sets by itself, whatever they were."""
+    return _CYCLED if spec is not None and spec.type in _OWN_RATE else ()
+
+
+def learning_rate(spec: Scheduler | None, optimizer: torch.optim.Optimizer) -> LearningRate | None:
+    """What moves an optimizer's learning rate; None where nothing does."""
+    return None if spec is None else LearningRate(spec, optimizer)
+
+
+def _all_of(scheduler: Torch) -> list[Torch]:
+    """A scheduler and those within it, in a fixed order."""
+    inner: Sequence[Torch] = getattr(scheduler, "_schedulers", ())
+    return [scheduler, *(found for item in inner for found in _all_of(item))]
+
+
+def _numbers(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """What a scheduler counts in: its numbers, and its lists of numbers."""
+    found = {name: value for name, value in attributes.items() if _is_counted_in(value)}
+    return {name: [*item] if isinstance(item, list) else item for name, item in found.items()}
+
+
+def _is_counted_in(value: Any) -> bool:
+    parts = cast("list[Any]", value) if isinstance(value, list) else [value]
+    return all(isinstance(part, (int, float)) for part in parts)
+
+
+def _read(saved: Any) -> Any:
+    if isinstance(saved, list):
+        return [jsonio.number(item) for item in cast("list[Any]", saved)]
+    return jsonio.number(saved)

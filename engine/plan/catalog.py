@@ -1,0 +1,175 @@
+"""What the engine knows, as the API serves it: each entry with a JSON Schema of its arguments."""
+
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from torch import nn
+
+from engine.core import arguments
+from engine.losses.losses import loss_classes
+from engine.metrics.torch_metrics import metric_classes, metric_parameters
+from engine.network.functions import FUNCTIONS, num_inputs
+from engine.network.layer_types import layer_classes, layer_parameters
+from engine.network.recurrent import OURS
+from engine.network.shapes import INFERRED
+from engine.optim.lr_schedulers import scheduler_classes, scheduler_parameters
+from engine.optim.optimizers import optimizer_classes
+from glasshouse.spec.metrics import ALONE
+from glasshouse.spec.presets import PRESETS
+
+
+class UnknownSection(KeyError):
+    """The catalogue has no such section."""
+
+
+@cache
+def section(name: str) -> list[dict[str, Any]]:
+    """The entries of one section, by name.
+
+    Raises:
+        UnknownSection: there is no such section.
+    """
+    makers: dict[str, Callable[[], list[dict[str, Any]]]] = {
+        "layers": _layers,
+        "presets": _presets,
+        "losses": _losses,
+        "optimizers": _optimizers,
+        "schedulers": _schedulers,
+        "metrics": _metrics,
+        "datasets": _datasets,
+        "rules": list,
+    }
+    if name not in makers:
+        raise UnknownSection(name)
+    return makers[name]()
+
+
+def _layers() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for name in [*layer_classes(), *FUNCTIONS]:
+        known = layer_parameters(name)
+        if name in FUNCTIONS:
+            least, most = num_inputs(name)
+            summary = (FUNCTIONS[name].__doc__ or "").splitlines()[0]
+            inputs = {"min": least, "max": most}
+        else:
+            own = OURS.get(name)
+            summary = _in_words(name, known) if own is None else (own.__doc__ or "").splitlines()[0]
+            inputs = _module_inputs(layer_classes()[name])
+        found.append(_entry(name, summary, known, inputs))
+    return found
+
+
+def _presets() -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "summary": (known.args.__doc__ or "").splitlines()[0],
+            "schema": {"required": []} | known.args.model_json_schema(),
+            "inputs": None,
+            "outputs": list(graph.outputs or (graph.layers[-1].name,)),
+        }
+        for name, known in PRESETS.items()
+        for graph in [known.graph(known.args())]
+    ]
+
+
+def _module_inputs(cls: type[nn.Module]) -> dict[str, int | None]:
+    accepted = arguments.call_inputs(cls.forward)
+    return {"min": accepted[0], "max": accepted[1]}
+
+
+def _losses() -> list[dict[str, Any]]:
+    return [
+        _entry(name, _in_words(name, known), known, _module_inputs(cls))
+        for name, cls in loss_classes().items()
+        for known in [arguments.parameters(cls)]
+    ]
+
+
+def _optimizers() -> list[dict[str, Any]]:
+    return [
+        _entry(name, _in_words(name, known), known, None)
+        for name, cls in optimizer_classes().items()
+        for known in [arguments.parameters(cls)]
+    ]
+
+
+def _schedulers() -> list[dict[str, Any]]:
+    return [
+        _entry(name, _in_words(name, known, owner), known, None)
+        for name in scheduler_classes()
+        for owner in ["our" if name == "InverseTimeLR" else "torch's"]
+        for known in [scheduler_parameters(name)]
+    ]
+
+
+_METRICS = {
+    "accuracy": "The share of rows whose target is among the top_k highest scores.",
+    "mean_abs_diff": "The mean of the absolute differences of two tensors of one shape.",
+    "mean_squared_diff": "The mean of the squared differences of two tensors of one shape.",
+    "cosine_similarity": "The cosine of the angle between two tensors, each as one long vector.",
+    "l2_ratio": "The l2 norm of the first tensor over that of the second.",
+    "correct_fraction": "The share of integer targets that are the index of the highest score.",
+    "mean": "The mean of a tensor.",
+    "l2": "The l2 norm of a tensor.",
+}
+
+
+def _metrics() -> list[dict[str, Any]]:
+    """Ours, and the classes of torchmetrics, whose arguments are those of ``args``."""
+    top_k = {"type": "integer", "minimum": 1, "default": 1}
+    others = [
+        _entry(name, _in_words(name, known, "torchmetrics'"), known, {"min": 2, "max": 2})
+        for name in metric_classes()
+        for known in [metric_parameters(name)]
+    ]
+    return others + [
+        {
+            "name": name,
+            "summary": summary,
+            "schema": {
+                "type": "object",
+                "properties": {"top_k": top_k} if name == "accuracy" else {},
+                "required": [],
+            },
+            "inputs": dict.fromkeys(("min", "max"), 1 if name in ALONE else 2),
+        }
+        for name, summary in _METRICS.items()
+    ]
+
+
+def _datasets() -> list[dict[str, Any]]:
+    return [
+        {
+            "name": "digits",
+            "summary": "1,797 handwritten digits of 8 x 8 pixels, as scikit-learn ships them.",
+            "schema": {"type": "object", "properties": {}, "required": []},
+            "inputs": None,
+        }
+    ]
+
+
+def _in_words(name: str, known: dict[str, arguments.Parameter], owner: str = "torch's") -> str:
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", name)
+    given = ", ".join(
+        item.name if item.required else f"{item.name}={item.default!r}" for item in known.values()
+    )
+    return f"{words}: {owner} {name}({given})"
+
+
+def _entry(
+    name: str,
+    summary: str,
+    known: dict[str, arguments.Parameter],
+    inputs: dict[str, int | None] | None,
+) -> dict[str, Any]:
+    inferred = frozenset(INFERRED)
+    return {
+        "name": name,
+        "summary": summary,
+        "schema": arguments.schema(known, inferred),
+        "inputs": inputs,
+    }

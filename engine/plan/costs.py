@@ -1,0 +1,80 @@
+"""What a planned job costs: parameters and operations layer by layer, and bytes by head."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from engine.network.shapes import FieldShape, Trace
+from engine.optim.optimizers import States, sparse_parameters
+
+
+def table(traced: Trace, states: States | None = None) -> dict[str, Any]:
+    """Its layers one by one, and what they are all together."""
+    layers = [item.describe() for item in traced.layers]
+    for item in layers:
+        kept = [key for name in item["parameter_names"] for key in (states or {}).get(name, ())]
+        item["state_names"] = list(dict.fromkeys(kept))
+    return {
+        "layers": layers,
+        "parameters": sum(item["parameters"] for item in layers),
+        "flops": traced.num_flops,
+    }
+
+
+def batch_of(shapes: Mapping[str, FieldShape], num_rows: int) -> dict[str, Tensor]:
+    """So many rows of all fields, on the meta device."""
+    found: dict[str, Tensor] = {}
+    for name, shape in shapes.items():
+        found |= shape.tensors(name, num_rows)
+    return found
+
+
+def _num_bytes(item: Tensor) -> int:
+    return item.numel() * item.element_size()
+
+
+def memory(  # noqa: PLR0913 (each is a head)
+    traced: Trace,
+    network: nn.Module,
+    state_bytes: int,
+    *,
+    data_bytes: int,
+    num_averages: int = 0,
+    num_snapshots: int = 1,
+    training: bool = True,
+    step_bytes: int | None = None,
+    keeps_gradients: bool = False,
+    waiting_bytes: int = 0,
+) -> dict[str, int]:
+    """Bytes by head. Activations: the most that a step holds beside parameters and gradients.
+
+    Where that is not known, ``step_bytes`` is None, it is what the layers put out for one batch.
+    Checkpoint: the copies in host memory, ``num_snapshots`` at once: the one that is written while
+    training continues, and the best state where it may have to wait.
+    ``keeps_gradients``: those of a step's earlier batches are there all along. ``waiting_bytes``:
+    batches of a step that are in memory before it begins.
+    """
+    parameters = sum(_num_bytes(item) for item in [*network.parameters(), *network.buffers()])
+    storages = {
+        item.untyped_storage()._cdata: item.untyped_storage().nbytes()  # pyright: ignore[reportPrivateUsage]
+        for item in traced.output_leaves().values()
+    }
+    sparse = sparse_parameters(network)  # whose gradients are of the rows that were read
+    dense = [item for name, item in network.named_parameters() if name not in sparse]
+    learned = [item for item in dense if item.requires_grad]
+    gradients = sum(_num_bytes(item) for item in learned) if training else 0
+    activations = sum(storages.values())
+    if step_bytes is not None:
+        activations = max(0, step_bytes - (0 if keeps_gradients else gradients))
+    snapshot = (1 + num_averages) * parameters + state_bytes
+    heads = {
+        "parameters_bytes": parameters,
+        "gradients_bytes": gradients,
+        "optimizer_state_bytes": state_bytes,
+        "averages_bytes": num_averages * parameters,
+        "activations_bytes": activations + waiting_bytes,
+        "checkpoint_bytes": num_snapshots * snapshot if training else 0,
+        "data_bytes": data_bytes,
+    }
+    return {**heads, "total_bytes": sum(heads.values())}

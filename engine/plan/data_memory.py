@@ -1,0 +1,297 @@
+"""What the rows of a job take in memory, from the dataset's description alone: all, or a pool."""
+
+import math
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from engine.core.problems import Findings
+from engine.data.batches.shuffle_pool import Pool
+from engine.data.columns.fields import BadField, column_view, field_shape, num_steps
+from engine.data.sources.reading import LIST_BYTES
+from engine.data.sources.text_windows import num_windows, part_of
+from engine.network.shapes import FieldShape
+from glasshouse.spec import (
+    Data,
+    Field,
+    InferData,
+    IntegerSequenceField,
+    Source,
+    Spec,
+    TrainJob,
+)
+
+_AHEAD = 2
+"""Batches' worth of rows that one reading brings, at most: those that enter a growing pool."""
+_DEVIATIONS = 6
+_STREAMED = frozenset(
+    (
+        *("train", "interleave", "validation", "fields", "batch_size", "drop_last"),
+        *("shuffle", "sequence", "cache", "workers", "normalize", "on_bad_row", "windows"),
+        "bucket_by_length",
+    )
+)
+"""What goes with rows that stay in their files; what else ``data`` says is of rows in memory."""
+_STREAMED_FIELDS = frozenset(
+    (
+        *("type", "column", "columns", "shape", "scale", "dim", "padding_value", "fill"),
+        "augment",
+        *("classes", "tokens", "vocabulary"),
+    )
+)
+_TOKEN_BYTES = 250
+"""What a token of a vocabulary takes, its text and its place in tables."""
+
+
+class _Column(NamedTuple):
+    """What the rows of a field take."""
+
+    row_bytes: int
+    """Of each, where all take the same."""
+    step_bytes: int
+    """Of each step of a row of a length of its own; beside it a row has a start and a length."""
+    column: dict[str, Any]
+    longest: int
+
+
+def rows_of(source: Source | InferData, meta: Mapping[str, Any]) -> int:
+    """The rows that a source takes of its split."""
+    fraction = getattr(source, "fraction", None)
+    if "windows" in meta:
+        first, last = part_of(meta["tokens"][source.split], fraction)
+        return num_windows(meta["windows"], last - first)
+    if "taken" in meta:  # of several sources, each with a fraction of its own
+        return int(meta["taken"])
+    total = int(meta["splits"][source.split])
+    return total if fraction is None else int(fraction[1] * total) - int(fraction[0] * total)
+
+
+def training_bytes(spec: TrainJob, datasets: Mapping[str, Mapping[str, Any]]) -> int:
+    """What the rows of a training job take, those of its evaluations included."""
+    data = spec.data
+    sources = [data.whole, *([data.validation] if data.validation else [])]
+    metas = [(source, datasets[source.dataset]) for source in sources]
+    if data.shuffle.buffer_size is None:
+        normal = data.normalize
+        return sum(source_bytes(data.fields, source, meta, normal) for source, meta in metas)
+    return sum(
+        _streamed_bytes(data, source, meta, trains=source is data.whole) for source, meta in metas
+    )
+
+
+def source_bytes(
+    fields: Mapping[str, Field],
+    source: Source | InferData,
+    meta: Mapping[str, Any],
+    normalize: Mapping[str, Any],
+) -> int:
+    """What all rows of a source take, as they are kept in memory."""
+    num_rows, size = rows_of(source, meta), 0
+    if "windows" in meta:  # one text for each field, and where each window begins
+        text = int(meta["tokens"][source.split]) * 4
+        items = _columns(fields, meta, source.split)
+        return sum((text + 16 * num_rows) if item.step_bytes else 8 * num_rows for item in items)
+    share = num_rows / meta["splits"][source.split]
+    for item in _columns(fields, meta, source.split, normalize):
+        size += item.row_bytes * num_rows
+        if item.step_bytes:
+            steps = num_steps(item.column, source.split, meta["splits"][source.split])
+            size += int(steps * share) * item.step_bytes + num_rows * 16
+    return size
+
+
+def _columns(
+    fields: Mapping[str, Field],
+    meta: Mapping[str, Any],
+    split: str,
+    normalize: Mapping[str, Any] | None = None,
+) -> list[_Column]:
+    found: list[_Column] = []
+    for name, field in fields.items():
+        try:
+            shape = field_shape(name, field, dict(meta), split)
+        except BadField:  # which is told of where fields are checked
+            continue
+        column = column_view(name, field, meta)
+        dtype = column["dtype"]
+        if shape.is_sequence:
+            dtype = "float32" if name in (normalize or {}) else dtype
+            found.append(_Column(0, _step_bytes(shape, dtype), column, shape.shape[0]))
+            continue
+        width = 1 if dtype == "uint8" and shape.dim is None else shape.dtype.itemsize
+        found.append(_Column(width * torch.Size(shape.shape).numel(), 0, column, 0))
+    return found
+
+
+def _step_bytes(shape: FieldShape, dtype: str) -> int:
+    if shape.has_values:
+        return 8
+    if shape.dim is not None:
+        return 4 if shape.dim <= 2**31 else 8
+    return torch.Size(shape.shape[1:]).numel() * (1 if dtype == "uint8" else 4)
+
+
+# --- rows that stay in their files -----------------------------------------------------------
+
+
+def check_streaming(data: Data, meta: Mapping[str, Any], findings: Findings) -> None:
+    """Note what is wrong with the size of the pool, and what does not go with one."""
+    shuffle, size = data.shuffle, data.batch_size
+    least, most = shuffle.min_buffer_size, shuffle.buffer_size
+    pointer = "/data/shuffle/min_buffer_size"
+    if most is None:
+        if data.cache == "memory":
+            detail = "all rows are in memory: leave it out, or set shuffle.buffer_size"
+            findings.problem("/data/cache", detail, "no_buffer")
+        if least:
+            detail = "all rows are read before the first batch: set buffer_size, or leave it out"
+            findings.problem(pointer, detail, "no_buffer")
+        return
+    if most < size:
+        detail = f"a batch takes {size} rows, and {most} would be there: set at least {size}"
+        findings.problem("/data/shuffle/buffer_size", detail, "too_small")
+    if least and shuffle.enabled is False:
+        detail = "rows in their stored order wait for no others: leave it out, or shuffle"
+        findings.problem(pointer, detail, "no_shuffle")
+    elif 0 < least < size:
+        detail = f"a batch takes {size} rows: set at least as many, or 0 to begin with one batch"
+        findings.problem(pointer, detail, "too_small")
+    elif least > most:
+        detail = f"there are never more than buffer_size, {most}: set at most that"
+        findings.problem(pointer, detail, "too_large")
+    _check_known(data, _STREAMED, "/data", findings)
+    for name, field in data.fields.items():
+        _check_known(field, _STREAMED_FIELDS, f"/data/fields/{name}", findings)
+    _check_vocabularies(data, meta, findings)
+    _check_buckets(data, findings)
+
+
+def _check_buckets(data: Data, findings: Findings) -> None:
+    """What does not go with a pool whose batches are of rows of like length."""
+    shuffle, size, wanted = data.shuffle, data.batch_size, data.bucket_by_length
+    if wanted is None:
+        return
+    pointer = "/data/bucket_by_length"
+    if data.windows is not None:
+        findings.problem(pointer, "windows all have one length: leave it out", "no_sequence")
+    if shuffle.enabled is False:
+        detail = "a pool that is not shuffled gives rows as they are stored: leave it out"
+        findings.problem(pointer, detail, "no_shuffle")
+    if wanted.max_tokens is not None:
+        detail = "how many batches an epoch has would hang on which rows meet in a pool: leave it"
+        findings.problem(f"{pointer}/max_tokens", f"{detail} out, or buffer_size", "streamed")
+    if shuffle.min_buffer_size:
+        detail = "rows are sorted by length when the pool is full: leave it out"
+        findings.problem("/data/shuffle/min_buffer_size", detail, "streamed")
+    if size <= (shuffle.buffer_size or 0) < 2 * size:
+        detail = f"rows that are sorted and those of the next batch need {2 * size} at least"
+        findings.problem("/data/shuffle/buffer_size", detail, "too_small")
+
+
+def _check_vocabularies(data: Data, meta: Mapping[str, Any], findings: Findings) -> None:
+    split = data.whole.split
+    counts = {
+        f"fields/{name}": _tokens_to_count(name, field, split, meta)
+        for name, field in data.fields.items()
+    }
+    counts["windows"] = _window_tokens(data, split, meta)
+    for place, count in counts.items():
+        if count is None:
+            detail = "there are more different ones than a dataset counts, and counting them takes"
+            detail += " memory without bound: give the vocabulary, or leave out shuffle.buffer_size"
+            findings.problem(f"/data/{place}/vocabulary", detail, "streamed")
+
+
+def _tokens_to_count(name: str, field: Field, split: str, meta: Mapping[str, Any]) -> int | None:
+    """The different tokens that a field's vocabulary is built from; None: more than are known."""
+    if not isinstance(field, IntegerSequenceField) or field.tokens is None:
+        return 0
+    if field.vocabulary is not None and field.vocabulary.given is not None:
+        return 0
+    counts = column_view(name, field, meta)["tokens"][field.tokens][split]["at_least"]
+    return None if counts is None else int(counts[0]) if counts else 0
+
+
+def _window_tokens(data: Data, split: str, meta: Mapping[str, Any]) -> int | None:
+    """The different tokens of a text that windows go over; None: more than are known."""
+    if data.windows is None or data.windows.vocabulary.given is not None:
+        return 0
+    found = meta["distinct"][split]
+    return None if found is None else int(found) + 1
+
+
+def _check_known(given: Spec, known: frozenset[str], pointer: str, findings: Findings) -> None:
+    """Note what is said that rows in files know nothing of."""
+    for name in sorted(type(given).model_fields.keys() - known):
+        if getattr(given, name) != type(given).model_fields[name].get_default():
+            detail = "it needs all rows in memory: leave it out, or leave out shuffle.buffer_size"
+            findings.problem(f"{pointer}/{name}", detail, "streamed")
+
+
+def _streamed_bytes(data: Data, source: Source, meta: Mapping[str, Any], *, trains: bool) -> int:
+    """The most that a source takes of which rows are read as they are needed."""
+    num_rows = rows_of(source, meta)
+    shuffles = trains and data.shuffle.enabled is not False
+    size = min(data.batch_size, num_rows)
+    pool = Pool(num_rows, size, data.shuffle.buffer_size or size)
+    ahead = (2 + data.workers) * (_AHEAD if shuffles else 1) * size
+    needed = _places_bytes(data, source, meta)
+    if trains:
+        counts = [_tokens_to_count(*item, source.split, meta) for item in data.fields.items()]
+        counts.append(_window_tokens(data, source.split, meta))
+        needed += _TOKEN_BYTES * sum(count or 0 for count in counts)
+    needed += pool.index_bytes if shuffles else 0
+    if trains and data.bucket_by_length is not None:  # lengths, and a block that is sorted
+        needed += 32 * int(meta["splits"][source.split]) + 48 * pool.capacity
+    keeps = data.cache == "memory"
+    capacity = num_rows if keeps else pool.capacity if shuffles else 0
+    needed += 17 * num_rows if keeps else 0  # which are there, and the order of an epoch
+    most = data.sequence.max_length or sys.maxsize
+    for column in _columns(data.fields, meta, source.split, data.normalize):
+        item = column._replace(longest=min(column.longest, most))
+        if item.row_bytes:
+            needed += item.row_bytes * (ahead + size + capacity)
+            continue
+        needed += (ahead + size) * item.longest * item.step_bytes
+        if capacity:
+            split_rows = int(meta["splits"][source.split])
+            steps = _most_steps(item, (source.split, split_rows), pool, capacity)
+            needed += steps * item.step_bytes + capacity * LIST_BYTES
+    return needed
+
+
+def _places_bytes(data: Data, source: Source, meta: Mapping[str, Any]) -> int:
+    """What it takes to know which rows a source takes, where it does not take all of them."""
+    if data.windows is not None:  # where the rows of the text begin, and their lengths before
+        return 24 * int(meta["lines"][source.split])
+    needed, num_rows = 0, int(meta["splits"][source.split])
+    if source.fraction is not None:  # all in a drawn order, a part of them, and that part sorted
+        taken = int((source.fraction[1] - source.fraction[0]) * num_rows)
+        needed = 8 * num_rows + 16 * taken
+    if data.sequence.max_length is not None:  # where rows begin, lengths, numbers
+        needed += 40 * num_rows
+        needed += (
+            24 * num_rows * any(getattr(item, "tokens", None) for item in data.fields.values())
+        )
+    if data.on_bad_row == "drop":  # the numbers of those that fit
+        needed += 16 * num_rows
+    return needed
+
+
+def _most_steps(item: _Column, split: tuple[str, int], pool: Pool, capacity: int) -> int:
+    """The steps of so many rows that were drawn from all, six standard deviations above the mean.
+
+    Rows come in runs that may be alike. What deviation lengths have is not known, but none with
+    this mean and these ends has a larger one.
+    """
+    name, num_rows = split
+    longest = item.longest
+    if item.column["shape"][0] is not None:
+        return capacity * longest
+    ends = item.column["lengths"][name]
+    total = int(ends["total"])
+    mean = min(total / num_rows, longest)
+    spread = math.sqrt(capacity * pool.run * (longest - mean) * max(0, mean - int(ends["min"])))
+    return min(total, capacity * longest, math.ceil(capacity * mean + _DEVIATIONS * spread))

@@ -1,0 +1,194 @@
+"""The plan of inference: what is asked of a trained network, against what it was trained on."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from engine.core.problems import Findings, one
+from engine.core.tensor_names import root
+from engine.data.batches.rows import longest_of
+from engine.data.columns.fields import BadField
+from engine.data.columns.prepared import Preparing
+from engine.data.sources.inline import Meaning, inline_rows
+from engine.inference import infer
+from engine.network.network import needed_layers
+from engine.network.sequence_lengths import stepwise
+from engine.network.shapes import FieldShape, Trace, trace
+from engine.plan import data as plan_data
+from engine.plan import data_memory
+from engine.plan.costs import memory, table
+from engine.plan.data import Metas
+from glasshouse.spec import Field, Graph, InferJob, Trained
+
+
+def plan_inference(spec: InferJob, datasets: Metas, trained_by: Trained) -> dict[str, Any]:
+    """Plan a job that runs a trained network.
+
+    Raises:
+        SpecProblems: the job cannot run as it is written.
+    """
+    findings = Findings()
+    fields = _infer_fields(spec, trained_by, findings)
+    findings.stop()
+    shapes, num_rows, data_bytes = _inputs(spec, fields, datasets, trained_by, findings)
+    size = spec.data.batch_size if spec.data else 256
+    batch_size = min(size, num_rows)
+    wanted = infer.outputs_of(spec, trained_by.network)
+    traced = trace(_pruned(trained_by.network, wanted), shapes, batch_size, findings)
+    steps = stepwise(traced, shapes, batch_size)
+    _check_outputs(spec, wanted, traced, (batch_size, steps), findings)
+    findings.stop()
+    return {
+        "spec": _resolved(spec, wanted, fields, shapes).model_dump(mode="json"),
+        **table(traced),
+        "memory": memory(traced, traced.network(), 0, data_bytes=data_bytes, training=False),
+        "probes": [],
+        "num_steps": -(-num_rows // size),
+        "warnings": [item.as_dict() for item in findings.warnings],
+    }
+
+
+def _inputs(
+    spec: InferJob,
+    fields: Mapping[str, Field],
+    datasets: Metas,
+    trained_by: Trained,
+    findings: Findings,
+) -> tuple[dict[str, FieldShape], int, int]:
+    """The shapes of what the network is to read, how many rows that is, and its bytes."""
+    data = trained_by.data
+    if spec.data is None:
+        shapes = infer.inline_shapes(fields)
+        return shapes, _check_inline(spec, shapes, Meaning(fields, Preparing.of(data))), 0
+    dim = plan_data.window_dim(trained_by)
+    datasets = plan_data.seen_as_windows(datasets, data.windows, None, dim)
+    meta = plan_data.meta_of(spec.data, datasets, "/data", findings)
+    shapes = plan_data.field_shapes(fields, meta, findings, spec.data)
+    findings.stop()
+    num_bytes = data_memory.source_bytes(fields, spec.data, meta, data.normalize)
+    return shapes, data_memory.rows_of(spec.data, meta), num_bytes
+
+
+def _pruned(graph: Graph, wanted: Sequence[str]) -> Graph:
+    """What of a graph is needed."""
+    layers = tuple(needed_layers(graph, wanted))
+    if not layers:
+        raise one("/outputs", "none of these is a layer of the network", "unknown_layer")
+    return graph.model_copy(update={"layers": layers, "outputs": None})
+
+
+def _infer_fields(spec: InferJob, trained_by: Trained, findings: Findings) -> dict[str, Field]:
+    """The fields that are needed; what is given must be as it was in training."""
+    known = {layer.name for layer in trained_by.network.layers}
+    for number, name in enumerate(spec.outputs or ()):
+        if root(name) not in known:
+            listed = ", ".join(list(known)[:30])
+            detail = f"the network has no layer {name!r}; it has: {listed}"
+            findings.problem(f"/outputs/{number}", detail, "unknown_layer")
+    fields = infer.fields_needed(spec, trained_by)
+    _check_given(spec, trained_by.data.fields, findings)
+    if spec.inputs is not None:
+        for name in fields:
+            if name not in spec.inputs:
+                detail = f"the network needs the input {name!r}"
+                findings.problem("/inputs", detail, "missing_input")
+    return fields
+
+
+def _check_given(spec: InferJob, trained: Mapping[str, Field], findings: Findings) -> None:
+    own = (spec.data.fields if spec.data is not None else None) or {}
+    for name, field in own.items():
+        problem = infer.not_as_trained(field, trained.get(name))
+        if problem is not None:
+            findings.problem(f"/data/fields/{name}/{problem[0]}", problem[1], "trained_otherwise")
+    given = spec.data.fields if spec.data is not None else spec.inputs
+    base = "/data/fields" if spec.data is not None else "/inputs"
+    for name in given or ():
+        if name not in trained:
+            detail = f"the network has no field {name!r}; it has: {', '.join(trained)}"
+            findings.problem(f"{base}/{name}", detail, "unknown_field")
+
+
+def _check_inline(spec: InferJob, shapes: dict[str, FieldShape], meaning: Meaning) -> int:
+    """Check inline values; gives how many rows they are, and puts the longest into the shapes."""
+    cpu = torch.device("cpu")
+    try:
+        rows = inline_rows(dict(spec.inputs or {}), shapes, cpu, meaning=meaning)
+    except BadField as cause:
+        pointer = f"/inputs/{cause.key}" if cause.key else "/inputs"
+        raise one(pointer, str(cause), "shape") from cause
+    for name, longest in longest_of(rows).items():
+        shapes[name] = replace(shapes[name], shape=(longest, *shapes[name].shape[1:]))
+    return rows.num_rows
+
+
+def _check_outputs(
+    spec: InferJob,
+    wanted: Sequence[str],
+    traced: Trace,
+    known: tuple[int, Mapping[str, str]],
+    findings: Findings,
+) -> None:
+    batch_size, steps = known
+    _check_packed(spec, wanted, steps, findings)
+    widths: dict[str, int] = {}
+    for number, name in enumerate(wanted):
+        if name not in traced.values:
+            listed = ", ".join(leaf for leaf in traced.values if root(leaf) == root(name))
+            detail = f"there is no {name!r}; there is: {listed}"
+            findings.problem(f"/outputs/{number}", detail, "leaf")
+            continue
+        shape = traced.values[name].shape
+        axes = 2 if name in steps else 1
+        first = axes if spec.sequence_layout == "packed" else 1
+        widths[name] = shape[first:].numel() if len(shape) else 0
+        if not len(shape) or shape[0] != batch_size:
+            detail = f"the first axis of {name!r}, of shape {list(shape)}, is not the rows"
+            findings.problem(f"/outputs/{number}", detail, "no_rows_axis")
+        if len(shape) <= axes:
+            _check_class_axis(spec, name, shape, findings)
+    below = (
+        spec.flatten is not False
+        and spec.flatten.axis == 0
+        and "value" in (spec.fields or ("value",))
+    )
+    if below and len(set(widths.values())) > 1:
+        listed = ", ".join(f"{name!r} has {width}" for name, width in widths.items())
+        detail = f"to join below each other, all layers need as many values per row: {listed}"
+        findings.problem("/flatten/axis", detail, "shape")
+
+
+def _check_packed(
+    spec: InferJob, wanted: Sequence[str], steps: Mapping[str, str], findings: Findings
+) -> None:
+    """Of sequences laid out one behind the other; ``steps``: of which field an output has them."""
+    if spec.sequence_layout != "packed":
+        return
+    if not steps.keys() & {*wanted}:
+        detail = "none of the outputs has the steps of a sequence: packed changes nothing"
+        findings.warn("/sequence_layout", detail, "no_sequence")
+    if spec.flatten is not False and len({steps.get(name) for name in wanted}) > 1:
+        detail = "packed, the outputs differ in rows: some have one per step, of one field, and"
+        findings.problem("/flatten", f"{detail} others have not; set flatten to false", "shape")
+
+
+def _check_class_axis(spec: InferJob, name: str, shape: torch.Size, findings: Findings) -> None:
+    for position, field in enumerate(spec.fields or ("value",)):
+        if field != "value":
+            detail = f"{name!r} has shape {list(shape)}: without a class axis it has no {field}"
+            findings.problem(f"/fields/{position}", detail, "no_class_axis")
+
+
+def _resolved(
+    spec: InferJob,
+    wanted: Sequence[str],
+    fields: Mapping[str, Field],
+    shapes: Mapping[str, FieldShape],
+) -> InferJob:
+    update: dict[str, Any] = {"outputs": tuple(wanted)}
+    if spec.data is not None:
+        full = plan_data.with_sizes(fields, shapes)
+        update["data"] = spec.data.model_copy(update={"fields": full})
+    return spec.model_copy(update=update)

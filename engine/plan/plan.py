@@ -1,0 +1,420 @@
+"""The plan of a job: every shape, what it costs, and what is wrong with it, before anything runs.
+
+Knows the words of a job and torch's meta device; allocates and computes nothing large.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.checkpoint.checkpoint import check_shapes
+from engine.core.problems import Findings, SpecProblems, one
+from engine.core.tensor_names import root
+from engine.data.augmentation.check import check_augment
+from engine.data.batches.batch_counts import Pace
+from engine.guards.check import check_guards
+from engine.learner.averaging import num_copies
+from engine.metrics import derived, epoch_metrics, sample_predictions
+from engine.metrics.metrics import metric_names, reported, wanted
+from engine.network.hidden_state import check_stateful
+from engine.network.network import Network, needed_layers
+from engine.network.sequence_lengths import assign_lengths
+from engine.network.shapes import FieldShape, Trace, trace
+from engine.optim.lr_schedulers import check_scheduler
+from engine.optim.optimizers import num_state_bytes, try_optimizer
+from engine.optim.parameter_options import check_options, own_decays
+from engine.plan import data as plan_data
+from engine.plan import data_memory
+from engine.plan.batch_plan import Forecast
+from engine.plan.checkpointed_layers import settle_kept
+from engine.plan.costs import batch_of, memory, table
+from engine.plan.data import Metas
+from engine.plan.inference import plan_inference
+from engine.plan.losses import operands_of, plan_losses, waiting_bytes
+from engine.plan.step_memory import step_peak
+from engine.probes.tensors.slices import planned
+from engine.probes.watched.phases import check_phase
+from engine.probes.watched.select import GradientPoints, check_loss_name, select
+from engine.probes.watched.watchable import Watchable, check_cuts, everything
+from engine.training.memory_limit import check_memory
+from glasshouse.errors import FieldProblem, SpecFailed
+from glasshouse.spec import (
+    Field,
+    InferJob,
+    IntegerField,
+    IntegerSequenceField,
+    Layer,
+    SparseField,
+    Trained,
+    TrainJob,
+    parse_job,
+)
+from glasshouse.spec.probes import MAX_FULL_BYTES
+
+
+def plan(
+    spec: TrainJob | InferJob, datasets: Metas, trained_by: Trained | None = None
+) -> dict[str, Any]:
+    """Plan a job; ``datasets`` are the descriptions of those it names.
+
+    Raises:
+        SpecProblems: the job cannot run as it is written.
+    """
+    if isinstance(spec, TrainJob):
+        return _plan_network(spec, datasets, trained_by)
+    if trained_by is None:
+        raise one("/checkpoint", "the checkpoint's training job is not known", "no_network")
+    return plan_inference(spec, datasets, trained_by)
+
+
+# --- training --------------------------------------------------------------------------------
+
+
+def _plan_network(spec: TrainJob, datasets: Metas, trained_by: Trained | None) -> dict[str, Any]:
+    """Put the graph in the place of a preset; what is wrong with a layer is its arguments then."""
+    graph = spec.network.graph()
+    if graph is spec.network:
+        return _plan_sources(spec, datasets, trained_by)
+    try:
+        found = _plan_sources(spec.model_copy(update={"network": graph}), datasets, trained_by)
+    except SpecProblems as error:
+        raise SpecProblems([_of_preset(item) for item in error.problems]) from error
+    for warning in found["warnings"]:
+        warning["pointer"] = _of_preset_pointer(warning["pointer"])
+    return found
+
+
+def _of_preset(problem: FieldProblem) -> FieldProblem:
+    return replace(problem, pointer=_of_preset_pointer(problem.pointer))
+
+
+def _of_preset_pointer(pointer: str) -> str:
+    is_inside = pointer.startswith(("/network/layers", "/network/outputs"))
+    return "/network/args" if is_inside else pointer
+
+
+def _plan_sources(spec: TrainJob, datasets: Metas, trained_by: Trained | None) -> dict[str, Any]:
+    """Put one source in the place of several."""
+    findings = Findings()
+    plan_data.check_interleave(spec.data, findings)
+    findings.stop()
+    if not isinstance(spec.data.train, tuple):
+        return _plan_training(spec, datasets, trained_by)
+    joined, datasets = plan_data.joined(spec.data, datasets)
+    asked = spec.model_copy(update={"data": joined})
+    found = _plan_training(asked, datasets, trained_by)
+    found["spec"]["data"]["train"] = [item.model_dump(mode="json") for item in spec.data.train]
+    return found
+
+
+def _plan_training(spec: TrainJob, datasets: Metas, trained_by: Trained | None) -> dict[str, Any]:
+    findings = Findings()
+    spec, datasets, shapes = _sized(spec, datasets, trained_by, findings)
+    forecast, shapes = _forecast(spec, datasets, shapes, findings)
+    spec, traced, loss = _traced(spec, shapes, forecast.batch_size, findings)
+    series = _check_series(spec, traced, shapes, datasets, findings)
+    network = traced.network()
+    _check_learning(spec, traced, network, loss, findings)
+    states = try_optimizer(spec.optimizer, network, own_decays(spec.network, network))
+    batch = partial(batch_of, shapes, forecast.batch_size)
+    resolved = _resolved(spec, traced, forecast.pace, batch, findings)
+    _check_start(resolved, trained_by, findings)
+    _check_run(resolved, forecast.num_rows, network, findings)
+    watchable = cache(partial(everything, spec, traced, network, loss, states))
+    probes = _check_probes(spec, watchable, findings)
+    learned = dict(network.named_parameters())
+    graded = cache(lambda: watchable().with_gradient())
+    derived.check(spec.metrics, traced.values, learned, graded, findings)
+    sample_predictions.check(resolved, traced.values, forecast.batch_size, findings)
+    _check_judged(spec, reported(spec, series), findings)
+    check_guards(spec, [*shapes, *(item.layer.name for item in traced.layers), *learned], findings)
+    findings.stop()
+    return {
+        "spec": resolved.model_dump(mode="json"),
+        **table(traced, states),
+        "memory": memory(
+            traced,
+            network,
+            num_state_bytes(states),
+            data_bytes=data_memory.training_bytes(spec, datasets),
+            num_averages=num_copies(spec.average),
+            num_snapshots=2 if resolved.checkpoint.may_hold else 1,
+            step_bytes=step_peak(resolved, wanted(resolved), batch),
+            keeps_gradients=spec.accumulate > 1,
+            waiting_bytes=waiting_bytes(resolved, forecast.pace, batch),
+        ),
+        "probes": probes,
+        "num_steps": forecast.num_steps,
+        "sequences": forecast.sequences(),
+        "warnings": [item.as_dict() for item in findings.warnings],
+    }
+
+
+def _sized(
+    spec: TrainJob, datasets: Metas, trained_by: Trained | None, findings: Findings
+) -> tuple[TrainJob, Metas, dict[str, FieldShape]]:
+    """The job with the sizes of its fields, the datasets as it sees them, and its fields' shapes.
+
+    A vocabulary that the checkpoint brings along has the size that it had there.
+    """
+    data = spec.data
+    known = plan_data.window_dim(trained_by) if data.windows is not None else None
+    datasets = plan_data.seen_as_windows(datasets, data.windows, data.whole, known)
+    fields = plan_data.as_begun(data.fields, trained_by)
+    meta = plan_data.meta_of(data.whole, datasets, "/data/train", findings)
+    judged = [] if data.validation is None else [datasets.get(data.validation.dataset, meta)]
+    fields = plan_data.encoded(fields, [meta, *judged], trained_by, findings)
+    findings.stop()
+    shapes = plan_data.field_shapes(fields, meta, findings, data.whole)
+    data = data.model_copy(update={"fields": plan_data.with_sizes(fields, shapes)})
+    findings.stop()
+    plan_data.check_preparing(data, meta, findings)
+    check_augment(data.fields, shapes, meta, findings)
+    plan_data.check_validation(data, datasets, findings)
+    findings.stop()
+    return spec.model_copy(update={"data": data}), datasets, shapes
+
+
+def _forecast(
+    spec: TrainJob, datasets: Metas, shapes: dict[str, FieldShape], findings: Findings
+) -> tuple[Forecast, dict[str, FieldShape]]:
+    """What batches there will be, and the shapes of fields in them."""
+    data = spec.data
+    meta = datasets[data.whole.dataset]
+    data_memory.check_streaming(data, meta, findings)
+    findings.stop()
+    num_rows = data_memory.rows_of(data.whole, meta)
+    shapes = plan_data.limited(data, shapes, findings)
+    forecast = Forecast(spec, meta, shapes, num_rows, findings)
+    findings.stop()
+    return forecast, shapes
+
+
+def _traced(
+    spec: TrainJob, shapes: Mapping[str, FieldShape], batch_size: int, findings: Findings
+) -> tuple[TrainJob, Trace, Tensor]:
+    """The job with what its losses go by, the network run on a batch, and its loss."""
+    traced = trace(spec.network, shapes, batch_size, findings)
+    traced = assign_lengths(traced, shapes, batch_size, findings)
+    findings.stop()
+    spec, loss = plan_losses(spec, shapes, traced, batch_size, findings)
+    _check_metrics(spec, shapes, traced, findings)
+    findings.stop()
+    return spec, traced, loss
+
+
+def _check_series(
+    spec: TrainJob,
+    traced: Trace,
+    shapes: Mapping[str, FieldShape],
+    datasets: Metas,
+    findings: Findings,
+) -> dict[str, list[str]]:
+    """The metrics of whole epochs, on the rows that they judge."""
+    judged = spec.data.validation or spec.data.whole
+    num_rows = data_memory.rows_of(judged, datasets[judged.dataset])
+    series = epoch_metrics.check(spec, traced, shapes, num_rows, findings)
+    findings.stop()
+    return series
+
+
+def _check_learning(
+    spec: TrainJob, traced: Trace, network: nn.Module, loss: Tensor, findings: Findings
+) -> None:
+    """What the parameters are told."""
+    check_options(traced.graph(), network, spec.optimizer, findings)
+    check_stateful(spec, findings)
+    check_cuts(traced, loss, findings)
+    findings.stop()
+
+
+def _resolved(
+    spec: TrainJob,
+    traced: Trace,
+    pace: Pace | None,
+    batch: Callable[[], dict[str, Tensor]],
+    findings: Findings,
+) -> TrainJob:
+    """The job with all that it left open."""
+    whole = spec.model_copy(update={"network": traced.graph()})
+    return settle_kept(_scheduled(whole, pace, findings), wanted(whole), batch, findings)
+
+
+def _check_start(spec: TrainJob, trained_by: Trained | None, findings: Findings) -> None:
+    """The weights that training begins with must be those of such a network."""
+    if spec.init is None or trained_by is None:
+        return
+    with torch.device("meta"):
+        mine, found = (Network(job.network, ()).state_dict() for job in (spec, trained_by))
+    if spec.init.missing != "fail":
+        mine = {name: item for name, item in mine.items() if name in found}
+    try:
+        check_shapes(mine, found, partial=spec.init.missing != "fail")
+    except SpecFailed as error:
+        findings.problem("/init/checkpoint", error.detail, "shape")
+
+
+def _check_metrics(
+    spec: TrainJob, shapes: Mapping[str, FieldShape], traced: Trace, findings: Findings
+) -> None:
+    for number, metric in enumerate(spec.metrics):
+        if not metric.is_judged:
+            continue
+        pointer = f"/metrics/{number}"
+        scores, target = operands_of(metric.inputs, f"{pointer}/inputs", traced, findings)
+        if metric.is_of_torchmetrics:
+            continue
+        both = f"{list(scores.shape)} and {list(target.shape)}"
+        if scores.dim() != 2 or target.dim() != 1 or target.dtype != torch.int64:
+            detail = "accuracy compares scores of shape [rows, classes] with integers of shape"
+            findings.problem(f"{pointer}/inputs", f"{detail} [rows], not {both}", "shape")
+        elif metric.top_k > scores.shape[1]:
+            detail = f"top_k is {metric.top_k}, and there are {scores.shape[1]} classes"
+            findings.problem(f"{pointer}/top_k", detail, "top_k")
+        elif (dim := _dim(shapes.get(metric.inputs[1]))) > scores.shape[1]:
+            detail = f"field {metric.inputs[1]!r} has {dim} classes, the scores {scores.shape[1]}"
+            findings.problem(f"{pointer}/inputs/1", detail, "classes")
+    names = metric_names(spec.metrics)
+    if len(set(names)) < len(names):
+        findings.problem(
+            "/metrics", "two metrics have the same name; remove or name one", "duplicate"
+        )
+
+
+def _dim(field: FieldShape | None) -> int:
+    return 0 if field is None else field.dim or 0
+
+
+def _check_reads(spec: TrainJob, findings: Findings) -> None:
+    """Warn of rows and fields that nothing reads and layers that lead nowhere."""
+    if spec.data.validation is not None and spec.evaluate is None:
+        detail = "no evaluation reads the rows of validation: evaluate is null"
+        findings.warn("/data/validation", detail, "unused_validation")
+    ends = [*spec.loss_reads, *(name for item in spec.metrics for name in item.sources)]
+    layers = needed_layers(spec.network, [*ends, *(spec.network.outputs or ())])
+    needed = {layer.name for layer in layers}
+    read = {root(name) for layer in spec.network.layers for name in layer.reads}
+    for name in spec.data.fields:
+        if name not in read | set(ends):
+            detail = f"field {name!r} is read by no layer, loss or metric"
+            findings.warn(f"/data/fields/{name}", detail, "unused_field")
+    for position, layer in enumerate(spec.network.layers):
+        if layer.name not in needed:
+            detail = f"layer {layer.name!r} leads to no output, loss or metric"
+            findings.warn(f"/network/layers/{position}", detail, "unused_layer")
+        _check_embedding(position, layer, spec.data.fields, findings)
+
+
+def _check_embedding(
+    position: int, layer: Layer, fields: Mapping[str, Field], findings: Findings
+) -> None:
+    field = fields.get((layer.inputs or ("",))[0])
+    size = layer.args.get("num_embeddings")
+    has_ids = isinstance(field, IntegerField | IntegerSequenceField | SparseField)
+    if layer.type == "PositionEmbedding":  # counts the steps, whatever they hold
+        return
+    if has_ids and isinstance(size, int) and (dim := field.dim or 0) > size:
+        detail = f"layer {layer.name!r} has {size} entries and field {(layer.inputs or ('',))[0]!r}"
+        detail += f" has values up to {dim - 1}"
+        findings.problem(f"/network/layers/{position}/args/num_embeddings", detail, "classes")
+
+
+def _check_run(spec: TrainJob, num_rows: int, network: nn.Module, findings: Findings) -> None:
+    """What the parts of a spec make of each other when it runs."""
+    _check_reads(spec, findings)
+    _check_counts(spec, num_rows, findings)
+    _check_layout(spec, network, findings)
+    check_memory(spec, findings)
+
+
+def _check_counts(spec: TrainJob, num_rows: int, findings: Findings) -> None:
+    size = spec.data.batch_size
+    if spec.data.drop_last and num_rows < size:
+        detail = f"drop_last leaves no batch: the rows are {num_rows}, a batch takes {size}"
+        findings.problem("/data/drop_last", detail, "no_batches")
+    batch_norm = any(layer.type.startswith("BatchNorm") for layer in spec.network.layers)
+    if batch_norm and not spec.data.drop_last and num_rows % size == 1:
+        detail = "the last batch of an epoch has one row, which batch normalisation cannot train on"
+        findings.warn("/data/batch_size", f"{detail}; set drop_last", "single_row")
+
+
+def _check_layout(spec: TrainJob, network: nn.Module, findings: Findings) -> None:
+    """Warn of a layout of images where there are none."""
+    asked = "tune" if spec.tune else "memory_format"
+    if (spec.tune or spec.memory_format != "contiguous_format") and all(
+        item.dim() != 4 for item in network.parameters()
+    ):
+        detail = "no layer has weights for images (Conv2d, for one): it changes nothing"
+        findings.warn(f"/{asked}", detail, "no_images")
+
+
+def _check_judged(spec: TrainJob, known: Sequence[str], findings: Findings) -> None:
+    """What goes by a metric must go by one that there is; ``known`` are all."""
+    best, early, scheduler = spec.checkpoint.keep_best, spec.stop.early, spec.scheduler
+    if best is not None and best.metric not in known:
+        detail = f"the job has no metric {best.metric!r} to keep the best by; it has:"
+        findings.problem(
+            "/checkpoint/keep_best/metric", f"{detail} {', '.join(known)}", "unknown_metric"
+        )
+    judges = {
+        "/stop/early/metric": None if early is None else early.metric,
+        "/scheduler/metric": None if scheduler is None else scheduler.metric,
+    }
+    known = [name for name in known if name.startswith("validation/")]
+    for pointer, metric in judges.items():
+        if metric is not None and metric not in known:
+            detail = f"evaluations give no {metric!r}; they give: {', '.join(known)}"
+            findings.problem(pointer, detail, "unknown_metric")
+
+
+def _scheduled(spec: TrainJob, pace: Pace | None, findings: Findings) -> TrainJob:
+    """The job with its scheduler whole, which was tried."""
+    if spec.scheduler is None:
+        return spec
+    unit = spec.scheduler.unit
+    if pace is not None:
+        length = pace.length(spec.stop, unit)
+    else:
+        length = spec.stop.steps if unit == "steps" else None
+    whole = check_scheduler(spec.scheduler, spec.optimizer, length, findings)
+    return spec.model_copy(update={"scheduler": whole})
+
+
+# --- probes ----------------------------------------------------------------------------------
+
+
+def _check_probes(
+    spec: TrainJob, known: Callable[[], Watchable], findings: Findings
+) -> list[dict[str, Any]]:
+    if not spec.probes:
+        return []
+    watchable = known()
+    described: list[dict[str, Any]] = []
+    full_bytes = 0
+    points = GradientPoints(spec)
+    check_loss_name(spec, findings)
+    for number, probe in enumerate(spec.probes):
+        check_phase(spec, number, findings)
+        seen = select(probe, number, watchable, findings)
+        points.check(probe, number, seen, findings)
+        size = sum(seen.values())
+        if not {"full", "sample"}.isdisjoint(probe.want):
+            size = planned(probe, number, seen, watchable, findings)
+            full_bytes += size
+        if full_bytes > MAX_FULL_BYTES:
+            detail = f"whole tensors of one step would take {full_bytes} bytes with this probe; the"
+            detail += f" limit is {MAX_FULL_BYTES}: name fewer layers, a slice, or want stats"
+            findings.problem(f"/probes/{number}/want", detail, "too_large")
+        names = list(dict.fromkeys(name.rpartition("/")[0] for name in seen))
+        described.append({"matched": names, "bytes_per_step": size})
+    return described
+
+
+def parse_spec(spec: Mapping[str, Any]) -> TrainJob | InferJob:
+    """Read a spec that is already JSON-like data, as strictly as from text."""
+    return parse_job(json.dumps(spec))

@@ -1,0 +1,133 @@
+"""The flight recorder: a probe with ``on: nonfinite``.
+
+It looks at every step, keeps the figures of the last steps in memory and says nothing, until a
+tensor that it watches, or the loss, is not finite. Then it tells the steps it has kept and the bad
+one, once; a finite step arms it again.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.core.snapshot import State
+from engine.probes.watched.probe import Watch
+from glasshouse import jsonio
+from glasshouse.events import STATS_COLUMNS
+from glasshouse.spec import Probe
+
+NUM_STEPS = 20
+"""Steps that are kept and come with the first bad one."""
+_NAN, _INF = STATS_COLUMNS.index("nan"), STATS_COLUMNS.index("inf")
+_OF_FORWARD = ("output", "input")
+
+Row = Sequence[Any]
+Key = tuple[str, str]
+Keep = Callable[[str, str, Tensor], object]
+
+
+class Recorder(Watch):
+    """A probe at work that speaks only when something is not finite."""
+
+    def __init__(self, number: int | str, probe: Probe) -> None:
+        super().__init__(number, probe)
+        self.takes_stats = True
+        self.takes_full = False  # whole tensors go by `see`, which knows whether the step is bad
+        self._keeps = not {"full", "sample"}.isdisjoint(probe.want)
+        self._kept: deque[tuple[dict[str, Any], list[Row], set[Key]]] = deque(maxlen=NUM_STEPS)
+        self._is_armed = True
+        self._is_bad = False
+        """Whether the tensors of the step that is looked at are kept from here on."""
+        self._is_late = False
+        """Whether a step was found bad only when its tensors were gone."""
+        self._spoilt: int | None = None
+        self._held: list[tuple[str, str, Tensor, int]] = []
+
+    def begin(self) -> None:
+        """A look begins. After news that came late, this step is kept instead."""
+        self._is_bad, self._is_late = self._is_late, False
+
+    def release(self) -> None:
+        """The look is over: nothing of its tensors stays here."""
+        self._held.clear()
+
+    def see(
+        self, step: int, key: Key, tensor: Tensor, figures: Sequence[float] | Tensor, keep: Keep
+    ) -> None:
+        """Look at a tensor that is still what it was; ``key`` is its name and kind.
+
+        From the first bad one on the step's tensors are kept. What the forward pass gave before is
+        kept too, where nothing has overwritten it.
+        """
+        if not self._keeps:
+            return
+        if self._is_armed and not self._is_bad and not isinstance(figures, Tensor):
+            if is_bad([*key, *figures]):
+                self._spoil(step, keep)
+            elif key[1] in _OF_FORWARD:
+                self._held.append((*key, tensor.detach(), tensor._version))
+        if self._is_bad:
+            keep(*key, tensor)
+
+    def see_loss(self, step: int, loss: Tensor | None, keep: Keep) -> None:
+        """Look at the loss of the step, where that makes nobody wait."""
+        if not self._keeps or not self._is_armed or self._is_bad or loss is None:
+            return
+        if loss.device.type == "cpu" and not bool(torch.isfinite(loss).all()):
+            self._spoil(step, keep)
+
+    def _spoil(self, step: int, keep: Keep) -> None:
+        self._is_bad, self._spoilt = True, step
+        for name, kind, tensor, version in self._held:
+            if tensor._version == version:
+                keep(name, kind, tensor)
+        self._held.clear()
+
+    def take(
+        self, record: Mapping[str, Any], rows: Sequence[Row], loss: float, told: set[Key]
+    ) -> list[dict[str, Any]]:
+        """Take in the figures of a step, when they have arrived; gives the records to send now.
+
+        ``told`` is what has been sent of this step by whatever probe; what is sent joins it.
+        """
+        entry = (dict(record), [*rows], told)
+        if math.isfinite(loss) and not any(is_bad(row) for row in rows):
+            self._is_armed = True
+            self._kept.append(entry)
+            return []
+        if not self._is_armed:
+            return []
+        self._is_armed = False
+        self._is_late = self._keeps and self._spoilt != record["step"]
+        found = [*self._kept, entry]
+        self._kept.clear()
+        return [late for kept in found if (late := _untold(*kept)) is not None]
+
+    def state(self) -> State:
+        """What it keeps, and whether it would speak."""
+        kept = [[record, rows, sorted(told)] for record, rows, told in self._kept]
+        return {"armed": self._is_armed, "late": self._is_late, "kept": kept}
+
+    def restore(self, state: State, told: dict[int, set[Key]]) -> None:
+        """Go on recording; ``told`` is shared by all recorders, by step."""
+        self._is_armed, self._is_late = bool(state["armed"]), bool(state["late"])
+        self._kept.clear()
+        for record, rows, names in state["kept"]:
+            shared = told.setdefault(int(record["step"]), set())
+            shared.update((name, kind) for name, kind in names)
+            figures: list[Row] = [[*row[:2], *map(jsonio.number, row[2:])] for row in rows]
+            self._kept.append((record, figures, shared))
+
+
+def is_bad(row: Row) -> bool:
+    """Whether a row of statistics has seen a NaN or an infinity."""
+    return bool(row[_NAN] or row[_INF])
+
+
+def _untold(record: dict[str, Any], rows: list[Row], told: set[Key]) -> dict[str, Any] | None:
+    left = [row for row in rows if (row[0], row[1]) not in told]
+    told.update((row[0], row[1]) for row in left)
+    return {**record, "rows": left} if left else None

@@ -1,0 +1,434 @@
+"""The watching of steps: hooks that exist while they run, and look without touching.
+
+A forward hook sees what goes into and comes out of a layer, a tensor hook the gradient of that;
+parameters and their gradients are read after backward, and around the optimizer's step where a
+probe wants what the step does. No hook returns a value or draws a random number, and a ReLU that is
+computed where it is counted has torch's bits (``rectified``), so a watched step computes the very
+same bits. The meter is told what each look took and for whom, and the flight
+recorders see what is seen.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from torch import Tensor, nn
+
+from engine.core.tensor_names import input_leaves, leaves
+from engine.losses.losses import LossValue
+from engine.network.call_names import Calls
+from engine.optim.updates import changes, copies, states
+from engine.probes.cost.meter import Meter
+from engine.probes.flight_recorder import Recorder
+from engine.probes.sink import Desk, Mark, Update
+from engine.probes.statistics.histograms import Counted
+from engine.probes.statistics.summarize import summarize, summarize_all
+from engine.probes.tensors.captures import Piece
+from engine.probes.tensors.slices import kept
+from engine.probes.watched.gradients import watch_gradient
+from engine.probes.watched.hook_sites import Point, Seen, Sight, wanting
+from engine.probes.watched.probe import Watch, Watches
+from engine.probes.watched.sample_losses import sample_losses
+from engine.probes.watched.select import LOSS, LOSS_ROWS, LOSS_SAMPLES
+from engine.probes.watched_relu import Rectified, is_rectifier
+from glasshouse.spec import Probe
+
+T = TypeVar("T")
+_SeenAs = tuple[str, str, Tensor, Watches]
+"""A tensor by its kind and name, and who wants it."""
+_KINDS = {
+    kind: number
+    for number, kind in enumerate(
+        ("param", "input", "output", "output_grad", "param_grad", "update", "optim_state")
+    )
+}
+"""In the order in which a step tells of them."""
+
+
+class _Order(dict[tuple[str, str], tuple[int, str, int]]):
+    """Where in what a step tells the rows of a name and a kind come; found once for each."""
+
+    def __init__(self, sight: Sight) -> None:
+        super().__init__()
+        self._place = sight.place
+
+    def __missing__(self, row: tuple[str, str]) -> tuple[int, str, int]:
+        name, kind = row
+        self[row] = order = (self._place(name), name, _KINDS[kind])
+        return order
+
+
+class Look(AbstractContextManager["Look"]):
+    """The watching of steps by the same probes, one step at a time."""
+
+    def __init__(self, desk: Desk, due: list[Watch], meter: Meter) -> None:
+        self._desk = desk
+        self._meter = meter
+        self._step = 0
+        self._due = due
+        self._sight = Sight(desk.network, due)
+        self._order = _Order(self._sight)
+        self._clips = desk.training.clips
+        self._recorders = [watch for watch in due if isinstance(watch, Recorder)]
+        self._shows = True
+        """Whether the recorders see each tensor by itself, not many at once."""
+        self._is_open = self._comes_again = False
+        self._hooks: list[Any] = []
+        """On modules: there while steps that follow each other are looked at."""
+        self._taps: list[Any] = []
+        """On tensors of this step."""
+        self._rectifiers: list[nn.Module] = []
+        """ReLUs that are computed where they are counted, while there are hooks."""
+        self._calls: list[Calls] = []
+        self._rectified = Rectified()
+        self._relu = self._rectified.relu
+        self._rows: list[tuple[str, str, Any]] = []
+        self._counted: list[Counted] = []
+        self._goes_on = self._sight.goes_on or (self._clips and self._sight.sees_clipped)
+
+    def at(self, step: int, *, comes_again: bool = False) -> Self:
+        """Be entered for a step. Where the next one is looked at too, hooks may stay until then."""
+        self._step, self._comes_again = step, comes_again
+        return self
+
+    def __enter__(self) -> Self:
+        started = self._meter.start()
+        self._rows, self._counted, self._is_open = [], [], True
+        for recorder in self._recorders:
+            recorder.begin()
+        for calls in self._calls:
+            calls.restart()
+        if not self._hooks:
+            self._hook()
+            self._watch_loss()
+        self._meter.stop(started, None)
+        return self
+
+    def release(self) -> None:
+        """Take the hooks away that have stayed."""
+        for hook in self._hooks:
+            hook.remove()
+        for module in self._rectifiers:
+            del module.forward
+        self._hooks, self._calls, self._rectifiers = [], [], []
+
+    def _hook(self) -> None:
+        for spot in self._sight.spots:
+            calls = Calls(spot.layers, counted=spot.is_counted)
+            if spot.is_counted:
+                self._calls.append(calls)
+                self._hooks.append(spot.module.register_forward_pre_hook(_beginning(calls)))
+            for point in spot.points:
+                if point.inputs:
+                    hook = self._on_input(calls, point)
+                    handle = point.module.register_forward_pre_hook(hook, with_kwargs=True)
+                    self._hooks.append(handle)
+                if point.outputs:
+                    hook = self._on_output(calls, point)
+                    self._hooks.append(point.module.register_forward_hook(hook))
+                    self._rectify(point.module)
+
+    def _rectify(self, module: nn.Module) -> None:
+        if is_rectifier(module) and "forward" not in module.__dict__:
+            module.forward = self._relu
+            self._rectifiers.append(module)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        started = self._meter.start()
+        self._is_open = False
+        if error is None:
+            for recorder in self._recorders:
+                recorder.see_loss(self._step, self._desk.loss, self._keeper(recorder))
+        for tap in self._taps:
+            tap.remove()
+        self._taps.clear()
+        self._rectified.forget()
+        if error is not None or not self._comes_again:
+            self.release()
+        if error is None:
+            self._end_pass()
+        self._meter.stop(started, None)
+
+    def _end_pass(self) -> None:
+        parameters = self._sight.parameters("param")
+        self._see_all({"param": parameters, "param_grad": self._gradients("raw")})
+        if not self._goes_on:
+            self._finish()
+
+    def step(self, update: Update, mark: Mark) -> None:
+        """Make the optimizer's step, and look at what it takes and what it does.
+
+        ``mark`` is told which part of the step has just ended.
+        """
+        if not self._goes_on:
+            update()
+            return
+        mark("optimizer")
+        if self._clips:
+            self._see_all({"param_grad": self._gradients("clipped")})
+        changing = self._sight.parameters("update")
+        tensors = {name: tensor for name, tensor, _ in changing}
+        watches = _all_of(changing)
+        before = self._observe(watches, lambda: copies(tensors))
+        mark("probes")
+        update()
+        mark("optimizer")
+        after = self._observe(watches, lambda: changes(before or {}, tensors)) or {}
+        updates = [(n, after[n], wanted) for n, _, wanted in changing if n in after]
+        self._see_all({"update": updates})
+        keeping = [w for w in self._due if "optim_state" in w.probe.kinds]
+        if keeping:
+            kept = self._observe(keeping, self._states)
+            self._see_all({"optim_state": kept or []})
+        self._finish()
+        mark("probes")
+
+    def _finish(self) -> None:
+        started = self._meter.start()
+        order = self._order
+        for found in (self._rows, self._counted):
+            found.sort(key=lambda row: order[row[:2]])
+        self._desk.finish_step(self._step, self._rows, self._counted)
+        for recorder in self._recorders:
+            recorder.release()
+        self._meter.stop(started, None)
+
+    # --- in the forward and the backward pass -----------------------------------------------
+
+    def _on_input(self, calls: Calls, point: Point) -> Callable[..., None]:
+        def hook(_module: nn.Module, args: Any, keywords: Any) -> None:
+            if not self._is_open:  # an evaluation between two steps
+                return
+            try:
+                name = calls.name(point.path, "input")
+                for number, (leaf, tensor) in enumerate(input_leaves(name, args, keywords)):
+                    self._see("input", leaf, tensor, point.wanting("input", leaf, name, number))
+            except Exception as error:
+                self._desk.failed(point.inputs, error)
+
+        return hook
+
+    def _on_output(self, calls: Calls, point: Point) -> Callable[..., None]:
+        rectifies = is_rectifier(point.module)
+
+        def hook(_module: nn.Module, inputs: Any, output: Any) -> None:
+            if not self._is_open:
+                return
+            try:
+                name = calls.name(point.path, "output")
+                source = inputs[0] if rectifies and inputs else None
+                for number, (leaf, tensor) in enumerate(leaves(name, output)):
+                    wanted = point.wanting("output", leaf, name, number)
+                    self._see("output", leaf, tensor, wanted, source)
+                    graded = point.wanting("output_grad", leaf, name, number)
+                    if graded and tensor.requires_grad:
+                        self._tap(leaf, tensor, graded, tensor.grad_fn if rectifies else None)
+            except Exception as error:
+                self._desk.failed(point.outputs, error)
+
+        return hook
+
+    def _tap(self, leaf: str, tensor: Tensor, graded: Watches, node: Any) -> None:
+        scaling = self._desk.training.scaling
+        if scaling is None:
+            self._rectified.expect(leaf, graded)
+
+        def see(gradient: Tensor) -> None:
+            found: Tensor | None = gradient
+            if scaling is not None:
+                found = self._observe(graded, partial(scaling.unscaled, gradient))
+            if found is not None:
+                self._see("output_grad", leaf, found, graded, node)
+
+        self._taps += watch_gradient(tensor, see)
+
+    # --- the loss ---------------------------------------------------------------------------
+
+    def _watch_loss(self) -> None:
+        loss_fn, rows = self._desk.training.loss_fn, self._desk.training.rows
+        if loss_fn is None:
+            return
+        if self._recorders:
+            self._hooks.append(loss_fn.register_forward_hook(self._on_loss))
+        wanted = self._sight.loss
+        is_taken = LOSS in self._sight.order or (rows is not None and LOSS in rows.fields)
+        if is_taken or not any(wanted.values()):
+            return
+
+        def hook(_module: nn.Module, inputs: tuple[Any, ...], loss: LossValue) -> None:
+            if not self._is_open:
+                return
+            self._see("output", LOSS, loss.total, wanted[LOSS])
+            if watches := wanted[LOSS_SAMPLES]:
+                each = self._observe(watches, lambda: sample_losses(loss_fn, inputs))
+                if each is not None:
+                    self._see("output", LOSS_SAMPLES, each, watches)
+            if (watches := wanted[LOSS_ROWS]) and rows is not None:
+                self._see("output", LOSS_ROWS, rows.newest, watches)
+
+        self._hooks.append(loss_fn.register_forward_hook(hook))
+
+    def _on_loss(self, _module: nn.Module, _inputs: Any, loss: LossValue) -> None:
+        if self._is_open:
+            self._desk.loss = loss.total.detach()
+
+    # --- parameters and what belongs to them ------------------------------------------------
+
+    def _gradients(self, point: str) -> list[Seen]:
+        """The gradients that are to be seen now; without clipping all are seen as they came."""
+        wanted = self._sight.parameters("param_grad")
+        if self._clips:
+            some = [(n, p, Watches(w for w in found if w.point == point)) for n, p, found in wanted]
+            wanted = [seen for seen in some if seen[2]]
+        return [(n, p.grad, watches) for n, p, watches in wanted if p.grad is not None]
+
+    def _states(self) -> list[Seen]:
+        found: list[Seen] = []
+        optimizer = self._desk.training.optimizer
+        if optimizer is None:
+            return found
+        for name, parameter in self._desk.network.named_parameters():
+            for key, item in states(optimizer, name, parameter).items():
+                found.append((key, item, wanting(self._due, "optim_state", key)))
+        return [seen for seen in found if seen[2]]
+
+    # --- looking ----------------------------------------------------------------------------
+
+    def _see_all(self, kinds: Mapping[str, Sequence[Seen]]) -> None:
+        """Look at many tensors, all of which are still what they were: one call for the figures."""
+        seen = [(kind, *one) for kind, some in kinds.items() for one in some]
+        if not seen:
+            return
+        started, before = self._meter.start(), len(self._rows)
+        self._shows = False
+        self._count_all(seen)
+        self._shows = True
+        self._meter.stop(started, _by_size(seen))
+        if self._recorders:
+            figures = {(kind, name): found for name, kind, found in self._rows[before:]}
+            for kind, name, tensor, watches in seen:
+                if (kind, name) in figures:
+                    self._show(kind, name, tensor, watches, figures[kind, name])
+
+    def _count_all(self, seen: Sequence[_SeenAs]) -> None:
+        counted = [one for one in seen if one[3].takes_stats and not one[3].counts]
+        try:
+            figures = summarize_all([tensor for _, _, tensor, _ in counted])
+        except Exception:  # one by one, so that only the one at fault is missing
+            for kind, name, tensor, watches in seen:
+                self._see(kind, name, tensor, watches)
+            return
+        self._rows += [
+            (name, kind, row) for (kind, name, _, _), row in zip(counted, figures, strict=True)
+        ]
+        for kind, name, tensor, watches in seen:
+            if watches.takes_full or watches.counts:
+                self._see(kind, name, tensor, watches, is_counted=not watches.counts)
+
+    def _see(
+        self,
+        kind: str,
+        name: str,
+        tensor: Tensor,
+        watches: Watches,
+        source: Any = None,
+        *,
+        is_counted: bool = False,
+    ) -> None:
+        """Look at a tensor now: it may be overwritten by the next instruction.
+
+        ``source`` is what a ReLU made it of; of a gradient, the ReLU itself in torch's graph.
+        """
+        if not watches:
+            return
+        started, before = self._meter.start(), len(self._rows)
+        self._desk.clock.pause()
+        try:
+            if not is_counted:
+                self._count(kind, name, tensor, watches, source)
+            if watches.takes_full:
+                probes = [watch.probe for watch in watches if watch.takes_full]
+                self._keep(kind, name, tensor, probes)
+        except Exception as error:
+            self._desk.failed(watches, error)
+        finally:
+            self._desk.clock.resume("probes")
+        if self._recorders and self._shows and len(self._rows) > before:
+            self._show(kind, name, tensor, watches, self._rows[-1][2])
+        self._meter.stop(started, watches)
+
+    def _count(self, kind: str, name: str, tensor: Tensor, watches: Watches, source: Any) -> None:
+        if watches.counts:
+            figures, counts = summarize(tensor, histogram=True)
+            self._counted.append(Counted(name, kind, figures, counts, watches.counts))
+            if watches.takes_stats:
+                self._rows.append((name, kind, figures))
+        elif watches.takes_stats and kind == "output":
+            figures = self._rectified.summarize(name, tensor, watches, source)
+            self._rows.append((name, kind, figures))
+        elif watches.takes_stats and kind == "output_grad":
+            figures = self._rectified.summarize_gradient(tensor, watches, source)
+            self._rows.append((name, kind, figures))
+        elif watches.takes_stats:
+            self._rows.append((name, kind, summarize(tensor)))
+
+    def _keep(self, kind: str, name: str, tensor: Tensor, probes: Sequence[Probe]) -> None:
+        step, phase, shape = self._step, self._desk.phase, tuple(tensor.shape)
+        for part, view, lossless in kept(probes, tensor):
+            piece = Piece(step, name, kind, *part, shape, lossless, phase)
+            self._desk.captures.offer(piece, view)
+
+    def _show(self, kind: str, name: str, tensor: Tensor, watches: Watches, figures: Any) -> None:
+        """Let the recorders among those that look see a tensor, whose figures are known."""
+        for watch in watches:
+            if isinstance(watch, Recorder):
+                try:
+                    keep = self._keeper(watch)
+                    watch.see(self._step, (name, kind), tensor, figures, keep)
+                except Exception as error:
+                    self._desk.failed([watch], error)
+
+    def _keeper(self, recorder: Recorder) -> Callable[[str, str, Tensor], None]:
+        """What keeps of a tensor what a recorder wants of it."""
+        return lambda name, kind, tensor: self._keep(kind, name, tensor, [recorder.probe])
+
+    def _observe(self, watches: Sequence[Watch], make: Callable[[], T]) -> T | None:
+        """Make something to look at; a failure is the probes', not the job's."""
+        started = self._meter.start()
+        try:
+            return make()
+        except Exception as error:
+            self._desk.failed(watches, error)
+            return None
+        finally:
+            self._meter.stop(started, watches)
+
+
+def _all_of(seen: Sequence[Seen]) -> list[Watch]:
+    return list({id(watch): watch for _, _, watches in seen for watch in watches}.values())
+
+
+def _by_size(seen: Sequence[_SeenAs]) -> dict[Watch, float] | Watches:
+    """Who wanted how much of several tensors that were looked at in one call."""
+    same = seen[0][3]
+    if all(watches is same for _, _, _, watches in seen):
+        return same
+    shares: dict[Watch, float] = {}
+    for _, _, tensor, watches in seen:
+        for watch in watches:
+            shares[watch] = shares.get(watch, 0.0) + (tensor.numel() + 1) / len(watches)
+    return shares
+
+
+def _beginning(calls: Calls) -> Callable[..., None]:
+    def hook(_module: nn.Module, _args: Any) -> None:
+        calls.begin()
+
+    return hook

@@ -1,0 +1,227 @@
+"""All probes of a job: which of them look at a step, and where goes what they see."""
+
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from engine.core.readback import Readback
+from engine.core.snapshot import State
+from engine.core.spool import now
+from engine.core.timing import Clock, HostClock
+from engine.network.network import Network
+from engine.probes import history
+from engine.probes.cost.meter import Meter, clock_of
+from engine.probes.cost.overhead import Overhead
+from engine.probes.evaluations import Evaluations
+from engine.probes.flight_recorder import Recorder
+from engine.probes.hooks import Look
+from engine.probes.sink import Training, Unwatched
+from engine.probes.statistics.histograms import Counted
+from engine.probes.step_records import Seen, Teller
+from engine.probes.tensors.captures import Captures
+from engine.probes.watched.probe import Watch, first_due_after
+from engine.probes.watched.requested import Wanted
+from glasshouse.spec import Probe
+
+Emit = Callable[[dict[str, Any]], None]
+MAX_FAILURES = 3
+_SETTLE_STEPS = 4
+"""Watched steps after which it is worth while to see what they have cost."""
+_IDLE = Unwatched()
+_KEPT_LOOKS = 16
+
+
+class Probes:
+    """All probes of a job."""
+
+    phase = "train"
+
+    def __init__(  # noqa: PLR0913 (each is another seam)
+        self,
+        network: Network,
+        probes: Sequence[Probe],
+        *,
+        emit: Emit,
+        readback: Readback,
+        out_dir: Path,
+        training: Training | None = None,
+        captures: Captures | None = None,
+    ) -> None:
+        """``captures`` None: whole tensors become files of ``out_dir``."""
+        self.network = network
+        self.training = training or Training()
+        self._looks: dict[tuple[Watch, ...], Look] = {}
+        self._newest: Look | None = None
+        self.emit = emit
+        self.readback = readback
+        self.clock: Clock = HostClock()
+        """Where the time is told that looks take out of a pass."""
+        self.captures = captures or Captures(out_dir, emit)
+        meter_clock = clock_of(readback.device)
+        self._meter = Meter(meter_clock)
+        self._overhead = Overhead(emit)
+        self._telling = Teller(emit, readback)
+        self.evaluations = Evaluations(self, Meter(meter_clock), self._overhead, self._telling)
+        self._set([made(number, probe) for number, probe in enumerate(probes)])
+        self._off: list[str] = []
+        """Those that were switched off, because looking failed."""
+        self._looking: list[Watch] = []
+        self._next_due = self._step = 0
+        self.loss: Tensor | None = None
+        """The loss of the newest step; a recorder asks whether it is finite."""
+        self.wanted: Wanted | None = None
+        """The list in force; None: that of the spec, which has no ids."""
+
+    def watch(self, wanted: Wanted | None, step: int) -> None:
+        """Watch this list from a step on; None, or the same: what is watched already.
+
+        A probe that stays as it is keeps its failures.
+        """
+        if wanted is None or wanted is self.wanted:
+            return
+        before, self.wanted = self.wanted, wanted
+        same = frozenset[str]() if before is None else wanted.same_as(before)
+        kept = {watch.number: watch for watch in self._all}
+        self._set(
+            [
+                kept[name] if name in same else made(name, probe)
+                for name, probe in wanted.probes.items()
+                if name not in wanted.off and (name not in same or name in kept)
+            ]
+        )
+        self._next_due = 0
+        self._forget_looks()
+        if wanted.revision:
+            changes = wanted.changes_since(before)
+            record = {"type": "probe", "at": now(), "step": step, "revision": wanted.revision}
+            self.emit(record | {"changes": changes})
+
+    def _set(self, watches: list[Watch]) -> None:
+        self._all = watches
+        self._training = [watch for watch in watches if watch.probe.phase == "train"]
+        self.evaluations.watches = [watch for watch in watches if watch.probe.phase == "evaluate"]
+        self._overhead.keep(watches)
+
+    def at(self, step: int) -> Look | Unwatched:
+        """Watch one forward and backward pass, if any probe is due.
+
+        It is entered for those; then it makes the optimizer's step, which may be watched too.
+        """
+        if self.captures.pending:
+            self.captures.poll()
+        if step < self._next_due:
+            return _IDLE
+        self._step = step
+        self._meter.begin(step)  # which ends the step that was watched before
+        started = self._meter.start()
+        if self._meter.num_closed >= _SETTLE_STEPS:
+            self._settle(step)
+        due = [watch for watch in self._training if watch.is_due(step)]
+        self._meter.stop(started, None)
+        self._meter.watch(due)
+        if due:
+            self._looking = due
+            again = all(watch.is_due(step + 1) for watch in due)
+            return self._look(due).at(step, comes_again=again)
+        if self._newest is not None:  # whose interval has become wider in the meantime
+            self._newest.release()
+        self._next_due = first_due_after(self._training, step)
+        return _IDLE
+
+    def _look(self, due: list[Watch]) -> Look:
+        """The look of these probes; its hooks are the only ones."""
+        key = tuple(due)
+        if key not in self._looks:
+            if len(self._looks) >= _KEPT_LOOKS:
+                self._forget_looks()
+            self._looks[key] = Look(self, due, self._meter)
+        look, before = self._looks[key], self._newest
+        self._newest = look
+        if before is not None and before is not look:
+            before.release()
+        return look
+
+    def _forget_looks(self) -> None:
+        if self._newest is not None:
+            self._newest.release()
+        self._newest = None
+        self._looks.clear()
+
+    def _settle(self, step: int | None) -> None:
+        """Take in what watching has cost, as far as it can be read: before a step or at the end."""
+        for measured in self._meter.take():
+            self._overhead.take(measured, self._all, step)
+
+    def close(self) -> None:
+        """Send every kept tensor on its way, and say what watching has cost."""
+        self._forget_looks()
+        self._meter.end()
+        self._settle(step=None)
+        self.evaluations.settle()
+        self._overhead.tell(self._all)
+        self.captures.close()
+        self._report_dropped()
+
+    def finish_step(self, step: int, rows: list[Seen], counted: Sequence[Counted] = ()) -> None:
+        """Send the tensors and the statistics of a step on their way."""
+        self.captures.finish_step()
+        self._report_dropped()
+        record = {"type": "stats", "at": now(), "step": step, "phase": self.phase}
+        self._telling.tell(record, rows, counted, self._looking, self.loss)
+
+    def figures(self) -> dict[str, float]:
+        """What a step's metrics say of watching: how long it waited for a ``lossless`` probe."""
+        waited_s = self.captures.take_waited_s()
+        return {"time/lossless_wait": waited_s} if waited_s else {}
+
+    def failed(self, watches: Sequence[Watch], error: Exception) -> None:
+        """Count a failure to observe; a probe that keeps failing is switched off."""
+        for watch in watches:
+            watch.num_failures += 1
+            what = f"probe {watch.number}: {type(error).__name__}: {error}"
+            is_off = watch.num_failures >= MAX_FAILURES and watch in self._all
+            if is_off:
+                what += f"; it is off after {MAX_FAILURES} failures"
+                self._set([item for item in self._all if item is not watch])
+                self._off.append(str(watch.number))
+            self.emit({"type": "dropped", "at": now(), "what": what[:500], "count": 1})
+            if is_off:
+                self._tell_failed(watch, error)
+        traceback.print_exception(error)
+
+    def _tell_failed(self, watch: Watch, error: Exception) -> None:
+        detail = f"Looking failed {MAX_FAILURES} times, last with {type(error).__name__}: {error}"
+        problem = {"code": "probe_failed", "detail": detail[:500]}
+        change = {"probe": str(watch.number), "action": "failed", "problem": problem}
+        revision = 0 if self.wanted is None else self.wanted.revision
+        record = {"type": "probe", "at": now(), "step": self._step, "revision": revision}
+        self.emit(record | {"changes": [change]})
+
+    def state(self) -> State:
+        """How far each interval has widened, how often looking failed, what recorders keep."""
+        return history.state(self._all, self._off, self.evaluations.num_evaluations)
+
+    def restore(self, state: State) -> None:
+        """Watch on as before; a probe that was changed since begins anew.
+
+        Which of those with ids were switched off, the list that is in force knows.
+        """
+        self.evaluations.num_evaluations = int(state["evaluations"])
+        history.restore(state, self._all)
+        if self.wanted is None:
+            self._off = [str(number) for number in state["off"]]
+            self._set([watch for watch in self._all if str(watch.number) not in self._off])
+        self._next_due = 0
+
+    def _report_dropped(self) -> None:
+        count = self.captures.take_dropped()
+        if count:
+            self.emit({"type": "dropped", "at": now(), "what": "captures", "count": count})
+
+
+def made(number: int | str, probe: Probe) -> Watch:
+    """A probe at work."""
+    return Watch(number, probe) if probe.on is None else Recorder(number, probe)

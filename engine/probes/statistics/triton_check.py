@@ -1,0 +1,87 @@
+"""Whether the statistics of CUDA tensors go through the Triton kernel: tried before it is believed.
+
+Triton compiles for the device that is there, with a C compiler and Python's headers. Where any of
+that is missing, or its figures are not those of the plain path, the plain path is used, which gives
+the same figures with some thirty launches instead of two. ``python -m
+engine.probes.statistics.triton_check`` says which of the two this machine has.
+"""
+
+import sys
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from engine.probes.statistics import plain_torch
+
+if TYPE_CHECKING:
+    from engine.probes.statistics.triton_kernel import TritonKernel
+
+_SPECIAL = (float("nan"), float("inf"), float("-inf"), 0.0, -0.0, 1e-45, -6e4, 1.5)
+_NUM_TRIED = 10_000
+
+
+class NotUsable(Exception):
+    """The kernel is not used, and why."""
+
+
+@cache
+def kernel_for(device: torch.device) -> "TritonKernel | None":
+    """The kernel for the tensors of a device; None, and one line to stderr, if it is not usable."""
+    try:
+        return tried(device)
+    except NotUsable as reason:
+        sys.stderr.write(f"glasshouse: statistics on {device} take the plain path: {reason}\n")
+        return None
+
+
+def tried(device: torch.device) -> "TritonKernel":
+    """The kernel, after it has given the plain path's figures of a tensor on this device.
+
+    Raises:
+        NotUsable: there is no Triton, it cannot compile here, or its figures are wrong.
+    """
+    if find_spec("triton") is None:
+        raise NotUsable("Triton is not installed")
+    x = torch.randn(_NUM_TRIED, generator=torch.Generator().manual_seed(0))
+    x[: len(_SPECIAL)] = torch.tensor(_SPECIAL)
+    x = x.to(device)
+    try:
+        from engine.probes.statistics.triton_kernel import TritonKernel  # noqa: PLC0415 - optional
+
+        kernel = TritonKernel()
+        counted, counts = kernel.count(x)
+        found = [kernel.one(x), *kernel.many([x, x]), counted]
+        expected = plain_torch.figures_on_device(x)
+        agree = torch.equal(counts, plain_torch.counts_on_device(x)) and all(
+            _agree(f, expected) for f in found
+        )
+    except Exception as error:
+        raise NotUsable(f"{type(error).__name__}: {str(error)[:300]}") from error
+    if not agree:
+        raise NotUsable("the Triton kernel gives other figures than torch")
+    return kernel
+
+
+def _agree(found: Tensor, expected: Tensor) -> bool:
+    return torch.allclose(found, expected, rtol=1e-9, atol=1e-12, equal_nan=True)
+
+
+def main() -> int:
+    """Say which path there is."""
+    if not torch.cuda.is_available():
+        sys.stdout.write("there is no CUDA device\n")
+        return 1
+    try:
+        tried(torch.device("cuda"))
+    except NotUsable as reason:
+        sys.stdout.write(f"{reason}\n")
+        return 1
+    sys.stdout.write("compiled by Triton\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

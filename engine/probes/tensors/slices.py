@@ -1,0 +1,146 @@
+"""Which part of a tensor a probe keeps: all of it, a slice, or a sample of its first axis."""
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from engine.core.problems import Findings
+from engine.probes.watched.select import Watchable
+from glasshouse.slices import BadSlice, parse, read, spelt_out
+from glasshouse.spec import Probe
+from glasshouse.spec.probes import SAMPLE_BYTES
+
+Shape = tuple[int, ...]
+
+
+class Part(NamedTuple):
+    """A part by its name: equal ones are the same of equal tensors."""
+
+    form: str
+    """``full``, ``slice`` or ``sample``."""
+    slice: str | None
+
+
+class TooLarge(ValueError):
+    """What is wanted of a tensor does not fit the probe's ``max_bytes``."""
+
+    def __init__(self, what: str, size: int, limit: int) -> None:
+        super().__init__(
+            f"{what} takes {size} bytes, and max_bytes is {limit}: the byte budget is too small;"
+            f" the smallest that works is {size}"
+        )
+        self.size = size
+
+
+def parts(probe: Probe, shape: Shape, item_bytes: int) -> list[Part]:
+    """What a probe keeps of a tensor of this shape.
+
+    Raises:
+        TooLarge: it does not fit ``max_bytes``.
+    """
+    found: list[Part] = []
+    if "full" in probe.want:
+        form = "full" if probe.slice is None else "slice"
+        size = num_bytes(Part(form, probe.slice), shape, item_bytes)
+        if probe.max_bytes is not None and size > probe.max_bytes:
+            raise TooLarge("the part" if probe.slice else "the tensor", size, probe.max_bytes)
+        found.append(Part(form, probe.slice))
+    if "sample" in probe.want:
+        found.append(Part("sample", _sample(shape, item_bytes, probe.max_bytes or SAMPLE_BYTES)))
+    return found
+
+
+def _sample(shape: Shape, item_bytes: int, limit: int) -> str | None:
+    """As many evenly spaced entries of the first axis as fit, as a slice."""
+    if not shape:
+        return None
+    size = shape[0]
+    entry_bytes = math.prod(shape[1:]) * item_bytes
+    if size and entry_bytes > limit:
+        raise TooLarge("one entry of the first axis", entry_bytes, limit)
+    num = min(size, limit // entry_bytes) if entry_bytes else size
+    return f"0:{size}:{math.ceil(size / num) if num else 1}"
+
+
+def num_bytes(part: Part, shape: Shape, item_bytes: int) -> int:
+    """How large a part is."""
+    kept = list(shape)
+    if part.slice is not None:
+        sizes = zip(_indices(part.slice, shape), shape, strict=True)
+        kept = [len(range(*item.indices(n))) for item, n in sizes if isinstance(item, slice)]
+    return math.prod(kept) * item_bytes
+
+
+def take(tensor: Tensor, part: Part) -> Tensor:
+    """A view of a part, or a copy where it runs backwards."""
+    if part.slice is None:
+        return tensor
+    x = tensor if tensor.layout is torch.strided else tensor.to_dense()
+    index: list[int | slice] = []
+    backwards: list[int] = []
+    num_axes = 0
+    for item, size in zip(_indices(part.slice, tuple(x.shape)), x.shape, strict=True):
+        run = range(*item.indices(size)) if isinstance(item, slice) else None
+        if run is not None and run.step < 0:  # which torch does not know
+            index.append(slice(run[-1], run[0] + 1, -run.step) if run else slice(0, 0))
+            backwards.append(num_axes)
+        else:
+            index.append(item)
+        num_axes += run is not None
+    found = x[tuple(index)]
+    return found.flip(backwards) if backwards else found
+
+
+def _indices(text: str, shape: Shape) -> list[int | slice]:
+    """One index for each axis. A number that a short batch does not have leaves it empty."""
+    found = spelt_out(read(text), len(shape))
+    return [
+        slice(0, 0) if isinstance(item, int) and not -size <= item < size else item
+        for item, size in zip(found, shape, strict=True)
+    ]
+
+
+def kept(probes: Iterable[Probe], tensor: Tensor) -> Iterator[tuple[Part, Tensor, bool]]:
+    """Each part of a tensor that some probe keeps, once, and whether it must not be dropped."""
+    shape, item_bytes = tuple(tensor.shape), tensor.element_size()
+    wanted: dict[Part, bool] = {}
+    for probe in probes:
+        for part in parts(probe, shape, item_bytes):
+            wanted[part] = wanted.get(part, False) or probe.lossless
+    for part, lossless in wanted.items():
+        yield part, take(tensor.detach(), part), lossless
+
+
+def planned(
+    probe: Probe, number: int, seen: Iterable[str], watchable: Watchable, findings: Findings
+) -> int:
+    """The bytes that a probe keeps of a step; what it cannot keep is noted."""
+    pointer = f"/probes/{number}"
+    total = 0
+    wrong: tuple[str, BadSlice] | None = None
+    largest: tuple[str, TooLarge] | None = None
+    for name in seen:
+        thing = watchable.thing(name)
+        shape, item_bytes = thing.layout or ((thing.size,), 1)
+        try:
+            if probe.slice is not None:
+                if thing.layout is None:
+                    raise BadSlice("its shape is known only when the job runs: want it whole")
+                parse(probe.slice, shape)
+            total += sum(
+                num_bytes(part, shape, item_bytes) for part in parts(probe, shape, item_bytes)
+            )
+        except BadSlice as error:
+            shown = f", of shape {list(shape)}" if thing.layout else ""
+            wrong = wrong or (f"{name}{shown}", error)
+        except TooLarge as error:
+            if largest is None or error.size > largest[1].size:
+                largest = (name, error)
+    if wrong is not None:
+        findings.problem(f"{pointer}/slice", f"of {wrong[0]}: {wrong[1]}", "slice")
+    if largest is not None:
+        findings.problem(f"{pointer}/max_bytes", f"of {largest[0]}: {largest[1]}", "too_small")
+    return total

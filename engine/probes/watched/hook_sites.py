@@ -1,0 +1,116 @@
+"""Where hooks go: the modules whose inputs and outputs some probe may look at."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from torch import Tensor, nn
+
+from engine.core.tensor_names import root
+from engine.network.network import Network
+from engine.probes.watched.probe import Watch, Watches
+from engine.probes.watched.sample_losses import LOSS_NAMES
+from engine.probes.watched.select import Scope, may_match
+
+Seen = tuple[str, Tensor, Watches]
+"""A tensor by its name, and who wants it."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A module that is looked at, and by which probes."""
+
+    module: nn.Module
+    path: str
+    """Its place inside the layer; empty: the layer itself."""
+    inputs: list[Watch]
+    outputs: list[Watch]
+    _known: dict[tuple[str, str], Watches] = field(default_factory=dict, repr=False)
+
+    def wanting(self, kind: str, leaf: str, owner: str, number: int) -> Watches:
+        """Who looks at a leaf of a call; the same at each step, and so found once."""
+        known = self._known.get((kind, leaf))
+        if known is None:
+            scope: Scope = "inner" if self.path else "layer"
+            known = Watches(
+                watch
+                for watch in (self.inputs if kind == "input" else self.outputs)
+                if watch.wants(kind, leaf, owner=owner, is_first=number == 0, scope=scope)
+            )
+            self._known[kind, leaf] = known
+        return known
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A layer's module with the points in it."""
+
+    module: nn.Module
+    layers: list[str]
+    """The layers that it is, in the order of the calls: several where it is shared."""
+    points: list[Point] = field(default_factory=list[Point])
+
+    @cached_property
+    def is_counted(self) -> bool:
+        """Whether its calls have to be told apart."""
+        return len(self.layers) > 1 or any(point.path for point in self.points)
+
+
+class Sight:
+    """What some probes look at in a network, as long as they are the ones that are due."""
+
+    def __init__(self, network: Network, due: Sequence[Watch]) -> None:
+        self._network = network
+        self._due = due
+        self.spots = _find_spots(network, due)
+        self.order = {name: number for number, name in enumerate(network.layers)}
+        """The place of each layer in the network."""
+        self.loss = {name: wanting(due, "output", name, "loss") for name in LOSS_NAMES}
+        """Who looks at the loss, by the names it has."""
+        kinds = {kind for watch in due for kind in watch.probe.kinds}
+        self.goes_on = bool({"update", "optim_state"} & kinds)
+        """Whether somebody looks at what the update does."""
+        self.sees_clipped = any(
+            watch.point == "clipped" and "param_grad" in watch.probe.kinds for watch in due
+        )
+        """Whether somebody looks at gradients after they were clipped, if they are."""
+        self._parameters: dict[str, list[Seen]] = {}
+        self._alike: dict[tuple[Watch, ...], Watches] = {}
+
+    def place(self, name: str) -> int:
+        """The place of a tensor's layer in the network; what is of no layer comes last."""
+        return self.order.get(root(name), len(self.order))
+
+    def parameters(self, kind: str) -> list[Seen]:
+        """The parameters that somebody wants something of this kind of."""
+        if kind not in self._parameters:
+            named = self._network.named_parameters()
+            found = [(name, item, wanting(self._due, kind, name)) for name, item in named]
+            self._parameters[kind] = [
+                (name, item, self._alike.setdefault(tuple(watches), watches))
+                for name, item, watches in found
+                if watches
+            ]
+        return self._parameters[kind]
+
+
+def wanting(due: Sequence[Watch], kind: str, name: str, scope: Scope = "parameter") -> Watches:
+    """The probes that look at what is no leaf of a layer."""
+    return Watches(watch for watch in due if watch.wants(kind, name, scope=scope))
+
+
+def _find_spots(network: Network, due: Sequence[Watch]) -> list[Spot]:
+    """The modules to hook for some probes; each module once."""
+    spots: dict[int, Spot] = {}
+    for name, module in network.layers.items():
+        spots.setdefault(id(module), Spot(module, [])).layers.append(name)
+    for spot in spots.values():
+        for path, module in spot.module.named_modules():
+            names = [f"{name}.{path}" if path else name for name in spot.layers]
+            scope: Scope = "inner" if path else "layer"
+            may = [w for w in due if any(may_match(w.probe, name, scope) for name in names)]
+            inputs = [watch for watch in may if "input" in watch.probe.kinds]
+            outputs = [watch for watch in may if {"output", "output_grad"} & {*watch.probe.kinds}]
+            if inputs or outputs:
+                spot.points.append(Point(module, path, inputs, outputs))
+    return [spot for spot in spots.values() if spot.points]

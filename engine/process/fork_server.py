@@ -1,0 +1,221 @@
+"""The nursery: a process that has imported everything and forks ranks in milliseconds.
+
+It never starts a thread and never touches CUDA: a fork copies only the thread that forks. Requests
+are JSON lines on a Unix socket; each fork request brings the read end of the rank's lifeline.
+"""
+
+import array
+import ctypes
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.process import rank
+from engine.process.hardening import check_torch, limit_rank
+from glasshouse.unpickling import seal_pickle
+
+SOCKET_VARIABLE = "GLASSHOUSE_NURSERY_FD"
+_PR_SET_PDEATHSIG = 1
+_POLL_S = 0.05
+_GRACE_S = 5.0
+_MAX_LINE = 1 << 20
+_MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
+
+
+def warm_up() -> None:
+    """Take one tiny step on one thread, so that a rank's first step finds everything loaded."""
+    torch.set_num_threads(1)
+    importlib.import_module("torch._dynamo")  # or a rank's first optimizer step would: 1.1 s
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(8, 2)
+    )
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    loss = torch.nn.CrossEntropyLoss()(network(torch.zeros(2, 1, 4, 4)), torch.tensor([0, 1]))
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def num_threads() -> int:
+    """Threads of this process, those of native libraries included where they can be counted."""
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except FileNotFoundError:
+        return threading.active_count()
+
+
+class Nursery:
+    """Serves fork requests and reports the endings of the ranks."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._buffer = b""
+        self._descriptors: list[int] = []
+        self._children: set[int] = set()
+
+    def serve(self) -> None:
+        """Answer until the other end of the socket closes; then end the ranks."""
+        self._say({"ready": True})
+        while True:
+            readable, _, _ = select.select([self._connection], [], [], _POLL_S)
+            self._reap()
+            if readable and not self._receive():
+                break
+        self._end_children()
+
+    def _receive(self) -> bool:
+        space = socket.CMSG_SPACE(16 * array.array("i").itemsize)
+        try:
+            data, ancillary, _, _ = self._connection.recvmsg(65536, space)
+        except ConnectionError:
+            return False
+        for level, kind, payload in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                received = array.array("i")
+                received.frombytes(payload[: len(payload) - len(payload) % received.itemsize])
+                self._descriptors.extend(received)
+        if not data:
+            return False
+        self._buffer += data
+        *lines, self._buffer = self._buffer.split(b"\n")
+        for line in lines:
+            self._answer(json.loads(line))
+        return len(self._buffer) < _MAX_LINE
+
+    def _answer(self, request: dict[str, Any]) -> None:
+        lifeline = self._descriptors.pop(0)
+        try:
+            pid = self._fork(request, lifeline)
+        except OSError as error:
+            self._say({"id": request["id"], "error": str(error)})
+        else:
+            self._say({"id": request["id"], "pid": pid})
+        finally:
+            os.close(lifeline)
+
+    def _fork(self, request: dict[str, Any], lifeline: int) -> int:
+        gc.collect(0)
+        parent = os.getpid()
+        pid = os.fork()
+        if pid:
+            self._children.add(pid)
+            return pid
+        code = 70
+        try:
+            self._connection.close()
+            for other in self._descriptors:
+                os.close(other)
+            become_rank(request, parent)
+            code = rank.main(Path(request["job_dir"]), lifeline)
+        except BaseException as error:
+            traceback.print_exception(error)
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _reap(self) -> None:
+        for pid in list(self._children):
+            try:
+                ended, status, used = os.wait4(pid, os.WNOHANG)
+            except ChildProcessError:
+                ended, status, used = pid, 0, None
+            if ended:
+                self._children.discard(pid)
+                code = os.waitstatus_to_exitcode(status)
+                message: dict[str, Any] = {
+                    "exited": pid,
+                    "code": None if code < 0 else code,
+                    "signal": -code if code < 0 else None,
+                }
+                if used is not None:
+                    message["peak_bytes"] = used.ru_maxrss * _MAXRSS_UNIT
+                self._say(message)
+
+    def _end_children(self) -> None:
+        for number, patience_s in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, _GRACE_S)):
+            for pid in self._children:
+                _signal(pid, number)
+            deadline = time.monotonic() + patience_s
+            while self._children and time.monotonic() < deadline:
+                for pid in list(self._children):
+                    ended, _ = os.waitpid(pid, os.WNOHANG)
+                    if ended:
+                        self._children.discard(pid)
+                time.sleep(0.01)
+
+    def _say(self, message: dict[str, Any]) -> None:
+        try:
+            self._connection.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:  # the worker is gone; the read side notices and ends the ranks
+            return
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
+def become_rank(request: dict[str, Any], parent: int) -> None:
+    """Turn a fresh fork into a process of its own: session, files, environment, fate."""
+    os.setsid()
+    _die_with(parent)
+    limit_rank()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    for number, key in ((1, "stdout"), (2, "stderr")):
+        file = os.open(request[key], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(file, number)
+        os.close(file)
+    os.close(nothing)
+    for name, value in request.get("env", {}).items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _die_with(parent: int) -> None:
+    """Ask Linux to kill this process when its parent ends, however it ends."""
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(rank.PARENT_GONE)
+
+
+def main() -> None:
+    """Serve the socket that the worker passed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    connection = socket.socket(fileno=int(os.environ.pop(SOCKET_VARIABLE, "3")))
+    os.set_inheritable(connection.fileno(), False)
+    check_torch()
+    warm_up()
+    seal_pickle()
+    threads = num_threads()
+    if threads != 1:
+        raise SystemExit(f"the nursery has {threads} threads; a fork of it could hang")
+    gc.collect()
+    gc.freeze()
+    Nursery(connection).serve()
+
+
+if __name__ == "__main__":
+    main()

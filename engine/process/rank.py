@@ -1,0 +1,359 @@
+"""A rank: the process that runs one attempt of one job, from ``job.json`` to the ``end`` record."""
+
+import gc
+import json
+import os
+import sys
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from engine.checkpoint import checkpoint
+from engine.checkpoint.checkpoint import Saved
+from engine.core.problems import SpecProblems
+from engine.core.spool import SpoolWriter, now
+from engine.core.timing import Work
+from engine.data.batches.batching import bucket_field, widest_rows
+from engine.data.batches.rows import Rows, longest_of
+from engine.data.columns.table import Table
+from engine.inference import infer
+from engine.probes.watched.requested import Wanted
+from engine.training.failures import cause_of, classify
+from engine.training.loop import train
+from engine.training.memory_limit import guard_memory
+from engine.training.report import Control, Outputs
+from engine.training.start import Start
+from engine.training.training_rows import Ended, Gathering
+from glasshouse import jsonio
+from glasshouse.errors import CheckpointDamaged, RunFailure, SpecFailed
+from glasshouse.failpoints import failpoint
+from glasshouse.spec import InferJob, Trained, TrainJob, parse_job, parse_trained
+
+_UNFORESEEN = frozenset({"internal", "device", "storage"})
+"""Categories of failures whose traceback goes to the log."""
+_COLLECT_AFTER = (20_000, 10, 10)
+PARENT_GONE = 75
+"""Exit code of a rank whose lifeline was cut."""
+
+
+class Lifeline:
+    """Commands from the supervisor; when its end of the pipe closes, this process ends."""
+
+    def __init__(self, descriptor: int | None, job_dir: Path) -> None:
+        self.cancel_requested = False
+        self.ends_as = "cancelled"
+        self.wanted: Wanted | None = None
+        self.orders: deque[dict[str, Any]] = deque()
+        self._job_dir = job_dir
+        if descriptor is not None:
+            thread = threading.Thread(
+                target=self._listen, args=(descriptor,), name="lifeline", daemon=True
+            )
+            thread.start()
+
+    def _listen(self, descriptor: int) -> None:
+        with os.fdopen(descriptor, "rb") as pipe:
+            for line in pipe:
+                try:
+                    command = json.loads(line)
+                except ValueError:
+                    continue
+                try:
+                    self._hear(command)
+                except (OSError, KeyError, TypeError, ValueError, AttributeError):
+                    traceback.print_exc()
+        os._exit(PARENT_GONE)
+
+    def _hear(self, command: dict[str, Any]) -> None:
+        match command.get("do"):
+            case "cancel":
+                self._end("cancelled")
+            case "stop":
+                self._end(str(command["as"]))
+            case "probes":
+                self.wanted = Wanted.read(self._read(command))
+            case "commands":
+                self.orders.extend(self._read(command))
+            case _:
+                pass  # of a newer supervisor
+
+    def _end(self, state: str) -> None:
+        self.ends_as = state  # before it is asked for, and a cancellation overrides a pause
+        self.cancel_requested = True
+
+    def _read(self, command: dict[str, Any]) -> Any:
+        """A list may be long, so that the pipe carries the name of its file."""
+        return jsonio.loads((self._job_dir / Path(command["file"]).name).read_bytes())
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Where an attempt goes on."""
+
+    directory: Path
+    """Of the checkpoint."""
+    step: int
+    """Updates done: the first step to run."""
+
+    @staticmethod
+    def read(raw: dict[str, Any] | None) -> "Resume | None":
+        """Read what ``job.json`` says; None: from the beginning."""
+        if raw is None:
+            return None
+        return Resume(Path(raw["dir"]), int(raw["step"]))
+
+    def saved(self) -> Saved:
+        """The checkpoint, checked.
+
+        Raises:
+            CheckpointDamaged: it is not what was written, or is of another step.
+            CheckpointMismatch: it was written by a version that kept less.
+        """
+        found = checkpoint.read(self.directory)
+        if found.step != self.step:
+            detail = f"The checkpoint is of step {found.step}, not of step {self.step}."
+            raise CheckpointDamaged(detail)
+        return found
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What ``job.json`` says."""
+
+    spec: TrainJob | InferJob
+    tables: dict[str, Path]
+    device: torch.device
+    num_threads: int | None
+    checkpoint: Path | None
+    trained_by: Trained | None
+    watched: Wanted | None = None
+    """The probes of now; None: those of the spec."""
+    orders: tuple[dict[str, Any], ...] = ()
+    """Commands: first those to be applied again, then those that wait."""
+    ring: str | None = None
+    """The ring that the worker empties of whole tensors."""
+    flops: float | None = None
+    """Operations of one batch's forward pass, as planned."""
+    peak_flops: float | None = None
+    """Operations a second that the devices are capable of."""
+    resume: Resume | None = None
+    """None: from the beginning."""
+    parts: int = 1
+    """Each batch is run in so many, since memory ran out before."""
+
+    @staticmethod
+    def read(path: Path) -> "Assignment":
+        """Read ``job.json``.
+
+        Raises:
+            SpecFailed: it is not an assignment.
+        """
+        try:
+            raw = jsonio.loads(path.read_bytes())
+            trained_by = raw.get("trained_by")
+            return Assignment(
+                spec=parse_job(json.dumps(raw["spec"])),
+                tables={name: Path(item["dir"]) for name, item in raw["datasets"].items()},
+                device=torch.device("cuda", 0)
+                if raw["device"]["type"] == "cuda"
+                else torch.device("cpu"),
+                num_threads=raw["device"].get("threads"),
+                checkpoint=Path(raw["checkpoint"]["dir"]) if raw.get("checkpoint") else None,
+                trained_by=trained_by and parse_trained(json.dumps(trained_by)),
+                watched=Wanted.read(raw["probes"]) if raw.get("probes") else None,
+                orders=tuple(raw.get("commands") or ()),
+                ring=raw.get("ring"),
+                flops=raw.get("flops"),
+                peak_flops=raw["device"].get("peak_flops"),
+                resume=Resume.read(raw.get("resume")),
+                parts=int(raw.get("parts") or 1),
+            )
+        except (KeyError, TypeError, ValueError) as cause:
+            raise SpecFailed(f"job.json cannot be read: {cause}") from cause
+
+    def table(self, dataset: str) -> Table:
+        """The dataset's directory."""
+        if dataset not in self.tables:
+            raise SpecFailed(f"The job names the dataset {dataset!r}, which was not handed to it.")
+        return Table(self.tables[dataset])
+
+    def gathering(self, spec: TrainJob, control: Control, out: Outputs) -> Gathering:
+        """What finds the rows of a training job."""
+        judged = spec.data.validation
+        sources = [*spec.data.sources, *([judged] if judged else [])]
+        tables = {source.dataset: self.table(source.dataset) for source in sources}
+        first = 0 if self.resume is None else self.resume.step
+        return Gathering(spec, tables, self.device, control, out, first)
+
+
+class End(NamedTuple):
+    """How an assignment ended."""
+
+    state: str
+    """``succeeded``, ``failed``, or what it was asked to end as."""
+    reason: str | None = None
+    """Why a training ended before its time, where that was by its own spec."""
+
+
+def run(job: Assignment, *, control: Control, out: Outputs) -> End:
+    """Run an assignment to its end."""
+    if job.num_threads is not None:
+        torch.set_num_threads(job.num_threads)
+    # One path, watched or not: torch's shortcut for attention is taken only where nobody hooks in.
+    torch.backends.mha.set_fastpath_enabled(False)
+    if isinstance(job.spec, InferJob):
+        torch.set_float32_matmul_precision("highest")
+        inputs = _infer_inputs(job, job.spec)
+        state = infer.run(job.spec, job.trained_by, inputs, control=control, out=out)
+        return End(control.ends_as if state == "cancelled" else state)
+    spec = job.spec
+    be_deterministic(spec.deterministic)
+    torch.set_float32_matmul_precision(spec.matmul_precision)
+    guard_memory(spec.guards.memory, job.device)
+    out.ring = job.ring
+    if job.orders:
+        control.orders.extendleft(reversed(job.orders))
+    out.flush()
+
+    start = _start(job, spec)
+    known = None if start is None else start.prepared(spec.data)
+    gathering = job.gathering(spec, control, out)
+    training = judged = None
+    try:
+        training = gathering.training(known)
+        if spec.data.validation and spec.evaluate:
+            judged = gathering.judging(spec.data.validation, training.prepared)
+        flops = None if job.flops is None else job.flops / _planned(spec, training)
+        ending = train(
+            spec,
+            training,
+            judged,
+            control=control,
+            out=out,
+            watched=job.watched,
+            work=Work(flops, job.peak_flops),
+            start=start,
+            parts=job.parts,
+        )
+    except Ended:
+        return End(control.ends_as)
+    finally:
+        for rows in (training, judged):
+            if rows is not None:
+                rows.close()
+    return End(ending.state, ending.reason)
+
+
+def be_deterministic(wanted: bool) -> None:
+    """Have torch take operations that give the same bits each time, and refuse others.
+
+    cuBLAS reads its setting when CUDA is first used, which is after this.
+    """
+    if wanted:
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    torch.use_deterministic_algorithms(wanted)
+
+
+def _planned(spec: TrainJob, rows: Rows) -> int:
+    """The rows of the batch that the plan is about."""
+    wanted = spec.data.bucket_by_length
+    name = None if wanted is None else bucket_field(wanted, spec.data.fields)
+    longest = None if name is None else longest_of(rows).get(name)
+    return widest_rows(spec.data, rows.num_rows, longest)
+
+
+def _start(job: Assignment, spec: TrainJob) -> Start | None:
+    """What training begins with. What a job has saved itself comes before what its spec names."""
+    if job.resume is not None:
+        start = Start(job.resume.saved())
+    elif spec.init is None:
+        return None
+    elif job.checkpoint is None:
+        raise SpecFailed("The job was handed no checkpoint to begin with.")
+    else:
+        start = Start(checkpoint.read(job.checkpoint), spec.init.load, spec.init.missing)
+    if start.how != "model":
+        _tell_differences(start.saved, job.device)
+    return start
+
+
+def _tell_differences(saved: Saved, device: torch.device) -> None:
+    """Say, in the job's log, why the numbers may differ from those of an uninterrupted run."""
+    here = {"device": device.type, "threads": torch.get_num_threads(), "torch": torch.__version__}
+    for name, mine in here.items():
+        if (theirs := saved.about.get(name)) != mine:
+            text = f"resumed with {name} {mine}, and the checkpoint was made with {theirs}: "
+            sys.stderr.write(text + "the numbers agree up to rounding, not bit for bit\n")
+
+
+def _infer_inputs(job: Assignment, spec: InferJob) -> infer.Inputs:
+    if job.checkpoint is None:
+        raise SpecFailed("The inference job was handed no checkpoint.")
+    table = None if spec.data is None else job.table(spec.data.dataset)
+    return infer.Inputs(job.checkpoint, table, job.device)
+
+
+def main(job_dir: Path, control_fd: int | None = None) -> int:
+    """Run ``job.json`` of a directory, writing its spool; returns the exit code.
+
+    0: an ``end`` record was written, whatever it says. Anything else is for the worker to name.
+    """
+    calm_collector()
+    failpoint("rank.begin")
+    carry_out(job_dir, control_fd)
+    failpoint("rank.end")
+    return 0
+
+
+def carry_out(job_dir: Path, control_fd: int | None = None) -> None:
+    """Run ``job.json`` of a directory, writing its spool up to the ``end`` record."""
+    spool = SpoolWriter(job_dir / "spool")
+    control = Lifeline(control_fd, job_dir)
+    out = Outputs(job_dir, spool.append, spool.settle, spool.flush)
+    end, failure = attempt(
+        lambda: run(Assignment.read(job_dir / "job.json"), control=control, out=out)
+    )
+    spool.append(end_record(end, failure))
+    spool.close()
+
+
+def end_record(end: End, failure: RunFailure | None) -> dict[str, Any]:
+    """A rank's last word."""
+    error = None if failure is None else failure.as_dict()
+    record = {"type": "end", "at": now(), "state": end.state, "error": error}
+    return record if end.reason is None else record | {"reason": end.reason}
+
+
+def calm_collector() -> None:
+    """Have the garbage collector look less often, and not through what the imports made.
+
+    A watched step makes thousands of small objects that live until its end, and none of them in a
+    cycle. At Python's own pace the collector goes through them, and through all that the imports
+    made, again and again within a step: of 1,000 watched layers it took as long as the looking.
+    """
+    gc.freeze()
+    gc.set_threshold(*_COLLECT_AFTER)
+
+
+def attempt(work: Callable[[], End]) -> tuple[End, RunFailure | None]:
+    """Run a job. Whatever it raises becomes a named failure.
+
+    Standard error, which is the job's log, gets the traceback of a failure that nobody foresaw. Of
+    one that has a name, such as NaN in the loss or a bad row, it gets the message: our own call
+    stack would not help the reader.
+    """
+    try:
+        return work(), None
+    except (Exception, SpecProblems) as error:
+        failure = classify(error)
+        if failure.category in _UNFORESEEN:
+            traceback.print_exc()
+        else:
+            sys.stderr.write("".join(traceback.format_exception_only(cause_of(error))))
+        return End("failed"), failure

@@ -1,0 +1,271 @@
+"""The training loop. Knows torch; knows nothing of HTTP, SQL or queues.
+
+Steps are 0-based and count optimizer updates.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.checkpoint.saving import Saver
+from engine.checkpoint.training_state import Generators, OptimizerState, Weights, lay_out_state
+from engine.core.precision import name_of
+from engine.core.readback import Readback
+from engine.core.snapshot import Parts, Stateful
+from engine.core.timing import Timing, Work, clock_of
+from engine.data.batches.rows import Rows
+from engine.data.columns.prepared import PART
+from engine.guards.guard import Guard
+from engine.guards.nonfinite import blame
+from engine.learner.averaging import AveragedWeights
+from engine.learner.learner import Learner, learner_of
+from engine.losses.losses import loss_of
+from engine.network.hidden_state import alone
+from engine.network.network import Network
+from engine.probes.probe_set import Probes
+from engine.probes.sink import Training, Unwatched
+from engine.probes.tensors.captures import Captures
+from engine.probes.watched.requested import Wanted
+from engine.training.commands import Commands
+from engine.training.failures import StepFailed
+from engine.training.report import Control, Outputs, Reporter
+from engine.training.schedule import Schedule
+from engine.training.start import Start
+from glasshouse.spec import TrainJob
+
+UNWATCHED = Unwatched()
+
+
+@dataclass
+class Ending:
+    """How training ended."""
+
+    network: Network
+    num_steps: int
+    state: str
+    """``succeeded``, or what it was asked to end as."""
+    reason: str | None = None
+    """Why it ended before its time, where that was by its own spec."""
+
+
+def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens; the loop)
+    job: TrainJob,
+    rows: Rows,
+    validation: Rows | None,
+    *,
+    control: Control,
+    out: Outputs,
+    watched: Wanted | None = None,
+    work: Work = Work(),  # noqa: B008 (frozen)
+    start: Start | None = None,
+    parts: int = 1,
+) -> Ending:
+    """Train a network to the end of its spec, or until told to stop.
+
+    ``watched`` is what to watch from the first step on; left out, what the spec says. ``work`` is
+    what a step computes, where that is known. ``start`` is the checkpoint to begin with. ``parts``:
+    each batch is run in so many, of which the step is made as of the batch.
+
+    Raises:
+        CheckpointMismatch: the checkpoint is of another job.
+    """
+    torch.manual_seed(job.seed)
+    learner = learner_of(job, rows.device)
+    network, loss_fn, optimizer, clip = learner[:4]
+    schedule = Schedule(job, rows, loss_fn, parts)
+    _settle(job, learner, rows, start, out, schedule.pass_size)
+    probes = _probes(job, learner, rows, out, control)
+    probes.watch(watched, 0 if start is None else start.step)
+    clock = probes.clock
+    guard = Guard(job, learner, rows, readback=probes.readback, clock=clock, emit=out.emit)
+    report = _report(job, learner, validation, probes, out, Timing(clock, work), schedule)
+    report.saver.parts |= _saved(learner, rows, schedule, report, probes, guard)
+    if start is not None and _has_ended(start, report, schedule):
+        return Ending(network, start.step, "succeeded", schedule.reason)
+
+    commands = _commands(job, learner, control, out, schedule, report)
+    step, epoch, batch = *schedule.newest, None
+    state, look = "succeeded", UNWATCHED
+    try:
+        for step, epoch, batches in schedule.steps():
+            probes.watch(control.wanted, step)
+            for batch, part, is_last in batches:
+                clock.mark("data")
+                guard.begin(part)
+                seen = probes.at(step) if is_last else UNWATCHED
+                with seen as look, report.derived.at(step, batch, is_last=is_last):
+                    clock.mark("probes")
+                    values = network(batch)
+                    loss = loss_of(loss_fn, values, part)
+                    clock.mark("forward")
+                    learner.backward(loss.total, is_last=is_last)
+                    clock.mark("backward")
+                clock.mark("probes")
+                report.take(step, loss, values)
+            guard.look(step, epoch, report.loss)
+            clock.mark("probes")
+            clipped = {} if clip is None else clip()
+            look.step(learner.update, clock.mark)
+            optimizer.zero_grad(set_to_none=True)
+            clock.mark("optimizer")
+
+            num_rows = report.step(step, epoch, clipped)
+            learner.follow(
+                step,
+                num_rows,
+                ends_epoch=schedule.ends_epoch,
+                has_skipped=guard.has_skipped,
+                clock=clock,
+            )
+            asked = commands.at(step + 1) if control.orders else ()
+            if schedule.is_over(step, report.elapsed_s):
+                break
+            if schedule.evaluates_after(step) or "evaluate" in asked:
+                schedule.judge(report.evaluate(step, epoch), step, learner.rate)
+            if schedule.has_stopped:
+                break
+            if control.cancel_requested:  # after the evaluation, which would not come again
+                state = control.ends_as
+                break
+            due = schedule.saves_after(step)
+            report.keep(schedule.position, due=due, asked="checkpoint" in asked)
+        report.finish(step, epoch, schedule.position, state=state)
+        probes.close()
+    except Exception as error:
+        probes.close()
+        report.abandon(step, epoch)
+        blamed = blame(error, network, batch, guard.rewind, guard.advice)
+        raise StepFailed(step, blamed) from error
+    return Ending(network, step + 1, state, schedule.reason if state == "succeeded" else None)
+
+
+def _report(  # noqa: PLR0913, PLR0917 (all that a report is made of)
+    job: TrainJob,
+    learner: Learner,
+    validation: Rows | None,
+    probes: Probes,
+    out: Outputs,
+    timing: Timing,
+    schedule: Schedule,
+) -> Reporter:
+    saver = Saver(job, out.directory, out.emit, out.flush)
+    report = Reporter(
+        job, learner, validation, probes, out, timing, saver=saver, num_steps=schedule.num_steps
+    )
+    report.intake = schedule.intake
+    report.pass_size = schedule.pass_size
+    return report
+
+
+def _saved(
+    learner: Learner,
+    rows: Rows,
+    schedule: Schedule,
+    report: Reporter,
+    probes: Probes,
+    guard: Guard,
+) -> Parts:
+    """All that a checkpoint holds. What has a state of its own adds itself here."""
+    averages = learner.averages
+    newest = Weights(learner.network)
+    # With averages, what is saved for use is not what is trained.
+    model = newest if averages is None else AveragedWeights(learner.network, averages)
+    saved: dict[str, Stateful | None] = {
+        "position": schedule,
+        "tuned": learner.tuned,  # its layout of the weights is the optimizer's too
+        "model": model,
+        "optimizer": OptimizerState(learner.optimizer, learner.network),
+        "report": report,
+        "derived": report.derived,
+        "probes": probes,
+        "guard": guard,
+        "generators": Generators(),
+        "newest": None if averages is None else newest,
+        "averages": averages,
+        "scaler": learner.scaling,
+        "clip": learner.clip,
+        PART: rows.prepared,
+        "carried": learner.carried,
+        "scheduler": learner.rate,
+        "early": schedule.early,
+    }
+    return {name: part for name, part in saved.items() if part is not None}
+
+
+def _has_ended(start: Start, report: Reporter, schedule: Schedule) -> bool:
+    """Begin with a checkpoint; whether training was over and all of it had been said."""
+    start.restore(report.saver.parts)
+    return start.has_said_all and schedule.is_over(start.step - 1, report.elapsed_s)
+
+
+def _settle(
+    job: TrainJob,
+    learner: Learner,
+    rows: Rows,
+    start: Start | None,
+    out: Outputs,
+    pass_size: int,
+) -> None:
+    """Choose what the spec leaves to a trial, where the job has not chosen before."""
+    if learner.tuned is not None and (start is None or start.how != "resume"):
+        with alone(learner.carried):
+            learner.tuned.choose(job, learner.loss_fn, rows, out.emit, pass_size)
+        lay_out_state(learner.optimizer)
+
+
+def _tell_choices(job: TrainJob, learner: Learner, report: Reporter, first: int) -> None:
+    """Say what the spec left open, where it is not what it was before."""
+    if job.precision == "auto":
+        to = name_of(learner.network.low_precision)
+        report.settle("precision", "auto", to, by="device", step=first)
+    size = job.data.batch_size
+    report.settle("batch_size", size, report.pass_size, by="guards.memory", step=first)
+
+
+def _commands(
+    job: TrainJob,
+    learner: Learner,
+    control: Control,
+    out: Outputs,
+    schedule: Schedule,
+    report: Reporter,
+) -> Commands:
+    """What may be asked while it trains; what was asked before the first step holds already."""
+    first = schedule.position["step"]
+    _tell_choices(job, learner, report, first)
+
+    def follow(changed: TrainJob, step: int) -> None:
+        schedule.follow(changed, step, report.elapsed_s)
+        report.follow(changed, schedule.num_steps)
+
+    commands = Commands(job, learner, control.orders, first=first, follow=follow, emit=out.emit)
+    commands.at(first)
+    return commands
+
+
+def _probes(job: TrainJob, learner: Learner, rows: Rows, out: Outputs, control: Control) -> Probes:
+    training = Training(
+        learner.loss_fn, rows, learner.clip is not None, learner.scaling, learner.optimizer
+    )
+    probes = Probes(
+        learner.network,
+        job.probes,
+        emit=out.emit,
+        readback=Readback(rows.device),
+        out_dir=out.directory,
+        training=training,
+        captures=_captures(out, control),
+    )
+    probes.clock = clock_of(rows.device)
+    return probes
+
+
+def _captures(out: Outputs, control: Control) -> Captures:
+    """Where whole tensors go."""
+    return Captures(
+        out.directory,
+        out.emit,
+        ring=out.ring,
+        flush=out.flush,
+        is_over=lambda: control.cancel_requested,
+    )

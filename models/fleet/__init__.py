@@ -1,0 +1,1 @@
+"""Workers, devices and the queue; their heartbeats; notifications through the broker."""

@@ -1,0 +1,140 @@
+"""Signs of life: canaries, sweeps and counters of workers; figures of the whole ledger."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import func, select, text, update
+from sqlalchemy.orm import Session
+
+from models.database import now_ms
+from models.fleet import workers
+from models.tables import (
+    Attempt,
+    Capture,
+    Checkpoint,
+    Dataset,
+    Delivery,
+    Job,
+    JobArtifact,
+    Webhook,
+    Worker,
+)
+
+GONE = ("stopped", "lost")
+"""States of workers that do not run."""
+MISSED_RINGS = 3
+"""A worker that misses so many of its own rings is deaf."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """One worker, seen from outside."""
+
+    worker: str
+    state: str
+    """active, draining, stopped, lost."""
+    deaf: bool
+    """It lives, but does not hear its bell."""
+    swept_ago_s: float | None
+    figures: dict[str, Any]
+
+
+def heard(tx: Session, worker: str, *, instance: str = "") -> None:
+    """The worker heard its own bell."""
+    _note(tx, worker, instance, canary_ms=now_ms())
+
+
+def swept(tx: Session, worker: str, *, instance: str = "") -> int:
+    """The worker lives, and sweeps. The database's time, Unix milliseconds."""
+    time_ms = tx.scalars(select(now_ms())).one()
+    _note(tx, worker, instance, beat_ms=time_ms, sweep_ms=time_ms)
+    return time_ms
+
+
+def note(tx: Session, worker: str, figures: dict[str, Any], *, instance: str = "") -> None:
+    """Store what a worker has counted."""
+    _note(tx, worker, instance, figures=figures)
+
+
+def _note(tx: Session, worker: str, instance: str, **values: Any) -> None:
+    """Change a worker's row, unless another process has taken its name."""
+    mine = (Worker.id == worker, Worker.instance == instance)
+    tx.execute(update(Worker).where(*mine).values(values))
+
+
+def signs(tx: Session, *, lease_ms: int, canary_s: float) -> list[Sign]:
+    """Every worker that is known."""
+    time = tx.scalars(select(now_ms())).one()
+    deaf_ms = MISSED_RINGS * canary_s * 1000
+    return [
+        Sign(
+            worker=row.id,
+            state=state,
+            deaf=state not in GONE and row.canary_ms is not None and time - row.canary_ms > deaf_ms,
+            swept_ago_s=None if row.sweep_ms is None else (time - row.sweep_ms) / 1000,
+            figures=row.figures or {},
+        )
+        for row, state in workers.all_workers(tx, lease_ms=lease_ms)
+    ]
+
+
+def short_of_room(tx: Session, least_bytes: int) -> set[str]:
+    """Workers that said last that one of their disks has less left than this."""
+    rows = tx.execute(select(Worker.id, Worker.figures).where(Worker.figures.is_not(None)))
+    return {
+        worker
+        for worker, figures in rows
+        if figures
+        and min(figures.get("free_bytes", {}).values(), default=least_bytes) < least_bytes
+    }
+
+
+def queue_age_s(tx: Session) -> float:
+    """How long the job that was queued first has waited, seconds; 0 when none waits."""
+    time = tx.scalars(select(now_ms())).one()
+    oldest = tx.scalar(select(func.min(Job.queued_at)).where(Job.state == "queued"))
+    return 0.0 if oldest is None else max(0.0, time / 1000 - oldest.timestamp())
+
+
+def ended_attempts(tx: Session, *, limit: int = 50) -> dict[str, int]:
+    """How many attempts ended in each way."""
+    count = func.count()
+    query = (
+        select(Attempt.exit_kind, count)
+        .where(Attempt.exit_kind.is_not(None))
+        .group_by(Attempt.exit_kind)
+        .order_by(count.desc())
+        .limit(limit)
+    )
+    return {str(kind): int(number) for kind, number in tx.execute(query)}
+
+
+def deliveries(tx: Session) -> dict[str, int]:
+    """How many messages to webhooks are in each state."""
+    query = select(Delivery.state, func.count()).group_by(Delivery.state)
+    return {state: int(count) for state, count in tx.execute(query)}
+
+
+def disabled_webhooks(tx: Session) -> int:
+    """How many webhooks were switched off."""
+    query = select(func.count()).select_from(Webhook).where(Webhook.disabled_at.is_not(None))
+    return tx.scalars(query).one()
+
+
+def stored_bytes(tx: Session) -> dict[str, int]:
+    """Bytes of the artifacts, by what they are, as their rows say."""
+    sizes = {
+        "datasets": Dataset.size_bytes,
+        "checkpoints": Checkpoint.size_bytes,
+        "captures": Capture.size_bytes,
+        "artifacts": JobArtifact.size_bytes,
+    }
+    return {name: int(tx.scalar(select(func.sum(size))) or 0) for name, size in sizes.items()}
+
+
+def database_bytes(tx: Session) -> int:
+    """Bytes of the database."""
+    if tx.get_bind().dialect.name == "postgresql":
+        return int(tx.scalars(text("SELECT pg_database_size(current_database())")).one())
+    pages = tx.scalars(text("PRAGMA page_count")).one()
+    return int(pages) * int(tx.scalars(text("PRAGMA page_size")).one())

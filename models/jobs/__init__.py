@@ -1,0 +1,1 @@
+"""Jobs, attempts, leases, pausing, commands, checkpoints. Every write of an attempt is fenced."""

@@ -1,0 +1,90 @@
+"""Which checkpoints of a job are kept. What goes is superseded by something durable."""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
+
+from glasshouse import jsonio
+from models.jobs import checkpoints
+from models.storage import pending_deletions, references
+from models.tables import Checkpoint, Job
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """Keep those with the best values of a metric."""
+
+    metric: str
+    mode: str
+    """min, max."""
+    count: int = 1
+
+    def of(self, rows: Sequence[Checkpoint]) -> set[str]:
+        """The ids of the best; of equal ones the earlier. One without the metric is none."""
+        sign = 1 if self.mode == "min" else -1
+        found: list[tuple[float, int, str]] = []
+        for row in rows:
+            value = row.metrics.get(self.metric)
+            number = math.nan if value is None else jsonio.number(value)
+            if math.isfinite(number):
+                found.append((sign * number, row.step, row.id))
+        return {name for _, _, name in sorted(found)[: self.count]}
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """What a job's spec says about keeping."""
+
+    last: int = 3
+    best: Best | None = None
+
+    @staticmethod
+    def of(spec: Mapping[str, Any]) -> "Keeping":
+        """Read the ``checkpoint`` of a resolved training spec; of anything else, the defaults."""
+        said = spec.get("checkpoint") if spec.get("kind") == "train" else None
+        if not isinstance(said, Mapping):
+            return Keeping()
+        fields: Mapping[str, Any] = said  # pyright: ignore[reportUnknownVariableType]
+        best = fields.get("keep_best")
+        return Keeping(fields.get("keep_last", 3), None if best is None else Best(**best))
+
+
+def best(tx: Session, job_ids: Collection[str]) -> dict[str, str]:
+    """The best checkpoint of each job by its own rule: the checkpoint's id, and why it is that."""
+    found: dict[str, str] = {}
+    for job_id, spec in tx.execute(select(Job.id, Job.resolved).where(Job.id.in_(job_ids))):
+        rule = Keeping.of(spec).best
+        if rule is not None:
+            rows = [row for row in checkpoints.of_job(tx, job_id) if row.state == "complete"]
+            reason = f"{'lowest' if rule.mode == 'min' else 'highest'} {rule.metric}"
+            found |= dict.fromkeys(replace(rule, count=1).of(rows), reason)
+    return found
+
+
+def supersede(tx: Session, job_id: str, keeping: Keeping) -> list[str]:
+    """Forget what newer checkpoints stand for; the keys of files that may go after the commit.
+
+    Called where the attempt that has the job has just stored one. Never the newest complete one,
+    never one that another job uses or is being submitted for. Those of steps that this attempt
+    runs again, and damaged ones, go now: before, they were all that there was.
+    """
+    standing = checkpoints.of_job(tx, job_id)
+    complete = [row for row in standing if row.state == "complete"]
+    attempt = tx.scalar(select(Job.attempt).where(Job.id == job_id))
+    if not any(row.attempt == attempt for row in complete):
+        return []
+    kept = {row.id for row in complete[-max(1, keeping.last) :]}
+    kept |= keeping.best.of(complete) if keeping.best is not None else set()
+    every = checkpoints.of_job(tx, job_id, "all")
+    superseded = [row.id for row in every if row.id not in kept]
+    unused = references.unused(tx, Checkpoint, superseded)
+    unused -= checkpoints.held(tx, job_id)  # looked up once the rows are locked
+    gone = [row for row in every if row.id in unused]
+    if gone:
+        tx.execute(delete(Checkpoint).where(Checkpoint.id.in_([row.id for row in gone])))
+        pending_deletions.add(tx, [row.key for row in gone])
+    return [row.key for row in gone]

@@ -1,0 +1,207 @@
+"""Saved states of jobs: stored, listed, and where the next attempt of a job starts from."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import delete as sql_delete
+from sqlalchemy import func, insert, select, update
+from sqlalchemy.orm import Session
+
+from glasshouse.errors import CheckpointInUse, CheckpointMissing, CheckpointNotFound
+from models.database import now_ms
+from models.jobs import jobs
+from models.observations import lineage
+from models.observations.events import NewEvent
+from models.state import ENDED
+from models.storage import pending_deletions, references
+from models.tables import Checkpoint, Job, now
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A checkpoint that an attempt would have started from, and what is wrong with it."""
+
+    checkpoint: str
+    detail: str
+    is_damaged: bool = True
+    """For good. False: its files are away, and may be there again for the next attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where an attempt starts from, and what the job says of itself there."""
+
+    checkpoint: str | None = None
+    """None: from scratch."""
+    step: int = 0
+    progress: dict[str, Any] | None = None
+    summary: dict[str, Any] = field(default_factory=dict[str, Any])
+    refused: tuple[Refused, ...] = ()
+    """Newer ones that cannot be read."""
+
+
+SCRATCH = Start()
+HOLD_MS = 60_000
+"""How long a checkpoint is held: longer than a job waits to be planned."""
+
+
+def add(tx: Session, job: str, attempt: int, rows: Sequence[dict[str, Any]]) -> None:
+    """Store rows of a checkpoint's columns; its files are durable already."""
+    if rows:
+        tx.execute(insert(Checkpoint), [{"job": job, "attempt": attempt, **row} for row in rows])
+
+
+def get(tx: Session, checkpoint_id: str, owner: str | None) -> Checkpoint:
+    """One checkpoint. ``owner`` None sees everybody's.
+
+    Raises:
+        CheckpointNotFound: there is none, or it is somebody else's.
+    """
+    found = tx.get(Checkpoint, checkpoint_id)
+    if found is None or (owner is not None and found.owner != owner):
+        raise CheckpointNotFound(f"No checkpoint has the id {checkpoint_id}.")
+    return found
+
+
+def upload(tx: Session, **columns: Any) -> Checkpoint:
+    """Store one that a client uploaded; its files are durable already."""
+    row = Checkpoint(step=0, epoch=0, final=True, metrics={}, created_at=now(), **columns)
+    tx.add(row)
+    tx.flush()
+    return row
+
+
+def trained(tx: Session, saved: Checkpoint) -> dict[str, Any]:
+    """Its network and fields: the resolved spec of its job, or what was uploaded with it."""
+    if saved.job is not None:
+        return jobs.whole(tx, saved.job, None).resolved
+    return saved.network or {}
+
+
+def find(
+    tx: Session, *, owner: str | None, sha256: str | None, after: str | None, limit: int
+) -> list[Checkpoint]:
+    """Checkpoints, newest first. ``sha256``: only those uploaded as a file with this digest."""
+    query = select(Checkpoint).order_by(Checkpoint.id.desc()).limit(limit)
+    if owner is not None:
+        query = query.where(Checkpoint.owner == owner)
+    if after is not None:
+        query = query.where(Checkpoint.id < after)
+    if sha256 is not None:
+        query = query.where(Checkpoint.sha256 == sha256)
+    return list(tx.scalars(query))
+
+
+def uploaded(tx: Session) -> set[str]:
+    """The ids of all uploaded ones."""
+    return set(tx.scalars(select(Checkpoint.id).where(Checkpoint.job.is_(None))))
+
+
+def of_job(tx: Session, job_id: str, asked: lineage.Asked = None) -> list[Checkpoint]:
+    """A job's checkpoints by step; not those of steps that a later attempt has run again."""
+    # one of step s was made after step s - 1: it stands with that one
+    where = lineage.shown(tx, job_id, Checkpoint.attempt, Checkpoint.step - 1, asked)
+    query = select(Checkpoint).where(Checkpoint.job == job_id, *where)
+    return list(tx.scalars(query.order_by(Checkpoint.step, Checkpoint.attempt, Checkpoint.id)))
+
+
+def resumable(tx: Session, job_id: str) -> list[Checkpoint]:
+    """What the next attempt may start from, the best first.
+
+    A row is stored with every event up to its step, so whatever has a row has its events. Of one
+    that was made at the end of training the engine finds that nothing is left to do.
+    """
+    return [row for row in of_job(tx, job_id) if row.state == "complete"][::-1]
+
+
+def newest(tx: Session, job: Job, *, hold: bool = False) -> Checkpoint:
+    """The newest complete checkpoint of a job, with ``hold`` held as `hold` does.
+
+    Raises:
+        CheckpointMissing: it has none.
+    """
+    while found := resumable(tx, job.id):
+        if not hold or _hold(tx, found[0].id):  # a newer one may just have superseded it
+            return found[0]
+    raise CheckpointMissing(f"{job.id} has no complete checkpoint; it is {job.state}.")
+
+
+def hold(tx: Session, checkpoint_id: str) -> None:
+    """Keep newer checkpoints from superseding one while a job that reads it is planned.
+
+    Raises:
+        CheckpointNotFound: it is gone.
+    """
+    if not _hold(tx, checkpoint_id):
+        raise CheckpointNotFound(f"No checkpoint has the id {checkpoint_id}.")
+
+
+def held(tx: Session, job_id: str) -> set[str]:
+    """The ids of the checkpoints of a job that are held now."""
+    mine = (Checkpoint.job == job_id, Checkpoint.held_until_ms > now_ms())
+    return set(tx.scalars(select(Checkpoint.id).where(*mine)))
+
+
+def _hold(tx: Session, checkpoint_id: str) -> bool:
+    held = update(Checkpoint).where(Checkpoint.id == checkpoint_id)
+    held = held.values(held_until_ms=now_ms() + HOLD_MS).returning(Checkpoint.id)
+    return tx.scalar(held) is not None
+
+
+def newest_step(tx: Session, job_id: str) -> int:
+    """How far the checkpoints of a job reach: updates done; 0 where it has none."""
+    mine = (Checkpoint.job == job_id, Checkpoint.state == "complete")
+    return tx.scalar(select(func.max(Checkpoint.step)).where(*mine)) or 0
+
+
+def take(tx: Session, job_id: str, start: Start) -> None:
+    """Make sure, in the transaction that claims an attempt, that its start is still there.
+
+    Raises:
+        CheckpointNotFound: it is not.
+    """
+    if start.checkpoint is None:
+        return
+    # the lock that deleting one takes too
+    tx.scalar(select(Job.id).where(Job.id == job_id).with_for_update())
+    query = select(Checkpoint.id).where(
+        Checkpoint.id == start.checkpoint,
+        Checkpoint.job == job_id,
+        Checkpoint.step == start.step,
+        Checkpoint.state == "complete",
+    )
+    if tx.scalar(query) is None:
+        raise CheckpointNotFound(f"The checkpoint {start.checkpoint} is gone.")
+
+
+def refuse(tx: Session, refused: Refused) -> NewEvent:
+    """Let nothing resume from a damaged one any more; the line for the job's log that says so."""
+    row = tx.get(Checkpoint, refused.checkpoint)
+    step = None if row is None else row.step
+    if refused.is_damaged:
+        mine = update(Checkpoint).where(Checkpoint.id == refused.checkpoint)
+        tx.execute(mine.values(state="damaged"))
+    line = f"glasshouse: the checkpoint {refused.checkpoint} of step {step} cannot be used: "
+    payload = {"rank": 0, "stream": "stderr", "lines": [line + refused.detail]}
+    return NewEvent("log", now(), payload)
+
+
+def delete(tx: Session, checkpoint: Checkpoint) -> None:
+    """Forget one checkpoint; its files may go after commit.
+
+    Raises:
+        CheckpointInUse: a job that has not ended reads it, or would resume from it.
+    """
+    if not references.unused(tx, Checkpoint, [checkpoint.id]):
+        raise CheckpointInUse("A job that has not ended uses this checkpoint.")
+    if checkpoint.job is not None and _is_next_start(tx, checkpoint.job, checkpoint.id):
+        raise CheckpointInUse("The job has not ended, and would resume from this checkpoint.")
+    tx.execute(sql_delete(Checkpoint).where(Checkpoint.id == checkpoint.id))
+    pending_deletions.add(tx, [checkpoint.key])
+
+
+def _is_next_start(tx: Session, job_id: str, checkpoint_id: str) -> bool:
+    """Whether a job has not ended and would resume from this checkpoint; locks the job."""
+    state = tx.scalar(select(Job.state).where(Job.id == job_id).with_for_update())
+    return state not in ENDED and [row.id for row in resumable(tx, job_id)[:1]] == [checkpoint_id]

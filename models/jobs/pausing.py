@@ -1,0 +1,115 @@
+"""Pausing a job and going on with it.
+
+Each is one change under the lock of the job's row. A paused job has ended its attempt, keeps its
+checkpoints and holds no device; it has not ended.
+"""
+
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from glasshouse.errors import CannotPause, JobEnded, JobNotFound, JobNotPaused
+from models.database import database_time
+from models.observations import events
+from models.state import ENDED
+from models.tables import Job, now
+
+PAUSED = "paused by its owner"
+RESUMED = "resumed by its owner"
+
+
+def request_pause(tx: Session, job: Job) -> Job:
+    """Ask a job to pause: a queued one is paused at once. One that is paused stays so.
+
+    Raises:
+        JobEnded: it has ended already.
+        CannotPause: it is being cancelled, or it is of a kind that keeps no checkpoint.
+    """
+    before = locked(tx, job)
+    if before in ENDED:
+        raise JobEnded(f"The job has ended: it {before}.")
+    if before == "cancelling":
+        raise CannotPause("The job is being cancelled.")
+    if before == "queued":
+        _move(tx, job.id, before, "paused", PAUSED, paused_at=database_time(tx))
+    elif before in ("starting", "running"):
+        if job.kind != "train":
+            detail = f"This job is {before} and of the kind {job.kind}, which keeps no checkpoint"
+            raise CannotPause(f"{detail}: let it end, or cancel it.")
+        _move(tx, job.id, before, "pausing", PAUSED)
+    elif before == "pausing":
+        events.append(tx, job.id, [], resume_requested=False)
+    tx.refresh(job)
+    return job
+
+
+def request_resume(tx: Session, job: Job) -> Job:
+    """Queue a paused job again; one that is pausing, as soon as it is paused.
+
+    Raises:
+        JobEnded: it has ended already.
+        JobNotPaused: it is neither paused nor pausing.
+    """
+    before = locked(tx, job)
+    if before in ENDED:
+        raise JobEnded(f"The job has ended: it {before}.")
+    if before == "paused":
+        _queue(tx, job.id)
+    elif before == "pausing":
+        events.append(tx, job.id, [], resume_requested=True)
+    else:
+        raise JobNotPaused(f"The job is {before}, not paused.")
+    tx.refresh(job)
+    return job
+
+
+def locked(tx: Session, job: Job) -> str:
+    """The state of a job, whose row is locked from here to the end of the transaction.
+
+    Raises:
+        JobNotFound: it was deleted meanwhile.
+    """
+    query = select(Job.state).where(Job.id == job.id, Job.deleted_at.is_(None))
+    state = tx.scalar(query.with_for_update())
+    if state is None:
+        raise JobNotFound(f"No job has the id {job.id}.")
+    return state
+
+
+def settle(tx: Session, job_id: str) -> None:
+    """After an attempt has ended in a pause: queue its job again if that was asked meanwhile."""
+    if tx.scalar(select(Job.resume_requested).where(Job.id == job_id)):
+        _queue(tx, job_id)
+
+
+class Paused(NamedTuple):
+    """For how long a job was paused."""
+
+    since: datetime | None
+    before_ms: int
+
+    def ended(self, at: datetime) -> dict[str, Any]:
+        """The columns of its job once it is paused no more."""
+        if self.since is None:
+            return {}
+        passed = round((at - self.since).total_seconds() * 1000)
+        return {"paused_at": None, "paused_ms": self.before_ms + max(0, passed)}
+
+
+def of_job(tx: Session, job_id: str) -> Paused:
+    """For how long a job was paused."""
+    row = tx.execute(select(Job.paused_at, Job.paused_ms).where(Job.id == job_id)).one()
+    return Paused(*row)
+
+
+def _queue(tx: Session, job_id: str) -> None:
+    changes = of_job(tx, job_id).ended(database_time(tx))
+    changes |= {"queued_at": now(), "resume_requested": False}
+    _move(tx, job_id, "paused", "queued", RESUMED, **changes)
+
+
+def _move(tx: Session, job_id: str, before: str, to: str, reason: str, **changes: Any) -> None:
+    new = events.moved(now(), before, to, reason)
+    events.append(tx, job_id, new, state=to, state_reason=reason, **changes)

@@ -1,0 +1,1 @@
+"""What jobs report: events, metrics, statistics, captures, outputs, and their rollups."""

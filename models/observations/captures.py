@@ -1,0 +1,119 @@
+"""Tensors that were kept: which layer, kind and step, and where the bytes are."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import insert, select
+from sqlalchemy.orm import Session
+
+from glasshouse.errors import StepNotCaptured
+from models.observations import lineage, probes
+from models.observations.lineage import Asked
+from models.tables import Capture
+
+
+def add(tx: Session, job: str, attempt: int, rows: Sequence[dict[str, Any]]) -> None:
+    """Store rows of ``id, step, layer, kind, phase, shape, dtype, size_bytes, key``.
+
+    ``tensor``, ``form``, ``slice`` and ``captured_from`` may be left out for a file of one whole
+    tensor.
+    """
+    if rows:
+        tx.execute(insert(Capture), [_row(job, attempt, row) for row in rows])
+
+
+def _row(job: str, attempt: int, row: dict[str, Any]) -> dict[str, Any]:
+    whole = {"tensor": "tensor", "form": "full", "slice": None, "captured_from": row["shape"]}
+    return {"job": job, "attempt": attempt, **whole, **row}
+
+
+def find(  # noqa: PLR0913 (each is a filter)
+    tx: Session,
+    job: str,
+    *,
+    layer: str | None = None,
+    kind: str | None = None,
+    phase: str | None = None,
+    step: int | None = None,
+    after: str | None = None,
+    limit: int = 100,
+    asked: Asked = None,
+) -> list[Capture]:
+    """Captures in the order they were made."""
+    query = select(Capture).where(
+        Capture.job == job, *lineage.shown(tx, job, Capture.attempt, Capture.step, asked)
+    )
+    if layer is not None:
+        query = query.where(Capture.layer == layer)
+    if kind is not None:
+        query = query.where(Capture.kind == kind)
+    if phase is not None:
+        query = query.where(Capture.phase == phase)
+    if step is not None:
+        query = query.where(Capture.step == step)
+    if after is not None:
+        query = query.where(Capture.id > after)
+    return list(tx.scalars(query.order_by(Capture.id).limit(limit)))
+
+
+def get(
+    tx: Session, job: str, layer: str, kind: str, step: int | None, *, phase: str | None = None
+) -> Capture:
+    """The capture of a tensor at a step; None means the newest.
+
+    Of both phases, one of training goes before one of the evaluation after the same step.
+
+    Raises:
+        StepNotCaptured: there is none; the error lists the nearest steps that are.
+    """
+    mine = (
+        Capture.job == job,
+        Capture.layer == layer,
+        Capture.kind == kind,
+        *lineage.shown(tx, job, Capture.attempt, Capture.step),
+        *(() if phase is None else (Capture.phase == phase,)),
+    )
+    # of one step: that of training before that of the evaluation after it, and the whole one first
+    by = (Capture.step.desc(), Capture.phase.desc(), Capture.form != "full", Capture.id.desc())
+    query = select(Capture).where(*mine).order_by(*by).limit(1)
+    found = tx.scalar(query if step is None else query.where(Capture.step == step))
+    if found is not None:
+        return found
+    steps = list(tx.scalars(select(Capture.step).where(*mine).distinct()))
+    near = sorted(sorted(steps, key=lambda captured: abs(captured - (step or 0)))[:10])
+    where = f"{layer} {kind}"
+    if not steps:
+        detail, hint = _why_none(tx, job, layer, kind)
+        raise StepNotCaptured(detail, hint=hint, nearest_steps=[])
+    raise StepNotCaptured(
+        f"{where} was not captured at step {step}; the nearest steps are "
+        f"{', '.join(map(str, near))}.",
+        nearest_steps=near,
+    )
+
+
+def _why_none(tx: Session, job: str, layer: str, kind: str) -> tuple[str, str]:
+    """Why there is no capture of a tensor, and what to do about it."""
+    watching = [
+        row.body
+        for row in probes.of_job(tx, job)
+        if kind in row.body["kinds"] and _is_matched(layer, row.matched)
+    ]
+    if not watching:
+        probe = {"layers": [layer], "kinds": [kind], "every": 1, "want": ["full"]}
+        told = f"Add a probe to the job, in its spec or while it runs: {json.dumps(probe)}"
+        return f"No probe watches {layer} {kind}.", told
+    if not any({"full", "sample"} & {*body["want"]} for body in watching):
+        detail = f"The probe of {layer} {kind} keeps no tensors."
+        return detail, f'It wants {", ".join(watching[0]["want"])}: add "full".'
+    detail = f"No tensor of {layer} {kind} has been captured."
+    return (
+        detail,
+        "Its probe was due on no step so far, or the tensors were dropped: see its events.",
+    )
+
+
+def _is_matched(layer: str, matched: Sequence[str]) -> bool:
+    """Whether a probe looks at a tensor of this name; states are of a parameter that it matches."""
+    return any(name == layer or layer.startswith((f"{name}.", f"{name}:")) for name in matched)

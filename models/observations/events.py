@@ -1,0 +1,227 @@
+"""The event log of a job: append with a dense sequence, read by cursor."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from sqlalchemy import ColumnElement, func, insert, or_, select, update
+from sqlalchemy.orm import Session
+
+from glasshouse import jsonio
+from glasshouse.errors import JobNotFound
+from models.access import webhooks
+from models.observations import lineage
+from models.observations.lineage import Asked
+from models.state import ENDED
+from models.tables import Event, Job, core
+
+REPEATED = ("metrics", "stats")
+"""Types of events that repeat values of the series: retention deletes them before all others."""
+
+
+class NewEvent(NamedTuple):
+    """An event that has no place in the log yet."""
+
+    type: str
+    at: datetime
+    payload: dict[str, Any]
+    step: int | None = None
+    """The step that it tells of, or the last one done before it."""
+
+
+class LoggedEvent(NamedTuple):
+    """An event as it is read back."""
+
+    job: str
+    seq: int
+    attempt: int
+    at: datetime
+    type: str
+    payload: str
+    """The type's own fields, as JSON text."""
+
+    def as_json(self) -> str:
+        """The whole event as one JSON object, as polling and the stream give it."""
+        at = f"{self.at:%Y-%m-%dT%H:%M:%S}.{self.at.microsecond // 1000:03d}Z"
+        head = (
+            f'{{"job":"{self.job}","seq":{self.seq},"attempt":{self.attempt},'
+            f'"at":"{at}","type":"{self.type}"'
+        )
+        return head + ("}" if self.payload == "{}" else f",{self.payload[1:]}")
+
+
+def moved(at: datetime, before: str | None, to: str, reason: str | None = None) -> list[NewEvent]:
+    """What the log says of a job that moves to another state; its last event where it ends so."""
+    payload: dict[str, Any] = {"from": before, "to": to, "reason": reason}
+    ends = [NewEvent("end", at, {"state": to})] if to in ENDED else []
+    return [NewEvent("state", at, payload), *ends]
+
+
+def append(tx: Session, job: str, events: Sequence[NewEvent], **changes: Any) -> None:
+    """Give the events the next numbers of the job's log; change the job in the same statement.
+
+    The job's row lock makes the order of the numbers the order of the commits, so a reader
+    that asks for everything after a number never misses a later commit.
+    """
+    attempt, last = tx.execute(
+        update(Job)
+        .where(Job.id == job)
+        .values(last_seq=Job.last_seq + len(events), version=Job.version + 1, **changes)
+        .returning(Job.attempt, Job.last_seq)
+    ).one()
+    write(tx, job, attempt, last - len(events), events)
+
+
+def write(tx: Session, job: str, attempt: int, after: int, events: Sequence[NewEvent]) -> None:
+    """Insert events with numbers that were already taken from the job's row."""
+    if not events:
+        return
+    rows = [
+        {
+            "job": job,
+            "seq": seq,
+            "attempt": attempt,
+            "at": event.at,
+            "type": event.type,
+            "step": event.step,
+            "payload": jsonio.dumps(event.payload),
+        }
+        for seq, event in enumerate(events, start=after + 1)
+    ]
+    tx.execute(insert(core(Event)), rows)
+    moves = [
+        (seq, f"{event.at:%Y-%m-%dT%H:%M:%S}.{event.at.microsecond // 1000:03d}Z", event.payload)
+        for seq, event in enumerate(events, start=after + 1)
+        if event.type == "state"
+    ]
+    if moves:
+        webhooks.announce(tx, job, moves)
+
+
+def after(
+    tx: Session,
+    job: str,
+    seq: int,
+    *,
+    types: Sequence[str] | None = None,
+    limit: int = 500,
+    where: Sequence[ColumnElement[bool]] = (),
+) -> list[LoggedEvent]:
+    """The next events of the whole log after a number, in order; with ``types``, only of those."""
+    query = (
+        select(Event.job, Event.seq, Event.attempt, Event.at, Event.type, Event.payload)
+        .where(Event.job == job, Event.seq > seq, *where)
+        .order_by(Event.seq)
+        .limit(limit)
+    )
+    if types is not None:
+        query = query.where(Event.type.in_(types))
+    return [LoggedEvent(*row) for row in tx.execute(query)]
+
+
+class Page(NamedTuple):
+    """Some events of a log, and how far they reach."""
+
+    events: list[LoggedEvent]
+    seq: int
+    """Everything up to this number was looked at: the cursor to go on from."""
+    last_seq: int
+    """The newest number of the log when it was read."""
+
+
+def read(  # noqa: PLR0913 (each is a filter)
+    tx: Session,
+    job: str,
+    seq: int,
+    *,
+    types: Sequence[str] | None = None,
+    limit: int = 500,
+    max_bytes: int = 1 << 20,
+    asked: Asked = None,
+    with_end: bool = False,
+) -> Page:
+    """The next events after a number; stops soon after so many bytes of payload.
+
+    Those that gave way to a later attempt's are left out unless ``asked`` says otherwise.
+    ``with_end``: the end of the job counts as an event of any attempt. Where retention has deleted
+    what came next, the page is one ``gap`` event, whatever the types. Events of other types than
+    ``REPEATED`` are kept longer: who wants only those has no gap as long as they are there.
+
+    Raises:
+        JobNotFound: the job is gone.
+    """
+    query = select(Job.last_seq, Job.first_seq).where(Job.id == job, Job.deleted_at.is_(None))
+    row = tx.execute(query).one_or_none()
+    if row is None:
+        raise JobNotFound(f"No job has the id {job}.")
+    last = row.last_seq
+    if seq + 1 < row.first_seq:
+        first = _first(tx, job, row.first_seq, types)
+        if seq + 1 < first:
+            return Page([_gap(tx, job, first)], first - 1, last)
+    found = _shown_after(tx, job, seq, types, limit, asked, with_end=with_end)
+    size = 0
+    for place, event in enumerate(found):
+        size += len(event.payload)
+        if size > max_bytes:
+            found = found[: place + 1]
+            return Page(found, found[-1].seq, last)
+    if len(found) == limit:
+        return Page(found, found[-1].seq, last)
+    # the number was read first, so every event up to it is visible to the second statement
+    return Page(found, max([last, seq, *(event.seq for event in found[-1:])]), last)
+
+
+def _shown_after(  # noqa: PLR0913 (what a page is asked for)
+    tx: Session,
+    job: str,
+    seq: int,
+    types: Sequence[str] | None,
+    limit: int,
+    asked: Asked,
+    *,
+    with_end: bool,
+) -> list[LoggedEvent]:
+    if asked is not None:
+        where = lineage.shown(tx, job, Event.attempt, Event.step, asked)
+        if with_end and where:
+            where = [or_(*where, Event.type == "end")]
+        return after(tx, job, seq, types=types, limit=limit, where=where)
+    cuts = lineage.cuts(tx, job)
+    found: list[LoggedEvent] = []
+    for _ in range(2):
+        where = lineage.condition(cuts, Event.attempt, Event.step)
+        found = after(tx, job, seq, types=types, limit=limit, where=where)
+        newest = max((event.attempt for event in found), default=0)
+        if newest <= max([1, *(cut.attempt for cut in cuts)]):
+            break
+        cuts = lineage.cuts(tx, job)  # one began between the two statements: what does it hide?
+    return found
+
+
+def _first(tx: Session, job: str, first_seq: int, types: Sequence[str] | None) -> int:
+    """From where on the log has all events of some types."""
+    if types is None or not set(types).isdisjoint(REPEATED):
+        return first_seq
+    oldest = tx.scalar(select(func.min(Event.seq)).where(Event.job == job))
+    return first_seq if oldest is None else min(first_seq, oldest)
+
+
+def _gap(tx: Session, job: str, first_seq: int) -> LoggedEvent:
+    """What stands for the events that retention has deleted; the same whoever reads it."""
+    attempt, at = tx.execute(
+        select(Job.attempt, func.coalesce(Job.ended_at, Job.created_at)).where(Job.id == job)
+    ).one()
+    payload = jsonio.dumps({"first_available": first_seq})
+    return LoggedEvent(job, first_seq - 1, attempt, at, "gap", payload)
+
+
+def tail(tx: Session, job: str, type: str, limit: int) -> list[LoggedEvent]:  # noqa: A002
+    """The newest events of one type, oldest of them first."""
+    query = (
+        select(Event.job, Event.seq, Event.attempt, Event.at, Event.type, Event.payload)
+        .where(Event.job == job, Event.type == type)
+        .order_by(Event.seq.desc())
+        .limit(limit)
+    )
+    return [LoggedEvent(*row) for row in tx.execute(query)][::-1]

@@ -1,0 +1,207 @@
+"""Metric series: one value per name and step; a later attempt's values replace a lost one's."""
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+from sqlalchemy import ColumnElement, select, tuple_
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from glasshouse import jsonio
+from models.observations import lineage, rollups
+from models.observations.lineage import Asked
+from models.tables import Metric, core
+
+MAX_VALUES = 100_000
+"""Values of one page."""
+_AT_ONCE = 50_000
+
+
+class Summary(NamedTuple):
+    """One series at a glance. ``min`` and ``max`` are over the finite values."""
+
+    name: str
+    last: float
+    last_step: int
+    min: float | None
+    max: float | None
+    num_values: int
+    first_nonfinite_step: int | None
+
+
+class Point(NamedTuple):
+    """One value."""
+
+    step: int
+    epoch: int
+    value: float
+    attempt: int = 1
+
+
+def add(tx: Session, job: str, attempt: int, rows: Sequence[dict[str, Any]]) -> None:
+    """Store rows of ``step, epoch, name, value``; of two for one step the later stays."""
+    if not rows:
+        return
+    stored = {
+        (row["name"], row["step"]): {
+            "job": job,
+            "attempt": attempt,
+            "step": row["step"],
+            "epoch": row["epoch"],
+            "name": row["name"],
+            **_split(row["value"]),
+        }
+        for row in rows
+    }
+    tx.execute(_insert(tx.get_bind().dialect.name), [*stored.values()])
+    rollups.add(tx, job, attempt, [*stored.values()])
+
+
+@cache  # making it takes as long as what it does
+def _insert(dialect: str) -> Any:
+    query = (postgresql if dialect == "postgresql" else sqlite).insert(core(Metric))
+    changed = {name: query.excluded[name] for name in ("epoch", "value", "nonfinite")}
+    keys = [column.name for column in core(Metric).primary_key.columns]
+    return query.on_conflict_do_update(index_elements=keys, set_=changed)
+
+
+def names(tx: Session, job: str, asked: Asked = None) -> list[Summary]:
+    """Every series of a job; of a long one it does not read the values."""
+    seen = lineage.shown(tx, job, _M.attempt, _M.step, asked)
+    found: list[Summary] = []
+    for name, total in rollups.totals(tx, job, asked).items():
+        num, low, high, nonfinite, step = total
+        last = _rows(tx, [_M.job == job, _M.name == name, _M.step == step, *seen])
+        if last:  # the purge deletes the values of a job some at a time, and its spans first
+            value = _value(*last[-1][2:4])
+            found.append(Summary(name, value, step, low, high, num, nonfinite))
+    return found
+
+
+def query(  # noqa: PLR0913 (each is a parameter of the request)
+    tx: Session,
+    job: str,
+    name: str,
+    *,
+    from_step: int | None = None,
+    to_step: int | None = None,
+    asked: Asked = None,
+    max_points: int | None = None,
+) -> list[Point]:
+    """One series in the order of its steps; both ends are included.
+
+    Of steps that were run again the last attempt's values, unless ``asked`` says otherwise. At most
+    ``max_points``: see ``models.observations.thinning.kept_places``. The values of a long series
+    are then read a part at a time and take 32 bytes each.
+    """
+    where = [*_wanted(tx, job, from_step, to_step, asked), _M.name == name]
+    if max_points is None:
+        return _points(_rows(tx, where))
+    rows = _rows(tx, where, limit=max_points + 1)
+    return _points(rows if len(rows) <= max_points else _thinned(tx, where, max_points))
+
+
+class Page(NamedTuple):
+    """Some steps of several series, each with all of its values at these steps."""
+
+    series: dict[str, list[Point]]
+    next_step: int | None
+    """The first step that is not in it; None where it is the end."""
+
+
+def page(  # noqa: PLR0913 (each is a parameter of the request)
+    tx: Session,
+    job: str,
+    names: Sequence[str],
+    *,
+    from_step: int | None = None,
+    to_step: int | None = None,
+    asked: Asked = None,
+    max_values: int = MAX_VALUES,
+) -> Page:
+    """The next steps of several series, with about ``max_values`` values in all at most.
+
+    Each series has the same share; the page ends before the first step at which one of them would
+    have more than its share.
+    """
+    share = max(1, max_values // len(names))
+    found: dict[str, Sequence[Any]] = {}
+    end: int | None = None
+    for name in names:
+        where = [*_wanted(tx, job, from_step, to_step, asked), _M.name == name]
+        rows = found[name] = _rows(tx, where, limit=share + 1)
+        if len(rows) > share:
+            last = max(rows[-1][0], rows[0][0] + 1)  # at least one step, so that the pages end
+            end = last if end is None else min(end, last)
+    if end is not None:
+        found = {name: [row for row in rows if row[0] < end] for name, rows in found.items()}
+    return Page({name: _points(rows) for name, rows in found.items()}, end)
+
+
+_M = core(Metric).c
+
+
+def _wanted(
+    tx: Session, job: str, from_step: int | None, to_step: int | None, asked: Asked
+) -> list[ColumnElement[bool]]:
+    where = [_M.job == job, *lineage.shown(tx, job, _M.attempt, _M.step, asked)]
+    if from_step is not None:
+        where.append(_M.step >= from_step)
+    if to_step is not None:
+        where.append(_M.step <= to_step)
+    return where
+
+
+def _rows(
+    tx: Session, where: Sequence[ColumnElement[bool]], limit: int | None = None
+) -> Sequence[Any]:
+    """As the driver's tuples: a ``Row`` for each of a million would take as long as reading it."""
+    wanted = select(_M.step, _M.epoch, _M.value, _M.nonfinite, _M.attempt).where(*where)
+    found: Any = tx.execute(wanted.order_by(_M.step, _M.attempt).limit(limit))
+    rows = found.cursor.fetchall()
+    found.close()
+    return rows
+
+
+def _points(rows: Sequence[Any]) -> list[Point]:
+    return [Point(step, epoch, _value(value, odd), n) for step, epoch, value, odd, n in rows]
+
+
+def _thinned(tx: Session, where: Sequence[ColumnElement[bool]], max_points: int) -> list[Any]:
+    """The rows to keep of many, which are read a part at a time."""
+    import numpy as np  # noqa: PLC0415 (the worker, which never thins, does without)
+
+    from models.observations.thinning import kept_places  # noqa: PLC0415
+
+    numbers: list[Any] = []
+    values: list[Any] = []
+    odd: dict[int, str | None] = {}
+    num, part = 0, _rows(tx, where, limit=_AT_ONCE)
+    while part:
+        numbers.append(np.array([(row[0], row[1], row[4]) for row in part], np.int64))
+        # of what is not finite None, so NaN
+        values.append(np.array([row[2] for row in part], np.float64))
+        odd |= {num + place: row[3] for place, row in enumerate(part) if row[2] is None}
+        num += len(part)
+        later = tuple_(_M.step, _M.attempt) > (part[-1][0], part[-1][4])
+        part = _rows(tx, [*where, later], limit=_AT_ONCE)
+    series = np.concatenate(values)
+    places = kept_places([series], max_points)
+    kept = np.concatenate(numbers)[places].tolist()
+    return [
+        (step, epoch, None if place in odd else series[place].item(), odd.get(place), attempt)
+        for place, (step, epoch, attempt) in zip(places.tolist(), kept, strict=True)
+    ]
+
+
+def _value(value: float | None, odd: str | None) -> float:
+    return jsonio.NONFINITE[odd or "NaN"] if value is None else value
+
+
+def _split(value: Any) -> dict[str, Any]:
+    number = jsonio.number(value)
+    if math.isfinite(number):
+        return {"value": float(number), "nonfinite": None}
+    return {"value": None, "nonfinite": jsonio.named(float(number))}

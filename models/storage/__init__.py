@@ -1,0 +1,1 @@
+"""Bulk bytes and what is kept: artifacts, datasets, retention, pending deletions, disk space."""

@@ -1,0 +1,133 @@
+"""Traces of requests and attempts, by OpenTelemetry, to where its standard variables say.
+
+Off, and free, unless ``OTEL_EXPORTER_OTLP_ENDPOINT`` or ``OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`` is
+set. The spans of the API are FastAPI's own. A job remembers the trace of the request that submitted
+it (``jobs.traceparent``), so that its attempts are in that trace, on whichever machine they run.
+
+No span holds what a client sends but for the path of a request: no query, body, name or label.
+"""
+
+import os
+import threading
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+import structlog
+from opentelemetry import trace
+from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+EXTRA = "pip install 'glasshouse[tracing]'"
+_NEEDED = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
+_LEAVE_S = 2.0
+"""A process that is told to end does not wait longer for a receiver that is away."""
+_log: Any = structlog.get_logger()
+_propagator = TraceContextTextMapPropagator()
+
+Attributes = Mapping[str, str | int]
+
+
+def is_wanted() -> bool:
+    """Whether the environment says where traces go."""
+    is_off = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
+    return not is_off and any(os.environ.get(name) for name in ENDPOINTS)
+
+
+def lacks() -> list[str]:
+    """The packages that sending traces needs and that are not installed."""
+    return [name for name in _NEEDED if not _is_installed(name)]
+
+
+def traceparent() -> str | None:
+    """The trace that this call belongs to, as W3C's header says it; None: nothing is traced."""
+    carrier: dict[str, str] = {}
+    _propagator.inject(carrier)
+    return carrier.get("traceparent")
+
+
+def log_fields() -> dict[str, str]:
+    """What a log line says of the trace that it belongs to, if any."""
+    context = trace.get_current_span().get_span_context()
+    return {"trace_id": f"{context.trace_id:032x}"} if context.is_valid else {}
+
+
+class Span:
+    """A span under way, or nothing where nothing is traced."""
+
+    def __init__(self, span: trace.Span | None) -> None:
+        self._span = span
+
+    def tell(self, **attributes: str | int) -> None:
+        """Add what has become known; each name gets the prefix ``glasshouse.``."""
+        if self._span is not None:
+            self._span.set_attributes(_prefixed(attributes))
+
+    def failed(self, code: str) -> None:
+        """What the span stands for has failed; ``code`` is ours, never a text."""
+        if self._span is not None:
+            self._span.set_status(StatusCode.ERROR, code)
+
+
+class Tracing:
+    """The spans of one process."""
+
+    def __init__(self, service: str) -> None:
+        """``service`` is what ``service.name`` says, unless ``OTEL_SERVICE_NAME`` does."""
+        self.provider = _provider(service) if is_wanted() else None
+        self._tracer = None if self.provider is None else self.provider.get_tracer("glasshouse")
+
+    @contextmanager
+    def span(
+        self, name: str, *, parent: str | None = None, **attributes: str | int
+    ) -> Generator[Span]:
+        """What happens in here. ``parent`` is a ``traceparent``; left out: the span around it."""
+        if self._tracer is None:
+            yield Span(None)
+            return
+        context = None if parent is None else _propagator.extract({"traceparent": parent})
+        kind = SpanKind.INTERNAL if parent is None else SpanKind.CONSUMER
+        with self._tracer.start_as_current_span(
+            name,
+            context,
+            kind,
+            _prefixed(attributes),
+            record_exception=False,
+            set_status_on_exception=False,  # it would send the text of the error
+        ) as span:
+            try:
+                yield Span(span)
+            except BaseException as error:
+                Span(span).failed(type(error).__name__)
+                raise
+
+    def close(self) -> None:
+        """Send what waits, as far as its receiver takes it at once."""
+        if self.provider is None:
+            return
+        sending = threading.Thread(target=self.provider.shutdown, name="traces", daemon=True)
+        sending.start()
+        sending.join(_LEAVE_S)
+
+
+def _prefixed(attributes: Attributes) -> dict[str, str | int]:
+    return {f"glasshouse.{name}": value for name, value in attributes.items()}
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _provider(service: str) -> Any:
+    """Where spans are made and sent from; None, and a line in the log, where it cannot be."""
+    if missing := lacks():
+        _log.error("tracing_not_installed", missing=missing, mend=EXTRA)
+        return None
+    from models.telemetry.otlp import make_provider  # noqa: PLC0415 - an extra, and memory, that few want
+
+    return make_provider(os.environ.get("OTEL_SERVICE_NAME") or service)

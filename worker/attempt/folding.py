@@ -1,0 +1,109 @@
+"""Folds the statistics of a running job, a little at a time, between what the supervisor must do.
+
+Each turn is one short piece of work: a read, or some series compressed and stored in one
+transaction of some tens of milliseconds. What is broken off is begun again; nothing is lost,
+because the blocks go only in the transaction that completes their fold.
+"""
+
+import time
+from collections.abc import Callable, Generator
+from typing import Any
+
+import structlog
+
+from glasshouse.failpoints import failpoint
+from models.database import Database, Transaction
+from models.jobs.leases import Claim
+from models.observations import unfolded_stats
+from models.observations.unfolded_stats import Owner
+from worker.context import AWAY
+
+_log: Any = structlog.get_logger()
+
+LOOK_EVERY_S = 2.0
+
+
+class Folding:
+    """The folding of one attempt's job."""
+
+    def __init__(self, database: Database, claim: Claim) -> None:
+        self._database = database
+        self._owner = Owner(claim.job, claim.fence)
+        self._work: Generator[None] | None = None
+        self._looked_at = time.monotonic()
+        self._over = False
+
+    def turn(self) -> None:
+        """Do one piece of what is due. Never raises: training and its ledger go before."""
+        if self._over or (self._work is None and not self._due()):
+            return
+        self._advance()
+
+    def finish(self) -> None:
+        """Fold all that is left, after the job has ended; gives up where the ledger is away."""
+        while not self._over and (self._work is not None or self._left()):
+            if not self._advance():
+                return
+
+    def _due(self) -> bool:
+        if time.monotonic() - self._looked_at < LOOK_EVERY_S:
+            return False
+        self._looked_at = time.monotonic()
+        return self._ask(unfolded_stats.is_due)
+
+    def _left(self) -> bool:
+        return self._ask(unfolded_stats.is_left)
+
+    def _ask(self, question: Callable[[Transaction, str], bool]) -> bool:
+        try:
+            with self._database.read() as tx:
+                return question(tx, self._owner.job)
+        except AWAY as error:
+            _log.warning("ledger_away", error=str(error))
+            return False
+
+    def _advance(self) -> bool:
+        """Go on with the fold by one piece, or begin one. False: it failed."""
+        if self._work is None:
+            self._work = self._fold()
+        try:
+            next(self._work)
+        except StopIteration:
+            self._work = None
+        except AWAY as error:
+            _log.warning("ledger_away", error=str(error))
+            self._work = None
+            self._looked_at = time.monotonic()
+            return False
+        except Exception:
+            _log.exception("fold_failed")  # the blocks stay, and can be read as they are
+            self._work, self._over = None, True
+            return False
+        return True
+
+    def _fold(self) -> Generator[None]:
+        from models.observations import stats_folding  # noqa: PLC0415 (numpy, once something was watched)
+
+        owner = self._owner
+        with self._database.read() as tx:
+            fold = stats_folding.read(tx, owner.job)
+        if fold is None:
+            return
+        yield
+        with self._database.write() as tx:
+            number = stats_folding.begin(tx, owner)
+        if number is None:
+            self._over = True
+            return
+        for portion in fold.portions():
+            yield
+            with self._database.write() as tx:
+                if not stats_folding.store(tx, owner, number, portion):
+                    self._over = True
+                    return
+                failpoint("fold.store")
+        yield
+        with self._database.write() as tx:
+            self._over = not stats_folding.finish(tx, owner, number, fold.blocks)
+            failpoint("fold.commit")
+        failpoint("fold.committed")

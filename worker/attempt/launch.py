@@ -1,0 +1,120 @@
+"""The rank of one attempt: described, forked, noted, and ended so that nothing of it runs on."""
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from glasshouse import processes
+from glasshouse.failpoints import failpoint
+from models.jobs.leases import Claim
+from models.tables import Job
+from worker.attempt import workplace
+from worker.attempt.control import Control
+from worker.context import Station
+from worker.devices.usage import Usage
+from worker.processes.fork_server import NurseryLost
+from worker.processes.rank import Rank, Stop
+from worker.processes.rank_registry import Register
+
+_log: Any = structlog.get_logger()
+_WAIT_S = 1.0
+
+
+class Launch:
+    """Starts the rank of one attempt and sees to its end."""
+
+    def __init__(
+        self, station: Station, claim: Claim, job: Job, directory: Path, control: Control
+    ) -> None:
+        self._station = station
+        self._claim = claim
+        self._job = job
+        self._dir = directory
+        self._control = control
+        self._register = Register(station.work)
+        self._devices = [str(device["id"]) for device in job.devices]
+        self._rank: Rank | None = None
+        self.resumes = False
+        """Whether the rank was handed a checkpoint to go on from."""
+        self.parts = 1
+        """In how many parts the rank runs each batch."""
+        self.usage: Usage | None = None
+        """What the rank uses of its machine."""
+        self.is_stuck = False
+        """Whether something of the attempt does not end; then nobody gets its devices."""
+
+    def start(self, ring: str | None, meanwhile: Callable[[], None]) -> tuple[Rank, Stop]:
+        """Have the rank forked; ``meanwhile`` is called again and again while that takes time.
+
+        ``ring`` names the memory through which whole tensors come.
+
+        Raises:
+            NurseryLost: the nursery died, or the worker stops.
+            RunFailure: what the job reads is gone, or the work directory cannot be written.
+        """
+        station, settings = self._station, self._station.settings
+        env = station.insist(lambda: self._prepare(ring))
+        while not station.nursery.wait_ready(_WAIT_S):
+            meanwhile()
+            if station.stopping.is_set():
+                raise NurseryLost("the worker stops")
+        failpoint("rank.fork")
+        self._rank = rank = station.nursery.fork(self._dir, env)
+        failpoint("rank.forked")
+        try:
+            self._register.note(rank.identity, self._devices)
+        except OSError as error:
+            raise workplace.unwritable(error) from error
+        gpus = [uuid for uuid in env["CUDA_VISIBLE_DEVICES"].split(",") if uuid]
+        self.usage = Usage(rank.identity.pid, gpus)
+        failpoint("rank.noted")
+        _log.info("rank_started", pid=rank.identity.pid)
+        return rank, Stop(
+            rank,
+            grace_s=settings.grace_s,
+            kill_s=settings.kill_s,
+            unkillable_s=settings.unkillable_s,
+        )
+
+    def abandon(self) -> None:
+        """Leave a rank that does not end even when it is killed; its devices stay withheld."""
+        rank, self._rank = self._rank, None
+        if rank is not None:
+            self._give_up(rank)
+            rank.close()
+
+    def end(self, *, gently: bool = False) -> None:
+        """See to it that nothing of the attempt runs any more."""
+        rank, self._rank = self._rank, None
+        if self.usage is not None:
+            self.usage.close()
+        if rank is None:
+            return
+        kill_s = self._station.settings.kill_s
+        if gently and rank.wait(0) is None:
+            rank.signal(signal.SIGTERM)
+            rank.wait(kill_s)
+        rank.signal(signal.SIGKILL)
+        rank.wait(kill_s)
+        rank.close()
+        gone = processes.wait_gone(rank.identity, kill_s)
+        if gone and processes.kill_orphans(rank.identity, kill_s):
+            self._register.forget(rank.identity)
+        else:
+            self._give_up(rank)
+
+    def _give_up(self, rank: Rank) -> None:
+        self.is_stuck = True
+        self._register.give_up(rank.identity)
+
+    def _prepare(self, ring: str | None) -> dict[str, str]:
+        with self._station.database.read() as tx:
+            described, env = workplace.describe(tx, self._station.artifacts, self._claim, self._job)
+        workplace.prepare(self._dir, described | {"ring": ring})
+        self._control.delivered(described)
+        self.resumes = described["resume"] is not None
+        self.parts = described["parts"]
+        return env

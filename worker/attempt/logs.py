@@ -1,0 +1,113 @@
+"""What a rank prints, tailed from its files into ``log`` events: clean lines, bounded."""
+
+import os
+import re
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from models.observations.events import NewEvent
+from models.tables import now
+
+MAX_LINE_CHARACTERS = 4096
+MAX_STREAM_BYTES = 5 * 1024**2
+"""Per stream, so 10 MB per rank. The file itself is cut to this: a rank cannot fill the disk."""
+_READ_BYTES = 64 * 1024
+_TAIL_LINES = 50
+_TAIL_CHARACTERS = 8 * 1024
+_DROPPED_EVERY_S = 10.0
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+class Log:
+    """The tail of one stream of one rank.
+
+    The rank appends; past the limit its file is cut back to it at every look, so what is
+    printed after that is counted and not kept, and printing never blocks the rank.
+    """
+
+    def __init__(self, path: Path, stream: str, *, rank: int = 0) -> None:
+        self._path = path
+        self._stream = stream
+        self._rank = rank
+        self._offset = 0
+        self._rest = b""
+        self._dropped_bytes = 0
+        self._dropped_at = 0.0
+        self._last: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._last_lost: list[str] = []
+
+    def read(self, *, final: bool = False) -> list[NewEvent]:
+        """New lines as events. ``final`` also gives a last line that has no end."""
+        lines: list[str] = []
+        while True:
+            data = self._read_some()
+            lines += self._split(data)
+            if not final or not data:
+                break
+        if final and self._rest:
+            lines.append(clean(self._rest))
+            self._rest = b""
+        self.cut()
+        self._last.extend(lines)
+        found = [self._event("log", {"lines": lines})] if lines else []
+        return found + self._dropped(final)
+
+    def tail(self) -> str | None:
+        """The last lines, for the error of a job that failed."""
+        lines = [*self._last, *self._last_lost][-_TAIL_LINES:]
+        text = "\n".join(lines)[-_TAIL_CHARACTERS:]
+        return text or None
+
+    def _read_some(self) -> bytes:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read(min(_READ_BYTES, MAX_STREAM_BYTES - self._offset))
+        except FileNotFoundError:
+            return b""
+        self._offset += len(data)
+        return data
+
+    def _split(self, data: bytes) -> list[str]:
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > 4 * MAX_LINE_CHARACTERS:  # of this line no more can be shown
+            self._rest = self._rest[: 4 * MAX_LINE_CHARACTERS]
+        return [clean(line) for line in whole]
+
+    def cut(self) -> None:
+        """Cut the file back to what is kept of it. ``read`` does so too."""
+        try:
+            size = self._path.stat().st_size
+            if size <= MAX_STREAM_BYTES:
+                return
+            with self._path.open("rb") as file:
+                file.seek(max(MAX_STREAM_BYTES, size - _TAIL_CHARACTERS))
+                lost = file.read(_TAIL_CHARACTERS)
+            os.truncate(self._path, MAX_STREAM_BYTES)
+        except FileNotFoundError:
+            return
+        self._dropped_bytes += size - MAX_STREAM_BYTES
+        self._last_lost = [clean(line) for line in lost.rstrip(b"\n").split(b"\n")[1:]]
+
+    def _dropped(self, final: bool) -> list[NewEvent]:
+        due = final or time.monotonic() - self._dropped_at >= _DROPPED_EVERY_S
+        if not self._dropped_bytes or not due:
+            return []
+        count, self._dropped_bytes = self._dropped_bytes, 0
+        self._dropped_at = time.monotonic()
+        what = f"bytes of {self._stream}"
+        return [NewEvent("dropped", now(), {"what": what, "count": count})]
+
+    def _event(self, kind: str, payload: dict[str, Any]) -> NewEvent:
+        return NewEvent(kind, now(), {"rank": self._rank, "stream": self._stream, **payload})
+
+
+def clean(line: bytes) -> str:
+    """One printed line as text that cannot move a terminal's cursor or forge another line."""
+    text = _ESCAPES.sub("", line.decode("utf-8", "replace"))
+    text = text.rstrip("\r").rsplit("\r", 1)[-1]  # a progress bar rewrites its line
+    text = _CONTROLS.sub("", text)
+    return text if len(text) <= MAX_LINE_CHARACTERS else text[: MAX_LINE_CHARACTERS - 1] + "…"

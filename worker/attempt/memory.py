@@ -1,0 +1,98 @@
+"""What is known when memory has run out, put beside what was planned; and what to change."""
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from glasshouse.errors import OutOfMemory
+from worker.processes.rank import Exit
+
+_PROC = Path("/proc")
+_CGROUP = Path("/sys/fs/cgroup")
+_NO_LIMIT = 1 << 60
+"""The first version of control groups says a number like this where there is no limit."""
+_HEADS = {
+    "activations_bytes": "activations, which grow with data.batch_size: lower it and raise "
+    "accumulate, or have guards.memory.on_oom halve_batch do so",
+    "optimizer_state_bytes": "the optimizer's state: choose an optimizer that keeps less, like SGD",
+    "parameters_bytes": "the parameters: make the network smaller",
+    "averages_bytes": "the averaged weights: leave out average, or take ema instead of window",
+    "gradients_bytes": "the gradients: make the network smaller, or train fewer layers",
+    "data_bytes": "the dataset itself: train on fewer of its rows, or set data.shuffle.buffer_size",
+}
+
+
+def oom_kills(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int | None:
+    """How often the kernel has killed for memory in our control group; None: it does not say.
+
+    Where there is no control group to ask, the whole machine's count.
+    """
+    for group in own_groups(proc, cgroup):
+        for name in ("memory.events", "memory.oom_control"):
+            if (count := _counted(group / name)) is not None:
+                return count
+    return _counted(proc / "vmstat")
+
+
+def limit_bytes(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int | None:
+    """The memory that our control group may use; None: no limit."""
+    for group in own_groups(proc, cgroup):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            with contextlib.suppress(OSError, ValueError):
+                limit = int((group / name).read_text())
+                return limit if limit < _NO_LIMIT else None
+    return None
+
+
+def own_groups(proc: Path = _PROC, cgroup: Path = _CGROUP) -> list[Path]:
+    """Where the files of our control group may lie: of version 2, or of memory's in version 1.
+
+    A container may see its own group as the root, whatever its path outside.
+    """
+    try:
+        lines = (proc / "self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    found: list[Path] = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("", "memory"):
+            root = cgroup / controllers
+            found += [root / path.lstrip("/"), root]
+    return found
+
+
+def killed_by_kernel(exit_: Exit) -> dict[str, Any]:
+    """The error of a rank that the kernel killed for memory."""
+    memory = {"where": "host", "peak_bytes": exit_.peak_bytes, "limit_bytes": limit_bytes()}
+    return OutOfMemory(
+        "The host's memory ran out: the kernel killed the process.",
+        memory={key: value for key, value in memory.items() if value is not None},
+        rank=0,
+    ).as_dict()
+
+
+def beside_plan(error: dict[str, Any], plan: dict[str, Any]) -> dict[str, Any]:
+    """An error of memory with the plan's own figures, and a hint at the largest of them."""
+    planned: dict[str, int] = plan.get("memory") or {}
+    if error.get("category") != "out_of_memory" or not planned:
+        return error
+    known: dict[str, Any] = error.get("memory") or {}
+    memory = {**known, "planned": planned}
+    heads = {name: planned[name] for name in _HEADS if planned.get(name)}
+    if not heads:
+        return {**error, "memory": memory}
+    largest = max(heads, key=lambda name: heads[name])
+    share = 100 * heads[largest] / max(1, sum(heads.values()))
+    hint = f"{share:.0f} % of the memory planned is for {_HEADS[largest]}."
+    if largest != "activations_bytes":
+        hint += " A lower data.batch_size frees some too."
+    return {**error, "memory": memory, "hint": f"{hint} Or choose a device with more memory."}
+
+
+def _counted(path: Path) -> int | None:
+    try:
+        counts = dict(line.split() for line in path.read_text().splitlines())
+        return int(counts["oom_kill"])
+    except (OSError, ValueError, KeyError):
+        return None

@@ -1,0 +1,297 @@
+"""Stores what a rank writes, and renews the lease of its attempt.
+
+Every write is fenced: those of an attempt that has lost its job match no row. While the database
+is unavailable, the spool keeps what the rank wrote.
+"""
+
+import ctypes
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from engine.core.spool import read_frames
+from glasshouse.errors import StorageFailed
+from glasshouse.failpoints import failpoint
+from models.jobs import attempts, checkpoint_retention, leases, shipments
+from models.jobs.checkpoint_retention import Keeping
+from models.jobs.leases import Beat, Claim
+from models.observations.events import NewEvent
+from models.tables import Job
+from worker.attempt.captures import NO_SPACE, Drain, open_ring
+from worker.attempt.control import Control
+from worker.attempt.logs import Log
+from worker.attempt.nonfinite import Nonfinite
+from worker.attempt.records import Shipment, Sorter
+from worker.context import AWAY, Station
+from worker.devices.usage import Usage
+from worker.processes.fork_server import STREAMS, log_path
+from worker.processes.rank import Stop
+
+_log: Any = structlog.get_logger()
+
+SHIP_EVERY_S = 0.05
+BEAT_EVERY_S = 1.0
+MAX_RECORDS = 1000
+TRIM_BYTES = 16 * 1024**2
+"""The disk space of records that are stored is freed in pieces of at least this size."""
+_MIN_RECORDS = 20
+_FRESH_S = 0.005  # the first step is what people wait for
+_BUSY_S = 0.01
+_IDLE_S = 0.04
+_IDLE_AFTER_S = 2.0
+_RETRY_S = 0.5
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2  # of fallocate(2)
+
+
+class Fenced(Exception):
+    """This attempt has lost its job."""
+
+
+class Portion:
+    """How many records are stored at once: fewer while that takes a good part of a lease."""
+
+    def __init__(self, lease_s: float) -> None:
+        self._long_s = lease_s / 5
+        self.most = MAX_RECORDS
+
+    def is_long(self, took_s: float) -> bool:
+        """Whether a transaction has taken so long that it renews the lease once more at its end."""
+        return took_s > self._long_s
+
+    def took(self, took_s: float) -> None:
+        """Learn from a transaction that is over."""
+        if self.is_long(took_s):
+            self.most = max(_MIN_RECORDS, self.most // 2)
+        elif took_s < self._long_s / 4:
+            self.most = min(MAX_RECORDS, 2 * self.most)
+
+
+class Store:
+    """Reads what one attempt's rank writes and stores it."""
+
+    def __init__(
+        self, station: Station, claim: Claim, job: Job, directory: Path, control: Control
+    ) -> None:
+        self._station = station
+        self._claim = claim
+        self._spool = directory / "spool"
+        self._control = control
+        self._logs = [Log(log_path(directory, name), name) for name in STREAMS]
+        self._sorter = Sorter(claim, job.owner, directory, job.summary)
+        ring = open_ring(station.settings.capture_buffer_bytes)
+        self.drain = Drain(claim, station.artifacts, ring, station.space)
+        self.end: dict[str, Any] | None = None
+        """The rank's last word."""
+        self.offset = 0
+        """Everything in the spool before this byte is stored."""
+        self._stop: Stop | None = None
+        self._usage: Usage | None = None
+        self._began = False
+        self._notes: list[NewEvent] = []
+        self._trimmed = 0
+        self._pending: Shipment | None = None
+        self._tried = self._behind = False
+        self._num_shipped = 0
+        self._portion = Portion(station.settings.lease_s)
+        self._wrote_at = self._shipped_at = self._retry_at = 0.0
+        self._keeping = Keeping.of(job.resolved)
+
+    @property
+    def idle(self) -> bool:
+        """Whether all that was read is stored."""
+        return self._pending is None and self.drain.idle
+
+    @property
+    def step(self) -> int | None:
+        """The last step that the rank reported."""
+        return self._sorter.step
+
+    @property
+    def nonfinite(self) -> Nonfinite:
+        """Where the numbers of the job first were not finite."""
+        return self._sorter.nonfinite
+
+    def attach(self, stop: Stop, usage: Usage | None) -> None:
+        """Take what is known of the rank once it has been started."""
+        self._stop, self._usage = stop, usage
+
+    def note(self, event: NewEvent) -> None:
+        """Have an event of the worker's own stored with what the rank says next."""
+        self._notes.append(event)
+
+    def log_tail(self) -> str | None:
+        """The last lines of the rank's standard error."""
+        return self._logs[1].tail()
+
+    def pause_s(self) -> float:
+        """How long to leave the rank alone before the next look."""
+        if not self._began:
+            return _FRESH_S
+        if self._behind and self._pending is None:
+            return 0
+        idle = time.monotonic() - self._shipped_at > _IDLE_AFTER_S
+        return _IDLE_S if idle else _BUSY_S
+
+    def look(self, *, final: bool) -> None:
+        """Read what is new and store it; with ``final``, all there is.
+
+        A rank that says more than the ledger takes does not keep this: it comes back after each
+        portion, so that what is asked of the job meanwhile reaches the rank.
+
+        Raises:
+            Fenced: this attempt has lost its job.
+            SpoolDamaged, BadRecord: what the rank wrote cannot be read.
+            StorageFailed: a file of the job cannot be stored.
+        """
+        if self._pending is not None:
+            for log in self._logs:  # the ledger is away; the rank may go on printing
+                log.cut()
+        while True:
+            if self._pending is None and (final or self._ship_due):
+                self._pending = self._read(final=final)
+            if self._pending is None or not self._ship(self._pending):
+                return
+            self._pending = None
+            if not final:
+                return
+
+    def beat_if_due(self) -> None:
+        """Renew the lease every so often, and hear what was asked of the job.
+
+        Raises:
+            Fenced: this attempt has lost its job.
+        """
+        every = min(BEAT_EVERY_S, self._station.settings.lease_s / 3)
+        if time.monotonic() - max(self._wrote_at, self._retry_at - _RETRY_S) < every:
+            return
+        try:
+            with self._station.database.write() as tx:
+                beat = leases.beat(tx, self._claim, lease_ms=self._station.lease_ms)
+                failpoint("beat.commit")
+            self._heard(beat)
+        except AWAY as error:
+            _log.warning("ledger_away", error=str(error))
+            self._wait()
+
+    @property
+    def _ship_due(self) -> bool:
+        return self._behind or time.monotonic() - self._shipped_at >= SHIP_EVERY_S
+
+    def _read(self, *, final: bool) -> Shipment | None:
+        records, offset = read_frames(self._spool, self.offset, self._portion.most)
+        self._behind = len(records) == self._portion.most
+        printed = [event for log in self._logs for event in log.read(final=final)]
+        used = self._usage.figures() if self._usage is not None and not final else {}
+        lots = self.drain.finished()
+        noted, self._notes = self._notes, []
+        if not (records or printed or used or lots or noted):
+            return None
+        shipment = self._sorter.sort(records, (self.offset, offset))
+        self._sorter.add_usage(used, shipment)
+        shipment.batch.events += printed + noted
+        shipment.take(lots)
+        for record in shipment.tensors:
+            self.drain.take(record)
+        self._tried = False
+        return shipment
+
+    def _ship(self, shipment: Shipment) -> bool:
+        """Store a shipment. False: the ledger or the disk is away; it stays pending."""
+        if time.monotonic() < self._retry_at:
+            return False
+        if shipment.batch.checkpoints and not self._tried:
+            # who resumes from it does not come by these steps again: their tensors go first
+            shipment.take(self.drain.finished())
+            if not self.drain.idle:
+                return False
+        failpoint("ship.begin")
+        try:
+            shipment.move_files(self._station.artifacts)
+            self._store(shipment)
+        except AWAY as error:
+            _log.warning("ledger_away", error=str(error))
+            return self._later()
+        except OSError as error:
+            if error.errno in NO_SPACE:
+                _log.warning("disk_full")
+                return self._later()
+            raise StorageFailed(f"A file of the job could not be stored: {error}") from error
+        self._station.tally.shipped(shipment.batch.events)
+        self._num_shipped += 1
+        failpoint("ship.committed")
+        self.offset = shipment.offsets[1]
+        if self.offset - self._trimmed >= TRIM_BYTES and punch_hole(self._spool, self.offset):
+            self._trimmed = self.offset
+        self.drain.release(shipment.lots)
+        failpoint("ship.released")
+        self.end = shipment.end or self.end
+        self._shipped_at = time.monotonic()
+        self._station.notifier.job_changed(self._claim.job)
+        return True
+
+    def _later(self) -> bool:
+        self._tried = True
+        self._wait()
+        return False
+
+    def _wait(self) -> None:
+        self._retry_at = time.monotonic() + _RETRY_S
+        is_signalled = self._stop is not None and self._stop.signalled
+        if is_signalled and self._station.stopping.is_set():
+            raise Fenced  # no time left: the lease will run out
+
+    def _store(self, shipment: Shipment) -> None:
+        claim, lease_ms = self._claim, self._station.lease_ms
+        gone: list[str] = []
+        shipments.prepare(shipment.batch)
+        began = time.monotonic()
+        with self._station.database.write() as tx:
+            before, after = shipment.offsets
+            if before != after and not self._began:
+                attempts.run(tx, claim, lease_ms=lease_ms)
+            if self._tried and shipments.num_shipments(tx, claim) > self._num_shipped:
+                beat = leases.beat(tx, claim, lease_ms=lease_ms)  # only its answer was lost
+            else:
+                beat = shipments.ship(
+                    tx, claim, shipment.batch, offsets=shipment.offsets, lease_ms=lease_ms
+                )
+            if beat is not None and shipment.batch.checkpoints:
+                gone = checkpoint_retention.supersede(tx, claim.job, self._keeping)
+                failpoint("keep.commit")
+            if beat is not None and self._portion.is_long(time.monotonic() - began):
+                leases.renew(tx, claim, lease_ms=lease_ms)
+            failpoint("ship.commit")
+        self._portion.took(time.monotonic() - began)
+        self._began = self._began or before != after
+        self._heard(beat)
+        for key in gone:
+            self._station.artifacts.delete(key)
+
+    def _heard(self, beat: Beat | None) -> None:
+        if beat is None:
+            raise Fenced
+        self._wrote_at = time.monotonic()
+        self._control.receive(beat)
+
+
+def punch_hole(path: Path, size: int) -> bool:
+    """Free the disk space of the first bytes of a file, which keeps its length and its offsets.
+
+    Returns whether the system can do that: Linux, on most file systems.
+    """
+    if sys.platform != "linux":
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return libc.fallocate(handle, _KEEP_SIZE | _PUNCH_HOLE, 0, size) == 0
+    finally:
+        os.close(handle)

@@ -1,0 +1,250 @@
+"""The supervisor: runs one attempt of one job, from its claim to its end.
+
+It claims the attempt, has a rank forked (`launch`), stores what the rank writes (`store`), delivers
+the users' commands (`control`), checks the rank's progress (`liveness`) and judges its end
+(`outcome`). While the database is unavailable, it keeps watching the rank.
+"""
+
+import time
+from typing import Any
+
+import structlog
+
+from engine.core.spool import SpoolDamaged
+from glasshouse.errors import EngineFailed, RunFailure
+from glasshouse.failpoints import failpoint
+from models.fleet import workers
+from models.jobs import attempts
+from models.jobs.leases import Claim
+from models.tables import Job
+from models.telemetry.tracing import Span, log_fields
+from worker.attempt import memory, outcome, resume, workplace
+from worker.attempt.captures import BadRecord
+from worker.attempt.control import Control
+from worker.attempt.folding import Folding
+from worker.attempt.launch import Launch
+from worker.attempt.liveness import Backpressure, Watchdog
+from worker.attempt.outcome import Again, Ended, Pressed
+from worker.attempt.store import Fenced, Store
+from worker.context import AWAY, Station
+from worker.processes.fork_server import NurseryLost
+from worker.processes.rank import Exit, Rank, Stop
+
+_log: Any = structlog.get_logger()
+
+_BUSY_S = 0.01
+
+
+def supervise(station: Station, job_id: str) -> None:
+    """Run the attempt that waits for this worker, if there is one; a doorbell's whole work."""
+    claimed = resume.claim(station, job_id)
+    if claimed is None:
+        return
+
+    def spent_s() -> float:
+        with station.database.read() as tx:
+            return attempts.spent_s(tx, claimed[0])
+
+    claim, job = claimed
+    with structlog.contextvars.bound_contextvars(attempt=claim.attempt):
+        supervisor = Supervisor(station, claim, job, spent_s=station.insist(spent_s))
+        about = {"job": claim.job, "attempt": claim.attempt, "worker": station.name}
+        with (
+            station.tracing.span(
+                f"attempt {job.kind}",
+                parent=job.traceparent or "",
+                devices=len(job.devices),
+                **about,
+            ) as span,
+            structlog.contextvars.bound_contextvars(**log_fields()),
+        ):
+            supervisor.run(span)
+        station.notifier.job_changed(job_id)
+        if supervisor.has_ended_job:
+            station.dispatch()  # its devices are free, and the rest can wait
+            supervisor.tidy()
+
+
+class Supervisor:
+    """Runs one attempt."""
+
+    def __init__(
+        self,
+        station: Station,
+        claim: Claim,
+        job: Job,
+        *,
+        spent_s: float = 0.0,
+        launch: type[Launch] = Launch,
+    ) -> None:
+        """``spent_s``: what the earlier attempts of the job took. ``launch``: how ranks start."""
+        self._station = station
+        self._claim = claim
+        self._job = job
+        self._dir = station.work / claim.job / str(claim.attempt)
+        self._control = Control(station.database, claim.job, self._dir)
+        self._store = Store(station, claim, job, self._dir, self._control)
+        self._launch = launch(station, claim, job, self._dir, self._control)
+        self._folding = Folding(station.database, claim)
+        spool = self._dir / "spool"
+        self._watchdog = Watchdog(job.resolved, station.settings, spool, spent_s=spent_s)
+        self._span = Span(None)
+        self.has_ended_job = False
+        self._unreadable: str | None = None
+        """What is wrong with the checkpoint that this attempt was to go on from."""
+
+    def run(self, span: Span | None = None) -> None:
+        """Run it to its end, whatever happens; ``span`` is told how it ended."""
+        self._span = span or self._span
+        try:
+            end = self._work()
+            self._launch.end()
+            self._close(end)
+        except Fenced:
+            _log.warning("fenced_out")
+            self._span.failed("fenced_out")
+            self._launch.end(gently=True)
+        except AWAY:
+            _log.exception("ledger_away_at_the_end")  # the lease runs out, another worker takes it
+        except Exception:
+            _log.exception("supervisor_failed")
+            self._launch.end()
+            failure = EngineFailed("The worker failed in a way it did not expect.")
+            self._close(Again("supervisor_failed", failure.detail, failure.as_dict()))
+        finally:
+            self._launch.end()
+            self._store.drain.close()
+            workplace.remove(self._dir)
+
+    def tidy(self) -> None:
+        """Fold what is left of the statistics of a job that has ended."""
+        self._folding.finish()
+
+    def _work(self) -> Ended | Again:
+        oom_kills = memory.oom_kills()
+        store, tracing = self._store, self._station.tracing
+        try:
+            with tracing.span("launch"):
+                rank, stop = self._launch.start(store.drain.name, meanwhile=store.beat_if_due)
+                store.attach(stop, self._launch.usage)
+            with tracing.span("run"):
+                exit_ = self._watch(rank, stop)
+        except NurseryLost as error:
+            return Again("interrupted" if self._stopping else "nursery_lost", str(error))
+        except RunFailure as failure:
+            return outcome.failed(failure.as_dict())
+        except (SpoolDamaged, BadRecord) as error:
+            failure = EngineFailed(f"What the training process wrote cannot be read: {error}")
+            return Ended("failed", "internal", failure.as_dict())
+        if self._launch.resumes:
+            self._unreadable = resume.unreadable(store.end)
+        if self._unreadable is not None:
+            return Again("checkpoint_refused", self._unreadable)
+        if exit_ is None:
+            self._launch.abandon()
+            return outcome.unkillable(cancelled=self._control.cancelled)
+        out_of_memory = memory.oom_kills() != oom_kills
+        end = outcome.judge(store.end, exit_, self._pressed, out_of_memory=out_of_memory)
+        killed = store.end is None
+        return outcome.halved(end, self._job.resolved, self._launch.parts, killed=killed)
+
+    def _watch(self, rank: Rank, stop: Stop) -> Exit | None:
+        """Watch the rank until it has ended and all that it said is stored."""
+        store = self._store
+        backpressure = Backpressure(rank, self._station.settings.max_backlog_bytes)
+        self._watchdog.start()
+        while True:
+            exit_ = rank.wait(store.pause_s())
+            store.look(final=exit_ is not None)
+            store.beat_if_due()
+            self._folding.turn()
+            self._check(backpressure)
+            if (how := self._pressed.how) is not None:
+                backpressure.release()
+                stop.ask(how, force=self._control.force or self._station.hurries)
+            self._control.deliver(rank)
+            stop.press()
+            if exit_ is not None and store.idle:
+                return exit_
+            if exit_ is not None:
+                self._hurry()
+                time.sleep(_BUSY_S)  # the ledger is away; the spool keeps what was said
+            if stop.hopeless:
+                return None
+
+    def _check(self, backpressure: Backpressure) -> None:
+        """Check whether the rank has stalled, takes too long, or writes more than is stored."""
+        if backpressure.is_stopped:
+            self._watchdog.reset()
+        if (stalled := self._watchdog.check(self._store.step)) is not None:
+            self._store.note(stalled)
+        if self._pressed.how is None:
+            backpressure.check(self._watchdog.spool_bytes - self._store.offset)
+
+    def _hurry(self) -> None:
+        """After the end of the rank, a disk that hangs may not keep the job for ever."""
+        settings, drain = self._station.settings, self._store.drain
+        ends_now = self._pressed.how is not None
+        if drain.stuck_for_s() > (settings.kill_s if ends_now else settings.grace_s):
+            drain.abandon()
+
+    @property
+    def _stopping(self) -> bool:
+        return self._station.stopping.is_set()
+
+    @property
+    def _pressed(self) -> Pressed:
+        """Why the rank is to end, if it is."""
+        return Pressed(
+            cancelled=self._control.cancelled,
+            stopping=self._stopping,
+            pausing=self._control.pausing,
+            timeout_s=self._watchdog.exceeded_s,
+            stalled_s=self._watchdog.stalled_s,
+            on_stall="fail" if self._watchdog.on_stall == "fail" else "restart",
+        )
+
+    def _close(self, end: Ended | Again) -> None:
+        """Write the end into the ledger."""
+        failpoint("end.begin")
+        with self._station.tracing.span("store the end"):
+            stored = self._station.insist(lambda: self._write_end(end))
+        self._span.tell(exit_kind=end.exit_kind)
+        if end.counted if isinstance(end, Again) else end.state == "failed":
+            self._span.failed(end.exit_kind)
+        failpoint("end.committed")
+        self.has_ended_job = stored and isinstance(end, Ended)
+        _log.info("attempt_ended", exit_kind=end.exit_kind, stored=stored)
+
+    def _write_end(self, end: Ended | Again) -> bool:
+        error = end.error and self._explain(end.error)
+        with self._station.database.write() as tx:
+            failpoint("end.commit")
+            if self._launch.is_stuck:
+                workers.quarantine(tx, self._claim, "a process of a job does not end")
+            if isinstance(end, Again):
+                if self._unreadable is not None:
+                    attempts.refuse_checkpoint(tx, self._claim, self._unreadable)
+                return attempts.give_up(
+                    tx,
+                    self._claim,
+                    exit_kind=end.exit_kind,
+                    reason=end.reason,
+                    error=error,
+                    backoff=self._station.backoff,
+                    counted=end.counted,
+                )
+            attempts.applied(tx, self._claim, self._control.stops, self._store.step)
+            return attempts.finish(
+                tx,
+                self._claim,
+                end.state,
+                exit_kind=end.exit_kind,
+                error=error,
+                reason=end.reason,
+            )
+
+    def _explain(self, error: dict[str, Any]) -> dict[str, Any]:
+        """Add the plan where memory ran out, the first NaN or Inf, and the end of the log."""
+        told = self._store.nonfinite.explain(memory.beside_plan(error, self._job.plan))
+        return {"log_tail": self._store.log_tail(), **told}

@@ -1,0 +1,191 @@
+"""What all threads of one worker share, and the two things that a bell asks of it."""
+
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import structlog
+
+from glasshouse.errors import DatabaseUnavailable, StorageFull, TransactionConflict
+from glasshouse.failpoints import failpoint
+from models.database import IDLE_IN_TRANSACTION_S, Database
+from models.fleet.notifier import Notifier
+from models.jobs.endings import Backoff
+from models.observations.events import NewEvent
+from models.settings import Settings
+from models.storage.artifacts import Artifacts
+from models.storage.disk_space import Space
+from models.tables import now
+from models.telemetry.tracing import Tracing
+from worker import dispatch as dispatching
+from worker.processes.fork_server import Nursery
+
+_log: Any = structlog.get_logger()
+T = TypeVar("T")
+
+AWAY = (DatabaseUnavailable, StorageFull, TransactionConflict)
+"""The ledger cannot be written now and may be again soon: wait, and never stop training for it."""
+
+
+BOUNDS_S = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
+"""Upper bounds of the buckets of the time from a record to its commit; the last has none."""
+
+
+def idle_s(lease_s: float) -> float:
+    """How long PostgreSQL keeps a transaction of a worker that says nothing, seconds.
+
+    A worker whose link is cut inside one must not hold the rows of its jobs for longer than their
+    leases last; its jobs could not be taken by another until then.
+    """
+    return max(2.0, min(float(IDLE_IN_TRANSACTION_S), lease_s / 3))
+
+
+class Tally:
+    """Counts since the worker's start."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._events = 0
+        self._seconds = 0.0
+        self._buckets = [0] * (len(BOUNDS_S) + 1)
+        self._process = psutil.Process(os.getpid())
+
+    def shipped(self, events: Sequence[NewEvent]) -> None:
+        """Events were committed now: how many, and how long after the oldest had happened."""
+        if not events:
+            return
+        waited_s = max(0.0, (now() - min(event.at for event in events)).total_seconds())
+        place = next((n for n, bound in enumerate(BOUNDS_S) if waited_s <= bound), len(BOUNDS_S))
+        with self._lock:
+            self._events += len(events)
+            self._seconds += waited_s
+            self._buckets[place] += 1
+
+    def figures(self) -> dict[str, Any]:
+        """All counts, for the database."""
+        with self._lock:
+            counted: dict[str, Any] = {
+                "events": self._events,
+                "ship_seconds": round(self._seconds, 3),
+                "ship_buckets": list(self._buckets),
+            }
+        return counted | {
+            "memory_bytes": self._process.memory_info().rss,
+            "open_files": self._process.num_fds(),
+        }
+
+
+class Station:
+    """One worker: its name, its database, its notifier, its fork server."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        artifacts: Artifacts,
+        notifier: Notifier,
+        nursery: Nursery,
+    ) -> None:
+        self.settings = settings
+        self.database = database
+        self.artifacts = artifacts
+        self.notifier = notifier
+        self.nursery = nursery
+        self.name = settings.worker_name
+        self.instance = uuid.uuid4().hex
+        """This process, among those that work under the name one after the other."""
+        self.lease_ms = int(settings.lease_s * 1000)
+        self.backoff = Backoff(settings.retry_s, settings.retry_max_s)
+        self.stopping = threading.Event()
+        self.hurries = False
+        """Whether ranks are signalled at once when they are to stop."""
+        self.tally = Tally()
+        self.space = Space(settings)
+        self.tracing = Tracing("glasshouse-worker")
+        self._dispatching = threading.Lock()
+        self._dispatch_wanted = threading.Event()
+        self._running: set[str] = set()
+        self._running_changed = threading.Condition()
+
+    @property
+    def work(self) -> Path:
+        """This worker's own scratch directory."""
+        return self.settings.work / self.name
+
+    def dispatch(self) -> None:
+        """Serve the queue, and ring the workers that got something.
+
+        Of many bells at once one serves the queue and looks once more; the others go.
+        """
+        self._dispatch_wanted.set()
+        while self._dispatch_wanted.is_set() and self._dispatching.acquire(blocking=False):
+            try:
+                self._dispatch_wanted.clear()
+                given = dispatching.dispatch(self.database, self.settings)
+            finally:
+                self._dispatching.release()
+            if len(given) == dispatching.MOST_AT_ONCE:
+                self._dispatch_wanted.set()
+            for choice in given:
+                _log.info("assigned", job=choice.job, worker=choice.worker, devices=choice.devices)
+                failpoint("dispatch.committed")
+                self.notifier.job_assigned(choice.worker, choice.job)
+                failpoint("bell.rung")
+                self.notifier.job_changed(choice.job)
+
+    def supervise(self, job_id: str, run: Callable[["Station", str], None]) -> None:
+        """Run an attempt of a job to its end, unless it runs here already."""
+        with self._running_changed:
+            if job_id in self._running or self.stopping.is_set():
+                return
+            self._running.add(job_id)
+        try:
+            with structlog.contextvars.bound_contextvars(job=job_id):
+                run(self, job_id)
+        finally:
+            with self._running_changed:
+                self._running.discard(job_id)
+                self._running_changed.notify_all()
+        self.dispatch()  # its devices are free, or it waits again
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Wait until no attempt runs here."""
+        with self._running_changed:
+            return self._running_changed.wait_for(lambda: not self._running, timeout_s)
+
+    @property
+    def num_running(self) -> int:
+        """How many attempts run here."""
+        with self._running_changed:
+            return len(self._running)
+
+    def runs(self, job_id: str) -> bool:
+        """Whether an attempt of the job runs here."""
+        with self._running_changed:
+            return job_id in self._running
+
+    def insist(self, act: Callable[[], T], give_up_after_s: float | None = None) -> T:
+        """Do something with the ledger; while it is away, again and again.
+
+        Raises:
+            DatabaseUnavailable, StorageFull, TransactionConflict: it could not be written for
+                longer than ``give_up_after_s``, or the worker stops meanwhile.
+        """
+        began, delay = time.monotonic(), 0.05
+        while True:
+            try:
+                return act()
+            except AWAY as error:
+                _log.warning("ledger_away", error=str(error))
+                waited = time.monotonic() - began
+                if give_up_after_s is not None and waited > give_up_after_s:
+                    raise
+                if self.stopping.is_set() and waited > self.settings.kill_s:
+                    raise
+                time.sleep(delay)
+                delay = min(2.0, delay * 2)

@@ -1,0 +1,203 @@
+"""Outbound HTTP to an address that a user has named. Nothing else in the service connects to one.
+
+``send`` resolves the host once, checks all addresses (``models/access/addresses.py``), connects to
+a checked address, and never exceeds its limits of time and bytes. The certificate is checked
+against the host name as usual: only the connection is pinned.
+"""
+
+import contextlib
+import http.client
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import urljoin
+
+from models.access.addresses import AddressRefused, Allowed, Target, check, target_of
+
+Resolve = Callable[[str, int], Sequence[str]]
+_REPEATED = frozenset({307, 308})
+"""Answers after which the same request goes elsewhere."""
+_SECRET = frozenset({"authorization", "cookie", "proxy-authorization"})
+
+
+class OutboundFailed(Exception):
+    """The other side did not answer, or not in time; the text says what happened."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one request may take, redirections included."""
+
+    total_s: float = 15.0
+    max_bytes: int = 64 * 1024
+    """Of the answer's body; the rest is not read."""
+    max_redirects: int = 0
+    """0: an answer that sends the request elsewhere is given as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the other side answered."""
+
+    status: int
+    headers: Mapping[str, str]
+    """Names in lower case."""
+    body: bytes
+    """Its beginning, at most ``Limits.max_bytes``."""
+    url: str
+    """Where it came from in the end."""
+
+
+def send(  # noqa: PLR0913 (a request has these parts)
+    url: str,
+    *,
+    body: bytes,
+    headers: Mapping[str, str],
+    allowed: Allowed,
+    method: str = "POST",
+    limits: Limits | None = None,
+    resolve: Resolve | None = None,
+    tls: ssl.SSLContext | None = None,
+) -> Reply:
+    """Send one request to a URL that a user has given.
+
+    Raises:
+        AddressRefused: the service does not connect there, or was sent on to such a place.
+        OutboundFailed: there is no connection, no answer, or none in time.
+    """
+    limits = limits or Limits()
+    clock = _Clock(limits.total_s)
+    headers = dict(headers)
+    target = target_of(url)
+    for hops_left in range(limits.max_redirects, -1, -1):
+        addresses = _resolved(target, resolve or resolve_host, clock)
+        check(target, addresses, allowed)
+        reply = _exchange(method, url, target, addresses, (body, headers), (limits, clock, tls))
+        place = reply.headers.get("location")
+        if reply.status not in _REPEATED or place is None or not hops_left:
+            return reply
+        url = urljoin(url, place)
+        before, target = target, target_of(url)
+        if before.scheme == "https" and target.scheme != "https":
+            raise AddressRefused("the answer sends the request from https to http")
+        if target.origin != before.origin:
+            headers = {k: v for k, v in headers.items() if k.lower() not in _SECRET}
+    raise AssertionError("the last hop returns")
+
+
+def resolve_host(host: str, port: int) -> list[str]:
+    """Every address of a host, as the system's resolver says."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+class _Clock:
+    """The time that is left of a request."""
+
+    def __init__(self, total_s: float) -> None:
+        self._total_s = total_s
+        self._end = time.monotonic() + total_s
+
+    def left_s(self) -> float:
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise OutboundFailed(f"it took longer than {self._total_s:g} s")
+        return left
+
+
+def _resolved(target: Target, resolve: Resolve, clock: _Clock) -> list[str]:
+    """Ask once, in a thread of its own: the system's resolver knows no deadline."""
+    found: list[str] = []
+    problems: list[OSError | UnicodeError] = []
+
+    def ask() -> None:
+        try:
+            found.extend(resolve(target.host, target.port))
+        except (OSError, UnicodeError) as error:
+            problems.append(error)
+
+    thread = threading.Thread(target=ask, name="resolve", daemon=True)
+    thread.start()
+    thread.join(clock.left_s())
+    clock.left_s()
+    if problems:
+        raise OutboundFailed(f"the host {target.host!r} cannot be found") from problems[0]
+    return found
+
+
+class _Connection(http.client.HTTPConnection):
+    """A connection to one of the addresses that were judged; asks no resolver and no proxy."""
+
+    def __init__(
+        self, target: Target, addresses: Sequence[str], clock: _Clock, tls: ssl.SSLContext | None
+    ) -> None:
+        super().__init__(target.host, target.port)
+        self._target = target
+        self._addresses = addresses
+        self._clock = clock
+        self._tls = tls
+
+    def connect(self) -> None:
+        self.sock = self._open()
+        if self._target.scheme == "https":
+            context = self._tls or ssl.create_default_context()
+            self.sock = context.wrap_socket(
+                self.sock, server_hostname=self._target.host, do_handshake_on_connect=False
+            )
+            self.sock.do_handshake()
+
+    def _open(self) -> socket.socket:
+        problem: OSError | None = None
+        for address in self._addresses:
+            try:
+                return socket.create_connection(
+                    (address, self._target.port), timeout=self._clock.left_s()
+                )
+            except OSError as error:
+                problem = error
+        raise OutboundFailed(f"{self._target.host!r} takes no connection: {problem}") from problem
+
+    def cut(self) -> None:
+        """End whatever is being sent or read: a server that trickles never trips a timeout."""
+        sock = self.sock
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
+def _exchange(
+    method: str,
+    url: str,
+    target: Target,
+    addresses: Sequence[str],
+    message: tuple[bytes, Mapping[str, str]],
+    bounds: tuple[Limits, _Clock, ssl.SSLContext | None],
+) -> Reply:
+    body, headers = message
+    limits, clock, tls = bounds
+    connection = _Connection(target, addresses, clock, tls)
+    guard = threading.Timer(clock.left_s(), connection.cut)
+    guard.daemon = True
+    guard.start()
+    try:
+        sent = {**headers, "Host": target.authority, "Connection": "close"}
+        connection.request(method, target.path, body=body, headers=sent)
+        answer = connection.getresponse()
+        found = answer.read(limits.max_bytes)
+        given = {name.lower(): value for name, value in answer.getheaders()}
+        clock.left_s()
+        return Reply(answer.status, given, found, url)
+    except (OSError, http.client.HTTPException) as error:
+        clock.left_s()  # says so if this is why
+        raise OutboundFailed(f"{target.host!r} did not answer: {_short(error)}") from error
+    finally:
+        guard.cancel()
+        connection.close()
+
+
+def _short(error: Exception) -> str:
+    text = str(error) or type(error).__name__
+    return "".join(char if char.isprintable() else " " for char in text)[:200]

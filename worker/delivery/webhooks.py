@@ -1,0 +1,108 @@
+"""Sends the messages of webhooks: signed, with retries, to public addresses only.
+
+A message is taken right before it is sent, so a slow receiver gets it once. It may come twice,
+after a crash between its sending and its commit; its ``webhook-id`` is then the same. The order is
+not promised: each says when and as which event it happened.
+"""
+
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import structlog
+
+from glasshouse.webhooks import sign
+from models.access import webhooks
+from models.access.addresses import AddressRefused, Allowed
+from models.access.webhooks import Sending
+from worker.context import Station
+from worker.delivery.outbound import Limits, OutboundFailed, send
+
+_log: Any = structlog.get_logger()
+
+LOOK_EVERY_S = 1.0
+MAX_TRIES = 15
+"""With pauses of up to six hours, the last is about two days after the first."""
+_LONGEST_PAUSE_S = 6 * 3600.0
+_AT_ONCE = 8
+_STORING_S = 60.0
+"""A message is held for the time that a receiver has, and for this: the answer has to be stored,
+also where a connection to the database is waited for."""
+
+
+class Delivering:
+    """Called again and again: sends what is due."""
+
+    def __init__(self, station: Station) -> None:
+        self._station = station
+        self._allowed = Allowed.of(station.settings.outbound_allow)
+        self._limits = Limits(total_s=station.settings.webhook_timeout_s, max_bytes=4096)
+
+    def __call__(self) -> None:
+        """Send what is due now."""
+        with self._station.database.read() as tx:
+            due = webhooks.due(tx)
+        if due:
+            with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="webhook") as pool:
+                list(pool.map(self._send_in_turn, due))
+
+    def _send_in_turn(self, webhook: str) -> None:
+        """Send some messages of one webhook, each taken right before: a turn may be long."""
+        hold_ms = round(1000 * (self._limits.total_s + _STORING_S))
+        for _ in range(webhooks.PER_TURN):
+            if self._station.stopping.is_set():
+                return
+            with self._station.database.write() as tx:
+                sending = webhooks.take(tx, webhook, hold_ms=hold_ms)
+            if sending is None:
+                return
+            try:
+                self._send(sending)
+            except Exception:
+                _log.exception("delivery_failed", delivery=sending.id)  # it is tried again
+
+    def _send(self, sending: Sending) -> None:
+        status: int | None = None
+        try:
+            status = self._post(sending)
+            problem = None if 200 <= status < 300 else f"the receiver answered {status}"
+        except (AddressRefused, OutboundFailed) as error:
+            problem = str(error)
+        with self._station.database.write() as tx:
+            if problem is None:
+                webhooks.delivered(tx, sending, status or 0)
+                switched_off = False
+            else:
+                switched_off = webhooks.missed(
+                    tx,
+                    sending,
+                    status=status,
+                    problem=problem,
+                    retry_in_s=self._pause_s(sending.tries),
+                    disable_after_s=self._station.settings.webhook_disable_after_s,
+                )
+        told = {"webhook": sending.webhook, "delivery": sending.id, "tries": sending.tries}
+        _log.info("webhook_sent", **told, status=status, problem=problem)
+        if switched_off:
+            _log.warning("webhook_switched_off", webhook=sending.webhook)
+
+    def _post(self, sending: Sending) -> int:
+        body, timestamp = sending.body.encode(), int(time.time())
+        headers = {
+            "Content-Type": "application/json",
+            "User-Agent": "glasshouse-webhooks",
+            "webhook-id": sending.id,
+            "webhook-timestamp": str(timestamp),
+            "webhook-signature": sign(sending.secret, sending.id, timestamp, body),
+        }
+        reply = send(
+            sending.url, body=body, headers=headers, allowed=self._allowed, limits=self._limits
+        )
+        return reply.status
+
+    def _pause_s(self, tries: int) -> float | None:
+        if tries >= MAX_TRIES:
+            return None
+        longest = min(_LONGEST_PAUSE_S, self._station.settings.webhook_retry_s * 4 ** (tries - 1))
+        return longest * random.uniform(0.8, 1.2)  # noqa: S311 (so that not all come back at once)

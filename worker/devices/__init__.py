@@ -1,0 +1,1 @@
+"""The devices of a host: inventory, hardware, CUDA devices, usage."""

@@ -1,0 +1,111 @@
+"""The devices of this worker: its share of the CPU, and what `worker.devices.hardware` finds."""
+
+import dataclasses
+import functools
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from models.fleet.workers import FoundDevice
+from models.settings import Settings
+
+TIMEOUT_S = 30.0
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_CPUINFO = Path("/proc/cpuinfo")
+_SYSCTL = ("/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string")
+_SINGLE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+"""Environment of the process that measures: one core is measured, not all of them."""
+
+
+def cpu_devices(cores: int) -> list[FoundDevice]:
+    """One device per core that jobs may use; a core is a share of the processor, not a place."""
+    name = processor_name()
+    return [FoundDevice(f"cpu:{number}", "cpu", number, name) for number in range(cores)]
+
+
+@functools.cache
+def processor_name(cpuinfo: Path = _CPUINFO) -> str:
+    """The processor's model where the system tells it, else its architecture: ``x86_64``."""
+    told = _asked_name() if sys.platform == "darwin" else _read_name(cpuinfo)
+    return told or platform.processor() or platform.machine()
+
+
+def _read_name(cpuinfo: Path) -> str:
+    try:
+        lines = cpuinfo.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    told = (line.partition(":") for line in lines)
+    return next((name.strip() for key, _, name in told if key.strip() == "model name"), "")
+
+
+def _asked_name() -> str:
+    try:
+        done = subprocess.run(  # noqa: S603 (a list)
+            _SYSCTL, capture_output=True, text=True, check=True, timeout=TIMEOUT_S
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
+
+
+def num_cores(settings: Settings) -> int:
+    """Cores that jobs may use: as configured, else what this process may run on."""
+    if settings.cpu_cores is not None:
+        return settings.cpu_cores
+    may = getattr(os, "sched_getaffinity", None)
+    cores = len(may(0)) if may is not None else os.cpu_count() or 1
+    return max(1, min(cores, _quota_cores() or cores))
+
+
+def ask(settings: Settings, *, measure: bool = False) -> tuple[list[FoundDevice], dict[str, Any]]:
+    """Take the inventory; the devices through a process of its own.
+
+    Raises:
+        OSError, ValueError, subprocess.SubprocessError: it failed or hung.
+    """
+    done = subprocess.run(  # noqa: S603 (a list)
+        [sys.executable, "-m", "worker.devices.hardware", *(["--measure"] if measure else [])],
+        env={**os.environ, **_SINGLE_THREAD},
+        capture_output=True,
+        check=True,
+        timeout=TIMEOUT_S,
+        stdin=subprocess.DEVNULL,
+    )
+    found = json.loads(done.stdout)
+    devices = [FoundDevice(**device) for device in found["devices"]]
+    return cpu_devices(num_cores(settings)) + devices, found["info"]
+
+
+def distrusted(known: list[FoundDevice], reason: str) -> list[FoundDevice]:
+    """What stays of an inventory when the next one fails: its CUDA devices are not healthy."""
+    return [
+        dataclasses.replace(device, healthy=False, reason=f"the inventory failed: {reason}")
+        if device.kind == "cuda"
+        else device
+        for device in known
+    ]
+
+
+def withheld(found: list[FoundDevice], held: Mapping[str, str]) -> list[FoundDevice]:
+    """An inventory in which the devices that something still has are not healthy, with why."""
+    return [
+        dataclasses.replace(device, healthy=False, reason=held[device.id])
+        if device.id in held
+        else device
+        for device in found
+    ]
+
+
+def _quota_cores() -> int | None:
+    try:
+        quota, period = _QUOTA.read_text().split()
+    except (OSError, ValueError):
+        return None
+    return None if quota == "max" else math.ceil(int(quota) / int(period))

@@ -1,0 +1,120 @@
+"""The jobs that wait, run in this process one after the other: for a debugger.
+
+There is no broker, no nursery and no process of a rank: a job is carried out to its end in the
+thread that asks for it, and then what it said is stored as always.
+"""
+
+import os
+import platform
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+from glasshouse import __version__
+from glasshouse.processes import Identity
+from models.database import Database
+from models.fleet import workers
+from models.fleet.notifier import Notifier
+from models.settings import Settings
+from models.storage.artifacts import open_artifacts
+from worker import dispatch
+from worker.attempt import resume
+from worker.attempt.launch import Launch
+from worker.attempt.supervisor import Supervisor
+from worker.context import Station
+from worker.devices.inventory import cpu_devices, num_cores
+from worker.ingest import Readers
+from worker.processes.rank import Exit, Rank, Stop
+
+CarryOut = Callable[[Path], None]
+"""Runs ``job.json`` of a directory to its end. Handed in: a worker imports no torch."""
+
+
+class _Over(Rank):
+    """A rank that has ended already; nobody can be told or signalled any more."""
+
+    def __init__(self) -> None:
+        super().__init__(Identity(0, ""), -1)
+        self._lifeline = None
+        self.ended(Exit(code=0))
+
+    def signal(self, number: signal.Signals) -> bool:
+        return False
+
+
+class Bench:
+    """A worker without threads: `work` runs what waits, and returns when nothing does."""
+
+    def __init__(self, settings: Settings, carry_out: CarryOut) -> None:
+        self._settings = settings
+        self._database = Database(settings.database)
+        artifacts = open_artifacts(settings)
+        nursery: Any = None  # nothing is forked
+        notifier = Notifier(settings, enabled=False)
+        self._station = Station(settings, self._database, artifacts, notifier, nursery)
+        self._launch = _launching(carry_out)
+        self._readers = Readers(
+            settings,
+            self._database,
+            artifacts,
+            name=settings.worker_name,
+            work=self._station.work / "reading",
+            changed=lambda _: None,
+        )
+        with self._database.write() as tx:
+            devices = cpu_devices(num_cores(settings))
+            workers.register(
+                tx,
+                worker=settings.worker_name,
+                host=platform.node(),
+                pid=os.getpid(),
+                version=__version__,
+                info={},
+                devices=devices,
+                instance=self._station.instance,
+            )
+
+    def work(self) -> None:
+        """Read the files and run the jobs that wait and can run now, to their ends."""
+        while self._readers.read_one():
+            pass
+        while True:
+            with self._database.write() as tx:
+                workers.beat(tx, self._settings.worker_name, instance=self._station.instance)
+            given = dispatch.dispatch(self._database, self._settings)
+            if not given:
+                return
+            for choice in given:
+                self._run(choice.job)
+
+    def _run(self, job_id: str) -> None:
+        claimed = resume.claim(self._station, job_id)
+        if claimed is None:
+            return
+        claim, job = claimed
+        supervisor = Supervisor(self._station, claim, job, launch=self._launch)
+        supervisor.run()
+        if supervisor.has_ended_job:
+            supervisor.tidy()
+
+    def close(self) -> None:
+        """Close the database."""
+        self._database.close()
+
+
+def _launching(carry_out: CarryOut) -> type[Launch]:
+    class Here(Launch):
+        """Starts a rank by being it."""
+
+        def start(self, ring: str | None, meanwhile: Callable[[], None]) -> tuple[Rank, Stop]:
+            # without a ring, which somebody would have to empty, it writes the files itself
+            self._station.insist(lambda: self._prepare(None))
+            carry_out(self._dir)
+            rank = _Over()
+            return rank, Stop(rank, grace_s=0.0, kill_s=0.0, unkillable_s=float("inf"))
+
+        def end(self, *, gently: bool = False) -> None:
+            """Nothing of it runs any more."""
+
+    return cast("type[Launch]", Here)

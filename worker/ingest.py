@@ -1,0 +1,279 @@
+"""Reads uploaded files: each in a short-lived process of its own, with limits.
+
+A dataset that is pending waits in the database until a worker claims it. The claim is a lease with
+a fence, as that of an attempt: whatever becomes of the worker, another reads the file again, and
+one that comes too late changes nothing. A file may be hostile, so nothing of it is parsed here.
+"""
+
+import secrets
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import structlog
+
+from glasshouse import jsonio
+from models.database import Database
+from models.settings import Settings
+from models.storage import datasets
+from models.storage.artifacts import Artifacts
+from models.storage.datasets import Reading
+from worker.context import AWAY
+from worker.processes.fork_server import environment
+
+NUM_AT_ONCE = 2
+"""Files that one worker reads at the same time."""
+MAX_TRIES = 5
+_SLACK_S = 60.0
+_LONGEST_PAUSE_S = 2.0
+_log: Any = structlog.get_logger("glasshouse.worker.reading")
+T = TypeVar("T")
+
+
+class Readers:
+    """Threads that read pending datasets until they are closed.
+
+    Args:
+        name: of this worker.
+        work: a directory of this worker alone; what is in it is removed.
+        changed: called with the id of a dataset that is ready or has failed.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        artifacts: Artifacts,
+        *,
+        name: str,
+        work: Path,
+        changed: Callable[[str], object],
+    ) -> None:
+        self._settings = settings
+        self._database = database
+        self._artifacts = artifacts
+        self._name = name
+        self._work = work
+        self._changed = changed
+        self._stopping = threading.Event()
+        self._woken = threading.Condition()
+        self._num_wakes = 0
+        self._threads: list[threading.Thread] = []
+        shutil.rmtree(work, ignore_errors=True)  # of a life that ended in the middle
+        work.mkdir(mode=0o700, parents=True)
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._threads = [
+            threading.Thread(target=self._run, name=f"reader-{number}", daemon=True)
+            for number in range(NUM_AT_ONCE)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def wake(self) -> None:
+        """Look now: a dataset was created."""
+        with self._woken:
+            self._num_wakes += 1
+            self._woken.notify_all()
+
+    def close(self) -> None:
+        """Stop reading. What is unread is pending again at once, for another worker."""
+        self._stopping.set()
+        self.wake()
+        for thread in self._threads:
+            thread.join()
+
+    def read_one(self) -> bool:
+        """Read the dataset that has waited longest; False: there is none to read."""
+        with self._database.read() as tx:
+            if not datasets.is_unread(tx):
+                return False
+        with self._database.write() as tx:
+            reading = datasets.claim(tx, self._name, lease_ms=self._lease_ms)
+        if reading is None:
+            return False
+        self._read(reading)
+        return True
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            seen = self._num_wakes
+            try:
+                if self.read_one():
+                    continue
+            except AWAY as error:
+                _log.warning("database_unavailable", error=str(error))
+            except Exception:
+                _log.exception("reading_failed")
+            self._wait_for_more(seen)
+
+    def _wait_for_more(self, seen: int) -> None:
+        with self._woken:
+            self._woken.wait_for(lambda: self._num_wakes != seen, self._settings.sweep_s)
+
+    @property
+    def _lease_ms(self) -> int:
+        return int(self._settings.lease_s * 1000)
+
+    def _read(self, reading: Reading) -> None:
+        out = self._work / f"{reading.dataset}-{secrets.token_hex(4)}"
+        try:
+            answer = self._answer(reading, out)
+            if answer is not None:
+                self._settle(reading, out, answer)
+            elif self._stopping.is_set():
+                self._insist(lambda: self._give_back(reading))
+        finally:
+            _remove(out)
+
+    def _answer(self, reading: Reading, out: Path) -> dict[str, Any] | None:
+        """What the process printed; None: the dataset is no longer ours, or the worker stops."""
+        if reading.tries > MAX_TRIES:
+            return _problem(f"Reading the file was interrupted {MAX_TRIES} times; upload it again.")
+        try:
+            command = self._command(reading, out)
+        except FileNotFoundError:
+            return _problem("The uploaded file is gone; upload it again.")
+        with subprocess.Popen(  # noqa: S603 (our own command; the file's name is an id)
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            env=environment({}),
+        ) as process:
+            try:
+                return self._wait(process, reading)
+            finally:
+                process.kill()  # of one that has ended it does nothing
+
+    def _command(self, reading: Reading, out: Path) -> list[str]:
+        settings = self._settings
+        if reading.builtin is not None:
+            what = ["--builtin", reading.builtin]
+        else:
+            source = self._artifacts.local(datasets.source_key(reading.dataset))
+            what = ["--format", reading.format, "--source", str(source)]
+            what += [] if reading.resize is None else ["--resize", reading.resize]
+            if reading.header is not None:
+                what += ["--header" if reading.header else "--no-header"]
+        return [
+            *(sys.executable, "-m", "engine.datasets.ingest", *what, "--out", str(out)),
+            *("--max-memory-bytes", str(settings.ingest_memory_bytes)),
+            *("--max-cpu-s", str(settings.ingest_cpu_s)),
+            *("--max-out-bytes", str(settings.max_upload_bytes)),
+        ]
+
+    def _wait(self, process: "subprocess.Popen[bytes]", reading: Reading) -> dict[str, Any] | None:
+        """Wait for the process, and renew the lease meanwhile."""
+        limit_s = self._settings.ingest_cpu_s + _SLACK_S
+        began = renewed = time.monotonic()
+        while True:
+            try:
+                printed, _ = process.communicate(timeout=0.1)
+            except subprocess.TimeoutExpired:
+                pass
+            else:
+                return _parsed(printed, process.returncode)
+            now = time.monotonic()
+            if self._stopping.is_set():
+                return None
+            if now - began > limit_s:
+                return _problem(f"The file took longer than {limit_s:g} s to read.")
+            if now - renewed > self._settings.lease_s / 3:
+                renewed = now
+                if not self._renewed(reading):
+                    return None
+
+    def _renewed(self, reading: Reading) -> bool:
+        """Whether the dataset is still ours; while the database is unavailable, it is."""
+        try:
+            with self._database.write() as tx:
+                return datasets.renew(tx, reading, lease_ms=self._lease_ms)
+        except AWAY as error:
+            _log.warning("database_unavailable", dataset=reading.dataset, error=str(error))
+            return True
+
+    def _settle(self, reading: Reading, out: Path, answer: dict[str, Any]) -> None:
+        is_ok = bool(answer.get("ok"))
+        if is_ok:
+            kept = self._keep(reading, out, answer["meta"])
+        else:
+            kept = self._insist(lambda: self._refuse(reading, answer["problem"]))
+        if kept:
+            self._artifacts.delete(datasets.source_key(reading.dataset))
+        _log.info("dataset_read", dataset=reading.dataset, ok=is_ok, kept=kept)
+        self._changed(reading.dataset)
+
+    def _keep(self, reading: Reading, out: Path, meta: dict[str, Any]) -> bool:
+        """Store the columns. Each try has a key of its own, which is deleted if it is too late."""
+        key = f"datasets/{reading.dataset}/{secrets.token_hex(4)}"
+        self._artifacts.put(key, out)
+        columns = [
+            {name: value for name, value in column.items() if name != "file"}
+            for column in meta["columns"]
+        ]
+
+        found: dict[str, Any] = {"columns": columns, "splits": meta["splits"]}
+        found["notes"] = meta.get("notes")
+
+        def store() -> bool:
+            with self._database.write() as tx:
+                return datasets.read(tx, reading, key=key, **found)
+
+        kept = self._insist(store)  # if it raises, whether the row names the files is not known
+        others = [entry.key for entry in self._artifacts.entries(f"datasets/{reading.dataset}")]
+        for other in [other for other in others if other != key] if kept else [key]:
+            self._artifacts.delete(other)  # of a try that died between its files and its row
+        return kept
+
+    def _refuse(self, reading: Reading, problem: dict[str, Any]) -> bool:
+        with self._database.write() as tx:
+            return datasets.unreadable(tx, reading, problem)
+
+    def _give_back(self, reading: Reading) -> bool:
+        with self._database.write() as tx:
+            return datasets.give_back(tx, reading)
+
+    def _insist(self, act: Callable[[], T]) -> T:
+        """Do something with the database; while it is unavailable, again and again.
+
+        Raises:
+            DatabaseUnavailable, StorageFull: the worker stops meanwhile.
+        """
+        pause = 0.05
+        while True:
+            try:
+                return act()
+            except AWAY as error:
+                if self._stopping.is_set():
+                    raise
+                _log.warning("database_unavailable", error=str(error))
+                self._stopping.wait(pause)
+                pause = min(_LONGEST_PAUSE_S, 2 * pause)
+
+
+def _parsed(printed: bytes, code: int) -> dict[str, Any]:
+    """What the process printed, or why it printed nothing."""
+    try:
+        return jsonio.loads(printed.splitlines()[-1])
+    except (ValueError, IndexError):
+        _log.warning("ingest_died", code=code)
+        return _problem(
+            "The process that reads the file ended before it was done; the file may need more "
+            "memory or time than is allowed."
+        )
+
+
+def _problem(detail: str) -> dict[str, Any]:
+    return {"ok": False, "problem": {"code": "invalid_dataset", "detail": detail}}
+
+
+def _remove(out: Path) -> None:
+    shutil.rmtree(out, ignore_errors=True)
+    for left in out.parent.glob(f"{out.name}.*"):
+        shutil.rmtree(left, ignore_errors=True)

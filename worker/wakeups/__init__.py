@@ -1,0 +1,1 @@
+"""What makes a worker look for work: messages, the periodic sweep, and the canary."""

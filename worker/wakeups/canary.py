@@ -1,0 +1,45 @@
+"""A worker that is connected may still be deaf: so it rings its own bell, and notes hearing it.
+
+The bell takes the way of every other one, through the broker and the worker's own queue. Others
+see in the ledger when it was last heard. A deaf worker still works, by its sweep, only later.
+"""
+
+import time
+from typing import Any
+
+import structlog
+
+from models.fleet import heartbeats
+from models.fleet.heartbeats import MISSED_RINGS
+from models.fleet.notifier import worker_queue
+from worker.context import Station
+
+_log: Any = structlog.get_logger()
+
+
+class Canary:
+    """Called again and again: rings, and tells when nothing was heard for too long."""
+
+    def __init__(self, station: Station) -> None:
+        self._station = station
+        self._heard_at = time.monotonic()
+        self._told = False
+
+    def __call__(self) -> None:
+        """Ring the bell."""
+        station = self._station
+        if not station.notifier.is_full(worker_queue(station.name)):
+            station.notifier.canary(station.name)
+        silent_s = time.monotonic() - self._heard_at
+        if silent_s > MISSED_RINGS * station.settings.canary_s and not self._told:
+            self._told = True
+            _log.warning("worker_deaf", silent_s=round(silent_s))
+
+    def heard(self) -> None:
+        """The bell was heard."""
+        with self._station.database.write() as tx:
+            heartbeats.heard(tx, self._station.name, instance=self._station.instance)
+        self._heard_at = time.monotonic()
+        if self._told:
+            self._told = False
+            _log.info("worker_hears_again")

@@ -1,0 +1,208 @@
+"""The second doorbell: finds what a lost message, a lost worker or a lost process left behind.
+
+Needs no broker. Jobs that nobody was told of are served, attempts whose worker fell silent are
+ended, and attempts that wait for this worker are begun here if their bell does not come.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from glasshouse.errors import TransactionConflict
+from glasshouse.failpoints import failpoint
+from models import marks
+from models.database import lock_at_most
+from models.fleet import heartbeats, workers
+from models.jobs import attempts, leases
+from models.jobs.endings import FATES, ExitKind
+from models.jobs.leases import Claim
+from worker.attempt.supervisor import supervise
+from worker.context import AWAY, Station
+from worker.wakeups import tasks
+
+_log: Any = structlog.get_logger()
+
+_SLOW_S = 1.0
+"""A write that takes longer had to wait for the ledger."""
+
+
+class Clock:
+    """Sees whether the database's clock was set, as one that runs evenly sees it."""
+
+    def __init__(self, tolerance_s: float) -> None:
+        self._tolerance_s = tolerance_s
+        self._began_s: float | None = None
+
+    def was_set(self, time_ms: int) -> bool:
+        """Whether it was, since it was trusted; ``time_ms`` is what it said just now."""
+        if self._began_s is None:
+            return False
+        return abs(_beginning_s(time_ms) - self._began_s) > self._tolerance_s
+
+    def trust(self, time_ms: int) -> None:
+        """Go by what it said just now; clocks that only drift apart are followed."""
+        self._began_s = _beginning_s(time_ms)
+
+
+class Sweep:
+    """Looks around once per call. One part that fails does not keep the others from their work."""
+
+    def __init__(self, station: Station) -> None:
+        self._station = station
+        self._healthy_since: float | None = None
+        self._looked_at = self._ended_at = 0.0
+        self._long_s = 3 * station.settings.sweep_s + _SLOW_S
+        """A pause between two sweeps, or a sweep, that takes longer: this process stood still."""
+        self._clock = Clock(min(_SLOW_S, station.settings.lease_s / 2))
+
+    def __call__(self) -> None:
+        """Sweep once."""
+        self._note_health()
+        for part in (self._serve_queue, self._begin_waiting, self._end_lost):
+            try:
+                part()
+            except AWAY as error:
+                self._healthy_since = None
+                _log.warning("ledger_away", error=str(error))
+            except Exception:
+                _log.exception("sweep_failed", part=part.__name__)
+        self._ended_at = time.monotonic()
+
+    def _note_health(self) -> None:
+        """Leases may run out only while this worker itself is awake and can write.
+
+        While nobody can, every supervisor's lease runs out; none of them is lost. Nor is one when
+        the database's clock is set forward: each has renewed its lease a moment later.
+        """
+        began = self._looked_at = time.monotonic()
+        try:
+            with self._station.database.write() as tx:
+                time_ms = heartbeats.swept(tx, self._station.name, instance=self._station.instance)
+        except AWAY:
+            self._healthy_since = None
+            return
+        slow = time.monotonic() - began > _SLOW_S
+        slept = began - self._ended_at > self._long_s
+        if self._clock.was_set(time_ms):
+            _log.warning("clock_set")
+            self._healthy_since = None
+        self._clock.trust(time_ms)
+        if self._healthy_since is None or slow or slept:
+            self._healthy_since = time.monotonic()
+
+    def _serve_queue(self) -> None:
+        """Dispatch what waits, for all workers: one of them does it in each interval."""
+        station = self._station
+        with station.database.read() as tx:
+            if not workers.any_waits(tx):
+                return
+        every_ms = round(station.settings.sweep_s * 1000)
+        with station.database.write() as tx:
+            if not marks.take(tx, "queue", station.instance, every_ms=every_ms):
+                return
+        station.dispatch()
+
+    def _begin_waiting(self) -> None:
+        station = self._station
+        if station.stopping.is_set():
+            return
+        with station.database.read() as tx:
+            waiting = [job for job in attempts.waiting(tx, station.name) if not station.runs(job)]
+        for job_id in waiting:
+            _log.info("begun_by_sweep", job=job_id)
+            threading.Thread(
+                target=tasks.heard,
+                args=("sweep", lambda job=job_id: station.supervise(job, supervise)),
+                name=f"supervise-{job_id}",
+                daemon=True,
+            ).start()
+
+    def _end_lost(self) -> None:
+        station = self._station
+        if time.monotonic() - self._looked_at > self._long_s:
+            self._healthy_since = None
+        since = self._healthy_since
+        if since is None or time.monotonic() - since < station.settings.lease_s:
+            return
+        with station.database.read() as tx:
+            lost = leases.expired(tx)
+        ended = [claim for claim in lost if self._end_one(claim)]
+        if ended:
+            station.dispatch()
+
+    def _end_one(self, claim: Claim) -> bool:
+        """End an attempt, unless somebody is writing to its rows; then the next sweep tries."""
+        station, began, ended = self._station, time.monotonic(), False
+        with contextlib.suppress(TransactionConflict), station.database.write() as tx:
+            lock_at_most(tx, _SLOW_S / 2)
+            time_ms = leases.still_expired(tx, claim)
+            waited = time.monotonic() - began > _SLOW_S  # its supervisor had to wait as well
+            expired = time_ms is not None and not self._clock.was_set(time_ms)
+            ended = (expired and not waited) and attempts.give_up(
+                tx,
+                claim,
+                exit_kind="lease_lost",
+                reason="its worker was silent for too long",
+                backoff=station.backoff,
+            )
+            if ended:
+                failpoint("sweep.commit")
+        if ended:
+            failpoint("sweep.committed")
+            _log.warning("lease_expired", job=claim.job, attempt=claim.attempt)
+            station.notifier.job_changed(claim.job)
+        return ended
+
+
+def return_attempts(
+    station: Station, claims: list[Claim], *, exit_kind: ExitKind, reason: str
+) -> None:
+    """Queue again what this worker will not run. A start or an end in order is no failure."""
+    for claim in claims:
+        with station.database.write() as tx:
+            attempts.give_up(
+                tx,
+                claim,
+                exit_kind=exit_kind,
+                reason=reason,
+                backoff=station.backoff,
+                counted=FATES[exit_kind] == "retries",
+            )
+            failpoint("return.commit")
+        failpoint("return.committed")
+        station.notifier.job_changed(claim.job)
+
+
+def _beginning_s(time_ms: int) -> float:
+    """What a clock would have said when the even one was at 0."""
+    return time_ms / 1000 - time.monotonic()
+
+
+class Every:
+    """A thread that does something again and again; a failure is logged and forgotten."""
+
+    def __init__(
+        self, period_s: float, act: Callable[[], None], name: str, *, at_once: bool = True
+    ) -> None:
+        self._period_s = period_s
+        self._at_once = at_once
+        self._act = act
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def end(self, timeout_s: float = 5.0) -> None:
+        """End after the turn that is under way."""
+        self._ended.set()
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        if not self._at_once:
+            self._ended.wait(self._period_s)
+        while not self._ended.is_set():
+            tasks.heard(self._thread.name, self._act)
+            self._ended.wait(self._period_s)

@@ -1,0 +1,43 @@
+"""The doorbells. A message says only that there is something to look for in the ledger."""
+
+from typing import Any
+
+import structlog
+
+from worker.attempt.supervisor import supervise
+from worker.context import AWAY, Station
+from worker.ingest import Readers
+from worker.wakeups.canary import Canary
+
+_log: Any = structlog.get_logger()
+
+
+def hang(app: Any, station: Station, canary: Canary, readers: Readers) -> None:
+    """Hang the bells of a worker: register its tasks."""
+
+    def ring_dispatch(*_: Any, **__: Any) -> None:
+        heard("dispatch", station.dispatch)
+
+    def ring_supervise(job_id: str, *_: Any, **__: Any) -> None:
+        heard("supervise", lambda: station.supervise(job_id, supervise))
+
+    def ring_canary(*_: Any, **__: Any) -> None:
+        heard("canary", canary.heard)
+
+    def ring_read(*_: Any, **__: Any) -> None:
+        readers.wake()
+
+    app.task(ring_canary, name="glasshouse.canary", shared=False)
+    app.task(ring_dispatch, name="glasshouse.dispatch", shared=False)
+    app.task(ring_read, name="glasshouse.read", shared=False)
+    app.task(ring_supervise, name="glasshouse.supervise", shared=False)
+
+
+def heard(bell: str, act: Any) -> None:
+    """Answer a bell. What fails now, the sweep tries again."""
+    try:
+        act()
+    except AWAY as error:
+        _log.warning("ledger_away", bell=bell, error=str(error))
+    except Exception:
+        _log.exception("bell_failed", bell=bell)
