@@ -54,7 +54,7 @@ def test_its_health_check_asks_for_a_path_that_exists():
     assert (program, flag) == ("python", "-m")
     assert importlib.util.find_spec(module) is not None
     path = re.sub(r"^http://127\.0\.0\.1:8420", "", url)
-    sources = "".join(file.read_text() for file in (ROOT / "api").glob("*.py"))
+    sources = "".join(file.read_text() for file in (ROOT / "api").rglob("*.py"))
     assert f'"{path}"' in sources
 
 

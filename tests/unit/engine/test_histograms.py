@@ -203,14 +203,14 @@ def test_a_process_that_only_loads_the_kernel_starts_no_thread_and_its_forks_may
     code = """
 import os, torch
 torch.set_num_threads(1)
-from engine.probes.statistics import kernel
+from engine.probes.statistics import native_kernel
 x = torch.ones(400_000)
-expected = kernel.LOADED.count([x])
+expected = native_kernel.LOADED.count([x])
 assert len(os.listdir("/proc/self/task")) == 1, os.listdir("/proc/self/task")
 if (child := os.fork()) == 0:
     torch.set_num_threads(2)
     for _ in range(3):
-        assert kernel.LOADED.count([x]) == expected
+        assert native_kernel.LOADED.count([x]) == expected
     os._exit(0 if len(os.listdir("/proc/self/task")) > 1 else 3)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 """

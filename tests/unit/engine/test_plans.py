@@ -390,7 +390,7 @@ def test_the_planner_outlives_what_it_is_asked():
 
 PLANNER = """
 import sys, time
-from engine import planner
+from engine.process import planner
 
 def plan(request):
     if request["spec"] == "wait":

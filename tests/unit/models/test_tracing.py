@@ -47,7 +47,7 @@ def test_what_is_not_installed_is_named_and_nothing_fails(monkeypatch):
 SPANS = """
 import json, sys, time
 from opentelemetry import trace
-from models import tracing
+from models.telemetry import tracing
 traced, found = tracing.Tracing("x"), []
 for parent in json.loads(sys.argv[1]):
     with traced.span("a", parent=parent), traced.span("b"):
