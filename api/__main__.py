@@ -15,7 +15,7 @@ import uvicorn
 
 from api import process_logs
 from api.app import create_app
-from api.app_state import Resources
+from api.app_state import AppState
 from api.http.connections import connection_of
 from api.http.middleware import is_loopback
 from glasshouse import jsonio
@@ -37,7 +37,7 @@ _END_S = STOP_S + 15
 class Server(uvicorn.Server):
     """uvicorn waits for open streams before it runs the app's shutdown: so they are told here."""
 
-    def __init__(self, config: uvicorn.Config, resources: Resources) -> None:
+    def __init__(self, config: uvicorn.Config, resources: AppState) -> None:
         super().__init__(config)
         self._resources = resources
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -9,11 +9,11 @@ from fastapi.telemetry import TelemetryConfig
 from starlette.middleware import Middleware
 from starlette.types import Scope
 
-from api.app_state import Resources, make_resources
+from api.app_state import AppState, make_resources
 from api.http import dashboard, documentation, problems
-from api.http.access import Gate, Keyring
-from api.http.disk_full import Fullness
-from api.http.middleware import Doorman, Edge, Head, host_names
+from api.http.access import AccessMiddleware, Keyring
+from api.http.disk_full import DiskFullMiddleware
+from api.http.middleware import Head, RequestGuard, RequestLog, host_names
 from api.routes import (
     catalog,
     checkpoints,
@@ -28,7 +28,7 @@ from api.routes import (
     webhooks,
 )
 from api.routes.catalog import VERSION
-from api.routes.prometheus import Meters
+from api.routes.prometheus import ProcessMetrics
 from api.routes.readiness import Readiness
 from api.schemas import openapi
 from models.settings import Settings
@@ -60,7 +60,7 @@ def create_app(settings: Settings) -> FastAPI:
     """Make the API of one process."""
     resources = make_resources(settings)
     keyring = Keyring(resources.database, settings)
-    meters = Meters()
+    meters = ProcessMetrics()
     meters.watch(resources)
     tracing = Tracing("glasshouse-api")
     app = FastAPI(
@@ -74,16 +74,16 @@ def create_app(settings: Settings) -> FastAPI:
         generate_unique_id_function=lambda route: openapi.operation_name(route.name),
         lifespan=_lifespan,
         middleware=[
-            Middleware(Edge, seen=meters.seen),
+            Middleware(RequestLog, seen=meters.seen),
             Middleware(Head),
             Middleware(
-                Doorman,
+                RequestGuard,
                 hosts=host_names(settings.allowed_hosts),
                 max_bytes=_limits(settings),
                 body_timeout_s=settings.body_timeout_s,
             ),
-            Middleware(Gate, keyring=keyring),
-            Middleware(Fullness, space=resources.space),
+            Middleware(AccessMiddleware, keyring=keyring),
+            Middleware(DiskFullMiddleware, space=resources.space),
         ],
     )
     app.state.resources = resources
@@ -102,7 +102,7 @@ def create_app(settings: Settings) -> FastAPI:
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
-    resources: Resources = app.state.resources
+    resources: AppState = app.state.resources
     resources.loop = asyncio.get_running_loop()
     resources.background.add(asyncio.create_task(resources.wakeups.run()))
     resources.planner.open()

@@ -18,7 +18,7 @@ from models.storage.disk_space import Space
 
 
 @dataclass(slots=True)
-class Resources:
+class AppState:
     """Everything that outlives a request."""
 
     settings: Settings
@@ -50,12 +50,12 @@ class Resources:
         self.wakeups.ring_all()
 
 
-def make_resources(settings: Settings) -> Resources:
+def make_resources(settings: Settings) -> AppState:
     """The resources that the settings describe. Connects to nothing yet."""
     database = Database(settings.database, pool_size=settings.database_connections)
     artifacts = open_artifacts(settings)
     wakeups = Wakeups(settings.redis)
-    return Resources(
+    return AppState(
         settings=settings,
         database=database,
         artifacts=artifacts,
@@ -67,9 +67,9 @@ def make_resources(settings: Settings) -> Resources:
     )
 
 
-async def _resources(request: Request) -> Resources:
+async def _resources(request: Request) -> AppState:
     return request.app.state.resources
 
 
-House = Annotated[Resources, Depends(_resources)]
+House = Annotated[AppState, Depends(_resources)]
 """The parameter of a route that uses them: ``house: House``."""

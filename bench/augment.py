@@ -20,7 +20,7 @@ from bench.step import BATCH, META, spec
 from bench.turns import TURN, Turn, figures, ratios, take_turns
 from engine.core.spool import SpoolWriter
 from engine.data.augmentation.augmenting import Augmenting
-from engine.data.batches.prefetch import Ahead
+from engine.data.batches.prefetch import Prefetcher
 from engine.data.columns.table import Table
 from engine.data.sources.loading import load
 from engine.plan.plan import parse_spec, plan
@@ -90,7 +90,7 @@ def compare(
         source = Source(dataset="d", split="train")
         rows = load(source, job.data.fields, Table(directory), seed=0, device=torch.device("cpu"))
         rows.augmenting = Augmenting.of(0, job.data.fields)
-        rows.ahead = Ahead(workers)
+        rows.ahead = Prefetcher(workers)
         out = Outputs(directory, spool.append, spool.settle, spool.flush)
         train(job, rows, None, control=turn, out=out)
         rows.close()

@@ -66,7 +66,7 @@ def measure(directory: Path, rounds: int) -> list[float]:
 
 
 def first_step(
-    directory: Path, job: dict, table: Path, nursery: socket.socket, lines: BinaryIO
+    directory: Path, job: dict, table: Path, fork_server: socket.socket, lines: BinaryIO
 ) -> float:
     directory.mkdir()
     assignment = {
@@ -83,7 +83,7 @@ def first_step(
     request |= {"stdout": str(directory / "stdout"), "stderr": str(directory / "stderr")}
     reading, writing = os.pipe()
     started = time.perf_counter()
-    socket.send_fds(nursery, [json.dumps(request).encode() + b"\n"], [reading])
+    socket.send_fds(fork_server, [json.dumps(request).encode() + b"\n"], [reading])
     os.close(reading)
     while not any(r["type"] == "metrics" for r in read_frames(directory / "spool", 0)[0]):
         time.sleep(0.0005)

@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from bench.streaming import write
 from engine.data.batches.rows import batch_of
-from engine.data.batches.shuffle_pool import Draw, Draws, Pool
-from engine.data.sources.reading import Reader, Store
+from engine.data.batches.shuffle_pool import Draw, Pool, PoolDraws
+from engine.data.sources.reading import RowStore, SourceReader
 from engine.data.sources.row_files import StoredTable
 from engine.data.sources.streamed import StreamedRows
 from glasshouse.spec import DenseField, Field, IntegerField, Sequences, Shuffle, Source
@@ -44,7 +44,7 @@ CPU = torch.device("cpu")
 class Runs(Dataset[Any]):
     """What one draw brings, read in a worker process."""
 
-    def __init__(self, reader: Reader, draws: list[Draw]) -> None:
+    def __init__(self, reader: SourceReader, draws: list[Draw]) -> None:
         self._reader, self._draws = reader, draws
 
     def __len__(self) -> int:
@@ -55,11 +55,11 @@ class Runs(Dataset[Any]):
         return self._reader.read_runs(runs) if runs else {}
 
 
-def by_processes(reader: Reader, pool: Pool, workers: int) -> Iterator[dict[str, Tensor]]:
+def by_processes(reader: SourceReader, pool: Pool, workers: int) -> Iterator[dict[str, Tensor]]:
     """What the pool gives when worker processes read for it."""
-    draws = Draws(pool, 0, 0)
+    draws = PoolDraws(pool, 0, 0)
     made = [draws.draw() for _ in range(-(-pool.num_rows // pool.batch_size))]
-    store = Store(pool.capacity)
+    store = RowStore(pool.capacity)
     loader = DataLoader(Runs(reader, made), batch_size=None, num_workers=workers)
     for draw, read in zip(made, loader, strict=True):
         if read:
@@ -69,7 +69,7 @@ def by_processes(reader: Reader, pool: Pool, workers: int) -> Iterator[dict[str,
         yield batch_of(rows, slice(None), slice(None), CPU)[0]
 
 
-def by_threads(reader: Reader, pool: Pool, workers: int) -> Iterator[dict[str, Tensor]]:
+def by_threads(reader: SourceReader, pool: Pool, workers: int) -> Iterator[dict[str, Tensor]]:
     """As a job reads."""
     shuffle = Shuffle(buffer_size=pool.buffer_size)
     rows = StreamedRows(reader, CPU, shuffle=shuffle, workers=workers)
@@ -110,7 +110,7 @@ def forget(directory: Path) -> None:
 def measure(directory: Path, kind: str, rounds: int) -> dict[str, Any]:
     shape, _, is_cold = ROWS[kind]
     table = StoredTable(directory)
-    reader = Reader(Source(dataset="d"), FIELDS, table, seed=0, limit=Sequences())
+    reader = SourceReader(Source(dataset="d"), FIELDS, table, seed=0, limit=Sequences())
     batch_size = 100 if shape[0] == 1 else 16
     pool = Pool(reader.num_rows, batch_size, max(batch_size, reader.num_rows // 5))
     network = nn.Sequential(

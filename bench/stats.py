@@ -20,8 +20,8 @@ from sqlalchemy import text
 from models.database import Database
 from models.migrate import migrate
 from models.observations import stats, stats_folding, unfolded_stats
-from models.observations.stats_bytes import Block, Figures, Series, pack_block
-from models.observations.unfolded_stats import Owner
+from models.observations.stats_bytes import Block, StatsArrays, StoredSeries, pack_block
+from models.observations.unfolded_stats import StatsOwner
 from models.tables import StatsBlock
 from tests.integration.store import making
 from tests.integration.window import scene
@@ -76,7 +76,7 @@ def measure(
     making.make_worker(database)
     job = making.make_job(database)
     claim = making.running(database, job)
-    filler = Filler(database, Owner(job.id, claim.fence), tensors)
+    filler = Filler(database, StatsOwner(job.id, claim.fence), tensors)
     for step in range(0, num_steps, STEPS_PER_SHIPMENT):
         filler.ship(step)
     unfolded = timed(lambda: filler.query("layer7"), 5)  # the worst case: a tail of blocks
@@ -113,10 +113,10 @@ def measure(
 class Filler:
     """A job whose figures are noise, which compresses worse than anything that trains."""
 
-    def __init__(self, database: Database, owner: Owner, tensors: int) -> None:
+    def __init__(self, database: Database, owner: StatsOwner, tensors: int) -> None:
         self._database = database
         self._owner = owner
-        self._names = [Series(f"layer{n}", "output", "train") for n in range(tensors)]
+        self._names = [StoredSeries(f"layer{n}", "output", "train") for n in range(tensors)]
         self._random = np.random.default_rng(0)
         self.shipping_s = self.folding_s = 0.0
         self.locked_s: list[float] = []
@@ -135,7 +135,7 @@ class Filler:
                     form="stats",
                     from_step=step,
                     to_step=step + STEPS_PER_SHIPMENT - 1,
-                    data=pack_block(Block(self._names, numbers, Figures(steps, values))),
+                    data=pack_block(Block(self._names, numbers, StatsArrays(steps, values))),
                 )
             )
         self.shipping_s += time.perf_counter() - began

@@ -23,7 +23,7 @@ import pydantic
 import torch
 
 from engine.checkpoint.checkpoint import read_state
-from engine.checkpoint.retention import Keeping
+from engine.checkpoint.retention import CheckpointRetention
 from engine.core.problems import SpecProblems
 from engine.core.spool import SpoolWriter
 from engine.plan.plan import parse_spec, plan
@@ -58,7 +58,7 @@ _TELL_S = 0.5
 _ONE_PROCESS = "halve_batch takes a new process, which the service starts; here choose fail"
 
 
-class Refused(Exception):
+class SpecRefused(Exception):
     """The job cannot be run; the message says why, a line per problem."""
 
 
@@ -80,7 +80,7 @@ class Interrupt:
 class Console:
     """Writes records to the spool and tells a person about some of them."""
 
-    def __init__(self, spool: SpoolWriter, out_dir: Path, keeping: Keeping) -> None:
+    def __init__(self, spool: SpoolWriter, out_dir: Path, keeping: CheckpointRetention) -> None:
         self._spool = spool
         self._out_dir = out_dir
         self._keeping = keeping
@@ -136,7 +136,9 @@ def _ingest(dataset: str, out: Path) -> Path:
     if path.is_file():
         names = [suffix for suffix in _FORMATS if path.name.endswith(suffix)]
         if not names:
-            raise Refused(f"{dataset}: the format is not known by its name; known: {[*_FORMATS]}")
+            raise SpecRefused(
+                f"{dataset}: the format is not known by its name; known: {[*_FORMATS]}"
+            )
         command += ["--format", _FORMATS[max(names, key=len)], "--source", str(path)]
     else:
         command += ["--builtin", dataset]
@@ -144,9 +146,9 @@ def _ingest(dataset: str, out: Path) -> Path:
     try:
         answer = json.loads(finished.stdout.splitlines()[-1])
     except (IndexError, ValueError):
-        raise Refused(f"{dataset} could not be read:\n{finished.stderr[-2000:]}") from None
+        raise SpecRefused(f"{dataset} could not be read:\n{finished.stderr[-2000:]}") from None
     if not answer["ok"]:
-        raise Refused(f"{dataset}: {answer['problem']['detail']}")
+        raise SpecRefused(f"{dataset}: {answer['problem']['detail']}")
     return out
 
 
@@ -181,12 +183,12 @@ def prepare(spec: dict[str, Any], scratch: Path, checkpoint: Path | None) -> dic
         trained = None if trained_by is None else parse_trained(json.dumps(trained_by))
         found = plan(parsed, metas, trained)
     except SpecProblems as error:
-        raise Refused("\n".join(f"{p.pointer}: {p.detail}" for p in error.problems)) from None
+        raise SpecRefused("\n".join(f"{p.pointer}: {p.detail}" for p in error.problems)) from None
     except pydantic.ValidationError as error:
         told = problems_in(error.errors(include_url=False), spec, TrainJob, InferJob)
-        raise Refused("\n".join(f"{p.pointer}: {p.detail}" for p in told)) from None
+        raise SpecRefused("\n".join(f"{p.pointer}: {p.detail}" for p in told)) from None
     if isinstance(parsed, TrainJob) and parsed.guards.memory.on_oom != "fail":
-        raise Refused(f"/guards/memory/on_oom: {_ONE_PROCESS}")
+        raise SpecRefused(f"/guards/memory/on_oom: {_ONE_PROCESS}")
     for warning in found["warnings"]:
         say(f"warning: {warning['pointer']}: {warning['detail']}")
     return {
@@ -219,7 +221,7 @@ def _device(wanted: Devices) -> dict[str, Any]:
         Refused: it names a worker, and there is none here.
     """
     if wanted.worker is not None:
-        raise Refused("/devices/worker: there are no workers without the service; leave it out")
+        raise SpecRefused("/devices/worker: there are no workers without the service; leave it out")
     if wanted.ids is not None:  # read when CUDA starts, which it has not yet
         os.environ["CUDA_VISIBLE_DEVICES"] = str(wanted.ids[0])
     if wanted.type == "cuda" or (wanted.type == "auto" and torch.cuda.is_available()):
@@ -254,7 +256,7 @@ def _position(checkpoint: Path) -> dict[str, Any]:
 def _run_assignment(out_dir: Path, job: Path) -> int:
     (out_dir / "spool").unlink(missing_ok=True)
     spool = SpoolWriter(out_dir / "spool")
-    console = Console(spool, out_dir, Keeping(_saving(job)))
+    console = Console(spool, out_dir, CheckpointRetention(_saving(job)))
     out = Outputs(out_dir, console.emit, spool.settle, spool.flush)
     control = Interrupt()
     end, failure = rank.attempt(lambda: rank.run(Assignment.read(job), control=control, out=out))
@@ -285,7 +287,7 @@ def main() -> int:
     given = parser.parse_args()
     try:
         return run(given.job, given.out, given.checkpoint, given.resume)
-    except (Refused, RunFailure, OSError, ValueError) as error:
+    except (SpecRefused, RunFailure, OSError, ValueError) as error:
         say(f"refused: {error}")
         return 2
 

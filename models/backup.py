@@ -52,7 +52,7 @@ class BackupError(GlasshouseError):
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class BackupFile:
     """A file of a backup."""
 
     path: str
@@ -261,8 +261,8 @@ def _linked(path: Path, place: Path) -> bool:
     return True
 
 
-def _kept(directory: Path, path: Path) -> Kept:
-    return Kept(path.relative_to(directory).as_posix(), path.stat().st_size, _digest(path))
+def _kept(directory: Path, path: Path) -> BackupFile:
+    return BackupFile(path.relative_to(directory).as_posix(), path.stat().st_size, _digest(path))
 
 
 def _digest(path: Path) -> str:

@@ -22,7 +22,7 @@ from models.jobs import checkpoints
 from models.settings import Settings
 from models.storage import datasets, pending_deletions, retention
 from models.storage.artifacts import Artifacts, open_artifacts
-from models.storage.retention import KINDS, Done, Kind
+from models.storage.retention import KINDS, Deleted, DependentRows
 from models.tables import now
 
 REST = 3.0
@@ -97,7 +97,7 @@ class Purge:
         before = self._before("keep_jobs_days")
         if before is not None:
             self._purge_jobs(before)
-        self._repeat("others", lambda tx: Done(retention.forget_small(tx, self._settings, 1000)))
+        self._repeat("others", lambda tx: Deleted(retention.forget_small(tx, self._settings, 1000)))
         self._delete_files()
         if not self._over:
             self._done.orphans = len(delete_orphans(self._settings, self._database))
@@ -113,7 +113,7 @@ class Purge:
                 break
             for job in due:
                 self._empty_all(job)
-                self._once("jobs", lambda tx, job=job: Done(retention.forget_deleted(tx, job)))
+                self._once("jobs", lambda tx, job=job: Deleted(retention.forget_deleted(tx, job)))
         return self._done
 
     def plan(self) -> Purged:
@@ -166,7 +166,7 @@ class Purge:
                     lambda tx, job=job: retention.forget_values(tx, job, before, chunk),
                 )
 
-    def _purge_kind(self, kind: Kind, before: datetime) -> None:
+    def _purge_kind(self, kind: DependentRows, before: datetime) -> None:
         while not self._over:
             with self._database.read() as tx:
                 due = retention.ended_before(tx, kind, before, limit=_JOBS_AT_ONCE)
@@ -184,17 +184,19 @@ class Purge:
             last = due[-1]
             for _, job in due:
                 self._empty_all(job)
-                self._once("jobs", lambda tx, job=job: Done(retention.forget_job(tx, job, before)))
+                self._once(
+                    "jobs", lambda tx, job=job: Deleted(retention.forget_job(tx, job, before))
+                )
 
     def _empty_all(self, job: str) -> None:
         for kind in KINDS:
             self._empty(kind, job)
 
-    def _empty(self, kind: Kind, job: str) -> bool:
+    def _empty(self, kind: DependentRows, job: str) -> bool:
         chunk = self._settings.purge_chunk
         return self._repeat(kind.name, lambda tx: kind.some(tx, job, chunk))
 
-    def _repeat(self, name: str, act: Callable[[Transaction], Done]) -> bool:
+    def _repeat(self, name: str, act: Callable[[Transaction], Deleted]) -> bool:
         """Do it until nothing is left; whether there was anything."""
         any_ = False
         while not self._over:
@@ -204,13 +206,13 @@ class Purge:
             any_ = True
         return any_
 
-    def _once(self, name: str, act: Callable[[Transaction], Done]) -> Done:
+    def _once(self, name: str, act: Callable[[Transaction], Deleted]) -> Deleted:
         if self._over:
-            return Done()
+            return Deleted()
         with self._database.write() as tx:
             if not self._stays_mine(tx):
                 self._lost = True
-                return Done()
+                return Deleted()
             tx.connection()  # begins: what was waited for until here is nobody's to be given back
             began = self._clock()
             done = act(tx)

@@ -27,7 +27,7 @@ from models import startup
 from models.database import Database, Transaction
 from models.fleet import heartbeats, workers
 from models.fleet.notifier import DISPATCH_QUEUE, Notifier, worker_queue
-from models.fleet.workers import FoundDevice, Rival
+from models.fleet.workers import FoundDevice, OtherProcess
 from models.jobs import attempts
 from models.settings import Settings
 from models.storage.artifacts import open_artifacts
@@ -36,13 +36,13 @@ from worker.app import NUM_BELL_SLOTS, make_app
 from worker.cleanup import leftovers
 from worker.cleanup.leftovers import Leftovers
 from worker.cleanup.purging import DELETED_EVERY_S, Purging
-from worker.context import Station, idle_s
+from worker.context import WorkerContext, idle_s
 from worker.delivery.webhooks import LOOK_EVERY_S, Delivering
 from worker.devices import inventory
 from worker.ingest import Readers
-from worker.processes.fork_server import Nursery, wait_for
-from worker.processes.rank_registry import Register
-from worker.signals import Ending
+from worker.processes.fork_server import ForkServerClient, wait_for
+from worker.processes.rank_registry import RankRegistry
+from worker.signals import ShutdownSignals
 from worker.wakeups import tasks
 from worker.wakeups.canary import Canary
 from worker.wakeups.sweep import Every, Sweep, return_attempts
@@ -58,7 +58,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 class Worker:
     """Starts everything in order, and ends it in order."""
 
-    def __init__(self, settings: Settings, ending: Ending) -> None:
+    def __init__(self, settings: Settings, ending: ShutdownSignals) -> None:
         self._settings = settings
         self._ending = ending
         work = settings.work / settings.worker_name
@@ -72,33 +72,35 @@ class Worker:
             pool_size=settings.database_connections,
             idle_s=idle_s(settings.lease_s),
         )
-        nursery = Nursery(log_path=work / "nursery.log")
+        fork_server = ForkServerClient(log_path=work / "nursery.log")
         notifier = Notifier(settings)
-        self.station = Station(settings, database, open_artifacts(settings), notifier, nursery)
-        self._known = tuple(filter(None, (self.station.instance, before)))
+        self.context = WorkerContext(
+            settings, database, open_artifacts(settings), notifier, fork_server
+        )
+        self._known = tuple(filter(None, (self.context.instance, before)))
         """No rivals: this process, and the one that held the lock before it, which has ended."""
-        _write_anew(self._lock, self.station.instance)
-        self._register = Register(self.station.work)
+        _write_anew(self._lock, self.context.instance)
+        self._register = RankRegistry(self.context.work)
         self._devices: list[FoundDevice] = []
         self._threads: list[Every] = []
-        self._canary = Canary(self.station)
+        self._canary = Canary(self.context)
         self._readers = Readers(
             settings,
             database,
-            self.station.artifacts,
-            name=self.station.name,
-            work=self.station.work / "reading",
+            self.context.artifacts,
+            name=self.context.name,
+            work=self.context.work / "reading",
             changed=notifier.job_changed,
         )
-        tasks.hang(app, self.station, self._canary, self._readers)
+        tasks.hang(app, self.context, self._canary, self._readers)
 
     def refusal(self) -> str | None:
         """Why it must not work on what is stored, and what to do; None: it may."""
-        return startup.refusal(self._settings, self.station.database)
+        return startup.refusal(self._settings, self.context.database)
 
     def run(self) -> int:
         """Work until told to stop; 0 when everything ended in good order."""
-        stopping = self.station.stopping
+        stopping = self.context.stopping
         self._ending.listen(self.stop, self.hurry)
         try:
             if not (self._prepare() or stopping.is_set()):
@@ -113,15 +115,15 @@ class Worker:
         return 0
 
     def _prepare(self) -> bool:
-        station = self.station
+        context = self.context
         if not self._has_name():
             return False
         self._register.clear()
-        station.nursery.start()
+        context.fork_server.start()
         self._take_inventory(first=True)
-        ready = wait_for(station.nursery, _NURSERY_START_S, station.stopping)
-        if not (ready or station.stopping.is_set()):
-            _log.error("nursery_does_not_start", log=str(station.work / "nursery.log"))
+        ready = wait_for(context.fork_server, _NURSERY_START_S, context.stopping)
+        if not (ready or context.stopping.is_set()):
+            _log.error("nursery_does_not_start", log=str(context.work / "nursery.log"))
         return ready
 
     def _has_name(self) -> bool:
@@ -130,52 +132,52 @@ class Worker:
         A process that was killed leaves a heartbeat behind, which is trusted for a lease; one
         that runs sends another meanwhile.
         """
-        station, first = self.station, None
-        while not station.stopping.is_set():
-            with station.database.write() as tx:
+        context, first = self.context, None
+        while not context.stopping.is_set():
+            with context.database.write() as tx:
                 found = self._rival(tx)
             if found is None:
                 return True
             first = first or found
             if found.beat_ms != first.beat_ms:
-                _log.error("name_taken", worker=station.name, host=found.host, pid=found.pid)
-                sys.stderr.write(f"{_taken(station.name, found)}\n")
+                _log.error("name_taken", worker=context.name, host=found.host, pid=found.pid)
+                sys.stderr.write(f"{_taken(context.name, found)}\n")
                 return False
             if found == first:
-                _log.info("name_awaited", worker=station.name, host=found.host, pid=found.pid)
-            station.stopping.wait(_LOOK_AGAIN_S)
+                _log.info("name_awaited", worker=context.name, host=found.host, pid=found.pid)
+            context.stopping.wait(_LOOK_AGAIN_S)
         return False
 
-    def _rival(self, tx: Transaction) -> Rival | None:
-        station = self.station
-        return workers.rival(tx, station.name, known=self._known, lease_ms=station.lease_ms)
+    def _rival(self, tx: Transaction) -> OtherProcess | None:
+        context = self.context
+        return workers.rival(tx, context.name, known=self._known, lease_ms=context.lease_ms)
 
     def _start(self) -> None:
-        station = self.station
+        context = self.context
         threading.Thread(target=self._drain, name="drain", daemon=True).start()
         settings = self._settings
         self._readers.start()
         self._threads = [
             Every(settings.heartbeat_s, self._beat, "heartbeat"),
-            Every(settings.sweep_s, Sweep(station), "sweep"),
+            Every(settings.sweep_s, Sweep(context), "sweep"),
             Every(settings.inventory_s, self._take_inventory, "inventory", at_once=False),
-            Every(leftovers.EVERY_S, Leftovers(station), "leftovers", at_once=False),
+            Every(leftovers.EVERY_S, Leftovers(context), "leftovers", at_once=False),
             Every(settings.canary_s, self._canary, "canary"),
-            Every(LOOK_EVERY_S, Delivering(station), "webhooks"),
-            Every(settings.purge_every_s, Purging(station), "purge", at_once=False),
-            Every(DELETED_EVERY_S, Purging(station).deleted, "purge_deleted"),
+            Every(LOOK_EVERY_S, Delivering(context), "webhooks"),
+            Every(settings.purge_every_s, Purging(context), "purge", at_once=False),
+            Every(DELETED_EVERY_S, Purging(context).deleted, "purge_deleted"),
         ]
 
     def stop(self) -> None:
         """Take no more jobs and ask those that run to stop. Returns at once."""
-        if self.station.stopping.is_set():
+        if self.context.stopping.is_set():
             return
         end_within(_longest_end_s(self._settings))
-        self.station.stopping.set()
+        self.context.stopping.set()
 
     def hurry(self) -> None:
         """Stop, and signal the ranks at once instead of asking them first."""
-        self.station.hurries = True
+        self.context.hurries = True
         self.stop()
 
     def _enter(self) -> bool:
@@ -183,39 +185,39 @@ class Worker:
 
         False: another process has taken the name since this one looked.
         """
-        station = self.station
-        with station.database.write() as tx:
+        context = self.context
+        with context.database.write() as tx:
             if (found := self._rival(tx)) is not None:
-                sys.stderr.write(f"{_taken(station.name, found)}\n")
+                sys.stderr.write(f"{_taken(context.name, found)}\n")
                 return False
             self._sign_in(tx)
-            held = attempts.held(tx, station.name)
+            held = attempts.held(tx, context.name)
         return_attempts(
-            station, held, exit_kind="worker_lost", reason="its worker ended unexpectedly"
+            context, held, exit_kind="worker_lost", reason="its worker ended unexpectedly"
         )
         for claim in held:
-            leftovers.remove_unnamed(station, claim, 0.0)
-        tasks.heard("start", station.dispatch)
+            leftovers.remove_unnamed(context, claim, 0.0)
+        tasks.heard("start", context.dispatch)
         return True
 
     def _sign_in(self, tx: Transaction) -> None:
         workers.register(
             tx,
-            worker=self.station.name,
+            worker=self.context.name,
             host=platform.node(),
             pid=os.getpid(),
             version=package_version(),
             info=self._info,
             devices=self._devices,
-            instance=self.station.instance,
+            instance=self.context.instance,
         )
 
     def _serve_bells(self) -> None:
         celery: Any = self._app.Worker(
-            hostname=f"{self.station.name}@{platform.node()}",
+            hostname=f"{self.context.name}@{platform.node()}",
             pool="threads",
             concurrency=len(self._devices) + self._settings.infer_overcommit + NUM_BELL_SLOTS,
-            queues=[DISPATCH_QUEUE, worker_queue(self.station.name)],
+            queues=[DISPATCH_QUEUE, worker_queue(self.context.name)],
             without_gossip=True,
             without_mingle=True,
             without_heartbeat=True,
@@ -230,50 +232,50 @@ class Worker:
     def _leave(self) -> None:
         """End in good order: what ran is queued again, and the worker is no longer there."""
         self.stop()
-        station = self.station
+        context = self.context
         self._readers.close()
-        station.wait_idle(self._settings.grace_s + self._settings.kill_s + _LATE_S / 2)
+        context.wait_idle(self._settings.grace_s + self._settings.kill_s + _LATE_S / 2)
         for thread in self._threads:
             thread.end()
         tasks.heard("leave", self._retire)
-        station.nursery.close()
-        station.notifier.close()
-        station.database.close()
-        station.tracing.close()
+        context.fork_server.close()
+        context.notifier.close()
+        context.database.close()
+        context.tracing.close()
         self._lock.close()
         _log.info("worker_stopped")
 
     def _retire(self) -> None:
-        station = self.station
-        with station.database.write() as tx:
-            if not workers.beat(tx, station.name, instance=station.instance):
+        context = self.context
+        with context.database.write() as tx:
+            if not workers.beat(tx, context.name, instance=context.instance):
                 return  # it never registered, or another process has the name
-            workers.retire(tx, station.name, instance=station.instance)
-            left = attempts.assigned(tx, station.name)
-        return_attempts(station, left, exit_kind="interrupted", reason="its worker was stopped")
+            workers.retire(tx, context.name, instance=context.instance)
+            left = attempts.assigned(tx, context.name)
+        return_attempts(context, left, exit_kind="interrupted", reason="its worker was stopped")
 
     def _drain(self) -> None:
         """Say so once it stops: not in a signal's handler, which may interrupt who holds a lock."""
-        self.station.stopping.wait()
+        self.context.stopping.wait()
         _log.info("worker_stopping")
         tasks.heard("drain", self._say_draining)
 
     def _say_draining(self) -> None:
-        with contextlib.suppress(WorkerNotFound), self.station.database.write() as tx:
-            workers.drain(tx, self.station.name, instance=self.station.instance)
+        with contextlib.suppress(WorkerNotFound), self.context.database.write() as tx:
+            workers.drain(tx, self.context.name, instance=self.context.instance)
 
     def _beat(self) -> None:
-        station = self.station
-        figures = station.tally.figures()
-        figures |= {"running": station.num_running, "free_bytes": station.space.free()}
-        with station.database.write() as tx:
-            if workers.beat(tx, station.name, instance=station.instance):
-                heartbeats.note(tx, station.name, figures, instance=station.instance)
+        context = self.context
+        figures = context.counters.figures()
+        figures |= {"running": context.num_running, "free_bytes": context.space.free()}
+        with context.database.write() as tx:
+            if workers.beat(tx, context.name, instance=context.instance):
+                heartbeats.note(tx, context.name, figures, instance=context.instance)
             elif (found := self._rival(tx)) is None:
                 _log.warning("registered_again")  # somebody removed it while it was silent
                 self._sign_in(tx)
             else:
-                _log.error("name_taken", worker=station.name, host=found.host, pid=found.pid)
+                _log.error("name_taken", worker=context.name, host=found.host, pid=found.pid)
                 os.kill(os.getpid(), signal.SIGTERM)
 
     def _take_inventory(self, *, first: bool = False) -> None:
@@ -286,9 +288,9 @@ class Worker:
             self._info: dict[str, Any] = {}
         self._devices = inventory.withheld(self._devices, self._register.withheld())
         if not first:
-            with self.station.database.write() as tx:
+            with self.context.database.write() as tx:
                 workers.refresh_devices(
-                    tx, self.station.name, self._devices, instance=self.station.instance
+                    tx, self.context.name, self._devices, instance=self.context.instance
                 )
 
 
@@ -318,7 +320,7 @@ def _write_anew(handle: IO[str], what: str) -> None:
     handle.flush()
 
 
-def _taken(name: str, rival: Rival) -> str:
+def _taken(name: str, rival: OtherProcess) -> str:
     return (
         f"A worker named {name!r} already runs on the host {rival.host!r} (process {rival.pid}, "
         f"last heartbeat {rival.silent_s:.1f} s ago). Start this one under another name, with "
@@ -349,7 +351,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("a worker's name has letters, digits, dots, dashes and underlines")
     process_logs.configure()
     refuse_unpickling()
-    ending = Ending()
+    ending = ShutdownSignals()
     follow_lifeline(lambda: os.kill(os.getpid(), signal.SIGTERM), within_s=_longest_end_s(settings))
     worker = Worker(settings, ending)
     if problem := worker.refusal():
@@ -360,7 +362,7 @@ def main(arguments: list[str] | None = None) -> int:
         """Being connected keeps Celery from configuring its own logging."""
 
     def on_ready(**_: Any) -> None:
-        _log.info("worker_ready", worker=worker.station.name)
+        _log.info("worker_ready", worker=worker.context.name)
 
     heard: Any = signals
     heard.setup_logging.connect(keep_logging, weak=False)

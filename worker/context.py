@@ -23,7 +23,7 @@ from models.storage.disk_space import Space
 from models.tables import now
 from models.telemetry.tracing import Tracing
 from worker import dispatch as dispatching
-from worker.processes.fork_server import Nursery
+from worker.processes.fork_server import ForkServerClient
 
 _log: Any = structlog.get_logger()
 T = TypeVar("T")
@@ -45,7 +45,7 @@ def idle_s(lease_s: float) -> float:
     return max(2.0, min(float(IDLE_IN_TRANSACTION_S), lease_s / 3))
 
 
-class Tally:
+class Counters:
     """Counts since the worker's start."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Tally:
         }
 
 
-class Station:
+class WorkerContext:
     """One worker: its name, its database, its notifier, its fork server."""
 
     def __init__(
@@ -89,13 +89,13 @@ class Station:
         database: Database,
         artifacts: Artifacts,
         notifier: Notifier,
-        nursery: Nursery,
+        fork_server: ForkServerClient,
     ) -> None:
         self.settings = settings
         self.database = database
         self.artifacts = artifacts
         self.notifier = notifier
-        self.nursery = nursery
+        self.fork_server = fork_server
         self.name = settings.worker_name
         self.instance = uuid.uuid4().hex
         """This process, among those that work under the name one after the other."""
@@ -104,7 +104,7 @@ class Station:
         self.stopping = threading.Event()
         self.hurries = False
         """Whether ranks are signalled at once when they are to stop."""
-        self.tally = Tally()
+        self.counters = Counters()
         self.space = Space(settings)
         self.tracing = Tracing("glasshouse-worker")
         self._dispatching = threading.Lock()
@@ -138,7 +138,7 @@ class Station:
                 failpoint("bell.rung")
                 self.notifier.job_changed(choice.job)
 
-    def supervise(self, job_id: str, run: Callable[["Station", str], None]) -> None:
+    def supervise(self, job_id: str, run: Callable[["WorkerContext", str], None]) -> None:
         """Run an attempt of a job to its end, unless it runs here already."""
         with self._running_changed:
             if job_id in self._running or self.stopping.is_set():

@@ -12,7 +12,7 @@ from typing import Any
 
 from glasshouse.failpoints import failpoint
 from models.access import quotas
-from models.access.quotas import Room
+from models.access.quotas import QuotaLeft
 from models.database import Database, Transaction, lock_at_most
 from models.fleet import heartbeats, workers
 from models.jobs import attempts
@@ -20,7 +20,7 @@ from models.settings import Settings
 from models.tables import Device, now
 
 _Held = Mapping[tuple[str, str], Device]
-ENDLESS = Room(None, None, None)
+ENDLESS = QuotaLeft(None, None, None)
 MOST_AT_ONCE = 100
 """Jobs that one transaction places; the rest are placed in the next."""
 _LOCK_S = 1.0
@@ -88,7 +88,7 @@ def choose(
     slots: Iterable[Slot],
     *,
     starvation_s: float,
-    rooms: Mapping[str, Room] | None = None,
+    rooms: Mapping[str, QuotaLeft] | None = None,
     shares: Mapping[str, int] | None = None,
     most: int | None = None,
 ) -> list[Choice]:
@@ -149,7 +149,7 @@ class _Fleet:
         }
         self._shares = dict(shares)
 
-    def place(self, waiting: Waiting, room: Room) -> Choice | None:
+    def place(self, waiting: Waiting, room: QuotaLeft) -> Choice | None:
         """Give a job its devices; None: they are not free."""
         for kind in self._kinds(waiting.need):
             ready = [place for place in self._places(waiting.need, kind, room) if not place.missing]
@@ -160,7 +160,7 @@ class _Fleet:
                 return Choice(waiting.job, best.worker, taken)
         return self._share(waiting, room)
 
-    def reserve(self, need: Need, room: Room) -> bool:
+    def reserve(self, need: Need, room: QuotaLeft) -> bool:
         """Keep free devices for a job that needs more of them; whether there were any."""
         kinds = self._kinds(need)
         places = [place for kind in kinds for place in self._places(need, kind, room)]
@@ -180,7 +180,7 @@ class _Fleet:
             return ("cpu",)
         return ("cuda", "cpu") if need.brief else ("cuda",)
 
-    def _places(self, need: Need, kind: str, room: Room) -> list[_Place]:
+    def _places(self, need: Need, kind: str, room: QuotaLeft) -> list[_Place]:
         hosts = self._all.get(kind, {})
         names = hosts if need.worker is None else [need.worker] if need.worker in hosts else []
         places: list[_Place] = []
@@ -195,7 +195,7 @@ class _Fleet:
         return places
 
     @staticmethod
-    def _count(need: Need, kind: str, num_all: int, num_free: int, room: Room) -> int:
+    def _count(need: Need, kind: str, num_all: int, num_free: int, room: QuotaLeft) -> int:
         if kind != "cpu":
             return 1
         if need.threads is not None:
@@ -211,7 +211,7 @@ class _Fleet:
         self._free[place.kind, place.worker] = [id_ for id_ in left if id_ not in taken]
         return taken
 
-    def _share(self, waiting: Waiting, room: Room) -> Choice | None:
+    def _share(self, waiting: Waiting, room: QuotaLeft) -> Choice | None:
         """Put a brief job on a core that another job has."""
         need = waiting.need
         if not need.brief or need.kind == "cuda" or need.threads not in (None, 1):

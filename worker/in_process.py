@@ -22,10 +22,10 @@ from worker import dispatch
 from worker.attempt import resume
 from worker.attempt.launch import Launch
 from worker.attempt.supervisor import Supervisor
-from worker.context import Station
+from worker.context import WorkerContext
 from worker.devices.inventory import cpu_devices, num_cores
 from worker.ingest import Readers
-from worker.processes.rank import Exit, Rank, Stop
+from worker.processes.rank import Exit, Rank, RankStop
 
 CarryOut = Callable[[Path], None]
 """Runs ``job.json`` of a directory to its end. Handed in: a worker imports no torch."""
@@ -43,23 +43,23 @@ class _Over(Rank):
         return False
 
 
-class Bench:
+class InProcessWorker:
     """A worker without threads: `work` runs what waits, and returns when nothing does."""
 
     def __init__(self, settings: Settings, carry_out: CarryOut) -> None:
         self._settings = settings
         self._database = Database(settings.database)
         artifacts = open_artifacts(settings)
-        nursery: Any = None  # nothing is forked
+        fork_server: Any = None  # nothing is forked
         notifier = Notifier(settings, enabled=False)
-        self._station = Station(settings, self._database, artifacts, notifier, nursery)
+        self._context = WorkerContext(settings, self._database, artifacts, notifier, fork_server)
         self._launch = _launching(carry_out)
         self._readers = Readers(
             settings,
             self._database,
             artifacts,
             name=settings.worker_name,
-            work=self._station.work / "reading",
+            work=self._context.work / "reading",
             changed=lambda _: None,
         )
         with self._database.write() as tx:
@@ -72,7 +72,7 @@ class Bench:
                 version=__version__,
                 info={},
                 devices=devices,
-                instance=self._station.instance,
+                instance=self._context.instance,
             )
 
     def work(self) -> None:
@@ -81,7 +81,7 @@ class Bench:
             pass
         while True:
             with self._database.write() as tx:
-                workers.beat(tx, self._settings.worker_name, instance=self._station.instance)
+                workers.beat(tx, self._settings.worker_name, instance=self._context.instance)
             given = dispatch.dispatch(self._database, self._settings)
             if not given:
                 return
@@ -89,11 +89,11 @@ class Bench:
                 self._run(choice.job)
 
     def _run(self, job_id: str) -> None:
-        claimed = resume.claim(self._station, job_id)
+        claimed = resume.claim(self._context, job_id)
         if claimed is None:
             return
         claim, job = claimed
-        supervisor = Supervisor(self._station, claim, job, launch=self._launch)
+        supervisor = Supervisor(self._context, claim, job, launch=self._launch)
         supervisor.run()
         if supervisor.has_ended_job:
             supervisor.tidy()
@@ -104,17 +104,17 @@ class Bench:
 
 
 def _launching(carry_out: CarryOut) -> type[Launch]:
-    class Here(Launch):
+    class InProcessLauncher(Launch):
         """Starts a rank by being it."""
 
-        def start(self, ring: str | None, meanwhile: Callable[[], None]) -> tuple[Rank, Stop]:
+        def start(self, ring: str | None, meanwhile: Callable[[], None]) -> tuple[Rank, RankStop]:
             # without a ring, which somebody would have to empty, it writes the files itself
-            self._station.insist(lambda: self._prepare(None))
+            self._context.insist(lambda: self._prepare(None))
             carry_out(self._dir)
             rank = _Over()
-            return rank, Stop(rank, grace_s=0.0, kill_s=0.0, unkillable_s=float("inf"))
+            return rank, RankStop(rank, grace_s=0.0, kill_s=0.0, unkillable_s=float("inf"))
 
         def end(self, *, gently: bool = False) -> None:
             """Nothing of it runs any more."""
 
-    return cast("type[Launch]", Here)
+    return cast("type[Launch]", InProcessLauncher)

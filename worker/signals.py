@@ -10,7 +10,7 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """SIGTERM, SIGINT and SIGHUP: end in order. SIGQUIT, or SIGINT once more: do not ask, signal."""
 
 
-class Ending:
+class ShutdownSignals:
     """What the signals that end a worker do, in its main thread.
 
     No handler raises: an exception between any two instructions may leave a lock of the

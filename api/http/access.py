@@ -17,7 +17,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.http import dashboard, problems
-from api.http.rate_limit import Rates
+from api.http.rate_limit import RateLimiter
 from glasshouse.errors import (
     KeyInvalid,
     KeyMissing,
@@ -29,7 +29,7 @@ from glasshouse.errors import (
 )
 from models import keys
 from models.access import quotas
-from models.access.quotas import Limits
+from models.access.quotas import QuotaLimits
 from models.database import Database
 from models.settings import Settings
 from models.tables import Key
@@ -64,7 +64,7 @@ class Caller:
     """With those that they imply."""
     secret_sha256: str
     """Of the key or session itself, to look it up again during a long stream."""
-    limits: Limits
+    limits: QuotaLimits
     """The owner's quotas, at most two seconds old."""
 
     @property
@@ -80,7 +80,7 @@ class Keyring:
         self._database = database
         self._settings = settings
         self._known: dict[tuple[str, str], tuple[float, Caller]] = {}
-        self._failures = Rates()
+        self._failures = RateLimiter()
         self._listing = threading.Lock()
         self._listed: frozenset[str] = frozenset()
         self._listed_until = 0.0
@@ -143,7 +143,7 @@ class Keyring:
             return keys.is_good(tx, caller.secret_sha256)
 
 
-def _caller(row: Key, opened_by: Key, limits: Limits) -> Caller:
+def _caller(row: Key, opened_by: Key, limits: QuotaLimits) -> Caller:
     scopes = frozenset[str]().union(
         *(_IMPLIED.get(str(scope), frozenset()) for scope in row.scopes)
     )
@@ -157,13 +157,13 @@ def _caller(row: Key, opened_by: Key, limits: Limits) -> Caller:
     )
 
 
-class Gate:
+class AccessMiddleware:
     """Pure ASGI: puts the caller into the request's state, or answers 401; or 429, if too fast."""
 
     def __init__(self, app: ASGIApp, keyring: Keyring) -> None:
         self._app = app
         self._keyring = keyring
-        self._rates = Rates()
+        self._rates = RateLimiter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""

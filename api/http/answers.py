@@ -31,7 +31,7 @@ def time_text(value: datetime | None) -> str | None:
     return f"{value:%Y-%m-%dT%H:%M:%S}.{value.microsecond // 1000:03d}Z"
 
 
-class Page(NamedTuple):
+class ListPage(NamedTuple):
     """The part of a list that was asked for."""
 
     limit: int
@@ -58,12 +58,12 @@ async def read_page(
         str | None,
         Query(max_length=200, description="The cursor `next` of the answer before."),
     ] = None,
-) -> Page:
+) -> ListPage:
     """Read ``?limit=&after=``."""
-    return Page(min(limit, MAX_LIMIT), after)
+    return ListPage(min(limit, MAX_LIMIT), after)
 
 
-Paged = Annotated[Page, Depends(read_page)]
+Paged = Annotated[ListPage, Depends(read_page)]
 
 
 def list_of(data: Sequence[Any], *, cursor: str | None) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def list_of(data: Sequence[Any], *, cursor: str | None) -> dict[str, Any]:
     return {"object": "list", "data": list(data), "has_more": cursor is not None, "next": cursor}
 
 
-def page_of(rows: Sequence[Any], page: Page, entries: Sequence[Any]) -> dict[str, Any]:
+def page_of(rows: Sequence[Any], page: ListPage, entries: Sequence[Any]) -> dict[str, Any]:
     """The envelope of a list by id, made of at most ``limit`` of ``limit + 1`` rows found."""
     more = len(rows) > page.limit
     cursor = rows[page.limit - 1].id if more else None

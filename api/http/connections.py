@@ -20,7 +20,7 @@ MAX_HEADERS = 200
 _log: Any = structlog.get_logger("glasshouse.api")
 
 
-class TooLarge(Exception):
+class HeadTooLarge(Exception):
     """The head is; raised through the parser, which then stops."""
 
 
@@ -65,14 +65,14 @@ class Connection(HttpToolsProtocol):
         super().on_header(name, value)
         if len(self.headers) > MAX_HEADERS:
             self._head_too_large = True
-            raise TooLarge
+            raise HeadTooLarge
 
     def on_headers_complete(self) -> None:
         """The whole head is here."""
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > MAX_HEAD_BYTES:
             self._head_too_large = True
-            raise TooLarge
+            raise HeadTooLarge
         self._head_is_here()
         self._in_body = True
         super().on_headers_complete()

@@ -82,7 +82,7 @@ class File:
     tag: str
 
 
-class Page:
+class DashboardBuild:
     """The newest build that was found, in memory."""
 
     def __init__(self, *places: Path) -> None:
@@ -105,9 +105,9 @@ class Page:
         return self._files.get(f"assets/{name}")
 
 
-def find_page() -> Page:
+def find_page() -> DashboardBuild:
     """The page that belongs to this installation, read once."""
-    page = Page(*_PLACES)
+    page = DashboardBuild(*_PLACES)
     page.index()
     return page
 

@@ -16,7 +16,7 @@ _FILLING = re.compile(
 """What brings bulk bytes, or makes a job that does. Cancelling, pausing and deleting must work."""
 
 
-class Fullness:
+class DiskFullMiddleware:
     """Pure ASGI, behind the gate: a caller without a key learns nothing of the disk."""
 
     def __init__(self, app: ASGIApp, space: Space) -> None:

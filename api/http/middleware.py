@@ -46,7 +46,7 @@ Seen = Callable[[str, str, int, float], None]
 """Told of each answer: method, path template, status, seconds."""
 
 
-class Edge:
+class RequestLog:
     """Outermost: gives the request its id, answers what nobody caught, writes the access log."""
 
     def __init__(self, app: ASGIApp, seen: Seen) -> None:
@@ -113,7 +113,7 @@ def _request_id(headers: Headers) -> str:
     return given if _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
 
 
-class Doorman:
+class RequestGuard:
     """Refuses other hosts' names, other origins' pages, unreadable paths and bodies too large."""
 
     def __init__(

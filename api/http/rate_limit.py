@@ -12,7 +12,7 @@ BURST_S = 2.0
 _MAX_BUCKETS = 10_000
 
 
-class Rates:
+class RateLimiter:
     """The buckets of one process. Used on the event loop's thread only."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -4,7 +4,7 @@ import asyncio
 from weakref import WeakValueDictionary
 
 
-class Turns:
+class FairQueue:
     """Places in a queue by owner. Used on one event loop.
 
     An owner has at most ``at_once`` of them standing in the queue behind this; so another owner

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
-from api.planning.fair_queue import Turns
+from api.planning.fair_queue import FairQueue
 from api.planning.planner_process import PlannerProcess
 from glasshouse import jsonio
 from glasshouse.errors import CatalogNotFound, FieldProblem, InvalidSpec
@@ -54,7 +54,7 @@ class Planner:
         self._quick = PlannerProcess(settings.planner_timeout_s, stays=True)
         self._slow = PlannerProcess(settings.planner_timeout_s, stays=False)
         self._closing: asyncio.Task[None] | None = None
-        self._turns = Turns()
+        self._turns = FairQueue()
         self._plans: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._sections: dict[str, list[Any]] = {}
 

@@ -31,7 +31,7 @@ class Column(NamedTuple):
     present: NDArray[np.bool_] | None = None
 
 
-class Part(NamedTuple):
+class RowGroup(NamedTuple):
     """Rows of a table that have the same texts, such as the name of their layer."""
 
     texts: Mapping[str, str]
@@ -58,7 +58,7 @@ def of_json(column: Column) -> Any:
     return found
 
 
-class Columns(Response):
+class ColumnarResponse(Response):
     """A JSON answer that holds arrays; none of them may have a value that is not finite."""
 
     media_type = "application/json"
@@ -70,7 +70,7 @@ class Columns(Response):
 
 def answer(content: Any, headers: Mapping[str, str]) -> Response:
     """JSON with arrays."""
-    return Columns(content, headers=dict(headers))
+    return ColumnarResponse(content, headers=dict(headers))
 
 
 def fresh(request: Any, tag: str) -> Response | None:
@@ -78,7 +78,7 @@ def fresh(request: Any, tag: str) -> Response | None:
     return not_modified(tag, {"Vary": "Accept"}) if is_fresh(request, tag) else None
 
 
-def table(form: str, parts: Sequence[Part], names: Sequence[str], **kept: Any) -> Response:
+def table(form: str, parts: Sequence[RowGroup], names: Sequence[str], **kept: Any) -> Response:
     """The table as ``arrow`` or ``csv``; ``names`` are its columns, also where there is no row."""
     headers: dict[str, str] = kept["headers"]
     if form == "arrow":
@@ -87,7 +87,7 @@ def table(form: str, parts: Sequence[Part], names: Sequence[str], **kept: Any) -
 
 
 def streamed(
-    form: str, parts: Iterator[Part], names: Sequence[str], headers: Mapping[str, str]
+    form: str, parts: Iterator[RowGroup], names: Sequence[str], headers: Mapping[str, str]
 ) -> Response:
     """The table as ``arrow`` or ``csv``, sent part by part: only one of them is in memory.
 
@@ -112,18 +112,18 @@ async def _by_chunk(chunks: Iterator[str] | Iterator[bytes]) -> AsyncGenerator[s
         yield chunk
 
 
-def arrow(parts: Sequence[Part], names: Sequence[str]) -> bytes:
+def arrow(parts: Sequence[RowGroup], names: Sequence[str]) -> bytes:
     """An Arrow IPC stream: one batch per part."""
     types = _types(parts, names)
     return b"".join(_batches(parts or [_empty(types)], types))
 
 
-def _arrow_chunks(parts: Iterator[Part], names: Sequence[str]) -> Generator[bytes]:
+def _arrow_chunks(parts: Iterator[RowGroup], names: Sequence[str]) -> Generator[bytes]:
     first = next(parts)
     yield from _batches(chain([first], parts), _types([first], names))
 
 
-def _batches(parts: Iterable[Part], types: Mapping[str, str]) -> Generator[bytes]:
+def _batches(parts: Iterable[RowGroup], types: Mapping[str, str]) -> Generator[bytes]:
     kinds = {"text": _arrow.string, "integer": _arrow.int64, "number": _arrow.float64}
     schema = _arrow.struct({name: kinds[kind]() for name, kind in types.items()})
     stream = io.BytesIO()
@@ -144,7 +144,7 @@ def _drained(stream: io.BytesIO) -> bytes:
     return written
 
 
-def _types(parts: Sequence[Part], names: Sequence[str]) -> dict[str, str]:
+def _types(parts: Sequence[RowGroup], names: Sequence[str]) -> dict[str, str]:
     """What each column holds, by the first part that has it."""
     found: dict[str, str] = {}
     for name in names:
@@ -160,13 +160,13 @@ def _types(parts: Sequence[Part], names: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _empty(types: Mapping[str, str]) -> Part:
+def _empty(types: Mapping[str, str]) -> RowGroup:
     none = Column(np.zeros(0))
     numbers = {name: none for name, kind in types.items() if kind != "text"}
-    return Part({name: "" for name, kind in types.items() if kind == "text"}, numbers)
+    return RowGroup({name: "" for name, kind in types.items() if kind == "text"}, numbers)
 
 
-def _arrow_column(part: Part, name: str, kind: str) -> Any:
+def _arrow_column(part: RowGroup, name: str, kind: str) -> Any:
     num = part.num_rows
     if kind == "text":
         data = part.texts[name].encode()
@@ -187,12 +187,12 @@ def _arrow_column(part: Part, name: str, kind: str) -> Any:
 # --- csv ----------------------------------------------------------------------------------------
 
 
-def as_csv(parts: Sequence[Part], names: Sequence[str]) -> str:
+def as_csv(parts: Sequence[RowGroup], names: Sequence[str]) -> str:
     """A csv with one head; an empty cell where there is no value."""
     return "".join(_csv_chunks(parts, names))
 
 
-def _csv_chunks(parts: Iterable[Part], names: Sequence[str]) -> Generator[str]:
+def _csv_chunks(parts: Iterable[RowGroup], names: Sequence[str]) -> Generator[str]:
     text = io.StringIO()
     csv.writer(text).writerow([safe(name) for name in names])
     yield text.getvalue()

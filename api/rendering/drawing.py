@@ -93,7 +93,7 @@ def _newest_bars(axes: Any, names: Sequence[str], series: Mapping[str, Line]) ->
     axes.grid(visible=True, axis="x", alpha=0.3)
 
 
-class Spread(NamedTuple):
+class HistogramSeries(NamedTuple):
     """Histograms over steps: counts are (steps, bars)."""
 
     steps: NDArray[np.int64]
@@ -103,7 +103,7 @@ class Spread(NamedTuple):
     """Beyond this size the axis is logarithmic; None: it is linear."""
 
 
-def histograms(title: str, spread: Spread, form: str) -> bytes:
+def histograms(title: str, spread: HistogramSeries, form: str) -> bytes:
     """How often values were seen, over steps: the share of a bar, by its width where it can."""
     from matplotlib.colors import LogNorm  # noqa: PLC0415
 

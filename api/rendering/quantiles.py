@@ -5,11 +5,11 @@ from itertools import pairwise
 import numpy as np
 
 from glasshouse import bins
-from models.observations.stats_bytes import Figures, Histograms
+from models.observations.stats_bytes import Histograms, StatsArrays
 from models.observations.thinning import evenly
 
 
-def filled(kept: Figures | None, counted: Histograms, most: int) -> Figures:
+def filled(kept: StatsArrays | None, counted: Histograms, most: int) -> StatsArrays:
     """The quantiles that were kept, and those of the histograms of other steps, ``most`` of them.
 
     A histogram does not know the extremes, which would narrow its outermost bins; the error is
@@ -24,8 +24,8 @@ def filled(kept: Figures | None, counted: Histograms, most: int) -> Figures:
         bins.quantiles(numbers[begin:end], counts[begin:end]) for begin, end in pairwise(begins)
     ]
     values = np.array(rows, np.float64).reshape(-1, len(bins.QUANTILES)).T
-    made = Figures(counted.steps, values)
+    made = StatsArrays(counted.steps, values)
     if kept is None:
         return made
-    joined = Figures.join([kept, made])
+    joined = StatsArrays.join([kept, made])
     return joined.take(np.argsort(joined.steps, kind="stable"))

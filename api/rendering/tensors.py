@@ -167,7 +167,7 @@ def _plain(array: Array) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
+class TensorBody:
     """Bytes to be sent, of known length, made piece by piece in the thread pool."""
 
     size_bytes: int
@@ -180,7 +180,7 @@ class Body:
             yield part
 
 
-def npy(tensor: Array) -> Body:
+def npy(tensor: Array) -> TensorBody:
     """A ``.npy`` file; floats that numpy itself does not know come as float32."""
     dtype = tensor.dtype if _is_numpys(tensor) else np.dtype("<f4")
     head = _npy_head(tensor, dtype)
@@ -190,7 +190,7 @@ def npy(tensor: Array) -> Body:
         for piece in pieces(tensor):
             yield piece.astype(dtype).tobytes()
 
-    return Body(len(head) + tensor.size * dtype.itemsize, parts())
+    return TensorBody(len(head) + tensor.size * dtype.itemsize, parts())
 
 
 def _npy_head(tensor: Array, dtype: np.dtype[Any]) -> bytes:
@@ -205,7 +205,7 @@ def _is_numpys(tensor: Array) -> bool:
     return tensor.dtype.kind in "biufc"
 
 
-def safetensors(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> Body:
+def safetensors(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> TensorBody:
     """A safetensors file; wide elements first, so that every tensor is aligned."""
     order: Sequence[str] = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
     head = _head(tensors, order, metadata)
@@ -216,7 +216,7 @@ def safetensors(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> Bo
             for piece in pieces(tensors[name]):
                 yield piece.tobytes()
 
-    return Body(len(head) + sum(tensor.nbytes for tensor in tensors.values()), parts())
+    return TensorBody(len(head) + sum(tensor.nbytes for tensor in tensors.values()), parts())
 
 
 class Single:
@@ -239,7 +239,7 @@ class Single:
         self._data = np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
         self.size_bytes = len(self._head) + self._data.size
 
-    def between(self, begin: int, end: int) -> Body:
+    def between(self, begin: int, end: int) -> TensorBody:
         """Its bytes from one up to another."""
 
         def parts() -> Generator[bytes]:
@@ -249,7 +249,7 @@ class Single:
             for at in range(max(begin, first), end, 4 * PIECE):
                 yield self._data[at - first : min(end, at + 4 * PIECE) - first].tobytes()
 
-        return Body(end - begin, parts())
+        return TensorBody(end - begin, parts())
 
 
 def _head(tensors: Mapping[str, Array], order: Sequence[str], metadata: Mapping[str, str]) -> bytes:

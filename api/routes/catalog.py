@@ -25,10 +25,10 @@ VERSION = "0.1.0"
     summary="What the service is",
     responses=documents.answers(200, documents.Service, 401),
 )
-async def get_service(house: House, caller: Read) -> Response:
+async def get_service(app_state: House, caller: Read) -> Response:
     """Version, capabilities and limits: ask before using what an older server may lack."""
     del caller
-    settings = house.settings
+    settings = app_state.settings
     return Json(
         {
             "object": "service",
@@ -69,8 +69,8 @@ async def get_service(house: House, caller: Read) -> Response:
     summary="What the engine knows",
     responses=documents.answers(200, documents.Catalog, 401, 404, 503),
 )
-async def get_catalog(house: House, caller: Read, section: str) -> Response:
+async def get_catalog(app_state: House, caller: Read, section: str) -> Response:
     """Layers, losses, optimizers …, each with a JSON Schema of its arguments."""
     del caller
-    entries = await house.planner.catalog(section)
+    entries = await app_state.planner.catalog(section)
     return Json({"object": "catalog", "section": section, "entries": entries})

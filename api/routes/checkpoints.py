@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from api.app_state import House, Resources
+from api.app_state import AppState, House
 from api.http import bodies
 from api.http.access import Caller, Read, Submit
 from api.http.answers import Json, Paged, page_of, tagged
@@ -52,7 +52,7 @@ Files = dict[str, dict[str, Any]]
 )
 async def create_checkpoint(
     request: Request,
-    house: House,
+    app_state: House,
     caller: Submit,
     key: OnceKey,
     name: UploadName = None,
@@ -62,23 +62,23 @@ async def create_checkpoint(
     Its metadata say in `network` which network they are of, and in `fields` what that reads, both
     as JSON and as in a job's spec.
     """
-    await run_in_threadpool(_admit, house, caller, declared_bytes(request))
+    await run_in_threadpool(_admit, app_state, caller, declared_bytes(request))
     checkpoint_id = new_id("ckpt")
     artifact = f"checkpoints/{checkpoint_id}"
-    opened = house.artifacts.receive(f"{artifact}/{WEIGHTS}")
+    opened = app_state.artifacts.receive(f"{artifact}/{WEIGHTS}")
     try:
-        async with house.receiving.file(request, caller, opened) as (path, size_bytes, sha256):
-            header = await run_in_threadpool(read_header, path, house.settings.max_json_bytes)
-            checked = await _check(house, caller, header)
+        async with app_state.receiving.file(request, caller, opened) as (path, size_bytes, sha256):
+            header = await run_in_threadpool(read_header, path, app_state.settings.max_json_bytes)
+            checked = await _check(app_state, caller, header)
         columns = await run_in_threadpool(
-            _write_beside, house, artifact, checked["state"], (size_bytes, sha256)
+            _write_beside, app_state, artifact, checked["state"], (size_bytes, sha256)
         )
     except BaseException:
-        await run_in_threadpool(house.artifacts.delete, artifact)
+        await run_in_threadpool(app_state.artifacts.delete, artifact)
         raise
 
     def make(tx: Transaction) -> Answer:
-        quotas.admit_weights(tx, caller.owner, house.settings, size_bytes=columns["size_bytes"])
+        quotas.admit_weights(tx, caller.owner, app_state.settings, size_bytes=columns["size_bytes"])
         row = checkpoints.upload(
             tx,
             id=checkpoint_id,
@@ -94,11 +94,11 @@ async def create_checkpoint(
 
     fingerprint = hashlib.sha256(f"{sha256} {name}".encode()).hexdigest()
     token = idempotent.token_of(caller, "POST /checkpoints", key, fingerprint)
-    answer, replayed = await idempotent.once_with_files(house, token, make, artifact)
+    answer, replayed = await idempotent.once_with_files(app_state, token, make, artifact)
     return idempotent.sent(answer, replayed=replayed)
 
 
-async def _check(house: Resources, caller: Caller, header: Header) -> dict[str, Any]:
+async def _check(app_state: AppState, caller: Caller, header: Header) -> dict[str, Any]:
     """Have the planner compare the weights with their network.
 
     Raises:
@@ -119,29 +119,29 @@ async def _check(house: Resources, caller: Caller, header: Header) -> dict[str, 
                 raise InvalidCheckpoint(f"The metadata {what!r}: {error.detail}") from None
     upload = bodies.parse_as(UploadedNetwork, said)
     asked = upload.model_dump(mode="json", exclude_unset=True)
-    return await house.planner.check_upload(asked, header.tensors, owner=caller.owner)
+    return await app_state.planner.check_upload(asked, header.tensors, owner=caller.owner)
 
 
 def _write_beside(
-    house: Resources, artifact: str, state: dict[str, Any], weights: tuple[int, str]
+    app_state: AppState, artifact: str, state: dict[str, Any], weights: tuple[int, str]
 ) -> dict[str, Any]:
     """Write what else a checkpoint has; the files with their digests, and the bytes of all."""
     files: Files = {WEIGHTS: {"size_bytes": weights[0], "sha256": weights[1]}}
     for name, content in ((_STATE, state), (_MANIFEST, files)):
         text = json.dumps(jsonio.named(content), indent=1).encode()
-        with _open(house, f"{artifact}/{name}") as path:
+        with _open(app_state, f"{artifact}/{name}") as path:
             path.write_bytes(text)
         files[name] = {"size_bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()}
     return {"files": files, "size_bytes": sum(file["size_bytes"] for file in files.values())}
 
 
-def _open(house: Resources, key: str) -> AbstractContextManager[Path]:
-    return house.artifacts.receive(key)
+def _open(app_state: AppState, key: str) -> AbstractContextManager[Path]:
+    return app_state.artifacts.receive(key)
 
 
-def _admit(house: Resources, caller: Caller, size_bytes: int) -> None:
-    with house.database.read() as tx:
-        quotas.admit_weights(tx, caller.owner, house.settings, size_bytes=size_bytes)
+def _admit(app_state: AppState, caller: Caller, size_bytes: int) -> None:
+    with app_state.database.read() as tx:
+        quotas.admit_weights(tx, caller.owner, app_state.settings, size_bytes=size_bytes)
 
 
 @router.get(
@@ -150,11 +150,11 @@ def _admit(house: Resources, caller: Caller, size_bytes: int) -> None:
     responses=documents.answers(200, inspection.CheckpointList, 400, 401, 422),
 )
 def list_all_checkpoints(
-    house: House, caller: Read, page: Paged, sha256: documents.Digest = None
+    app_state: House, caller: Read, page: Paged, sha256: documents.Digest = None
 ) -> Response:
     """Newest first. With `sha256` one's own that were sent as a file with that digest."""
     owner = caller.sees if sha256 is None else caller.owner
-    with house.database.read() as tx:
+    with app_state.database.read() as tx:
         rows = checkpoints.find(
             tx, owner=owner, sha256=sha256, after=page.after_id("ckpt"), limit=page.limit + 1
         )
@@ -167,9 +167,11 @@ def list_all_checkpoints(
     summary="The network of a checkpoint",
     responses=documents.answers(200, inspection.CheckpointNetwork, *inspection.READ),
 )
-def get_network(request: Request, house: House, caller: Read, checkpoint: CheckpointId) -> Response:
+def get_network(
+    request: Request, app_state: House, caller: Read, checkpoint: CheckpointId
+) -> Response:
     """The graph that its weights are of, and the fields that it reads."""
-    with house.database.read() as tx:
+    with app_state.database.read() as tx:
         row = checkpoints.get(tx, checkpoint, caller.sees)
         made = checkpoints.trained(tx, row)
     fields = made["fields"] if "fields" in made else made["data"]["fields"]

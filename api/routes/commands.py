@@ -8,7 +8,7 @@ from pydantic import Field as Constraint
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from api.app_state import House, Resources
+from api.app_state import AppState, House
 from api.http.access import Caller, Read, Submit
 from api.http.answers import Json, Paged, page_of
 from api.http.bodies import Body, Parsed, body_of, described
@@ -59,7 +59,7 @@ class NewCommand(Body):
     responses=answers(201, CommandDocument, 400, 401, 403, 404, 409, 413, 415, 422, 503),
 )
 async def create_command(
-    house: House,
+    app_state: House,
     caller: Submit,
     job: JobId,
     key: OnceKey,
@@ -72,16 +72,16 @@ async def create_command(
     them. A `command` event says what it was and what it is. It survives a restart of the job.
     """
     token = idempotent.token_of(caller, f"POST /jobs/{job}/commands", key, body.raw)
-    kept = await run_in_threadpool(idempotent.earlier, house.database, token)
+    kept = await run_in_threadpool(idempotent.earlier, app_state.database, token)
     if kept is not None:
         return idempotent.sent(kept, replayed=True)
-    spec = await run_in_threadpool(_spec_now, house, caller, job)
+    spec = await run_in_threadpool(_spec_now, app_state, caller, job)
     asked = body.value
     if asked.do == "evaluate" and spec["evaluate"] is None:
         raise _wrong("/do", "the spec has no evaluate, so the job reads no validation rows")
     if asked.set is not None:
         try:
-            await house.planner.check_set(spec, asked.set)
+            await app_state.planner.check_set(spec, asked.set)
         except InvalidSpec as error:
             raise InvalidRequest(error.detail, problems=error.problems) from None
     made = asked.model_dump(mode="json", exclude_none=True, exclude_unset=True)
@@ -91,8 +91,8 @@ async def create_command(
         shown = command_json(row)
         return Answer(201, {"Location": shown["links"]["self"]}, jsonio.dumps(shown))
 
-    answer, replayed = await run_in_threadpool(idempotent.once, house.database, token, make)
-    house.wake(job)
+    answer, replayed = await run_in_threadpool(idempotent.once, app_state.database, token, make)
+    app_state.wake(job)
     return idempotent.sent(answer, replayed=replayed)
 
 
@@ -102,14 +102,14 @@ async def create_command(
     responses=answers(200, CommandList, 400, 401, 404, 422),
 )
 def list_commands(
-    house: House,
+    app_state: House,
     caller: Read,
     job: JobId,
     page: Paged,
     state: Annotated[list[State] | None, Query(description="One or several states.")] = None,
 ) -> Response:
     """All that was asked of it, oldest first; changes of probes and cancellations too."""
-    with house.database.read() as tx:
+    with app_state.database.read() as tx:
         found = jobs.get(tx, job, caller.sees)
         rows = commands.find(
             tx, found.id, states=state or (), after=page.after_id("cmd"), limit=page.limit + 1
@@ -122,21 +122,21 @@ def list_commands(
     summary="Get a command",
     responses=answers(200, CommandDocument, 401, 404),
 )
-def get_command(house: House, caller: Read, job: JobId, cmd: str) -> Response:
+def get_command(app_state: House, caller: Read, job: JobId, cmd: str) -> Response:
     """Something that was asked of a running job, and whether it was done."""
-    with house.database.read() as tx:
+    with app_state.database.read() as tx:
         found = commands.get(tx, jobs.get(tx, job, caller.sees), cmd)
     return Json(command_json(found))
 
 
-def _spec_now(house: Resources, caller: Caller, job_id: str) -> dict[str, Any]:
+def _spec_now(app_state: AppState, caller: Caller, job_id: str) -> dict[str, Any]:
     """The spec of a job as it holds now.
 
     Raises:
         JobEnded: nothing of the job can be changed any more.
         InvalidRequest: it is not a job that trains.
     """
-    with house.database.read() as tx:
+    with app_state.database.read() as tx:
         job = jobs.get(tx, job_id, caller.sees)
         if job.state in (*ENDED, "cancelling"):
             raise JobEnded(f"The job is {job.state}: nothing of it can be changed any more.")

@@ -8,7 +8,7 @@ from pydantic import JsonValue, model_validator
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from api.app_state import House, Resources
+from api.app_state import AppState, House
 from api.http.access import Caller, Submit
 from api.http.bodies import Body, Parsed, body_of, described, parse_spec
 from api.routes.events import JobId
@@ -64,15 +64,15 @@ class Fork(Body):
     summary="Pause a job",
     responses=answers(202, JobDocument, 401, 403, 404, 409),
 )
-def pause_job(house: House, caller: Submit, job: JobId) -> Response:
+def pause_job(app_state: House, caller: Submit, job: JobId) -> Response:
     """Ask a job to save a checkpoint at its next step boundary and to free its devices.
 
     It is `pausing` until then, and `paused` until it is resumed or cancelled. One that reaches no
     step boundary in time is paused at its last checkpoint. A queued one is paused at once.
     """
-    with house.database.write() as tx:
+    with app_state.database.write() as tx:
         row = pausing.request_pause(tx, jobs.get(tx, job, caller.sees, lock=True))
-    house.wake(job)
+    app_state.wake(job)
     return asked_for(row)
 
 
@@ -82,16 +82,16 @@ def pause_job(house: House, caller: Submit, job: JobId) -> Response:
     summary="Go on with a paused job",
     responses=answers(202, JobDocument, 401, 403, 404, 409),
 )
-def resume_job(house: House, caller: Submit, job: JobId) -> Response:
+def resume_job(app_state: House, caller: Submit, job: JobId) -> Response:
     """Queue a paused job again; it goes on from its checkpoint, on any machine.
 
     One that is still `pausing` is queued as soon as it is paused.
     """
-    with house.database.write() as tx:
+    with app_state.database.write() as tx:
         row = pausing.request_resume(tx, jobs.get(tx, job, caller.sees, lock=True))
     if row.state == "queued":
-        ring(house, job)
-    house.wake(job)
+        ring(app_state, job)
+    app_state.wake(job)
     return asked_for(row)
 
 
@@ -101,26 +101,26 @@ def resume_job(house: House, caller: Submit, job: JobId) -> Response:
     summary="Submit an ended job again",
     responses=answers(201, JobDocument, *_MADE),
 )
-async def retry_job(house: House, caller: Submit, job: JobId, key: OnceKey) -> Response:
+async def retry_job(app_state: House, caller: Submit, job: JobId, key: OnceKey) -> Response:
     """A new job with the spec that this one was submitted with, from its beginning.
 
     Its `parent` is this one.
     """
 
     def read() -> dict[str, Any]:
-        with house.database.read() as tx:
+        with app_state.database.read() as tx:
             found = jobs.whole(tx, job, caller.sees)
         if found.state not in ENDED:
             raise JobNotEnded(f"The job is {found.state}; only one that has ended is tried again.")
         return found.spec
 
     token = idempotent.token_of(caller, f"POST /jobs/{job}/retry", key, b"")
-    kept = await run_in_threadpool(idempotent.earlier, house.database, token)
+    kept = await run_in_threadpool(idempotent.earlier, app_state.database, token)
     if kept is not None:
         return idempotent.sent(kept, replayed=True)
     spec = parse_spec(await run_in_threadpool(read))
-    prepared = await prepare(house, spec, caller, hold=True)
-    return await run_in_threadpool(store, house, caller, token, prepared, job)
+    prepared = await prepare(app_state, spec, caller, hold=True)
+    return await run_in_threadpool(store, app_state, caller, token, prepared, job)
 
 
 @router.post(
@@ -133,7 +133,7 @@ async def retry_job(house: House, caller: Submit, job: JobId, key: OnceKey) -> R
     responses=answers(201, JobDocument, *_MADE),
 )
 async def fork_job(
-    house: House,
+    app_state: House,
     caller: Submit,
     job: JobId,
     key: OnceKey,
@@ -144,18 +144,18 @@ async def fork_job(
     Its `parent` is this one, and `init` of its spec says what is loaded.
     """
     token = idempotent.token_of(caller, f"POST /jobs/{job}/fork", key, body.raw)
-    kept = await run_in_threadpool(idempotent.earlier, house.database, token)
+    kept = await run_in_threadpool(idempotent.earlier, app_state.database, token)
     if kept is not None:
         return idempotent.sent(kept, replayed=True)
     try:
-        spec = await run_in_threadpool(_forked, house, caller, job, body.value)
-        prepared = await prepare(house, spec, caller)  # `_forked` holds the checkpoint
+        spec = await run_in_threadpool(_forked, app_state, caller, job, body.value)
+        prepared = await prepare(app_state, spec, caller)  # `_forked` holds the checkpoint
     except InvalidSpec as error:
         raise _inside(error) from None
-    return await run_in_threadpool(store, house, caller, token, prepared, job)
+    return await run_in_threadpool(store, app_state, caller, token, prepared, job)
 
 
-def _forked(house: Resources, caller: Caller, job_id: str, fork: Fork) -> TrainJob | InferJob:
+def _forked(app_state: AppState, caller: Caller, job_id: str, fork: Fork) -> TrainJob | InferJob:
     """The spec of a fork.
 
     Raises:
@@ -165,7 +165,7 @@ def _forked(house: Resources, caller: Caller, job_id: str, fork: Fork) -> TrainJ
     if "init" in fork.spec:
         detail = "what to start from is said by checkpoint or step, and load, beside spec"
         raise _wrong("/spec/init", detail)
-    with house.database.write() as tx:  # to hold the checkpoint until the job is stored
+    with app_state.database.write() as tx:  # to hold the checkpoint until the job is stored
         job = jobs.whole(tx, job_id, caller.sees)
         if job.kind != "train":
             raise _wrong("", f"only a training job is forked; this one is of the kind {job.kind}")

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from api.app_state import House, Resources
+from api.app_state import AppState, House
 from api.http import bodies
 from api.http.access import Caller, Read, Submit
 from api.http.answers import Json, Paged, bad_parameter, check_match, etag, page_of, tagged
@@ -29,7 +29,7 @@ from models.access import quotas
 from models.access.idempotency import Answer
 from models.database import Transaction
 from models.storage import datasets
-from models.storage.columns import MAX_ROW_VALUES, Columns
+from models.storage.columns import MAX_ROW_VALUES, DatasetColumns
 from models.tables import Dataset
 
 router = APIRouter(prefix=BASE, tags=["datasets"])
@@ -66,7 +66,7 @@ _UPLOAD["requestBody"]["content"]["application/octet-stream"] = {
 )
 async def create_dataset(  # noqa: PLR0913, PLR0917 (each a parameter of the request)
     request: Request,
-    house: House,
+    app_state: House,
     caller: Submit,
     key: OnceKey,
     name: UploadName = None,
@@ -91,18 +91,18 @@ async def create_dataset(  # noqa: PLR0913, PLR0917 (each a parameter of the req
     there, unless it failed, or another `name` is given.
     """
     if bodies.media_type(request) == "application/json":
-        return await _create_builtin(request, house, caller, key, name)
+        return await _create_builtin(request, app_state, caller, key, name)
     format = _checked(format, resize, header)  # noqa: A001
-    await run_in_threadpool(_admit, house, caller, declared_bytes(request))
+    await run_in_threadpool(_admit, app_state, caller, declared_bytes(request))
     dataset_id = new_id("ds")
     source = datasets.source_key(dataset_id)
-    opened = house.artifacts.receive(source)
-    async with house.receiving.file(request, caller, opened) as (_, size_bytes, sha256):
+    opened = app_state.artifacts.receive(source)
+    async with app_state.receiving.file(request, caller, opened) as (_, size_bytes, sha256):
         if size_bytes == 0:
             raise InvalidDataset("The body is empty; send the file's bytes.")
 
     def make(tx: Transaction) -> Answer:
-        quotas.admit_upload(tx, caller.owner, house.settings, size_bytes=size_bytes)
+        quotas.admit_upload(tx, caller.owner, app_state.settings, size_bytes=size_bytes)
         row = datasets.add(
             tx,
             owner=caller.owner,
@@ -120,7 +120,7 @@ async def create_dataset(  # noqa: PLR0913, PLR0917 (each a parameter of the req
     said += "" if header is None else f" header={header}"
     fingerprint = hashlib.sha256(said.encode()).hexdigest()
     token = idempotent.token_of(caller, "POST /datasets", key, fingerprint)
-    return await _store(house, token, make, source)
+    return await _store(app_state, token, make, source)
 
 
 def _checked(
@@ -142,7 +142,7 @@ def _checked(
 
 
 async def _create_builtin(
-    request: Request, house: Resources, caller: Caller, key: str | None, name: str | None
+    request: Request, app_state: AppState, caller: Caller, key: str | None, name: str | None
 ) -> Response:
     body = await bodies.body_of(BuiltinRequest)(request)
     builtin, dataset_id = body.value.builtin, new_id("ds")
@@ -154,7 +154,7 @@ async def _create_builtin(
         known = datasets.builtin(tx, caller.owner, form, called)
         if known is not None:
             return _created(known)
-        quotas.admit_upload(tx, caller.owner, house.settings, size_bytes=0)
+        quotas.admit_upload(tx, caller.owner, app_state.settings, size_bytes=0)
         row = datasets.add(
             tx,
             owner=caller.owner,
@@ -168,18 +168,18 @@ async def _create_builtin(
 
     token = idempotent.token_of(caller, "POST /datasets", key, body.raw + (name or "").encode())
     # a built-in one has no file; deleting none is nothing
-    return await _store(house, token, make, datasets.source_key(dataset_id))
+    return await _store(app_state, token, make, datasets.source_key(dataset_id))
 
 
 async def _store(
-    house: Resources,
-    token: idempotent.Token | None,
+    app_state: AppState,
+    token: idempotent.IdempotencyUse | None,
     make: Callable[[Transaction], Answer],
     source: str,
 ) -> Response:
-    answer, replayed = await idempotent.once_with_files(house, token, make, source)
+    answer, replayed = await idempotent.once_with_files(app_state, token, make, source)
     if not replayed:
-        await run_in_threadpool(house.notifier.upload_stored)
+        await run_in_threadpool(app_state.notifier.upload_stored)
     return idempotent.sent(answer, replayed=replayed)
 
 
@@ -188,9 +188,9 @@ def _created(row: Dataset) -> Answer:
     return Answer(201, headers, jsonio.dumps(dataset_json(row)))
 
 
-def _admit(house: Resources, caller: Caller, size_bytes: int) -> None:
-    with house.database.read() as tx:
-        quotas.admit_upload(tx, caller.owner, house.settings, size_bytes=size_bytes)
+def _admit(app_state: AppState, caller: Caller, size_bytes: int) -> None:
+    with app_state.database.read() as tx:
+        quotas.admit_upload(tx, caller.owner, app_state.settings, size_bytes=size_bytes)
 
 
 @router.get(
@@ -199,7 +199,7 @@ def _admit(house: Resources, caller: Caller, size_bytes: int) -> None:
     responses=documents.answers(200, documents.DatasetList, 400, 401, 422),
 )
 def list_datasets(
-    house: House,
+    app_state: House,
     caller: Read,
     page: Paged,
     sha256: documents.Digest = None,
@@ -207,7 +207,7 @@ def list_datasets(
 ) -> Response:
     """Newest first. With `sha256` your own whose file has that digest; with `name` those of it."""
     owner = caller.sees if sha256 is None else caller.owner
-    with house.database.read() as tx:
+    with app_state.database.read() as tx:
         rows = datasets.find(
             tx,
             owner=owner,
@@ -226,7 +226,7 @@ def list_datasets(
 )
 async def get_dataset(
     request: Request,
-    house: House,
+    app_state: House,
     caller: Read,
     id: str,  # noqa: A002
     prefer: documents.Waited = None,
@@ -239,7 +239,7 @@ async def get_dataset(
     wait_s = waiting.wait_asked(request)
 
     def look(reference: str) -> Dataset:
-        with house.database.read() as tx:
+        with app_state.database.read() as tx:
             return datasets.referred(tx, reference, owner=caller.owner, sees=caller.sees)
 
     row = await run_in_threadpool(look, id)
@@ -251,7 +251,7 @@ async def get_dataset(
             return None if row.state == "pending" else row
 
         read = await waiting.wait_for(
-            house.wakeups, house.draining, found, look_whether_read, wait_s
+            app_state.wakeups, app_state.draining, found, look_whether_read, wait_s
         )
         row = read or await run_in_threadpool(look, found)
     return tagged(request, dataset_json(row), dataset_tag(row), waiting.applied(wait_s))
@@ -263,7 +263,7 @@ async def get_dataset(
     responses=documents.answers(200, documents.Rows, 401, 404, 409, 422),
 )
 def list_dataset_rows(  # noqa: PLR0913, PLR0917 (each a parameter of the request)
-    house: House,
+    app_state: House,
     caller: Read,
     id: str,  # noqa: A002
     split: Annotated[str | None, Query(max_length=64, description="Left out: the first.")] = None,
@@ -279,7 +279,7 @@ def list_dataset_rows(  # noqa: PLR0913, PLR0917 (each a parameter of the reques
     ] = MAX_ROW_VALUES,
 ) -> Response:
     """Some rows of a split, in their stored order; long values are shortened."""
-    columns = _open(house, caller, id)
+    columns = _open(app_state, caller, id)
     splits = columns.meta["splits"]
     chosen = next(iter(splits), "all") if split is None else split
     if chosen not in splits:
@@ -306,16 +306,16 @@ def list_dataset_rows(  # noqa: PLR0913, PLR0917 (each a parameter of the reques
     summary="Statistics of the columns",
     responses=documents.answers(200, documents.DatasetStats, 401, 404, 409),
 )
-def get_dataset_stats(house: House, caller: Read, id: str) -> Response:  # noqa: A002
+def get_dataset_stats(app_state: House, caller: Read, id: str) -> Response:  # noqa: A002
     """Per split and column: count, missing, least, greatest, mean, spread, distinct values."""
-    return Json({"object": "dataset_stats", "splits": _open(house, caller, id).stats()})
+    return Json({"object": "dataset_stats", "splits": _open(app_state, caller, id).stats()})
 
 
-def _open(house: Resources, caller: Caller, dataset_id: str) -> Columns:
-    with house.database.read() as tx:
+def _open(app_state: AppState, caller: Caller, dataset_id: str) -> DatasetColumns:
+    with app_state.database.read() as tx:
         row = datasets.referred(tx, dataset_id, owner=caller.owner, sees=caller.sees)
         row = datasets.ready(tx, row.id, None)
-    return Columns(house.artifacts.local(row.key))
+    return DatasetColumns(app_state.artifacts.local(row.key))
 
 
 @router.delete(
@@ -326,15 +326,15 @@ def _open(house: Resources, caller: Caller, dataset_id: str) -> Columns:
 )
 def delete_dataset(
     request: Request,
-    house: House,
+    app_state: House,
     caller: Submit,
     id: str,  # noqa: A002
 ) -> Response:
     """Not while a job that has not ended reads it."""
-    with house.database.write() as tx:
+    with app_state.database.write() as tx:
         row = datasets.get(tx, id, caller.sees, lock=True)
         check_match(request, dataset_tag(row))
         datasets.delete(tx, row)
-    house.artifacts.delete(f"datasets/{row.id}")
-    house.artifacts.delete(datasets.source_key(row.id))
+    app_state.artifacts.delete(f"datasets/{row.id}")
+    app_state.artifacts.delete(datasets.source_key(row.id))
     return Response(status_code=204)

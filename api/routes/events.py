@@ -7,7 +7,7 @@ from fastapi import APIRouter, Path, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from api.app_state import House, Resources
+from api.app_state import AppState, House
 from api.http.access import Read
 from api.http.answers import Paged, bad_parameter, etag, is_fresh, not_modified, time_text
 from api.http.attempts import OfAttempt
@@ -16,12 +16,12 @@ from api.schemas import inspection
 from api.schemas.documents import Waited, answers
 from api.schemas.views import job_json
 from api.streaming import waiting
-from api.streaming.streams import Start
-from api.streaming.tails import Wanted
+from api.streaming.streams import StreamStart
+from api.streaming.tails import EventFilter
 from glasshouse import jsonio
 from models.jobs import jobs
 from models.observations import events
-from models.observations.events import Page
+from models.observations.events import EventPage
 from models.state import ENDED
 from models.tables import now
 
@@ -61,7 +61,7 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 async def list_events(  # noqa: PLR0913 (each is a part of the request)
     request: Request,
     *,
-    house: House,
+    app_state: House,
     caller: Read,
     job: JobId,
     page: Paged,
@@ -73,10 +73,10 @@ async def list_events(  # noqa: PLR0913 (each is a part of the request)
     del prefer  # read by waiting; here for the OpenAPI document
     wanted = types_of(types)
     wait_s = waiting.wait_asked(request)
-    latest: list[tuple[Page, str]] = []
+    latest: list[tuple[EventPage, str]] = []
 
-    def look() -> tuple[Page, str] | None:
-        with house.database.read() as tx:
+    def look() -> tuple[EventPage, str] | None:
+        with app_state.database.read() as tx:
             standing = jobs.standing(tx, job, caller.sees)
             seq = seq_of(page.after, standing.last_seq)
             names = None if wanted is None else sorted(wanted)
@@ -94,7 +94,7 @@ async def list_events(  # noqa: PLR0913 (each is a part of the request)
         is_news = bool(found.events) and not is_fresh(request, tag)
         return latest[0] if is_news or standing.has_ended else None
 
-    await waiting.wait_for(house.wakeups, house.draining, job, look, wait_s or 0)
+    await waiting.wait_for(app_state.wakeups, app_state.draining, job, look, wait_s or 0)
     found, tag = latest[0]
     headers = {"ETag": tag, "Cache-Control": "private, no-cache"} | waiting.applied(wait_s)
     if is_fresh(request, tag):
@@ -102,7 +102,7 @@ async def list_events(  # noqa: PLR0913 (each is a part of the request)
     return Response(_envelope(found), headers=headers, media_type="application/json")
 
 
-def _envelope(page: Page) -> bytes:
+def _envelope(page: EventPage) -> bytes:
     """The list, made of the very texts that the stream sends."""
     more = page.seq < page.last_seq
     data = ",".join(event.as_json() for event in page.events)
@@ -114,7 +114,7 @@ def _envelope(page: Page) -> bytes:
 async def stream_job(  # noqa: PLR0913 (each is a part of the request)
     request: Request,
     *,
-    house: House,
+    app_state: House,
     caller: Read,
     job: JobId,
     types: Types = None,
@@ -124,15 +124,15 @@ async def stream_job(  # noqa: PLR0913 (each is a part of the request)
     """Server-sent events. `Last-Event-ID` or `after` resumes with nothing lost or doubled."""
     wanted = types_of(types)
     cursor = request.headers.get("last-event-id") or after
-    starts = await run_in_threadpool(_starts, house, caller.sees, {job: cursor})
-    return house.streams.response(caller, starts, Wanted(wanted, attempt), many=False)
+    starts = await run_in_threadpool(_starts, app_state, caller.sees, {job: cursor})
+    return app_state.streams.response(caller, starts, EventFilter(wanted, attempt), many=False)
 
 
 @router.get("/stream", summary="The event logs of several jobs, server-sent", responses=_STREAM)
 async def stream_jobs(  # noqa: PLR0913 (each is a part of the request)
     request: Request,
     *,
-    house: House,
+    app_state: House,
     caller: Read,
     job: Annotated[list[str], Query(min_length=1, max_length=MAX_JOBS)],
     types: Types = None,
@@ -145,13 +145,15 @@ async def stream_jobs(  # noqa: PLR0913 (each is a part of the request)
     wanted = types_of(types)
     cursors = pairs_of(request.headers.get("last-event-id") or after, job)
     asked = {name: cursors.get(name) for name in job}
-    starts = await run_in_threadpool(_starts, house, caller.sees, asked)
-    return house.streams.response(caller, starts, Wanted(wanted, attempt), many=True)
+    starts = await run_in_threadpool(_starts, app_state, caller.sees, asked)
+    return app_state.streams.response(caller, starts, EventFilter(wanted, attempt), many=True)
 
 
-def _starts(house: Resources, owner: str | None, cursors: dict[str, str | None]) -> Sequence[Start]:
-    starts: list[Start] = []
-    with house.database.read() as tx:
+def _starts(
+    app_state: AppState, owner: str | None, cursors: dict[str, str | None]
+) -> Sequence[StreamStart]:
+    starts: list[StreamStart] = []
+    with app_state.database.read() as tx:
         for job_id, cursor in cursors.items():
             job = jobs.get(tx, job_id, owner)
             hello = {
@@ -163,7 +165,7 @@ def _starts(house: Resources, owner: str | None, cursors: dict[str, str | None])
                 "snapshot": job_json(job),
             }
             starts.append(
-                Start(
+                StreamStart(
                     job=job.id,
                     seq=seq_of(cursor, job.last_seq),
                     last_seq=job.last_seq,

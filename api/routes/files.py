@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Request
 from starlette.responses import FileResponse, Response
 
-from api.app_state import House, Resources
+from api.app_state import AppState, House
 from api.http.access import Read, Submit
 from api.http.answers import etag, is_fresh, list_of, not_modified, tagged, time_text
 from api.routes.events import JobId
@@ -56,9 +56,9 @@ def checkpoint_json(row: Checkpoint, best: Mapping[str, str]) -> dict[str, Any]:
     summary="Saved states of a job",
     responses=answers(200, inspection.CheckpointList, *inspection.READ),
 )
-def list_checkpoints(request: Request, house: House, caller: Read, job: JobId) -> Response:
+def list_checkpoints(request: Request, app_state: House, caller: Read, job: JobId) -> Response:
     """Complete checkpoints by step; not those of steps that were run again."""
-    with house.database.read() as tx:
+    with app_state.database.read() as tx:
         jobs.standing(tx, job, caller.sees)
         rows = checkpoints.of_job(tx, job)
         best = checkpoint_retention.best(tx, [job])
@@ -75,10 +75,10 @@ def list_checkpoints(request: Request, house: House, caller: Read, job: JobId) -
     responses=answers(200, inspection.Checkpoint, *inspection.READ),
 )
 def get_checkpoint(
-    request: Request, house: House, caller: Read, checkpoint: CheckpointId
+    request: Request, app_state: House, caller: Read, checkpoint: CheckpointId
 ) -> Response:
     """Its step, its files with their digests, and the metrics at the time."""
-    with house.database.read() as tx:
+    with app_state.database.read() as tx:
         row = checkpoints.get(tx, checkpoint, caller.sees)
         best = checkpoint_retention.best(tx, [row.job] if row.job else [])
     return tagged(request, checkpoint_json(row, best), etag(row.id, row.state, row.id in best))
@@ -90,11 +90,13 @@ def get_checkpoint(
     summary="The weights as safetensors",
     responses=inspection.binary(SAFETENSORS, others=inspection.READ),
 )
-def get_weights(request: Request, house: House, caller: Read, checkpoint: CheckpointId) -> Response:
+def get_weights(
+    request: Request, app_state: House, caller: Read, checkpoint: CheckpointId
+) -> Response:
     """The file of the network's parameters and buffers, by torch's names. Ranges are served."""
-    with house.database.read() as tx:
+    with app_state.database.read() as tx:
         row = checkpoints.get(tx, checkpoint, caller.sees)
-    return _part(request, house, row, WEIGHTS, f"{row.id}.safetensors")
+    return _part(request, app_state, row, WEIGHTS, f"{row.id}.safetensors")
 
 
 @router.get(
@@ -103,14 +105,16 @@ def get_weights(request: Request, house: House, caller: Read, checkpoint: Checkp
     summary="What was learned of the training rows, as safetensors",
     responses=inspection.binary(SAFETENSORS, others=inspection.READ),
 )
-def get_learned(request: Request, house: House, caller: Read, checkpoint: CheckpointId) -> Response:
+def get_learned(
+    request: Request, app_state: House, caller: Read, checkpoint: CheckpointId
+) -> Response:
     """Figures to normalise and to fill by, and vocabularies, by field. Ranges are served."""
-    with house.database.read() as tx:
+    with app_state.database.read() as tx:
         row = checkpoints.get(tx, checkpoint, caller.sees)
     if LEARNED not in row.files:
         detail = "Its job learned nothing of the training rows: it neither normalises, nor fills"
         raise ArtifactNotFound(f"{detail} missing values by them, nor reads texts.")
-    return _part(request, house, row, LEARNED, f"{row.id}-data.safetensors")
+    return _part(request, app_state, row, LEARNED, f"{row.id}-data.safetensors")
 
 
 @router.delete(
@@ -121,12 +125,12 @@ def get_learned(request: Request, house: House, caller: Read, checkpoint: Checkp
     response_class=Response,
     responses=answers(204, None, 401, 403, 404, 409, 422),
 )
-def delete_checkpoint(house: House, caller: Submit, checkpoint: CheckpointId) -> Response:
+def delete_checkpoint(app_state: House, caller: Submit, checkpoint: CheckpointId) -> Response:
     """Refused while a job that has not ended uses it, or would resume from it."""
-    with house.database.write() as tx:
+    with app_state.database.write() as tx:
         row = checkpoints.get(tx, checkpoint, caller.sees)
         checkpoints.delete(tx, row)
-    house.artifacts.delete(row.key)
+    app_state.artifacts.delete(row.key)
     return Response(status_code=204)
 
 
@@ -149,9 +153,9 @@ def artifact_json(row: JobArtifact) -> dict[str, Any]:
     summary="Files that a job made",
     responses=answers(200, inspection.ArtifactList, *inspection.READ),
 )
-def list_artifacts(request: Request, house: House, caller: Read, job: JobId) -> Response:
+def list_artifacts(request: Request, app_state: House, caller: Read, job: JobId) -> Response:
     """By name."""
-    with house.database.read() as tx:
+    with app_state.database.read() as tx:
         jobs.standing(tx, job, caller.sees)
         rows = outputs.of_job(tx, job)
     newest = max((row.created_at.timestamp() for row in rows), default=0.0)
@@ -167,33 +171,33 @@ def list_artifacts(request: Request, house: House, caller: Read, job: JobId) -> 
 )
 def get_artifact(
     request: Request,
-    house: House,
+    app_state: House,
     caller: Read,
     job: JobId,
     name: Annotated[str, Path(max_length=200)],
 ) -> Response:
     """As an attachment. Ranges are served."""
-    with house.database.read() as tx:
+    with app_state.database.read() as tx:
         jobs.standing(tx, job, caller.sees)
         row = outputs.get(tx, job, name)
     size = (row.size_bytes, round(row.created_at.timestamp() * 1000))
-    return _file(request, house, row.key, row.name, row.media_type, etag(job, *size))
+    return _file(request, app_state, row.key, row.name, row.media_type, etag(job, *size))
 
 
-def _part(request: Request, house: Resources, row: Checkpoint, part: str, name: str) -> Response:
+def _part(request: Request, app_state: AppState, row: Checkpoint, part: str, name: str) -> Response:
     """One file of a checkpoint, under a name that says whose it is."""
     tag = etag(row.files.get(part, {}).get("sha256") or row.id)
-    return _file(request, house, f"{row.key}/{part}", name, SAFETENSORS, tag)
+    return _file(request, app_state, f"{row.key}/{part}", name, SAFETENSORS, tag)
 
 
 def _file(
-    request: Request, house: Resources, key: str, name: str, media: str, tag: str
+    request: Request, app_state: AppState, key: str, name: str, media: str, tag: str
 ) -> Response:
     headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
     if is_fresh(request, tag):
         return not_modified(tag)
     try:
-        path = house.artifacts.local(key)
+        path = app_state.artifacts.local(key)
     except FileNotFoundError:
         raise ArtifactNotFound(f"The file {name!r} is gone.") from None
     if not _MEDIA_TYPE.fullmatch(media):  # a rank has named it

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path
 from starlette.responses import Response
 
-from api.app_state import House, Resources
+from api.app_state import AppState, House
 from api.http.access import Admin, Caller, Read
 from api.http.answers import Json, list_of, time_text
 from api.schemas import inspection
@@ -28,10 +28,10 @@ router = APIRouter(prefix="/api/v1", tags=["machines"])
     summary="Devices and who has them",
     responses=answers(200, inspection.DeviceList, 401),
 )
-def list_devices(house: House, caller: Read) -> Response:
+def list_devices(app_state: House, caller: Read) -> Response:
     """Every device. Jobs of others are not named; their devices are ``busy``."""
-    with house.database.read() as tx:
-        rows = workers.all_devices(tx, lease_ms=_lease_ms(house))
+    with app_state.database.read() as tx:
+        rows = workers.all_devices(tx, lease_ms=_lease_ms(app_state))
         owners = workers.owners(tx, [row.job for row, _ in rows if row.job is not None])
     data = [_device_json(row, state, caller, owners) for row, state in rows]
     return Json(list_of(data, cursor=None))
@@ -63,11 +63,11 @@ def _device_json(row: Device, state: str, caller: Caller, owners: dict[str, str]
     summary="Machines that run jobs",
     responses=answers(200, inspection.WorkerList, 401),
 )
-def list_workers(house: House, caller: Read) -> Response:
+def list_workers(app_state: House, caller: Read) -> Response:
     """Every worker: ``active``, ``draining``, ``stopped`` (gracefully), or ``lost``."""
     del caller
-    with house.database.read() as tx:
-        rows = workers.all_workers(tx, lease_ms=_lease_ms(house))
+    with app_state.database.read() as tx:
+        rows = workers.all_workers(tx, lease_ms=_lease_ms(app_state))
     return Json(list_of([_worker_json(row, state) for row, state in rows], cursor=None))
 
 
@@ -78,13 +78,13 @@ def list_workers(house: House, caller: Read) -> Response:
     responses=answers(202, inspection.Worker, 401, 403, 404, 422),
 )
 def drain_worker(
-    house: House, caller: Admin, worker: Annotated[str, Path(alias="id", max_length=200)]
+    app_state: House, caller: Admin, worker: Annotated[str, Path(alias="id", max_length=200)]
 ) -> Response:
     """Its running jobs go on; new ones go elsewhere until it is started again."""
     del caller
-    with house.database.write() as tx:
+    with app_state.database.write() as tx:
         workers.drain(tx, worker)
-        rows = workers.all_workers(tx, lease_ms=_lease_ms(house))
+        rows = workers.all_workers(tx, lease_ms=_lease_ms(app_state))
     (found,) = [_worker_json(row, state) for row, state in rows if row.id == worker]
     return Json(found, status_code=202)
 
@@ -96,15 +96,15 @@ def drain_worker(
     responses=answers(204, None, 401, 403, 404, 409, 422),
 )
 def remove_worker(
-    house: House, caller: Admin, worker: Annotated[str, Path(alias="id", max_length=200)]
+    app_state: House, caller: Admin, worker: Annotated[str, Path(alias="id", max_length=200)]
 ) -> Response:
     """Delete a worker that was stopped or is lost, and its devices. One that runs is refused.
 
     It registers again when it is started again.
     """
     del caller
-    with house.database.write() as tx:
-        workers.remove(tx, worker, lease_ms=_lease_ms(house))
+    with app_state.database.write() as tx:
+        workers.remove(tx, worker, lease_ms=_lease_ms(app_state))
     return Response(status_code=204)
 
 
@@ -130,12 +130,12 @@ def _worker_json(row: Worker, state: str) -> dict[str, Any]:
     summary="Jobs that wait, and why",
     responses=answers(200, inspection.QueuedJobList, 401),
 )
-def list_queue(house: House, caller: Read) -> Response:
+def list_queue(app_state: House, caller: Read) -> Response:
     """In the order in which they will start. Jobs of others only count in ``position``."""
-    with house.database.read() as tx:
+    with app_state.database.read() as tx:
         waiting = workers.queue(tx, owner=caller.sees)
-        rooms = quotas.rooms(tx, house.settings) if waiting else {}
-        fleet = Fleet.read(tx, house) if waiting else Fleet({}, [], ())
+        rooms = quotas.rooms(tx, app_state.settings) if waiting else {}
+        fleet = Fleet.read(tx, app_state) if waiting else Fleet({}, [], ())
     used_up = {owner for owner, room in rooms.items() if room.is_used_up}
     data = [
         {
@@ -193,11 +193,11 @@ class Fleet:
                     host.free.add(number)
 
     @classmethod
-    def read(cls, tx: Transaction, house: Resources) -> "Fleet":
+    def read(cls, tx: Transaction, app_state: AppState) -> "Fleet":
         """Read them."""
-        lease_ms = _lease_ms(house)
+        lease_ms = _lease_ms(app_state)
         states = {row.id: state for row, state in workers.all_workers(tx, lease_ms=lease_ms)}
-        short = heartbeats.short_of_room(tx, house.settings.min_free_bytes)
+        short = heartbeats.short_of_room(tx, app_state.settings.min_free_bytes)
         return cls(states, workers.devices_to_give(tx, lease_ms=lease_ms), short)
 
     def why(self, job: Queued) -> str:
@@ -256,5 +256,5 @@ def _has(host: _Host, wants: Mapping[str, Any]) -> bool:
     return not ids or not host.numbers.isdisjoint(ids)
 
 
-def _lease_ms(house: Resources) -> int:
-    return round(house.settings.lease_s * 1000)
+def _lease_ms(app_state: AppState) -> int:
+    return round(app_state.settings.lease_s * 1000)

@@ -8,7 +8,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from api.http.access import Read
 from api.http.answers import Json
-from api.routes.prometheus import Meters
+from api.routes.prometheus import ProcessMetrics
 from api.routes.readiness import Readiness
 from api.schemas import documents
 
@@ -50,5 +50,5 @@ def get_readyz(
 def get_metrics(request: Request, caller: Read) -> Response:
     """Figures of this process and of the ledger, in Prometheus' text format."""
     del caller
-    meters: Meters = request.app.state.meters
+    meters: ProcessMetrics = request.app.state.meters
     return Response(meters.text(), media_type=CONTENT_TYPE_LATEST)

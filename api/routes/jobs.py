@@ -7,9 +7,18 @@ from pydantic import Field as Constraint
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from api.app_state import House, Resources
+from api.app_state import AppState, House
 from api.http.access import Caller, Read, Submit
-from api.http.answers import Json, Page, Paged, bad_parameter, check_match, etag, page_of, tagged
+from api.http.answers import (
+    Json,
+    ListPage,
+    Paged,
+    bad_parameter,
+    check_match,
+    etag,
+    page_of,
+    tagged,
+)
 from api.http.bodies import Body, Parsed, body_of, described, parse_job_body
 from api.routes.quotas import admit
 from api.schemas import documents
@@ -17,7 +26,7 @@ from api.schemas.views import BASE, job_json
 from api.streaming import waiting
 from api.submission import idempotent
 from api.submission.idempotent import OnceKey
-from api.submission.submission import Prepared, prepare
+from api.submission.submission import CheckedJob, prepare
 from glasshouse import jsonio
 from glasshouse.errors import InvalidRequest
 from glasshouse.failpoints import failpoint
@@ -25,7 +34,7 @@ from glasshouse.ids import is_id
 from glasshouse.spec import InferJob, TrainJob
 from glasshouse.spec.jobs import JobName, Label, LabelValue
 from models.access import quotas
-from models.access.idempotency import Answer, Token
+from models.access.idempotency import Answer, IdempotencyUse
 from models.database import Transaction
 from models.jobs import checkpoints, jobs, names
 from models.jobs.jobs import Filter
@@ -60,10 +69,10 @@ def job_tag(job: Job) -> str:
     responses=documents.answers(200, documents.Plan, 400, 401, 403, 413, 415, 422, 503),
 )
 async def plan_job(
-    house: House, caller: Read, body: Annotated[Parsed[Spec], Depends(parse_job_body)]
+    app_state: House, caller: Read, body: Annotated[Parsed[Spec], Depends(parse_job_body)]
 ) -> Response:
     """The layer table, parameters, memory by head, FLOPs, devices it may get, and warnings."""
-    prepared = await prepare(house, body.value, caller)
+    prepared = await prepare(app_state, body.value, caller)
     return Json(
         prepared.plan | {"object": "plan", "spec": prepared.resolved, "devices": prepared.devices}
     )
@@ -77,7 +86,7 @@ async def plan_job(
     responses=documents.answers(201, documents.Job, 400, 401, 403, 409, 413, 415, 422, 429, 503),
 )
 async def create_job(
-    house: House,
+    app_state: House,
     caller: Submit,
     key: OnceKey,
     body: Annotated[Parsed[Spec], Depends(parse_job_body)],
@@ -87,20 +96,20 @@ async def create_job(
     kept = (
         None
         if token is None
-        else await run_in_threadpool(idempotent.earlier, house.database, token)
+        else await run_in_threadpool(idempotent.earlier, app_state.database, token)
     )
     if kept is not None:
         return idempotent.sent(kept, replayed=True)
-    await run_in_threadpool(admit, house, caller)  # before the planner is asked, which is dear
-    prepared = await prepare(house, body.value, caller, hold=True)
-    return await run_in_threadpool(store, house, caller, token, prepared)
+    await run_in_threadpool(admit, app_state, caller)  # before the planner is asked, which is dear
+    prepared = await prepare(app_state, body.value, caller, hold=True)
+    return await run_in_threadpool(store, app_state, caller, token, prepared)
 
 
 def store(
-    house: Resources,
+    app_state: AppState,
     caller: Caller,
-    token: Token | None,
-    prepared: Prepared,
+    token: IdempotencyUse | None,
+    prepared: CheckedJob,
     parent: str | None = None,
 ) -> Response:
     """Queue a job that was checked, once, and answer with it."""
@@ -109,21 +118,21 @@ def store(
     def make(tx: Transaction) -> Answer:
         nonlocal job_id
         threads = prepared.resolved["devices"].get("threads")
-        quotas.admit_job(tx, caller.owner, house.settings, threads=threads)
+        quotas.admit_job(tx, caller.owner, app_state.settings, threads=threads)
         job = _add(tx, caller, prepared, parent)
         failpoint("submit.commit")
         job_id = job.id
         headers = {"Location": f"{BASE}/jobs/{job.id}", "ETag": job_tag(job)}
         return Answer(201, headers, jsonio.dumps(job_json(job)))
 
-    answer, replayed = idempotent.once(house.database, token, make)
+    answer, replayed = idempotent.once(app_state.database, token, make)
     if not replayed:
         failpoint("submit.committed")
-        ring(house, job_id)
+        ring(app_state, job_id)
     return idempotent.sent(answer, replayed=replayed)
 
 
-def _add(tx: Transaction, caller: Caller, prepared: Prepared, parent: str | None) -> Job:
+def _add(tx: Transaction, caller: Caller, prepared: CheckedJob, parent: str | None) -> Job:
     references.share(tx, prepared.uses)
     named: dict[str, str | None] = {}
     for used in prepared.uses:  # it may have been deleted while the planner was asked
@@ -144,9 +153,9 @@ def _add(tx: Transaction, caller: Caller, prepared: Prepared, parent: str | None
     )
 
 
-def ring(house: Resources, job_id: str) -> None:
+def ring(app_state: AppState, job_id: str) -> None:
     """Notify a dispatcher. Where that fails the sweep of a worker finds the job."""
-    house.notifier.job_queued()
+    app_state.notifier.job_queued()
     failpoint("submit.rung")
 
 
@@ -156,7 +165,7 @@ def ring(house: Resources, job_id: str) -> None:
     responses=documents.answers(200, documents.JobList, 400, 401, 422),
 )
 def list_jobs(  # noqa: PLR0913 (each is a filter of the contract)
-    house: House,
+    app_state: House,
     caller: Read,
     page: Paged,
     *,
@@ -180,12 +189,12 @@ def list_jobs(  # noqa: PLR0913 (each is a filter of the contract)
         text=q,
         name=name,
     )
-    with house.database.read() as tx:
+    with app_state.database.read() as tx:
         rows = jobs.find(tx, wanted, after=page.after_id("job"), limit=page.limit + 1, order=order)
     return _listed(rows, page)
 
 
-def _listed(rows: list[Job], page: Page) -> Response:
+def _listed(rows: list[Job], page: ListPage) -> Response:
     return Json(page_of(rows, page, [job_json(row) for row in rows]))
 
 
@@ -214,7 +223,7 @@ def _labels(given: list[str] | None) -> dict[str, str]:
 )
 async def get_job(
     request: Request,
-    house: House,
+    app_state: House,
     caller: Read,
     id: str,  # noqa: A002
     prefer: Waited = None,
@@ -228,7 +237,7 @@ async def get_job(
     seen: str | None = None
 
     def look() -> Job:
-        with house.database.read() as tx:
+        with app_state.database.read() as tx:
             return jobs.get(tx, id, caller.sees)
 
     def look_for_change() -> Job | None:
@@ -242,7 +251,9 @@ async def get_job(
     if wait_s is None:
         job = await run_in_threadpool(look)
     else:
-        changed = await waiting.wait_for(house.wakeups, house.draining, id, look_for_change, wait_s)
+        changed = await waiting.wait_for(
+            app_state.wakeups, app_state.draining, id, look_for_change, wait_s
+        )
         job = changed or await run_in_threadpool(look)
     return tagged(request, job_json(job), job_tag(job), waiting.applied(wait_s))
 
@@ -255,17 +266,17 @@ async def get_job(
 )
 def update_job(
     request: Request,
-    house: House,
+    app_state: House,
     caller: Submit,
     id: str,  # noqa: A002
     body: Annotated[Parsed[JobPatch], Depends(body_of(JobPatch))],
 ) -> Response:
     """A merge patch. `If-Match` makes sure that nobody changed the job meanwhile."""
-    with house.database.write() as tx:
+    with app_state.database.write() as tx:
         job = jobs.get(tx, id, caller.sees, lock=True)
         check_match(request, job_tag(job))
         job = jobs.patch(tx, job, _changes(job, body.value))
-    house.wake(id)
+    app_state.wake(id)
     return Json(job_json(job), headers={"ETag": job_tag(job)})
 
 
@@ -291,7 +302,7 @@ def _changes(job: Job, patch: JobPatch) -> dict[str, Any]:
 )
 def delete_job(
     request: Request,
-    house: House,
+    app_state: House,
     caller: Submit,
     id: str,  # noqa: A002
 ) -> Response:
@@ -299,11 +310,11 @@ def delete_job(
 
     From the answer on the job is 404. A worker deletes its rows and files in the background.
     """
-    with house.database.write() as tx:
+    with app_state.database.write() as tx:
         job = jobs.get(tx, id, caller.sees, lock=True)
         check_match(request, job_tag(job))
         jobs.delete(tx, job)
-    house.wake(id)
+    app_state.wake(id)
     return Response(status_code=204)
 
 
@@ -314,7 +325,7 @@ def delete_job(
     responses=documents.answers(202, documents.Job, 401, 403, 404, 409, 422),
 )
 def cancel_job(
-    house: House,
+    app_state: House,
     caller: Submit,
     id: str,  # noqa: A002
     force: Annotated[bool, Query(description="Do not wait for a step boundary.")] = False,
@@ -323,10 +334,10 @@ def cancel_job(
 
     One that is queued or paused stops at once.
     """
-    with house.database.write() as tx:
+    with app_state.database.write() as tx:
         job = jobs.get(tx, id, caller.sees, lock=True)
         job = jobs.request_cancel(tx, job, by=caller.owner, force=force)
-    house.wake(id)
+    app_state.wake(id)
     return asked_for(job)
 
 
@@ -342,12 +353,12 @@ def asked_for(job: Job) -> Response:
     responses=documents.answers(200, None, 401, 404, 422),
 )
 def get_job_spec(
-    house: House,
+    app_state: House,
     caller: Read,
     id: str,  # noqa: A002
     resolved: Annotated[bool, Query(description="With every default and size filled in.")] = False,
 ) -> Response:
     """What was submitted, or exactly what runs. Either can be submitted again."""
-    with house.database.read() as tx:
+    with app_state.database.read() as tx:
         job = jobs.whole(tx, id, caller.sees)
     return Json(job.resolved if resolved else job.spec)

@@ -46,7 +46,7 @@ class KeyRequest(Body):
     responses=documents.answers(201, documents.NewKey, 400, 401, 403, 409, 415, 422),
 )
 def create_key(
-    house: House,
+    app_state: House,
     caller: Admin,
     once_key: OnceKey,
     body: Annotated[Parsed[KeyRequest], Depends(body_of(KeyRequest))],
@@ -64,7 +64,7 @@ def create_key(
         return Answer(201, {"Location": f"{BASE}/keys/{row.id}"}, jsonio.dumps(shown))
 
     token = idempotent.token_of(caller, "POST /keys", once_key, body.raw)
-    answer, replayed = idempotent.once(house.database, token, make)
+    answer, replayed = idempotent.once(app_state.database, token, make)
     if not replayed:
         shown = jsonio.loads(answer.body) | {"key": secret}
         answer = Answer(answer.status, answer.headers, jsonio.dumps(shown))
@@ -76,10 +76,10 @@ def create_key(
     summary="List API keys",
     responses=documents.answers(200, documents.KeyList, 400, 401, 403, 422),
 )
-def list_keys(house: House, caller: Admin, page: Paged) -> Response:
+def list_keys(app_state: House, caller: Admin, page: Paged) -> Response:
     """Newest first, revoked ones too."""
     del caller
-    with house.database.read() as tx:
+    with app_state.database.read() as tx:
         rows = keys.find(tx, after=page.after_id("key"), limit=page.limit + 1)
     return Json(page_of(rows, page, [key_json(row) for row in rows]))
 
@@ -90,10 +90,10 @@ def list_keys(house: House, caller: Admin, page: Paged) -> Response:
     summary="Revoke an API key",
     responses=documents.answers(204, None, 401, 403, 404),
 )
-def delete_key(request: Request, house: House, caller: Admin, id: str) -> Response:  # noqa: A002
+def delete_key(request: Request, app_state: House, caller: Admin, id: str) -> Response:  # noqa: A002
     """The key and the browser sessions it opened are refused from now on (elsewhere in 2 s)."""
     del caller
-    with house.database.write() as tx:
+    with app_state.database.write() as tx:
         keys.revoke(tx, id)
     request.app.state.keyring.forget()
     return Response(status_code=204)
@@ -105,9 +105,9 @@ def delete_key(request: Request, house: House, caller: Admin, id: str) -> Respon
     summary="Make a one-time link for a browser",
     responses=documents.answers(201, documents.Ticket, 401, 403),
 )
-def create_ticket(request: Request, house: House, caller: Read) -> Response:
+def create_ticket(request: Request, app_state: House, caller: Read) -> Response:
     """The link works once, for 60 seconds, and opens a session with this key's scopes."""
-    with house.database.write() as tx:
+    with app_state.database.write() as tx:
         secret = keys.derive(tx, caller.key, "ticket", timedelta(seconds=TICKET_S))
     # the Host header was checked against the allow-list before
     url = f"{request.scope['scheme']}://{request.headers['host']}/open?ticket={secret}"
@@ -116,10 +116,10 @@ def create_ticket(request: Request, house: House, caller: Read) -> Response:
 
 @door.get("/open", summary="Open a browser session", include_in_schema=False)
 def open_session(
-    request: Request, house: House, ticket: Annotated[str, Query(max_length=200)]
+    request: Request, app_state: House, ticket: Annotated[str, Query(max_length=200)]
 ) -> Response:
     """Use up a ticket: the answer sets the session's cookie. Without one a person is told how."""
-    with house.database.write() as tx:
+    with app_state.database.write() as tx:
         try:
             key = keys.redeem(tx, ticket)
             secret = keys.derive(tx, key, "session", timedelta(seconds=SESSION_S))

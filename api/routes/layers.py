@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import Response, StreamingResponse
 
-from api.app_state import House, Resources
+from api.app_state import AppState, House
 from api.http import negotiation, ranges
 from api.http.access import Read
 from api.http.answers import (
@@ -23,7 +23,7 @@ from api.http.answers import (
 from api.http.attempts import OfAttempt
 from api.rendering import pictures, slices, tensors
 from api.rendering.tensor_names import KINDS, tensor_name
-from api.rendering.tensors import Array, Body
+from api.rendering.tensors import Array, TensorBody
 from api.routes.events import JobId
 from api.schemas import inspection
 from api.schemas.documents import answers
@@ -80,9 +80,9 @@ Slice = Annotated[str | None, Query(max_length=1000, description="As in numpy, e
     summary="The module tree",
     responses=answers(200, inspection.LayerList, *inspection.READ),
 )
-def list_layers(request: Request, house: House, caller: Read, job: JobId) -> Response:
+def list_layers(request: Request, app_state: House, caller: Read, job: JobId) -> Response:
     """Each layer with its output's shape, its parameters, and its newest statistics by kind."""
-    with house.database.read() as tx:
+    with app_state.database.read() as tx:
         tag = etag(job, jobs.standing(tx, job, caller.sees).version)
         if is_fresh(request, tag):
             return not_modified(tag)
@@ -127,7 +127,7 @@ def _layer(
 )
 def list_captures(  # noqa: PLR0913 (each is a parameter of the request)
     *,
-    house: House,
+    app_state: House,
     caller: Read,
     job: JobId,
     page: Paged,
@@ -141,7 +141,7 @@ def list_captures(  # noqa: PLR0913 (each is a parameter of the request)
     if kind is not None:
         check_kind(kind)
     after = page.after_id("cap")
-    with house.database.read() as tx:
+    with app_state.database.read() as tx:
         jobs.standing(tx, job, caller.sees)
         rows = captures.find(
             tx,
@@ -193,7 +193,7 @@ def _capture_json(row: Capture) -> dict[str, Any]:
 def get_tensor(  # noqa: PLR0913 (each is a parameter of the request)
     request: Request,
     *,
-    house: House,
+    app_state: House,
     caller: Read,
     job: JobId,
     layer: Annotated[str, Path(max_length=200)],
@@ -217,7 +217,7 @@ def get_tensor(  # noqa: PLR0913 (each is a parameter of the request)
     if histogram is not None and chosen != "json":
         raise bad_parameter("histogram", f"it is a part of the JSON, not of {chosen}.")
     check_kind(kind)
-    with house.database.read() as tx:
+    with app_state.database.read() as tx:
         name = tensor_name(jobs.get(tx, job, caller.sees), layer, kind)
         number = None if step == "latest" else int(step)
         capture = captures.get(tx, job, name, kind, number, phase=phase)
@@ -230,7 +230,7 @@ def get_tensor(  # noqa: PLR0913 (each is a parameter of the request)
     }
     if is_fresh(request, tag):
         return not_modified(tag, headers)
-    whole = _open(house, capture)
+    whole = _open(app_state, capture)
     if slice is None and (file := tensors.Single.of(whole, chosen)) is not None:
         return _ranged(request, file, chosen, headers)
     if chosen == "json":
@@ -281,9 +281,9 @@ def _digest(*texts: str) -> str:
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:32]
 
 
-def _open(house: Resources, capture: Capture) -> Array:
+def _open(app_state: AppState, capture: Capture) -> Array:
     try:
-        return tensors.open_tensor(house.artifacts.local(capture.key), capture.tensor)
+        return tensors.open_tensor(app_state.artifacts.local(capture.key), capture.tensor)
     except FileNotFoundError:
         raise ArtifactNotFound("The file of this capture is gone.") from None
 
@@ -327,7 +327,7 @@ def _picture(part: Array, headers: dict[str, str], *, has_batch: bool) -> Respon
     return Response(picture.png, headers=headers | {"X-Picture": told}, media_type=_MEDIA["png"])
 
 
-def _streamed(body: Body, chosen: str, headers: dict[str, str]) -> Response:
+def _streamed(body: TensorBody, chosen: str, headers: dict[str, str]) -> Response:
     headers = headers | {"Content-Length": str(body.size_bytes)}
     return StreamingResponse(body.stream(), headers=headers, media_type=_MEDIA[chosen])
 
@@ -339,7 +339,7 @@ def _streamed(body: Body, chosen: str, headers: dict[str, str]) -> Response:
 )
 def get_tensors(  # noqa: PLR0913 (each is a parameter of the request)
     request: Request,
-    house: House,
+    app_state: House,
     caller: Read,
     job: JobId,
     name: Annotated[
@@ -352,7 +352,7 @@ def get_tensors(  # noqa: PLR0913 (each is a parameter of the request)
 ) -> Response:
     """They are named as they were asked for; the file's metadata has the step of each."""
     rows: dict[str, Capture] = {}
-    with house.database.read() as tx:
+    with app_state.database.read() as tx:
         found = jobs.get(tx, job, caller.sees)
         for wanted in dict.fromkeys(name):
             layer, slash, kind = wanted.rpartition("/")
@@ -369,6 +369,6 @@ def get_tensors(  # noqa: PLR0913 (each is a parameter of the request)
         headers["X-Tensor-Step"] = str(*steps)
     if is_fresh(request, tag):
         return not_modified(tag, headers)
-    opened = {wanted: _open(house, row) for wanted, row in rows.items()}
+    opened = {wanted: _open(app_state, row) for wanted, row in rows.items()}
     metadata = {wanted: str(row.step) for wanted, row in rows.items()}
     return _streamed(tensors.safetensors(opened, metadata), "safetensors", headers)

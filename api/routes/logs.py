@@ -35,7 +35,7 @@ Entry = dict[str, Any]
 def get_logs(  # noqa: PLR0913 (each is a parameter of the request)
     request: Request,
     *,
-    house: House,
+    app_state: House,
     caller: Read,
     job: JobId,
     rank: Annotated[int | None, Query(ge=0, le=1_000_000)] = None,
@@ -51,7 +51,7 @@ def get_logs(  # noqa: PLR0913 (each is a parameter of the request)
 ) -> Response:
     """Text, or JSON by `Accept`. The header `X-Last-Seq` is the cursor to go on from."""
     chosen = negotiation.choose(request, FORMATS)
-    with house.database.read() as tx:
+    with app_state.database.read() as tx:
         last_seq = jobs.standing(tx, job, caller.sees).last_seq
         seq = seq_of(after, last_seq)
         tag = etag(job, last_seq, chosen)

@@ -14,7 +14,7 @@ from api.http.access import Read
 from api.http.answers import etag, is_fresh, list_of, not_modified, tagged
 from api.http.attempts import OfAttempt
 from api.rendering import columnar
-from api.rendering.columnar import Column, Part
+from api.rendering.columnar import Column, RowGroup
 from api.routes.events import JobId
 from api.schemas import inspection
 from api.schemas.documents import answers
@@ -23,7 +23,7 @@ from models.database import Transaction
 from models.jobs import jobs
 from models.observations import metrics
 from models.observations.lineage import Asked
-from models.observations.metrics import Page, Point, Summary
+from models.observations.metrics import MetricPage, MetricPoint, Summary
 
 router = APIRouter(prefix="/api/v1", tags=["inside"])
 
@@ -45,9 +45,9 @@ MaxPoints = Annotated[
     summary="What was measured, at a glance",
     responses=answers(200, inspection.MetricList, *inspection.READ),
 )
-def list_metrics(request: Request, house: House, caller: Read, job: JobId) -> Response:
+def list_metrics(request: Request, app_state: House, caller: Read, job: JobId) -> Response:
     """Each metric with its last, least and greatest value and its first non-finite step."""
-    with house.database.read() as tx:
+    with app_state.database.read() as tx:
         tag = etag(job, jobs.standing(tx, job, caller.sees).version)
         if is_fresh(request, tag):
             return not_modified(tag)
@@ -77,7 +77,7 @@ def _entry(row: Summary) -> dict[str, Any]:
 def query_metrics(  # noqa: PLR0913 (each is a parameter of the request)
     request: Request,
     *,
-    house: House,
+    app_state: House,
     caller: Read,
     job: JobId,
     name: Annotated[list[str], Query(min_length=1, max_length=50)],
@@ -97,7 +97,7 @@ def query_metrics(  # noqa: PLR0913 (each is a parameter of the request)
     chosen = negotiation.choose(request, columnar.FORMATS)
     names = list(dict.fromkeys(name))
     where: dict[str, Any] = {"from_step": from_step, "to_step": to_step, "asked": attempt}
-    with house.database.read() as tx:
+    with app_state.database.read() as tx:
         standing = jobs.standing(tx, job, caller.sees)
         tag = etag(job, standing.version, chosen)
         headers = {"Vary": "Accept"}
@@ -107,17 +107,19 @@ def query_metrics(  # noqa: PLR0913 (each is a parameter of the request)
             found = metrics.page(tx, job, names, **where)
         else:
             given = where | {"max_points": max_points}
-            found = Page({each: metrics.query(tx, job, each, **given) for each in names}, None)
+            found = MetricPage(
+                {each: metrics.query(tx, job, each, **given) for each in names}, None
+            )
         _check_known(tx, job, found.series, attempt, has_ended=standing.has_ended)
     headers |= {"ETag": tag, "Cache-Control": "private, no-cache"}
     if chosen == "json":
         return _as_json(found, headers, apart=attempt is not None)
 
-    def parts() -> Iterator[Part]:
+    def parts() -> Iterator[RowGroup]:
         page = found
         yield _part(page.series, apart=attempt is not None)
         while page.next_step is not None:
-            with house.database.read() as tx:
+            with app_state.database.read() as tx:
                 page = metrics.page(tx, job, names, **where | {"from_step": page.next_step})
             yield _part(page.series, apart=attempt is not None)
 
@@ -128,7 +130,7 @@ def query_metrics(  # noqa: PLR0913 (each is a parameter of the request)
 def _check_known(
     tx: Transaction,
     job: str,
-    series: Mapping[str, Sequence[Point]],
+    series: Mapping[str, Sequence[MetricPoint]],
     attempt: Asked,
     *,
     has_ended: bool,
@@ -144,7 +146,7 @@ def _check_known(
         )
 
 
-def _as_json(page: Page, headers: Mapping[str, str], *, apart: bool) -> Response:
+def _as_json(page: MetricPage, headers: Mapping[str, str], *, apart: bool) -> Response:
     about, columns = _columns(page.series, apart=apart)
     values = {name: columnar.of_json(column) for name, column in columns.items()}
     shown: dict[str, Any] = {name: np.ascontiguousarray(column) for name, column in about.items()}
@@ -152,21 +154,21 @@ def _as_json(page: Page, headers: Mapping[str, str], *, apart: bool) -> Response
     return columnar.answer(shown | {"values": values} | more, headers)
 
 
-def _part(series: Mapping[str, list[Point]], *, apart: bool) -> Part:
+def _part(series: Mapping[str, list[MetricPoint]], *, apart: bool) -> RowGroup:
     about, columns = _columns(series, apart=apart)
     known = {name: Column(column) for name, column in about.items()}
-    return Part({}, known | columns)  # a metric has a slash or none of these names
+    return RowGroup({}, known | columns)  # a metric has a slash or none of these names
 
 
 def _columns(
-    series: Mapping[str, list[Point]], *, apart: bool
+    series: Mapping[str, list[MetricPoint]], *, apart: bool
 ) -> tuple[dict[str, NDArray[np.int64]], dict[str, Column]]:
     """Step, epoch and attempt of each row, and each series over all rows.
 
     ``apart``: a step of two attempts makes two rows; else the attempt of a step does not count.
     """
 
-    def key(point: Point) -> tuple[int, int]:
+    def key(point: MetricPoint) -> tuple[int, int]:
         return point.step, point.attempt if apart else 0
 
     epochs: dict[tuple[int, int], int] = {}

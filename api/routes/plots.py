@@ -12,7 +12,7 @@ from api.app_state import House
 from api.http.access import Read
 from api.http.answers import bad_parameter, etag, is_fresh, not_modified
 from api.rendering import drawing
-from api.rendering.drawing import Line, Spread
+from api.rendering.drawing import HistogramSeries, Line
 from api.routes.events import JobId
 from api.routes.layers import check_kind, tensor_name
 from api.routes.stats import share_edges
@@ -51,7 +51,7 @@ _L2 = FIGURES.index("l2")
 def get_plot(  # noqa: PLR0913 (each is a parameter of the request)
     request: Request,
     *,
-    house: House,
+    app_state: House,
     caller: Read,
     job: JobId,
     plot: Literal["loss", "lr", "throughput", "gradient_flow", "histogram"],
@@ -69,7 +69,7 @@ def get_plot(  # noqa: PLR0913 (each is a parameter of the request)
     `histogram`: how the values of one tensor are spread, over the steps.
     """
     _check(plot, layer, kind)
-    with house.database.read() as tx:
+    with app_state.database.read() as tx:
         found = jobs.get(tx, job, caller.sees)
         tag = etag(job, found.version, plot, format)
         if is_fresh(request, tag):
@@ -153,18 +153,18 @@ def _histogram(
     return lambda: drawing.histograms(title, spread(data), form)
 
 
-def spread(data: Histograms) -> Spread:
+def spread(data: Histograms) -> HistogramSeries:
     """What to draw of histograms; where a few values are far from the others, on two scales."""
     edges, counts = share_edges(data, None)
     if not len(edges):
-        return Spread(data.steps, edges, counts)
+        return HistogramSeries(data.steps, edges, counts)
     sizes = np.maximum(np.abs(edges[:-1]), np.abs(edges[1:]))
     order = np.argsort(sizes)
     totals = counts.sum(axis=0)[order]
     bulk = float(sizes[order][np.searchsorted(np.cumsum(totals), _BULK * totals.sum())])
     if float(sizes.max()) > _FAR * bulk:
-        return Spread(data.steps, edges, counts, bulk)
-    return Spread(data.steps, *share_edges(data, MAX_BARS))
+        return HistogramSeries(data.steps, edges, counts, bulk)
+    return HistogramSeries(data.steps, *share_edges(data, MAX_BARS))
 
 
 def literal(name: str) -> str:

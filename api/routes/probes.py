@@ -7,7 +7,7 @@ from pydantic import TypeAdapter
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from api.app_state import House, Resources
+from api.app_state import AppState, House
 from api.http.access import Caller, Read, Submit
 from api.http.answers import Json, check_match, etag, list_of
 from api.http.bodies import Body, Parsed, body_of, described, parse
@@ -31,7 +31,7 @@ from models.access.idempotency import Answer
 from models.database import Transaction
 from models.jobs import jobs
 from models.observations import probes
-from models.observations.probes import Checked
+from models.observations.probes import CheckedProbe
 from models.state import ENDED
 from models.tables import Job
 from models.tables import Probe as Row
@@ -77,7 +77,7 @@ def probe_tag(row: Row) -> str:
 )
 async def create_probe(
     *,
-    house: House,
+    app_state: House,
     caller: Submit,
     job: JobId,
     key: OnceKey,
@@ -92,20 +92,20 @@ async def create_probe(
     `applied_step`, say since when it holds.
     """
     if dry_run:
-        checked = await _check(house, caller, job, body.value)
-        return Json(await run_in_threadpool(_estimated, house, job, checked))
+        checked = await _check(app_state, caller, job, body.value)
+        return Json(await run_in_threadpool(_estimated, app_state, job, checked))
     token = idempotent.token_of(caller, f"POST /jobs/{job}/probes", key, body.raw)
-    kept = await run_in_threadpool(idempotent.earlier, house.database, token)
+    kept = await run_in_threadpool(idempotent.earlier, app_state.database, token)
     if kept is not None:
         return idempotent.sent(kept, replayed=True)
-    checked = await _check(house, caller, job, body.value)
+    checked = await _check(app_state, caller, job, body.value)
 
     def make(tx: Transaction) -> Answer:
         row = probes.add(tx, jobs.get(tx, job, caller.sees), checked, by=caller.owner)
         return Answer(201, {"Location": _path(row)}, jsonio.dumps(probe_json(row)))
 
-    answer, replayed = await run_in_threadpool(idempotent.once, house.database, token, make)
-    house.wake(job)
+    answer, replayed = await run_in_threadpool(idempotent.once, app_state.database, token, make)
+    app_state.wake(job)
     return idempotent.sent(answer, replayed=replayed)
 
 
@@ -115,13 +115,13 @@ async def create_probe(
     responses=answers(200, inspection.AttachedProbeList, 400, 401, 404, 422),
 )
 def list_probes(
-    house: House,
+    app_state: House,
     caller: Read,
     job: JobId,
     removed: Annotated[bool, Query(description="Also those removed or rejected.")] = False,
 ) -> Response:
     """Those of the spec first, then in the order in which they were attached."""
-    with house.database.read() as tx:
+    with app_state.database.read() as tx:
         found = probes.of_job(tx, jobs.get(tx, job, caller.sees).id, gone=removed)
     return Json(list_of([probe_json(row) for row in found], cursor=None))
 
@@ -131,9 +131,9 @@ def list_probes(
     summary="Get a probe",
     responses=answers(200, inspection.AttachedProbe, 401, 404),
 )
-def get_probe(house: House, caller: Read, job: JobId, prb: str) -> Response:
+def get_probe(app_state: House, caller: Read, job: JobId, prb: str) -> Response:
     """What it looks at, and whether the job has taken it up."""
-    with house.database.read() as tx:
+    with app_state.database.read() as tx:
         row = probes.get(tx, jobs.get(tx, job, caller.sees), prb)
     return Json(probe_json(row), headers={"ETag": probe_tag(row)})
 
@@ -148,7 +148,7 @@ def get_probe(house: House, caller: Read, job: JobId, prb: str) -> Response:
 )
 async def update_probe(
     request: Request,
-    house: House,
+    app_state: House,
     caller: Submit,
     job: JobId,
     prb: str,
@@ -163,7 +163,7 @@ async def update_probe(
         check_match(request, probe_tag(row))
 
     def merge() -> Probe:
-        with house.database.read() as tx:
+        with app_state.database.read() as tx:
             row = probes.get(tx, jobs.get(tx, job, caller.sees), prb)
         still(row)
         if row.state in ("removed", "rejected"):
@@ -172,15 +172,15 @@ async def update_probe(
         kept = {name: value for name, value in merged.items() if value is not None or name in _NULL}
         return parse(_ADAPTER, jsonio.dumps(kept).encode(), roots=(Probe,))
 
-    checked = await _check(house, caller, job, await run_in_threadpool(merge), replaces=prb)
+    checked = await _check(app_state, caller, job, await run_in_threadpool(merge), replaces=prb)
 
     def store() -> Row:
-        with house.database.write() as tx:
+        with app_state.database.write() as tx:
             found = jobs.get(tx, job, caller.sees)
             return probes.change(tx, found, prb, checked, by=caller.owner, still=still)
 
     row = await run_in_threadpool(store)
-    house.wake(job)
+    app_state.wake(job)
     return Json(probe_json(row), headers={"ETag": probe_tag(row)})
 
 
@@ -190,17 +190,17 @@ async def update_probe(
     summary="Stop watching",
     responses=answers(202, inspection.AttachedProbe, 401, 403, 404, 409),
 )
-def remove_probe(house: House, caller: Submit, job: JobId, prb: str) -> Response:
+def remove_probe(app_state: House, caller: Submit, job: JobId, prb: str) -> Response:
     """Remove a probe. What it has seen stays; `applied_step` says since when it looks no more."""
-    with house.database.write() as tx:
+    with app_state.database.write() as tx:
         found = jobs.get(tx, job, caller.sees)
         row = probes.remove(tx, found, prb, by=caller.owner)
-    house.wake(job)
+    app_state.wake(job)
     return Json(probe_json(row), status_code=202, headers={"Location": _path(row)})
 
 
-def _estimated(house: Resources, job: str, checked: Checked) -> dict[str, Any]:
-    with house.database.read() as tx:
+def _estimated(app_state: AppState, job: str, checked: CheckedProbe) -> dict[str, Any]:
+    with app_state.database.read() as tx:
         cost_s = probes.estimate(checked, probes.of_job(tx, job))
     return {
         "object": "probe_estimate",
@@ -211,8 +211,8 @@ def _estimated(house: Resources, job: str, checked: Checked) -> dict[str, Any]:
 
 
 async def _check(
-    house: Resources, caller: Caller, job_id: str, probe: Probe, *, replaces: str | None = None
-) -> Checked:
+    app_state: AppState, caller: Caller, job_id: str, probe: Probe, *, replaces: str | None = None
+) -> CheckedProbe:
     """Have the planner check a probe beside the others of its job.
 
     Raises:
@@ -221,7 +221,7 @@ async def _check(
     """
 
     def read() -> tuple[Job, list[Row], dict[str, Any]]:
-        with house.database.read() as tx:
+        with app_state.database.read() as tx:
             found = jobs.get(tx, job_id, caller.sees)
             if found.state in ENDED:
                 raise JobEnded(f"The job has ended: it {found.state}.")
@@ -235,11 +235,13 @@ async def _check(
     others = [row.body for row in rows if row.id != replaces and row.state != "failed"]
     whole = [*others, body]
     try:
-        plan = await house.planner.plan(job.resolved | {"probes": whole}, metas, owner=job.owner)
+        plan = await app_state.planner.plan(
+            job.resolved | {"probes": whole}, metas, owner=job.owner
+        )
     except InvalidSpec as error:
         raise _pointing(error, len(whole) - 1) from None
     found = cast("dict[str, Any]", plan["probes"][-1])
-    return Checked(body, found["matched"], found["bytes_per_step"])
+    return CheckedProbe(body, found["matched"], found["bytes_per_step"])
 
 
 def _pointing(error: InvalidSpec, number: int) -> InvalidRequest:

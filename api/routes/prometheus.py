@@ -16,10 +16,10 @@ from prometheus_client.core import (
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from api.app_state import Resources
+from api.app_state import AppState
 from glasshouse.errors import ServiceError
 from models.fleet import heartbeats
-from models.fleet.heartbeats import Sign
+from models.fleet.heartbeats import WorkerHealth
 from models.jobs import jobs
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PATCH", "DELETE", "OPTIONS"})
@@ -29,10 +29,10 @@ _LEDGER_S = 2.0
 _SIZES_S = 60.0
 """What takes a look at many rows, sizes and ended attempts, is summed up this often at most."""
 _SHIP_BOUNDS = ("0.02", "0.05", "0.1", "0.25", "0.5", "1.0", "2.5", "5.0", "10.0", "60.0", "+Inf")
-"""The buckets of ``worker.context.Tally``; a test compares them."""
+"""The buckets of ``worker.context.Counters``; a test compares them."""
 
 
-class Meters:
+class ProcessMetrics:
     """The figures of this process."""
 
     def __init__(self) -> None:
@@ -61,21 +61,21 @@ class Meters:
         self._requests.labels(known, route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
 
-    def watch(self, house: Resources) -> None:
+    def watch(self, app_state: AppState) -> None:
         """Read the figures of streams and of the ledger whenever they are asked for."""
-        self._streams.set_function(house.streams.num_open.total)
-        self.registry.register(Ledger(house))
+        self._streams.set_function(app_state.streams.num_open.total)
+        self.registry.register(DatabaseMetrics(app_state))
 
     def text(self) -> bytes:
         """Everything in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
-class Ledger(Collector):
+class DatabaseMetrics(Collector):
     """Figures that come out of the database, a few seconds old at most."""
 
-    def __init__(self, house: Resources) -> None:
-        self._house = house
+    def __init__(self, app_state: AppState) -> None:
+        self._app_state = app_state
         self._lock = threading.Lock()
         self._known: list[Metric] = []
         self._read_at = -_LEDGER_S
@@ -100,17 +100,17 @@ class Ledger(Collector):
             return [up, *self._known, *self._sizes, *self._wal]
 
     def _refresh(self) -> None:
-        house = self._house
+        app_state = self._app_state
         if time.monotonic() - self._read_at >= _LEDGER_S:
-            with house.database.read() as tx:
+            with app_state.database.read() as tx:
                 by_state = jobs.count_by_state(tx)
                 age_s = heartbeats.queue_age_s(tx)
                 sent = heartbeats.deliveries(tx)
                 disabled = heartbeats.disabled_webhooks(tx)
                 signs = heartbeats.signs(
                     tx,
-                    lease_ms=int(house.settings.lease_s * 1000),
-                    canary_s=house.settings.canary_s,
+                    lease_ms=int(app_state.settings.lease_s * 1000),
+                    canary_s=app_state.settings.canary_s,
                 )
             self._known = [
                 _gauges("glasshouse_jobs", "Jobs by state.", "state", by_state),
@@ -118,11 +118,11 @@ class Ledger(Collector):
                 _gauges("glasshouse_webhook_deliveries", "Messages that are kept.", "state", sent),
                 _gauge("glasshouse_webhooks_disabled", "Webhooks switched off.", disabled),
                 *_of_workers(signs),
-                _gauges("glasshouse_free_bytes", "Space left.", "place", house.space.free()),
+                _gauges("glasshouse_free_bytes", "Space left.", "place", app_state.space.free()),
             ]
             self._read_at = time.monotonic()
         if time.monotonic() - self._sized_at >= _SIZES_S:
-            with house.database.read() as tx:
+            with app_state.database.read() as tx:
                 ended = heartbeats.ended_attempts(tx)
                 stored = heartbeats.stored_bytes(tx)
                 size = heartbeats.database_bytes(tx)
@@ -132,18 +132,18 @@ class Ledger(Collector):
                 _gauge("glasshouse_database_bytes", "Bytes of the database.", size),
             ]
             self._sized_at = time.monotonic()
-        self._wal = _wal(house)
+        self._wal = _wal(app_state)
 
 
-def _wal(house: Resources) -> list[Metric]:
-    if not house.database.is_sqlite:
+def _wal(app_state: AppState) -> list[Metric]:
+    if not app_state.database.is_sqlite:
         return []
-    wal = Path(house.database.url.removeprefix("sqlite:///") + "-wal")
+    wal = Path(app_state.database.url.removeprefix("sqlite:///") + "-wal")
     size = wal.stat().st_size if wal.exists() else 0
     return [_gauge("glasshouse_wal_bytes", "Bytes of SQLite's write-ahead log.", size)]
 
 
-def _of_workers(signs: list[Sign]) -> list[Metric]:
+def _of_workers(signs: list[WorkerHealth]) -> list[Metric]:
     states = {state: sum(sign.state == state for sign in signs) for state in _STATES}
     states["deaf"] = sum(sign.deaf for sign in signs)
     alive = [sign for sign in signs if sign.state not in heartbeats.GONE][:_MAX_WORKERS]

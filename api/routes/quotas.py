@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from pydantic import Field as Constraint
 from starlette.responses import Response
 
-from api.app_state import House, Resources
+from api.app_state import AppState, House
 from api.http.access import Admin, Caller, Read
 from api.http.answers import Json
 from api.http.bodies import Body, Parsed, body_of, described
@@ -40,7 +40,7 @@ class QuotaRequest(Body):
     responses=documents.answers(200, documents.Quotas, 401, 403, 422),
 )
 def get_quotas(
-    house: House,
+    app_state: House,
     caller: Read,
     owner: Annotated[
         str | None, Query(max_length=100, description="Another owner's: for admins.")
@@ -50,8 +50,8 @@ def get_quotas(
     wanted = caller.owner if owner is None else owner
     if wanted != caller.owner and caller.sees is not None:
         raise ScopeTooSmall("The quotas of another owner are for keys with the scope 'admin'.")
-    with house.database.read() as tx:
-        return Json(_quotas_json(house, tx, wanted))
+    with app_state.database.read() as tx:
+        return Json(_quotas_json(app_state, tx, wanted))
 
 
 @router.put(
@@ -62,7 +62,7 @@ def get_quotas(
 )
 def set_quotas(
     request: Request,
-    house: House,
+    app_state: House,
     caller: Admin,
     body: Annotated[Parsed[QuotaRequest], Depends(body_of(QuotaRequest))],
 ) -> Response:
@@ -70,33 +70,33 @@ def set_quotas(
     wanted = body.value
     limits = {name: getattr(wanted, name) for name in quotas.NAMES}
     given = {name: value for name, value in limits.items() if value is not None}
-    with house.database.write() as tx:
+    with app_state.database.write() as tx:
         quotas.put(tx, wanted.owner, given, by=caller.owner)
-        answer = _quotas_json(house, tx, wanted.owner)
+        answer = _quotas_json(app_state, tx, wanted.owner)
     request.app.state.keyring.forget()
     return Json(answer)
 
 
-def _quotas_json(house: Resources, tx: Transaction, owner: str) -> dict[str, Any]:
+def _quotas_json(app_state: AppState, tx: Transaction, owner: str) -> dict[str, Any]:
     here = {
-        "streams": house.streams.num_of_owner[owner],
-        "receiving": house.receiving.num_of_owner[owner],
+        "streams": app_state.streams.num_of_owner[owner],
+        "receiving": app_state.receiving.num_of_owner[owner],
     }
     used = quotas.usage(tx, owner)
     return {
         "object": "quotas",
         "owner": owner,
-        "limits": quotas.of(tx, owner, house.settings).as_dict(),
+        "limits": quotas.of(tx, owner, app_state.settings).as_dict(),
         "own": quotas.own(tx, owner),
         "used": used | {"uploads": used["uploads"] + here["receiving"], "streams": here["streams"]},
     }
 
 
-def admit(house: Resources, caller: Caller) -> None:
+def admit(app_state: AppState, caller: Caller) -> None:
     """Whether one more job could wait, asked before it is looked at; asked again as it is stored.
 
     Raises:
         QuotaExceeded: it could not.
     """
-    with house.database.read() as tx:
-        quotas.admit_job(tx, caller.owner, house.settings)
+    with app_state.database.read() as tx:
+        quotas.admit_job(tx, caller.owner, app_state.settings)

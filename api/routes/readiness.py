@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Literal
 
-from api.app_state import Resources
+from api.app_state import AppState
 from glasshouse.errors import ServiceError, StorageFull
 from glasshouse.versions import LEAST_BROKER, SAFE_SQLITE, numbers
 from models import marks, startup
@@ -48,8 +48,8 @@ class Report:
 class Readiness:
     """Looks at most once a second, whoever asks: ``/readyz`` needs no key."""
 
-    def __init__(self, house: Resources) -> None:
-        self._house = house
+    def __init__(self, app_state: AppState) -> None:
+        self._app_state = app_state
         self._pool = ThreadPoolExecutor(8, thread_name_prefix="readyz")
         self._lock = threading.Lock()
         self._under_way: dict[str, Future[str]] = {}
@@ -73,7 +73,7 @@ class Readiness:
             if self._last is not None and time.monotonic() - self._last[0] < _FRESH_S:
                 return self._last[1]
             checks = self._look()
-            if self._house.draining.is_set():
+            if self._app_state.draining.is_set():
                 checks["draining"] = "this process is about to end"
             report = Report(checks, self._warnings(checks))
             self._last = time.monotonic(), report
@@ -100,17 +100,17 @@ class Readiness:
 
     def _database(self) -> str:
         try:
-            self._house.database.ping()
+            self._app_state.database.ping()
         except ServiceError:
             return "the database does not answer"
         return WELL
 
     def _schema(self) -> str:
-        with self._house.database.read() as tx:
+        with self._app_state.database.read() as tx:
             return startup.mismatch(startup.revision(tx)) or WELL
 
     def _write(self) -> str:
-        database = self._house.database
+        database = self._app_state.database
         try:
             with database.write() as tx:
                 written = marks.note(tx, "readyz", "api")
@@ -123,16 +123,16 @@ class Readiness:
         return WELL if found is not None and found[0] >= written else "what was written is not read"
 
     def _integrity(self) -> str:
-        with self._house.database.read() as tx:
+        with self._app_state.database.read() as tx:
             found = integrity.found_last(tx)
         return WELL if found == integrity.WHOLE else "the last look found the database damaged"
 
     def _broker(self) -> str:
-        return WELL if self._house.notifier.reaches_broker() else "the broker does not answer"
+        return WELL if self._app_state.notifier.reaches_broker() else "the broker does not answer"
 
-    def _signs(self) -> list[heartbeats.Sign]:
-        settings = self._house.settings
-        with self._house.database.read() as tx:
+    def _signs(self) -> list[heartbeats.WorkerHealth]:
+        settings = self._app_state.settings
+        with self._app_state.database.read() as tx:
             lease_ms = int(settings.lease_s * 1000)
             return heartbeats.signs(tx, lease_ms=lease_ms, canary_s=settings.canary_s)
 
@@ -153,17 +153,17 @@ class Readiness:
         return f"no worker has looked for lost jobs for {SWEPT_S:g} s"
 
     def _planner(self) -> str:
-        return WELL if self._house.planner.is_ready else "the planner is not there"
+        return WELL if self._app_state.planner.is_ready else "the planner is not there"
 
     def _disk(self) -> str:
-        short = self._house.space.short()
+        short = self._app_state.space.short()
         return f"the disk is nearly full: {', '.join(short)}" if short else WELL
 
     def _warnings(self, checks: dict[str, str]) -> dict[str, str]:
         if self._warned is None or time.monotonic() - self._warned[0] >= _VERSIONS_S:
-            found = _of_sqlite(self._house) if self._house.database.is_sqlite else {}
+            found = _of_sqlite(self._app_state) if self._app_state.database.is_sqlite else {}
             if checks["broker"] == WELL:
-                found |= _of_broker(self._house.notifier.broker_version())
+                found |= _of_broker(self._app_state.notifier.broker_version())
                 self._warned = time.monotonic(), found
             return found
         return self._warned[1]
@@ -176,14 +176,14 @@ def _said(future: Future[str]) -> str:
         return f"unknown: {error.detail}"
 
 
-def _of_sqlite(house: Resources) -> dict[str, str]:
+def _of_sqlite(app_state: AppState) -> dict[str, str]:
     found: dict[str, str] = {}
     if sqlite3.sqlite_version_info < SAFE_SQLITE:
         found["sqlite"] = (
             f"SQLite {sqlite3.sqlite_version} has the WAL-reset bug, mended in "
             f"{'.'.join(map(str, SAFE_SQLITE))}; for data that must not be lost use PostgreSQL"
         )
-    kind = remote_kind(house.settings.home)
+    kind = remote_kind(app_state.settings.home)
     if kind is not None:
         found["file_system"] = f"SQLite must not be on a file system of the kind {kind}"
     return found

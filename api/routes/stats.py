@@ -15,7 +15,7 @@ from api.http import negotiation
 from api.http.access import Read
 from api.http.answers import bad_parameter, etag, list_of
 from api.rendering import columnar, quantiles
-from api.rendering.columnar import Column, Part
+from api.rendering.columnar import Column, RowGroup
 from api.routes.events import JobId
 from api.routes.layers import Phase, check_kind
 from api.routes.metrics import FromStep, ToStep
@@ -25,7 +25,7 @@ from models.database import Transaction
 from models.jobs import jobs
 from models.observations import stats
 from models.observations.stats import COLUMNS, FIGURES, QUANTILES, Form
-from models.observations.stats_bytes import Figures, Histograms, Series
+from models.observations.stats_bytes import Histograms, StatsArrays, StoredSeries
 from models.observations.thinning import evenly, kept_places
 
 router = APIRouter(prefix="/api/v1", tags=["inside"])
@@ -47,7 +47,7 @@ Counts = NDArray[np.int64]
 def query_stats(  # noqa: PLR0913 (each is a parameter of the request)
     request: Request,
     *,
-    house: House,
+    app_state: House,
     caller: Read,
     job: JobId,
     layer: Annotated[
@@ -87,7 +87,7 @@ def query_stats(  # noqa: PLR0913 (each is a parameter of the request)
     asked = _asked(stat)
     if kind is not None:
         check_kind(kind)
-    with house.database.read() as tx:
+    with app_state.database.read() as tx:
         tag = etag(job, jobs.standing(tx, job, caller.sees).version, chosen)
         headers = {"ETag": tag, "Cache-Control": "private, no-cache", "Vary": "Accept"}
         known = columnar.fresh(request, tag)
@@ -115,20 +115,20 @@ def _asked(given: Sequence[str] | None) -> list[str]:
     return names
 
 
-def _present(parts: Sequence[Part]) -> list[str]:
+def _present(parts: Sequence[RowGroup]) -> list[str]:
     """The columns that any of the parts has, in the usual order; of none, the nine figures."""
     some = [name for name in STATS if any(name in part.columns for part in parts)]
     return some or list(FIGURES)
 
 
-def _entry(part: Part) -> dict[str, Any]:
+def _entry(part: RowGroup) -> dict[str, Any]:
     values = {name: columnar.of_json(column) for name, column in part.columns.items()}
     return dict(part.texts) | {"step": values.pop("step"), "values": values}
 
 
 def _figures(
     tx: Transaction, job: str, where: dict[str, Any], asked: list[str], max_points: int
-) -> Generator[Part]:
+) -> Generator[RowGroup]:
     """Series by series, thinned; figures and quantiles of one tensor side by side."""
     forms: list[Form] = [
         form for form in COLUMNS if any(not asked or name in asked for name in COLUMNS[form])
@@ -136,7 +136,7 @@ def _figures(
     if not {*QUANTILES}.isdisjoint(asked):
         forms.append(HISTOGRAM)
 
-    def run(form: Form) -> Generator[tuple[Series, Form, Any]]:
+    def run(form: Form) -> Generator[tuple[StoredSeries, Form, Any]]:
         for series, data in stats.query(tx, job, form=form, **where):
             yield series, form, data
 
@@ -158,11 +158,11 @@ def _figures(
         }
         nothing = Column(np.full(len(kept), np.nan), np.zeros(len(kept), bool))
         shown = {name: thin.get(name, nothing) for name in asked or thin}
-        yield Part(series._asdict(), {"step": Column(steps[kept]), **shown})
+        yield RowGroup(series._asdict(), {"step": Column(steps[kept]), **shown})
 
 
 def _side_by_side(
-    found: Sequence[tuple[Any, Figures]], asked: list[str]
+    found: Sequence[tuple[Any, StatsArrays]], asked: list[str]
 ) -> tuple[NDArray[np.int64], dict[str, Column]]:
     every = [data.steps for _, data in found]
     steps = every[0]
@@ -205,10 +205,10 @@ def _kept(columns: dict[str, Column], max_points: int) -> NDArray[np.intp]:
 # --- histograms ---------------------------------------------------------------------------------
 
 
-class Counted:
+class SharedHistograms:
     """The histograms of one tensor over steps, with edges that they share."""
 
-    def __init__(self, series: Series, data: Histograms, bins: int) -> None:
+    def __init__(self, series: StoredSeries, data: Histograms, bins: int) -> None:
         self.series = series
         self.steps = data.steps
         self.edges, self.counts = share_edges(data, bins)
@@ -221,7 +221,7 @@ class Counted:
             "counts": self.counts,
         }
 
-    def as_part(self) -> Part:
+    def as_part(self) -> RowGroup:
         """In long form: a row for each bar that is not empty at a step."""
         rows, bars = np.nonzero(self.counts)
         columns = {
@@ -230,7 +230,7 @@ class Counted:
             "high": Column(self.edges[1:][bars]),
             "count": Column(self.counts[rows, bars]),
         }
-        return Part(self.series._asdict(), columns)
+        return RowGroup(self.series._asdict(), columns)
 
 
 def share_edges(data: Histograms, bins: int | None) -> tuple[Edges, Counts]:
@@ -257,13 +257,15 @@ def share_edges(data: Histograms, bins: int | None) -> tuple[Edges, Counts]:
 
 def _histograms(
     tx: Transaction, job: str, where: dict[str, Any], max_points: int, bins: int
-) -> Generator[Counted]:
+) -> Generator[SharedHistograms]:
     for series, data in stats.query(tx, job, form="histogram", **where):
         kept = evenly(len(data.steps), min(max_points, MAX_HISTOGRAMS))
-        yield Counted(series, data.take(kept), bins)
+        yield SharedHistograms(series, data.take(kept), bins)
 
 
-def _histogram_answer(chosen: str, found: list[Counted], headers: dict[str, str]) -> Response:
+def _histogram_answer(
+    chosen: str, found: list[SharedHistograms], headers: dict[str, str]
+) -> Response:
     if chosen == "json":
         return columnar.answer(list_of([one.as_json() for one in found], cursor=None), headers)
     names = [*_NAMES, "low", "high", "count"]

@@ -49,14 +49,14 @@ class WebhookRequest(Body):
     responses=documents.answers(201, documents.NewWebhook, 400, 401, 403, 409, 415, 422),
 )
 def create_webhook(
-    house: House,
+    app_state: House,
     caller: Submit,
     once_key: OnceKey,
     body: Annotated[Parsed[WebhookRequest], Depends(body_of(WebhookRequest))],
 ) -> Response:
     """The answer shows the secret of the signatures, this once; a replay shows null."""
     wanted = body.value
-    _check_url(wanted.url, Allowed.of(house.settings.outbound_allow))
+    _check_url(wanted.url, Allowed.of(app_state.settings.outbound_allow))
     _check_events(wanted.events)
     secret = ""
 
@@ -70,7 +70,7 @@ def create_webhook(
         return Answer(201, {"Location": f"{BASE}/webhooks/{row.id}"}, jsonio.dumps(shown))
 
     token = idempotent.token_of(caller, "POST /webhooks", once_key, body.raw)
-    answer, replayed = idempotent.once(house.database, token, make)
+    answer, replayed = idempotent.once(app_state.database, token, make)
     if not replayed:
         shown = jsonio.loads(answer.body) | {"secret": secret}
         answer = Answer(answer.status, answer.headers, jsonio.dumps(shown))
@@ -103,10 +103,10 @@ def _check_events(events: tuple[str, ...]) -> None:
     summary="List webhooks",
     responses=documents.answers(200, documents.WebhookList, 400, 401, 422),
 )
-def list_webhooks(house: House, caller: Read, page: Paged) -> Response:
+def list_webhooks(app_state: House, caller: Read, page: Paged) -> Response:
     """Newest first, without their secrets."""
     after = page.after_id("whk")
-    with house.database.read() as tx:
+    with app_state.database.read() as tx:
         rows = webhooks.find(tx, owner=caller.sees, after=after, limit=page.limit + 1)
     return Json(page_of(rows, page, [webhook_json(row) for row in rows]))
 
@@ -116,9 +116,9 @@ def list_webhooks(house: House, caller: Read, page: Paged) -> Response:
     summary="Get a webhook",
     responses=documents.answers(200, documents.Webhook, 401, 404),
 )
-def get_webhook(house: House, caller: Read, id: str) -> Response:  # noqa: A002
+def get_webhook(app_state: House, caller: Read, id: str) -> Response:  # noqa: A002
     """One webhook, without its secret."""
-    with house.database.read() as tx:
+    with app_state.database.read() as tx:
         row = webhooks.get(tx, id, caller.sees)
     return Json(webhook_json(row))
 
@@ -129,9 +129,9 @@ def get_webhook(house: House, caller: Read, id: str) -> Response:  # noqa: A002
     summary="Delete a webhook",
     responses=documents.answers(204, None, 401, 403, 404),
 )
-def delete_webhook(house: House, caller: Submit, id: str) -> Response:  # noqa: A002
+def delete_webhook(app_state: House, caller: Submit, id: str) -> Response:  # noqa: A002
     """Nothing more is sent to it, and what was sent is forgotten."""
-    with house.database.write() as tx:
+    with app_state.database.write() as tx:
         webhooks.delete(tx, webhooks.get(tx, id, caller.sees))
     return Response(status_code=204)
 
@@ -141,10 +141,10 @@ def delete_webhook(house: House, caller: Submit, id: str) -> Response:  # noqa: 
     summary="What was sent to a webhook",
     responses=documents.answers(200, documents.DeliveryList, 400, 401, 404, 422),
 )
-def list_deliveries(house: House, caller: Read, id: str, page: Paged) -> Response:  # noqa: A002
+def list_deliveries(app_state: House, caller: Read, id: str, page: Paged) -> Response:  # noqa: A002
     """Newest first: what was taken, what is tried again and when, what was given up and why."""
     after = page.after_id("msg")
-    with house.database.read() as tx:
+    with app_state.database.read() as tx:
         webhooks.get(tx, id, caller.sees)
         rows = webhooks.deliveries(tx, id, after=after, limit=page.limit + 1)
     return Json(page_of(rows, page, [delivery_json(row) for row in rows]))

@@ -19,8 +19,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from api.http.access import Caller
-from api.streaming.tails import CHUNK_BYTES, Chunk, Tail, Tails, Wanted
-from api.streaming.wakeups import Wakeups, Watch
+from api.streaming.tails import CHUNK_BYTES, Chunk, EventFilter, Tail, Tails
+from api.streaming.wakeups import Subscription, Wakeups
 from glasshouse.errors import DatabaseUnavailable, JobNotFound, TooManyRequests, Unavailable
 from models import keys
 from models.access import quotas
@@ -39,7 +39,7 @@ HEADERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StreamStart:
     """Where one job's log stands, and where the client wants to go on from."""
 
     job: str
@@ -70,7 +70,7 @@ class Feed:
     """What one client is sent after the hello, as far as it is there."""
 
     tails: Tails
-    wanted: Wanted
+    wanted: EventFilter
     many: bool
     """Ids are the cursors of all jobs, not one number."""
     positions: list[_Position] = field(default_factory=list[_Position])
@@ -151,8 +151,8 @@ class Streams:
     def response(
         self,
         caller: Caller,
-        starts: Sequence[Start],
-        wanted: Wanted,
+        starts: Sequence[StreamStart],
+        wanted: EventFilter,
         *,
         many: bool,
     ) -> Response:
@@ -222,8 +222,8 @@ class StreamResponse(Response):
         self,
         streams: Streams,
         caller: Caller,
-        starts: Sequence[Start],
-        wanted: Wanted,
+        starts: Sequence[StreamStart],
+        wanted: EventFilter,
         *,
         many: bool,
     ) -> None:
@@ -234,7 +234,7 @@ class StreamResponse(Response):
         self._streams = streams
         self._starts = starts
         self._feed = Feed(streams.tails, wanted, many)
-        self._watch = Watch(streams.settings.stream_ping_s)
+        self._watch = Subscription(streams.settings.stream_ping_s)
         self._sending: asyncio.Timeout | None = None
         self._gone = False
 

@@ -18,11 +18,11 @@ import anyio
 import anyio.to_thread
 import structlog
 
-from api.streaming.wakeups import Wakeups, Watch
+from api.streaming.wakeups import Subscription, Wakeups
 from glasshouse.errors import DatabaseUnavailable, JobNotFound
 from models.database import Database
 from models.observations import events
-from models.observations.events import LoggedEvent, Page
+from models.observations.events import EventPage, LoggedEvent
 from models.observations.lineage import Asked
 
 COALESCE_S = 0.025
@@ -41,7 +41,7 @@ T = TypeVar("T")
 _log = structlog.get_logger(__name__)
 
 
-class Wanted(NamedTuple):
+class EventFilter(NamedTuple):
     """What of a log a client is sent."""
 
     types: frozenset[str] | None = None
@@ -49,7 +49,7 @@ class Wanted(NamedTuple):
     attempt: Asked = None
 
 
-WHOLE = Wanted()
+WHOLE = EventFilter()
 
 
 class Encoded(NamedTuple):
@@ -81,7 +81,7 @@ class Chunk:
     )
 
     @classmethod
-    def of(cls, after: int, page: Page) -> "Chunk":
+    def of(cls, after: int, page: EventPage) -> "Chunk":
         """Encode a page that was read from a number on."""
         encoded = tuple(encode(event) for event in page.events)
         return cls(after, page.seq, encoded, sum(len(event.body) for event in encoded))
@@ -129,7 +129,7 @@ class Tail:
         """The ring holds everything after this."""
         self.closed = False
         """Nothing will come any more: the job has ended, or is gone."""
-        self.watchers: set[Watch] = set()
+        self.watchers: set[Subscription] = set()
         self._ring: deque[Chunk] = deque()
         self._ring_bytes = 0
 
@@ -192,7 +192,7 @@ class Tails:
         """Run something that blocks, in one of the few threads that streams may use."""
         return await anyio.to_thread.run_sync(function, limiter=self._readers)
 
-    async def read(self, job: str, seq: int, wanted: Wanted = WHOLE) -> Chunk:
+    async def read(self, job: str, seq: int, wanted: EventFilter = WHOLE) -> Chunk:
         """Read a chunk of a log from the database; of some types only, and the end.
 
         Raises:
@@ -201,7 +201,9 @@ class Tails:
         return await self.in_thread(partial(self._read, job, seq, wanted))
 
     @contextmanager
-    def join(self, job: str, seq: int, watch: Watch, attempt: Asked = None) -> Generator[Tail]:
+    def join(
+        self, job: str, seq: int, watch: Subscription, attempt: Asked = None
+    ) -> Generator[Tail]:
         """Watch a job while the block lasts. A new tail begins after ``seq``."""
         key = (job, attempt)
         if key not in self._tails:
@@ -231,9 +233,9 @@ class Tails:
             tail.closed = True
             tail.ring()
 
-    async def _grow(self, tail: Tail, watch: Watch) -> None:
+    async def _grow(self, tail: Tail, watch: Subscription) -> None:
         try:
-            chunk = await self.read(tail.job, tail.seq, Wanted(None, tail.attempt))
+            chunk = await self.read(tail.job, tail.seq, EventFilter(None, tail.attempt))
         except DatabaseUnavailable:
             _log.warning("tail_cannot_read", job=tail.job)
             await asyncio.sleep(1.0)
@@ -244,7 +246,7 @@ class Tails:
         else:
             await watch.wait()
 
-    def _read(self, job: str, seq: int, wanted: Wanted) -> Chunk:
+    def _read(self, job: str, seq: int, wanted: EventFilter) -> Chunk:
         types = None if wanted.types is None else sorted(wanted.types | {"end"})
         with self._database.read() as tx:
             page = events.read(

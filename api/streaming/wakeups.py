@@ -25,7 +25,7 @@ _SILENCE_S = 10.0
 _log = structlog.get_logger(__name__)
 
 
-class Watch:
+class Subscription:
     """A look-out for news of some jobs. News that comes between two waits is not missed."""
 
     def __init__(self, poll_s: float) -> None:
@@ -67,14 +67,14 @@ class Wakeups:
     def __init__(self, redis_url: str, *, poll_s: float = POLL_S) -> None:
         self._url = redis_url
         self._poll_s = poll_s
-        self._watches: dict[str, set[Watch]] = {}
+        self._watches: dict[str, set[Subscription]] = {}
         self.connected = False
         """Whether the subscriber hears the channel now."""
 
     @contextmanager
-    def watch(self, *jobs: str) -> Generator[Watch]:
+    def watch(self, *jobs: str) -> Generator[Subscription]:
         """Look out for news of these jobs while the block lasts. Read after entering it."""
-        watch = Watch(self._poll_s)
+        watch = Subscription(self._poll_s)
         for job in jobs:
             self._watches.setdefault(job, set()).add(watch)
         try:

@@ -10,11 +10,11 @@ from fastapi import Depends, Header
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from api.app_state import Resources
+from api.app_state import AppState
 from api.http.access import Caller
 from glasshouse.errors import IdempotencyKeyBusy, InvalidHeader, ServiceError
 from models.access import idempotency
-from models.access.idempotency import Answer, Token
+from models.access.idempotency import Answer, IdempotencyUse
 from models.database import Database, Transaction
 
 _PATIENCE_S = 10.0
@@ -43,15 +43,17 @@ async def read_key(
 OnceKey = Annotated[str | None, Depends(read_key)]
 
 
-def token_of(caller: Caller, route: str, key: str | None, body: bytes | str) -> Token | None:
+def token_of(
+    caller: Caller, route: str, key: str | None, body: bytes | str
+) -> IdempotencyUse | None:
     """The use of the key; ``body`` is the request's body, or its SHA-256 in hexadecimal."""
     if key is None:
         return None
     digest = body if isinstance(body, str) else hashlib.sha256(body).hexdigest()
-    return Token(owner=caller.owner, route=route, key=key, body_sha256=digest)
+    return IdempotencyUse(owner=caller.owner, route=route, key=key, body_sha256=digest)
 
 
-def earlier(database: Database, token: Token | None) -> Answer | None:
+def earlier(database: Database, token: IdempotencyUse | None) -> Answer | None:
     """The answer that this request already got."""
     if token is None:
         return None
@@ -60,7 +62,7 @@ def earlier(database: Database, token: Token | None) -> Answer | None:
 
 
 def once(
-    database: Database, token: Token | None, make: Callable[[Transaction], Answer]
+    database: Database, token: IdempotencyUse | None, make: Callable[[Transaction], Answer]
 ) -> tuple[Answer, bool]:
     """Make the thing and keep the answer, in one transaction; or give the answer kept before.
 
@@ -85,16 +87,19 @@ def once(
 
 
 async def once_with_files(
-    house: Resources, token: Token | None, make: Callable[[Transaction], Answer], key: str
+    app_state: AppState,
+    token: IdempotencyUse | None,
+    make: Callable[[Transaction], Answer],
+    key: str,
 ) -> tuple[Answer, bool]:
     """The same for what has files under a key, which go unless a row names them now."""
     try:
-        answer, replayed = await run_in_threadpool(once, house.database, token, make)
+        answer, replayed = await run_in_threadpool(once, app_state.database, token, make)
     except ServiceError:  # before the commit
-        await run_in_threadpool(house.artifacts.delete, key)
+        await run_in_threadpool(app_state.artifacts.delete, key)
         raise
     if replayed:
-        await run_in_threadpool(house.artifacts.delete, key)
+        await run_in_threadpool(app_state.artifacts.delete, key)
     return answer, replayed
 
 

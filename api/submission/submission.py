@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
-from api.app_state import Resources
+from api.app_state import AppState
 from api.http.access import Caller
 from api.submission import scales
 from api.submission.start import what_differs
@@ -29,12 +29,12 @@ from models.database import Transaction
 from models.fleet import workers
 from models.jobs import checkpoints, jobs
 from models.storage import datasets
-from models.storage.columns import Columns
+from models.storage.columns import DatasetColumns
 from models.tables import Device, Worker
 
 
 @dataclass(slots=True)
-class Inputs:
+class JobInputs:
     """What a job reads, found in the database."""
 
     datasets: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -55,7 +55,7 @@ class Inputs:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class CheckedJob:
     """A job that can be stored."""
 
     spec: dict[str, Any]
@@ -69,8 +69,8 @@ class Prepared:
 
 
 async def prepare(
-    house: Resources, spec: TrainJob | InferJob, caller: Caller, *, hold: bool = False
-) -> Prepared:
+    app_state: AppState, spec: TrainJob | InferJob, caller: Caller, *, hold: bool = False
+) -> CheckedJob:
     """Check a job. A dataset that it names is there by its id from now on.
 
     ``hold``: the job is to be stored, so the checkpoint that it reads stays until then.
@@ -81,8 +81,8 @@ async def prepare(
         PlannerUnavailable: it cannot be checked now.
     """
     found, (chosen, warnings) = await asyncio.gather(
-        run_in_threadpool(_find_inputs, house, spec, caller, hold),
-        run_in_threadpool(_find_devices, house, spec.devices),
+        run_in_threadpool(_find_inputs, app_state, spec, caller, hold),
+        run_in_threadpool(_find_devices, app_state, spec.devices),
     )
     if found.problems:
         first = found.problems[0]
@@ -94,22 +94,26 @@ async def prepare(
     if found.checkpoint is not None:  # "the newest of the job" means the newest of now
         asked.pop("job", None)
         asked["checkpoint"] = found.checkpoint
-    plan = await house.planner.plan(asked, found.datasets, found.network, owner=caller.sees or "")
+    plan = await app_state.planner.plan(
+        asked, found.datasets, found.network, owner=caller.sees or ""
+    )
     resolved = plan.pop("spec")
     _refuse_too_large(plan, chosen)
     _check_start(found, resolved, plan)
     if isinstance(spec, TrainJob):
-        warnings += await run_in_threadpool(_uneven, house, found, resolved)
+        warnings += await run_in_threadpool(_uneven, app_state, found, resolved)
     plan["warnings"] = [*plan.get("warnings", []), *warnings]
-    return Prepared(submitted, resolved, plan, frozenset(found.uses), chosen)
+    return CheckedJob(submitted, resolved, plan, frozenset(found.uses), chosen)
 
 
-def _uneven(house: Resources, found: Inputs, resolved: Mapping[str, Any]) -> list[dict[str, str]]:
+def _uneven(
+    app_state: AppState, found: JobInputs, resolved: Mapping[str, Any]
+) -> list[dict[str, str]]:
     """The warning of columns of very different scale, where the first source has them."""
     source = next(part for part in sources_in(resolved))
     name = str(source["dataset"])
     try:
-        figures = Columns(house.artifacts.local(found.places[name])).stats()
+        figures = DatasetColumns(app_state.artifacts.local(found.places[name])).stats()
     except (OSError, ServiceError, ValueError):  # it is advice: without figures there is none
         return []
     columns = found.datasets[name]["columns"]
@@ -141,7 +145,7 @@ def _needed_on(kind: str, memory: Mapping[str, int]) -> int:
     return memory["total_bytes"] - host_only
 
 
-def _check_start(found: Inputs, resolved: dict[str, Any], plan: Mapping[str, Any]) -> None:
+def _check_start(found: JobInputs, resolved: dict[str, Any], plan: Mapping[str, Any]) -> None:
     """A run goes on only as it began, and only if something is left of it."""
     if found.start_step is None or found.network is None or resolved["init"]["load"] != "all":
         return
@@ -175,8 +179,10 @@ def _wrong_start(pointer: str, detail: str) -> InvalidSpec:
     return InvalidSpec(f"{pointer}: {detail}", problems=[problem])
 
 
-def _find_inputs(house: Resources, spec: TrainJob | InferJob, caller: Caller, hold: bool) -> Inputs:
-    found, owner = Inputs(), caller.sees
+def _find_inputs(
+    app_state: AppState, spec: TrainJob | InferJob, caller: Caller, hold: bool
+) -> JobInputs:
+    found, owner = JobInputs(), caller.sees
     sources: dict[str, str] = {}
     if isinstance(spec, TrainJob):
         several = not isinstance(spec.data.train, Source)
@@ -187,7 +193,7 @@ def _find_inputs(house: Resources, spec: TrainJob | InferJob, caller: Caller, ho
     elif spec.data is not None:
         sources["/data/dataset"] = spec.data.dataset
     begins = isinstance(spec, InferJob) or spec.init is not None
-    with house.database.write() if hold and begins else house.database.read() as tx:
+    with app_state.database.write() if hold and begins else app_state.database.read() as tx:
         for pointer, reference in sources.items():
             _find_dataset(tx, found, pointer, reference, caller)
         if isinstance(spec, InferJob):
@@ -195,21 +201,21 @@ def _find_inputs(house: Resources, spec: TrainJob | InferJob, caller: Caller, ho
         elif spec.init is not None:
             _find_start(tx, found, spec.init.checkpoint, owner, hold=hold)
     if isinstance(spec, TrainJob):
-        _add_labels(house, found, spec)
+        _add_labels(app_state, found, spec)
     return found
 
 
-def _add_labels(house: Resources, found: Inputs, spec: TrainJob) -> None:
+def _add_labels(app_state: AppState, found: JobInputs, spec: TrainJob) -> None:
     """Put into the descriptions of datasets which texts the columns of labels have."""
     for name, dataset in found.datasets.items():
         labels = text_labels(spec.data.fields, dataset["columns"])
         if labels:
-            stats = Columns(house.artifacts.local(found.places[name])).stats()
+            stats = DatasetColumns(app_state.artifacts.local(found.places[name])).stats()
             dataset["columns"] = with_values(dataset["columns"], stats, labels)
 
 
 def _find_start(
-    tx: Transaction, found: Inputs, checkpoint_id: str, owner: str | None, *, hold: bool
+    tx: Transaction, found: JobInputs, checkpoint_id: str, owner: str | None, *, hold: bool
 ) -> None:
     try:
         saved = checkpoints.get(tx, checkpoint_id, owner)
@@ -231,7 +237,7 @@ def datasets_of(tx: Transaction, resolved: Mapping[str, Any]) -> dict[str, Any]:
     return {row.id: {"columns": row.columns, "splits": row.splits} for row in rows}
 
 
-def _find_dataset(tx: Any, found: Inputs, pointer: str, reference: str, caller: Caller) -> None:
+def _find_dataset(tx: Any, found: JobInputs, pointer: str, reference: str, caller: Caller) -> None:
     try:
         row = datasets.referred(tx, reference, owner=caller.owner, sees=caller.sees)
     except DatasetNotFound as error:
@@ -249,7 +255,7 @@ def _find_dataset(tx: Any, found: Inputs, pointer: str, reference: str, caller: 
 
 
 def _find_checkpoint(
-    tx: Any, found: Inputs, spec: InferJob, owner: str | None, *, hold: bool
+    tx: Any, found: JobInputs, spec: InferJob, owner: str | None, *, hold: bool
 ) -> None:
     try:
         if spec.checkpoint is not None:
@@ -269,15 +275,15 @@ def _find_checkpoint(
 
 
 def _find_devices(
-    house: Resources, wanted: Devices
+    app_state: AppState, wanted: Devices
 ) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
     """The devices that the job may get, and warnings.
 
     Raises:
         DeviceUnavailable: the service has workers, and none with a healthy device like it.
     """
-    lease_ms = int(house.settings.lease_s * 1000)
-    with house.database.read() as tx:
+    lease_ms = int(app_state.settings.lease_s * 1000)
+    with app_state.database.read() as tx:
         known = workers.all_devices(tx, lease_ms=lease_ms)
         found = workers.all_workers(tx, lease_ms=lease_ms)
     hosts = {row.id: row for row, _ in found}

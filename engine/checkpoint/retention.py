@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from glasshouse.spec import Checkpoint
 
 
-class Keeping:
+class CheckpointRetention:
     """Remembers the checkpoints of a run, oldest first."""
 
     def __init__(self, rule: Checkpoint) -> None:

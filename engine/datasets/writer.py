@@ -52,7 +52,7 @@ class _NpyFile:
             os.fsync(file.fileno())
 
 
-class NumberColumn:
+class NumberColumnWriter:
     """One column of one split: numbers of one dtype, each row of one shape."""
 
     def __init__(
@@ -85,7 +85,7 @@ class NumberColumn:
         self._file.finish(self.rows)
 
 
-class RaggedColumn:
+class RaggedColumnWriter:
     """One column of one split: a list per row, each with its own length, of values of one shape."""
 
     def __init__(
@@ -152,7 +152,7 @@ class RaggedColumn:
         self._offsets_path.unlink()
 
 
-class TextColumn:
+class TextColumnWriter:
     """One column of one split: UTF-8 texts, as their bytes and where each begins."""
 
     def __init__(self, writer: "DatasetWriter", path: Path) -> None:
@@ -186,7 +186,7 @@ class TextColumn:
         self._bytes.finish(self._end)
 
 
-Column = NumberColumn | RaggedColumn | TextColumn
+Column = NumberColumnWriter | RaggedColumnWriter | TextColumnWriter
 
 
 class DatasetWriter:
@@ -204,30 +204,30 @@ class DatasetWriter:
 
     def numbers(
         self, split: str, name: str, dtype: np.dtype[Any], shape: tuple[int, ...] = ()
-    ) -> NumberColumn:
+    ) -> NumberColumnWriter:
         """Begin a column of numbers."""
         native = dtype.newbyteorder("=")
         path = self._place(split, name, {"dtype": native.name, "shape": list(shape)})
-        column = NumberColumn(self, path, native, shape)
+        column = NumberColumnWriter(self, path, native, shape)
         self._splits[split][name] = column
         return column
 
     def ragged(
         self, split: str, name: str, dtype: np.dtype[Any], shape: tuple[int, ...] = ()
-    ) -> RaggedColumn:
+    ) -> RaggedColumnWriter:
         """Begin a column of lists; ``shape`` is that of one of their values.
 
         If in the end all rows of all splits have one length, it is a column of numbers.
         """
         native = dtype.newbyteorder("=")
         path = self._place(split, name, {"dtype": native.name, "shape": [None, *shape]})
-        column = RaggedColumn(self, path, native, shape)
+        column = RaggedColumnWriter(self, path, native, shape)
         self._splits[split][name] = column
         return column
 
-    def texts(self, split: str, name: str) -> TextColumn:
+    def texts(self, split: str, name: str) -> TextColumnWriter:
         """Begin a column of texts."""
-        column = TextColumn(self, self._place(split, name, {"dtype": "string", "shape": []}))
+        column = TextColumnWriter(self, self._place(split, name, {"dtype": "string", "shape": []}))
         self._splits[split][name] = column
         return column
 
@@ -318,7 +318,9 @@ class DatasetWriter:
         described = dict(self._declared[name])
         columns = {split: self._splits[split][name] for split in rows}
         described["missing"] = sum(column.stats.missing for column in columns.values())
-        ragged = {s: column for s, column in columns.items() if isinstance(column, RaggedColumn)}
+        ragged = {
+            s: column for s, column in columns.items() if isinstance(column, RaggedColumnWriter)
+        }
         if not ragged:
             for column in columns.values():
                 column.finish()
@@ -335,7 +337,7 @@ class DatasetWriter:
 
     def _figures(self, split: str, name: str) -> dict[str, Any]:
         column = self._splits[split][name]
-        if not isinstance(column, RaggedColumn):
+        if not isinstance(column, RaggedColumnWriter):
             return column.stats.as_dict()
         lengths = column.lengths
         mean = lengths["total"] / column.rows
@@ -367,7 +369,7 @@ def _tokens(columns: Mapping[str, Column]) -> dict[str, Any]:
     found = {
         split: column.tokens.as_dict()
         for split, column in columns.items()
-        if isinstance(column, TextColumn)
+        if isinstance(column, TextColumnWriter)
     }
     units = next(iter(found.values()), {})
     by_unit = {unit: {split: item[unit] for split, item in found.items()} for unit in units}

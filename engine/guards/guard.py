@@ -24,7 +24,7 @@ from engine.core.timing import Clock, taken_out
 from engine.data.batches.rows import Rows
 from engine.data.sources.joined import name_of
 from engine.guards.replay import Found, Pass, Replay, Skipped, described
-from engine.guards.update_gate import Gate
+from engine.guards.update_gate import UpdateGate
 from engine.learner.learner import Learner
 from engine.learner.side_effects import Randomness
 from engine.losses.loss_sums import StepPart
@@ -54,7 +54,7 @@ Emit = Callable[[dict[str, Any]], None]
 
 
 @dataclass
-class Seen:
+class CheckedStep:
     """A step that was looked at, until its numbers have come home."""
 
     step: int
@@ -90,13 +90,13 @@ class Guard:
         self._action, self._checks = spec.action, frozenset(spec.check)
         self._limit = spec.max_skipped or MAX_SKIPPED
         skipped = Skipped(spec.skip)
-        self._carried = carried = learner.carried
+        self._hidden_state = hidden_state = learner.hidden_state
         self._replay = Replay(
             learner.network,
             learner.loss_fn,
             rows,
             skipped,
-            carried=carried,
+            hidden_state=hidden_state,
             scaling=learner.scaling,
         )
         self._graded = [
@@ -107,14 +107,14 @@ class Guard:
         self._norms: list[Tensor] = []
         """Of the outputs of the pass that is under way."""
         self._scaling = learner.scaling
-        self._gate = Gate(
+        self._gate = UpdateGate(
             learner.network,
             learner.optimizer,
             readback.device,
             self._action,
             takes_flag=None if learner.scaling is None else False,
         )
-        self._pace = Ration(leaves_out=self._action == "warn")
+        self._pace = CheckInterval(leaves_out=self._action == "warn")
         self._passes: list[Pass] = []
         self._looked_at: list[Pass] = []
         """The passes of the newest step that is complete."""
@@ -142,9 +142,9 @@ class Guard:
             if not self._passes:
                 self._gate.begin()
             randomness = Randomness.now(self._readback.device)
-            carried = None if self._carried is None else self._carried.snapshot()
+            hidden_state = None if self._hidden_state is None else self._hidden_state.snapshot()
             rows = self._rows
-            self._passes.append(Pass(rows.taken, randomness, rows.trained_in, carried, part))
+            self._passes.append(Pass(rows.taken, randomness, rows.trained_in, hidden_state, part))
 
     def rewind(self) -> None:
         """Draw the random numbers of the pass under way once more, from where it carries on."""
@@ -152,8 +152,8 @@ class Guard:
             return
         under_way = self._passes[-1]
         under_way.randomness.restore()
-        if self._carried is not None and under_way.carried is not None:
-            self._carried.put(under_way.carried)
+        if self._hidden_state is not None and under_way.hidden_state is not None:
+            self._hidden_state.put(under_way.hidden_state)
 
     def look(self, step: int, epoch: int, loss: Tensor) -> None:
         """Look at a step between its backward pass and clipping; it may lose its update.
@@ -178,7 +178,7 @@ class Guard:
             numbers[SCALE] = self._scaling.scale
         if decisive := [item for name, item in numbers.items() if self._decides(name)]:
             self._gate.take(decisive)
-        self._put(Seen(*self._newest, [*numbers], passes, before), numbers)
+        self._put(CheckedStep(*self._newest, [*numbers], passes, before), numbers)
 
     def has_skipped(self) -> bool:
         """Whether the newest step made no update; waits for the device where that decided."""
@@ -233,15 +233,15 @@ class Guard:
         numbers: dict[str, Tensor] = {}
         if parameters:
             numbers["parameters"] = norm_of(parameters, parameters[0], math.inf)
-        self._put(Seen(*self._newest, [*numbers], [], self._looked_at), numbers)
+        self._put(CheckedStep(*self._newest, [*numbers], [], self._looked_at), numbers)
 
-    def _put(self, seen: Seen, numbers: Mapping[str, Tensor]) -> None:
+    def _put(self, seen: CheckedStep, numbers: Mapping[str, Tensor]) -> None:
         if numbers:
             self._readback.put([*numbers.values()], lambda arrived: self._arrived(seen, arrived))
 
     # --- what follows -----------------------------------------------------------------------
 
-    def _arrived(self, seen: Seen, arrived: Sequence[float]) -> None:
+    def _arrived(self, seen: CheckedStep, arrived: Sequence[float]) -> None:
         """Judge a step by its numbers, which are there now."""
         values = dict(zip(seen.names, arrived, strict=True))
         bad = [name for name, value in values.items() if not math.isfinite(value)]
@@ -265,14 +265,14 @@ class Guard:
             self._num_findings += 1
             self._tell(seen, bad, values, is_over=is_over)
 
-    def _count(self, seen: Seen) -> None:
+    def _count(self, seen: CheckedStep) -> None:
         self._gate.shut()
         self.num_skipped += 1
         self._in_a_row += 1
         self._metrics(seen, {"skipped_steps": self.num_skipped})
 
     def _tell(
-        self, seen: Seen, bad: Sequence[str], values: Mapping[str, float], *, is_over: bool
+        self, seen: CheckedStep, bad: Sequence[str], values: Mapping[str, float], *, is_over: bool
     ) -> None:
         """Find the layer, say so, and end the job if that is what is to happen.
 
@@ -311,11 +311,11 @@ class Guard:
             hint=self.advice,
         )
 
-    def _metrics(self, seen: Seen, values: dict[str, float]) -> None:
+    def _metrics(self, seen: CheckedStep, values: dict[str, float]) -> None:
         record = {"type": "metrics", "at": now(), "step": seen.step, "epoch": seen.epoch}
         self._emit(record | {"values": values})
 
-    def _found(self, seen: Seen) -> Found:
+    def _found(self, seen: CheckedStep) -> Found:
         if "parameters" in seen.names:
             return self._replay.in_parameters()
         try:
@@ -323,7 +323,7 @@ class Guard:
         except Exception:  # it only adds to what is known
             return Found()
 
-    def _described(self, seen: Seen, found: Found, bad: Sequence[str]) -> str:
+    def _described(self, seen: CheckedStep, found: Found, bad: Sequence[str]) -> str:
         what = {"gradients": "the norm of the gradients", "loss": "the loss"}
         hit = " and ".join(what.get(name, name) for name in bad)
         is_one = len(bad) == 1 and bad[0] in what
@@ -379,7 +379,7 @@ class Guard:
         }
 
 
-class Ration:
+class CheckInterval:
     """How often gradients are looked at, where that may be left out: so that it takes its share.
 
     The times are those of the host.

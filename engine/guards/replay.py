@@ -19,10 +19,10 @@ from engine.data.batches.rows import Rows, Taken
 from engine.learner.side_effects import Randomness, untouched
 from engine.losses.loss_sums import StepPart
 from engine.losses.losses import Losses, loss_of
-from engine.network.hidden_state import Carried, States, alone
+from engine.network.hidden_state import HiddenState, States, alone
 from engine.network.layers import LayerFailed
 from engine.network.network import Network
-from engine.optim.gradient_scaling import Scaling
+from engine.optim.gradient_scaling import GradScaling
 from engine.probes.statistics.summarize import summarize
 from engine.probes.watched.gradients import watch_gradient
 from glasshouse.events import STATS_COLUMNS
@@ -45,7 +45,7 @@ class Pass:
     randomness: Randomness
     trained_in: int | None = None
     """The epoch for which its rows were changed."""
-    carried: States | None = None
+    hidden_state: States | None = None
     """Where its stateful layers began, where there are some."""
     part: StepPart | None = None
     """Its place in its step, where several micro-batches make one."""
@@ -106,12 +106,12 @@ class Replay:
         rows: Rows,
         skipped: Skipped,
         *,
-        carried: Carried | None = None,
-        scaling: Scaling | None = None,
+        hidden_state: HiddenState | None = None,
+        scaling: GradScaling | None = None,
     ) -> None:
         self._network = network
         self._scaling = scaling
-        self._carried = carried
+        self._hidden_state = hidden_state
         self._loss_fn = loss_fn
         self._rows = rows
         self._skipped = skipped
@@ -127,10 +127,10 @@ class Replay:
             return found
         largest = Found()
         for number, one in enumerate(passes):
-            with untouched(self._network, one.randomness.device), alone(self._carried):
+            with untouched(self._network, one.randomness.device), alone(self._hidden_state):
                 one.randomness.restore()
-                if self._carried is not None and one.carried is not None:
-                    self._carried.put(one.carried)
+                if self._hidden_state is not None and one.hidden_state is not None:
+                    self._hidden_state.put(one.hidden_state)
                 search = _Search(self._skipped)
                 self._run(self._rows.again(one.taken, one.trained_in), one.part, search)
             found = search.found

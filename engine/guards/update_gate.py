@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Gate:
+class UpdateGate:
     """Decides step by step whether the optimizer's step does anything.
 
     On the CPU the numbers are there in time. On CUDA an optimizer that takes torch's ``found_inf``

@@ -22,13 +22,13 @@ from engine.data.batches.rows import Rows, longest_of
 from engine.data.columns.fields import BadField
 from engine.data.columns.prepared import Prepared, Preparing
 from engine.data.columns.table import Table
-from engine.data.sources.inline import Meaning, inline_rows
+from engine.data.sources.inline import ValueMeaning, inline_rows
 from engine.data.sources.loading import load
 from engine.inference import predictions
 from engine.network.network import Network, needed_layers
 from engine.network.sequence_lengths import stepwise
 from engine.network.shapes import FieldShape, trace
-from engine.training.report import Control, Outputs
+from engine.training.report import Outputs, RunControl
 from glasshouse import jsonio
 from glasshouse.errors import DataFailed, SpecFailed
 from glasshouse.spec import (
@@ -129,7 +129,7 @@ def read_field(field: str, layer_type: str, x_NC: Tensor) -> Tensor:
 
 
 def run(
-    job: InferJob, trained_by: Trained | None, inputs: Inputs, *, control: Control, out: Outputs
+    job: InferJob, trained_by: Trained | None, inputs: Inputs, *, control: RunControl, out: Outputs
 ) -> str:
     """Run an inference job; returns ``succeeded`` or ``cancelled``."""
     if trained_by is None:
@@ -178,7 +178,7 @@ def _rows(job: InferJob, trained_by: Trained, inputs: Inputs) -> Rows:
         return load(
             source, fields, inputs.table, seed=0, device=device, limit=cut, preparing=preparing
         )
-    meaning = Meaning(fields, preparing)
+    meaning = ValueMeaning(fields, preparing)
     try:
         return inline_rows(job.inputs or {}, inline_shapes(fields), device, most, meaning)
     except (BadField, KeyError) as cause:
@@ -233,7 +233,7 @@ def _forward(
     rows: Rows,
     plan: _Plan,
     *,
-    control: Control,
+    control: RunControl,
     out: Outputs,
 ) -> "_Pieces | None":
     """All batches; the pieces of each ``layer/field``, or None when cancelled."""

@@ -13,10 +13,10 @@ from engine.learner.averaging import Averages, averages
 from engine.learner.tuning import Tuned
 from engine.losses.losses import Losses
 from engine.metrics.metrics import wanted
-from engine.network.hidden_state import Carried, alone
+from engine.network.hidden_state import HiddenState, alone
 from engine.network.network import Network
 from engine.optim.gradient_clipping import Clip, clipping
-from engine.optim.gradient_scaling import Scaling
+from engine.optim.gradient_scaling import GradScaling
 from engine.optim.lr_schedulers import LearningRate, learning_rate
 from engine.optim.parameter_options import fill, make_optimizer
 from glasshouse.spec import TrainJob
@@ -32,8 +32,8 @@ class Learner(NamedTuple):
     rate: LearningRate | None = None
     averages: Averages | None = None
     tuned: Tuned | None = None
-    carried: Carried | None = None
-    scaling: Scaling | None = None
+    hidden_state: HiddenState | None = None
+    scaling: GradScaling | None = None
 
     @property
     def update(self) -> Callable[[], object]:
@@ -62,8 +62,8 @@ class Learner(NamedTuple):
         the guard withheld it. Averages and schedules then stay where they are; only a schedule of
         epochs still counts the end of one. Asked only where there is either.
         """
-        if self.carried is not None and ends_epoch:
-            self.carried.reset()
+        if self.hidden_state is not None and ends_epoch:
+            self.hidden_state.reset()
         if self.averages is not None or self.rate is not None:
             num_updates = 0 if has_skipped() else 1
             if self.averages is not None and num_updates:
@@ -76,7 +76,7 @@ class Learner(NamedTuple):
     def judged(self) -> Generator[None]:
         """The network in here is the one that evaluations judge."""
         averages = contextlib.nullcontext() if self.averages is None else self.averages.applied()
-        with averages, alone(self.carried):
+        with averages, alone(self.hidden_state):
             yield
 
 
@@ -91,7 +91,7 @@ def learner_of(job: TrainJob, device: torch.device) -> Learner:
     clip = clipping(job.grad_clip, job.network, network)
     rate = learning_rate(job.scheduler, optimizer)
     scaling = (
-        Scaling(job.grad_scaler, optimizer, device)
+        GradScaling(job.grad_scaler, optimizer, device)
         if network.low_precision == torch.float16
         else None
     )
@@ -104,6 +104,6 @@ def learner_of(job: TrainJob, device: torch.device) -> Learner:
         rate,
         averages(job.average, network),
         tuned if job.tune else None,
-        Carried.of(job.network, network),
+        HiddenState.of(job.network, network),
         scaling,
     )

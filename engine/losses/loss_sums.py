@@ -40,7 +40,7 @@ class LossSums:
 
 
 @dataclass(frozen=True)
-class Late:
+class LateDenominator:
     """A loss of a micro-batch whose denominator only the forward pass gives."""
 
     number: int
@@ -68,7 +68,7 @@ class StepPart:
 
     own: tuple[Denominator, ...]
     whole: tuple[Denominator, ...]
-    late: tuple[Late | None, ...] = ()
+    late: tuple[LateDenominator | None, ...] = ()
 
 
 def total(parts: Sequence[tuple[Denominator, ...]]) -> tuple[Denominator, ...]:
@@ -132,7 +132,7 @@ class Term:
         operands: Sequence[Any],
         own: Denominator,
         whole: Denominator,
-        late: Late | None = None,
+        late: LateDenominator | None = None,
     ) -> Tensor:
         """What a micro-batch adds to the loss of its step; one with nothing to compare adds 0."""
         if self.is_sum:
@@ -144,7 +144,9 @@ class Term:
             return above / whole.to(above.dtype)
         return self.value(operands) * (own / whole) if own else self._summed(operands)
 
-    def _by_rows(self, operands: Sequence[Any], share: Tensor | float, late: Late) -> Tensor:
+    def _by_rows(
+        self, operands: Sequence[Any], share: Tensor | float, late: LateDenominator
+    ) -> Tensor:
         """The mean of a micro-batch by its share of the rows, and 0 instead of 0 over 0."""
         below = self.denominator(operands, 1)
         if isinstance(below, Tensor):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from engine.core.tensor_names import host_lengths_of, root
 from engine.data.batches.rows import Rows
-from engine.losses.loss_sums import OF_CLASSES, Denominator, Late, StepPart, Term, total
+from engine.losses.loss_sums import OF_CLASSES, Denominator, LateDenominator, StepPart, Term, total
 from engine.losses.losses import Losses
 from engine.network.layers import LayerFailed
 from engine.network.lengths import Lengths
@@ -59,7 +59,7 @@ class MicroBatches:
         whole = total(owns)
         empty: list[dict[int, Tensor]] = [{} for _ in whole]
         for number, own in enumerate(owns):
-            late = [Late(number, len(owns), noted) for noted in empty]
+            late = [LateDenominator(number, len(owns), noted) for noted in empty]
             both = zip(late, self._denominators.are_late, strict=True)
             batch, self._rows.newest_made = held.popleft()
             part = StepPart(own, whole, tuple(item if is_late else None for item, is_late in both))

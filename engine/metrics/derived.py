@@ -22,9 +22,9 @@ from engine.core.spool import now
 from engine.core.tensor_names import leaves, root
 from engine.core.timing import Clock, HostClock, taken_out
 from engine.metrics.metrics import metric_names, num_correct
-from engine.metrics.torch_metrics import Counted
+from engine.metrics.torch_metrics import RunningMetric
 from engine.network.network import Network
-from engine.optim.gradient_scaling import Scaling
+from engine.optim.gradient_scaling import GradScaling
 from engine.probes.watched.gradients import watch_gradient
 from glasshouse.spec import Field, Metric
 
@@ -87,7 +87,7 @@ class _Series:
         self.name = name
         self.metric = metric
         self.every = metric.interval or 1
-        self._counted = Counted(name, metric, fields) if metric.is_of_torchmetrics else None
+        self._counted = RunningMetric(name, metric, fields) if metric.is_of_torchmetrics else None
         self.needs = [split(reference) for reference in metric.inputs]
         self.is_late = any(kind == "update" for _, kind in self.needs)
         self.num_failures = 0
@@ -122,7 +122,7 @@ class Derived:
         clock: Clock | None = None,
         *,
         fields: Mapping[str, Field] | None = None,
-        scaling: Scaling | None = None,
+        scaling: GradScaling | None = None,
     ) -> None:
         """``fields`` are the job's: a metric need not check targets that they have checked.
 

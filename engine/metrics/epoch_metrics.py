@@ -19,8 +19,8 @@ from engine.core.spool import now
 from engine.core.tensor_artifact import write_artifact
 from engine.metrics.metrics import metric_names
 from engine.metrics.torch_metrics import (
-    Counted,
     Given,
+    RunningMetric,
     build,
     checked_arguments,
     metric_classes,
@@ -47,7 +47,9 @@ class EpochMetrics:
     ) -> None:
         named = zip(metric_names(job.metrics), job.metrics, strict=True)
         self._metrics = [
-            Counted(name, item, job.data.fields) for name, item in named if item.is_of_torchmetrics
+            RunningMetric(name, item, job.data.fields)
+            for name, item in named
+            if item.is_of_torchmetrics
         ]
         self._directory = directory
         self._emit = emit
@@ -87,7 +89,7 @@ class EpochMetrics:
         return series
 
     @contextlib.contextmanager
-    def _guarding(self, item: Counted) -> Generator[None]:
+    def _guarding(self, item: RunningMetric) -> Generator[None]:
         try:
             yield
         except Exception as error:  # targets that its class does not take, for one
@@ -211,7 +213,7 @@ class _Trial:
         self._check_probabilities()
         few = [self._few(item) for item in self._operands]
         try:
-            counted = Counted(name, self._metric, {})
+            counted = RunningMetric(name, self._metric, {})
             counted.update(few)
             kept = counted.num_kept / few[0].shape[0]
             counted.update(few)

@@ -208,7 +208,7 @@ def _parts(name: str, result: Any) -> list[tuple[str, Tensor]]:
     return [part for place, item in numbered for part in _parts(f"{name}/{place}", item)]
 
 
-class Counted:
+class RunningMetric:
     """A metric at work: takes batches in, and says what all of them come to."""
 
     def __init__(self, name: str, metric: Metric, fields: Mapping[str, Field]) -> None:

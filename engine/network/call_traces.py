@@ -13,7 +13,7 @@ from engine.network.call_names import Calls
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenTensor:
     """A tensor as it was when it was looked at."""
 
     tensor: Tensor
@@ -27,11 +27,13 @@ class Seen:
     """Of a view: the node that made the memory it views."""
 
     @staticmethod
-    def of(tensor: Tensor, *, owner: str, path: str, is_first: bool) -> "Seen":
+    def of(tensor: Tensor, *, owner: str, path: str, is_first: bool) -> "SeenTensor":
         """Look at a tensor now."""
         base = tensor._base if tensor._is_view() else None  # pyright: ignore[reportPrivateUsage]
         made_by = tensor.grad_fn
-        return Seen(tensor, owner, path, is_first, made_by, None if base is None else base.grad_fn)
+        return SeenTensor(
+            tensor, owner, path, is_first, made_by, None if base is None else base.grad_fn
+        )
 
     @property
     def size_bytes(self) -> int:
@@ -40,11 +42,11 @@ class Seen:
 
 
 @dataclass
-class Record:
+class LayerCall:
     """One call of a layer."""
 
-    inputs: dict[str, Seen] = field(default_factory=dict[str, Seen])
-    outputs: dict[str, Seen] = field(default_factory=dict[str, Seen])
+    inputs: dict[str, SeenTensor] = field(default_factory=dict[str, SeenTensor])
+    outputs: dict[str, SeenTensor] = field(default_factory=dict[str, SeenTensor])
     called: set[str] = field(default_factory=set[str])
     """Paths of the modules inside that ran."""
 
@@ -58,18 +60,18 @@ class Record:
     def took(self, owner: str, path: str, args: Any, keywords: Any) -> None:
         """Note what goes into a call."""
         for number, (name, tensor) in enumerate(input_leaves(owner, args, keywords)):
-            self.inputs[name] = Seen.of(tensor, owner=owner, path=path, is_first=number == 0)
+            self.inputs[name] = SeenTensor.of(tensor, owner=owner, path=path, is_first=number == 0)
 
     def gave(self, owner: str, path: str, output: Any) -> None:
         """Note what comes out of a call."""
         for number, (name, tensor) in enumerate(leaves(owner, output)):
-            self.outputs[name] = Seen.of(tensor, owner=owner, path=path, is_first=number == 0)
+            self.outputs[name] = SeenTensor.of(tensor, owner=owner, path=path, is_first=number == 0)
 
 
 @contextmanager
-def recording(layer: str, module: nn.Module) -> Generator[Record]:
+def recording(layer: str, module: nn.Module) -> Generator[LayerCall]:
     """Write down one call of a layer's module and of every module inside it."""
-    record, calls = Record(), Calls([layer])
+    record, calls = LayerCall(), Calls([layer])
     handles = [module.register_forward_pre_hook(_beginning(calls))]
     for path, inner in module.named_modules():
         took, gave = _hooks(record, calls, path)
@@ -89,7 +91,7 @@ def _beginning(calls: Calls) -> Any:
     return hook
 
 
-def _hooks(record: Record, calls: Calls, path: str) -> tuple[Any, Any]:
+def _hooks(record: LayerCall, calls: Calls, path: str) -> tuple[Any, Any]:
     def took(_module: nn.Module, args: Any, keywords: Any) -> None:
         record.called.add(path)
         record.took(calls.name(path, "input"), path, args, keywords)
@@ -100,7 +102,7 @@ def _hooks(record: Record, calls: Calls, path: str) -> tuple[Any, Any]:
     return took, gave
 
 
-class Reach:
+class GradientReach:
     """Which tensors the loss sends a gradient to, found in its graph without running it."""
 
     def __init__(self, loss: Tensor) -> None:
@@ -120,7 +122,7 @@ class Reach:
         self._visited = visited
         self._variables = {id(node.variable) for node in visited if hasattr(node, "variable")}
 
-    def lacks(self, seen: Seen) -> str:
+    def lacks(self, seen: SeenTensor) -> str:
         """Why the gradient by a tensor's value cannot be seen; empty where it can."""
         none = "no gradient reaches {}"
         if self._all_that_learn:

@@ -21,7 +21,7 @@ States = dict[str, tuple[Tensor, ...]]
 """Of each layer, where it has begun: torch's states, [layers, rows, width]."""
 
 
-class Carried:
+class HiddenState:
     """What the stateful layers of a network carry from batch to batch."""
 
     def __init__(self, layers: Mapping[str, Recurrent]) -> None:
@@ -30,7 +30,7 @@ class Carried:
             module.carries = True
 
     @classmethod
-    def of(cls, graph: Graph, network: Network) -> "Carried | None":
+    def of(cls, graph: Graph, network: Network) -> "HiddenState | None":
         """That of a network, from now on; None: it has no such layer."""
         modules = network.layers
         found = {layer.name: modules[layer.name] for layer in graph.layers if layer.stateful}
@@ -43,13 +43,13 @@ class Carried:
 
     def snapshot(self) -> States:
         """What is carried now; the tensors are never changed, so nothing is copied."""
-        known = {name: module.carried for name, module in self._layers.items()}
+        known = {name: module.hidden_state for name, module in self._layers.items()}
         return {name: item for name, item in known.items() if item is not None}
 
     def put(self, states: States) -> None:
         """Carry this instead."""
         for name, module in self._layers.items():
-            module.carried = states.get(name)
+            module.hidden_state = states.get(name)
 
     @contextlib.contextmanager
     def apart(self) -> Generator[None]:
@@ -80,9 +80,9 @@ class Carried:
         return tuple(state[f"{name}.{number}"].to(device, copy=True) for number in known)
 
 
-def alone(carried: Carried | None) -> contextlib.AbstractContextManager[None]:
+def alone(hidden_state: HiddenState | None) -> contextlib.AbstractContextManager[None]:
     """Rows in here begin with zeros, and leave no trace."""
-    return contextlib.nullcontext() if carried is None else carried.apart()
+    return contextlib.nullcontext() if hidden_state is None else hidden_state.apart()
 
 
 def check_stateful(spec: TrainJob, findings: Findings) -> None:

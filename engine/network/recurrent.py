@@ -26,7 +26,7 @@ class Recurrent(TakesLengths, nn.Module):
     batch_first: bool
     carries = False
     """Whether it begins where the batch before has ended."""
-    carried: tuple[Tensor, ...] | None = None
+    hidden_state: tuple[Tensor, ...] | None = None
     """That state, [layers, rows, width]; None: zeros."""
     meta_steps = 1
     """On the meta device, about how many steps are run one after the other."""
@@ -41,11 +41,11 @@ class Recurrent(TakesLengths, nn.Module):
     def _carry(self, input: Tensor, hx: Any) -> Any:  # noqa: A002 (torch's name)
         if not self.carries:
             return self._run(input, hx)
-        if self.carried is not None:
-            hx = _of_rows(self.carried, input.shape[0 if self.batch_first else 1])
+        if self.hidden_state is not None:
+            hx = _of_rows(self.hidden_state, input.shape[0 if self.batch_first else 1])
         output, state = self._run(input, hx)
         states = state if isinstance(state, tuple) else (state,)
-        self.carried = tuple(item.detach() for item in states)
+        self.hidden_state = tuple(item.detach() for item in states)
         return output, state
 
     def _run(self, input: Tensor, hx: Any) -> Any:  # noqa: A002 (torch's name)
@@ -246,7 +246,7 @@ def _as_wide(item_BT: Tensor, x_BTD: Tensor) -> Tensor:
     return item_BT.reshape(*item_BT.shape, *(1,) * (x_BTD.dim() - 2))
 
 
-class Parameter(nn.Module):
+class TrainableParameter(nn.Module):
     """A tensor of its own, whatever it reads: for what a module's code has beside its layers."""
 
     def __init__(
@@ -273,7 +273,7 @@ class Parameter(nn.Module):
 
 
 OURS: dict[str, type[nn.Module]] = {
-    "Parameter": Parameter,
+    "Parameter": TrainableParameter,
     "SequencePool": SequencePool,
     "SequenceSoftmax": SequenceSoftmax,
     "MaskPadding": MaskPadding,

@@ -17,7 +17,7 @@ from engine.core.problems import Findings, SpecProblems
 from engine.core.tensor_names import lengths_of, root
 from engine.network.layer_types import takes_lengths
 from engine.network.recurrent import AWARE
-from engine.network.shapes import FieldShape, Trace, Traced, trace
+from engine.network.shapes import FieldShape, Trace, TracedLayer, trace
 
 _RECURRENT = {name for name, cls in AWARE.items() if issubclass(cls, nn.RNNBase)}
 
@@ -131,7 +131,7 @@ def _trace_grown(
 
 def _check_asked(
     position: int,
-    item: Traced,
+    item: TracedLayer,
     fields: Mapping[str, FieldShape],
     traced: Trace,
     findings: Findings,
@@ -161,7 +161,7 @@ def _check_asked(
 class _Axes:
     """What a layer takes in both traces."""
 
-    def __init__(self, item: Traced, traced: Trace, longer: Trace) -> None:
+    def __init__(self, item: TracedLayer, traced: Trace, longer: Trace) -> None:
         counted = AWARE[item.layer.type].counted_input
         name = (item.layer.inputs or ("",))[counted]
         self.before, self.after = traced.values[name], longer.values[name]
@@ -172,7 +172,7 @@ class _Axes:
 
 def _assign(
     position: int,
-    item: Traced,
+    item: TracedLayer,
     axes: _Axes,
     known: tuple[Mapping[str, FieldShape], Mapping[str, int]],
     findings: Findings,

@@ -21,7 +21,7 @@ from engine.core.precision import dtype_name
 from engine.core.problems import Findings, SpecProblems
 from engine.core.tensor_names import leaves, lengths_of, root, values_of
 from engine.network.attention import PositionEmbedding, TiedEmbedding
-from engine.network.call_traces import Record, Seen, meta_sum, recording
+from engine.network.call_traces import LayerCall, SeenTensor, meta_sum, recording
 from engine.network.functions import FUNCTIONS, num_inputs
 from engine.network.layer_types import build_layer, layer_like, layer_parameters
 from engine.network.layers import call, cut
@@ -63,7 +63,7 @@ class FieldShape:
 
 
 @dataclass
-class Traced:
+class TracedLayer:
     """One layer after the trace."""
 
     layer: Layer
@@ -71,7 +71,7 @@ class Traced:
     outputs: dict[str, Tensor]
     """Its leaves, on the meta device."""
     num_flops: int
-    record: Record
+    record: LayerCall
     """What its call took and gave, and that of the modules inside it."""
     is_followed: bool = True
     """Whether what is inside it was seen; else it was tried on a tiny batch."""
@@ -109,7 +109,7 @@ class Traced:
         }
 
 
-def _names(seen: Mapping[str, Seen], *, inside: bool) -> list[str]:
+def _names(seen: Mapping[str, SeenTensor], *, inside: bool) -> list[str]:
     return [name for name, item in seen.items() if bool(item.path) is inside]
 
 
@@ -117,7 +117,7 @@ def _names(seen: Mapping[str, Seen], *, inside: bool) -> list[str]:
 class Trace:
     """A whole graph after the trace."""
 
-    layers: list[Traced] = field(default_factory=list[Traced])
+    layers: list[TracedLayer] = field(default_factory=list[TracedLayer])
     values: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     """Every field and every leaf; the bare name of a layer with several is its first."""
     outputs: tuple[str, ...] = ()
@@ -233,7 +233,7 @@ class _LayerTrace:
         """The layer that this one is once more."""
         self.findings = findings
 
-    def run(self) -> Traced:
+    def run(self) -> TracedLayer:
         """Trace the layer; the result holds it with inputs and sizes filled in."""
         inputs = self._inputs()
         known = layer_parameters(self.layer.type, self.pointer)
@@ -251,7 +251,7 @@ class _LayerTrace:
         if not is_followed:
             record.gave(self.layer.name, "", output)
         layer = self.layer.model_copy(update={"args": given, "inputs": tuple(self.names)})
-        return Traced(layer, module, outputs, 0, record, is_followed)
+        return TracedLayer(layer, module, outputs, 0, record, is_followed)
 
     def _inputs(self) -> list[Tensor]:
         for number, name in enumerate(self.names):
@@ -304,7 +304,7 @@ class _LayerTrace:
             self._fail(pointer, f"{self.layer.type} refuses its arguments: {_first(cause)}", "args")
 
     def _call(
-        self, module: nn.Module, inputs: Sequence[Tensor], args: dict[str, Any], record: Record
+        self, module: nn.Module, inputs: Sequence[Tensor], args: dict[str, Any], record: LayerCall
     ) -> Any:
         try:
             return call(module, inputs)

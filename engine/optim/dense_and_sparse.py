@@ -14,7 +14,7 @@ SPARSE_TYPES = ("SGD", "Adagrad", "SparseAdam")
 """What torch has that takes sparse gradients."""
 
 
-class Paired(Optimizer):
+class DenseAndSparse(Optimizer):
     """Steps with both; groups of parameters and states are theirs, not copies."""
 
     def __init__(self, dense: Optimizer, sparse: Optimizer) -> None:
@@ -48,14 +48,14 @@ class Paired(Optimizer):
 
 def half_of(optimizer: Optimizer, which: str) -> Optimizer:
     """Of a pair the one that is meant: ``sparse``, or the dense one; alone it is all there is."""
-    if not isinstance(optimizer, Paired):
+    if not isinstance(optimizer, DenseAndSparse):
         return optimizer
     return optimizer.sparse if which == "sparse" else optimizer.dense
 
 
 def type_of(optimizer: Optimizer) -> str:
     """The name of its class; of a pair both, the dense one's first."""
-    if not isinstance(optimizer, Paired):
+    if not isinstance(optimizer, DenseAndSparse):
         return type(optimizer).__name__
     return f"{type_of(optimizer.dense)}+{type_of(optimizer.sparse)}"
 
@@ -63,7 +63,7 @@ def type_of(optimizer: Optimizer) -> str:
 def rates_of(optimizer: Optimizer) -> dict[str, float]:
     """The learning rate in force, and the sparse half's, as the metrics call them."""
     found = {"lr": float(optimizer.param_groups[0]["lr"])}
-    if isinstance(optimizer, Paired):
+    if isinstance(optimizer, DenseAndSparse):
         found["lr/sparse"] = float(optimizer.sparse.param_groups[0]["lr"])
     return found
 

@@ -19,7 +19,7 @@ MIN_SCALE = 1e-4
 """Below it gradients overflow however little they are scaled: fairseq's ``min_loss_scale``."""
 
 
-class Scaling:
+class GradScaling:
     """Scales the losses and makes the updates of one optimizer; a part of its checkpoints."""
 
     def __init__(

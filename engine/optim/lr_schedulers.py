@@ -23,7 +23,7 @@ from torch.optim import lr_scheduler, swa_utils
 from engine.core import arguments
 from engine.core.problems import Findings, one
 from engine.core.snapshot import State
-from engine.optim.dense_and_sparse import Paired
+from engine.optim.dense_and_sparse import DenseAndSparse
 from engine.optim.optimizers import build_optimizer
 from engine.optim.parameter_options import scales, set_arguments
 from glasshouse import jsonio
@@ -51,14 +51,14 @@ _LENGTH = {"CosineAnnealingLR": "T_max", "OneCycleLR": "total_steps"}
 """The argument that is the length of the training where it is left out."""
 
 
-class Member(Spec):
+class ParameterGroup(Spec):
     """A scheduler within one."""
 
     type: TorchName
     args: Args = Constraint(default={})
 
 
-_MEMBERS = TypeAdapter(Annotated[list[Member], Constraint(min_length=1, max_length=20)])
+_MEMBERS = TypeAdapter(Annotated[list[ParameterGroup], Constraint(min_length=1, max_length=20)])
 
 
 class InverseTimeLR(lr_scheduler.LRScheduler):
@@ -157,7 +157,7 @@ def _lengths(name: str, args: Args, count: int, length: int | None) -> list[int 
     return [None if end is None else end - start for start, end in parts]
 
 
-def _members(args: Mapping[str, Any], pointer: str) -> list[Member]:
+def _members(args: Mapping[str, Any], pointer: str) -> list[ParameterGroup]:
     """The schedulers within one.
 
     Raises:
@@ -169,7 +169,7 @@ def _members(args: Mapping[str, Any], pointer: str) -> list[Member]:
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = "".join(f"/{part}" for part in first["loc"])
-        detail = f'a list of 1 to 20 {{"type", "args"}}: {said(first, Member)}'
+        detail = f'a list of 1 to 20 {{"type", "args"}}: {said(first, ParameterGroup)}'
         raise one(where + place, detail, first["type"]) from None
     for number, member in enumerate(members):
         if member.type in (PLATEAU, *_OWN_RATE):
@@ -254,7 +254,7 @@ def check_scheduler(
     tiny = build_optimizer(optimizer, [nn.Parameter(torch.ones(2, 2))])
     if optimizer.sparse is not None:
         of_sparse = build_optimizer(optimizer.of_sparse, [nn.Parameter(torch.ones(2, 2))])
-        tiny = Paired(tiny, of_sparse)
+        tiny = DenseAndSparse(tiny, of_sparse)
     if "lr" not in tiny.param_groups[0]:  # pragma: no cover - torch has none such
         raise one("/scheduler", f"{optimizer.type} has no learning rate", "unsupported")
     made = build_scheduler(whole.type, whole.args, tiny)

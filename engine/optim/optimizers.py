@@ -84,7 +84,7 @@ _NO_DECAYS: Mapping[str, float] = {}
 _PRIMES = (3, 5, 7, 11, 13, 17)
 
 
-class Kept(NamedTuple):
+class StateTensor(NamedTuple):
     """One thing that an optimizer keeps of a parameter."""
 
     num_bytes: int
@@ -92,7 +92,7 @@ class Kept(NamedTuple):
     """Its shape and the bytes of one item; None: not known ahead of time."""
 
 
-States = dict[str, dict[str, Kept]]
+States = dict[str, dict[str, StateTensor]]
 """What an optimizer keeps of each parameter, by name."""
 
 
@@ -159,7 +159,9 @@ def num_state_bytes(states: States) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _state_of(name: str, args: str, shape: torch.Size, dtype: torch.dtype) -> dict[str, Kept]:
+def _state_of(
+    name: str, args: str, shape: torch.Size, dtype: torch.dtype
+) -> dict[str, StateTensor]:
     """What an optimizer keeps of one parameter, found by making one step."""
     optimizer = Optimizer(type=name, args=json.loads(args))
     copy = nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"))
@@ -176,7 +178,7 @@ def _state_of(name: str, args: str, shape: torch.Size, dtype: torch.dtype) -> di
 
 def _state_like_tiny(
     optimizer: Optimizer, shape: torch.Size, num_sparse: int, cause: Exception | None = None
-) -> dict[str, Kept]:
+) -> dict[str, StateTensor]:
     """What is kept of one parameter, from what a tiny one of as many axes needs."""
     small = _PRIMES[: len(shape)] if len(shape) <= len(_PRIMES) else (2,) * len(shape)
     num_dense = 1 - num_sparse
@@ -186,14 +188,14 @@ def _state_like_tiny(
     return {key: _grown(item, small, shape) for key, item in kept.items()}
 
 
-def _grown(kept: Kept, small: Sequence[int], shape: torch.Size) -> Kept:
+def _grown(kept: StateTensor, small: Sequence[int], shape: torch.Size) -> StateTensor:
     """An axis as long as the tiny parameter's is as long as the parameter's; one of 1 stays so."""
     tried, item_bytes = kept.layout or ((), 0)
     axes = [*zip(tried, small, shape, strict=False)]
     if len(axes) != len(tried) or any(length not in (1, few) for length, few, _ in axes):
-        return Kept(kept.num_bytes, None)
+        return StateTensor(kept.num_bytes, None)
     grown = tuple(many if length == few else 1 for length, few, many in axes)
-    return Kept(math.prod(grown) * item_bytes, (grown, item_bytes))
+    return StateTensor(math.prod(grown) * item_bytes, (grown, item_bytes))
 
 
 def _try_tiny(
@@ -204,7 +206,7 @@ def _try_tiny(
     shape: Sequence[int] = (8, 8),
     cause: Exception | None = None,
     at: str = "/optimizer",
-) -> dict[str, Kept]:
+) -> dict[str, StateTensor]:
     """One step on tiny parameters; returns what is kept of one of them."""
     tiny_ones = [nn.Parameter(torch.ones(tuple(shape))) for _ in range(min(num_sparse, 1))]
     for item in tiny_ones:
@@ -230,13 +232,13 @@ def _try_tiny(
     return _kept(made)
 
 
-def _kept(made: torch.optim.Optimizer) -> dict[str, Kept]:
+def _kept(made: torch.optim.Optimizer) -> dict[str, StateTensor]:
     """The tensors and numbers of an optimizer's state, which is of one parameter."""
-    found: dict[str, Kept] = {}
+    found: dict[str, StateTensor] = {}
     for entries in made.state.values():
         for key, item in entries.items():
             tensor = as_tensor(item)
             if tensor is not None:
                 layout = tuple(tensor.shape), tensor.element_size()
-                found[key] = Kept(tensor.numel() * tensor.element_size(), layout)
+                found[key] = StateTensor(tensor.numel() * tensor.element_size(), layout)
     return found

@@ -5,7 +5,7 @@ from collections.abc import Generator
 
 from torch import Tensor
 
-from engine.optim.gradient_scaling import Scaling
+from engine.optim.gradient_scaling import GradScaling
 from glasshouse.spec import Graph, OutputGradClip
 
 
@@ -20,7 +20,7 @@ class OutputClips:
         }
         self._seen: dict[str, tuple[int, Tensor]] = {}
         self._counts = True
-        self.scaling: Scaling | None = None
+        self.scaling: GradScaling | None = None
         """What the gradients are scaled by, if they are: so are their limits."""
 
     def __contains__(self, layer: str) -> bool:

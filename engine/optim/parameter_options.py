@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from engine.core import arguments
 from engine.core.problems import Findings, SpecProblems, one
-from engine.optim.dense_and_sparse import SPARSE_TYPES, Paired, half_of, join_rows
+from engine.optim.dense_and_sparse import SPARSE_TYPES, DenseAndSparse, half_of, join_rows
 from engine.optim.optimizers import AT_SPARSE, build_optimizer, sparse_parameters
 from glasshouse.spec import Graph, Layer, Optimizer, ParameterInit, PerParameter
 
@@ -25,7 +25,7 @@ _DRAWN = ("normal_", "uniform_", "trunc_normal_")
 Group = dict[str, Any]
 
 
-class Owned(NamedTuple):
+class OwnedParameters(NamedTuple):
     """A layer and the parameters that it has, those of a shared one at the first."""
 
     position: int
@@ -37,12 +37,12 @@ class Owned(NamedTuple):
         return dict(self.module.named_parameters())
 
 
-def owned(graph: Graph, network: nn.Module) -> Iterator[Owned]:
+def owned(graph: Graph, network: nn.Module) -> Iterator[OwnedParameters]:
     """The layers of a graph with modules of their own."""
     modules = dict(network.named_children())  # get_submodule trips over a layer named "half"
     for position, layer in enumerate(graph.layers):
         if layer.shared_with is None:
-            yield Owned(position, layer, modules[layer.name])
+            yield OwnedParameters(position, layer, modules[layer.name])
 
 
 def number_for(spec: PerParameter | None, name: str) -> float | None:
@@ -66,7 +66,7 @@ def make_optimizer(spec: Optimizer, graph: Graph, network: nn.Module) -> torch.o
         }
         dense = _scaled(spec, parameter_groups(graph, network, rest - sparse))
         of_sparse = _scaled(spec.of_sparse, parameter_groups(graph, network, sparse))
-        made = Paired(dense, of_sparse)
+        made = DenseAndSparse(dense, of_sparse)
     if sparse and isinstance(of_sparse, torch.optim.SGD):
         of_sparse.register_step_pre_hook(join_rows)
     penalise(made, graph, network, spec.l1, without=() if spec.sparse is None else sparse)
@@ -114,7 +114,7 @@ def _group(scale: float, weight_decay: float | None, parameters: list[nn.Paramet
 def scales(optimizer: torch.optim.Optimizer) -> list[float]:
     """What the learning rate of each group is multiplied by, where a schedule says one for all."""
     found = [group.get(_SCALE, 1.0) for group in half_of(optimizer, "dense").param_groups]
-    if isinstance(optimizer, Paired):
+    if isinstance(optimizer, DenseAndSparse):
         dense, sparse = (half.defaults["lr"] for half in (optimizer.dense, optimizer.sparse))
         ratio = sparse / dense if dense else 1.0
         found += [ratio * group.get(_SCALE, 1.0) for group in optimizer.sparse.param_groups]
@@ -254,7 +254,7 @@ def check_options(
             _check_sparse(item, rates, sparse, at, findings)
 
 
-def _check_layer(item: Owned, takes: Mapping[str, Any], findings: Findings) -> None:
+def _check_layer(item: OwnedParameters, takes: Mapping[str, Any], findings: Findings) -> None:
     layer, names = item.layer, [*item.parameters()]
     pointer = f"/network/layers/{item.position}"
     for option in ("init", *_RATES, "grad_clip"):
@@ -277,7 +277,11 @@ def _check_layer(item: Owned, takes: Mapping[str, Any], findings: Findings) -> N
 
 
 def _check_sparse(
-    item: Owned, rates: Mapping[str, float], sparse: Collection[str], at: str, findings: Findings
+    item: OwnedParameters,
+    rates: Mapping[str, float],
+    sparse: Collection[str],
+    at: str,
+    findings: Findings,
 ) -> None:
     """Refuse what would change every row of a parameter whose gradients have few."""
     for name, parameter in item.parameters().items():
@@ -309,7 +313,7 @@ def _check_globs(
         left = [name for name in left if not fnmatchcase(name, glob)]
 
 
-def _check_init(item: Owned, pointer: str, findings: Findings) -> None:
+def _check_init(item: OwnedParameters, pointer: str, findings: Findings) -> None:
     for name, parameter in item.parameters().items():
         found = (item.layer.init or {}).items()
         for glob, spec in found:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.core.problems import Findings
-from engine.data.batches.batch_counts import Pace
+from engine.data.batches.batch_counts import BatchCounts
 from engine.data.batches.batching import bucket_field, widest_rows
 from engine.data.batches.buckets import Buckets, TooLong, by_chance, padding_of, token_sizes
 from engine.data.columns.fields import column_view
@@ -27,7 +27,7 @@ _POINTER = "/data/bucket_by_length"
 
 
 @dataclass(frozen=True)
-class Lengths:
+class LengthCounts:
     """The different lengths of the rows of a field, and how many rows have each."""
 
     lengths: NDArray[np.int64]
@@ -41,18 +41,18 @@ class Lengths:
             self.lengths[np.searchsorted(np.cumsum(self.rows), places, side="right")]
         )
 
-    def cut(self, most: int, *, drops: bool) -> "Lengths":
+    def cut(self, most: int, *, drops: bool) -> "LengthCounts":
         """The same with no row longer than so many steps: such rows are cut, or left out."""
         if drops:
             kept = self.lengths <= most
-            return Lengths(self.lengths[kept], self.rows[kept])
+            return LengthCounts(self.lengths[kept], self.rows[kept])
         lengths, places = np.unique(np.minimum(self.lengths, most), return_inverse=True)
         rows = np.zeros(len(lengths), np.int64)
         np.add.at(rows, places, self.rows)
-        return Lengths(lengths, rows)
+        return LengthCounts(lengths, rows)
 
 
-class Forecast:
+class BatchPlan:
     """The batches of a job."""
 
     def __init__(
@@ -111,10 +111,10 @@ class Forecast:
         stop = self._spec.stop
         return stop.steps if self.pace is None else self.pace.num_steps(stop)
 
-    def _pace(self, findings: Findings) -> Pace | None:
+    def _pace(self, findings: Findings) -> BatchCounts | None:
         wanted = self._spec.data.bucket_by_length
         if wanted is None or wanted.max_tokens is None or self._field is None:
-            return Pace.of(self._spec, self.num_rows)
+            return BatchCounts.of(self._spec, self.num_rows)
         lengths = self.lengths(self._field)
         drops = self._drops and len(self._sequences) > 1
         if lengths is None or self._spec.data.whole.fraction is not None or drops:
@@ -126,7 +126,7 @@ class Forecast:
             sizes = token_sizes(wanted, lengths.lengths, lengths.rows, self._spec.data.batch_size)
         except TooLong:
             return None
-        return Pace.of(self._spec, int(lengths.rows.sum()), len(sizes))
+        return BatchCounts.of(self._spec, int(lengths.rows.sum()), len(sizes))
 
     @property
     def _drops(self) -> bool:
@@ -137,7 +137,7 @@ class Forecast:
     def _sequences(self) -> list[str]:
         return [name for name, shape in self._shapes.items() if shape.is_sequence]
 
-    def lengths(self, name: str) -> Lengths | None:
+    def lengths(self, name: str) -> LengthCounts | None:
         """The lengths of a field's rows, of the whole split; None: there are too many."""
         field = self._spec.data.fields[name]
         column = column_view(name, field, self._meta)
@@ -148,7 +148,7 @@ class Forecast:
             counts = (column.get("length_counts") or {}).get(split)
         if not counts:
             return None
-        found = Lengths(*np.array(counts, np.int64).T)
+        found = LengthCounts(*np.array(counts, np.int64).T)
         limit = self._spec.data.sequence
         if limit.max_length is None or self._shapes[name].is_sparse:
             return found
@@ -176,14 +176,14 @@ class Forecast:
             described[name] = {"lengths": self._ends(name, lengths), **self._padding(name, lengths)}
         return described
 
-    def _ends(self, name: str, lengths: Lengths | None) -> dict[str, Any]:
+    def _ends(self, name: str, lengths: LengthCounts | None) -> dict[str, Any]:
         if lengths is not None and len(lengths.lengths):
             total = int((lengths.lengths * lengths.rows).sum())
             mean = round(total / int(lengths.rows.sum()), 3)
             return {"min": int(lengths.lengths[0]), "mean": mean, "max": int(lengths.lengths[-1])}
         return {"min": None, "mean": None, "max": self._shapes[name].shape[0]}
 
-    def _padding(self, name: str, lengths: Lengths | None) -> dict[str, float | None]:
+    def _padding(self, name: str, lengths: LengthCounts | None) -> dict[str, float | None]:
         wanted = self._spec.data.bucket_by_length
         if lengths is None or not len(lengths.lengths):
             return {"padding": None} if wanted is None else {"padding": None, "by_chance": None}

@@ -11,7 +11,7 @@ from engine.core.tensor_names import root
 from engine.data.batches.rows import longest_of
 from engine.data.columns.fields import BadField
 from engine.data.columns.prepared import Preparing
-from engine.data.sources.inline import Meaning, inline_rows
+from engine.data.sources.inline import ValueMeaning, inline_rows
 from engine.inference import infer
 from engine.network.network import needed_layers
 from engine.network.sequence_lengths import stepwise
@@ -61,7 +61,7 @@ def _inputs(
     data = trained_by.data
     if spec.data is None:
         shapes = infer.inline_shapes(fields)
-        return shapes, _check_inline(spec, shapes, Meaning(fields, Preparing.of(data))), 0
+        return shapes, _check_inline(spec, shapes, ValueMeaning(fields, Preparing.of(data))), 0
     dim = plan_data.window_dim(trained_by)
     datasets = plan_data.seen_as_windows(datasets, data.windows, None, dim)
     meta = plan_data.meta_of(spec.data, datasets, "/data", findings)
@@ -111,7 +111,7 @@ def _check_given(spec: InferJob, trained: Mapping[str, Field], findings: Finding
             findings.problem(f"{base}/{name}", detail, "unknown_field")
 
 
-def _check_inline(spec: InferJob, shapes: dict[str, FieldShape], meaning: Meaning) -> int:
+def _check_inline(spec: InferJob, shapes: dict[str, FieldShape], meaning: ValueMeaning) -> int:
     """Check inline values; gives how many rows they are, and puts the longest into the shapes."""
     cpu = torch.device("cpu")
     try:

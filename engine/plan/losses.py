@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from engine.core.problems import Findings, SpecProblems, one
 from engine.core.tensor_names import lengths_of, root
-from engine.data.batches.batch_counts import Pace
+from engine.data.batches.batch_counts import BatchCounts
 from engine.losses.loss_sums import OF_CLASSES, reduced
 from engine.losses.losses import Losses, build_loss, pointer_of, try_loss
 from engine.losses.micro_batches import Denominators, is_known_before
@@ -107,7 +107,9 @@ def operands_of(
     return [traced.values[name] for name in names]
 
 
-def waiting_bytes(spec: TrainJob, pace: Pace | None, batch: Callable[[], dict[str, Tensor]]) -> int:
+def waiting_bytes(
+    spec: TrainJob, pace: BatchCounts | None, batch: Callable[[], dict[str, Tensor]]
+) -> int:
     """What the batches of a step take that are made before it begins, beside the first.
 
     ``pace``: where it is known, how many batches an epoch has.

@@ -16,7 +16,7 @@ from engine.checkpoint.checkpoint import check_shapes
 from engine.core.problems import Findings, SpecProblems, one
 from engine.core.tensor_names import root
 from engine.data.augmentation.check import check_augment
-from engine.data.batches.batch_counts import Pace
+from engine.data.batches.batch_counts import BatchCounts
 from engine.guards.check import check_guards
 from engine.learner.averaging import num_copies
 from engine.metrics import derived, epoch_metrics, sample_predictions
@@ -30,7 +30,7 @@ from engine.optim.optimizers import num_state_bytes, try_optimizer
 from engine.optim.parameter_options import check_options, own_decays
 from engine.plan import data as plan_data
 from engine.plan import data_memory
-from engine.plan.batch_plan import Forecast
+from engine.plan.batch_plan import BatchPlan
 from engine.plan.checkpointed_layers import settle_kept
 from engine.plan.costs import batch_of, memory, table
 from engine.plan.data import Metas
@@ -115,22 +115,22 @@ def _plan_sources(spec: TrainJob, datasets: Metas, trained_by: Trained | None) -
 def _plan_training(spec: TrainJob, datasets: Metas, trained_by: Trained | None) -> dict[str, Any]:
     findings = Findings()
     spec, datasets, shapes = _sized(spec, datasets, trained_by, findings)
-    forecast, shapes = _forecast(spec, datasets, shapes, findings)
-    spec, traced, loss = _traced(spec, shapes, forecast.batch_size, findings)
+    batch_plan, shapes = _batch_plan(spec, datasets, shapes, findings)
+    spec, traced, loss = _traced(spec, shapes, batch_plan.batch_size, findings)
     series = _check_series(spec, traced, shapes, datasets, findings)
     network = traced.network()
     _check_learning(spec, traced, network, loss, findings)
     states = try_optimizer(spec.optimizer, network, own_decays(spec.network, network))
-    batch = partial(batch_of, shapes, forecast.batch_size)
-    resolved = _resolved(spec, traced, forecast.pace, batch, findings)
+    batch = partial(batch_of, shapes, batch_plan.batch_size)
+    resolved = _resolved(spec, traced, batch_plan.pace, batch, findings)
     _check_start(resolved, trained_by, findings)
-    _check_run(resolved, forecast.num_rows, network, findings)
+    _check_run(resolved, batch_plan.num_rows, network, findings)
     watchable = cache(partial(everything, spec, traced, network, loss, states))
     probes = _check_probes(spec, watchable, findings)
     learned = dict(network.named_parameters())
     graded = cache(lambda: watchable().with_gradient())
     derived.check(spec.metrics, traced.values, learned, graded, findings)
-    sample_predictions.check(resolved, traced.values, forecast.batch_size, findings)
+    sample_predictions.check(resolved, traced.values, batch_plan.batch_size, findings)
     _check_judged(spec, reported(spec, series), findings)
     check_guards(spec, [*shapes, *(item.layer.name for item in traced.layers), *learned], findings)
     findings.stop()
@@ -146,11 +146,11 @@ def _plan_training(spec: TrainJob, datasets: Metas, trained_by: Trained | None) 
             num_snapshots=2 if resolved.checkpoint.may_hold else 1,
             step_bytes=step_peak(resolved, wanted(resolved), batch),
             keeps_gradients=spec.accumulate > 1,
-            waiting_bytes=waiting_bytes(resolved, forecast.pace, batch),
+            waiting_bytes=waiting_bytes(resolved, batch_plan.pace, batch),
         ),
         "probes": probes,
-        "num_steps": forecast.num_steps,
-        "sequences": forecast.sequences(),
+        "num_steps": batch_plan.num_steps,
+        "sequences": batch_plan.sequences(),
         "warnings": [item.as_dict() for item in findings.warnings],
     }
 
@@ -180,9 +180,9 @@ def _sized(
     return spec.model_copy(update={"data": data}), datasets, shapes
 
 
-def _forecast(
+def _batch_plan(
     spec: TrainJob, datasets: Metas, shapes: dict[str, FieldShape], findings: Findings
-) -> tuple[Forecast, dict[str, FieldShape]]:
+) -> tuple[BatchPlan, dict[str, FieldShape]]:
     """What batches there will be, and the shapes of fields in them."""
     data = spec.data
     meta = datasets[data.whole.dataset]
@@ -190,9 +190,9 @@ def _forecast(
     findings.stop()
     num_rows = data_memory.rows_of(data.whole, meta)
     shapes = plan_data.limited(data, shapes, findings)
-    forecast = Forecast(spec, meta, shapes, num_rows, findings)
+    batch_plan = BatchPlan(spec, meta, shapes, num_rows, findings)
     findings.stop()
-    return forecast, shapes
+    return batch_plan, shapes
 
 
 def _traced(
@@ -236,7 +236,7 @@ def _check_learning(
 def _resolved(
     spec: TrainJob,
     traced: Trace,
-    pace: Pace | None,
+    pace: BatchCounts | None,
     batch: Callable[[], dict[str, Tensor]],
     findings: Findings,
 ) -> TrainJob:
@@ -372,7 +372,7 @@ def _check_judged(spec: TrainJob, known: Sequence[str], findings: Findings) -> N
             findings.problem(pointer, detail, "unknown_metric")
 
 
-def _scheduled(spec: TrainJob, pace: Pace | None, findings: Findings) -> TrainJob:
+def _scheduled(spec: TrainJob, pace: BatchCounts | None, findings: Findings) -> TrainJob:
     """The job with its scheduler whole, which was tried."""
     if spec.scheduler is None:
         return spec

@@ -10,11 +10,11 @@ from engine.core.spool import now
 from engine.core.timing import Clock
 from engine.probes.cost.meter import Meter
 from engine.probes.cost.overhead import Overhead
-from engine.probes.hooks import Look
-from engine.probes.sink import Desk, Training
-from engine.probes.statistics.histograms import Counted
-from engine.probes.step_records import Seen, Teller
-from engine.probes.watched.probe import Watch
+from engine.probes.hooks import StepWatcher
+from engine.probes.sink import Sink, WatchedTraining
+from engine.probes.statistics.histograms import TensorHistogram
+from engine.probes.step_records import RecordSender, Seen
+from engine.probes.watched.probe import ActiveProbe
 
 _IDLE: AbstractContextManager[object] = nullcontext()
 PHASE = "evaluate"
@@ -25,25 +25,25 @@ class Evaluations:
 
     phase = PHASE
 
-    def __init__(self, desk: Desk, meter: Meter, overhead: Overhead, telling: Teller) -> None:
-        self._desk = desk
-        self.network = desk.network
-        self.captures = desk.captures
-        self.failed = desk.failed
-        self.training = Training()
+    def __init__(self, sink: Sink, meter: Meter, overhead: Overhead, telling: RecordSender) -> None:
+        self._sink = sink
+        self.network = sink.network
+        self.captures = sink.captures
+        self.failed = sink.failed
+        self.training = WatchedTraining()
         """An evaluation is no training: no loss and no optimizer is watched."""
         self.loss: Tensor | None = None
-        self.watches: list[Watch] = []
+        self.watches: list[ActiveProbe] = []
         self._meter = meter
         self._overhead = overhead
         self._telling = telling
-        self._looking: list[Watch] = []
+        self._looking: list[ActiveProbe] = []
         self.num_evaluations = 0
 
     @property
     def clock(self) -> Clock:
         """Where the time is told that looks take out of a pass."""
-        return self._desk.clock
+        return self._sink.clock
 
     def look(self, step: int) -> AbstractContextManager[object]:
         """Watch a batch of the evaluation after a step, if any probe is due."""
@@ -55,9 +55,11 @@ class Evaluations:
         self._looking = due
         self._meter.begin(step)
         self._meter.watch(due)
-        return Look(self, due, self._meter).at(step)
+        return StepWatcher(self, due, self._meter).at(step)
 
-    def finish_step(self, step: int, rows: list[Seen], counted: Sequence[Counted] = ()) -> None:
+    def finish_step(
+        self, step: int, rows: list[Seen], counted: Sequence[TensorHistogram] = ()
+    ) -> None:
         """Send the tensors and the statistics of an evaluation on their way."""
         self.captures.finish_step()
         record: dict[str, Any] = {"type": "stats", "at": now(), "step": step, "phase": PHASE}
@@ -70,7 +72,7 @@ class Evaluations:
             self._overhead.take_evaluation(measured)
 
 
-def _is_due(watch: Watch, number: int, step: int) -> bool:
+def _is_due(watch: ActiveProbe, number: int, step: int) -> bool:
     """``every`` counts evaluations; ``at`` names the steps after which they ran."""
     if watch.probe.at is not None:
         return step in watch.probe.at and watch.is_open(step)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.core.snapshot import State
-from engine.probes.watched.probe import Watch
+from engine.probes.watched.probe import ActiveProbe
 from glasshouse import jsonio
 from glasshouse.events import STATS_COLUMNS
 from glasshouse.spec import Probe
@@ -29,7 +29,7 @@ Key = tuple[str, str]
 Keep = Callable[[str, str, Tensor], object]
 
 
-class Recorder(Watch):
+class FlightRecorder(ActiveProbe):
     """A probe at work that speaks only when something is not finite."""
 
     def __init__(self, number: int | str, probe: Probe) -> None:

@@ -21,22 +21,22 @@ from engine.losses.losses import LossValue
 from engine.network.call_names import Calls
 from engine.optim.updates import changes, copies, states
 from engine.probes.cost.meter import Meter
-from engine.probes.flight_recorder import Recorder
-from engine.probes.sink import Desk, Mark, Update
-from engine.probes.statistics.histograms import Counted
+from engine.probes.flight_recorder import FlightRecorder
+from engine.probes.sink import Mark, Sink, Update
+from engine.probes.statistics.histograms import TensorHistogram
 from engine.probes.statistics.summarize import summarize, summarize_all
-from engine.probes.tensors.captures import Piece
+from engine.probes.tensors.captures import CapturePiece
 from engine.probes.tensors.slices import kept
 from engine.probes.watched.gradients import watch_gradient
-from engine.probes.watched.hook_sites import Point, Seen, Sight, wanting
-from engine.probes.watched.probe import Watch, Watches
+from engine.probes.watched.hook_sites import HookPoint, HookSites, Seen, wanting
+from engine.probes.watched.probe import ActiveProbe, ActiveProbes
 from engine.probes.watched.sample_losses import sample_losses
 from engine.probes.watched.select import LOSS, LOSS_ROWS, LOSS_SAMPLES
-from engine.probes.watched_relu import Rectified, is_rectifier
+from engine.probes.watched_relu import WatchedReLU, is_rectifier
 from glasshouse.spec import Probe
 
 T = TypeVar("T")
-_SeenAs = tuple[str, str, Tensor, Watches]
+_SeenAs = tuple[str, str, Tensor, ActiveProbes]
 """A tensor by its kind and name, and who wants it."""
 _KINDS = {
     kind: number
@@ -50,7 +50,7 @@ _KINDS = {
 class _Order(dict[tuple[str, str], tuple[int, str, int]]):
     """Where in what a step tells the rows of a name and a kind come; found once for each."""
 
-    def __init__(self, sight: Sight) -> None:
+    def __init__(self, sight: HookSites) -> None:
         super().__init__()
         self._place = sight.place
 
@@ -60,18 +60,18 @@ class _Order(dict[tuple[str, str], tuple[int, str, int]]):
         return order
 
 
-class Look(AbstractContextManager["Look"]):
+class StepWatcher(AbstractContextManager["StepWatcher"]):
     """The watching of steps by the same probes, one step at a time."""
 
-    def __init__(self, desk: Desk, due: list[Watch], meter: Meter) -> None:
-        self._desk = desk
+    def __init__(self, sink: Sink, due: list[ActiveProbe], meter: Meter) -> None:
+        self._sink = sink
         self._meter = meter
         self._step = 0
         self._due = due
-        self._sight = Sight(desk.network, due)
+        self._sight = HookSites(sink.network, due)
         self._order = _Order(self._sight)
-        self._clips = desk.training.clips
-        self._recorders = [watch for watch in due if isinstance(watch, Recorder)]
+        self._clips = sink.training.clips
+        self._recorders = [watch for watch in due if isinstance(watch, FlightRecorder)]
         self._shows = True
         """Whether the recorders see each tensor by itself, not many at once."""
         self._is_open = self._comes_again = False
@@ -82,10 +82,10 @@ class Look(AbstractContextManager["Look"]):
         self._rectifiers: list[nn.Module] = []
         """ReLUs that are computed where they are counted, while there are hooks."""
         self._calls: list[Calls] = []
-        self._rectified = Rectified()
+        self._rectified = WatchedReLU()
         self._relu = self._rectified.relu
         self._rows: list[tuple[str, str, Any]] = []
-        self._counted: list[Counted] = []
+        self._counted: list[TensorHistogram] = []
         self._goes_on = self._sight.goes_on or (self._clips and self._sight.sees_clipped)
 
     def at(self, step: int, *, comes_again: bool = False) -> Self:
@@ -145,7 +145,7 @@ class Look(AbstractContextManager["Look"]):
         self._is_open = False
         if error is None:
             for recorder in self._recorders:
-                recorder.see_loss(self._step, self._desk.loss, self._keeper(recorder))
+                recorder.see_loss(self._step, self._sink.loss, self._keeper(recorder))
         for tap in self._taps:
             tap.remove()
         self._taps.clear()
@@ -195,14 +195,14 @@ class Look(AbstractContextManager["Look"]):
         order = self._order
         for found in (self._rows, self._counted):
             found.sort(key=lambda row: order[row[:2]])
-        self._desk.finish_step(self._step, self._rows, self._counted)
+        self._sink.finish_step(self._step, self._rows, self._counted)
         for recorder in self._recorders:
             recorder.release()
         self._meter.stop(started, None)
 
     # --- in the forward and the backward pass -----------------------------------------------
 
-    def _on_input(self, calls: Calls, point: Point) -> Callable[..., None]:
+    def _on_input(self, calls: Calls, point: HookPoint) -> Callable[..., None]:
         def hook(_module: nn.Module, args: Any, keywords: Any) -> None:
             if not self._is_open:  # an evaluation between two steps
                 return
@@ -211,11 +211,11 @@ class Look(AbstractContextManager["Look"]):
                 for number, (leaf, tensor) in enumerate(input_leaves(name, args, keywords)):
                     self._see("input", leaf, tensor, point.wanting("input", leaf, name, number))
             except Exception as error:
-                self._desk.failed(point.inputs, error)
+                self._sink.failed(point.inputs, error)
 
         return hook
 
-    def _on_output(self, calls: Calls, point: Point) -> Callable[..., None]:
+    def _on_output(self, calls: Calls, point: HookPoint) -> Callable[..., None]:
         rectifies = is_rectifier(point.module)
 
         def hook(_module: nn.Module, inputs: Any, output: Any) -> None:
@@ -231,12 +231,12 @@ class Look(AbstractContextManager["Look"]):
                     if graded and tensor.requires_grad:
                         self._tap(leaf, tensor, graded, tensor.grad_fn if rectifies else None)
             except Exception as error:
-                self._desk.failed(point.outputs, error)
+                self._sink.failed(point.outputs, error)
 
         return hook
 
-    def _tap(self, leaf: str, tensor: Tensor, graded: Watches, node: Any) -> None:
-        scaling = self._desk.training.scaling
+    def _tap(self, leaf: str, tensor: Tensor, graded: ActiveProbes, node: Any) -> None:
+        scaling = self._sink.training.scaling
         if scaling is None:
             self._rectified.expect(leaf, graded)
 
@@ -252,7 +252,7 @@ class Look(AbstractContextManager["Look"]):
     # --- the loss ---------------------------------------------------------------------------
 
     def _watch_loss(self) -> None:
-        loss_fn, rows = self._desk.training.loss_fn, self._desk.training.rows
+        loss_fn, rows = self._sink.training.loss_fn, self._sink.training.rows
         if loss_fn is None:
             return
         if self._recorders:
@@ -277,7 +277,7 @@ class Look(AbstractContextManager["Look"]):
 
     def _on_loss(self, _module: nn.Module, _inputs: Any, loss: LossValue) -> None:
         if self._is_open:
-            self._desk.loss = loss.total.detach()
+            self._sink.loss = loss.total.detach()
 
     # --- parameters and what belongs to them ------------------------------------------------
 
@@ -285,16 +285,18 @@ class Look(AbstractContextManager["Look"]):
         """The gradients that are to be seen now; without clipping all are seen as they came."""
         wanted = self._sight.parameters("param_grad")
         if self._clips:
-            some = [(n, p, Watches(w for w in found if w.point == point)) for n, p, found in wanted]
+            some = [
+                (n, p, ActiveProbes(w for w in found if w.point == point)) for n, p, found in wanted
+            ]
             wanted = [seen for seen in some if seen[2]]
         return [(n, p.grad, watches) for n, p, watches in wanted if p.grad is not None]
 
     def _states(self) -> list[Seen]:
         found: list[Seen] = []
-        optimizer = self._desk.training.optimizer
+        optimizer = self._sink.training.optimizer
         if optimizer is None:
             return found
-        for name, parameter in self._desk.network.named_parameters():
+        for name, parameter in self._sink.network.named_parameters():
             for key, item in states(optimizer, name, parameter).items():
                 found.append((key, item, wanting(self._due, "optim_state", key)))
         return [seen for seen in found if seen[2]]
@@ -337,7 +339,7 @@ class Look(AbstractContextManager["Look"]):
         kind: str,
         name: str,
         tensor: Tensor,
-        watches: Watches,
+        watches: ActiveProbes,
         source: Any = None,
         *,
         is_counted: bool = False,
@@ -349,7 +351,7 @@ class Look(AbstractContextManager["Look"]):
         if not watches:
             return
         started, before = self._meter.start(), len(self._rows)
-        self._desk.clock.pause()
+        self._sink.clock.pause()
         try:
             if not is_counted:
                 self._count(kind, name, tensor, watches, source)
@@ -357,17 +359,19 @@ class Look(AbstractContextManager["Look"]):
                 probes = [watch.probe for watch in watches if watch.takes_full]
                 self._keep(kind, name, tensor, probes)
         except Exception as error:
-            self._desk.failed(watches, error)
+            self._sink.failed(watches, error)
         finally:
-            self._desk.clock.resume("probes")
+            self._sink.clock.resume("probes")
         if self._recorders and self._shows and len(self._rows) > before:
             self._show(kind, name, tensor, watches, self._rows[-1][2])
         self._meter.stop(started, watches)
 
-    def _count(self, kind: str, name: str, tensor: Tensor, watches: Watches, source: Any) -> None:
+    def _count(
+        self, kind: str, name: str, tensor: Tensor, watches: ActiveProbes, source: Any
+    ) -> None:
         if watches.counts:
             figures, counts = summarize(tensor, histogram=True)
-            self._counted.append(Counted(name, kind, figures, counts, watches.counts))
+            self._counted.append(TensorHistogram(name, kind, figures, counts, watches.counts))
             if watches.takes_stats:
                 self._rows.append((name, kind, figures))
         elif watches.takes_stats and kind == "output":
@@ -380,47 +384,49 @@ class Look(AbstractContextManager["Look"]):
             self._rows.append((name, kind, summarize(tensor)))
 
     def _keep(self, kind: str, name: str, tensor: Tensor, probes: Sequence[Probe]) -> None:
-        step, phase, shape = self._step, self._desk.phase, tuple(tensor.shape)
+        step, phase, shape = self._step, self._sink.phase, tuple(tensor.shape)
         for part, view, lossless in kept(probes, tensor):
-            piece = Piece(step, name, kind, *part, shape, lossless, phase)
-            self._desk.captures.offer(piece, view)
+            piece = CapturePiece(step, name, kind, *part, shape, lossless, phase)
+            self._sink.captures.offer(piece, view)
 
-    def _show(self, kind: str, name: str, tensor: Tensor, watches: Watches, figures: Any) -> None:
+    def _show(
+        self, kind: str, name: str, tensor: Tensor, watches: ActiveProbes, figures: Any
+    ) -> None:
         """Let the recorders among those that look see a tensor, whose figures are known."""
         for watch in watches:
-            if isinstance(watch, Recorder):
+            if isinstance(watch, FlightRecorder):
                 try:
                     keep = self._keeper(watch)
                     watch.see(self._step, (name, kind), tensor, figures, keep)
                 except Exception as error:
-                    self._desk.failed([watch], error)
+                    self._sink.failed([watch], error)
 
-    def _keeper(self, recorder: Recorder) -> Callable[[str, str, Tensor], None]:
+    def _keeper(self, recorder: FlightRecorder) -> Callable[[str, str, Tensor], None]:
         """What keeps of a tensor what a recorder wants of it."""
         return lambda name, kind, tensor: self._keep(kind, name, tensor, [recorder.probe])
 
-    def _observe(self, watches: Sequence[Watch], make: Callable[[], T]) -> T | None:
+    def _observe(self, watches: Sequence[ActiveProbe], make: Callable[[], T]) -> T | None:
         """Make something to look at; a failure is the probes', not the job's."""
         started = self._meter.start()
         try:
             return make()
         except Exception as error:
-            self._desk.failed(watches, error)
+            self._sink.failed(watches, error)
             return None
         finally:
             self._meter.stop(started, watches)
 
 
-def _all_of(seen: Sequence[Seen]) -> list[Watch]:
+def _all_of(seen: Sequence[Seen]) -> list[ActiveProbe]:
     return list({id(watch): watch for _, _, watches in seen for watch in watches}.values())
 
 
-def _by_size(seen: Sequence[_SeenAs]) -> dict[Watch, float] | Watches:
+def _by_size(seen: Sequence[_SeenAs]) -> dict[ActiveProbe, float] | ActiveProbes:
     """Who wanted how much of several tensors that were looked at in one call."""
     same = seen[0][3]
     if all(watches is same for _, _, _, watches in seen):
         return same
-    shares: dict[Watch, float] = {}
+    shares: dict[ActiveProbe, float] = {}
     for _, _, tensor, watches in seen:
         for watch in watches:
             shares[watch] = shares.get(watch, 0.0) + (tensor.numel() + 1) / len(watches)

@@ -16,14 +16,14 @@ from engine.probes import history
 from engine.probes.cost.meter import Meter, clock_of
 from engine.probes.cost.overhead import Overhead
 from engine.probes.evaluations import Evaluations
-from engine.probes.flight_recorder import Recorder
-from engine.probes.hooks import Look
-from engine.probes.sink import Training, Unwatched
-from engine.probes.statistics.histograms import Counted
-from engine.probes.step_records import Seen, Teller
+from engine.probes.flight_recorder import FlightRecorder
+from engine.probes.hooks import StepWatcher
+from engine.probes.sink import Unwatched, WatchedTraining
+from engine.probes.statistics.histograms import TensorHistogram
+from engine.probes.step_records import RecordSender, Seen
 from engine.probes.tensors.captures import Captures
-from engine.probes.watched.probe import Watch, first_due_after
-from engine.probes.watched.requested import Wanted
+from engine.probes.watched.probe import ActiveProbe, first_due_after
+from engine.probes.watched.requested import RequestedProbes
 from glasshouse.spec import Probe
 
 Emit = Callable[[dict[str, Any]], None]
@@ -47,14 +47,14 @@ class Probes:
         emit: Emit,
         readback: Readback,
         out_dir: Path,
-        training: Training | None = None,
+        training: WatchedTraining | None = None,
         captures: Captures | None = None,
     ) -> None:
         """``captures`` None: whole tensors become files of ``out_dir``."""
         self.network = network
-        self.training = training or Training()
-        self._looks: dict[tuple[Watch, ...], Look] = {}
-        self._newest: Look | None = None
+        self.training = training or WatchedTraining()
+        self._looks: dict[tuple[ActiveProbe, ...], StepWatcher] = {}
+        self._newest: StepWatcher | None = None
         self.emit = emit
         self.readback = readback
         self.clock: Clock = HostClock()
@@ -63,19 +63,19 @@ class Probes:
         meter_clock = clock_of(readback.device)
         self._meter = Meter(meter_clock)
         self._overhead = Overhead(emit)
-        self._telling = Teller(emit, readback)
+        self._telling = RecordSender(emit, readback)
         self.evaluations = Evaluations(self, Meter(meter_clock), self._overhead, self._telling)
         self._set([made(number, probe) for number, probe in enumerate(probes)])
         self._off: list[str] = []
         """Those that were switched off, because looking failed."""
-        self._looking: list[Watch] = []
+        self._looking: list[ActiveProbe] = []
         self._next_due = self._step = 0
         self.loss: Tensor | None = None
         """The loss of the newest step; a recorder asks whether it is finite."""
-        self.wanted: Wanted | None = None
+        self.wanted: RequestedProbes | None = None
         """The list in force; None: that of the spec, which has no ids."""
 
-    def watch(self, wanted: Wanted | None, step: int) -> None:
+    def watch(self, wanted: RequestedProbes | None, step: int) -> None:
         """Watch this list from a step on; None, or the same: what is watched already.
 
         A probe that stays as it is keeps its failures.
@@ -99,13 +99,13 @@ class Probes:
             record = {"type": "probe", "at": now(), "step": step, "revision": wanted.revision}
             self.emit(record | {"changes": changes})
 
-    def _set(self, watches: list[Watch]) -> None:
+    def _set(self, watches: list[ActiveProbe]) -> None:
         self._all = watches
         self._training = [watch for watch in watches if watch.probe.phase == "train"]
         self.evaluations.watches = [watch for watch in watches if watch.probe.phase == "evaluate"]
         self._overhead.keep(watches)
 
-    def at(self, step: int) -> Look | Unwatched:
+    def at(self, step: int) -> StepWatcher | Unwatched:
         """Watch one forward and backward pass, if any probe is due.
 
         It is entered for those; then it makes the optimizer's step, which may be watched too.
@@ -131,13 +131,13 @@ class Probes:
         self._next_due = first_due_after(self._training, step)
         return _IDLE
 
-    def _look(self, due: list[Watch]) -> Look:
+    def _look(self, due: list[ActiveProbe]) -> StepWatcher:
         """The look of these probes; its hooks are the only ones."""
         key = tuple(due)
         if key not in self._looks:
             if len(self._looks) >= _KEPT_LOOKS:
                 self._forget_looks()
-            self._looks[key] = Look(self, due, self._meter)
+            self._looks[key] = StepWatcher(self, due, self._meter)
         look, before = self._looks[key], self._newest
         self._newest = look
         if before is not None and before is not look:
@@ -165,7 +165,9 @@ class Probes:
         self.captures.close()
         self._report_dropped()
 
-    def finish_step(self, step: int, rows: list[Seen], counted: Sequence[Counted] = ()) -> None:
+    def finish_step(
+        self, step: int, rows: list[Seen], counted: Sequence[TensorHistogram] = ()
+    ) -> None:
         """Send the tensors and the statistics of a step on their way."""
         self.captures.finish_step()
         self._report_dropped()
@@ -177,7 +179,7 @@ class Probes:
         waited_s = self.captures.take_waited_s()
         return {"time/lossless_wait": waited_s} if waited_s else {}
 
-    def failed(self, watches: Sequence[Watch], error: Exception) -> None:
+    def failed(self, watches: Sequence[ActiveProbe], error: Exception) -> None:
         """Count a failure to observe; a probe that keeps failing is switched off."""
         for watch in watches:
             watch.num_failures += 1
@@ -192,7 +194,7 @@ class Probes:
                 self._tell_failed(watch, error)
         traceback.print_exception(error)
 
-    def _tell_failed(self, watch: Watch, error: Exception) -> None:
+    def _tell_failed(self, watch: ActiveProbe, error: Exception) -> None:
         detail = f"Looking failed {MAX_FAILURES} times, last with {type(error).__name__}: {error}"
         problem = {"code": "probe_failed", "detail": detail[:500]}
         change = {"probe": str(watch.number), "action": "failed", "problem": problem}
@@ -222,6 +224,6 @@ class Probes:
             self.emit({"type": "dropped", "at": now(), "what": "captures", "count": count})
 
 
-def made(number: int | str, probe: Probe) -> Watch:
+def made(number: int | str, probe: Probe) -> ActiveProbe:
     """A probe at work."""
-    return Watch(number, probe) if probe.on is None else Recorder(number, probe)
+    return ActiveProbe(number, probe) if probe.on is None else FlightRecorder(number, probe)

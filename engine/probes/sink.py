@@ -12,10 +12,10 @@ from engine.core.timing import Clock
 from engine.data.batches.rows import Rows
 from engine.losses.losses import Losses
 from engine.network.network import Network
-from engine.optim.gradient_scaling import Scaling
-from engine.probes.statistics.histograms import Counted
+from engine.optim.gradient_scaling import GradScaling
+from engine.probes.statistics.histograms import TensorHistogram
 from engine.probes.tensors.captures import Captures
-from engine.probes.watched.probe import Watch
+from engine.probes.watched.probe import ActiveProbe
 
 Mark = Callable[[str], None]
 Update = Callable[[], object]
@@ -23,14 +23,14 @@ Update = Callable[[], object]
 
 
 @dataclass(frozen=True)
-class Training:
+class WatchedTraining:
     """What a network is trained with, as far as it is watched."""
 
     loss_fn: Losses | None = None
     rows: Rows | None = None
     clips: bool = False
     """Whether gradients are clipped before the update."""
-    scaling: Scaling | None = None
+    scaling: GradScaling | None = None
     """What gradients by outputs are scaled by, if they are."""
     optimizer: torch.optim.Optimizer | None = None
 
@@ -49,11 +49,11 @@ class Unwatched(AbstractContextManager["Unwatched"]):
         update()
 
 
-class Desk(Protocol):
+class Sink(Protocol):
     """Where a look takes what it has seen."""
 
     network: Network
-    training: Training
+    training: WatchedTraining
     loss: Tensor | None
     phase: str
     captures: Captures
@@ -65,11 +65,11 @@ class Desk(Protocol):
         ...
 
     def finish_step(
-        self, step: int, rows: list[tuple[str, str, Any]], counted: Sequence[Counted]
+        self, step: int, rows: list[tuple[str, str, Any]], counted: Sequence[TensorHistogram]
     ) -> None:
         """Send the statistics of a step on their way."""
         ...
 
-    def failed(self, watches: Sequence[Watch], error: Exception) -> None:
+    def failed(self, watches: Sequence[ActiveProbe], error: Exception) -> None:
         """Count a failure to observe."""
         ...

@@ -7,16 +7,16 @@ from typing import Any
 from torch import Tensor
 
 from engine.core.readback import Readback
-from engine.probes.flight_recorder import Recorder
-from engine.probes.statistics.histograms import Counted, landed, on_device, told
+from engine.probes.flight_recorder import FlightRecorder
+from engine.probes.statistics.histograms import TensorHistogram, landed, on_device, told
 from engine.probes.statistics.native_kernel import NUM_FIGURES
-from engine.probes.watched.probe import Watch
+from engine.probes.watched.probe import ActiveProbe
 
 Emit = Callable[[dict[str, Any]], None]
 Seen = tuple[str, str, Any]
 
 
-class Teller:
+class RecordSender:
     """Sends the figures of looks, when they have arrived, to whoever wants them."""
 
     def __init__(self, emit: Emit, readback: Readback) -> None:
@@ -27,27 +27,27 @@ class Teller:
         self,
         record: Mapping[str, Any],
         rows: Sequence[Seen],
-        counted: Sequence[Counted],
-        looking: Sequence[Watch],
+        counted: Sequence[TensorHistogram],
+        looking: Sequence[ActiveProbe],
         loss: Tensor | None,
     ) -> None:
         """Send the figures of a look.
 
         ``record`` is the record without them; ``loss`` is read only where somebody records.
         """
-        recorders = [watch for watch in looking if isinstance(watch, Recorder)]
+        recorders = [watch for watch in looking if isinstance(watch, FlightRecorder)]
         if not (recorders or counted or any(isinstance(row[2], Tensor) for row in rows)):
             if rows:  # all is known, and nobody but the reader wants it: the usual case on a CPU
                 table = [[layer, kind, *figures] for layer, kind, figures in rows]
                 self.emit({**record, "rows": table})
             return
-        telling = [watch for watch in looking if not isinstance(watch, Recorder)]
+        telling = [watch for watch in looking if not isinstance(watch, FlightRecorder)]
         # Beside tensors on a device there are scalars that the optimizer keeps in CPU memory.
         known = [None if isinstance(found, Tensor) else found for _, _, found in rows]
         coming = [found for _, _, found in rows if isinstance(found, Tensor)]
         coming += [loss.detach()] if recorders and loss is not None else []
 
-        def then(flat: list[float], found: Sequence[Counted]) -> None:
+        def then(flat: list[float], found: Sequence[TensorHistogram]) -> None:
             arrived = iter(flat)
             table: list[list[Any]] = [
                 [layer, kind, *(islice(arrived, NUM_FIGURES) if there is None else there)]
@@ -68,7 +68,7 @@ class Teller:
         record: Mapping[str, Any],
         table: Sequence[list[Any]],
         loss: float,
-        recorders: Sequence[Recorder],
+        recorders: Sequence[FlightRecorder],
         now: Sequence[list[Any]],
     ) -> None:
         """Let the recorders take what they have seen, and send what they say."""
@@ -81,8 +81,8 @@ class Teller:
     def _deliver(
         self,
         coming: Sequence[Tensor],
-        counted: Sequence[Counted],
-        then: Callable[[list[float], Sequence[Counted]], None],
+        counted: Sequence[TensorHistogram],
+        then: Callable[[list[float], Sequence[TensorHistogram]], None],
         *,
         some: bool,
     ) -> None:

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from engine.probes.statistics import native_kernel
 from engine.probes.statistics.summarize import Figures, summarize
-from engine.probes.watched.probe import Watches
+from engine.probes.watched.probe import ActiveProbes
 
 
 class _Last(NamedTuple):
@@ -25,7 +25,7 @@ class _Last(NamedTuple):
     name: str
     tensor: weakref.ref[Tensor]
     version: int
-    watches: Watches
+    watches: ActiveProbes
     out: Tensor | None
     """What the ReLU makes of it, where one is known to read it,"""
     figures: Figures | None
@@ -47,7 +47,7 @@ class _Back(NamedTuple):
     figures: Figures
 
 
-class Rectified:
+class WatchedReLU:
     """Counts outputs and their gradients, and computes the ReLUs between them."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Rectified:
         self._back: _Back | None = None
         self._read: set[str] = set()
         """The outputs that a ReLU has read; the same probes want statistics of both."""
-        self._graded: dict[str, Watches] = {}
+        self._graded: dict[str, ActiveProbes] = {}
         """The outputs of which statistics of the gradients are wanted."""
 
     def forget(self) -> None:
@@ -65,7 +65,7 @@ class Rectified:
     # --- forward --------------------------------------------------------------------------------
 
     def summarize(
-        self, name: str, tensor: Tensor, watches: Watches, source: Tensor | None
+        self, name: str, tensor: Tensor, watches: ActiveProbes, source: Tensor | None
     ) -> Figures:
         """The figures of an output; ``source`` is what it was made of, if a ReLU made it."""
         last, self._last = self._last, None
@@ -78,7 +78,7 @@ class Rectified:
             self._read.discard(last.name)
         return self._begin(name, tensor, watches)
 
-    def _begin(self, name: str, tensor: Tensor, watches: Watches) -> Figures:
+    def _begin(self, name: str, tensor: Tensor, watches: ActiveProbes) -> Figures:
         loaded = native_kernel.LOADED
         if loaded is None or tensor.is_inference() or not native_kernel.rectifies(tensor):
             return summarize(tensor)
@@ -99,14 +99,14 @@ class Rectified:
 
     # --- backward -------------------------------------------------------------------------------
 
-    def expect(self, name: str, watches: Watches) -> None:
+    def expect(self, name: str, watches: ActiveProbes) -> None:
         """The gradient of an output will be seen by these, if it is asked for."""
         if watches.takes_stats and not watches.counts:
             self._graded[name] = watches
         else:
             self._graded.pop(name, None)
 
-    def summarize_gradient(self, gradient: Tensor, watches: Watches, node: Any) -> Figures:
+    def summarize_gradient(self, gradient: Tensor, watches: ActiveProbes, node: Any) -> Figures:
         """The figures of an output's gradient; ``node`` made the output, in torch's graph."""
         back = self._back
         if back is not None and back.out is gradient and gradient._version == back.version:
@@ -138,8 +138,8 @@ class _Relu(torch.autograd.Function):
     """Hands out what has been computed, and asks for the gradient in the same way."""
 
     @staticmethod
-    def forward(ctx: Any, _x: Tensor, last: _Last, rectified: Rectified) -> Tensor:
-        assert last.out is not None  # noqa: S101 - `Rectified.relu` has looked
+    def forward(ctx: Any, _x: Tensor, last: _Last, rectified: WatchedReLU) -> Tensor:
+        assert last.out is not None  # noqa: S101 - `WatchedReLU.relu` has looked
         ctx.save_for_backward(last.out)
         ctx.rectified, ctx.rectifies = rectified, last.name
         return last.out

@@ -56,7 +56,7 @@ def num_threads() -> int:
         return threading.active_count()
 
 
-class Nursery:
+class ForkServer:
     """Serves fork requests and reports the endings of the ranks."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -214,7 +214,7 @@ def main() -> None:
         raise SystemExit(f"the nursery has {threads} threads; a fork of it could hang")
     gc.collect()
     gc.freeze()
-    Nursery(connection).serve()
+    ForkServer(connection).serve()
 
 
 if __name__ == "__main__":

@@ -23,13 +23,13 @@ from engine.data.batches.batching import bucket_field, widest_rows
 from engine.data.batches.rows import Rows, longest_of
 from engine.data.columns.table import Table
 from engine.inference import infer
-from engine.probes.watched.requested import Wanted
+from engine.probes.watched.requested import RequestedProbes
 from engine.training.failures import cause_of, classify
 from engine.training.loop import train
 from engine.training.memory_limit import guard_memory
-from engine.training.report import Control, Outputs
+from engine.training.report import Outputs, RunControl
 from engine.training.start import Start
-from engine.training.training_rows import Ended, Gathering
+from engine.training.training_rows import EndedEarly, Gathering
 from glasshouse import jsonio
 from glasshouse.errors import CheckpointDamaged, RunFailure, SpecFailed
 from glasshouse.failpoints import failpoint
@@ -48,7 +48,7 @@ class Lifeline:
     def __init__(self, descriptor: int | None, job_dir: Path) -> None:
         self.cancel_requested = False
         self.ends_as = "cancelled"
-        self.wanted: Wanted | None = None
+        self.wanted: RequestedProbes | None = None
         self.orders: deque[dict[str, Any]] = deque()
         self._job_dir = job_dir
         if descriptor is not None:
@@ -77,7 +77,7 @@ class Lifeline:
             case "stop":
                 self._end(str(command["as"]))
             case "probes":
-                self.wanted = Wanted.read(self._read(command))
+                self.wanted = RequestedProbes.read(self._read(command))
             case "commands":
                 self.orders.extend(self._read(command))
             case _:
@@ -132,7 +132,7 @@ class Assignment:
     num_threads: int | None
     checkpoint: Path | None
     trained_by: Trained | None
-    watched: Wanted | None = None
+    watched: RequestedProbes | None = None
     """The probes of now; None: those of the spec."""
     orders: tuple[dict[str, Any], ...] = ()
     """Commands: first those to be applied again, then those that wait."""
@@ -166,7 +166,7 @@ class Assignment:
                 num_threads=raw["device"].get("threads"),
                 checkpoint=Path(raw["checkpoint"]["dir"]) if raw.get("checkpoint") else None,
                 trained_by=trained_by and parse_trained(json.dumps(trained_by)),
-                watched=Wanted.read(raw["probes"]) if raw.get("probes") else None,
+                watched=RequestedProbes.read(raw["probes"]) if raw.get("probes") else None,
                 orders=tuple(raw.get("commands") or ()),
                 ring=raw.get("ring"),
                 flops=raw.get("flops"),
@@ -183,7 +183,7 @@ class Assignment:
             raise SpecFailed(f"The job names the dataset {dataset!r}, which was not handed to it.")
         return Table(self.tables[dataset])
 
-    def gathering(self, spec: TrainJob, control: Control, out: Outputs) -> Gathering:
+    def gathering(self, spec: TrainJob, control: RunControl, out: Outputs) -> Gathering:
         """What finds the rows of a training job."""
         judged = spec.data.validation
         sources = [*spec.data.sources, *([judged] if judged else [])]
@@ -201,7 +201,7 @@ class End(NamedTuple):
     """Why a training ended before its time, where that was by its own spec."""
 
 
-def run(job: Assignment, *, control: Control, out: Outputs) -> End:
+def run(job: Assignment, *, control: RunControl, out: Outputs) -> End:
     """Run an assignment to its end."""
     if job.num_threads is not None:
         torch.set_num_threads(job.num_threads)
@@ -241,7 +241,7 @@ def run(job: Assignment, *, control: Control, out: Outputs) -> End:
             start=start,
             parts=job.parts,
         )
-    except Ended:
+    except EndedEarly:
         return End(control.ends_as)
     finally:
         for rows in (training, judged):

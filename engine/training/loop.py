@@ -23,12 +23,12 @@ from engine.losses.losses import loss_of
 from engine.network.hidden_state import alone
 from engine.network.network import Network
 from engine.probes.probe_set import Probes
-from engine.probes.sink import Training, Unwatched
+from engine.probes.sink import Unwatched, WatchedTraining
 from engine.probes.tensors.captures import Captures
-from engine.probes.watched.requested import Wanted
+from engine.probes.watched.requested import RequestedProbes
 from engine.training.commands import Commands
 from engine.training.failures import StepFailed
-from engine.training.report import Control, Outputs, Reporter
+from engine.training.report import Outputs, Reporter, RunControl
 from engine.training.schedule import Schedule
 from engine.training.start import Start
 from glasshouse.spec import TrainJob
@@ -37,7 +37,7 @@ UNWATCHED = Unwatched()
 
 
 @dataclass
-class Ending:
+class RunResult:
     """How training ended."""
 
     network: Network
@@ -53,13 +53,13 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
     rows: Rows,
     validation: Rows | None,
     *,
-    control: Control,
+    control: RunControl,
     out: Outputs,
-    watched: Wanted | None = None,
+    watched: RequestedProbes | None = None,
     work: Work = Work(),  # noqa: B008 (frozen)
     start: Start | None = None,
     parts: int = 1,
-) -> Ending:
+) -> RunResult:
     """Train a network to the end of its spec, or until told to stop.
 
     ``watched`` is what to watch from the first step on; left out, what the spec says. ``work`` is
@@ -81,7 +81,7 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
     report = _report(job, learner, validation, probes, out, Timing(clock, work), schedule)
     report.saver.parts |= _saved(learner, rows, schedule, report, probes, guard)
     if start is not None and _has_ended(start, report, schedule):
-        return Ending(network, start.step, "succeeded", schedule.reason)
+        return RunResult(network, start.step, "succeeded", schedule.reason)
 
     commands = _commands(job, learner, control, out, schedule, report)
     step, epoch, batch = *schedule.newest, None
@@ -136,7 +136,7 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
         report.abandon(step, epoch)
         blamed = blame(error, network, batch, guard.rewind, guard.advice)
         raise StepFailed(step, blamed) from error
-    return Ending(network, step + 1, state, schedule.reason if state == "succeeded" else None)
+    return RunResult(network, step + 1, state, schedule.reason if state == "succeeded" else None)
 
 
 def _report(  # noqa: PLR0913, PLR0917 (all that a report is made of)
@@ -185,7 +185,7 @@ def _saved(
         "scaler": learner.scaling,
         "clip": learner.clip,
         PART: rows.prepared,
-        "carried": learner.carried,
+        "carried": learner.hidden_state,
         "scheduler": learner.rate,
         "early": schedule.early,
     }
@@ -208,7 +208,7 @@ def _settle(
 ) -> None:
     """Choose what the spec leaves to a trial, where the job has not chosen before."""
     if learner.tuned is not None and (start is None or start.how != "resume"):
-        with alone(learner.carried):
+        with alone(learner.hidden_state):
             learner.tuned.choose(job, learner.loss_fn, rows, out.emit, pass_size)
         lay_out_state(learner.optimizer)
 
@@ -225,7 +225,7 @@ def _tell_choices(job: TrainJob, learner: Learner, report: Reporter, first: int)
 def _commands(
     job: TrainJob,
     learner: Learner,
-    control: Control,
+    control: RunControl,
     out: Outputs,
     schedule: Schedule,
     report: Reporter,
@@ -243,8 +243,10 @@ def _commands(
     return commands
 
 
-def _probes(job: TrainJob, learner: Learner, rows: Rows, out: Outputs, control: Control) -> Probes:
-    training = Training(
+def _probes(
+    job: TrainJob, learner: Learner, rows: Rows, out: Outputs, control: RunControl
+) -> Probes:
+    training = WatchedTraining(
         learner.loss_fn, rows, learner.clip is not None, learner.scaling, learner.optimizer
     )
     probes = Probes(
@@ -260,7 +262,7 @@ def _probes(job: TrainJob, learner: Learner, rows: Rows, out: Outputs, control: 
     return probes
 
 
-def _captures(out: Outputs, control: Control) -> Captures:
+def _captures(out: Outputs, control: RunControl) -> Captures:
     """Where whole tensors go."""
     return Captures(
         out.directory,

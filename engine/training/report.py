@@ -19,7 +19,7 @@ from engine.checkpoint.saving import Saver
 from engine.core.snapshot import State
 from engine.core.spool import now
 from engine.core.timing import REPORT, Timing
-from engine.data.batches.batching import Intake
+from engine.data.batches.batching import PaddingCounts
 from engine.data.batches.rows import Rows
 from engine.learner.learner import Learner
 from engine.losses.loss_sums import LossSums
@@ -31,7 +31,7 @@ from engine.metrics.sample_predictions import Samples
 from engine.network.hidden_state import alone
 from engine.optim.dense_and_sparse import rates_of
 from engine.probes.probe_set import Probes
-from engine.probes.watched.requested import Wanted
+from engine.probes.watched.requested import RequestedProbes
 from glasshouse import jsonio
 from glasshouse.spec import TrainJob
 
@@ -39,7 +39,7 @@ Emit = Callable[[dict[str, Any]], None]
 _PROGRESS_S = 0.25
 
 
-class Control(Protocol):
+class RunControl(Protocol):
     """What may be asked of a running job."""
 
     @property
@@ -53,7 +53,7 @@ class Control(Protocol):
         ...
 
     @property
-    def wanted(self) -> Wanted | None:
+    def wanted(self) -> RequestedProbes | None:
         """What to watch from the next step on; None: what the spec says."""
         ...
 
@@ -137,7 +137,7 @@ class Reporter:
         self._epoch_metrics = EpochMetrics(job, out.directory, out.emit)
         self.pass_size = job.data.batch_size
         """The most rows that the network is given at once."""
-        self.intake: Intake | None = None
+        self.intake: PaddingCounts | None = None
         """Of the training rows."""
         self.latest: dict[str, float] = {}
         """The newest value of each metric that has arrived."""
@@ -276,7 +276,7 @@ class Reporter:
             self.saver.judge(figures, step + 1)
             self._readback.drain()
             self._metrics(step, epoch, figures, now())
-            with alone(learner.carried):
+            with alone(learner.hidden_state):
                 self._samples.keep(step, learner.network, self._out.emit)
         self._clock.mark("evaluate")
         return figures

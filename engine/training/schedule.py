@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.core.problems import one
 from engine.core.snapshot import State
-from engine.data.batches.batching import Batch, Batching, Intake
+from engine.data.batches.batching import Batch, Batching, PaddingCounts
 from engine.data.batches.rows import Rows
 from engine.losses.losses import Losses
 from engine.losses.micro_batches import MicroBatch, MicroBatches
@@ -33,7 +33,7 @@ class Schedule:
         if not pace.batches:
             detail = f"drop_last leaves no batch: the rows are {rows.num_rows}, a batch takes"
             raise DataFailed(f"{detail} {pace.batch_size}")
-        self.intake = Intake(rows)
+        self.intake = PaddingCounts(rows)
         self.early = None if job.stop.early is None else EarlyStop(job.stop.early)
         self.num_steps = pace.num_steps(job.stop)
         """Updates that the job will make; None when time decides."""

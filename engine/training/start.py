@@ -11,7 +11,7 @@ from typing import Literal
 from engine.checkpoint.checkpoint import Saved
 from engine.checkpoint.training_state import Weights, without_arguments
 from engine.core.snapshot import Parts, State
-from engine.data.batches.batch_counts import Pace
+from engine.data.batches.batch_counts import BatchCounts
 from engine.data.columns.prepared import PART, Prepared
 from glasshouse.errors import CheckpointMismatch
 from glasshouse.spec import Data, TrainJob, parse_job
@@ -91,6 +91,8 @@ class Start:
 def _counts(position: State, report: State) -> dict[str, int]:
     """How far a run has come, in each unit that a scheduler may count in."""
     names = ("num_rows", "batch_size", "drop_last", "accumulate")
-    pace = Pace(**{name: position[name] for name in names}, num_batches=position.get("num_batches"))
+    pace = BatchCounts(
+        **{name: position[name] for name in names}, num_batches=position.get("num_batches")
+    )
     epochs = int(position["epoch"]) + (position["batch"] == pace.batches)
     return {"steps": int(position["step"]), "epochs": epochs, "samples": int(report["samples"])}

@@ -10,30 +10,30 @@ from engine.core.spool import now
 from engine.core.tensor_names import root
 from engine.data.augmentation.augmenting import Augmenting, unchanged
 from engine.data.batches.batching import bucket_field
-from engine.data.batches.prefetch import Ahead
+from engine.data.batches.prefetch import Prefetcher
 from engine.data.batches.rows import Rows
 from engine.data.columns.prepared import Prepared, Preparing
 from engine.data.columns.table import Table
-from engine.data.sources.joined import Joined, JoinedStored, Part, name_of
+from engine.data.sources.joined import Joined, JoinedStored, TablePart, name_of
 from engine.data.sources.loading import load
-from engine.data.sources.reading import Reader
+from engine.data.sources.reading import SourceReader
 from engine.data.sources.row_files import StoredTable
 from engine.data.sources.streamed import StreamedRows
 from engine.data.sources.streamed_windows import WindowReader
-from engine.training.report import Control, Outputs
+from engine.training.report import Outputs, RunControl
 from glasshouse.spec import BucketByLength, Field, Source, TrainJob
 
 _TELL_S = 5.0
 
 
-class Ended(Exception):
+class EndedEarly(Exception):
     """The job was asked to end before its first step."""
 
 
 class Progress:
     """Tells how far the rows of a job were gone through before its first step."""
 
-    def __init__(self, step: int, control: Control, out: Outputs) -> None:
+    def __init__(self, step: int, control: RunControl, out: Outputs) -> None:
         """``step``: the first that will be run."""
         self._step, self._control, self._out = step, control, out
         self._began = self._told = time.perf_counter()
@@ -47,7 +47,7 @@ class Progress:
         """
         self._num_rows += num_rows
         if self._control.cancel_requested:
-            raise Ended
+            raise EndedEarly
         if time.perf_counter() - self._told >= _TELL_S:
             self.tell()
 
@@ -70,7 +70,7 @@ class Gathering:
     tables: Mapping[str, Table]
     """The datasets that it names."""
     device: torch.device
-    control: Control
+    control: RunControl
     out: Outputs
     first_step: int = 0
 
@@ -116,7 +116,7 @@ class Gathering:
                 limit=data.sequence,
                 preparing=preparing,
             )
-            rows.ahead = Ahead(data.workers)
+            rows.ahead = Prefetcher(data.workers)
         else:
             stored = table if isinstance(table, JoinedStored) else StoredTable(table.directory)
             rows = self._streamed(source, fields, stored, preparing, bucket)
@@ -125,7 +125,7 @@ class Gathering:
         return rows
 
     def _joined(self, sources: Sequence[Source]) -> tuple[Source, Joined]:
-        parts = [Part(self.tables[source.dataset], source) for source in sources]
+        parts = [TablePart(self.tables[source.dataset], source) for source in sources]
         whole = Source(dataset=sources[0].dataset, split=name_of(sources))
         is_stored = self.job.data.shuffle.buffer_size is not None
         return whole, JoinedStored(parts) if is_stored else Joined(parts)
@@ -143,7 +143,7 @@ class Gathering:
         if data.windows is not None and isinstance(table, StoredTable):
             reader = WindowReader(source, fields, table, data.windows, preparing.known, progress)
         else:
-            reader = Reader(
+            reader = SourceReader(
                 source,
                 fields,
                 table,

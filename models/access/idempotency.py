@@ -20,7 +20,7 @@ ABANDONED = timedelta(seconds=60)
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
+class IdempotencyUse:
     """One use of an idempotency key."""
 
     owner: str
@@ -43,7 +43,7 @@ class Answer:
     body: str
 
 
-def find(tx: Session, token: Token) -> Answer | None:
+def find(tx: Session, token: IdempotencyUse) -> Answer | None:
     """The answer that the key already has, without reserving it.
 
     Raises:
@@ -56,7 +56,7 @@ def find(tx: Session, token: Token) -> Answer | None:
     return Answer(found.status, found.headers or {}, found.body or "")
 
 
-def begin(tx: Session, token: Token) -> Answer | None:
+def begin(tx: Session, token: IdempotencyUse) -> Answer | None:
     """Reserve the key, or find the answer that it already has.
 
     Raises:
@@ -77,7 +77,7 @@ def begin(tx: Session, token: Token) -> Answer | None:
     return None
 
 
-def finish(tx: Session, token: Token, answer: Answer) -> None:
+def finish(tx: Session, token: IdempotencyUse, answer: Answer) -> None:
     """Keep the answer. Called in the transaction that does what the request asked for."""
     tx.execute(
         update(Idempotency)
@@ -90,7 +90,7 @@ def finish(tx: Session, token: Token, answer: Answer) -> None:
     )
 
 
-def forget(tx: Session, token: Token) -> None:
+def forget(tx: Session, token: IdempotencyUse) -> None:
     """Free the key: the request changed nothing."""
     tx.execute(_row(token).where(Idempotency.status.is_(None)))
 
@@ -101,20 +101,20 @@ def _is_over(found: Idempotency) -> bool:
     return found.created_at < now() - longest
 
 
-def _row(token: Token) -> Delete:
+def _row(token: IdempotencyUse) -> Delete:
     """A statement that deletes the row of one key."""
     mine = tuple_(Idempotency.owner, Idempotency.route, Idempotency.key)
     return delete(Idempotency).where(mine == token.row)
 
 
-def _check_body(found: Idempotency, token: Token) -> None:
+def _check_body(found: Idempotency, token: IdempotencyUse) -> None:
     if found.body_sha256 != token.body_sha256:
         raise IdempotencyKeyReused(
             f"The idempotency key {token.key!r} was used with another body; use a new key."
         )
 
 
-def _insert(tx: Session, token: Token) -> None:
+def _insert(tx: Session, token: IdempotencyUse) -> None:
     row: dict[str, Any] = {
         "owner": token.owner,
         "route": token.route,

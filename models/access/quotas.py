@@ -22,7 +22,7 @@ _RETRY_AFTER_S = {"queued_jobs": 10, "storage_bytes": 60, "uploads": 5, "streams
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class QuotaLimits:
     """The quotas of one owner; None: no limit."""
 
     queued_jobs: int
@@ -38,15 +38,15 @@ class Limits:
         return asdict(self)
 
 
-NAMES = tuple(field.name for field in fields(Limits))
+NAMES = tuple(field.name for field in fields(QuotaLimits))
 
 
-def defaults(settings: Settings) -> Limits:
+def defaults(settings: Settings) -> QuotaLimits:
     """What an owner has that was given no limits of their own."""
-    return Limits(**{name: getattr(settings, f"quota_{name}") for name in NAMES})
+    return QuotaLimits(**{name: getattr(settings, f"quota_{name}") for name in NAMES})
 
 
-def of(tx: Session, owner: str, settings: Settings) -> Limits:
+def of(tx: Session, owner: str, settings: Settings) -> QuotaLimits:
     """The limits in force of one owner."""
     row = tx.get(Quota, owner, populate_existing=True)
     return _over(settings, {} if row is None else row.limits)
@@ -146,7 +146,7 @@ def refuse_over(quota: str, wanted: float, limit: float | None) -> None:
 
 
 @dataclass(slots=True)
-class Room:
+class QuotaLeft:
     """What the jobs of an owner may still take; counts down as a dispatcher gives."""
 
     jobs: int | None
@@ -170,7 +170,7 @@ class Room:
         self.devices = None if self.devices is None else self.devices - num_devices
 
 
-def rooms(tx: Session, settings: Settings) -> dict[str, Room]:
+def rooms(tx: Session, settings: Settings) -> dict[str, QuotaLeft]:
     """For each owner with queued jobs and a limit: what they may still take."""
     usual = defaults(settings)
     set_ = {row.owner: row.limits for row in tx.scalars(select(Quota))}
@@ -180,12 +180,12 @@ def rooms(tx: Session, settings: Settings) -> dict[str, Room]:
     running = _by_owner(tx, select(Job.owner, func.count()).where(Job.state.in_(LIVE)))
     devices = select(Job.owner, func.count()).join(Device, Device.job == Job.id)
     held = _by_owner(tx, devices)
-    found: dict[str, Room] = {}
+    found: dict[str, QuotaLeft] = {}
     for owner in waiting:
         limits = _over(settings, set_.get(owner, {}))
         if limits.running_jobs is None and limits.devices is None:
             continue
-        found[owner] = Room(
+        found[owner] = QuotaLeft(
             _left(limits.running_jobs, running.get(owner, 0)),
             _left(limits.devices, held.get(owner, 0)),
             limits.devices,
@@ -208,9 +208,9 @@ def stored_bytes(tx: Session, owner: str) -> int:
     return sum(int(tx.scalar(query) or 0) for query in (*own, *of_jobs))
 
 
-def _over(settings: Settings, limits: Mapping[str, Any]) -> Limits:
+def _over(settings: Settings, limits: Mapping[str, Any]) -> QuotaLimits:
     known = {name: value for name, value in limits.items() if name in NAMES}
-    return Limits(**(defaults(settings).as_dict() | known))
+    return QuotaLimits(**(defaults(settings).as_dict() | known))
 
 
 def _by_owner(tx: Session, counts: Select[str, int]) -> dict[str, int]:
@@ -222,7 +222,7 @@ def _left(limit: int | None, count: int) -> int | None:
     return None if limit is None else max(0, limit - count)
 
 
-def _admit_bytes(tx: Session, owner: str, limits: Limits, size_bytes: int) -> None:
+def _admit_bytes(tx: Session, owner: str, limits: QuotaLimits, size_bytes: int) -> None:
     if limits.storage_bytes is not None:
         wanted = stored_bytes(tx, owner) + size_bytes
         refuse_over("storage_bytes", wanted, limits.storage_bytes)

@@ -27,7 +27,7 @@ MISSED_RINGS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Sign:
+class WorkerHealth:
     """One worker, seen from outside."""
 
     worker: str
@@ -62,12 +62,12 @@ def _note(tx: Session, worker: str, instance: str, **values: Any) -> None:
     tx.execute(update(Worker).where(*mine).values(values))
 
 
-def signs(tx: Session, *, lease_ms: int, canary_s: float) -> list[Sign]:
+def signs(tx: Session, *, lease_ms: int, canary_s: float) -> list[WorkerHealth]:
     """Every worker that is known."""
     time = tx.scalars(select(now_ms())).one()
     deaf_ms = MISSED_RINGS * canary_s * 1000
     return [
-        Sign(
+        WorkerHealth(
             worker=row.id,
             state=state,
             deaf=state not in GONE and row.canary_ms is not None and time - row.canary_ms > deaf_ms,

@@ -61,7 +61,7 @@ def register(  # noqa: PLR0913 (a worker is these)
 
 
 @dataclass(frozen=True, slots=True)
-class Rival:
+class OtherProcess:
     """Another process that works under a name, by its last heartbeat."""
 
     host: str
@@ -71,7 +71,9 @@ class Rival:
     """Since its last heartbeat, by the database's clock."""
 
 
-def rival(tx: Session, worker: str, *, known: Collection[str], lease_ms: int) -> Rival | None:
+def rival(
+    tx: Session, worker: str, *, known: Collection[str], lease_ms: int
+) -> OtherProcess | None:
     """The process that has the name and sent a heartbeat within the lease, if it is not known.
 
     ``known``: instances that are no rivals: the asking one, and one that is known to have ended.
@@ -86,7 +88,7 @@ def rival(tx: Session, worker: str, *, known: Collection[str], lease_ms: int) ->
     silent_ms = tx.scalars(select(now_ms())).one() - row.beat_ms
     if silent_ms >= lease_ms:
         return None
-    return Rival(row.host, row.pid, row.beat_ms, max(0, silent_ms) / 1000)
+    return OtherProcess(row.host, row.pid, row.beat_ms, max(0, silent_ms) / 1000)
 
 
 def refresh_devices(
@@ -253,7 +255,7 @@ def is_due() -> ColumnElement[bool]:
     return Job.not_before_ms.is_(None) | (Job.not_before_ms <= now_ms())
 
 
-class Asked(NamedTuple):
+class QueuedJob(NamedTuple):
     """A queued job, and what it asks for."""
 
     job: str
@@ -269,7 +271,7 @@ def asked_for(
     without: Collection[str] = (),
     most: int = 100,
     starved_since: datetime | None = None,
-) -> list[Asked]:
+) -> list[QueuedJob]:
     """The jobs that may run now: highest priority first, then oldest.
 
     Of the jobs of one owner that ask for the same devices only the first ``most``: where these do
@@ -289,7 +291,7 @@ def asked_for(
     found = query.subquery()
     first = select(found).where(found.c.place <= most)
     rows = tx.execute(first.order_by(found.c.priority.desc(), found.c.id))
-    return [Asked(*row[:5]) for row in rows]
+    return [QueuedJob(*row[:5]) for row in rows]
 
 
 class Queued(NamedTuple):

@@ -11,9 +11,9 @@ from sqlalchemy.orm import Session, undefer_group
 from glasshouse.errors import CrashLoop, WorkerLost
 from models.database import database_time, now_ms
 from models.jobs import checkpoints, commands, endings, leases, pausing
-from models.jobs.checkpoints import SCRATCH, Refused, Start
+from models.jobs.checkpoints import SCRATCH, RefusedCheckpoint, StartPoint
 from models.jobs.endings import CRASH_LOOP, Backoff, ExitKind
-from models.jobs.leases import Beat, Claim
+from models.jobs.leases import Claim, LeaseState
 from models.observations import events, probes
 from models.observations.events import NewEvent
 from models.state import ENDED, LIVE, sources
@@ -92,7 +92,7 @@ def _take(tx: Session, job_id: str, fence: int, worker: str, devices: Sequence[D
 
 
 def claim(
-    tx: Session, job_id: str, worker: str, start: Start = SCRATCH
+    tx: Session, job_id: str, worker: str, start: StartPoint = SCRATCH
 ) -> tuple[Claim, Job] | None:
     """Take the attempt that waits for this worker. None: another bell was faster, or it is gone.
 
@@ -133,7 +133,7 @@ def claim(
     return None if job is None else (Claim(job_id, n, fence), job)
 
 
-def run(tx: Session, claim: Claim, *, lease_ms: int) -> Beat | None:
+def run(tx: Session, claim: Claim, *, lease_ms: int) -> LeaseState | None:
     """Say that the rank has begun. None: this attempt has lost its job."""
     time = now()
     started = tx.scalar(
@@ -172,7 +172,7 @@ def refuse_checkpoint(tx: Session, claim: Claim, detail: str) -> bool:
     query = select(Attempt.checkpoint).where(Attempt.job == claim.job, Attempt.n == claim.attempt)
     checkpoint = tx.scalar(query)
     if checkpoint is not None:
-        refused = Refused(checkpoint, detail)
+        refused = RefusedCheckpoint(checkpoint, detail)
         events.append(tx, claim.job, [checkpoints.refuse(tx, refused)])
     return True
 

@@ -36,28 +36,28 @@ class Best:
 
 
 @dataclass(frozen=True, slots=True)
-class Keeping:
+class RetentionRule:
     """What a job's spec says about keeping."""
 
     last: int = 3
     best: Best | None = None
 
     @staticmethod
-    def of(spec: Mapping[str, Any]) -> "Keeping":
+    def of(spec: Mapping[str, Any]) -> "RetentionRule":
         """Read the ``checkpoint`` of a resolved training spec; of anything else, the defaults."""
         said = spec.get("checkpoint") if spec.get("kind") == "train" else None
         if not isinstance(said, Mapping):
-            return Keeping()
+            return RetentionRule()
         fields: Mapping[str, Any] = said  # pyright: ignore[reportUnknownVariableType]
         best = fields.get("keep_best")
-        return Keeping(fields.get("keep_last", 3), None if best is None else Best(**best))
+        return RetentionRule(fields.get("keep_last", 3), None if best is None else Best(**best))
 
 
 def best(tx: Session, job_ids: Collection[str]) -> dict[str, str]:
     """The best checkpoint of each job by its own rule: the checkpoint's id, and why it is that."""
     found: dict[str, str] = {}
     for job_id, spec in tx.execute(select(Job.id, Job.resolved).where(Job.id.in_(job_ids))):
-        rule = Keeping.of(spec).best
+        rule = RetentionRule.of(spec).best
         if rule is not None:
             rows = [row for row in checkpoints.of_job(tx, job_id) if row.state == "complete"]
             reason = f"{'lowest' if rule.mode == 'min' else 'highest'} {rule.metric}"
@@ -65,7 +65,7 @@ def best(tx: Session, job_ids: Collection[str]) -> dict[str, str]:
     return found
 
 
-def supersede(tx: Session, job_id: str, keeping: Keeping) -> list[str]:
+def supersede(tx: Session, job_id: str, keeping: RetentionRule) -> list[str]:
     """Forget what newer checkpoints stand for; the keys of files that may go after the commit.
 
     Called where the attempt that has the job has just stored one. Never the newest complete one,

@@ -19,7 +19,7 @@ from models.tables import Checkpoint, Job, now
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedCheckpoint:
     """A checkpoint that an attempt would have started from, and what is wrong with it."""
 
     checkpoint: str
@@ -29,7 +29,7 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartPoint:
     """Where an attempt starts from, and what the job says of itself there."""
 
     checkpoint: str | None = None
@@ -37,11 +37,11 @@ class Start:
     step: int = 0
     progress: dict[str, Any] | None = None
     summary: dict[str, Any] = field(default_factory=dict[str, Any])
-    refused: tuple[Refused, ...] = ()
+    refused: tuple[RefusedCheckpoint, ...] = ()
     """Newer ones that cannot be read."""
 
 
-SCRATCH = Start()
+SCRATCH = StartPoint()
 HOLD_MS = 60_000
 """How long a checkpoint is held: longer than a job waits to be planned."""
 
@@ -155,7 +155,7 @@ def newest_step(tx: Session, job_id: str) -> int:
     return tx.scalar(select(func.max(Checkpoint.step)).where(*mine)) or 0
 
 
-def take(tx: Session, job_id: str, start: Start) -> None:
+def take(tx: Session, job_id: str, start: StartPoint) -> None:
     """Make sure, in the transaction that claims an attempt, that its start is still there.
 
     Raises:
@@ -175,7 +175,7 @@ def take(tx: Session, job_id: str, start: Start) -> None:
         raise CheckpointNotFound(f"The checkpoint {start.checkpoint} is gone.")
 
 
-def refuse(tx: Session, refused: Refused) -> NewEvent:
+def refuse(tx: Session, refused: RefusedCheckpoint) -> NewEvent:
     """Let nothing resume from a damaged one any more; the line for the job's log that says so."""
     row = tx.get(Checkpoint, refused.checkpoint)
     step = None if row is None else row.step

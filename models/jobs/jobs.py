@@ -113,7 +113,7 @@ def _found(tx: Session, job_id: str, owner: str | None, **how: Any) -> Job:
     return job
 
 
-class Standing(NamedTuple):
+class JobProgress(NamedTuple):
     """How far a job is, without its spec and plan."""
 
     state: str
@@ -126,7 +126,7 @@ class Standing(NamedTuple):
         return self.state in ENDED
 
 
-def standing(tx: Session, job_id: str, owner: str | None) -> Standing:
+def standing(tx: Session, job_id: str, owner: str | None) -> JobProgress:
     """How far a job is. ``owner`` None sees everybody's.
 
     Raises:
@@ -139,7 +139,7 @@ def standing(tx: Session, job_id: str, owner: str | None) -> Standing:
     row = tx.execute(query).one_or_none()
     if row is None:
         raise JobNotFound(f"No job has the id {job_id}.")
-    return Standing(*row)
+    return JobProgress(*row)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class LeaseState:
     """What a supervisor learns whenever it writes."""
 
     state: str
@@ -42,7 +42,7 @@ def beat(
     lease_ms: int,
     num_events: int = 0,
     changes: Mapping[str, Any] | None = None,
-) -> Beat | None:
+) -> LeaseState | None:
     """Renew the lease, and take numbers for so many events. None: this attempt has lost its job.
 
     ``changes``: new values of the job's columns.
@@ -62,7 +62,7 @@ def beat(
     if row is None:
         return None
     state, last_seq, cancelled_at, num_commands = row
-    return Beat(state, last_seq, cancelled_at is not None, num_commands)
+    return LeaseState(state, last_seq, cancelled_at is not None, num_commands)
 
 
 def renew(tx: Session, claim: Claim, *, lease_ms: int) -> bool:

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from models.jobs import checkpoints, commands, leases
 from models.jobs.commands import CommandChange
-from models.jobs.leases import Beat, Claim
+from models.jobs.leases import Claim, LeaseState
 from models.observations import captures, events, metrics, probes
 from models.observations.events import NewEvent
 from models.observations.probes import ProbeChange
@@ -46,7 +46,7 @@ def prepare(batch: Batch) -> None:
 
 def ship(
     tx: Session, claim: Claim, batch: Batch, *, offsets: tuple[int, int], lease_ms: int
-) -> Beat | None:
+) -> LeaseState | None:
     """Store what a rank said: all of it once, or nothing. None: this attempt has lost its job.
 
     One fenced statement renews the lease, takes gapless numbers for the events and brings back

@@ -119,7 +119,7 @@ def after(
     return [LoggedEvent(*row) for row in tx.execute(query)]
 
 
-class Page(NamedTuple):
+class EventPage(NamedTuple):
     """Some events of a log, and how far they reach."""
 
     events: list[LoggedEvent]
@@ -139,7 +139,7 @@ def read(  # noqa: PLR0913 (each is a filter)
     max_bytes: int = 1 << 20,
     asked: Asked = None,
     with_end: bool = False,
-) -> Page:
+) -> EventPage:
     """The next events after a number; stops soon after so many bytes of payload.
 
     Those that gave way to a later attempt's are left out unless ``asked`` says otherwise.
@@ -158,18 +158,18 @@ def read(  # noqa: PLR0913 (each is a filter)
     if seq + 1 < row.first_seq:
         first = _first(tx, job, row.first_seq, types)
         if seq + 1 < first:
-            return Page([_gap(tx, job, first)], first - 1, last)
+            return EventPage([_gap(tx, job, first)], first - 1, last)
     found = _shown_after(tx, job, seq, types, limit, asked, with_end=with_end)
     size = 0
     for place, event in enumerate(found):
         size += len(event.payload)
         if size > max_bytes:
             found = found[: place + 1]
-            return Page(found, found[-1].seq, last)
+            return EventPage(found, found[-1].seq, last)
     if len(found) == limit:
-        return Page(found, found[-1].seq, last)
+        return EventPage(found, found[-1].seq, last)
     # the number was read first, so every event up to it is visible to the second statement
-    return Page(found, max([last, seq, *(event.seq for event in found[-1:])]), last)
+    return EventPage(found, max([last, seq, *(event.seq for event in found[-1:])]), last)
 
 
 def _shown_after(  # noqa: PLR0913 (what a page is asked for)

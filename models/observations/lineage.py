@@ -19,26 +19,26 @@ Asked = int | Literal["all"] | None
 """Whose rows somebody wants: None, those that count; ``all``; or those of one attempt."""
 
 
-class Cut(NamedTuple):
+class Superseded(NamedTuple):
     """From this attempt on, and from this step on, earlier rows give way."""
 
     attempt: int
     step: int
 
 
-def cuts(tx: Session, job: str) -> list[Cut]:
+def cuts(tx: Session, job: str) -> list[Superseded]:
     """Every later attempt that has begun, and its first step; none for a job with one attempt."""
     query = (
         select(Attempt.n, Attempt.resumed_from_step)
         .where(Attempt.job == job, Attempt.n > 1, Attempt.resumed_from_step.is_not(None))
         .order_by(Attempt.n)
     )
-    return [Cut(n, step or 0) for n, step in tx.execute(query)]
+    return [Superseded(n, step or 0) for n, step in tx.execute(query)]
 
 
-def steps_of(found: list[Cut]) -> list[Cut]:
+def steps_of(found: list[Superseded]) -> list[Superseded]:
     """Only the cuts that hide something: both their attempts and their steps ascend."""
-    kept: list[Cut] = []
+    kept: list[Superseded] = []
     for cut in reversed(found):
         if not kept or cut.step < kept[-1].step:
             kept.append(cut)
@@ -46,7 +46,7 @@ def steps_of(found: list[Cut]) -> list[Cut]:
 
 
 def condition(
-    found: list[Cut], attempt: ColumnElement[Any] | Any, step: ColumnElement[Any] | Any
+    found: list[Superseded], attempt: ColumnElement[Any] | Any, step: ColumnElement[Any] | Any
 ) -> list[ColumnElement[bool]]:
     """What to add to a query's ``where``: nothing where nothing is hidden.
 

@@ -31,7 +31,7 @@ class Summary(NamedTuple):
     first_nonfinite_step: int | None
 
 
-class Point(NamedTuple):
+class MetricPoint(NamedTuple):
     """One value."""
 
     step: int
@@ -89,7 +89,7 @@ def query(  # noqa: PLR0913 (each is a parameter of the request)
     to_step: int | None = None,
     asked: Asked = None,
     max_points: int | None = None,
-) -> list[Point]:
+) -> list[MetricPoint]:
     """One series in the order of its steps; both ends are included.
 
     Of steps that were run again the last attempt's values, unless ``asked`` says otherwise. At most
@@ -103,10 +103,10 @@ def query(  # noqa: PLR0913 (each is a parameter of the request)
     return _points(rows if len(rows) <= max_points else _thinned(tx, where, max_points))
 
 
-class Page(NamedTuple):
+class MetricPage(NamedTuple):
     """Some steps of several series, each with all of its values at these steps."""
 
-    series: dict[str, list[Point]]
+    series: dict[str, list[MetricPoint]]
     next_step: int | None
     """The first step that is not in it; None where it is the end."""
 
@@ -120,7 +120,7 @@ def page(  # noqa: PLR0913 (each is a parameter of the request)
     to_step: int | None = None,
     asked: Asked = None,
     max_values: int = MAX_VALUES,
-) -> Page:
+) -> MetricPage:
     """The next steps of several series, with about ``max_values`` values in all at most.
 
     Each series has the same share; the page ends before the first step at which one of them would
@@ -137,7 +137,7 @@ def page(  # noqa: PLR0913 (each is a parameter of the request)
             end = last if end is None else min(end, last)
     if end is not None:
         found = {name: [row for row in rows if row[0] < end] for name, rows in found.items()}
-    return Page({name: _points(rows) for name, rows in found.items()}, end)
+    return MetricPage({name: _points(rows) for name, rows in found.items()}, end)
 
 
 _M = core(Metric).c
@@ -165,8 +165,8 @@ def _rows(
     return rows
 
 
-def _points(rows: Sequence[Any]) -> list[Point]:
-    return [Point(step, epoch, _value(value, odd), n) for step, epoch, value, odd, n in rows]
+def _points(rows: Sequence[Any]) -> list[MetricPoint]:
+    return [MetricPoint(step, epoch, _value(value, odd), n) for step, epoch, value, odd, n in rows]
 
 
 def _thinned(tx: Session, where: Sequence[ColumnElement[bool]], max_points: int) -> list[Any]:

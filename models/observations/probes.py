@@ -34,7 +34,7 @@ TENSOR_S = 20e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckedProbe:
     """A probe that the planner found good."""
 
     body: dict[str, Any]
@@ -60,14 +60,14 @@ def add_those_of_spec(
     planned = plan.get("probes", [])
     for position, body in enumerate(resolved.get("probes", [])):
         found: Mapping[str, Any] = planned[position] if position < len(planned) else {}
-        checked = Checked(body, found.get("matched", []), found.get("bytes_per_step", 0))
+        checked = CheckedProbe(body, found.get("matched", []), found.get("bytes_per_step", 0))
         row = _row(job.id, checked, position=position, by=job.owner)
         row.state, row.applied_step = "active", 0
         row.estimated_cost_s = estimate(checked, [])
         tx.add(row)
 
 
-def add(tx: Session, job: Job, checked: Checked, *, by: str) -> Probe:
+def add(tx: Session, job: Job, checked: CheckedProbe, *, by: str) -> Probe:
     """Attach a probe; it is pending until the job has taken it up.
 
     Raises:
@@ -90,7 +90,7 @@ def change(
     tx: Session,
     job: Job,
     probe_id: str,
-    checked: Checked,
+    checked: CheckedProbe,
     *,
     by: str,
     still: Callable[[Probe], None] = lambda _: None,
@@ -224,7 +224,7 @@ def close(tx: Session, job_id: str) -> None:
     tx.flush()
 
 
-def estimate(checked: Checked, others: Sequence[Probe]) -> float:
+def estimate(checked: CheckedProbe, others: Sequence[Probe]) -> float:
     """Seconds that a due step of a probe may take.
 
     It is what the job's other probes of the same form were measured to take for each byte, or else
@@ -246,7 +246,7 @@ def estimate(checked: Checked, others: Sequence[Probe]) -> float:
     return seconds + (size / FULL_BYTES_PER_S if want & _KEEPING else 0.0)
 
 
-def _check_full(others: Sequence[Probe], checked: Checked) -> None:
+def _check_full(others: Sequence[Probe], checked: CheckedProbe) -> None:
     """Hold the limit under the lock on the job's row: two requests at once cannot both have room.
 
     Raises:
@@ -288,7 +288,7 @@ def _revise(tx: Session, job: Job, by: str) -> int:
     return revision
 
 
-def _row(job_id: str, checked: Checked, *, position: int, by: str) -> Probe:
+def _row(job_id: str, checked: CheckedProbe, *, position: int, by: str) -> Probe:
     return Probe(
         id=new_id("prb"),
         job=job_id,

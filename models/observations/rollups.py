@@ -21,7 +21,7 @@ from models.tables import Metric, MetricSpan, core
 LENGTH = 1000
 
 
-class Total(NamedTuple):
+class Rollup(NamedTuple):
     """Values of one series together. ``low`` and ``high`` are over the finite ones."""
 
     num_values: int
@@ -49,26 +49,26 @@ def add(tx: Session, job: str, attempt: int, rows: Sequence[dict[str, Any]]) -> 
         tx.execute(_insert(dialect, grows=False), again)
 
 
-def totals(tx: Session, job: str, asked: Asked = None) -> dict[str, Total]:
+def totals(tx: Session, job: str, asked: Asked = None) -> dict[str, Rollup]:
     """By name, what the values of each series come to that count."""
     whole = lineage.shown(tx, job, _S.attempt, _S.last_step, asked)
-    parts: dict[str, list[Total]] = {}
+    parts: dict[str, list[Rollup]] = {}
     query = select(_S.name, *_totals_of_spans()).where(_S.job == job, *whole).group_by(_S.name)
     found: Iterable[Any] = tx.execute(query)
     if whole and asked is None:
         found = [*found, *_cut(tx, job, whole)]
     for name, *total in found:
-        parts.setdefault(name, []).append(Total(*total))
+        parts.setdefault(name, []).append(Rollup(*total))
     return {name: merged(parts[name]) for name in sorted(parts)}
 
 
-def merged(totals: Sequence[Total]) -> Total:
+def merged(totals: Sequence[Rollup]) -> Rollup:
     """Several as one."""
 
     def least(values: Iterable[Any], which: Any = min) -> Any:
         return which((value for value in values if value is not None), default=None)
 
-    return Total(
+    return Rollup(
         sum(one.num_values for one in totals),
         least(one.low for one in totals),
         least((one.high for one in totals), max),
@@ -95,11 +95,11 @@ def _cut(tx: Session, job: str, whole: list[ColumnElement[bool]]) -> Sequence[An
     ).all()
 
 
-def _counted(tx: Session, job: str, attempt: int, key: Key) -> Total:
+def _counted(tx: Session, job: str, attempt: int, key: Key) -> Rollup:
     name, number = key
     within = _M.step.between(number * LENGTH, (number + 1) * LENGTH - 1)
     mine = (_M.job == job, _M.name == name, _M.attempt == attempt, within)
-    return Total(*tx.execute(select(*_totals_of_values()).where(*mine)).one())
+    return Rollup(*tx.execute(select(*_totals_of_values()).where(*mine)).one())
 
 
 def _totals_of_values() -> list[Any]:
@@ -121,10 +121,10 @@ def _grouped(rows: Sequence[dict[str, Any]]) -> dict[Key, list[dict[str, Any]]]:
     return groups
 
 
-def _total(rows: Sequence[dict[str, Any]]) -> Total:
+def _total(rows: Sequence[dict[str, Any]]) -> Rollup:
     finite = [row["value"] for row in rows if row["value"] is not None]
     odd = [row["step"] for row in rows if row["value"] is None]
-    return Total(
+    return Rollup(
         len(rows),
         min(finite, default=None),
         max(finite, default=None),
@@ -133,7 +133,7 @@ def _total(rows: Sequence[dict[str, Any]]) -> Total:
     )
 
 
-def _as_row(job: str, attempt: int, key: Key, total: Total) -> dict[str, Any]:
+def _as_row(job: str, attempt: int, key: Key, total: Rollup) -> dict[str, Any]:
     name, number = key
     return {"job": job, "attempt": attempt, "name": name, "number": number, **total._asdict()}
 
@@ -149,7 +149,7 @@ def _insert(dialect: str, *, grows: bool) -> Any:
 
 
 def _replaced(new: Any) -> dict[str, Any]:
-    return {name: new[name] for name in Total._fields}
+    return {name: new[name] for name in Rollup._fields}
 
 
 def _merged(new: Any) -> dict[str, Any]:

@@ -20,12 +20,12 @@ from models.observations import lineage
 from models.observations.stats_bytes import (
     Block,
     Data,
-    Figures,
     Floats,
     Gathered,
     Histograms,
-    Series,
+    StatsArrays,
     Steps,
+    StoredSeries,
     join,
     pack_block,
     read_names,
@@ -46,7 +46,7 @@ _KEYS: dict[Form, str] = {"stats": "rows", "quantiles": "quantiles", "histogram"
 class Newest(NamedTuple):
     """The figures of one tensor at the last step of it, in the order of ``FIGURES``."""
 
-    series: Series
+    series: StoredSeries
     step: int
     figures: tuple[float, ...]
 
@@ -71,13 +71,13 @@ def add(tx: Session, job: str, attempt: int, records: Sequence[dict[str, Any]]) 
 
 
 def _block(form: Form, records: Sequence[dict[str, Any]]) -> Block | None:
-    numbers: dict[Series, int] = {}
+    numbers: dict[StoredSeries, int] = {}
     owners: list[int] = []
     steps: list[int] = []
     rows: list[Any] = []
     for record in records:
         for row in record.get(_KEYS[form], ()):
-            series = Series(row[0], row[1], record["phase"])
+            series = StoredSeries(row[0], row[1], record["phase"])
             owners.append(numbers.setdefault(series, len(numbers)))
             steps.append(record["step"])
             rows.append(row[2:])
@@ -96,7 +96,7 @@ def _block(form: Form, records: Sequence[dict[str, Any]]) -> Block | None:
         if len(data.bins) != len(data.counts):
             raise ValueError("a histogram has as many counts as bins")
     else:
-        data = Figures(at, _floats(rows).T)
+        data = StatsArrays(at, _floats(rows).T)
     return Block(list(numbers), np.array(owners, np.uint32), data)
 
 
@@ -117,13 +117,13 @@ def query(  # noqa: PLR0913 (each is a filter)
     phase: str | None = None,
     from_step: int | None = None,
     to_step: int | None = None,
-) -> Generator[tuple[Series, Any]]:
+) -> Generator[tuple[StoredSeries, Any]]:
     """Series by series, in their order, what they have; ``layer`` is a glob.
 
     One series is in memory at a time: a job can have more than fits.
     """
 
-    def matches(series: Series) -> bool:
+    def matches(series: StoredSeries) -> bool:
         return (
             fnmatchcase(series.layer, layer)
             and kind in (None, series.kind)
@@ -145,7 +145,7 @@ class _Reader:
         tx: Session,
         job: str,
         form: Form,
-        matches: Callable[[Series], bool],
+        matches: Callable[[StoredSeries], bool],
         steps: tuple[int | None, int | None],
     ) -> None:
         self._tx = tx
@@ -153,17 +153,17 @@ class _Reader:
         self._limits = lineage.limits(tx, job)
         self._blocks = self._gather(job, form, matches)
         self._last_fold = last_fold(tx, job)
-        self._chunked: dict[Series, list[tuple[int, int]]] = defaultdict(list)
+        self._chunked: dict[StoredSeries, list[tuple[int, int]]] = defaultdict(list)
         for row in tx.execute(_series_of(job, form)):
-            series = Series(row.layer, row.kind, row.phase)
+            series = StoredSeries(row.layer, row.kind, row.phase)
             if matches(series):
                 self._chunked[series].append((row.attempt, row.id))
 
-    def names(self) -> list[Series]:
+    def names(self) -> list[StoredSeries]:
         """Every series that matches."""
         return sorted(set(self._chunked) | {series for _, series in self._blocks})
 
-    def read(self, series: Series) -> Data | None:
+    def read(self, series: StoredSeries) -> Data | None:
         """What one series has, by step; of two values for a step the later."""
         parts: list[Data] = []
         known = dict(self._chunked.get(series, ()))
@@ -182,8 +182,8 @@ class _Reader:
         return _by_step(join(parts))
 
     def _gather(
-        self, job: str, form: Form, matches: Callable[[Series], bool]
-    ) -> dict[tuple[int, Series], Data]:
+        self, job: str, form: Form, matches: Callable[[StoredSeries], bool]
+    ) -> dict[tuple[int, StoredSeries], Data]:
         wanted = (
             select(StatsBlock.attempt, StatsBlock.data)
             .where(
@@ -236,25 +236,27 @@ def newest(tx: Session, job: str) -> list[Newest]:
     limit_of = lineage.limits(tx, job)
     found = _newest_in_blocks(tx, job, limit_of)
 
-    def see(series: Series, step: int, figures: list[float]) -> None:
+    def see(series: StoredSeries, step: int, figures: list[float]) -> None:
         if series not in found or found[series].step < step:
             found[series] = Newest(series, step, tuple(figures))
 
     reader: _Reader | None = None
     for row in tx.execute(_series_of(job, "stats")).all():
-        series = Series(row.layer, row.kind, row.phase)
+        series = StoredSeries(row.layer, row.kind, row.phase)
         if row.last_step <= limit_of.get(row.attempt, -1):
             see(series, row.last_step, np.frombuffer(row.last, "<f8").tolist())
             continue
         # the end of that attempt gave way to a later one: look for the last row before it
         reader = reader or _Reader(tx, job, "stats", lambda _: True, (None, None))
         rest = reader.read(series)
-        if isinstance(rest, Figures):
+        if isinstance(rest, StatsArrays):
             see(series, int(rest.steps[-1]), rest.values[:, -1].tolist())
     return [found[series] for series in sorted(found)]
 
 
-def _newest_in_blocks(tx: Session, job: str, limit_of: dict[int, float]) -> dict[Series, Newest]:
+def _newest_in_blocks(
+    tx: Session, job: str, limit_of: dict[int, float]
+) -> dict[StoredSeries, Newest]:
     """From the newest block back; a block of nothing but series that were seen is not looked at."""
     wanted = (
         select(StatsBlock.attempt, StatsBlock.data)
@@ -265,12 +267,12 @@ def _newest_in_blocks(tx: Session, job: str, limit_of: dict[int, float]) -> dict
         )
         .order_by(StatsBlock.id.desc())
     )
-    found: dict[Series, Newest] = {}
+    found: dict[StoredSeries, Newest] = {}
     names_of = cache(read_names)
     for attempt, data in tx.execute(wanted):
         block = unpack_block(data, names_of)
         missing = [place for place, series in enumerate(block.names) if series not in found]
-        if not missing or not isinstance(block.data, Figures):
+        if not missing or not isinstance(block.data, StatsArrays):
             continue
         steps = np.where(block.data.steps <= limit_of[attempt], block.data.steps, -1)
         for place in missing:

@@ -30,7 +30,7 @@ _NO_ENTRIES = 0xFFFFFFFF
 """In the place of the number of bins: these are figures."""
 
 
-class Series(NamedTuple):
+class StoredSeries(NamedTuple):
     """What a row of statistics belongs to."""
 
     layer: str
@@ -39,23 +39,23 @@ class Series(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class StatsArrays:
     """Some figures of tensors over steps: ``values`` is (figures, steps)."""
 
     steps: Steps
     values: Floats
 
-    def take(self, places: Places | slice | NDArray[np.bool_]) -> "Figures":
+    def take(self, places: Places | slice | NDArray[np.bool_]) -> "StatsArrays":
         """These rows of it."""
-        return Figures(self.steps[places], self.values[:, places])
+        return StatsArrays(self.steps[places], self.values[:, places])
 
     @staticmethod
-    def join(parts: Sequence["Figures"]) -> "Figures":
+    def join(parts: Sequence["StatsArrays"]) -> "StatsArrays":
         """One after another."""
         if len(parts) == 1:
             return parts[0]
         steps = np.concatenate([part.steps for part in parts])
-        return Figures(steps, np.concatenate([part.values for part in parts], axis=1))
+        return StatsArrays(steps, np.concatenate([part.values for part in parts], axis=1))
 
     @property
     def size_bytes(self) -> int:
@@ -99,7 +99,7 @@ class Histograms:
         return 16 * len(self.steps) + self.bins.nbytes + self.counts.nbytes
 
 
-Data = Figures | Histograms
+Data = StatsArrays | Histograms
 
 
 def join(parts: Sequence[Data]) -> Data:
@@ -114,7 +114,7 @@ def join(parts: Sequence[Data]) -> Data:
 class Block(NamedTuple):
     """Rows of several series: row i belongs to ``names[numbers[i]]``."""
 
-    names: list[Series]
+    names: list[StoredSeries]
     numbers: NDArray[np.uint32]
     data: Data
 
@@ -123,7 +123,7 @@ def pack_block(block: Block) -> bytes:
     """The bytes of a block."""
     head = jsonio.dumps(block.names).encode()
     data = block.data
-    if isinstance(data, Figures):
+    if isinstance(data, StatsArrays):
         entries, columns = _NO_ENTRIES, [data.values.astype("<f8")]
     else:
         entries = len(data.bins)
@@ -133,7 +133,9 @@ def pack_block(block: Block) -> bytes:
     return b"".join((start, head, *(column.tobytes() for column in body)))
 
 
-def unpack_block(data: bytes, names_of: Callable[[bytes], list[Series]] | None = None) -> Block:
+def unpack_block(
+    data: bytes, names_of: Callable[[bytes], list[StoredSeries]] | None = None
+) -> Block:
     """Read a block back; ``names_of`` may remember the names of heads it has seen."""
     names_of = names_of or read_names
     if data[:4] != _MAGIC:
@@ -146,22 +148,22 @@ def unpack_block(data: bytes, names_of: Callable[[bytes], list[Series]] | None =
         columns = Histograms(steps, read("<i8", num), read("<u2", entries), read("<u8", entries))
         return Block(names, numbers, columns)
     values = read("<f8", read.left // 8)
-    return Block(names, numbers, Figures(steps, values.reshape(-1, num)))
+    return Block(names, numbers, StatsArrays(steps, values.reshape(-1, num)))
 
 
-def _unpack_first(data: bytes, names_of: Callable[[bytes], list[Series]]) -> Block:
+def _unpack_first(data: bytes, names_of: Callable[[bytes], list[StoredSeries]]) -> Block:
     """A block as versions before 0.2 wrote it: nine figures, compressed."""
     head, num = _FIRST_BLOCK.unpack_from(data)
     begin = _FIRST_BLOCK.size
     read = _Reader(zlib.decompress(data[begin + head :]), 0)
     numbers, steps = read("<u4", num), read("<i8", num)
     values = read("<f8", read.left // 8).reshape(-1, num)
-    return Block(names_of(data[begin : begin + head]), numbers, Figures(steps, values))
+    return Block(names_of(data[begin : begin + head]), numbers, StatsArrays(steps, values))
 
 
-def read_names(head: bytes) -> list[Series]:
+def read_names(head: bytes) -> list[StoredSeries]:
     """The series of a block."""
-    return [Series(*name) for name in jsonio.loads(head)]
+    return [StoredSeries(*name) for name in jsonio.loads(head)]
 
 
 class _Reader:
@@ -183,10 +185,10 @@ class _Reader:
 class Gathered:
     """Collects the rows of many blocks by series, with one sort and no loop over rows."""
 
-    def __init__(self, matches: Callable[[Series], bool] = lambda _: True) -> None:
+    def __init__(self, matches: Callable[[StoredSeries], bool] = lambda _: True) -> None:
         self._matches = matches
-        self._heads: dict[bytes, list[Series]] = {}
-        self._numbers: dict[tuple[int, Series], int] = {}
+        self._heads: dict[bytes, list[StoredSeries]] = {}
+        self._numbers: dict[tuple[int, StoredSeries], int] = {}
         self._maps: dict[tuple[int, int], NDArray[np.int64]] = {}
         self._found: list[tuple[NDArray[np.int64], Data]] = []
 
@@ -201,7 +203,7 @@ class Gathered:
         elif len(chosen):
             self._found.append((mine[chosen], block.data.take(chosen)))
 
-    def by_series(self) -> dict[tuple[int, Series], Data]:
+    def by_series(self) -> dict[tuple[int, StoredSeries], Data]:
         """Attempt and series → its rows, in the order in which the blocks came."""
         if not self._found:
             return {}
@@ -210,7 +212,7 @@ class Gathered:
         parts = [data for _, data in self._found]
         whole = join(parts).take(order)
         ends = np.cumsum(np.bincount(owners, minlength=len(self._numbers)))
-        found: dict[tuple[int, Series], Data] = {}
+        found: dict[tuple[int, StoredSeries], Data] = {}
         entries = np.cumsum(whole.sizes) if isinstance(whole, Histograms) else None
         for key, number in self._numbers.items():
             begin, end = (int(ends[number - 1]) if number else 0), int(ends[number])
@@ -218,12 +220,12 @@ class Gathered:
                 found[key] = _part(whole, begin, end, entries)
         return found
 
-    def _names(self, head: bytes) -> list[Series]:
+    def _names(self, head: bytes) -> list[StoredSeries]:
         if head not in self._heads:
             self._heads[head] = read_names(head)
         return self._heads[head]
 
-    def _map(self, attempt: int, names: list[Series]) -> NDArray[np.int64]:
+    def _map(self, attempt: int, names: list[StoredSeries]) -> NDArray[np.int64]:
         """From a block's numbers to ours; -1 where the series does not match."""
         key = (attempt, id(names))  # the lists live as long as this object
         if key not in self._maps:
@@ -241,7 +243,7 @@ class Gathered:
 
 def _part(whole: Data, begin: int, end: int, entries: NDArray[np.int64] | None) -> Data:
     """Rows of a table as views."""
-    if isinstance(whole, Figures) or entries is None:
+    if isinstance(whole, StatsArrays) or entries is None:
         return whole.take(slice(begin, end))
     first = int(entries[begin - 1]) if begin else 0
     inside = slice(first, int(entries[end - 1]))
@@ -258,7 +260,7 @@ def pack_chunk(data: Data) -> bytes:
     """The bytes of a chunk."""
     num = len(data.steps)
     deltas = np.diff(data.steps, prepend=np.int64(0))
-    if isinstance(data, Figures):
+    if isinstance(data, StatsArrays):
         head = _CHUNK.pack(_VERSION, len(data.values), num, 0)
         columns = [deltas.astype("<i8"), *data.values.astype("<f8")]
     else:
@@ -285,7 +287,7 @@ def unpack_chunk(data: bytes) -> Data:
     raw = np.frombuffer(zlib.decompress(memoryview(data)[_CHUNK.size :]), np.uint8)
     if figures:
         table = _unshuffled_table(raw, num)
-        return Figures(np.cumsum(table[0].view("<i8")), table[1:].view("<f8"))
+        return StatsArrays(np.cumsum(table[0].view("<i8")), table[1:].view("<f8"))
     ends = np.cumsum([8 * num, 8 * num, 2 * entries, 8 * entries])
     deltas, sizes, gaps, counts = (
         _unshuffled(raw[begin:end], dtype)

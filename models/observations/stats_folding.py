@@ -14,19 +14,19 @@ from sqlalchemy.orm import Session
 
 from models.observations import unfolded_stats
 from models.observations.stats import FORMS, Form, last_fold
-from models.observations.stats_bytes import Data, Figures, Gathered, Series, pack_chunk
-from models.observations.unfolded_stats import Owner
+from models.observations.stats_bytes import Data, Gathered, StatsArrays, StoredSeries, pack_chunk
+from models.observations.unfolded_stats import StatsOwner
 from models.tables import Job, StatsBlock, StatsChunk, StatsFold, StatsSeries, core
 
 _PORTION_BYTES = 512 << 10
 
 
-class Piece(NamedTuple):
+class FoldedChunk(NamedTuple):
     """One chunk to store."""
 
     attempt: int
     form: Form
-    series: Series
+    series: StoredSeries
     steps: tuple[int, int]
     last: tuple[int, bytes]
     data: bytes
@@ -36,11 +36,11 @@ class Fold(NamedTuple):
     """Blocks that were read, sorted by series."""
 
     blocks: list[int]
-    found: list[tuple[int, Form, Series, Data]]
+    found: list[tuple[int, Form, StoredSeries, Data]]
 
-    def portions(self) -> Generator[list[Piece]]:
+    def portions(self) -> Generator[list[FoldedChunk]]:
         """Compress some series at a time: as much as one short transaction stores."""
-        portion: list[Piece] = []
+        portion: list[FoldedChunk] = []
         size = 0
         for attempt, form, series, data in self.found:
             size += data.size_bytes
@@ -52,12 +52,12 @@ class Fold(NamedTuple):
             yield portion
 
 
-def _piece(attempt: int, form: Form, series: Series, data: Data) -> Piece:
+def _piece(attempt: int, form: Form, series: StoredSeries, data: Data) -> FoldedChunk:
     steps = data.steps
     latest = int(steps.argmax())
-    last = data.values[:, latest].astype("<f8").tobytes() if isinstance(data, Figures) else b""
+    last = data.values[:, latest].astype("<f8").tobytes() if isinstance(data, StatsArrays) else b""
     ends = int(steps.min()), int(steps.max())
-    return Piece(attempt, form, series, ends, (ends[1], last), pack_chunk(data))
+    return FoldedChunk(attempt, form, series, ends, (ends[1], last), pack_chunk(data))
 
 
 def read(tx: Session, job: str) -> Fold | None:
@@ -81,7 +81,7 @@ def read(tx: Session, job: str) -> Fold | None:
             break
     if not blocks:
         return None
-    found: list[tuple[int, Form, Series, Data]] = [
+    found: list[tuple[int, Form, StoredSeries, Data]] = [
         (attempt, form, series, data)
         for form in FORMS
         for (attempt, series), data in gathered[form].by_series().items()
@@ -89,7 +89,7 @@ def read(tx: Session, job: str) -> Fold | None:
     return Fold(blocks, found)
 
 
-def begin(tx: Session, owner: Owner) -> int | None:
+def begin(tx: Session, owner: StatsOwner) -> int | None:
     """The number of the next fold; what one that was broken off left is deleted.
 
     None: somebody else has the job.
@@ -102,7 +102,7 @@ def begin(tx: Session, owner: Owner) -> int | None:
     return number
 
 
-def store(tx: Session, owner: Owner, number: int, portion: Sequence[Piece]) -> bool:
+def store(tx: Session, owner: StatsOwner, number: int, portion: Sequence[FoldedChunk]) -> bool:
     """Store chunks of a fold. False: somebody else has the job."""
     if not _holds(tx, owner):
         return False
@@ -121,7 +121,7 @@ def store(tx: Session, owner: Owner, number: int, portion: Sequence[Piece]) -> b
     return True
 
 
-def finish(tx: Session, owner: Owner, number: int, blocks: Sequence[int]) -> bool:
+def finish(tx: Session, owner: StatsOwner, number: int, blocks: Sequence[int]) -> bool:
     """Let the chunks of a fold take the place of its blocks. False: somebody else has the job."""
     if not _holds(tx, owner):
         return False
@@ -132,13 +132,13 @@ def finish(tx: Session, owner: Owner, number: int, blocks: Sequence[int]) -> boo
     return True
 
 
-def _holds(tx: Session, owner: Owner) -> bool:
+def _holds(tx: Session, owner: StatsOwner) -> bool:
     """Whether this is still the attempt of the job, also after the job's end."""
     held = select(Job.id).where(Job.id == owner.job, Job.fence == owner.fence)
     return tx.scalar(held.with_for_update(read=True)) is not None
 
 
-def _series_ids(tx: Session, job: str, portion: Sequence[Piece]) -> list[int]:
+def _series_ids(tx: Session, job: str, portion: Sequence[FoldedChunk]) -> list[int]:
     """The ids of the series, made where they are new; the last row of each is noted."""
     dialect: Any = postgresql if tx.get_bind().dialect.name == "postgresql" else sqlite
     found: list[int] = []

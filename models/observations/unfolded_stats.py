@@ -12,7 +12,7 @@ MAX_BYTES = 8 << 20
 """So much is left unfolded at most; every query of the job has to look through it."""
 
 
-class Owner(NamedTuple):
+class StatsOwner(NamedTuple):
     """Whose blocks are folded: the attempt that has the job."""
 
     job: str

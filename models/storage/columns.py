@@ -18,7 +18,7 @@ MAX_ROW_VALUES = 1000
 MAX_TEXT_LENGTH = 1000
 
 
-class Columns:
+class DatasetColumns:
     """One dataset on disk. Opening it reads ``meta.json``; columns are mapped when asked for."""
 
     def __init__(self, directory: Path) -> None:

@@ -48,7 +48,7 @@ DELIVERED = ("delivered", "failed")
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class Deleted:
     """What one small transaction has deleted."""
 
     rows: int = 0
@@ -59,19 +59,19 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class DependentRows:
     """Something that hangs on a job and may be deleted after its end."""
 
     name: str
     left: Callable[[], ColumnElement[bool]]
     """Whether a job has any of it; for a query of jobs."""
-    some: Callable[[Session, str, int], Done]
+    some: Callable[[Session, str, int], Deleted]
     """Delete some of a job's; nothing deleted means that nothing is left."""
     count: Callable[[Session, Sequence[str]], tuple[int, int]]
     """Rows of these jobs, and their bytes where they are known."""
 
 
-def ended_before(tx: Session, kind: Kind, before: datetime, *, limit: int) -> list[str]:
+def ended_before(tx: Session, kind: DependentRows, before: datetime, *, limit: int) -> list[str]:
     """Ended jobs that still have something of a kind, those that ended first before the others."""
     query = (
         select(Job.id)
@@ -99,24 +99,24 @@ def jobs_with_old_values(
     return list(tx.scalars(query))
 
 
-def forget_values(tx: Session, job: str, before: datetime, limit: int) -> Done:
+def forget_values(tx: Session, job: str, before: datetime, limit: int) -> Deleted:
     """Delete what repeats stored values among the next events of a log that are old enough.
 
     Looks at a range of numbers, which the primary key finds at once; ``first_seq`` moves past it.
     """
     row = tx.execute(select(Job.first_seq, Job.last_seq).where(Job.id == job)).one_or_none()
     if row is None or row.first_seq >= row.last_seq:
-        return Done()
+        return Deleted()
     upto = min(row.first_seq + limit, row.last_seq)
     within = (Event.job == job, Event.seq >= row.first_seq, Event.seq < upto)
     newer = tx.scalar(select(func.min(Event.seq)).where(*within, Event.at >= before))
     upto = upto if newer is None else newer
     if upto == row.first_seq:
-        return Done()
+        return Deleted()
     tx.execute(update(Job).where(Job.id == job, Job.first_seq < upto).values(first_seq=upto))
     old = delete(Event).where(*within, Event.seq < upto, Event.type.in_(REPEATED))
     found: Any = tx.execute(old)
-    return Done(int(found.rowcount), more=True)
+    return Deleted(int(found.rowcount), more=True)
 
 
 def count_values(tx: Session, job: str, before: datetime) -> int:
@@ -238,17 +238,17 @@ def _delete_some(tx: Session, table: type[Table], which: ColumnElement[bool], li
 # --- what hangs on a job ----------------------------------------------------------------------
 
 
-def _some_events(tx: Session, job: str, limit: int) -> Done:
+def _some_events(tx: Session, job: str, limit: int) -> Deleted:
     oldest = select(func.min(Event.seq)).where(Event.job == Job.id).scalar_subquery()
     query = select(Job.last_seq, oldest).where(Job.id == job, Job.state.in_(ENDED))
     row = tx.execute(query).one_or_none()
     if row is None or row[1] >= row[0]:
-        return Done()
+        return Deleted()
     last, first = row
     upto = min(first + limit, last)
     tx.execute(update(Job).where(Job.id == job, Job.first_seq < upto).values(first_seq=upto))
     found: Any = tx.execute(delete(Event).where(Event.job == job, Event.seq < upto))
-    return Done(int(found.rowcount))
+    return Deleted(int(found.rowcount))
 
 
 def _count_events(tx: Session, jobs: Sequence[str]) -> tuple[int, int]:
@@ -256,12 +256,12 @@ def _count_events(tx: Session, jobs: Sequence[str]) -> tuple[int, int]:
     return tx.scalars(query.where(Job.id.in_(jobs), Event.seq < Job.last_seq)).one(), 0
 
 
-def _some_metrics(tx: Session, job: str, limit: int) -> Done:
+def _some_metrics(tx: Session, job: str, limit: int) -> Deleted:
     tx.execute(delete(MetricSpan).where(MetricSpan.job == job))  # what a glance reads goes first
-    return Done(_delete_some(tx, Metric, Metric.job == job, limit))
+    return Deleted(_delete_some(tx, Metric, Metric.job == job, limit))
 
 
-def _some_statistics(tx: Session, job: str, limit: int) -> Done:
+def _some_statistics(tx: Session, job: str, limit: int) -> Deleted:
     mine = select(StatsSeries.id).where(StatsSeries.job == job)
     for table, which in (
         (StatsBlock, StatsBlock.job == job),
@@ -271,8 +271,8 @@ def _some_statistics(tx: Session, job: str, limit: int) -> Done:
     ):
         rows = _delete_some(tx, table, which, limit)
         if rows:
-            return Done(rows)
-    return Done()
+            return Deleted(rows)
+    return Deleted()
 
 
 def _count_statistics(tx: Session, jobs: Sequence[str]) -> tuple[int, int]:
@@ -288,17 +288,17 @@ def _count_statistics(tx: Session, jobs: Sequence[str]) -> tuple[int, int]:
     return rows, size
 
 
-def _some_captures(tx: Session, job: str, limit: int) -> Done:
+def _some_captures(tx: Session, job: str, limit: int) -> Deleted:
     keys = list(tx.scalars(select(Capture.key).where(Capture.job == job).distinct().limit(limit)))
     if not keys:
-        return Done()
+        return Deleted()
     keys = keys[: max(1, limit // 8)]  # of one file there may be several rows
     found: Any = tx.execute(delete(Capture).where(Capture.job == job, Capture.key.in_(keys)))
     pending_deletions.add(tx, keys)
-    return Done(int(found.rowcount), len(keys))
+    return Deleted(int(found.rowcount), len(keys))
 
 
-def _some_checkpoints(tx: Session, job: str, limit: int) -> Done:
+def _some_checkpoints(tx: Session, job: str, limit: int) -> Deleted:
     query = (
         select(Checkpoint.id, Checkpoint.key)
         .where(Checkpoint.job == job, ~_in_use(JobUse.used == Checkpoint.id))
@@ -306,12 +306,12 @@ def _some_checkpoints(tx: Session, job: str, limit: int) -> Done:
     )
     rows = tx.execute(query).all()
     if not rows:
-        return Done()
+        return Deleted()
     unused = references.unused(tx, Checkpoint, [row.id for row in rows])
     rows = [row for row in rows if row.id in unused]
     tx.execute(delete(Checkpoint).where(Checkpoint.id.in_(unused)))
     pending_deletions.add(tx, [row.key for row in rows])
-    return Done(len(rows), len(rows))
+    return Deleted(len(rows), len(rows))
 
 
 def _counted(table: type[Capture] | type[Checkpoint]) -> Any:
@@ -332,22 +332,22 @@ def _has(table: Any) -> Callable[[], ColumnElement[bool]]:
     return lambda: exists(select(table.job).where(table.job == Job.id))
 
 
-KINDS: tuple[Kind, ...] = (
-    Kind(
+KINDS: tuple[DependentRows, ...] = (
+    DependentRows(
         "events",
         lambda: exists(select(Event.job).where(Event.job == Job.id, Event.seq < Job.last_seq)),
         _some_events,
         _count_events,
     ),
-    Kind("metrics", _has(Metric), _some_metrics, _count_metrics),
-    Kind(
+    DependentRows("metrics", _has(Metric), _some_metrics, _count_metrics),
+    DependentRows(
         "statistics",
         lambda: or_(_has(StatsBlock)(), _has(StatsSeries)(), _has(StatsFold)()),
         _some_statistics,
         _count_statistics,
     ),
-    Kind("captures", _has(Capture), _some_captures, _counted(Capture)),
-    Kind(
+    DependentRows("captures", _has(Capture), _some_captures, _counted(Capture)),
+    DependentRows(
         "checkpoints",
         lambda: exists(
             select(Checkpoint.id).where(

@@ -114,9 +114,9 @@ def nurseries(cluster: Cluster, workers: Iterable[str]) -> list[psutil.Process]:
 def ranks(cluster: Cluster) -> list[psutil.Process]:
     """The ranks that train now."""
     found: list[psutil.Process] = []
-    for nursery in nurseries(cluster, list(cluster.workers)):
+    for fork_server in nurseries(cluster, list(cluster.workers)):
         with contextlib.suppress(psutil.Error):
-            found += nursery.children()
+            found += fork_server.children()
     return found
 
 

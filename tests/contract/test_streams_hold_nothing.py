@@ -61,9 +61,9 @@ def test_only_pure_asgi_middleware_is_used() -> None:
 
 
 def test_the_bytes_of_a_tensor_are_an_asynchronous_generator() -> None:
-    from api.rendering.tensors import Body
+    from api.rendering.tensors import TensorBody
 
-    assert inspect.isasyncgenfunction(Body.stream)
+    assert inspect.isasyncgenfunction(TensorBody.stream)
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)

@@ -36,7 +36,7 @@ class BadRecord(Exception):
 
 
 @dataclass(slots=True)
-class Lot:
+class CapturedTensors:
     """The tensors of one record, in a file or dropped, whose rows are not stored yet."""
 
     end: int
@@ -57,7 +57,7 @@ class Drain:
         self._space = space
         self._changed = threading.Condition()
         self._waiting: deque[dict[str, Any]] = deque()
-        self._finished: list[Lot] = []
+        self._finished: list[CapturedTensors] = []
         self._progress_at = time.monotonic()
         self._error: Exception | None = None
         self._closing = False
@@ -86,7 +86,7 @@ class Drain:
             self._waiting.append(record)
             self._changed.notify_all()
 
-    def finished(self) -> list[Lot]:
+    def finished(self) -> list[CapturedTensors]:
         """What has become ready to be stored since the last call.
 
         Raises:
@@ -98,7 +98,7 @@ class Drain:
             lots, self._finished = self._finished, []
             return lots
 
-    def release(self, lots: list[Lot]) -> None:
+    def release(self, lots: list[CapturedTensors]) -> None:
         """Give the room of the tensors back to the rank: their rows are stored."""
         if self._ring is not None:
             for lot in lots:
@@ -150,7 +150,7 @@ class Drain:
                 self._finished.append(lot)
                 self._progress_at = time.monotonic()
 
-    def _attempt(self, record: dict[str, Any]) -> tuple[Lot | None, Exception | None]:
+    def _attempt(self, record: dict[str, Any]) -> tuple[CapturedTensors | None, Exception | None]:
         """Store the tensors of a record. None: there is no room on the disk now."""
         if self._space is not None and self._space.short("artifacts"):
             # what is left is for losses and checkpoints
@@ -166,7 +166,7 @@ class Drain:
         except Exception as error:  # the supervisor names it; a silent thread would hang the job
             return None, error
 
-    def _store(self, record: dict[str, Any]) -> Lot:
+    def _store(self, record: dict[str, Any]) -> CapturedTensors:
         if self._ring is None:
             raise ValueError("the rank has no ring")
         key = new_key(self._claim)
@@ -189,9 +189,9 @@ def new_key(claim: Claim) -> str:
     return f"jobs/{claim.job}/{claim.attempt}/captures/{new_id('cap')}.safetensors"
 
 
-def in_file(claim: Claim, record: dict[str, Any], key: str, *, end: int = 0) -> Lot:
+def in_file(claim: Claim, record: dict[str, Any], key: str, *, end: int = 0) -> CapturedTensors:
     """The rows and the events of tensors that are in the file ``key``."""
-    lot = Lot(end)
+    lot = CapturedTensors(end)
     at = datetime.fromisoformat(record["at"]).astimezone(UTC)
     for tensor in record["tensors"]:
         capture = new_id("cap")
@@ -207,10 +207,10 @@ def in_file(claim: Claim, record: dict[str, Any], key: str, *, end: int = 0) -> 
     return lot
 
 
-def _lost(record: dict[str, Any], error: Exception) -> Lot:
+def _lost(record: dict[str, Any], error: Exception) -> CapturedTensors:
     told = dropped(record, error)
     at = datetime.fromisoformat(told["at"]).astimezone(UTC)
     if isinstance(error, OSError) and error.errno:  # a path is nobody's business
         told["what"] = f"captures: {os.strerror(error.errno)}"
     event = NewEvent("dropped", at, {"what": told["what"], "count": told["count"]}, record["step"])
-    return Lot(int(record["end"]), events=[event])
+    return CapturedTensors(int(record["end"]), events=[event])

@@ -13,7 +13,7 @@ import structlog
 from glasshouse import jsonio
 from models.database import Database
 from models.jobs import commands, jobs
-from models.jobs.leases import Beat
+from models.jobs.leases import LeaseState
 from models.observations import probes
 from worker.processes.rank import Rank
 
@@ -21,7 +21,7 @@ _log: Any = structlog.get_logger()
 _RETRY_S = 1.0
 
 
-class Control:
+class CommandDelivery:
     """The commands and the list of probes of one attempt."""
 
     def __init__(self, database: Database, job_id: str, directory: Path) -> None:
@@ -45,7 +45,7 @@ class Control:
         self._revision = 0
         self._retry_at = 0.0
 
-    def receive(self, beat: Beat) -> None:
+    def receive(self, beat: LeaseState) -> None:
         """Take what a write of this attempt returned; read the commands if there are new ones."""
         self.cancelled = beat.cancel_requested
         self.pausing = beat.state == "pausing"

@@ -15,7 +15,7 @@ from glasshouse.failpoints import failpoint
 from models.database import Database, Transaction
 from models.jobs.leases import Claim
 from models.observations import unfolded_stats
-from models.observations.unfolded_stats import Owner
+from models.observations.unfolded_stats import StatsOwner
 from worker.context import AWAY
 
 _log: Any = structlog.get_logger()
@@ -28,7 +28,7 @@ class Folding:
 
     def __init__(self, database: Database, claim: Claim) -> None:
         self._database = database
-        self._owner = Owner(claim.job, claim.fence)
+        self._owner = StatsOwner(claim.job, claim.fence)
         self._work: Generator[None] | None = None
         self._looked_at = time.monotonic()
         self._over = False

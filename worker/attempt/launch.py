@@ -12,12 +12,12 @@ from glasshouse.failpoints import failpoint
 from models.jobs.leases import Claim
 from models.tables import Job
 from worker.attempt import workplace
-from worker.attempt.control import Control
-from worker.context import Station
+from worker.attempt.control import CommandDelivery
+from worker.context import WorkerContext
 from worker.devices.usage import Usage
-from worker.processes.fork_server import NurseryLost
-from worker.processes.rank import Rank, Stop
-from worker.processes.rank_registry import Register
+from worker.processes.fork_server import ForkServerLost
+from worker.processes.rank import Rank, RankStop
+from worker.processes.rank_registry import RankRegistry
 
 _log: Any = structlog.get_logger()
 _WAIT_S = 1.0
@@ -27,14 +27,19 @@ class Launch:
     """Starts the rank of one attempt and sees to its end."""
 
     def __init__(
-        self, station: Station, claim: Claim, job: Job, directory: Path, control: Control
+        self,
+        context: WorkerContext,
+        claim: Claim,
+        job: Job,
+        directory: Path,
+        control: CommandDelivery,
     ) -> None:
-        self._station = station
+        self._context = context
         self._claim = claim
         self._job = job
         self._dir = directory
         self._control = control
-        self._register = Register(station.work)
+        self._register = RankRegistry(context.work)
         self._devices = [str(device["id"]) for device in job.devices]
         self._rank: Rank | None = None
         self.resumes = False
@@ -46,23 +51,23 @@ class Launch:
         self.is_stuck = False
         """Whether something of the attempt does not end; then nobody gets its devices."""
 
-    def start(self, ring: str | None, meanwhile: Callable[[], None]) -> tuple[Rank, Stop]:
+    def start(self, ring: str | None, meanwhile: Callable[[], None]) -> tuple[Rank, RankStop]:
         """Have the rank forked; ``meanwhile`` is called again and again while that takes time.
 
         ``ring`` names the memory through which whole tensors come.
 
         Raises:
-            NurseryLost: the nursery died, or the worker stops.
+            ForkServerLost: the fork server died, or the worker stops.
             RunFailure: what the job reads is gone, or the work directory cannot be written.
         """
-        station, settings = self._station, self._station.settings
-        env = station.insist(lambda: self._prepare(ring))
-        while not station.nursery.wait_ready(_WAIT_S):
+        context, settings = self._context, self._context.settings
+        env = context.insist(lambda: self._prepare(ring))
+        while not context.fork_server.wait_ready(_WAIT_S):
             meanwhile()
-            if station.stopping.is_set():
-                raise NurseryLost("the worker stops")
+            if context.stopping.is_set():
+                raise ForkServerLost("the worker stops")
         failpoint("rank.fork")
-        self._rank = rank = station.nursery.fork(self._dir, env)
+        self._rank = rank = context.fork_server.fork(self._dir, env)
         failpoint("rank.forked")
         try:
             self._register.note(rank.identity, self._devices)
@@ -72,7 +77,7 @@ class Launch:
         self.usage = Usage(rank.identity.pid, gpus)
         failpoint("rank.noted")
         _log.info("rank_started", pid=rank.identity.pid)
-        return rank, Stop(
+        return rank, RankStop(
             rank,
             grace_s=settings.grace_s,
             kill_s=settings.kill_s,
@@ -93,7 +98,7 @@ class Launch:
             self.usage.close()
         if rank is None:
             return
-        kill_s = self._station.settings.kill_s
+        kill_s = self._context.settings.kill_s
         if gently and rank.wait(0) is None:
             rank.signal(signal.SIGTERM)
             rank.wait(kill_s)
@@ -111,8 +116,8 @@ class Launch:
         self._register.give_up(rank.identity)
 
     def _prepare(self, ring: str | None) -> dict[str, str]:
-        with self._station.database.read() as tx:
-            described, env = workplace.describe(tx, self._station.artifacts, self._claim, self._job)
+        with self._context.database.read() as tx:
+            described, env = workplace.describe(tx, self._context.artifacts, self._claim, self._job)
         workplace.prepare(self._dir, described | {"ring": ring})
         self._control.delivered(described)
         self.resumes = described["resume"] is not None

@@ -28,7 +28,7 @@ INTERRUPTED = "its worker was stopped"
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class JobEnded:
     """The job has ended."""
 
     state: str
@@ -39,7 +39,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class AttemptEnded:
     """The attempt is over and its job is not: lost, interrupted, or paused."""
 
     exit_kind: ExitKind
@@ -54,7 +54,7 @@ class Again:
 
 
 @dataclass(frozen=True, slots=True)
-class Pressed:
+class StopReason:
     """Why this worker pressed the rank to end, if it did."""
 
     cancelled: bool = False
@@ -81,8 +81,8 @@ class Pressed:
 
 
 def judge(
-    end: dict[str, Any] | None, exit_: Exit, pressed: Pressed, *, out_of_memory: bool
-) -> Ended | Again:
+    end: dict[str, Any] | None, exit_: Exit, pressed: StopReason, *, out_of_memory: bool
+) -> JobEnded | AttemptEnded:
     """Judge by the rank's own last word; without one, by how the process ended.
 
     ``out_of_memory``: the kernel has killed for memory while it ran.
@@ -95,13 +95,15 @@ def judge(
     return _by_exit(exit_, out_of_memory=out_of_memory)
 
 
-def halved(end: Ended | Again, spec: dict[str, Any], parts: int, *, killed: bool) -> Ended | Again:
+def halved(
+    end: JobEnded | AttemptEnded, spec: dict[str, Any], parts: int, *, killed: bool
+) -> JobEnded | AttemptEnded:
     """The same end, or another try with batches in twice as many parts.
 
     That is where memory ran out in a step, the spec wants it, and a part has more than one row. A
     rank that was killed cannot say whether it was in a step; one that can and was not, was loading.
     """
-    if not isinstance(end, Ended) or end.exit_kind not in ("oom_device", "oom_host"):
+    if not isinstance(end, JobEnded) or end.exit_kind not in ("oom_device", "oom_host"):
         return end
     guards: dict[str, Any] = spec.get("guards") or {}
     guard: dict[str, Any] = guards.get("memory") or {}
@@ -112,15 +114,15 @@ def halved(end: Ended | Again, spec: dict[str, Any], parts: int, *, killed: bool
         message = f"{end.error['message']} It was one row at a time already."
         return replace(end, error={**end.error, "message": message})
     reason = f"{end.error['message'].rstrip('.')}; each batch is run in {2 * parts} parts now"
-    return Again("oom_halved", reason, end.error)
+    return AttemptEnded("oom_halved", reason, end.error)
 
 
-def failed(error: dict[str, Any]) -> Ended | Again:
+def failed(error: dict[str, Any]) -> JobEnded | AttemptEnded:
     """What a named failure means: the end, or another try."""
     kind = kind_of(error)
     if FATES[kind] == "retries":
-        return Again(kind, str(error["message"]), error)
-    return Ended("failed", kind, error)
+        return AttemptEnded(kind, str(error["message"]), error)
+    return JobEnded("failed", kind, error)
 
 
 def kind_of(error: dict[str, Any]) -> ExitKind:
@@ -133,49 +135,51 @@ def kind_of(error: dict[str, Any]) -> ExitKind:
     return _KINDS.get(error["category"], "internal")
 
 
-def unkillable(*, cancelled: bool) -> Ended:
+def unkillable(*, cancelled: bool) -> JobEnded:
     """The end of a job whose process stays in the kernel for good."""
     error = Unkillable(rank=0)
-    return Ended("cancelled" if cancelled else "failed", "unkillable", error.as_dict())
+    return JobEnded("cancelled" if cancelled else "failed", "unkillable", error.as_dict())
 
 
-def _by_its_word(end: dict[str, Any], pressed: Pressed) -> Ended | Again:
+def _by_its_word(end: dict[str, Any], pressed: StopReason) -> JobEnded | AttemptEnded:
     if end["state"] == "succeeded":
-        return Ended("succeeded", "succeeded", reason=end.get("reason"))
+        return JobEnded("succeeded", "succeeded", reason=end.get("reason"))
     if end["state"] == "failed":
         return failed(end["error"])
     if end["state"] == "paused" and not pressed.cancelled:
-        return Again("paused", PAUSED)
+        return AttemptEnded("paused", PAUSED)
     return _by_pressure(pressed, "cancelled")
 
 
-def _by_pressure(pressed: Pressed, how: Literal["cancelled", "killed"]) -> Ended | Again:
+def _by_pressure(
+    pressed: StopReason, how: Literal["cancelled", "killed"]
+) -> JobEnded | AttemptEnded:
     """It ended because it was pressed to: by its own word, or killed."""
     if pressed.cancelled:
-        return Ended("cancelled", how)
+        return JobEnded("cancelled", how)
     if pressed.pausing and how == "killed":
-        return Again("paused", f"{PAUSED}; it reached no step boundary in time")
+        return AttemptEnded("paused", f"{PAUSED}; it reached no step boundary in time")
     if pressed.timeout_s is not None:
         error = Timeout(f"The job took longer than its timeout_s of {pressed.timeout_s:g} s.")
-        return Ended("failed", "timeout", error.as_dict())
+        return JobEnded("failed", "timeout", error.as_dict())
     if pressed.stalled_s is not None:
         reason = f"it made no progress for {pressed.stalled_s:.0f} s"
         error = Stalled(f"The job was stopped: {reason}.").as_dict()
         if pressed.on_stall == "fail":
-            return Ended("failed", "stalled", error)
-        return Again("stalled", reason, error)
-    return Again("interrupted", INTERRUPTED)
+            return JobEnded("failed", "stalled", error)
+        return AttemptEnded("stalled", reason, error)
+    return AttemptEnded("interrupted", INTERRUPTED)
 
 
-def _by_exit(exit_: Exit, *, out_of_memory: bool) -> Ended | Again:
+def _by_exit(exit_: Exit, *, out_of_memory: bool) -> JobEnded | AttemptEnded:
     """It ended by itself, and without a word."""
     if exit_.lost:
-        return Again("nursery_lost", "the process that starts ranks died")
+        return AttemptEnded("nursery_lost", "the process that starts ranks died")
     if exit_.code == LIFELINE_CUT:
-        return Again("lifeline_cut", "its supervisor was gone")
+        return AttemptEnded("lifeline_cut", "its supervisor was gone")
     if exit_.signal == signal.SIGKILL and out_of_memory:
-        return Ended("failed", "oom_host", memory.killed_by_kernel(exit_))
+        return JobEnded("failed", "oom_host", memory.killed_by_kernel(exit_))
     if exit_.signal in _FROM_OUTSIDE:
-        return Again("killed_from_outside", f"rank 0 ended without a word: {exit_}")
+        return AttemptEnded("killed_from_outside", f"rank 0 ended without a word: {exit_}")
     error = RankDied(f"The training process ended without saying why: {exit_}.", rank=0)
-    return Again("crash", f"rank 0 crashed: {exit_}", error.as_dict())
+    return AttemptEnded("crash", f"rank 0 crashed: {exit_}", error.as_dict())

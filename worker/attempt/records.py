@@ -24,7 +24,7 @@ from models.observations.events import NewEvent
 from models.observations.probes import ProbeChange
 from models.storage.artifacts import Artifacts
 from models.tables import now
-from worker.attempt.captures import BadRecord, Lot, in_file, new_key
+from worker.attempt.captures import BadRecord, CapturedTensors, in_file, new_key
 from worker.attempt.nonfinite import Nonfinite
 
 MAX_RESULT_CHARACTERS = 256 * 1024
@@ -40,7 +40,7 @@ class Shipment:
     """Files to bring into the artifacts first: from where, under which key."""
     tensors: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     """``captures`` records whose tensors are still in the ring."""
-    lots: list[Lot] = field(default_factory=list[Lot])
+    lots: list[CapturedTensors] = field(default_factory=list[CapturedTensors])
     """Tensors that have left the ring; their rows are at the head of the batch."""
     offsets: tuple[int, int] = (0, 0)
     end: dict[str, Any] | None = None
@@ -54,7 +54,7 @@ class Shipment:
             failpoint("ship.moved")
             del self.moves[0]
 
-    def take(self, lots: list[Lot]) -> None:
+    def take(self, lots: list[CapturedTensors]) -> None:
         """Put the rows of tensors that have left the ring into the batch, before its records'."""
         rows = sum(len(lot.captures) for lot in self.lots)
         events = sum(len(lot.events) for lot in self.lots)

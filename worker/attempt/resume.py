@@ -14,12 +14,12 @@ import structlog
 from glasshouse.errors import CheckpointNotFound
 from glasshouse.failpoints import failpoint
 from models.jobs import attempts, checkpoints, jobs
-from models.jobs.checkpoints import SCRATCH, Refused, Start
+from models.jobs.checkpoints import SCRATCH, RefusedCheckpoint, StartPoint
 from models.jobs.leases import Claim
 from models.observations import lineage
 from models.storage.artifacts import Artifacts
 from models.tables import Checkpoint, Job
-from worker.context import Station
+from worker.context import WorkerContext
 
 _log: Any = structlog.get_logger()
 
@@ -29,19 +29,19 @@ anyway, compares theirs with the manifest, which is one of the small ones."""
 _DAMAGED = "checkpoint_damaged"
 
 
-def claim(station: Station, job_id: str) -> tuple[Claim, Job] | None:
+def claim(context: WorkerContext, job_id: str) -> tuple[Claim, Job] | None:
     """Take the attempt that waits for this worker, and decide where it starts from.
 
     None: another bell was faster, or it is gone.
     """
     while True:
-        start = _choose(station, job_id)
+        start = _choose(context, job_id)
         if start is None:
             return None
         failpoint("claim.chosen")
         try:
-            with station.database.write() as tx:
-                claimed = attempts.claim(tx, job_id, station.name, start)
+            with context.database.write() as tx:
+                claimed = attempts.claim(tx, job_id, context.name, start)
                 failpoint("claim.commit")
         except CheckpointNotFound:
             _log.warning("checkpoint_gone", checkpoint=start.checkpoint)
@@ -50,28 +50,30 @@ def claim(station: Station, job_id: str) -> tuple[Claim, Job] | None:
         return claimed
 
 
-def _choose(station: Station, job_id: str) -> Start | None:
-    with station.database.read() as tx:
-        if job_id not in attempts.waiting(tx, station.name):
+def _choose(context: WorkerContext, job_id: str) -> StartPoint | None:
+    with context.database.read() as tx:
+        if job_id not in attempts.waiting(tx, context.name):
             return None
         found = checkpoints.resumable(tx, job_id)
-    refused: list[Refused] = []
+    refused: list[RefusedCheckpoint] = []
     for row in found:
-        wrong = defect(station.artifacts, row)
+        wrong = defect(context.artifacts, row)
         if wrong is None:
-            return _start(station, job_id, row, tuple(refused))
+            return _start(context, job_id, row, tuple(refused))
         _log.warning("checkpoint_refused", checkpoint=row.id, step=row.step, detail=wrong.detail)
         refused.append(wrong)
-    return Start(refused=tuple(refused)) if refused else SCRATCH
+    return StartPoint(refused=tuple(refused)) if refused else SCRATCH
 
 
-def _start(station: Station, job_id: str, row: Checkpoint, refused: tuple[Refused, ...]) -> Start:
-    with station.database.read() as tx:
+def _start(
+    context: WorkerContext, job_id: str, row: Checkpoint, refused: tuple[RefusedCheckpoint, ...]
+) -> StartPoint:
+    with context.database.read() as tx:
         before: dict[str, Any] = jobs.get(tx, job_id, None).progress or {}
         summary = lineage.summary_before(tx, job_id, row.step)
     progress = dict.fromkeys(before) | {"num_steps": before.get("num_steps")}
     progress |= {"step": row.step, "epoch": row.epoch}
-    return Start(row.id, row.step, progress, summary, refused)
+    return StartPoint(row.id, row.step, progress, summary, refused)
 
 
 def unreadable(end: dict[str, Any] | None) -> str | None:
@@ -80,19 +82,19 @@ def unreadable(end: dict[str, Any] | None) -> str | None:
     return str(error["message"]) if error.get("code") == _DAMAGED else None
 
 
-def defect(artifacts: Artifacts, row: Checkpoint) -> Refused | None:
+def defect(artifacts: Artifacts, row: Checkpoint) -> RefusedCheckpoint | None:
     """What is wrong with the files of a checkpoint, as far as is seen without reading them all."""
     try:
         directory = artifacts.local(row.key)
         for name, file in row.files.items():
             wrong = _differs(directory / name, file)
             if wrong is not None:
-                return Refused(row.id, f"{name} {wrong}")
+                return RefusedCheckpoint(row.id, f"{name} {wrong}")
     except FileNotFoundError as error:
         missing = Path(error.filename).name if error.filename else "its directory"
-        return Refused(row.id, f"{missing} is not there", is_damaged=False)
+        return RefusedCheckpoint(row.id, f"{missing} is not there", is_damaged=False)
     except OSError as error:
-        return Refused(row.id, f"it cannot be read: {error.strerror}", is_damaged=False)
+        return RefusedCheckpoint(row.id, f"it cannot be read: {error.strerror}", is_damaged=False)
     return None
 
 

@@ -17,19 +17,19 @@ from engine.core.spool import read_frames
 from glasshouse.errors import StorageFailed
 from glasshouse.failpoints import failpoint
 from models.jobs import attempts, checkpoint_retention, leases, shipments
-from models.jobs.checkpoint_retention import Keeping
-from models.jobs.leases import Beat, Claim
+from models.jobs.checkpoint_retention import RetentionRule
+from models.jobs.leases import Claim, LeaseState
 from models.observations.events import NewEvent
 from models.tables import Job
 from worker.attempt.captures import NO_SPACE, Drain, open_ring
-from worker.attempt.control import Control
+from worker.attempt.control import CommandDelivery
 from worker.attempt.logs import Log
 from worker.attempt.nonfinite import Nonfinite
 from worker.attempt.records import Shipment, Sorter
-from worker.context import AWAY, Station
+from worker.context import AWAY, WorkerContext
 from worker.devices.usage import Usage
 from worker.processes.fork_server import STREAMS, log_path
-from worker.processes.rank import Stop
+from worker.processes.rank import RankStop
 
 _log: Any = structlog.get_logger()
 
@@ -51,7 +51,7 @@ class Fenced(Exception):
     """This attempt has lost its job."""
 
 
-class Portion:
+class BatchSize:
     """How many records are stored at once: fewer while that takes a good part of a lease."""
 
     def __init__(self, lease_s: float) -> None:
@@ -70,25 +70,30 @@ class Portion:
             self.most = min(MAX_RECORDS, 2 * self.most)
 
 
-class Store:
+class AttemptStore:
     """Reads what one attempt's rank writes and stores it."""
 
     def __init__(
-        self, station: Station, claim: Claim, job: Job, directory: Path, control: Control
+        self,
+        context: WorkerContext,
+        claim: Claim,
+        job: Job,
+        directory: Path,
+        control: CommandDelivery,
     ) -> None:
-        self._station = station
+        self._context = context
         self._claim = claim
         self._spool = directory / "spool"
         self._control = control
         self._logs = [Log(log_path(directory, name), name) for name in STREAMS]
         self._sorter = Sorter(claim, job.owner, directory, job.summary)
-        ring = open_ring(station.settings.capture_buffer_bytes)
-        self.drain = Drain(claim, station.artifacts, ring, station.space)
+        ring = open_ring(context.settings.capture_buffer_bytes)
+        self.drain = Drain(claim, context.artifacts, ring, context.space)
         self.end: dict[str, Any] | None = None
         """The rank's last word."""
         self.offset = 0
         """Everything in the spool before this byte is stored."""
-        self._stop: Stop | None = None
+        self._stop: RankStop | None = None
         self._usage: Usage | None = None
         self._began = False
         self._notes: list[NewEvent] = []
@@ -96,9 +101,9 @@ class Store:
         self._pending: Shipment | None = None
         self._tried = self._behind = False
         self._num_shipped = 0
-        self._portion = Portion(station.settings.lease_s)
+        self._portion = BatchSize(context.settings.lease_s)
         self._wrote_at = self._shipped_at = self._retry_at = 0.0
-        self._keeping = Keeping.of(job.resolved)
+        self._keeping = RetentionRule.of(job.resolved)
 
     @property
     def idle(self) -> bool:
@@ -115,7 +120,7 @@ class Store:
         """Where the numbers of the job first were not finite."""
         return self._sorter.nonfinite
 
-    def attach(self, stop: Stop, usage: Usage | None) -> None:
+    def attach(self, stop: RankStop, usage: Usage | None) -> None:
         """Take what is known of the rank once it has been started."""
         self._stop, self._usage = stop, usage
 
@@ -165,12 +170,12 @@ class Store:
         Raises:
             Fenced: this attempt has lost its job.
         """
-        every = min(BEAT_EVERY_S, self._station.settings.lease_s / 3)
+        every = min(BEAT_EVERY_S, self._context.settings.lease_s / 3)
         if time.monotonic() - max(self._wrote_at, self._retry_at - _RETRY_S) < every:
             return
         try:
-            with self._station.database.write() as tx:
-                beat = leases.beat(tx, self._claim, lease_ms=self._station.lease_ms)
+            with self._context.database.write() as tx:
+                beat = leases.beat(tx, self._claim, lease_ms=self._context.lease_ms)
                 failpoint("beat.commit")
             self._heard(beat)
         except AWAY as error:
@@ -210,7 +215,7 @@ class Store:
                 return False
         failpoint("ship.begin")
         try:
-            shipment.move_files(self._station.artifacts)
+            shipment.move_files(self._context.artifacts)
             self._store(shipment)
         except AWAY as error:
             _log.warning("ledger_away", error=str(error))
@@ -220,7 +225,7 @@ class Store:
                 _log.warning("disk_full")
                 return self._later()
             raise StorageFailed(f"A file of the job could not be stored: {error}") from error
-        self._station.tally.shipped(shipment.batch.events)
+        self._context.counters.shipped(shipment.batch.events)
         self._num_shipped += 1
         failpoint("ship.committed")
         self.offset = shipment.offsets[1]
@@ -230,7 +235,7 @@ class Store:
         failpoint("ship.released")
         self.end = shipment.end or self.end
         self._shipped_at = time.monotonic()
-        self._station.notifier.job_changed(self._claim.job)
+        self._context.notifier.job_changed(self._claim.job)
         return True
 
     def _later(self) -> bool:
@@ -241,15 +246,15 @@ class Store:
     def _wait(self) -> None:
         self._retry_at = time.monotonic() + _RETRY_S
         is_signalled = self._stop is not None and self._stop.signalled
-        if is_signalled and self._station.stopping.is_set():
+        if is_signalled and self._context.stopping.is_set():
             raise Fenced  # no time left: the lease will run out
 
     def _store(self, shipment: Shipment) -> None:
-        claim, lease_ms = self._claim, self._station.lease_ms
+        claim, lease_ms = self._claim, self._context.lease_ms
         gone: list[str] = []
         shipments.prepare(shipment.batch)
         began = time.monotonic()
-        with self._station.database.write() as tx:
+        with self._context.database.write() as tx:
             before, after = shipment.offsets
             if before != after and not self._began:
                 attempts.run(tx, claim, lease_ms=lease_ms)
@@ -269,9 +274,9 @@ class Store:
         self._began = self._began or before != after
         self._heard(beat)
         for key in gone:
-            self._station.artifacts.delete(key)
+            self._context.artifacts.delete(key)
 
-    def _heard(self, beat: Beat | None) -> None:
+    def _heard(self, beat: LeaseState | None) -> None:
         if beat is None:
             raise Fenced
         self._wrote_at = time.monotonic()

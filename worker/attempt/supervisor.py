@@ -20,37 +20,37 @@ from models.tables import Job
 from models.telemetry.tracing import Span, log_fields
 from worker.attempt import memory, outcome, resume, workplace
 from worker.attempt.captures import BadRecord
-from worker.attempt.control import Control
+from worker.attempt.control import CommandDelivery
 from worker.attempt.folding import Folding
 from worker.attempt.launch import Launch
 from worker.attempt.liveness import Backpressure, Watchdog
-from worker.attempt.outcome import Again, Ended, Pressed
-from worker.attempt.store import Fenced, Store
-from worker.context import AWAY, Station
-from worker.processes.fork_server import NurseryLost
-from worker.processes.rank import Exit, Rank, Stop
+from worker.attempt.outcome import AttemptEnded, JobEnded, StopReason
+from worker.attempt.store import AttemptStore, Fenced
+from worker.context import AWAY, WorkerContext
+from worker.processes.fork_server import ForkServerLost
+from worker.processes.rank import Exit, Rank, RankStop
 
 _log: Any = structlog.get_logger()
 
 _BUSY_S = 0.01
 
 
-def supervise(station: Station, job_id: str) -> None:
+def supervise(context: WorkerContext, job_id: str) -> None:
     """Run the attempt that waits for this worker, if there is one; a doorbell's whole work."""
-    claimed = resume.claim(station, job_id)
+    claimed = resume.claim(context, job_id)
     if claimed is None:
         return
 
     def spent_s() -> float:
-        with station.database.read() as tx:
+        with context.database.read() as tx:
             return attempts.spent_s(tx, claimed[0])
 
     claim, job = claimed
     with structlog.contextvars.bound_contextvars(attempt=claim.attempt):
-        supervisor = Supervisor(station, claim, job, spent_s=station.insist(spent_s))
-        about = {"job": claim.job, "attempt": claim.attempt, "worker": station.name}
+        supervisor = Supervisor(context, claim, job, spent_s=context.insist(spent_s))
+        about = {"job": claim.job, "attempt": claim.attempt, "worker": context.name}
         with (
-            station.tracing.span(
+            context.tracing.span(
                 f"attempt {job.kind}",
                 parent=job.traceparent or "",
                 devices=len(job.devices),
@@ -59,9 +59,9 @@ def supervise(station: Station, job_id: str) -> None:
             structlog.contextvars.bound_contextvars(**log_fields()),
         ):
             supervisor.run(span)
-        station.notifier.job_changed(job_id)
+        context.notifier.job_changed(job_id)
         if supervisor.has_ended_job:
-            station.dispatch()  # its devices are free, and the rest can wait
+            context.dispatch()  # its devices are free, and the rest can wait
             supervisor.tidy()
 
 
@@ -70,7 +70,7 @@ class Supervisor:
 
     def __init__(
         self,
-        station: Station,
+        context: WorkerContext,
         claim: Claim,
         job: Job,
         *,
@@ -78,16 +78,16 @@ class Supervisor:
         launch: type[Launch] = Launch,
     ) -> None:
         """``spent_s``: what the earlier attempts of the job took. ``launch``: how ranks start."""
-        self._station = station
+        self._context = context
         self._claim = claim
         self._job = job
-        self._dir = station.work / claim.job / str(claim.attempt)
-        self._control = Control(station.database, claim.job, self._dir)
-        self._store = Store(station, claim, job, self._dir, self._control)
-        self._launch = launch(station, claim, job, self._dir, self._control)
-        self._folding = Folding(station.database, claim)
+        self._dir = context.work / claim.job / str(claim.attempt)
+        self._control = CommandDelivery(context.database, claim.job, self._dir)
+        self._store = AttemptStore(context, claim, job, self._dir, self._control)
+        self._launch = launch(context, claim, job, self._dir, self._control)
+        self._folding = Folding(context.database, claim)
         spool = self._dir / "spool"
-        self._watchdog = Watchdog(job.resolved, station.settings, spool, spent_s=spent_s)
+        self._watchdog = Watchdog(job.resolved, context.settings, spool, spent_s=spent_s)
         self._span = Span(None)
         self.has_ended_job = False
         self._unreadable: str | None = None
@@ -110,7 +110,7 @@ class Supervisor:
             _log.exception("supervisor_failed")
             self._launch.end()
             failure = EngineFailed("The worker failed in a way it did not expect.")
-            self._close(Again("supervisor_failed", failure.detail, failure.as_dict()))
+            self._close(AttemptEnded("supervisor_failed", failure.detail, failure.as_dict()))
         finally:
             self._launch.end()
             self._store.drain.close()
@@ -120,26 +120,26 @@ class Supervisor:
         """Fold what is left of the statistics of a job that has ended."""
         self._folding.finish()
 
-    def _work(self) -> Ended | Again:
+    def _work(self) -> JobEnded | AttemptEnded:
         oom_kills = memory.oom_kills()
-        store, tracing = self._store, self._station.tracing
+        store, tracing = self._store, self._context.tracing
         try:
             with tracing.span("launch"):
                 rank, stop = self._launch.start(store.drain.name, meanwhile=store.beat_if_due)
                 store.attach(stop, self._launch.usage)
             with tracing.span("run"):
                 exit_ = self._watch(rank, stop)
-        except NurseryLost as error:
-            return Again("interrupted" if self._stopping else "nursery_lost", str(error))
+        except ForkServerLost as error:
+            return AttemptEnded("interrupted" if self._stopping else "nursery_lost", str(error))
         except RunFailure as failure:
             return outcome.failed(failure.as_dict())
         except (SpoolDamaged, BadRecord) as error:
             failure = EngineFailed(f"What the training process wrote cannot be read: {error}")
-            return Ended("failed", "internal", failure.as_dict())
+            return JobEnded("failed", "internal", failure.as_dict())
         if self._launch.resumes:
             self._unreadable = resume.unreadable(store.end)
         if self._unreadable is not None:
-            return Again("checkpoint_refused", self._unreadable)
+            return AttemptEnded("checkpoint_refused", self._unreadable)
         if exit_ is None:
             self._launch.abandon()
             return outcome.unkillable(cancelled=self._control.cancelled)
@@ -148,10 +148,10 @@ class Supervisor:
         killed = store.end is None
         return outcome.halved(end, self._job.resolved, self._launch.parts, killed=killed)
 
-    def _watch(self, rank: Rank, stop: Stop) -> Exit | None:
+    def _watch(self, rank: Rank, stop: RankStop) -> Exit | None:
         """Watch the rank until it has ended and all that it said is stored."""
         store = self._store
-        backpressure = Backpressure(rank, self._station.settings.max_backlog_bytes)
+        backpressure = Backpressure(rank, self._context.settings.max_backlog_bytes)
         self._watchdog.start()
         while True:
             exit_ = rank.wait(store.pause_s())
@@ -161,7 +161,7 @@ class Supervisor:
             self._check(backpressure)
             if (how := self._pressed.how) is not None:
                 backpressure.release()
-                stop.ask(how, force=self._control.force or self._station.hurries)
+                stop.ask(how, force=self._control.force or self._context.hurries)
             self._control.deliver(rank)
             stop.press()
             if exit_ is not None and store.idle:
@@ -183,19 +183,19 @@ class Supervisor:
 
     def _hurry(self) -> None:
         """After the end of the rank, a disk that hangs may not keep the job for ever."""
-        settings, drain = self._station.settings, self._store.drain
+        settings, drain = self._context.settings, self._store.drain
         ends_now = self._pressed.how is not None
         if drain.stuck_for_s() > (settings.kill_s if ends_now else settings.grace_s):
             drain.abandon()
 
     @property
     def _stopping(self) -> bool:
-        return self._station.stopping.is_set()
+        return self._context.stopping.is_set()
 
     @property
-    def _pressed(self) -> Pressed:
+    def _pressed(self) -> StopReason:
         """Why the rank is to end, if it is."""
-        return Pressed(
+        return StopReason(
             cancelled=self._control.cancelled,
             stopping=self._stopping,
             pausing=self._control.pausing,
@@ -204,25 +204,25 @@ class Supervisor:
             on_stall="fail" if self._watchdog.on_stall == "fail" else "restart",
         )
 
-    def _close(self, end: Ended | Again) -> None:
+    def _close(self, end: JobEnded | AttemptEnded) -> None:
         """Write the end into the ledger."""
         failpoint("end.begin")
-        with self._station.tracing.span("store the end"):
-            stored = self._station.insist(lambda: self._write_end(end))
+        with self._context.tracing.span("store the end"):
+            stored = self._context.insist(lambda: self._write_end(end))
         self._span.tell(exit_kind=end.exit_kind)
-        if end.counted if isinstance(end, Again) else end.state == "failed":
+        if end.counted if isinstance(end, AttemptEnded) else end.state == "failed":
             self._span.failed(end.exit_kind)
         failpoint("end.committed")
-        self.has_ended_job = stored and isinstance(end, Ended)
+        self.has_ended_job = stored and isinstance(end, JobEnded)
         _log.info("attempt_ended", exit_kind=end.exit_kind, stored=stored)
 
-    def _write_end(self, end: Ended | Again) -> bool:
+    def _write_end(self, end: JobEnded | AttemptEnded) -> bool:
         error = end.error and self._explain(end.error)
-        with self._station.database.write() as tx:
+        with self._context.database.write() as tx:
             failpoint("end.commit")
             if self._launch.is_stuck:
                 workers.quarantine(tx, self._claim, "a process of a job does not end")
-            if isinstance(end, Again):
+            if isinstance(end, AttemptEnded):
                 if self._unreadable is not None:
                     attempts.refuse_checkpoint(tx, self._claim, self._unreadable)
                 return attempts.give_up(
@@ -231,7 +231,7 @@ class Supervisor:
                     exit_kind=end.exit_kind,
                     reason=end.reason,
                     error=error,
-                    backoff=self._station.backoff,
+                    backoff=self._context.backoff,
                     counted=end.counted,
                 )
             attempts.applied(tx, self._claim, self._control.stops, self._store.step)

@@ -14,7 +14,7 @@ from models.jobs import attempts
 from models.jobs.leases import Claim
 from models.observations import referenced_files
 from models.storage.artifacts import Artifacts, Entry
-from worker.context import Station
+from worker.context import WorkerContext
 
 _log = structlog.get_logger(__name__)
 
@@ -26,48 +26,48 @@ _FOLDERS = ("checkpoints", "captures", "artifacts")
 class Leftovers:
     """Looks through the artifacts of jobs; an attempt found in order is not looked at again."""
 
-    def __init__(self, station: Station) -> None:
-        self._station = station
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
         self._in_order: set[str] = set()
 
     def __call__(self) -> None:
         """Look through all jobs once."""
-        for job in self._station.artifacts.entries("jobs"):
+        for job in self._context.artifacts.entries("jobs"):
             if is_id(job.name, "job"):
                 self._look_at_job(job)
 
     def _look_at_job(self, job: Entry) -> None:
-        station = self._station
-        with station.database.read() as tx:
+        context = self._context
+        with context.database.read() as tx:
             written_to = attempts.open_attempt(tx, job.name)
         if written_to is None:  # deleted, and not its files
             if _is_old(job):
-                _delete(station.artifacts, [job.key])
+                _delete(context.artifacts, [job.key])
             return
-        for attempt in station.artifacts.entries(job.key):
+        for attempt in context.artifacts.entries(job.key):
             is_closed = attempt.name.isdecimal() and int(attempt.name) != written_to
             if is_closed and attempt.key not in self._in_order:
-                young = remove_unnamed(station, Claim(job.name, int(attempt.name), 0), OLD_S)
+                young = remove_unnamed(context, Claim(job.name, int(attempt.name), 0), OLD_S)
                 if not young:
                     self._in_order.add(attempt.key)
 
 
-def remove_unnamed(station: Station, claim: Claim, min_age_s: float) -> int:
+def remove_unnamed(context: WorkerContext, claim: Claim, min_age_s: float) -> int:
     """Remove what no row names of an attempt that is over; how many such files are too young."""
     prefix = f"jobs/{claim.job}/{claim.attempt}"
     found = [
         entry
         for folder in _FOLDERS
-        for entry in station.artifacts.entries(f"{prefix}/{folder}")
+        for entry in context.artifacts.entries(f"{prefix}/{folder}")
         if _is_ours(folder, entry)
     ]
     if not found:
         return 0
-    with station.database.read() as tx:
+    with context.database.read() as tx:
         known = referenced_files.keys(tx, claim.job, claim.attempt)
     unnamed = [entry for entry in found if entry.key not in known]
     old = [entry for entry in unnamed if _is_old(entry, min_age_s)]
-    _delete(station.artifacts, [entry.key for entry in old])
+    _delete(context.artifacts, [entry.key for entry in old])
     return len(unnamed) - len(old)
 
 

@@ -8,7 +8,7 @@ from models import marks
 from models.database import Transaction
 from models.purge import Purge
 from models.storage import integrity, retention
-from worker.context import Station
+from worker.context import WorkerContext
 
 _log: Any = structlog.get_logger()
 DELETED_EVERY_S = 5.0
@@ -20,16 +20,16 @@ TURN_MS = 60_000
 class Purging:
     """Called again and again: one pass, if no other worker is at it."""
 
-    def __init__(self, station: Station) -> None:
-        self._station = station
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
 
     def __call__(self) -> None:
         """Delete what is kept no longer."""
-        station = self._station
-        damage = integrity.check_if_due(station.database)
+        context = self._context
+        damage = integrity.check_if_due(context.database)
         if damage not in (None, integrity.WHOLE):
             _log.error("database_damaged", said=damage)
-        with station.database.write() as tx:
+        with context.database.write() as tx:
             if not self._is_mine(tx, "purge"):
                 return
         done = self._purge("purge").run().as_dict()
@@ -38,25 +38,25 @@ class Purging:
 
     def deleted(self) -> None:
         """Delete what deleted jobs have left: soon, for somebody may need the space."""
-        station = self._station
-        with station.database.read() as tx:
+        context = self._context
+        with context.database.read() as tx:
             if not retention.deleted_jobs(tx, limit=1):
                 return
-        with station.database.write() as tx:
+        with context.database.write() as tx:
             if not self._is_mine(tx, "purge.deleted"):
                 return
         done = self._purge("purge.deleted").run_deleted().as_dict()
         _log.info("deleted_jobs_purged", **done)
 
     def _purge(self, turn: str) -> Purge:
-        station = self._station
+        context = self._context
         return Purge(
-            station.settings,
-            station.database,
-            station.artifacts,
-            stop=station.stopping,
+            context.settings,
+            context.database,
+            context.artifacts,
+            stop=context.stopping,
             stays_mine=lambda tx: self._is_mine(tx, turn),
         )
 
     def _is_mine(self, tx: Transaction, turn: str) -> bool:
-        return marks.take(tx, turn, self._station.name, every_ms=TURN_MS)
+        return marks.take(tx, turn, self._context.name, every_ms=TURN_MS)

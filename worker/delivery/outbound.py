@@ -28,7 +28,7 @@ class OutboundFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RequestLimits:
     """What one request may take, redirections included."""
 
     total_s: float = 15.0
@@ -46,7 +46,7 @@ class Reply:
     headers: Mapping[str, str]
     """Names in lower case."""
     body: bytes
-    """Its beginning, at most ``Limits.max_bytes``."""
+    """Its beginning, at most ``RequestLimits.max_bytes``."""
     url: str
     """Where it came from in the end."""
 
@@ -58,7 +58,7 @@ def send(  # noqa: PLR0913 (a request has these parts)
     headers: Mapping[str, str],
     allowed: Allowed,
     method: str = "POST",
-    limits: Limits | None = None,
+    limits: RequestLimits | None = None,
     resolve: Resolve | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> Reply:
@@ -68,7 +68,7 @@ def send(  # noqa: PLR0913 (a request has these parts)
         AddressRefused: the service does not connect there, or was sent on to such a place.
         OutboundFailed: there is no connection, no answer, or none in time.
     """
-    limits = limits or Limits()
+    limits = limits or RequestLimits()
     clock = _Clock(limits.total_s)
     headers = dict(headers)
     target = target_of(url)
@@ -174,7 +174,7 @@ def _exchange(
     target: Target,
     addresses: Sequence[str],
     message: tuple[bytes, Mapping[str, str]],
-    bounds: tuple[Limits, _Clock, ssl.SSLContext | None],
+    bounds: tuple[RequestLimits, _Clock, ssl.SSLContext | None],
 ) -> Reply:
     body, headers = message
     limits, clock, tls = bounds

@@ -16,8 +16,8 @@ from glasshouse.webhooks import sign
 from models.access import webhooks
 from models.access.addresses import AddressRefused, Allowed
 from models.access.webhooks import Sending
-from worker.context import Station
-from worker.delivery.outbound import Limits, OutboundFailed, send
+from worker.context import WorkerContext
+from worker.delivery.outbound import OutboundFailed, RequestLimits, send
 
 _log: Any = structlog.get_logger()
 
@@ -34,14 +34,14 @@ also where a connection to the database is waited for."""
 class Delivering:
     """Called again and again: sends what is due."""
 
-    def __init__(self, station: Station) -> None:
-        self._station = station
-        self._allowed = Allowed.of(station.settings.outbound_allow)
-        self._limits = Limits(total_s=station.settings.webhook_timeout_s, max_bytes=4096)
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._allowed = Allowed.of(context.settings.outbound_allow)
+        self._limits = RequestLimits(total_s=context.settings.webhook_timeout_s, max_bytes=4096)
 
     def __call__(self) -> None:
         """Send what is due now."""
-        with self._station.database.read() as tx:
+        with self._context.database.read() as tx:
             due = webhooks.due(tx)
         if due:
             with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="webhook") as pool:
@@ -51,9 +51,9 @@ class Delivering:
         """Send some messages of one webhook, each taken right before: a turn may be long."""
         hold_ms = round(1000 * (self._limits.total_s + _STORING_S))
         for _ in range(webhooks.PER_TURN):
-            if self._station.stopping.is_set():
+            if self._context.stopping.is_set():
                 return
-            with self._station.database.write() as tx:
+            with self._context.database.write() as tx:
                 sending = webhooks.take(tx, webhook, hold_ms=hold_ms)
             if sending is None:
                 return
@@ -69,7 +69,7 @@ class Delivering:
             problem = None if 200 <= status < 300 else f"the receiver answered {status}"
         except (AddressRefused, OutboundFailed) as error:
             problem = str(error)
-        with self._station.database.write() as tx:
+        with self._context.database.write() as tx:
             if problem is None:
                 webhooks.delivered(tx, sending, status or 0)
                 switched_off = False
@@ -80,7 +80,7 @@ class Delivering:
                     status=status,
                     problem=problem,
                     retry_in_s=self._pause_s(sending.tries),
-                    disable_after_s=self._station.settings.webhook_disable_after_s,
+                    disable_after_s=self._context.settings.webhook_disable_after_s,
                 )
         told = {"webhook": sending.webhook, "delivery": sending.id, "tries": sending.tries}
         _log.info("webhook_sent", **told, status=status, problem=problem)
@@ -104,5 +104,5 @@ class Delivering:
     def _pause_s(self, tries: int) -> float | None:
         if tries >= MAX_TRIES:
             return None
-        longest = min(_LONGEST_PAUSE_S, self._station.settings.webhook_retry_s * 4 ** (tries - 1))
+        longest = min(_LONGEST_PAUSE_S, self._context.settings.webhook_retry_s * 4 ** (tries - 1))
         return longest * random.uniform(0.8, 1.2)  # noqa: S311 (so that not all come back at once)

@@ -19,7 +19,7 @@ EVERY_S = 1.0
 _STALE_S = 5.0
 
 
-class Reader:
+class GpuUsageReader:
     """The process as the supervisor holds it."""
 
     def __init__(self, uuids: Sequence[str]) -> None:

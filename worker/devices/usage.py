@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from worker.devices.gpus import Reader
+from worker.devices.gpus import GpuUsageReader
 
 EVERY_S = 1.0
 _DISK = ("disk_read_bytes", "disk_write_bytes")
@@ -41,7 +41,7 @@ class Usage:
     ) -> None:
         self._leader = leader
         self._clock = clock
-        self._gpus = Reader(gpus) if gpus else None
+        self._gpus = GpuUsageReader(gpus) if gpus else None
         self._looked_at = clock()
         self._taken: dict[int, _Taken] = {}
         self._network = _network()

@@ -65,11 +65,11 @@ _RESTART_S = 1.0
 _FORK_TIMEOUT_S = 20.0
 
 
-class NurseryLost(Exception):
+class ForkServerLost(Exception):
     """The nursery died before it could do what it was asked."""
 
 
-class Nursery:
+class ForkServerClient:
     """Starts the nursery process, forks ranks through it, and hears how they end."""
 
     def __init__(self, *, log_path: Path, command: Sequence[str] = COMMAND) -> None:
@@ -85,7 +85,7 @@ class Nursery:
         self._socket: socket.socket | None = None
         self.process: subprocess.Popen[bytes] | None = None
         self.num_starts = 0
-        self._thread = threading.Thread(target=self._keep, name="nursery", daemon=True)
+        self._thread = threading.Thread(target=self._keep, name="fork-server", daemon=True)
 
     def start(self) -> None:
         """Start the process and keep one running until ``close``."""
@@ -99,7 +99,7 @@ class Nursery:
         """Fork a rank for a job directory.
 
         Raises:
-            NurseryLost: the nursery died meanwhile; whatever it forked dies with it.
+            ForkServerLost: the fork server died meanwhile; whatever it forked dies with it.
         """
         read_end, write_end = os.pipe()
         try:
@@ -145,7 +145,7 @@ class Nursery:
         future: Future[dict[str, Any]] = Future()
         with self._lock:
             if self._socket is None or not self._ready.is_set():
-                raise NurseryLost("the nursery is not there")
+                raise ForkServerLost("the nursery is not there")
             self._next_id += 1
             self._asked[self._next_id] = future
             line = jsonio.dumps({"id": self._next_id, **request}).encode() + b"\n"
@@ -154,14 +154,14 @@ class Nursery:
                 self._socket.sendall(line[sent:])
             except OSError as error:
                 del self._asked[self._next_id]
-                raise NurseryLost(f"the nursery does not listen: {error}") from error
+                raise ForkServerLost(f"the nursery does not listen: {error}") from error
         try:
             answer = future.result(_FORK_TIMEOUT_S)
         except TimeoutError as error:
             self._kill()
-            raise NurseryLost("the nursery did not answer") from error
+            raise ForkServerLost("the nursery did not answer") from error
         if "pid" not in answer:
-            raise NurseryLost(f"the nursery could not fork: {answer.get('error', answer)}")
+            raise ForkServerLost(f"the nursery could not fork: {answer.get('error', answer)}")
         return answer
 
     def _keep(self) -> None:
@@ -231,7 +231,7 @@ class Nursery:
         ours.close()
         self._reap()
         for future in asked:
-            future.set_exception(NurseryLost("the nursery died"))
+            future.set_exception(ForkServerLost("the nursery died"))
         for rank in ranks:
             rank.ended(Exit(lost=True))
 
@@ -261,10 +261,10 @@ def environment(more: Mapping[str, str]) -> dict[str, str]:
     return {**passed, **FIXED, "PYTHONPATH": root, **more}
 
 
-def wait_for(nursery: Nursery, timeout_s: float, given_up: threading.Event) -> bool:
+def wait_for(fork_server: ForkServerClient, timeout_s: float, given_up: threading.Event) -> bool:
     """Wait for the first start; False: it dies again and again, takes too long, or is given up."""
     deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline and nursery.num_starts <= 3 and not given_up.is_set():
-        if nursery.wait_ready(0.2):
+    while time.monotonic() < deadline and fork_server.num_starts <= 3 and not given_up.is_set():
+        if fork_server.wait_ready(0.2):
             return True
     return False

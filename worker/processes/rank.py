@@ -66,7 +66,7 @@ class Rank:
             self._lifeline = None
 
 
-class Stop:
+class RankStop:
     """The escalation for one rank. Asking twice changes nothing, except that force hurries."""
 
     def __init__(

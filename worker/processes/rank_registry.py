@@ -19,7 +19,7 @@ _log: Any = structlog.get_logger()
 _KILL_S = 10.0
 
 
-class Register:
+class RankRegistry:
     """The list of one worker's ranks, a file for each."""
 
     def __init__(self, work: Path) -> None:

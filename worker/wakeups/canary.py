@@ -12,7 +12,7 @@ import structlog
 from models.fleet import heartbeats
 from models.fleet.heartbeats import MISSED_RINGS
 from models.fleet.notifier import worker_queue
-from worker.context import Station
+from worker.context import WorkerContext
 
 _log: Any = structlog.get_logger()
 
@@ -20,25 +20,25 @@ _log: Any = structlog.get_logger()
 class Canary:
     """Called again and again: rings, and tells when nothing was heard for too long."""
 
-    def __init__(self, station: Station) -> None:
-        self._station = station
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
         self._heard_at = time.monotonic()
         self._told = False
 
     def __call__(self) -> None:
         """Ring the bell."""
-        station = self._station
-        if not station.notifier.is_full(worker_queue(station.name)):
-            station.notifier.canary(station.name)
+        context = self._context
+        if not context.notifier.is_full(worker_queue(context.name)):
+            context.notifier.canary(context.name)
         silent_s = time.monotonic() - self._heard_at
-        if silent_s > MISSED_RINGS * station.settings.canary_s and not self._told:
+        if silent_s > MISSED_RINGS * context.settings.canary_s and not self._told:
             self._told = True
             _log.warning("worker_deaf", silent_s=round(silent_s))
 
     def heard(self) -> None:
         """The bell was heard."""
-        with self._station.database.write() as tx:
-            heartbeats.heard(tx, self._station.name, instance=self._station.instance)
+        with self._context.database.write() as tx:
+            heartbeats.heard(tx, self._context.name, instance=self._context.instance)
         self._heard_at = time.monotonic()
         if self._told:
             self._told = False

@@ -21,7 +21,7 @@ from models.jobs import attempts, leases
 from models.jobs.endings import FATES, ExitKind
 from models.jobs.leases import Claim
 from worker.attempt.supervisor import supervise
-from worker.context import AWAY, Station
+from worker.context import AWAY, WorkerContext
 from worker.wakeups import tasks
 
 _log: Any = structlog.get_logger()
@@ -30,7 +30,7 @@ _SLOW_S = 1.0
 """A write that takes longer had to wait for the ledger."""
 
 
-class Clock:
+class ClockWatch:
     """Sees whether the database's clock was set, as one that runs evenly sees it."""
 
     def __init__(self, tolerance_s: float) -> None:
@@ -51,13 +51,13 @@ class Clock:
 class Sweep:
     """Looks around once per call. One part that fails does not keep the others from their work."""
 
-    def __init__(self, station: Station) -> None:
-        self._station = station
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
         self._healthy_since: float | None = None
         self._looked_at = self._ended_at = 0.0
-        self._long_s = 3 * station.settings.sweep_s + _SLOW_S
+        self._long_s = 3 * context.settings.sweep_s + _SLOW_S
         """A pause between two sweeps, or a sweep, that takes longer: this process stood still."""
-        self._clock = Clock(min(_SLOW_S, station.settings.lease_s / 2))
+        self._clock = ClockWatch(min(_SLOW_S, context.settings.lease_s / 2))
 
     def __call__(self) -> None:
         """Sweep once."""
@@ -80,8 +80,8 @@ class Sweep:
         """
         began = self._looked_at = time.monotonic()
         try:
-            with self._station.database.write() as tx:
-                time_ms = heartbeats.swept(tx, self._station.name, instance=self._station.instance)
+            with self._context.database.write() as tx:
+                time_ms = heartbeats.swept(tx, self._context.name, instance=self._context.instance)
         except AWAY:
             self._healthy_since = None
             return
@@ -96,48 +96,48 @@ class Sweep:
 
     def _serve_queue(self) -> None:
         """Dispatch what waits, for all workers: one of them does it in each interval."""
-        station = self._station
-        with station.database.read() as tx:
+        context = self._context
+        with context.database.read() as tx:
             if not workers.any_waits(tx):
                 return
-        every_ms = round(station.settings.sweep_s * 1000)
-        with station.database.write() as tx:
-            if not marks.take(tx, "queue", station.instance, every_ms=every_ms):
+        every_ms = round(context.settings.sweep_s * 1000)
+        with context.database.write() as tx:
+            if not marks.take(tx, "queue", context.instance, every_ms=every_ms):
                 return
-        station.dispatch()
+        context.dispatch()
 
     def _begin_waiting(self) -> None:
-        station = self._station
-        if station.stopping.is_set():
+        context = self._context
+        if context.stopping.is_set():
             return
-        with station.database.read() as tx:
-            waiting = [job for job in attempts.waiting(tx, station.name) if not station.runs(job)]
+        with context.database.read() as tx:
+            waiting = [job for job in attempts.waiting(tx, context.name) if not context.runs(job)]
         for job_id in waiting:
             _log.info("begun_by_sweep", job=job_id)
             threading.Thread(
                 target=tasks.heard,
-                args=("sweep", lambda job=job_id: station.supervise(job, supervise)),
+                args=("sweep", lambda job=job_id: context.supervise(job, supervise)),
                 name=f"supervise-{job_id}",
                 daemon=True,
             ).start()
 
     def _end_lost(self) -> None:
-        station = self._station
+        context = self._context
         if time.monotonic() - self._looked_at > self._long_s:
             self._healthy_since = None
         since = self._healthy_since
-        if since is None or time.monotonic() - since < station.settings.lease_s:
+        if since is None or time.monotonic() - since < context.settings.lease_s:
             return
-        with station.database.read() as tx:
+        with context.database.read() as tx:
             lost = leases.expired(tx)
         ended = [claim for claim in lost if self._end_one(claim)]
         if ended:
-            station.dispatch()
+            context.dispatch()
 
     def _end_one(self, claim: Claim) -> bool:
         """End an attempt, unless somebody is writing to its rows; then the next sweep tries."""
-        station, began, ended = self._station, time.monotonic(), False
-        with contextlib.suppress(TransactionConflict), station.database.write() as tx:
+        context, began, ended = self._context, time.monotonic(), False
+        with contextlib.suppress(TransactionConflict), context.database.write() as tx:
             lock_at_most(tx, _SLOW_S / 2)
             time_ms = leases.still_expired(tx, claim)
             waited = time.monotonic() - began > _SLOW_S  # its supervisor had to wait as well
@@ -147,34 +147,34 @@ class Sweep:
                 claim,
                 exit_kind="lease_lost",
                 reason="its worker was silent for too long",
-                backoff=station.backoff,
+                backoff=context.backoff,
             )
             if ended:
                 failpoint("sweep.commit")
         if ended:
             failpoint("sweep.committed")
             _log.warning("lease_expired", job=claim.job, attempt=claim.attempt)
-            station.notifier.job_changed(claim.job)
+            context.notifier.job_changed(claim.job)
         return ended
 
 
 def return_attempts(
-    station: Station, claims: list[Claim], *, exit_kind: ExitKind, reason: str
+    context: WorkerContext, claims: list[Claim], *, exit_kind: ExitKind, reason: str
 ) -> None:
     """Queue again what this worker will not run. A start or an end in order is no failure."""
     for claim in claims:
-        with station.database.write() as tx:
+        with context.database.write() as tx:
             attempts.give_up(
                 tx,
                 claim,
                 exit_kind=exit_kind,
                 reason=reason,
-                backoff=station.backoff,
+                backoff=context.backoff,
                 counted=FATES[exit_kind] == "retries",
             )
             failpoint("return.commit")
         failpoint("return.committed")
-        station.notifier.job_changed(claim.job)
+        context.notifier.job_changed(claim.job)
 
 
 def _beginning_s(time_ms: int) -> float:

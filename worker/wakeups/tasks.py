@@ -5,21 +5,21 @@ from typing import Any
 import structlog
 
 from worker.attempt.supervisor import supervise
-from worker.context import AWAY, Station
+from worker.context import AWAY, WorkerContext
 from worker.ingest import Readers
 from worker.wakeups.canary import Canary
 
 _log: Any = structlog.get_logger()
 
 
-def hang(app: Any, station: Station, canary: Canary, readers: Readers) -> None:
+def hang(app: Any, context: WorkerContext, canary: Canary, readers: Readers) -> None:
     """Hang the bells of a worker: register its tasks."""
 
     def ring_dispatch(*_: Any, **__: Any) -> None:
-        heard("dispatch", station.dispatch)
+        heard("dispatch", context.dispatch)
 
     def ring_supervise(job_id: str, *_: Any, **__: Any) -> None:
-        heard("supervise", lambda: station.supervise(job_id, supervise))
+        heard("supervise", lambda: context.supervise(job_id, supervise))
 
     def ring_canary(*_: Any, **__: Any) -> None:
         heard("canary", canary.heard)

@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn.functional import grid_sample
 
 from engine.data.augmentation.flips_and_crops import filling
-from engine.data.augmentation.random_numbers import Chance, between
+from engine.data.augmentation.random_numbers import RowRandom, between
 from glasshouse.spec.augmenting import AffineArgs, RotationArgs
 
 
-def rotate(x_BCHW: Tensor, chance: Chance, args: RotationArgs) -> Tensor:
+def rotate(x_BCHW: Tensor, chance: RowRandom, args: RotationArgs) -> Tensor:
     """Draws one number of each row: its angle."""
     angle_B = between(_ends(args.degrees), chance.uniform(1)[:, 0])
     none_B = torch.zeros_like(angle_B)
@@ -23,7 +23,7 @@ def rotate(x_BCHW: Tensor, chance: Chance, args: RotationArgs) -> Tensor:
     return _sampled(x_BCHW, matrix, args)
 
 
-def change(x_BCHW: Tensor, chance: Chance, args: AffineArgs) -> Tensor:
+def change(x_BCHW: Tensor, chance: RowRandom, args: AffineArgs) -> Tensor:
     """Draws six numbers of each row: angle, way to the right and down, scale, shear by x and y."""
     uniform_6B = chance.uniform(6).T
     height, width = x_BCHW.shape[2:]

@@ -13,13 +13,13 @@ from engine.data.augmentation.affine import change, rotate
 from engine.data.augmentation.colors import jitter
 from engine.data.augmentation.erasing import add_noise, erase
 from engine.data.augmentation.flips_and_crops import crop, flip_horizontally, flip_vertically
-from engine.data.augmentation.random_numbers import Chance, key_of
+from engine.data.augmentation.random_numbers import RowRandom, key_of
 from glasshouse.spec import DenseField, Field
 from glasshouse.spec.augmenting import Augment
 
 Change = Callable[[Tensor], Tensor]
 
-_APPLIED: dict[str, Callable[[Tensor, Chance, Any], Tensor]] = {
+_APPLIED: dict[str, Callable[[Tensor, RowRandom, Any], Tensor]] = {
     "RandomHorizontalFlip": flip_horizontally,
     "RandomVerticalFlip": flip_vertically,
     "RandomCrop": crop,
@@ -66,7 +66,7 @@ class Augmenting:
     def _change(self, name: str, rows_B: Tensor, epoch: int) -> Change:
         def changed(x_BCHW: Tensor) -> Tensor:
             for place, item in enumerate(self._wanted[name]):
-                chance = Chance(key_of(self._seed, epoch, name, place), rows_B)
+                chance = RowRandom(key_of(self._seed, epoch, name, place), rows_B)
                 x_BCHW = _APPLIED[item.type](x_BCHW, chance, item.args)
             return x_BCHW
 

@@ -8,14 +8,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from engine.data.augmentation.random_numbers import Chance, between
+from engine.data.augmentation.random_numbers import RowRandom, between
 from glasshouse.spec.augmenting import JitterArgs
 
 _GRAY = (0.2989, 0.587, 0.114)
 Ends = tuple[float, float]
 
 
-def jitter(x_BCHW: Tensor, chance: Chance, args: JitterArgs) -> Tensor:
+def jitter(x_BCHW: Tensor, chance: RowRandom, args: JitterArgs) -> Tensor:
     """Draws eight numbers of each row: four factors, and four by whose order they are applied."""
     uniform = chance.uniform(8)
     wanted = _wanted(args)

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from engine.data.augmentation.flips_and_crops import filling
-from engine.data.augmentation.random_numbers import Chance, between
+from engine.data.augmentation.random_numbers import RowRandom, between
 from glasshouse.spec.augmenting import ErasingArgs, NoiseArgs
 
 TRIES = 10
 
 
-def erase(x_BCHW: Tensor, chance: Chance, args: ErasingArgs) -> Tensor:
+def erase(x_BCHW: Tensor, chance: RowRandom, args: ErasingArgs) -> Tensor:
     """Draws 23 numbers of each row, and one of each value where those are random.
 
     Whether it is erased (below ``p``); ten areas; ten ratios; the place, from the top and from the
@@ -48,7 +48,7 @@ def _inside(first_B: Tensor, count_B: Tensor, size: int) -> Tensor:
     return (places >= first_B[:, None]) & (places < (first_B + count_B)[:, None])
 
 
-def add_noise(x_BCHW: Tensor, chance: Chance, args: NoiseArgs) -> Tensor:
+def add_noise(x_BCHW: Tensor, chance: RowRandom, args: NoiseArgs) -> Tensor:
     """Draws one number of each value."""
     normal = chance.normal(x_BCHW[0].numel(), x_BCHW.device).view(x_BCHW.shape)
     noisy = x_BCHW + (normal * args.sigma + args.mean)

@@ -6,27 +6,27 @@ Shape suffixes: B = rows, C = channels, H = height, W = width.
 import torch
 from torch import Tensor
 
-from engine.data.augmentation.random_numbers import Chance
+from engine.data.augmentation.random_numbers import RowRandom
 from glasshouse.spec.augmenting import CropArgs, Fill, FlipArgs
 
 
-def flip_horizontally(x_BCHW: Tensor, chance: Chance, args: FlipArgs) -> Tensor:
+def flip_horizontally(x_BCHW: Tensor, chance: RowRandom, args: FlipArgs) -> Tensor:
     """Draws one number of each row: below ``p`` it is flipped."""
     return _flipped(x_BCHW, 3, chance, args)
 
 
-def flip_vertically(x_BCHW: Tensor, chance: Chance, args: FlipArgs) -> Tensor:
+def flip_vertically(x_BCHW: Tensor, chance: RowRandom, args: FlipArgs) -> Tensor:
     """Draws one number of each row: below ``p`` it is flipped."""
     return _flipped(x_BCHW, 2, chance, args)
 
 
-def _flipped(x_BCHW: Tensor, axis: int, chance: Chance, args: FlipArgs) -> Tensor:
+def _flipped(x_BCHW: Tensor, axis: int, chance: RowRandom, args: FlipArgs) -> Tensor:
     is_flipped_B1 = chance.uniform(1) < args.p
     is_flipped = is_flipped_B1.to(x_BCHW.device)[:, :, None, None]
     return torch.where(is_flipped, x_BCHW.flip(axis), x_BCHW)
 
 
-def crop(x_BCHW: Tensor, chance: Chance, args: CropArgs) -> Tensor:
+def crop(x_BCHW: Tensor, chance: RowRandom, args: CropArgs) -> Tensor:
     """Draws two numbers of each row: how far from the top of what is padded, and from the left.
 
     Nothing is padded in memory: each pixel is looked up where it comes from.

@@ -24,7 +24,7 @@ def key_of(*parts: object) -> int:
     return int.from_bytes(digest, "little", signed=True)
 
 
-class Chance:
+class RowRandom:
     """A stream of numbers for each row of a batch."""
 
     def __init__(self, key: int, rows_B: Tensor) -> None:

@@ -7,7 +7,7 @@ from glasshouse.spec import Stop, TrainJob
 
 
 @dataclass(frozen=True)
-class Pace:
+class BatchCounts:
     """The counts of one epoch, every one of which is alike."""
 
     num_rows: int
@@ -19,10 +19,10 @@ class Pace:
     """Batches of an epoch, where they have different sizes; None: each has ``batch_size`` rows."""
 
     @staticmethod
-    def of(job: TrainJob, num_rows: int, num_batches: int | None = None) -> "Pace":
+    def of(job: TrainJob, num_rows: int, num_batches: int | None = None) -> "BatchCounts":
         """That of a job over so many rows."""
         data = job.data
-        return Pace(num_rows, data.batch_size, data.drop_last, job.accumulate, num_batches)
+        return BatchCounts(num_rows, data.batch_size, data.drop_last, job.accumulate, num_batches)
 
     @property
     def batches(self) -> int:

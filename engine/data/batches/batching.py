@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.data.batches.batch_counts import Pace
+from engine.data.batches.batch_counts import BatchCounts
 from engine.data.batches.buckets import Buckets, TooLong
 from engine.data.batches.rows import Rows, sizes_of_parts
 from engine.data.columns.ragged import LoadedSequence
@@ -33,7 +33,7 @@ class Batching:
         self._shuffles = job.data.shuffle.enabled is not False
         self._buckets = _buckets(job.data, rows)
         num_batches = None if self._buckets is None else self._buckets.num_batches
-        self.pace = Pace.of(job, rows.num_rows, num_batches)
+        self.pace = BatchCounts.of(job, rows.num_rows, num_batches)
 
     def parts_of(self, num_rows: int) -> list[int]:
         """How many rows each part of a batch has."""
@@ -114,7 +114,7 @@ def _buckets(data: Data, rows: Rows) -> Buckets | None:
         ) from None
 
 
-class Intake:
+class PaddingCounts:
     """Counts what the batches of a step were made of: steps of sequences, and padding, by field."""
 
     def __init__(self, rows: Rows) -> None:

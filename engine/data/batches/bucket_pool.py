@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.data.batches.buckets import Buckets
-from engine.data.batches.shuffle_pool import Draw, Draws, Integers, Pool
+from engine.data.batches.shuffle_pool import Draw, Integers, Pool, PoolDraws
 from glasshouse.spec import BucketByLength
 
 
@@ -29,7 +29,7 @@ def block_rows(pool: Pool) -> int:
     return max(1, pool.capacity // pool.batch_size - 1) * pool.batch_size
 
 
-class BucketDraws(Draws):
+class BucketDraws(PoolDraws):
     """The batches of one epoch, one after the other."""
 
     def __init__(

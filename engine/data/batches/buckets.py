@@ -30,7 +30,7 @@ class TooLong(Exception):
 
 
 @dataclass(frozen=True)
-class Cut:
+class EpochBatches:
     """The batches of one epoch, in the order in which they come."""
 
     rows: Tensor
@@ -76,7 +76,7 @@ class Buckets:
         """Batches of an epoch that ``max_tokens`` makes; None: each has ``batch_size`` rows."""
         return None if self._token_sizes_M is None else len(self._token_sizes_M)
 
-    def epoch(self, order: tuple[int, int] | None) -> Cut:
+    def epoch(self, order: tuple[int, int] | None) -> EpochBatches:
         """The batches of an epoch; ``order`` is (seed, epoch), None for from short to long.
 
         Where batches have ``batch_size`` rows, those that are left over for a smaller one are drawn
@@ -84,7 +84,7 @@ class Buckets:
         """
         return self.cut(None if order is None else order_generator(*order))
 
-    def cut(self, generator: torch.Generator | None) -> Cut:
+    def cut(self, generator: torch.Generator | None) -> EpochBatches:
         """The same with what is drawn from a generator; None: nothing is."""
         rows_N = _drawn(len(self._keys_N), generator)
         sizes_M = self._token_sizes_M
@@ -94,9 +94,9 @@ class Buckets:
         sizes = torch.from_numpy(sizes_M)
         starts = sizes.cumsum(0) - sizes
         drawn = _drawn(len(sizes), generator)
-        return Cut(sorted_N, starts[drawn], sizes[drawn])
+        return EpochBatches(sorted_N, starts[drawn], sizes[drawn])
 
-    def _of_one_size(self, rows_N: Tensor, generator: torch.Generator | None) -> Cut:
+    def _of_one_size(self, rows_N: Tensor, generator: torch.Generator | None) -> EpochBatches:
         size = self._batch_size
         whole, rest = divmod(len(rows_N), size)
         sorted_N = self._sorted(rows_N[: whole * size])
@@ -106,7 +106,7 @@ class Buckets:
             sorted_N = torch.cat([sorted_N, rows_N[whole * size :]])
             starts = torch.cat([starts, torch.tensor([whole * size])])
             sizes = torch.cat([sizes, torch.tensor([rest])])
-        return Cut(sorted_N, starts, sizes)
+        return EpochBatches(sorted_N, starts, sizes)
 
     def _sorted(self, rows_N: Tensor) -> Tensor:
         """From short to long; those of like length stay in their order."""
@@ -145,7 +145,7 @@ def token_sizes(
     return np.concatenate([*sizes, np.array([begun] if begun else [], np.int64)])
 
 
-def padding_of(lengths_N: Tensor, cut: Cut) -> float:
+def padding_of(lengths_N: Tensor, cut: EpochBatches) -> float:
     """The part of the steps of an epoch's batches that is padding."""
     if not len(cut.sizes):
         return 0.0
@@ -156,8 +156,8 @@ def padding_of(lengths_N: Tensor, cut: Cut) -> float:
     return 1 - int(lengths.sum()) / int((widest * sizes).sum())
 
 
-def by_chance(num_rows: int, batch_size: int, order: tuple[int, int]) -> Cut:
+def by_chance(num_rows: int, batch_size: int, order: tuple[int, int]) -> EpochBatches:
     """The batches of an epoch in which lengths count for nothing."""
     starts = torch.arange(0, num_rows, batch_size)
     sizes = (num_rows - starts).clamp(max=batch_size)
-    return Cut(_drawn(num_rows, order_generator(*order)), starts, sizes)
+    return EpochBatches(_drawn(num_rows, order_generator(*order)), starts, sizes)

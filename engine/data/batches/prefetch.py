@@ -9,7 +9,7 @@ Key = TypeVar("Key")
 Made = TypeVar("Made")
 
 
-class Ahead(Generic[Made]):
+class Prefetcher(Generic[Made]):
     """Does tasks in order, and ahead of whoever takes what they give."""
 
     def __init__(self, workers: int = 0) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine.core.tensor_names import host_lengths_of, lengths_of, values_of
 from engine.data.augmentation.augmenting import Augmenting, Change
-from engine.data.batches.prefetch import Ahead
+from engine.data.batches.prefetch import Prefetcher
 from engine.data.columns.loaded import LoadedField
 from engine.data.columns.prepared import Prepared
 from engine.data.columns.ragged import LoadedSequence
@@ -51,7 +51,7 @@ class Rows:
         self.fields = fields
         self.num_rows = num_rows
         self.device = device
-        self.ahead: Ahead[Made] = Ahead()
+        self.ahead: Prefetcher[Made] = Prefetcher()
         """Who makes the batches of an epoch."""
         self.lengths: dict[str, Tensor] = {}
         """Of the batch that was made last, the lengths of its rows by field, in host memory."""

@@ -79,7 +79,7 @@ class Draw(NamedTuple):
     """The rows of the batch, by their places in the source."""
 
 
-class Draws:
+class PoolDraws:
     """The batches of one epoch, one after the other."""
 
     def __init__(self, pool: Pool, seed: int, epoch: int) -> None:

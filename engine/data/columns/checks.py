@@ -17,7 +17,7 @@ OnBadRow = Literal["fail", "drop"]
 
 
 @dataclass(frozen=True)
-class Flaw:
+class BadRows:
     """Rows that do not fit a field, all for one reason."""
 
     what: str
@@ -29,7 +29,7 @@ class Flaw:
 
 
 @dataclass(frozen=True)
-class Good:
+class GoodRows:
     """The rows that are left."""
 
     rows: Tensor | None
@@ -39,8 +39,8 @@ class Good:
 
 
 def without(
-    flaws: Iterable[Flaw], rows: Tensor | None, num_rows: int, on_bad_row: OnBadRow
-) -> Good:
+    flaws: Iterable[BadRows], rows: Tensor | None, num_rows: int, on_bad_row: OnBadRow
+) -> GoodRows:
     """The rows of a source that fit all fields; a row with two flaws is counted for the first.
 
     Raises:
@@ -59,8 +59,8 @@ def without(
             left_out[flaw.what] = int(bad.size)
             is_taken[bad] = False
     if not left_out:
-        return Good(rows, {})
-    return Good(torch.from_numpy(np.flatnonzero(is_taken)), left_out)
+        return GoodRows(rows, {})
+    return GoodRows(torch.from_numpy(np.flatnonzero(is_taken)), left_out)
 
 
 def bad_places(
@@ -93,7 +93,7 @@ def outside(dim: int) -> Callable[[NDArray[Any]], NDArray[np.bool_]]:
     return is_outside
 
 
-def steps_outside(name: str, dim: int, column: RaggedColumn) -> Iterator[Flaw]:
+def steps_outside(name: str, dim: int, column: RaggedColumn) -> Iterator[BadRows]:
     """Rows with an integer outside [0, dim) in their list."""
     values = column.values.reshape(-1)
     is_bad = outside(dim)
@@ -112,7 +112,7 @@ def steps_outside(name: str, dim: int, column: RaggedColumn) -> Iterator[Flaw]:
         )
 
     what = f"rows with values of field {name!r} outside [0, {dim}), of split {column.split!r}"
-    yield Flaw(what, column.rows_of(steps), failure)
+    yield BadRows(what, column.rows_of(steps), failure)
 
 
 def unfilled(*, is_filled: bool, is_normalized: bool) -> Callable[[NDArray[Any]], Any] | None:

@@ -21,12 +21,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.data.columns.checks import Flaw, bad_places, not_there, unfilled
+from engine.data.columns.checks import BadRows, bad_places, not_there, unfilled
 from engine.data.columns.fields import checked_shape, field_columns
 from engine.data.columns.loaded import LoadedField
 from engine.data.columns.normalization import (
     BLOCK_VALUES,
-    Figures,
+    ColumnFigures,
     Floats,
     along,
     find_figures,
@@ -81,7 +81,7 @@ class DenseReading:
 
     # --- checks ----------------------------------------------------------------------------------
 
-    def flaws(self) -> Iterator[Flaw]:
+    def flaws(self) -> Iterator[BadRows]:
         """Rows of another length, or with a value that is missing or not finite."""
         if self._uneven is not None:
             yield from self._of_another_length(self._uneven)
@@ -97,7 +97,7 @@ class DenseReading:
             elif (rows := bad_places(values, is_bad)).size:
                 yield self._flaw(column, rows, values, is_bad)
 
-    def _flaw(self, column: str, rows: NDArray[np.int64], values: Any, is_bad: Any) -> Flaw:
+    def _flaw(self, column: str, rows: NDArray[np.int64], values: Any, is_bad: Any) -> BadRows:
         def failure(row: int) -> DataFailed:
             flat = np.asarray(values[row : row + 1]).reshape(-1)
             place = int(np.flatnonzero(is_bad(flat))[0])
@@ -109,9 +109,9 @@ class DenseReading:
         if self._normalize is not None:
             what = f"rows with a missing or infinite value in column {column!r} of split"
             what += f" {self._split!r}"
-        return Flaw(what, rows, failure)
+        return BadRows(what, rows, failure)
 
-    def _of_another_length(self, column: RaggedColumn) -> Iterator[Flaw]:
+    def _of_another_length(self, column: RaggedColumn) -> Iterator[BadRows]:
         rows = np.flatnonzero(column.lengths != self._steps)
         if not rows.size:
             return
@@ -124,9 +124,9 @@ class DenseReading:
             )
 
         what = f"rows of another length than {self._steps} in column {column.name!r} of split"
-        yield Flaw(f"{what} {self._split!r}", rows, failure)
+        yield BadRows(f"{what} {self._split!r}", rows, failure)
 
-    def _uneven_flaws(self, name: str, is_bad: Any) -> Iterator[Flaw]:
+    def _uneven_flaws(self, name: str, is_bad: Any) -> Iterator[BadRows]:
         column = self._uneven
         assert column is not None  # noqa: S101 (there is one where a column is even by choice)
         rows = column.rows_of(bad_places(column.values, is_bad))
@@ -136,7 +136,7 @@ class DenseReading:
 
     # --- values ----------------------------------------------------------------------------------
 
-    def find(self, rows: Tensor | None) -> Figures:
+    def find(self, rows: Tensor | None) -> ColumnFigures:
         """Learn from the rows that are trained on.
 
         Raises:
@@ -146,13 +146,13 @@ class DenseReading:
         blocks = partial(self.blocks, rows)
         return find_figures(self._name, blocks, scale, self.field.fill, self._normalize)
 
-    def load(self, rows: Tensor | None, figures: Figures | None) -> LoadedField:
+    def load(self, rows: Tensor | None, figures: ColumnFigures | None) -> LoadedField:
         """Read some rows into memory; None: all of the split."""
         figures = of_field(figures, self.field.fill)
         if figures is not None and not figures.is_empty and not self._is_bytes:
             if not self.field.augment:
                 return self._computed(rows, figures)
-            loaded = self._computed(rows, Figures(figures.fill))
+            loaded = self._computed(rows, ColumnFigures(figures.fill))
         else:
             loaded = self._as_stored(rows)
         if figures is None or figures.shift is None or figures.divisor is None:
@@ -174,7 +174,7 @@ class DenseReading:
     def _is_bytes(self) -> bool:
         return all(column.dtype == np.uint8 for column in self._columns)
 
-    def _computed(self, rows: Tensor | None, figures: Figures) -> LoadedField:
+    def _computed(self, rows: Tensor | None, figures: ColumnFigures) -> LoadedField:
         count = self._num_rows if rows is None else len(rows)
         made = np.empty((count, *self._shape), np.float32)
         scale = self.field.scale if figures.shift is not None else None

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.data.columns.checks import Flaw, bad_places, outside
+from engine.data.columns.checks import BadRows, bad_places, outside
 from engine.data.columns.dense import as_tensor
 from engine.data.columns.fields import checked_shape, field_columns
 from engine.data.columns.loaded import LoadedField
@@ -58,7 +58,7 @@ class IntegerReading:
         table = np.array([places.get(value, -1) for value in known.tolist()], np.int64)
         return table[inverse.reshape(-1)]
 
-    def flaws(self) -> Iterator[Flaw]:
+    def flaws(self) -> Iterator[BadRows]:
         """Rows with a value outside [0, dim), that is missing, or that is no class."""
         rows = bad_places(self._values, outside(self._dim))
         if rows.size:
@@ -66,7 +66,7 @@ class IntegerReading:
             what = f"rows whose value of {of} is no class of it"
             if self._field.classes is None:
                 what = f"rows with a value of {of} outside [0, {self._dim})"
-            yield Flaw(f"{what}, of split {self._split!r}", rows, self._failure)
+            yield BadRows(f"{what}, of split {self._split!r}", rows, self._failure)
 
     def _failure(self, row: int) -> DataFailed:
         detail = f"{self._table.where(self._split, row)} has {self._shown(row)} in column"

@@ -23,7 +23,7 @@ BLOCK_VALUES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Figures:
+class ColumnFigures:
     """Of each feature; None: what is not asked for. One alone stands for all features."""
 
     fill: Floats | None = None
@@ -55,11 +55,11 @@ class Figures:
         return self.fill is None and self.shift is None
 
 
-def of_field(found: Figures | None, fill: Fill | None) -> Figures | None:
+def of_field(found: ColumnFigures | None, fill: Fill | None) -> ColumnFigures | None:
     """What a field goes by: figures of training rows, and the number that it gives itself."""
     if fill is None or isinstance(fill, str):
         return found
-    return replace(found or Figures(), fill=np.array([fill], np.float64))
+    return replace(found or ColumnFigures(), fill=np.array([fill], np.float64))
 
 
 def along(figures_G: Floats, num_axes: int) -> Floats:
@@ -69,7 +69,7 @@ def along(figures_G: Floats, num_axes: int) -> Floats:
 
 def find_figures(
     name: str, blocks: Blocks, scale: float | None, fill: Fill | None, normalize: Normalize | None
-) -> Figures:
+) -> ColumnFigures:
     """Look at all values of a field.
 
     ``blocks`` are of the rows that are trained on, [N, G, …] or [N]; all of them are finite, but
@@ -78,7 +78,7 @@ def find_figures(
     Raises:
         DataFailed: a feature has no value to be filled by.
     """
-    figures = Figures(_fill(name, blocks, fill))
+    figures = ColumnFigures(_fill(name, blocks, fill))
     if normalize is None:
         return figures
     moments = Moments(whole=normalize.per == "all")

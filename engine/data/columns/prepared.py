@@ -17,7 +17,7 @@ from torch import Tensor
 from engine.checkpoint.checkpoint import read_part
 from engine.core.snapshot import State
 from engine.data.columns.checks import OnBadRow
-from engine.data.columns.normalization import Figures
+from engine.data.columns.normalization import ColumnFigures
 from engine.data.columns.vocabulary import Tokens
 from glasshouse.errors import CheckpointMismatch
 from glasshouse.spec import Data, Normalize, Windows
@@ -33,7 +33,7 @@ _FIGURES = ("fill", "shift", "divisor")
 class Prepared:
     """By field; empty where a job asks for nothing of the kind."""
 
-    figures: dict[str, Figures] = field(default_factory=dict[str, Figures])
+    figures: dict[str, ColumnFigures] = field(default_factory=dict[str, ColumnFigures])
     tokens: dict[str, Tokens] = field(default_factory=dict[str, Tokens])
 
     @property
@@ -85,7 +85,7 @@ class Prepared:
         except (AttributeError, TypeError, ValueError) as cause:
             detail = f"The checkpoint's {PART} is not what was learned from rows: {cause!r}"
             raise CheckpointMismatch(detail[:500]) from cause
-        found.figures = {name: Figures(**item) for name, item in figures.items()}
+        found.figures = {name: ColumnFigures(**item) for name, item in figures.items()}
         return found
 
     def alike(self, before: Data, after: Data) -> "Prepared":

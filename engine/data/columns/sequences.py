@@ -12,9 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.data.columns.checks import Flaw, bad_places, not_there, steps_outside, unfilled
+from engine.data.columns.checks import BadRows, bad_places, not_there, steps_outside, unfilled
 from engine.data.columns.fields import checked_shape, field_columns
-from engine.data.columns.normalization import BLOCK_VALUES, Figures, Floats, find_figures, of_field
+from engine.data.columns.normalization import (
+    BLOCK_VALUES,
+    ColumnFigures,
+    Floats,
+    find_figures,
+    of_field,
+)
 from engine.data.columns.prepared import Prepared
 from engine.data.columns.ragged import (
     LoadedSequence,
@@ -68,7 +74,7 @@ class SequenceReading:
 
     # --- checks ----------------------------------------------------------------------------------
 
-    def flaws(self) -> Iterator[Flaw]:
+    def flaws(self) -> Iterator[BadRows]:
         """Rows with an integer out of range, or with a value that is missing or not finite."""
         field = self._field
         if isinstance(field, SparseBinaryField | SparseFloatField):
@@ -78,7 +84,7 @@ class SequenceReading:
         elif self._tokenized is None:
             yield from steps_outside(self._name, self._dim, self.column)
 
-    def _unfilled(self, field: DenseSequenceField) -> Iterator[Flaw]:
+    def _unfilled(self, field: DenseSequenceField) -> Iterator[BadRows]:
         is_normalized = self._normalize is not None
         is_bad = unfilled(is_filled=field.fill is not None, is_normalized=is_normalized)
         column = self.column
@@ -97,7 +103,7 @@ class SequenceReading:
 
         which = "missing or infinite" if is_normalized else "missing"
         what = f"rows with a {which} value in column {column.name!r} of split {column.split!r}"
-        yield Flaw(what, column.rows_of(steps), failure)
+        yield BadRows(what, column.rows_of(steps), failure)
 
     # --- values ----------------------------------------------------------------------------------
 
@@ -142,7 +148,11 @@ class SequenceReading:
         return self._computed(field, rows, limit, figures)
 
     def _computed(
-        self, field: DenseSequenceField, rows: Tensor | None, limit: Sequences, figures: Figures
+        self,
+        field: DenseSequenceField,
+        rows: Tensor | None,
+        limit: Sequences,
+        figures: ColumnFigures,
     ) -> LoadedSequence:
         values_SD, lengths = self.vectors(field, rows, limit)
         made = np.empty(values_SD.shape, np.float32)

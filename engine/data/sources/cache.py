@@ -7,8 +7,8 @@ import torch
 from numpy.typing import NDArray
 
 from engine.data.batches.rows import Loaded
-from engine.data.batches.shuffle_pool import Draw, Draws
-from engine.data.sources.reading import Reads, Store, picked
+from engine.data.batches.shuffle_pool import Draw, PoolDraws
+from engine.data.sources.reading import ReadsRows, RowStore, picked
 
 Integers = NDArray[np.int64]
 Read = dict[str, Loaded]
@@ -17,7 +17,7 @@ Read = dict[str, Loaded]
 class Held(Protocol):
     """Takes the rows that enter a pool, and gives those that are drawn."""
 
-    store: Store
+    store: RowStore
 
     def put(self, draw: Draw, rows: Read) -> None:
         """Keep the rows that a draw brought."""
@@ -27,7 +27,7 @@ class Held(Protocol):
         """The rows that it drew."""
         ...
 
-    def fill(self, draws: Draws) -> None:
+    def fill(self, draws: PoolDraws) -> None:
         """Read what the pool had when training was interrupted."""
         ...
 
@@ -35,9 +35,9 @@ class Held(Protocol):
 class Drained:
     """Rows that are let go of when they are drawn."""
 
-    def __init__(self, reader: Reads, capacity: int) -> None:
+    def __init__(self, reader: ReadsRows, capacity: int) -> None:
         self._reader = reader
-        self.store = Store(capacity)
+        self.store = RowStore(capacity)
 
     def put(self, draw: Draw, rows: Read) -> None:
         """Keep the rows that a draw brought."""
@@ -49,7 +49,7 @@ class Drained:
         self.store.free(draw.drawn)
         return rows
 
-    def fill(self, draws: Draws) -> None:
+    def fill(self, draws: PoolDraws) -> None:
         """Read what the pool had when training was interrupted, a few rows at a time."""
         slots, places = draws.held
         order = np.argsort(places)
@@ -61,9 +61,9 @@ class Drained:
 class Cache:
     """Rows that stay once they were read, by their places in the source."""
 
-    def __init__(self, reader: Reads) -> None:
+    def __init__(self, reader: ReadsRows) -> None:
         self._reader = reader
-        self.store = Store(reader.num_rows)
+        self.store = RowStore(reader.num_rows)
         self._is_there = np.zeros(reader.num_rows, np.bool_)
 
     def put(self, draw: Draw, rows: Read) -> None:
@@ -74,7 +74,7 @@ class Cache:
         """The rows that it drew."""
         return self.store.get(draw.places)
 
-    def fill(self, draws: Draws) -> None:
+    def fill(self, draws: PoolDraws) -> None:
         """Read what the pool had when training was interrupted."""
         self.need(draws.held[1], draws.batch_size)
 

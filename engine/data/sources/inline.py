@@ -34,7 +34,7 @@ _LISTED = 20
 
 
 @dataclass(frozen=True)
-class Meaning:
+class ValueMeaning:
     """What the values of a request mean: as those of a column, before they are normalised.
 
     Without what was learned from training rows (a plan does not have it) texts are only counted.
@@ -98,7 +98,7 @@ def inline_rows(
     shapes: dict[str, FieldShape],
     device: torch.device,
     most: int | None = None,
-    meaning: Meaning = Meaning(),
+    meaning: ValueMeaning = ValueMeaning(),
 ) -> Rows:
     """Rows given as nested lists; ``scale`` is not for them.
 
@@ -125,7 +125,7 @@ def inline_rows(
     return place(loaded, next(iter(heights.values())), device)
 
 
-def _inline_tensor(name: str, given: Any, shape: FieldShape, meaning: Meaning) -> Tensor:
+def _inline_tensor(name: str, given: Any, shape: FieldShape, meaning: ValueMeaning) -> Tensor:
     wanted: Sequence[int] = shape.shape
     try:
         array = np.array(jsonio_numbers(given), dtype=np.float64)
@@ -143,7 +143,9 @@ def _inline_tensor(name: str, given: Any, shape: FieldShape, meaning: Meaning) -
     return torch.from_numpy(array.astype(np.int64))
 
 
-def _inline_sequence(name: str, given: Any, shape: FieldShape, meaning: Meaning) -> LoadedSequence:
+def _inline_sequence(
+    name: str, given: Any, shape: FieldShape, meaning: ValueMeaning
+) -> LoadedSequence:
     """A list per row, each with its own length; a text where the field is made of tokens."""
     if shape.has_values:
         return _inline_sparse(name, given, shape)
@@ -172,7 +174,7 @@ def _inline_sparse(name: str, given: Any, shape: FieldShape) -> LoadedSequence:
         detail = f"input {name!r} has more than {_EXACT_PLACES:,} places; read it from a dataset"
         raise BadField(detail, name)
     both = replace(shape, shape=(0, 2), dtype=torch.float32, dim=None, has_values=False)
-    pairs = _inline_sequence(name, given, both, Meaning())
+    pairs = _inline_sequence(name, given, both, ValueMeaning())
     try:
         return split_pairs(pairs, name, int(shape.dim or 0))
     except DataFailed as cause:

@@ -23,7 +23,7 @@ _SUMS = ("missing",)
 _LENGTHS = {"min": min, "max": max, "total": lambda *counts: sum(counts)}
 
 
-class Part(NamedTuple):
+class TablePart(NamedTuple):
     """A table, and which of its rows are taken."""
 
     table: Table
@@ -43,7 +43,7 @@ class Disagree(Exception):
         self.number = number
 
 
-class Chain:
+class ConcatenatedColumn:
     """Columns one after the other, looked up as if they were one array; nothing is copied."""
 
     def __init__(self, parts: Sequence[NDArray[Any]]) -> None:
@@ -55,9 +55,9 @@ class Chain:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def reshape(self, *shape: int) -> "Chain":
+    def reshape(self, *shape: int) -> "ConcatenatedColumn":
         """The same rows, or values, seen otherwise; the first axis is -1."""
-        return Chain([part.reshape(*shape) for part in self.parts])
+        return ConcatenatedColumn([part.reshape(*shape) for part in self.parts])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return self[:].astype(dtype or self.dtype, copy=False)
@@ -85,7 +85,7 @@ class Chain:
 class Joined(Table):
     """Splits of several tables, seen as one split."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[TablePart]) -> None:
         self.directory = parts[0].table.directory
         self.meta = joined_meta([(part.source, part.table.meta) for part in parts])
         self._parts = parts
@@ -122,12 +122,14 @@ class Joined(Table):
 
     def column(self, split: str, name: str) -> Any:
         """The column of each part, one after the other."""
-        return Chain([part.table.column(part.source.split, name) for part in self._parts])
+        return ConcatenatedColumn(
+            [part.table.column(part.source.split, name) for part in self._parts]
+        )
 
     def ragged(self, split: str, name: str) -> RaggedColumn:
         """A column as lists."""
         found = [part.table.ragged(part.source.split, name) for part in self._parts]
-        values: Any = Chain([item.values for item in found])
+        values: Any = ConcatenatedColumn([item.values for item in found])
         return RaggedColumn(
             name, split, values, _offsets([item.offsets for item in found]), self.where
         )
@@ -142,7 +144,7 @@ class Joined(Table):
 class JoinedStored(Joined):
     """The same of tables of which parts are read."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[TablePart]) -> None:
         super().__init__(parts)
         self._stored = [StoredTable(part.table.directory) for part in parts]
 
@@ -153,7 +155,7 @@ class JoinedStored(Joined):
 
     def window(self, split: str, runs: Runs) -> "JoinedWindow":
         """Some of the rows; a run may go over the end of a part."""
-        found: list[Part] = []
+        found: list[TablePart] = []
         numbers: list[NDArray[np.int64]] = []
         mine: list[tuple[int, int]] = []
         at = -1
@@ -167,10 +169,10 @@ class JoinedStored(Joined):
         found.append(self._window(at, mine))
         return JoinedWindow(found, np.concatenate(numbers), self.meta)
 
-    def _window(self, place: int, runs: Runs) -> Part:
+    def _window(self, place: int, runs: Runs) -> TablePart:
         part = self._parts[place]
         window = self._stored[place].window(part.source.split, runs)
-        return Part(window, part.source)
+        return TablePart(window, part.source)
 
     def _split_up(self, runs: Runs) -> list[tuple[int, tuple[int, int]]]:
         found: list[tuple[int, tuple[int, int]]] = []
@@ -188,7 +190,7 @@ class JoinedWindow(Joined):
     """Rows that were read of several tables."""
 
     def __init__(
-        self, parts: Sequence[Part], numbers: NDArray[np.int64], meta: dict[str, Any]
+        self, parts: Sequence[TablePart], numbers: NDArray[np.int64], meta: dict[str, Any]
     ) -> None:
         self.directory = parts[0].table.directory
         self.meta = meta

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.data.batches.rows import Loaded, Rows, place
-from engine.data.columns.checks import Flaw, without
+from engine.data.columns.checks import BadRows, without
 from engine.data.columns.dense import DenseReading
 from engine.data.columns.integers import IntegerReading
 from engine.data.columns.prepared import WINDOWS, Prepared, Preparing
@@ -106,7 +106,7 @@ def load_fields(
 
 def flaws_of(
     fields: Mapping[str, Field], table: Table, split: str, preparing: Preparing
-) -> Iterator[Flaw]:
+) -> Iterator[BadRows]:
     """What is wrong with the rows of a split, field by field."""
     for name, field in fields.items():
         yield from reading_of(name, field, table, split, preparing).flaws()
@@ -122,7 +122,7 @@ def reading_of(name: str, field: Field, table: Table, split: str, preparing: Pre
     return SequenceReading(name, field, table, split, normalize)
 
 
-def _all_flaws(readings: Mapping[str, Reading]) -> Iterator[Flaw]:
+def _all_flaws(readings: Mapping[str, Reading]) -> Iterator[BadRows]:
     for reading in readings.values():
         yield from reading.flaws()
 

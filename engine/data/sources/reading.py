@@ -26,7 +26,7 @@ from glasshouse.spec import Field, IntegerSequenceField, SequenceField, Sequence
 Integers = NDArray[np.int64]
 
 
-class Reads(Protocol):
+class ReadsRows(Protocol):
     """Rows of a source by their places."""
 
     num_rows: int
@@ -51,7 +51,7 @@ class Reads(Protocol):
         ...
 
 
-class Reader:
+class SourceReader:
     """The rows of one source, in its files."""
 
     def __init__(  # noqa: PLR0913 (a source, how it is read, and who hears of it)
@@ -172,7 +172,7 @@ def picked(item: Loaded, rows_B: torch.Tensor) -> Loaded:
     return replace(item, starts=item.starts[rows_B], lengths=item.lengths[rows_B])
 
 
-class Store:
+class RowStore:
     """Rows in memory, by slot, of which some are empty."""
 
     def __init__(self, capacity: int) -> None:

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from engine.data.batches.bucket_pool import BucketDraws
 from engine.data.batches.buckets import Buckets, by_chance
-from engine.data.batches.prefetch import Ahead
+from engine.data.batches.prefetch import Prefetcher
 from engine.data.batches.rows import Loaded, Rows, Taken, batch_of, divided
-from engine.data.batches.shuffle_pool import Draw, Draws, Integers, Pool
+from engine.data.batches.shuffle_pool import Draw, Integers, Pool, PoolDraws
 from engine.data.sources.cache import Cache, Drained, Held, Read
-from engine.data.sources.reading import Reads
+from engine.data.sources.reading import ReadsRows
 from glasshouse.spec import BucketByLength, Shuffle
 
 Batch = dict[str, Tensor]
@@ -34,7 +34,7 @@ class StreamedRows(Rows):
 
     def __init__(  # noqa: PLR0913 (rows, and how they become batches)
         self,
-        reader: Reads,
+        reader: ReadsRows,
         device: torch.device,
         *,
         shuffle: Shuffle,
@@ -57,7 +57,7 @@ class StreamedRows(Rows):
         self._bucket = bucket
         self._shuffle = shuffle
         self._sizes = tuple(reader.sizes) if in_turn else ()
-        self._ahead: Ahead[Read] = Ahead(workers)
+        self._ahead: Prefetcher[Read] = Prefetcher(workers)
         self._cache = Cache(reader) if keeps else None
         self._held: Held | None = self._cache
 
@@ -110,9 +110,9 @@ class StreamedRows(Rows):
         self._held = self._cache or Drained(self._reader, draws.capacity)
         return self._drawn(draws, self._held, len(batches), made)
 
-    def _draws(self, pool: Pool, order: tuple[int, int]) -> Draws:
+    def _draws(self, pool: Pool, order: tuple[int, int]) -> PoolDraws:
         if self._bucket is None:
-            return Draws(pool, *order)
+            return PoolDraws(pool, *order)
         lengths_N = self._reader.lengths.numpy()
         return BucketDraws(pool, *order, wanted=self._bucket, lengths_N=lengths_N)
 
@@ -141,7 +141,9 @@ class StreamedRows(Rows):
         missing = self._cache.missing(np.arange(*run))
         return self._reader.read(missing) if len(missing) else {}
 
-    def _drawn(self, draws: Draws, held: Held, num_batches: int, made: Parts) -> Iterator[Batch]:
+    def _drawn(
+        self, draws: PoolDraws, held: Held, num_batches: int, made: Parts
+    ) -> Iterator[Batch]:
         held.fill(draws)
 
         def tasks() -> Iterator[tuple[Draw, Callable[[], Read]]]:

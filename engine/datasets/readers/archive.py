@@ -11,7 +11,7 @@ import zlib
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from engine.datasets.readers.unpacking import Inflated, Source
+from engine.datasets.readers.unpacking import ByteSource, Inflated
 from glasshouse.errors import InvalidDataset
 
 MAX_MEMBERS = 1000
@@ -27,7 +27,7 @@ _UNIX = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class ArchiveMember:
     """A regular file of an archive, as its directory declares it."""
 
     name: str
@@ -44,7 +44,7 @@ def list_members(
     max_bytes: int,
     max_members: int = MAX_MEMBERS,
     max_directory_bytes: int = _MAX_DIRECTORY_BYTES,
-) -> list[Member]:
+) -> list[ArchiveMember]:
     """The regular files of an archive, by its own account.
 
     Raises:
@@ -58,7 +58,7 @@ def list_members(
         )
     file.seek(offset)
     directory = file.read(size)
-    members: list[Member] = []
+    members: list[ArchiveMember] = []
     at = 0
     for _ in range(count):
         member, at = _parse_entry(directory, at)
@@ -73,7 +73,7 @@ def list_members(
     return members
 
 
-def open_member(file: BinaryIO, member: Member) -> Source:
+def open_member(file: BinaryIO, member: ArchiveMember) -> ByteSource:
     """The content of a member, checked against its declared size and checksum as it is read."""
     file.seek(member.header_offset)
     header = file.read(_LOCAL.size)
@@ -125,7 +125,7 @@ def _find_directory64(
     return count, size, offset
 
 
-def _parse_entry(directory: bytes, at: int) -> tuple[Member | None, int]:
+def _parse_entry(directory: bytes, at: int) -> tuple[ArchiveMember | None, int]:
     """One entry (None for a folder or a file that a desktop added), and where the next begins."""
     entry = directory[at : at + _ENTRY.size]
     if len(entry) < _ENTRY.size or not entry.startswith(b"PK\x01\x02"):
@@ -151,7 +151,7 @@ def _parse_entry(directory: bytes, at: int) -> tuple[Member | None, int]:
         )
     extra = directory[extra_at : extra_at + extra_bytes]
     size, packed, offset = _widen(extra, size, packed, offset)
-    return Member(name, method, crc, packed, size, offset), end
+    return ArchiveMember(name, method, crc, packed, size, offset), end
 
 
 def _decode_name(raw: bytes, *, utf8: bool) -> str:
@@ -174,7 +174,7 @@ def _widen(extra: bytes, *fields: int) -> list[int]:
     return [wide.pop(0) if field == _FULL_32 and wide else field for field in fields]
 
 
-def _check_names(members: list[Member]) -> None:
+def _check_names(members: list[ArchiveMember]) -> None:
     seen: set[str] = set()
     for name in (member.name for member in members):
         parts = name.replace("\\", "/").split("/")
@@ -206,7 +206,7 @@ class _Part:
 class _Checked:
     """A member's content; its end is where the declared size and checksum must be met."""
 
-    def __init__(self, content: Source, member: Member) -> None:
+    def __init__(self, content: ByteSource, member: ArchiveMember) -> None:
         self._content = content
         self._member = member
         self._size = 0

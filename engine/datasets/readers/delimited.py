@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.datasets.readers.header import is_gap, why_no_names
-from engine.datasets.writer import MAX_COLUMNS, DatasetWriter, NumberColumn, TextColumn
+from engine.datasets.writer import MAX_COLUMNS, DatasetWriter, NumberColumnWriter, TextColumnWriter
 from glasshouse.errors import InvalidDataset
 
 MAX_CELL_BYTES = 1 << 20
@@ -101,13 +101,15 @@ def read_delimited(
         ]
         for chunk in _chunks(file, table.delimiter, skip=int(table.has_header)):
             for column, cells in zip(columns, zip(*chunk.rows, strict=True), strict=True):
-                if isinstance(column, NumberColumn):
+                if isinstance(column, NumberColumnWriter):
                     column.append(_numbers(cells, column, chunk.lines))
                 else:
                     column.append([cell.encode() for cell in cells])
 
 
-def _begin(writer: DatasetWriter, name: str, column: _Column) -> NumberColumn | TextColumn:
+def _begin(
+    writer: DatasetWriter, name: str, column: _Column
+) -> NumberColumnWriter | TextColumnWriter:
     if column.kind is not _Kind.TEXT:
         whole = column.kind is _Kind.INTEGER and not column.has_empty
         return writer.numbers("all", name, np.dtype(np.int64 if whole else np.float64))
@@ -223,7 +225,7 @@ def _kind_of(cells: Sequence[str], at_least: _Kind) -> _Kind:
 
 
 def _numbers(
-    cells: Sequence[str], column: NumberColumn, lines: Sequence[int]
+    cells: Sequence[str], column: NumberColumnWriter, lines: Sequence[int]
 ) -> NDArray[np.int64] | NDArray[np.float64]:
     if column.dtype.kind == "i":
         return np.array(list(map(int, cells)), np.int64)

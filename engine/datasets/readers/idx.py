@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from engine.datasets.readers.archive import list_members, open_member
-from engine.datasets.readers.unpacking import BLOCK_BYTES, Inflated, Source, read_up_to
+from engine.datasets.readers.unpacking import BLOCK_BYTES, ByteSource, Inflated, read_up_to
 from engine.datasets.writer import MAX_RANK, SPLITS, DatasetWriter
 from glasshouse.errors import InvalidDataset
 
@@ -71,8 +71,8 @@ def read_idx_zip(path: Path, writer: DatasetWriter, *, max_bytes: int) -> None:
         if not members:
             raise InvalidDataset("the zip archive holds no files; put idx files in it")
 
-        def opener(index: int) -> Callable[[], Source]:
-            def reopen() -> Source:
+        def opener(index: int) -> Callable[[], ByteSource]:
+            def reopen() -> ByteSource:
                 content = open_member(file, members[index])
                 zipped = members[index].name.lower().endswith(".gz")
                 return (
@@ -81,7 +81,7 @@ def read_idx_zip(path: Path, writer: DatasetWriter, *, max_bytes: int) -> None:
 
             return reopen
 
-        found: dict[tuple[str, str], tuple[str, Callable[[], Source]]] = {}
+        found: dict[tuple[str, str], tuple[str, Callable[[], ByteSource]]] = {}
         for index, member in enumerate(members):
             place = _place(member.name, _read_header(opener(index)(), repr(member.name)))
             if place in found:
@@ -112,7 +112,7 @@ def _place(name: str, header: _Header) -> tuple[str, str]:
     return split, "label" if "label" in word else header.column
 
 
-def _read_header(source: Source, name: str) -> _Header:
+def _read_header(source: ByteSource, name: str) -> _Header:
     magic = read_up_to(source, 4)
     if magic[:2] == b"\x1f\x8b":
         raise InvalidDataset(f"{name} is gzip-compressed; use the format idx.gz (or end it in .gz)")
@@ -134,7 +134,7 @@ def _read_header(source: Source, name: str) -> _Header:
 
 
 def _copy(
-    source: Source, name: str, header: _Header, writer: DatasetWriter, place: tuple[str, str]
+    source: ByteSource, name: str, header: _Header, writer: DatasetWriter, place: tuple[str, str]
 ) -> None:
     expected = header.num_bytes
     writer.expect(expected)

@@ -18,9 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFile
 
-from engine.datasets.readers.archive import Member, list_members, open_member
+from engine.datasets.readers.archive import ArchiveMember, list_members, open_member
 from engine.datasets.readers.unpacking import read_up_to
-from engine.datasets.writer import MAX_NAME_LENGTH, SPLITS, DatasetWriter, NumberColumn, TextColumn
+from engine.datasets.writer import (
+    MAX_NAME_LENGTH,
+    SPLITS,
+    DatasetWriter,
+    NumberColumnWriter,
+    TextColumnWriter,
+)
 from glasshouse.errors import InvalidDataset
 from glasshouse.spec.preparing import MAX_CLASSES
 
@@ -46,7 +52,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    member: Member
+    member: ArchiveMember
     split: str
     label: str
 
@@ -80,7 +86,7 @@ def read_images(
 
 def _begin(
     writer: DatasetWriter, split: str, shape: tuple[int, int, int]
-) -> tuple[NumberColumn, NumberColumn, TextColumn]:
+) -> tuple[NumberColumnWriter, NumberColumnWriter, TextColumnWriter]:
     return (
         writer.numbers(split, "image", np.dtype(np.uint8), shape),
         writer.numbers(split, "label", np.dtype(np.int64)),
@@ -91,7 +97,7 @@ def _begin(
 # --- folders ---------------------------------------------------------------------------------
 
 
-def _sorted(members: list[Member]) -> list[_Entry]:
+def _sorted(members: list[ArchiveMember]) -> list[_Entry]:
     """All images by split, class and name."""
     entries = [_entry(member) for member in members]
     if not entries:
@@ -108,7 +114,7 @@ def _sorted(members: list[Member]) -> list[_Entry]:
     return sorted(entries, key=lambda entry: (entry.split, entry.label, entry.member.name))
 
 
-def _entry(member: Member) -> _Entry:
+def _entry(member: ArchiveMember) -> _Entry:
     name = member.name
     *above, label, _ = ["", "", *name.replace("\\", "/").split("/")]
     found = [_SPLIT_NAMES[part.lower()] for part in above if part.lower() in _SPLIT_NAMES]
@@ -174,7 +180,9 @@ def _check_head(name: str, image: ImageFile.ImageFile) -> None:
         )
 
 
-def _pixels(file: BinaryIO, member: Member, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
+def _pixels(
+    file: BinaryIO, member: ArchiveMember, shape: tuple[int, int, int]
+) -> NDArray[np.uint8]:
     channels, height, width = shape
     with _opened(file, member) as image:
         found = _reading(member.name, lambda: _converted(member.name, image, channels))
@@ -196,7 +204,7 @@ def _converted(name: str, image: ImageFile.ImageFile, channels: int) -> Image.Im
     return image.convert("L" if channels == 1 else "RGB")
 
 
-def _opened(file: BinaryIO, member: Member) -> ImageFile.ImageFile:
+def _opened(file: BinaryIO, member: ArchiveMember) -> ImageFile.ImageFile:
     data = read_up_to(open_member(file, member), member.size_bytes + 1)
     return _reading(member.name, lambda: Image.open(BytesIO(data), formats=FORMATS))
 

@@ -22,9 +22,9 @@ from engine.datasets.writer import (
     MAX_NAME_LENGTH,
     MAX_RANK,
     DatasetWriter,
-    NumberColumn,
-    RaggedColumn,
-    TextColumn,
+    NumberColumnWriter,
+    RaggedColumnWriter,
+    TextColumnWriter,
 )
 from glasshouse.errors import InvalidDataset
 from glasshouse.jsonio import NONFINITE
@@ -106,7 +106,7 @@ def read_jsonl(path: Path, writer: DatasetWriter) -> None:
 
 def _begin(
     writer: DatasetWriter, name: str, column: _Column
-) -> NumberColumn | RaggedColumn | TextColumn:
+) -> NumberColumnWriter | RaggedColumnWriter | TextColumnWriter:
     kind = column.kind
     if column.has_names and kind is _Kind.UNKNOWN and not column.is_list:
         kind = _Kind.TEXT
@@ -121,10 +121,12 @@ def _begin(
     return writer.numbers("all", name, np.dtype(_TYPES[kind]))
 
 
-def _write(values: list[Any], column: NumberColumn | RaggedColumn | TextColumn) -> None:
-    if isinstance(column, TextColumn):
+def _write(
+    values: list[Any], column: NumberColumnWriter | RaggedColumnWriter | TextColumnWriter
+) -> None:
+    if isinstance(column, TextColumnWriter):
         column.append([b"" if value is None else value.encode() for value in values])
-    elif isinstance(column, RaggedColumn):
+    elif isinstance(column, RaggedColumnWriter):
         lengths = np.fromiter(map(len, values), np.int64, len(values))
         for _ in range(1 + len(column.shape)):
             values = list(chain.from_iterable(values))

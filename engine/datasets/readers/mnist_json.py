@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.datasets.readers.unpacking import BLOCK_BYTES, Inflated, Source
-from engine.datasets.writer import DatasetWriter, NumberColumn
+from engine.datasets.readers.unpacking import BLOCK_BYTES, ByteSource, Inflated
+from engine.datasets.writer import DatasetWriter, NumberColumnWriter
 from glasshouse.errors import InvalidDataset
 
 _SPLITS = ("train", "validation", "test")
@@ -53,7 +53,7 @@ def _read_set(text: "_Text", split: str, writer: DatasetWriter) -> None:
 
 def _read_images(text: "_Text", split: str, writer: DatasetWriter) -> int:
     text.take(b"[", f"the images of split {split!r}")
-    column: NumberColumn | None = None
+    column: NumberColumnWriter | None = None
     shape: tuple[int, ...] = ()
     rows: list[bytes] = []
     num_images = 0
@@ -125,7 +125,7 @@ def _parse_numbers(row: bytes, what: str) -> list[Any]:
 class _Text:
     """A cursor over JSON text that is read as it is needed."""
 
-    def __init__(self, source: Source, *, max_bytes: int) -> None:
+    def __init__(self, source: ByteSource, *, max_bytes: int) -> None:
         self._source = source
         self._max_bytes = max_bytes
         self._buffer = b""

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.datasets.readers.archive import list_members, open_member
-from engine.datasets.readers.unpacking import BLOCK_BYTES, Source, read_up_to
-from engine.datasets.writer import DatasetWriter, NumberColumn
+from engine.datasets.readers.unpacking import BLOCK_BYTES, ByteSource, read_up_to
+from engine.datasets.writer import DatasetWriter, NumberColumnWriter
 from glasshouse.errors import InvalidDataset
 
 _MAX_HEADER_BYTES = 10_000
@@ -56,7 +56,7 @@ class _Array:
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     fortran: bool
-    reopen: Callable[[], Source]
+    reopen: Callable[[], ByteSource]
 
     @property
     def num_bytes(self) -> int:
@@ -67,7 +67,7 @@ def read_npy(path: Path, writer: DatasetWriter) -> None:
     """Read one array as column ``value`` of the split ``all``."""
     with path.open("rb") as file:
 
-        def reopen() -> Source:
+        def reopen() -> ByteSource:
             file.seek(0)
             return file
 
@@ -93,7 +93,7 @@ def read_npz(path: Path, writer: DatasetWriter, *, max_bytes: int) -> None:
 
 def _named_members(
     file: BinaryIO, max_bytes: int
-) -> Iterator[tuple[str, tuple[str, str], Callable[[], Source]]]:
+) -> Iterator[tuple[str, tuple[str, str], Callable[[], ByteSource]]]:
     for member in list_members(file, max_bytes=max_bytes):
         if not member.name.endswith(".npy"):
             raise InvalidDataset(
@@ -111,7 +111,7 @@ def place(name: str) -> tuple[str, str]:
     return _SPLITS[match["split"].lower()], match["column"] or "value"
 
 
-def _describe(name: str, where: tuple[str, str], reopen: Callable[[], Source]) -> _Array:
+def _describe(name: str, where: tuple[str, str], reopen: Callable[[], ByteSource]) -> _Array:
     dtype, shape, fortran = _read_header(reopen(), name)
     _check_dtype(dtype, shape, name)
     if not shape or 0 in shape:
@@ -121,7 +121,7 @@ def _describe(name: str, where: tuple[str, str], reopen: Callable[[], Source]) -
     return _Array(name, *where, dtype, shape, fortran and len(shape) > 1, reopen)
 
 
-def _read_header(source: Source, name: str) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
+def _read_header(source: ByteSource, name: str) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
     file = cast("BinaryIO", source)  # numpy's readers only call read
     try:
         version = np.lib.format.read_magic(file)
@@ -186,7 +186,7 @@ def _copy(array: _Array, writer: DatasetWriter) -> None:
         )
 
 
-def _blocks(array: _Array, source: Source, block_bytes: int) -> Iterator[bytes]:
+def _blocks(array: _Array, source: ByteSource, block_bytes: int) -> Iterator[bytes]:
     """The array's bytes in blocks of whole values."""
     size = max(1, block_bytes // array.dtype.itemsize) * array.dtype.itemsize
     left = array.num_bytes
@@ -208,7 +208,7 @@ def _values(block: bytes, dtype: np.dtype[Any]) -> NDArray[Any]:
     return np.frombuffer(block, dtype)
 
 
-def _copy_texts(array: _Array, source: Source, writer: DatasetWriter) -> None:
+def _copy_texts(array: _Array, source: ByteSource, writer: DatasetWriter) -> None:
     column = writer.texts(array.split, array.column)
     item = array.dtype.itemsize
     # Decoded from the bytes: numpy makes texts of numbers that are no characters.
@@ -230,7 +230,7 @@ def _copy_texts(array: _Array, source: Source, writer: DatasetWriter) -> None:
 
 
 def _copy_transposed(
-    array: _Array, source: Source, writer: DatasetWriter, column: NumberColumn
+    array: _Array, source: ByteSource, writer: DatasetWriter, column: NumberColumnWriter
 ) -> None:
     """Turn Fortran order into C order through a passing file, some rows at a time."""
     rows, row_size, item = array.shape[0], math.prod(array.shape[1:]), array.dtype.itemsize

@@ -15,9 +15,9 @@ from engine.datasets.writer import (
     MAX_COLUMNS,
     MAX_NAME_LENGTH,
     DatasetWriter,
-    NumberColumn,
-    RaggedColumn,
-    TextColumn,
+    NumberColumnWriter,
+    RaggedColumnWriter,
+    TextColumnWriter,
 )
 from glasshouse.errors import InvalidDataset
 
@@ -175,7 +175,7 @@ def _refuse_rows(name: str, first: int, count: int) -> None:
 
 def _begin(
     writer: DatasetWriter, name: str, kind: _Kind
-) -> NumberColumn | RaggedColumn | TextColumn:
+) -> NumberColumnWriter | RaggedColumnWriter | TextColumnWriter:
     if kind.dtype is None:
         return writer.texts("all", name)
     if kind.is_list:
@@ -200,12 +200,15 @@ def _plain(array: Any) -> Any:
 
 
 def _write(
-    array: Any, column: NumberColumn | RaggedColumn | TextColumn, name: str, first: int
+    array: Any,
+    column: NumberColumnWriter | RaggedColumnWriter | TextColumnWriter,
+    name: str,
+    first: int,
 ) -> None:
-    if isinstance(column, TextColumn):
+    if isinstance(column, TextColumnWriter):
         texts = array.to_pylist()
         column.append([b"" if text is None else text.encode() for text in texts])
-    elif isinstance(column, RaggedColumn):
+    elif isinstance(column, RaggedColumnWriter):
         if array.null_count:
             what = "no list, and other rows have one; write an empty list"
             _refuse(name, first + int(np.flatnonzero(array.is_null())[0]), what)

@@ -12,7 +12,7 @@ FREE_BYTES = 64 << 20
 _PACKED_BLOCK = 64 << 10
 
 
-class Source(Protocol):
+class ByteSource(Protocol):
     """Something that gives its bytes in order."""
 
     def read(self, size: int, /) -> bytes:
@@ -20,7 +20,7 @@ class Source(Protocol):
         ...
 
 
-def read_up_to(source: Source, size: int) -> bytes:
+def read_up_to(source: ByteSource, size: int) -> bytes:
     """Read ``size`` bytes, fewer only where the source ends."""
     parts: list[bytes] = []
     while size > 0 and (part := source.read(size)):
@@ -32,7 +32,7 @@ def read_up_to(source: Source, size: int) -> bytes:
 class Inflated:
     """A gzip stream (any number of members) or one raw deflate stream, unpacked."""
 
-    def __init__(self, packed: Source, name: str, *, gzip: bool) -> None:
+    def __init__(self, packed: ByteSource, name: str, *, gzip: bool) -> None:
         self._packed = packed
         self._name = name
         self._gzip = gzip

@@ -16,8 +16,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from engine.probes.cost.meter import Measured
-from engine.probes.watched.probe import Watch
+from engine.probes.cost.meter import MeasuredStep
+from engine.probes.watched.probe import ActiveProbe
 
 NUM_KEPT = 5
 """Due steps of a probe whose costs are kept; their median counts."""
@@ -44,7 +44,7 @@ AT_WINDOW = 100
 
 
 @dataclass(frozen=True)
-class Load:
+class ProbeLoad:
     """One governed probe in numbers."""
 
     cost_s: float
@@ -56,10 +56,10 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Change:
+class IntervalChange:
     """An interval that was changed."""
 
-    watch: Watch
+    watch: ActiveProbe
     before: int
     after: int
 
@@ -101,7 +101,7 @@ class _Pace:
             self.costs.popleft()
 
 
-def factors(loads: Sequence[Load], step_s: float, margin: float) -> list[int]:
+def factors(loads: Sequence[ProbeLoad], step_s: float, margin: float) -> list[int]:
     """How much wider each interval must be for all to keep within a part of their budgets.
 
     Everybody yields alike, until the total fits those that are allowed most; they stay, and the
@@ -135,7 +135,7 @@ class Governor:
     """Watches over what watching costs."""
 
     def __init__(self) -> None:
-        self._paces: dict[Watch, _Pace] = {}
+        self._paces: dict[ActiveProbe, _Pace] = {}
         self._steps: deque[float] = deque(maxlen=NUM_STEPS)
         self._step = 0
 
@@ -144,31 +144,31 @@ class Governor:
         """What a step takes without watching; None before one was measured."""
         return statistics.median(self._steps) if self._steps else None
 
-    def cost_s(self, watch: Watch) -> float | None:
+    def cost_s(self, watch: ActiveProbe) -> float | None:
         """What a due step of a probe takes; None before one was measured."""
         pace = self._paces.get(watch)
         return None if pace is None else pace.cost_s
 
-    def keep(self, watches: Sequence[Watch]) -> None:
+    def keep(self, watches: Sequence[ActiveProbe]) -> None:
         """Forget all probes but these."""
         self._paces = {watch: pace for watch, pace in self._paces.items() if watch in watches}
 
-    def take(self, measured: Measured) -> None:
+    def take(self, measured: MeasuredStep) -> None:
         """Take in a watched step."""
         self._step = measured.step
         self._steps.append(measured.own_s)
         for watch, cost in measured.costs.items():
             self._paces.setdefault(watch, _Pace()).take(cost, measured.step)
 
-    def govern(self) -> list[Change]:
+    def govern(self) -> list[IntervalChange]:
         """Change the intervals that what was measured last calls for; says which."""
-        loads: dict[Watch, Load] = {}
+        loads: dict[ActiveProbe, ProbeLoad] = {}
         for watch, pace in self._paces.items():
             budget, every = watch.max_overhead, watch.every
             if budget is None or every is None or not pace.is_known:
                 continue
             if watch.is_open(self._step):
-                loads[watch] = Load(pace.cost_s or 0.0, every // watch.factor, budget)
+                loads[watch] = ProbeLoad(pace.cost_s or 0.0, every // watch.factor, budget)
         step_s = self.step_s
         if not loads or not step_s:
             return []
@@ -197,30 +197,30 @@ class Governor:
         unbudgeted = sum(cost for watch, cost in costs.items() if not is_governed(watch))
         return sum(costs.values()) / step_s, unbudgeted / step_s
 
-    def budget(self, watches: Iterable[Watch]) -> float | None:
+    def budget(self, watches: Iterable[ActiveProbe]) -> float | None:
         """The largest fraction that a governed probe allows; None where there is none."""
         budgets = (watch.max_overhead for watch in watches if is_governed(watch))
         return max((item for item in budgets if item is not None), default=None)
 
     def _move(
-        self, loads: Mapping[Watch, Load], watches: Sequence[Watch], margin: float
-    ) -> list[Change]:
+        self, loads: Mapping[ActiveProbe, ProbeLoad], watches: Sequence[ActiveProbe], margin: float
+    ) -> list[IntervalChange]:
         """Bring intervals to what fits: wider ones at the wide margin, else narrower ones."""
         fitting = factors([*loads.values()], self.step_s or 1.0, margin)
-        changes: list[Change] = []
+        changes: list[IntervalChange] = []
         for watch, factor in zip(loads, fitting, strict=True):
             right = factor > watch.factor if margin == WIDE_MARGIN else factor < watch.factor
             if right and watch in watches and self._paces[watch].may_change:
                 changes.append(self._change(watch, factor))
         return changes
 
-    def _change(self, watch: Watch, factor: int) -> Change:
+    def _change(self, watch: ActiveProbe, factor: int) -> IntervalChange:
         before = watch.every or 1
         self._paces[watch].changed(wider=factor > watch.factor)
         watch.factor = factor
-        return Change(watch, before, watch.every or 1)
+        return IntervalChange(watch, before, watch.every or 1)
 
-    def _rate(self, watch: Watch) -> float:
+    def _rate(self, watch: ActiveProbe) -> float:
         """Due steps per step, about now."""
         at, every = watch.probe.at, watch.every
         if at is not None:
@@ -231,6 +231,6 @@ class Governor:
         return 1 / (every or 1) if watch.is_open(self._step) else 0.0
 
 
-def is_governed(watch: Watch) -> bool:
+def is_governed(watch: ActiveProbe) -> bool:
     """Whether a probe's interval may be changed."""
     return watch.every is not None and watch.max_overhead is not None

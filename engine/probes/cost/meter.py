@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 import torch
 
-from engine.probes.watched.probe import Watch
+from engine.probes.watched.probe import ActiveProbe
 
 
-class Clock(Protocol):
+class CostClock(Protocol):
     """Where time is read."""
 
     def mark(self) -> Any:
@@ -32,7 +32,7 @@ class Clock(Protocol):
         ...
 
 
-class HostClock:
+class HostCostClock:
     """The clock of the process."""
 
     mark = staticmethod(time.perf_counter_ns)
@@ -46,7 +46,7 @@ class HostClock:
         return (end - start) / 1e9
 
 
-class DeviceClock:
+class DeviceCostClock:
     """Events on the current CUDA stream."""
 
     def mark(self) -> Any:
@@ -64,23 +64,23 @@ class DeviceClock:
         return start.elapsed_time(end) / 1e3
 
 
-def clock_of(device: torch.device) -> Clock:
+def clock_of(device: torch.device) -> CostClock:
     """The clock that the steps of a device are measured with."""
-    return DeviceClock() if device.type == "cuda" else HostClock()
+    return DeviceCostClock() if device.type == "cuda" else HostCostClock()
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredStep:
     """One watched step."""
 
     step: int
     own_s: float
     """From its boundary to the next one, without the looks."""
-    costs: Mapping[Watch, float]
+    costs: Mapping[ActiveProbe, float]
     """Seconds that it took to look, by the probe that wanted it."""
 
 
-Shares = Mapping[Watch, float] | Sequence[Watch] | None
+Shares = Mapping[ActiveProbe, float] | Sequence[ActiveProbe] | None
 """Who wanted a look: by weight, or equally; None: all that look at this step, as their other spans
 are."""
 _Span = tuple[Any, Any, Shares, int]
@@ -92,7 +92,7 @@ number where there is none. A tuple, because one is made for every tensor."""
 class _Step:
     number: int
     start: Any
-    due: Sequence[Watch] = ()
+    due: Sequence[ActiveProbe] = ()
     end: Any = None
     spans: list[_Span] = field(default_factory=list[_Span])
 
@@ -100,7 +100,7 @@ class _Step:
 class Meter:
     """Measures watched steps, from boundary to boundary."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: CostClock) -> None:
         self._clock = clock
         self._open: _Step | None = None
         self._closed: deque[_Step] = deque()
@@ -117,7 +117,7 @@ class Meter:
         """Steps that are over and were not taken yet."""
         return len(self._closed)
 
-    def watch(self, due: Sequence[Watch]) -> None:
+    def watch(self, due: Sequence[ActiveProbe]) -> None:
         """These look at the step; one that nobody looks at is not measured."""
         if self._open is not None:
             self._open.due = due
@@ -141,15 +141,15 @@ class Meter:
         if self._open is not None:
             self._open.spans.append((started[0], self._clock.mark(), shares, started[1]))
 
-    def take(self) -> Iterator[Measured]:
+    def take(self) -> Iterator[MeasuredStep]:
         """The steps that are over and can be read, each once."""
         while self._closed and self._clock.has_passed(self._closed[0].end):
             yield self._read(self._closed.popleft())
 
-    def _read(self, step: _Step) -> Measured:
+    def _read(self, step: _Step) -> MeasuredStep:
         seconds = self._clock.seconds
         own: list[float] = []
-        costs: dict[Watch, float] = dict.fromkeys(step.due, 0.0)
+        costs: dict[ActiveProbe, float] = dict.fromkeys(step.due, 0.0)
         rest = 0.0
         for start, end, shares, nested in step.spans:  # one inside another comes before it
             spent = seconds(start, end)
@@ -163,11 +163,13 @@ class Meter:
         some = any(costs.values())
         _share(costs, dict(costs) if some else step.due, rest)
         total = seconds(step.start, step.end)
-        return Measured(step.number, max(0.0, total - sum(own)), costs)
+        return MeasuredStep(step.number, max(0.0, total - sum(own)), costs)
 
 
 def _share(
-    costs: dict[Watch, float], shares: Mapping[Watch, float] | Sequence[Watch], seconds: float
+    costs: dict[ActiveProbe, float],
+    shares: Mapping[ActiveProbe, float] | Sequence[ActiveProbe],
+    seconds: float,
 ) -> None:
     if not isinstance(shares, Mapping):
         if len(shares) == 1:  # nearly always

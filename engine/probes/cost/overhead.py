@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from engine.core.spool import now
-from engine.probes.cost.governor import Change, Governor
-from engine.probes.cost.meter import Measured
-from engine.probes.watched.probe import Watch
+from engine.probes.cost.governor import Governor, IntervalChange
+from engine.probes.cost.meter import MeasuredStep
+from engine.probes.watched.probe import ActiveProbe
 
 Emit = Callable[[dict[str, Any]], None]
 TELL_S = 1.0
@@ -20,19 +20,21 @@ class Overhead:
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
         self._governor = Governor()
-        self._kept: frozenset[Watch] = frozenset()
-        self._once: dict[Watch, float] = {}
+        self._kept: frozenset[ActiveProbe] = frozenset()
+        self._once: dict[ActiveProbe, float] = {}
         self._step: int | None = None
         self._told_at = time.monotonic()
         self._is_told = True
 
-    def keep(self, watches: Sequence[Watch]) -> None:
+    def keep(self, watches: Sequence[ActiveProbe]) -> None:
         """Forget all probes but these."""
         self._kept = frozenset(watches)
         self._governor.keep(watches)
         self._once = {watch: cost for watch, cost in self._once.items() if watch in self._kept}
 
-    def take(self, measured: Measured, watches: Sequence[Watch], step: int | None) -> None:
+    def take(
+        self, measured: MeasuredStep, watches: Sequence[ActiveProbe], step: int | None
+    ) -> None:
         """Take in a watched step; an interval that it changes is told, from ``step`` on.
 
         The step may be from before the probes were changed: one that is not kept any more
@@ -49,13 +51,13 @@ class Overhead:
         if time.monotonic() - self._told_at >= TELL_S:
             self.tell(watches)
 
-    def take_evaluation(self, measured: Measured) -> None:
+    def take_evaluation(self, measured: MeasuredStep) -> None:
         """Take in a look at an evaluation: told, never governed."""
         self._is_told = False
         self._step = measured.step
         self._once |= measured.costs
 
-    def tell(self, watches: Sequence[Watch]) -> None:
+    def tell(self, watches: Sequence[ActiveProbe]) -> None:
         """Say what watching costs now, if something new is known."""
         if self._is_told or self._step is None:
             return
@@ -81,7 +83,7 @@ class Overhead:
         )
 
 
-def _adjusted(change: Change, step: int) -> dict[str, Any]:
+def _adjusted(change: IntervalChange, step: int) -> dict[str, Any]:
     number = str(change.watch.number)
     return {
         "type": "adjusted",

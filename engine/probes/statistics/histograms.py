@@ -15,7 +15,7 @@ _LOW, _HIGH = STATS_COLUMNS.index("min") - 2, STATS_COLUMNS.index("max") - 2
 NUM_NUMBERS = NUM_FIGURES + NUM_BINS
 
 
-class Counted(NamedTuple):
+class TensorHistogram(NamedTuple):
     """What has been counted of one tensor."""
 
     layer: str
@@ -26,14 +26,14 @@ class Counted(NamedTuple):
     """``histogram``, ``quantiles`` or both."""
 
 
-def on_device(counted: Sequence[Counted]) -> list[Tensor]:
+def on_device(counted: Sequence[TensorHistogram]) -> list[Tensor]:
     """The numbers that have to be read back from a device, ``NUM_NUMBERS`` for each tensor."""
     there = [item for item in counted if isinstance(item.counts, Tensor)]
     numbers = [number for item in there for number in (item.figures, item.counts)]
     return [number for number in numbers if isinstance(number, Tensor)]
 
 
-def landed(counted: Sequence[Counted], numbers: Tensor) -> Iterator[Counted]:
+def landed(counted: Sequence[TensorHistogram], numbers: Tensor) -> Iterator[TensorHistogram]:
     """The same with the numbers that have been read back."""
     start = 0
     for item in counted:
@@ -46,7 +46,7 @@ def landed(counted: Sequence[Counted], numbers: Tensor) -> Iterator[Counted]:
             yield item
 
 
-def told(counted: Sequence[Counted]) -> dict[str, list[Any]]:
+def told(counted: Sequence[TensorHistogram]) -> dict[str, list[Any]]:
     """The keys that a ``stats`` record has besides its rows."""
     histograms: list[Any] = []
     found: list[Any] = []

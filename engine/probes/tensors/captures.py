@@ -26,7 +26,7 @@ _HEAD_SHARE = 16
 """A ring that is not so many times as large as a header gets none."""
 
 
-class Piece(NamedTuple):
+class CapturePiece(NamedTuple):
     """What a whole tensor is, or a part of one: the words of its record."""
 
     step: int
@@ -91,7 +91,7 @@ class Captures:
         self._num_dropped = 0
         self._waited_s = 0.0
 
-    def offer(self, piece: Piece, tensor: Tensor) -> bool:
+    def offer(self, piece: CapturePiece, tensor: Tensor) -> bool:
         """Keep a tensor as it is now; False when there is no room."""
         source = tensor.detach()
         if source.layout is not torch.strided:

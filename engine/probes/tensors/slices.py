@@ -16,7 +16,7 @@ from glasshouse.spec.probes import SAMPLE_BYTES
 Shape = tuple[int, ...]
 
 
-class Part(NamedTuple):
+class TensorPart(NamedTuple):
     """A part by its name: equal ones are the same of equal tensors."""
 
     form: str
@@ -24,7 +24,7 @@ class Part(NamedTuple):
     slice: str | None
 
 
-class TooLarge(ValueError):
+class SliceTooLarge(ValueError):
     """What is wanted of a tensor does not fit the probe's ``max_bytes``."""
 
     def __init__(self, what: str, size: int, limit: int) -> None:
@@ -35,21 +35,23 @@ class TooLarge(ValueError):
         self.size = size
 
 
-def parts(probe: Probe, shape: Shape, item_bytes: int) -> list[Part]:
+def parts(probe: Probe, shape: Shape, item_bytes: int) -> list[TensorPart]:
     """What a probe keeps of a tensor of this shape.
 
     Raises:
         TooLarge: it does not fit ``max_bytes``.
     """
-    found: list[Part] = []
+    found: list[TensorPart] = []
     if "full" in probe.want:
         form = "full" if probe.slice is None else "slice"
-        size = num_bytes(Part(form, probe.slice), shape, item_bytes)
+        size = num_bytes(TensorPart(form, probe.slice), shape, item_bytes)
         if probe.max_bytes is not None and size > probe.max_bytes:
-            raise TooLarge("the part" if probe.slice else "the tensor", size, probe.max_bytes)
-        found.append(Part(form, probe.slice))
+            raise SliceTooLarge("the part" if probe.slice else "the tensor", size, probe.max_bytes)
+        found.append(TensorPart(form, probe.slice))
     if "sample" in probe.want:
-        found.append(Part("sample", _sample(shape, item_bytes, probe.max_bytes or SAMPLE_BYTES)))
+        found.append(
+            TensorPart("sample", _sample(shape, item_bytes, probe.max_bytes or SAMPLE_BYTES))
+        )
     return found
 
 
@@ -60,12 +62,12 @@ def _sample(shape: Shape, item_bytes: int, limit: int) -> str | None:
     size = shape[0]
     entry_bytes = math.prod(shape[1:]) * item_bytes
     if size and entry_bytes > limit:
-        raise TooLarge("one entry of the first axis", entry_bytes, limit)
+        raise SliceTooLarge("one entry of the first axis", entry_bytes, limit)
     num = min(size, limit // entry_bytes) if entry_bytes else size
     return f"0:{size}:{math.ceil(size / num) if num else 1}"
 
 
-def num_bytes(part: Part, shape: Shape, item_bytes: int) -> int:
+def num_bytes(part: TensorPart, shape: Shape, item_bytes: int) -> int:
     """How large a part is."""
     kept = list(shape)
     if part.slice is not None:
@@ -74,7 +76,7 @@ def num_bytes(part: Part, shape: Shape, item_bytes: int) -> int:
     return math.prod(kept) * item_bytes
 
 
-def take(tensor: Tensor, part: Part) -> Tensor:
+def take(tensor: Tensor, part: TensorPart) -> Tensor:
     """A view of a part, or a copy where it runs backwards."""
     if part.slice is None:
         return tensor
@@ -103,10 +105,10 @@ def _indices(text: str, shape: Shape) -> list[int | slice]:
     ]
 
 
-def kept(probes: Iterable[Probe], tensor: Tensor) -> Iterator[tuple[Part, Tensor, bool]]:
+def kept(probes: Iterable[Probe], tensor: Tensor) -> Iterator[tuple[TensorPart, Tensor, bool]]:
     """Each part of a tensor that some probe keeps, once, and whether it must not be dropped."""
     shape, item_bytes = tuple(tensor.shape), tensor.element_size()
-    wanted: dict[Part, bool] = {}
+    wanted: dict[TensorPart, bool] = {}
     for probe in probes:
         for part in parts(probe, shape, item_bytes):
             wanted[part] = wanted.get(part, False) or probe.lossless
@@ -121,7 +123,7 @@ def planned(
     pointer = f"/probes/{number}"
     total = 0
     wrong: tuple[str, BadSlice] | None = None
-    largest: tuple[str, TooLarge] | None = None
+    largest: tuple[str, SliceTooLarge] | None = None
     for name in seen:
         thing = watchable.thing(name)
         shape, item_bytes = thing.layout or ((thing.size,), 1)
@@ -136,7 +138,7 @@ def planned(
         except BadSlice as error:
             shown = f", of shape {list(shape)}" if thing.layout else ""
             wrong = wrong or (f"{name}{shown}", error)
-        except TooLarge as error:
+        except SliceTooLarge as error:
             if largest is None or error.size > largest[1].size:
                 largest = (name, error)
     if wrong is not None:

@@ -8,31 +8,31 @@ from torch import Tensor, nn
 
 from engine.core.tensor_names import root
 from engine.network.network import Network
-from engine.probes.watched.probe import Watch, Watches
+from engine.probes.watched.probe import ActiveProbe, ActiveProbes
 from engine.probes.watched.sample_losses import LOSS_NAMES
 from engine.probes.watched.select import Scope, may_match
 
-Seen = tuple[str, Tensor, Watches]
+Seen = tuple[str, Tensor, ActiveProbes]
 """A tensor by its name, and who wants it."""
 
 
 @dataclass(frozen=True)
-class Point:
+class HookPoint:
     """A module that is looked at, and by which probes."""
 
     module: nn.Module
     path: str
     """Its place inside the layer; empty: the layer itself."""
-    inputs: list[Watch]
-    outputs: list[Watch]
-    _known: dict[tuple[str, str], Watches] = field(default_factory=dict, repr=False)
+    inputs: list[ActiveProbe]
+    outputs: list[ActiveProbe]
+    _known: dict[tuple[str, str], ActiveProbes] = field(default_factory=dict, repr=False)
 
-    def wanting(self, kind: str, leaf: str, owner: str, number: int) -> Watches:
+    def wanting(self, kind: str, leaf: str, owner: str, number: int) -> ActiveProbes:
         """Who looks at a leaf of a call; the same at each step, and so found once."""
         known = self._known.get((kind, leaf))
         if known is None:
             scope: Scope = "inner" if self.path else "layer"
-            known = Watches(
+            known = ActiveProbes(
                 watch
                 for watch in (self.inputs if kind == "input" else self.outputs)
                 if watch.wants(kind, leaf, owner=owner, is_first=number == 0, scope=scope)
@@ -42,13 +42,13 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Spot:
+class HookedModule:
     """A layer's module with the points in it."""
 
     module: nn.Module
     layers: list[str]
     """The layers that it is, in the order of the calls: several where it is shared."""
-    points: list[Point] = field(default_factory=list[Point])
+    points: list[HookPoint] = field(default_factory=list[HookPoint])
 
     @cached_property
     def is_counted(self) -> bool:
@@ -56,10 +56,10 @@ class Spot:
         return len(self.layers) > 1 or any(point.path for point in self.points)
 
 
-class Sight:
+class HookSites:
     """What some probes look at in a network, as long as they are the ones that are due."""
 
-    def __init__(self, network: Network, due: Sequence[Watch]) -> None:
+    def __init__(self, network: Network, due: Sequence[ActiveProbe]) -> None:
         self._network = network
         self._due = due
         self.spots = _find_spots(network, due)
@@ -75,7 +75,7 @@ class Sight:
         )
         """Whether somebody looks at gradients after they were clipped, if they are."""
         self._parameters: dict[str, list[Seen]] = {}
-        self._alike: dict[tuple[Watch, ...], Watches] = {}
+        self._alike: dict[tuple[ActiveProbe, ...], ActiveProbes] = {}
 
     def place(self, name: str) -> int:
         """The place of a tensor's layer in the network; what is of no layer comes last."""
@@ -94,16 +94,18 @@ class Sight:
         return self._parameters[kind]
 
 
-def wanting(due: Sequence[Watch], kind: str, name: str, scope: Scope = "parameter") -> Watches:
+def wanting(
+    due: Sequence[ActiveProbe], kind: str, name: str, scope: Scope = "parameter"
+) -> ActiveProbes:
     """The probes that look at what is no leaf of a layer."""
-    return Watches(watch for watch in due if watch.wants(kind, name, scope=scope))
+    return ActiveProbes(watch for watch in due if watch.wants(kind, name, scope=scope))
 
 
-def _find_spots(network: Network, due: Sequence[Watch]) -> list[Spot]:
+def _find_spots(network: Network, due: Sequence[ActiveProbe]) -> list[HookedModule]:
     """The modules to hook for some probes; each module once."""
-    spots: dict[int, Spot] = {}
+    spots: dict[int, HookedModule] = {}
     for name, module in network.layers.items():
-        spots.setdefault(id(module), Spot(module, [])).layers.append(name)
+        spots.setdefault(id(module), HookedModule(module, [])).layers.append(name)
     for spot in spots.values():
         for path, module in spot.module.named_modules():
             names = [f"{name}.{path}" if path else name for name in spot.layers]
@@ -112,5 +114,5 @@ def _find_spots(network: Network, due: Sequence[Watch]) -> list[Spot]:
             inputs = [watch for watch in may if "input" in watch.probe.kinds]
             outputs = [watch for watch in may if {"output", "output_grad"} & {*watch.probe.kinds}]
             if inputs or outputs:
-                spot.points.append(Point(module, path, inputs, outputs))
+                spot.points.append(HookPoint(module, path, inputs, outputs))
     return [spot for spot in spots.values() if spot.points]

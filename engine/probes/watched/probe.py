@@ -8,7 +8,7 @@ from glasshouse.spec import Probe
 NEVER = 2**62
 
 
-class Watch:
+class ActiveProbe:
     """One probe at work, and how often it has failed."""
 
     def __init__(self, number: int | str, probe: Probe) -> None:
@@ -87,10 +87,10 @@ class Watch:
         return max((step // every + 1) * every, probe.start)
 
 
-class Watches(list[Watch]):
+class ActiveProbes(list[ActiveProbe]):
     """Probes that look at the same tensor, and what they want of it together; never changed."""
 
-    def __init__(self, watches: Iterable[Watch] = ()) -> None:
+    def __init__(self, watches: Iterable[ActiveProbe] = ()) -> None:
         super().__init__(watches)
         self.takes_stats = any(watch.takes_stats for watch in self)
         self.takes_full = any(watch.takes_full for watch in self)
@@ -98,6 +98,6 @@ class Watches(list[Watch]):
         """``histogram``, ``quantiles``, both or none."""
 
 
-def first_due_after(watches: Sequence[Watch], step: int) -> int:
+def first_due_after(watches: Sequence[ActiveProbe], step: int) -> int:
     """The next step at which some probe may be due."""
     return min((watch.next_due(step) for watch in watches), default=NEVER)

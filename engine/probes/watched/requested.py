@@ -9,7 +9,7 @@ from glasshouse.spec import Probe
 
 
 @dataclass(frozen=True, eq=False)
-class Wanted:
+class RequestedProbes:
     """All probes of a job at one revision, by their ids."""
 
     revision: int
@@ -23,7 +23,7 @@ class Wanted:
     """The revision of each one's last change."""
 
     @staticmethod
-    def read(document: Mapping[str, Any]) -> "Wanted":
+    def read(document: Mapping[str, Any]) -> "RequestedProbes":
         """Read ``{"revision": 3, "probes": [{"id": …, "probe": {…}, "new": false}]}``.
 
         An entry may also say ``failed`` and the ``revision`` of its last change.
@@ -36,20 +36,20 @@ class Wanted:
             new = frozenset(entry["id"] for entry in document["probes"] if entry.get("new"))
             off = frozenset(entry["id"] for entry in document["probes"] if entry.get("failed"))
             since = {entry["id"]: int(entry.get("revision", 0)) for entry in document["probes"]}
-            return Wanted(int(document["revision"]), found, new, off, since)
+            return RequestedProbes(int(document["revision"]), found, new, off, since)
         except (KeyError, TypeError) as cause:
             raise ValueError(f"not a list of probes: {cause}") from cause
 
-    def same_as(self, before: "Wanted") -> frozenset[str]:
+    def same_as(self, before: "RequestedProbes") -> frozenset[str]:
         """Those that an earlier list has just so."""
         return frozenset(name for name in self.probes if self._is_same(name, before))
 
-    def _is_same(self, name: str, before: "Wanted") -> bool:
+    def _is_same(self, name: str, before: "RequestedProbes") -> bool:
         return before.probes.get(name) == self.probes[name] and before.since.get(
             name, 0
         ) == self.since.get(name, 0)
 
-    def changes_since(self, before: "Wanted | None") -> list[dict[str, str]]:
+    def changes_since(self, before: "RequestedProbes | None") -> list[dict[str, str]]:
         """What this list attaches, changes and removes."""
         if before is None:
             return [_change(name, "attached") for name in self.probes if name in self.new]

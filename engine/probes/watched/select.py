@@ -24,7 +24,7 @@ Layout = tuple[tuple[int, ...], int]
 
 
 @dataclass(frozen=True)
-class Thing:
+class NamedTensor:
     """A tensor that has a name and a kind."""
 
     size: int
@@ -111,7 +111,7 @@ def _steps(probe: Probe) -> frozenset[int]:
 class Watchable:
     """Everything of one network that can be watched."""
 
-    things: Mapping[str, Mapping[str, Thing]]
+    things: Mapping[str, Mapping[str, NamedTensor]]
     """By kind and name."""
     silent: Mapping[str, str] = field(default_factory=dict[str, str])
     """Inner modules that no step calls, and why there is nothing to see."""
@@ -126,7 +126,7 @@ class Watchable:
         graded = [self.things[kind] for kind in ("output_grad", "param_grad")]
         return {name for things in graded for name, thing in things.items() if not thing.lacks}
 
-    def matched(self, globs: Sequence[str], kind: str) -> dict[str, Thing]:
+    def matched(self, globs: Sequence[str], kind: str) -> dict[str, NamedTensor]:
         """What some globs name of a kind, whether it can be seen or not."""
         named = [self._named(glob, kind) for glob in globs]
         things = self.things.get(kind, {})
@@ -146,7 +146,7 @@ class Watchable:
             self._known[glob, kind] = known
         return known
 
-    def thing(self, seen: str) -> Thing:
+    def thing(self, seen: str) -> NamedTensor:
         """What ``select`` gives as ``name/kind``."""
         name, _, kind = seen.rpartition("/")
         return self.things[kind][name]
@@ -213,7 +213,11 @@ def check_loss_name(spec: TrainJob, findings: Findings) -> None:
 
 
 def _check_kind(
-    pointer: str, kind: str, wanted: Mapping[str, Thing], watchable: Watchable, findings: Findings
+    pointer: str,
+    kind: str,
+    wanted: Mapping[str, NamedTensor],
+    watchable: Watchable,
+    findings: Findings,
 ) -> None:
     if not wanted:
         reason = watchable.without.get(kind)

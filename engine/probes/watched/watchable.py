@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from engine.core.problems import Findings
 from engine.losses.losses import Losses, without_lengths
-from engine.network.call_traces import Reach, Seen
-from engine.network.shapes import Trace, Traced, tiny
+from engine.network.call_traces import GradientReach, SeenTensor
+from engine.network.shapes import Trace, TracedLayer, tiny
 from engine.optim.optimizers import States
 from engine.probes.watched.sample_losses import sample_losses
 from engine.probes.watched.select import (
@@ -17,8 +17,8 @@ from engine.probes.watched.select import (
     LOSS_ROWS,
     LOSS_SAMPLES,
     Layout,
+    NamedTensor,
     Scope,
-    Thing,
     Watchable,
 )
 from glasshouse.spec import TrainJob
@@ -36,7 +36,7 @@ def everything(
     spec: TrainJob, traced: Trace, network: nn.Module, loss: Tensor, states: States
 ) -> Watchable:
     """What the probes of a job can look at."""
-    reach = Reach(loss)
+    reach = GradientReach(loss)
     layers, inner = _by_scope(traced, "outputs")
     outputs = {**layers, **inner}
     graded = {name: _thing(seen, lacks=reach.lacks(seen)) for name, seen in outputs.items()}
@@ -55,7 +55,7 @@ def everything(
 
 def check_cuts(traced: Trace, loss: Tensor, findings: Findings) -> None:
     """Note what layers are asked of gradients that never come."""
-    reach = Reach(loss)
+    reach = GradientReach(loss)
     for position, item in enumerate(traced.layers):
         layer, pointer = item.layer, f"/network/layers/{position}"
         seen = [found for found in item.record.outputs.values() if not found.path]
@@ -73,43 +73,47 @@ def layout_of(item: Tensor) -> Layout:
     return tuple(item.shape), item.element_size()
 
 
-def _by_scope(traced: Trace, side: str) -> tuple[dict[str, Seen], dict[str, Seen]]:
+def _by_scope(traced: Trace, side: str) -> tuple[dict[str, SeenTensor], dict[str, SeenTensor]]:
     """What layers take or give, and what the modules inside them do."""
-    layers: dict[str, Seen] = {}
-    inner: dict[str, Seen] = {}
+    layers: dict[str, SeenTensor] = {}
+    inner: dict[str, SeenTensor] = {}
     for layer in traced.layers:
-        found: dict[str, Seen] = getattr(layer.record, side)
+        found: dict[str, SeenTensor] = getattr(layer.record, side)
         for name, seen in found.items():
             (inner if seen.path else layers)[name] = seen
     return layers, inner
 
 
-def _thing(seen: Seen, *, lacks: str = "") -> Thing:
+def _thing(seen: SeenTensor, *, lacks: str = "") -> NamedTensor:
     scope: Scope = "inner" if seen.path else "layer"
-    return Thing(
+    return NamedTensor(
         seen.size_bytes, seen.owner, seen.is_first, scope, lacks, layout=layout_of(seen.tensor)
     )
 
 
-def _of_parameters(network: nn.Module, reach: Reach, states: States) -> dict[str, dict[str, Thing]]:
-    found: dict[str, dict[str, Thing]] = {
+def _of_parameters(
+    network: nn.Module, reach: GradientReach, states: States
+) -> dict[str, dict[str, NamedTensor]]:
+    found: dict[str, dict[str, NamedTensor]] = {
         kind: {} for kind in ("param", "param_grad", "update", "optim_state")
     }
     for name, item in network.named_parameters():
         size = item.numel() * item.element_size()
         lacks = "" if reach.reaches(item) else "no gradient reaches {}"
         layout = layout_of(item)
-        thing = Thing(size, name, scope="parameter", layout=layout)
+        thing = NamedTensor(size, name, scope="parameter", layout=layout)
         found["param"][name] = found["update"][name] = thing
         found["param_grad"][name] = replace(thing, lacks=lacks)
         for key, kept in states.get(name, {}).items():
             full = f"{name}.{key}"
-            thing = Thing(kept.num_bytes, full, scope="parameter", lacks=lacks, layout=kept.layout)
+            thing = NamedTensor(
+                kept.num_bytes, full, scope="parameter", lacks=lacks, layout=kept.layout
+            )
             found["optim_state"][full] = thing
     return found
 
 
-def _of_loss(spec: TrainJob, traced: Trace) -> dict[str, Thing]:
+def _of_loss(spec: TrainJob, traced: Trace) -> dict[str, NamedTensor]:
     """The loss under its own names, where no layer and no field has taken them."""
     layers = {layer.name for layer in spec.network.layers}
     asked = any(glob.startswith(LOSS) for probe in spec.probes for glob in probe.layers)
@@ -121,10 +125,10 @@ def _of_loss(spec: TrainJob, traced: Trace) -> dict[str, Thing]:
     inputs = [traced.values[name] for name in spec.loss_inputs]
     num_rows = next((item.shape[0] for item in inputs if item.dim()), 0)
 
-    def thing(layout: Layout, lacks: str = "") -> Thing:
+    def thing(layout: Layout, lacks: str = "") -> NamedTensor:
         shape, item_bytes = layout
         size = item_bytes * math.prod(shape)
-        return Thing(size, LOSS, scope="loss", lacks=taken or lacks, layout=layout)
+        return NamedTensor(size, LOSS, scope="loss", lacks=taken or lacks, layout=layout)
 
     return {
         LOSS: thing(((), 4)),
@@ -163,11 +167,11 @@ def _closed(traced: Trace) -> dict[str, str]:
     return {layer.layer.name: _how_to_open(layer) for layer in traced.layers if _is_fused(layer)}
 
 
-def _is_fused(layer: Traced) -> bool:
+def _is_fused(layer: TracedLayer) -> bool:
     return isinstance(layer.module, torch.nn.RNNBase)
 
 
-def _how_to_open(layer: Traced) -> str:
+def _how_to_open(layer: TracedLayer) -> str:
     name, cell = layer.layer.name, f"{layer.layer.type}Cell"
     leaves = ", ".join(layer.outputs)
     return (

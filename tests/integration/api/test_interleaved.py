@@ -27,7 +27,7 @@ def request(**headers: str) -> Request:
     return Request({"type": "http", "method": "PATCH", "path": "/", "headers": given})
 
 
-def house(database: Database) -> Any:
+def app_state(database: Database) -> Any:
     """What the routes need of the process around them; the database is real."""
     artifacts = SimpleNamespace(delete=_nothing)
     return SimpleNamespace(database=database, wake=_nothing, artifacts=artifacts)
@@ -49,7 +49,7 @@ def patching(caller: Caller, body: dict[str, Any], **headers: str) -> Callable[.
     def act(database: Database, job: Job) -> Any:
         parsed = Parsed(b"", JobPatch(**body))
         named = {name: value.format(tag=job_tag(job)) for name, value in headers.items()}
-        answer = routes.update_job(request(**named), house(database), caller, job.id, parsed)
+        answer = routes.update_job(request(**named), app_state(database), caller, job.id, parsed)
         return jsonio.loads(bytes(answer.body)) | {"etag": answer.headers["etag"]}
 
     return act
@@ -135,7 +135,7 @@ def test_a_patch_beside_a_deletion(database: Database, caller: Caller):
         return stored(database, job)
 
     def delete(database: Database, job: Job) -> int:
-        answer = routes.delete_job(request(), house(database), caller, job.id)
+        answer = routes.delete_job(request(), app_state(database), caller, job.id)
         return answer.status_code
 
     for meeting in meetings(database.url, prepare, patching(caller, {"name": "one"}), delete):

@@ -30,8 +30,8 @@ def test_its_job_is_taken_soon_though_it_holds_the_rows_and_the_dispatchers_lock
     running(postgresql, job, "cut", lease_ms=round(LEASE_S * 1000))
     make_job(postgresql)
     cut = Database(postgres_url, pool_size=1, idle_s=idle_s(LEASE_S))
-    station = station_of(postgresql, tmp_path, "w2", lease_s=LEASE_S, sweep_s=0.5)
-    sweep = Sweep(station)
+    context = station_of(postgresql, tmp_path, "w2", lease_s=LEASE_S, sweep_s=0.5)
+    sweep = Sweep(context)
     connection = cut.engine.connect()  # nothing is said on it any more after this
     connection.execute(text("SELECT pg_advisory_xact_lock(7241309)"))
     connection.execute(text("UPDATE jobs SET version = version WHERE id = :id"), {"id": job.id})
@@ -59,11 +59,11 @@ def test_who_dispatches_waits_for_no_lock_for_long(
 ):
     """One that is cut off while it dispatches holds the lock of all dispatchers."""
     make_worker(postgresql, "w1")
-    station = station_of(postgresql, tmp_path, "w1")
+    context = station_of(postgresql, tmp_path, "w1")
     other = Database(postgres_url, pool_size=1)
     make_job(postgresql)
     with other.write() as tx:
         workers.lock_queue(tx)
         with pytest.raises(TransactionConflict):
-            station.dispatch()
+            context.dispatch()
     other.close()

@@ -19,7 +19,7 @@ from models.storage.artifacts import LocalArtifacts
 from models.tables import Device
 from tests.integration.store.making import make_worker
 from tests.interleaving import meeting, meetings
-from worker.context import Station
+from worker.context import WorkerContext
 from worker.dispatch import dispatch
 from worker.wakeups.sweep import Sweep
 
@@ -29,13 +29,15 @@ MOST = 60
 Act = Callable[[Database, None], Any]
 
 
-def station_of(database: Database, home: Path, name: str, **more: Any) -> Station:
+def station_of(database: Database, home: Path, name: str, **more: Any) -> WorkerContext:
     """A worker without a process or a broker."""
     wanted = {"home": home, "redis_url": "unix:///nowhere/v.sock", "worker_name": name}
     settings = Settings(**(wanted | {"lease_s": LEASE_S} | more))
-    nursery: Any = None
+    fork_server: Any = None
     notifier = Notifier(settings, enabled=False)
-    return Station(settings, database, LocalArtifacts(settings.artifacts), notifier, nursery)
+    return WorkerContext(
+        settings, database, LocalArtifacts(settings.artifacts), notifier, fork_server
+    )
 
 
 def test_quotas_of_one_owner_are_set_twice_at_once(postgres_url: str):

@@ -19,10 +19,10 @@ def test_a_job_of_which_no_worker_was_told_is_begun_by_the_first_sweep(
 ):
     make_worker(database)
     job = make_job(database)
-    station = station_of(database, tmp_path, "w1")
+    context = station_of(database, tmp_path, "w1")
     begun: list[str] = []
-    monkeypatch.setattr(station, "supervise", lambda job, _: begun.append(job))
-    Sweep(station)()
+    monkeypatch.setattr(context, "supervise", lambda job, _: begun.append(job))
+    Sweep(context)()
     until(lambda: begun, 10)
     assert begun == [job.id]
 

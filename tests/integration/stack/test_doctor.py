@@ -115,10 +115,10 @@ def test_every_check_of_readiness_can_be_mended():
     from api.app_state import make_resources
     from api.routes.readiness import Readiness
 
-    house = make_resources(Settings(home=Path("/nonexistent"), artifacts_dir=Path("/tmp")))  # noqa: S108
-    assert set(Readiness(house)._checks) <= set(MEND_READY)
-    house.notifier.close()
-    house.database.close()
+    app_state = make_resources(Settings(home=Path("/nonexistent"), artifacts_dir=Path("/tmp")))  # noqa: S108
+    assert set(Readiness(app_state)._checks) <= set(MEND_READY)
+    app_state.notifier.close()
+    app_state.database.close()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from models.database import Database
 from models.fleet import workers
 from models.fleet.workers import FoundDevice
 from models.jobs import attempts, jobs, shipments
-from models.jobs.checkpoints import SCRATCH, Start
+from models.jobs.checkpoints import SCRATCH, StartPoint
 from models.jobs.leases import Claim
 from models.jobs.shipments import Batch
 from models.observations.events import NewEvent
@@ -37,7 +37,7 @@ def start(
     worker: str = "w1",
     cores: int = 1,
     lease_ms: int = LEASE_MS,
-    origin: Start = SCRATCH,
+    origin: StartPoint = SCRATCH,
 ) -> Claim:
     with database.write() as tx:
         free = [
@@ -57,7 +57,7 @@ def running(
     job: Job,
     worker: str = "w1",
     lease_ms: int = LEASE_MS,
-    origin: Start = SCRATCH,
+    origin: StartPoint = SCRATCH,
 ) -> Claim:
     claim = start(database, job, worker, lease_ms=lease_ms, origin=origin)
     with database.write() as tx:
@@ -91,7 +91,7 @@ def saved(step: int, **values: Any) -> dict[str, Any]:
     return made | values
 
 
-def next_attempt(database: Database, job: Job, claim: Claim, origin: Start = SCRATCH) -> Claim:
+def next_attempt(database: Database, job: Job, claim: Claim, origin: StartPoint = SCRATCH) -> Claim:
     """Lose an attempt, and claim the next one where it starts."""
     with database.write() as tx:
         assert attempts.give_up(tx, claim, exit_kind="lease_lost", reason="lease", counted=False)

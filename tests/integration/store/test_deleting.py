@@ -19,7 +19,7 @@ from models.jobs import attempts, checkpoints, jobs
 from models.jobs.commands import add as ask
 from models.jobs.jobs import Filter
 from models.observations import events, probes
-from models.observations.probes import Checked
+from models.observations.probes import CheckedProbe
 from models.purge import Purge
 from models.settings import Settings
 from models.storage import pending_deletions
@@ -62,7 +62,7 @@ def make_full(database: Database, num_steps: int = 30) -> Job:
     batch.artifacts = [{"name": "a", "media_type": "x/y", "size_bytes": 7, "key": f"jobs/{job.id}"}]
     assert ship(database, claim, batch, (0, 1))
     with database.write() as tx:
-        probes.add(tx, job, Checked(BODY, ["fc"], 8), by="ada")
+        probes.add(tx, job, CheckedProbe(BODY, ["fc"], 8), by="ada")
         ask(tx, job, {"do": "checkpoint"}, by="ada")
         assert attempts.finish(tx, claim, "succeeded", exit_kind="succeeded")
     return job
@@ -198,11 +198,11 @@ def test_a_worker_deletes_what_deleted_jobs_have_left_and_asks_for_no_turn_witho
     make_worker(database, cores=8)
     settings = Settings(home=tmp_path)
     store = LocalArtifacts(settings.artifacts)
-    station: Any = SimpleNamespace(
+    context: Any = SimpleNamespace(
         database=database, artifacts=store, settings=settings, name="w1", stopping=Event_()
     )
     kept = make_full(database)
-    look = Purging(station).deleted
+    look = Purging(context).deleted
     look()
     with database.read() as tx:
         assert marks.read(tx, "purge.deleted") is None

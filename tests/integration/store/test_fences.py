@@ -17,9 +17,9 @@ from models.jobs.leases import Claim
 from models.jobs.shipments import Batch
 from models.observations import stats_folding
 from models.observations.probes import ProbeChange
-from models.observations.stats_bytes import Series
-from models.observations.stats_folding import Piece
-from models.observations.unfolded_stats import Owner
+from models.observations.stats_bytes import StoredSeries
+from models.observations.stats_folding import FoldedChunk
+from models.observations.unfolded_stats import StatsOwner
 from models.tables import Table
 
 from .making import LEASE_MS, losses, make_job, make_worker, running, saved, ship
@@ -43,7 +43,7 @@ def whole_batch() -> Batch:
     return batch
 
 
-PIECE = Piece(1, "stats", Series("fc", "output", "train"), (1, 1), (1, b""), b"")
+PIECE = FoldedChunk(1, "stats", StoredSeries("fc", "output", "train"), (1, 1), (1, b""), b"")
 Write = Callable[[Transaction, Claim], Any]
 WRITERS: dict[str, Write] = {
     "shipments.ship": lambda tx, claim: shipments.ship(
@@ -65,8 +65,8 @@ WRITERS: dict[str, Write] = {
 }
 
 
-def _owner(claim: Claim) -> Owner:
-    return Owner(claim.job, claim.fence)
+def _owner(claim: Claim) -> StatsOwner:
+    return StatsOwner(claim.job, claim.fence)
 
 
 def test_every_function_that_takes_a_claim_is_in_the_register():
@@ -76,7 +76,7 @@ def test_every_function_that_takes_a_claim_is_in_the_register():
         for name, function in inspect.getmembers(there, inspect.isfunction):
             mine = function.__module__ == there.__name__ and not name.startswith("_")
             kinds = [parameter.annotation for parameter in _parameters(function)]
-            if mine and name not in READERS and (Claim in kinds or Owner in kinds):
+            if mine and name not in READERS and (Claim in kinds or StatsOwner in kinds):
                 found.add(f"{module.name}.{name}")
     assert found == set(WRITERS)
 

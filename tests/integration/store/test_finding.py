@@ -13,7 +13,7 @@ from api.rendering import drawing
 from api.routes import plots
 from glasshouse.errors import IdempotencyKeyReused
 from models.access import idempotency, quotas
-from models.access.idempotency import KEPT, Answer, Token
+from models.access.idempotency import KEPT, Answer, IdempotencyUse
 from models.database import Database
 from models.jobs import jobs
 from models.jobs.jobs import Filter
@@ -69,8 +69,8 @@ def test_labels_are_found_as_they_are_after_each_change(database: Database):
 def test_using_an_idempotency_key_leaves_the_old_ones_to_the_purge(
     database: Database, tmp_path: Any
 ):
-    def token(number: int, body: str = "aa") -> Token:
-        return Token("ada", "POST /jobs", f"k{number}", body)
+    def token(number: int, body: str = "aa") -> IdempotencyUse:
+        return IdempotencyUse("ada", "POST /jobs", f"k{number}", body)
 
     for number in range(3):
         with database.write() as tx:
@@ -192,10 +192,10 @@ def test_plots_are_drawn_when_the_transaction_is_over(
         tx.execute(core(MetricSpan).insert(), [span | total])
     limits = quotas.defaults(Settings(home=tmp_path))
     caller = Caller("key_1", "test", "ada", frozenset({"read"}), "", limits)
-    house: Any = SimpleNamespace(database=database)
+    app_state: Any = SimpleNamespace(database=database)
     request = Request({"type": "http", "method": "GET", "path": "/", "headers": []})
     answer = plots.get_plot(
-        request, house=house, caller=caller, job=job.id, plot="loss", format="svg"
+        request, app_state=app_state, caller=caller, job=job.id, plot="loss", format="svg"
     )
     assert b"<svg" in bytes(answer.body)
     assert open_ == [0]

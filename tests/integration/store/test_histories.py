@@ -29,7 +29,7 @@ from glasshouse import jsonio
 from glasshouse.errors import CannotPause, JobEnded, JobNotEnded, JobNotFound, JobNotPaused
 from models.database import Database
 from models.jobs import attempts, jobs, leases, pausing, shipments
-from models.jobs.checkpoints import Start
+from models.jobs.checkpoints import StartPoint
 from models.jobs.endings import Backoff, ExitKind
 from models.jobs.leases import Claim
 from models.observations import events, metrics
@@ -239,7 +239,7 @@ class Histories(RuleBasedStateMachine):
         first = min(back_to, told.next_step) if told.num_attempts > 1 else 0
         for _ in range(times):
             with self.database.write() as tx:
-                taken = attempts.claim(tx, job_id, "w1", Start(step=first))
+                taken = attempts.claim(tx, job_id, "w1", StartPoint(step=first))
             assert (taken is not None) == told.waits_for_claim
             if taken is not None:
                 told.waits_for_claim = False

@@ -13,12 +13,12 @@ from api.submission.idempotent import once
 from glasshouse.errors import Conflict, KeyInvalid
 from models import keys, marks
 from models.access import quotas, webhooks
-from models.access.idempotency import Answer, Token
+from models.access.idempotency import Answer, IdempotencyUse
 from models.database import Database
 from models.jobs import attempts, checkpoint_retention, checkpoints
-from models.jobs.checkpoint_retention import Keeping
+from models.jobs.checkpoint_retention import RetentionRule
 from models.observations import events, metrics, probes
-from models.observations.probes import Checked
+from models.observations.probes import CheckedProbe
 from models.settings import Settings
 from models.storage import pending_deletions, retention
 from models.tables import Checkpoint, Event, Job, Key, Probe, Webhook, now
@@ -120,7 +120,7 @@ def test_a_fork_of_the_newest_checkpoint_while_a_newer_one_supersedes_it(databas
     def save(database: Database, job: Job) -> None:
         with database.write() as tx:
             checkpoints.add(tx, job.id, 1, [saved(2)])
-            checkpoint_retention.supersede(tx, job.id, Keeping(last=1))
+            checkpoint_retention.supersede(tx, job.id, RetentionRule(last=1))
 
     for meeting in meetings(database.url, prepare, choose, save):
         chosen, _ = meeting.values
@@ -150,7 +150,7 @@ def test_two_who_remove_one_probe(database: Database):
         job = make_job(database)
         running(database, job)
         with database.write() as tx:
-            return job, probes.add(tx, job, Checked(BODY, ["fc"], 8), by="ada").id
+            return job, probes.add(tx, job, CheckedProbe(BODY, ["fc"], 8), by="ada").id
 
     def remove(database: Database, state: tuple[Job, str]) -> int:
         with database.write() as tx:
@@ -269,12 +269,12 @@ def test_metrics_that_are_listed_while_they_are_purged(database: Database):
 
 def test_one_request_that_is_sent_twice_is_carried_out_once(database: Database):
     keys_used = (f"key{n}" for n in range(1000))
-    token = Token("ada", "POST /jobs", "", "aa")
+    token = IdempotencyUse("ada", "POST /jobs", "", "aa")
 
-    def prepare() -> Token:
+    def prepare() -> IdempotencyUse:
         return replace(token, key=next(keys_used))
 
-    def post(database: Database, token: Token) -> tuple[str, bool]:
+    def post(database: Database, token: IdempotencyUse) -> tuple[str, bool]:
         def make(tx: Session) -> Answer:
             return Answer(201, {}, keys.create(tx, name=token.key, owner="ada", scopes=[])[0].id)
 

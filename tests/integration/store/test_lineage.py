@@ -9,11 +9,11 @@ import pytest
 from glasshouse import jsonio
 from models.database import Database
 from models.jobs import attempts, checkpoints, jobs, shipments
-from models.jobs.checkpoints import SCRATCH, Refused, Start
+from models.jobs.checkpoints import SCRATCH, RefusedCheckpoint, StartPoint
 from models.jobs.shipments import Batch
 from models.observations import captures, events, lineage, metrics, outputs
 from models.observations.events import NewEvent
-from models.observations.lineage import Cut
+from models.observations.lineage import Superseded
 from models.tables import Event, Job, now
 from worker.attempt.records import summarize
 
@@ -88,7 +88,7 @@ def live_through(database: Database, job: Job, back_to: tuple[int, ...]) -> list
             break
         with database.read() as tx:
             rows = [row for row in checkpoints.resumable(tx, job.id) if row.step <= crash]
-        origin = Start(rows[0].id, rows[0].step) if rows else SCRATCH
+        origin = StartPoint(rows[0].id, rows[0].step) if rows else SCRATCH
         claim = next_attempt(database, job, claim, origin)
         step = origin.step
         model.rewind(step)
@@ -135,10 +135,12 @@ def test_three_crashes_in_a_row_leave_the_record_of_one_run(
 
 def test_a_job_of_one_attempt_pays_nothing():
     assert lineage.condition([], Event.attempt, Event.step) == []
-    assert lineage.steps_of([Cut(2, 5), Cut(3, 9), Cut(4, 7), Cut(5, 7), Cut(6, 8)]) == [
-        Cut(2, 5),
-        Cut(5, 7),
-        Cut(6, 8),
+    assert lineage.steps_of(
+        [Superseded(2, 5), Superseded(3, 9), Superseded(4, 7), Superseded(5, 7), Superseded(6, 8)]
+    ) == [
+        Superseded(2, 5),
+        Superseded(5, 7),
+        Superseded(6, 8),
     ]
 
 
@@ -187,8 +189,8 @@ def test_a_claim_says_of_the_job_what_it_was_at_the_checkpoint(database: Databas
         waiting = jobs.get(tx, job.id, None)
         assert (waiting.progress, waiting.summary) == ({"step": 2}, {"loss": {"last": 2.0}})
         assert len(metrics.query(tx, job.id, "loss")) == 2
-    refused = Refused(newer.id, "it has 3 bytes and not 4")
-    origin = Start(older.id, 1, {"step": 1}, {"loss": {"last": 1.0}}, (refused,))
+    refused = RefusedCheckpoint(newer.id, "it has 3 bytes and not 4")
+    origin = StartPoint(older.id, 1, {"step": 1}, {"loss": {"last": 1.0}}, (refused,))
     running(database, job, origin=origin)
     with database.read() as tx:
         found = jobs.get(tx, job.id, None)
@@ -212,7 +214,7 @@ def test_a_start_that_was_deleted_meanwhile_is_not_taken(database: Database):
     with database.write() as tx, pytest.raises(checkpoints.CheckpointInUse):
         checkpoints.delete(tx, row)
     with pytest.raises(checkpoints.CheckpointNotFound):
-        next_attempt(database, job, claim, Start(row.id, 4))
+        next_attempt(database, job, claim, StartPoint(row.id, 4))
     with database.read() as tx:
         assert attempts.waiting(tx, "w1") == [job.id]  # not claimed: another start may be
 

@@ -14,13 +14,13 @@ from models.jobs.shipments import Batch
 from models.migrate import config, migrate
 from models.observations import events, probes
 from models.observations.events import NewEvent
-from models.observations.probes import Checked, ProbeChange
+from models.observations.probes import CheckedProbe, ProbeChange
 from models.tables import Command, Job, JobSpec, Probe, core, now
 
 from .making import LEASE_MS, make_worker, purge_deleted, running, ship, start
 
 SPEC = {"layers": ["fc"], "kinds": ["output"], "every": 5, "at": None, "want": ["stats"]}
-CONV = Checked({**SPEC, "layers": ["conv*"], "every": 1}, ["conv1"], 400)
+CONV = CheckedProbe({**SPEC, "layers": ["conv*"], "every": 1}, ["conv1"], 400)
 
 
 def watched_job(database: Database, **changes: Any) -> Job:
@@ -32,7 +32,7 @@ def watched_job(database: Database, **changes: Any) -> Job:
         )
 
 
-def attach(database: Database, job: Job, checked: Checked = CONV) -> Probe:
+def attach(database: Database, job: Job, checked: CheckedProbe = CONV) -> Probe:
     with database.write() as tx:
         return probes.add(tx, jobs.get(tx, job.id, None), checked, by="ada")
 
@@ -82,7 +82,7 @@ def test_a_change_is_pending_until_the_rank_has_taken_up_its_revision(database: 
     )
     with database.write() as tx:
         found = jobs.get(tx, job.id, None)
-        slower = Checked({**CONV.body, "every": 9}, ["conv1"], 400)
+        slower = CheckedProbe({**CONV.body, "every": 9}, ["conv1"], 400)
         probes.change(tx, found, first.id, slower, by="ada")
         probes.remove(tx, found, second.id, by="ada")
     assert ship(database, claim, taken_up(2, 8), (10, 20))  # knows nothing of what came after it
@@ -212,7 +212,7 @@ def test_what_a_job_measured_and_changed_is_kept_until_the_probe_is_another(data
     # another one of the same form is expected to take as long for each byte
     assert attach(database, job).estimated_cost_s == pytest.approx(0.5 * 400 / 40)
     with database.write() as tx:
-        body = Checked({**SPEC, "every": 7}, ["fc"], 40)
+        body = CheckedProbe({**SPEC, "every": 7}, ["fc"], 40)
         again = probes.change(tx, jobs.get(tx, job.id, None), row.id, body, by="ada")
         assert (again.cost_s, again.every_now) == (None, None)
     assert ship(database, claim, changed(cost, wider), (10, 20))  # of the probe as it was
@@ -237,7 +237,7 @@ def test_a_probe_that_was_switched_off_is_failed_until_it_is_changed(database: D
         (entry,) = probes.wanted(tx, job.id)["probes"]
     assert entry["failed"] is True
     with database.write() as tx:
-        same = Checked(SPEC, ["fc"], 40)
+        same = CheckedProbe(SPEC, ["fc"], 40)
         again = probes.change(tx, jobs.get(tx, job.id, None), row.id, same, by="ada")
         assert (again.state, again.problem) == ("pending", None)
         (entry,) = probes.wanted(tx, job.id)["probes"]
@@ -249,7 +249,7 @@ def test_a_probe_that_was_switched_off_is_failed_until_it_is_changed(database: D
 def test_two_that_each_fit_do_not_together_pass_the_limit_of_whole_tensors(database: Database):
     """Both were planned against the list of before; the second finds the first under the lock."""
     job = watched_job(database)
-    half = Checked({**CONV.body, "want": ["full"]}, ["conv1"], MAX_FULL_BYTES // 2 + 1)
+    half = CheckedProbe({**CONV.body, "want": ["full"]}, ["conv1"], MAX_FULL_BYTES // 2 + 1)
     first = attach(database, job, half)
     with pytest.raises(InvalidRequest) as refused:
         attach(database, job, half)

@@ -12,7 +12,7 @@ from glasshouse import jsonio
 from glasshouse.ids import new_id
 from models import keys, marks
 from models.access import idempotency
-from models.access.idempotency import Token
+from models.access.idempotency import IdempotencyUse
 from models.database import Database
 from models.jobs import attempts, checkpoints, jobs
 from models.observations import events
@@ -116,7 +116,7 @@ class Store:
         found = Settings(home=self.home, artifacts_dir=self.home / "artifacts", **settings)
         return Purge(found, self.database, self.artifacts)
 
-    def read(self, job: str, seq: int) -> events.Page:
+    def read(self, job: str, seq: int) -> events.EventPage:
         with self.database.read() as tx:
             return events.read(tx, job, seq)
 
@@ -472,7 +472,7 @@ def test_only_one_process_at_a_time_has_the_turn(database: Database):
 def test_answers_and_keys_that_are_of_no_use_go_and_the_others_stay(store: Store):
     with store.database.write() as tx:
         for name in ("old", "new"):
-            idempotency.begin(tx, Token("ada", "POST /jobs", name, "x"))
+            idempotency.begin(tx, IdempotencyUse("ada", "POST /jobs", name, "x"))
         past = now() - idempotency.KEPT - timedelta(minutes=1)
         tx.execute(update(Idempotency).where(Idempotency.key == "old").values(created_at=past))
         made = {

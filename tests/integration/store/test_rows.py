@@ -8,7 +8,7 @@ from sqlalchemy import text
 from glasshouse import errors
 from models import keys
 from models.access import idempotency
-from models.access.idempotency import Answer, Token
+from models.access.idempotency import Answer, IdempotencyUse
 from models.database import SQLITE_PRAGMAS, Database
 from models.fleet import workers
 from models.jobs import jobs
@@ -185,7 +185,7 @@ def test_a_session_and_a_ticket_have_the_rights_of_their_key_and_end_with_it(dat
 
 
 def test_an_idempotency_key_gives_its_first_answer_again(database: Database):
-    token = Token("ada", "POST /jobs", "k1", "aa")
+    token = IdempotencyUse("ada", "POST /jobs", "k1", "aa")
     with database.write() as tx:
         assert idempotency.begin(tx, token) is None
         with pytest.raises(errors.IdempotencyKeyBusy):
@@ -194,9 +194,9 @@ def test_an_idempotency_key_gives_its_first_answer_again(database: Database):
     with database.write() as tx:
         assert idempotency.begin(tx, token) == Answer(201, {"Location": "/x"}, "{}")
         with pytest.raises(errors.IdempotencyKeyReused):
-            idempotency.begin(tx, Token("ada", "POST /jobs", "k1", "bb"))
-        assert idempotency.begin(tx, Token("bob", "POST /jobs", "k1", "bb")) is None
-        assert idempotency.begin(tx, Token("ada", "POST /datasets", "k1", "bb")) is None
+            idempotency.begin(tx, IdempotencyUse("ada", "POST /jobs", "k1", "bb"))
+        assert idempotency.begin(tx, IdempotencyUse("bob", "POST /jobs", "k1", "bb")) is None
+        assert idempotency.begin(tx, IdempotencyUse("ada", "POST /datasets", "k1", "bb")) is None
 
 
 def test_a_silent_worker_is_lost_and_its_devices_with_it(database: Database):

@@ -12,13 +12,13 @@ from alembic import command
 from sqlalchemy import Engine, event, text
 
 from models.database import Database
-from models.jobs.checkpoints import Start
+from models.jobs.checkpoints import StartPoint
 from models.jobs.leases import Claim
 from models.jobs.shipments import Batch
 from models.migrate import config, migrate
 from models.observations import metrics
 from models.observations.lineage import Asked
-from models.observations.metrics import Point, Summary
+from models.observations.metrics import MetricPoint, Summary
 from models.observations.rollups import LENGTH
 from models.observations.thinning import kept_places
 from models.tables import Job
@@ -35,7 +35,7 @@ def measured(*values: tuple[int, str, float]) -> Batch:
     return batch
 
 
-def by_reading_all(name: str, points: list[Point]) -> Summary:
+def by_reading_all(name: str, points: list[MetricPoint]) -> Summary:
     finite = [point.value for point in points if math.isfinite(point.value)]
     odd = [point.step for point in points if not math.isfinite(point.value)]
     last = points[-1]
@@ -81,7 +81,7 @@ class Run:
         batch = Batch()
         batch.checkpoints = [saved(at)]
         assert ship(self.database, self.claim, batch, (self.offset, self.offset + 1))
-        origin = Start(batch.checkpoints[0]["id"], at)
+        origin = StartPoint(batch.checkpoints[0]["id"], at)
         self.claim = next_attempt(self.database, self.job, self.claim, origin)
         self.step, self.offset = at, 0
 

@@ -12,12 +12,12 @@ from sqlalchemy import func, select
 
 from models.database import Database
 from models.jobs import attempts, jobs
-from models.jobs.checkpoints import Start
+from models.jobs.checkpoints import StartPoint
 from models.jobs.leases import Claim
 from models.observations import stats, stats_folding, unfolded_stats
-from models.observations.stats_bytes import Figures, Histograms, Series
+from models.observations.stats_bytes import Histograms, StatsArrays, StoredSeries
 from models.observations.stats_folding import Fold
-from models.observations.unfolded_stats import Owner
+from models.observations.unfolded_stats import StatsOwner
 from models.tables import StatsBlock, StatsChunk, StatsSeries
 
 from .making import make_job, make_worker, next_attempt, purge_deleted, running
@@ -50,7 +50,7 @@ class Model:
     """What the database should say: a dict."""
 
     def __init__(self) -> None:
-        self.rows: dict[tuple[str, Series, int], Any] = {}
+        self.rows: dict[tuple[str, StoredSeries, int], Any] = {}
 
     def add(self, records: list[dict[str, Any]]) -> None:
         for one in records:
@@ -60,7 +60,7 @@ class Model:
                 ("histogram", "histograms"),
             ):
                 for layer, kind, *rest in one[key]:
-                    self.rows[form, Series(layer, kind, one["phase"]), one["step"]] = rest
+                    self.rows[form, StoredSeries(layer, kind, one["phase"]), one["step"]] = rest
 
     def rewind(self, step: int) -> None:
         self.rows = {key: rest for key, rest in self.rows.items() if key[2] < step}
@@ -90,7 +90,7 @@ class Model:
     def check_newest(self, database: Database, job: str) -> None:
         with database.read() as tx:
             found = stats.newest(tx, job)
-        last: dict[Series, tuple[int, list[float]]] = {}
+        last: dict[StoredSeries, tuple[int, list[float]]] = {}
         for (form, series, step), rest in sorted(self.rows.items(), key=lambda item: item[0]):
             if form == "stats":
                 last[series] = (step, rest)
@@ -98,8 +98,8 @@ class Model:
         assert repr(rows) == repr(sorted(last.items()))
 
 
-def rows_of(data: Figures | Histograms) -> Generator[Any]:
-    if isinstance(data, Figures):
+def rows_of(data: StatsArrays | Histograms) -> Generator[Any]:
+    if isinstance(data, StatsArrays):
         yield from data.values.T.tolist()
         return
     for place in range(len(data.steps)):
@@ -114,7 +114,7 @@ def add(database: Database, claim: Claim, records: list[dict[str, Any]]) -> None
 
 def fold(database: Database, claim: Claim, portions: int | None = None) -> bool:
     """Fold what there is; with ``portions``, break off after so many. False: fenced out."""
-    owner = Owner(claim.job, claim.fence)
+    owner = StatsOwner(claim.job, claim.fence)
     with database.write() as tx:
         number = stats_folding.begin(tx, owner)
     if number is None:
@@ -156,7 +156,7 @@ def test_a_query_gives_what_was_added_however_it_was_folded(database: Database, 
             assert fold(database, claim, portions=chance.randrange(3))
         elif move < 0.95:
             back_to = 0 if chance.random() < 0.2 else chance.randrange(max(1, step))
-            lost, claim = claim, next_attempt(database, job, claim, Start(step=back_to))
+            lost, claim = claim, next_attempt(database, job, claim, StartPoint(step=back_to))
             assert not fold(database, lost)
             step = back_to
             model.rewind(step)
@@ -229,8 +229,8 @@ def test_enough_blocks_or_bytes_make_a_fold_due(database: Database, monkeypatch:
 
 
 def test_a_portion_is_bounded_and_nothing_is_in_two():
-    one = Figures(np.arange(1000), np.zeros((9, 1000)))
-    series = [Series(f"layer{n}", "output", "train") for n in range(30)]
+    one = StatsArrays(np.arange(1000), np.zeros((9, 1000)))
+    series = [StoredSeries(f"layer{n}", "output", "train") for n in range(30)]
     whole = Fold([], [(1, "stats", name, one) for name in series])
     portions = list(whole.portions())
     assert [len(portion) for portion in portions[:-1]] == [7] * (len(portions) - 1)

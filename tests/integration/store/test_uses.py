@@ -10,7 +10,7 @@ from sqlalchemy import text
 from glasshouse.errors import CheckpointNotFound
 from models.database import Database
 from models.jobs import checkpoint_retention, checkpoints, jobs
-from models.jobs.checkpoint_retention import Keeping
+from models.jobs.checkpoint_retention import RetentionRule
 from models.jobs.leases import Claim
 from models.jobs.shipments import Batch
 from models.storage import references
@@ -40,7 +40,7 @@ def supersede(database: Database, old: str, then: Callable[[], None] = lambda: N
     with database.write() as tx:
         job = checkpoints.get(tx, old, None).job
         assert job is not None
-        gone = checkpoint_retention.supersede(tx, job, Keeping(last=1))
+        gone = checkpoint_retention.supersede(tx, job, RetentionRule(last=1))
         then()
     return gone
 

@@ -22,7 +22,7 @@ from models.database import Database
 from models.fleet import workers
 from models.fleet.workers import FoundDevice
 from models.jobs import attempts, jobs, shipments
-from models.jobs.checkpoints import SCRATCH, Start
+from models.jobs.checkpoints import SCRATCH, StartPoint
 from models.jobs.leases import Claim
 from models.jobs.shipments import Batch
 from models.observations.events import NewEvent
@@ -146,9 +146,9 @@ class Writer:
             )
         self.ring()
         self.offset, self.step = 0, step
-        self._attempt(Start(row["id"], step))
+        self._attempt(StartPoint(row["id"], step))
 
-    def _attempt(self, start: Start) -> None:
+    def _attempt(self, start: StartPoint) -> None:
         worker = f"w-{self.job.id}"
         device = FoundDevice("cpu:0", "cpu", 0, "core")
         with self.database.write() as tx:

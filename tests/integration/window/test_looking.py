@@ -29,7 +29,7 @@ from models.jobs import jobs
 from models.jobs.shipments import Batch
 from models.observations import probes
 from models.observations.events import NewEvent
-from models.observations.probes import Checked
+from models.observations.probes import CheckedProbe
 from models.storage.artifacts import LocalArtifacts
 from models.tables import now
 from tests.integration.window import scene
@@ -237,7 +237,9 @@ def test_a_tensor_that_was_never_captured_says_what_to_watch(
     def watch(*want: str) -> None:
         body = {"layers": ["conv1"], "kinds": ["output"], "every": 1, "want": [*want]}
         with sqlite.write() as tx:
-            probes.add(tx, jobs.get(tx, writer.job.id, None), Checked(body, ["conv1"], 0), by="ada")
+            probes.add(
+                tx, jobs.get(tx, writer.job.id, None), CheckedProbe(body, ["conv1"], 0), by="ada"
+            )
 
     told = ada.get(path).json()
     assert told["detail"] == "No probe watches conv1 output."

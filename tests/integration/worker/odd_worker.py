@@ -54,7 +54,7 @@ if __name__ == "__main__":
     from glasshouse import processes
     from worker import __main__ as entry
     from worker.processes import fork_server
-    from worker.processes.fork_server import Nursery
+    from worker.processes.fork_server import ForkServerClient
 
     fork_server.PASSED = (
         *fork_server.PASSED,
@@ -69,5 +69,5 @@ if __name__ == "__main__":
 
     processes.signal_group = signal_group
     command = (sys.executable, "-P", "-m", "tests.integration.worker.misbehaving")
-    Nursery.__init__.__kwdefaults__["command"] = command  # type: ignore[index]
+    ForkServerClient.__init__.__kwdefaults__["command"] = command  # type: ignore[index]
     sys.exit(entry.main())

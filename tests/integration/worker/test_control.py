@@ -10,12 +10,14 @@ from models.database import Database
 from models.jobs import commands, jobs, leases
 from models.jobs.leases import Claim
 from models.observations import probes
-from models.observations.probes import Checked
+from models.observations.probes import CheckedProbe
 from tests.integration.store.making import LEASE_MS, make_job, make_worker, running
-from worker.attempt.control import Control
+from worker.attempt.control import CommandDelivery
 from worker.processes.rank import Rank
 
-CHECKED = Checked({"layers": ["fc"], "kinds": ["output"], "every": 1, "want": ["stats"]}, ["fc"], 8)
+CHECKED = CheckedProbe(
+    {"layers": ["fc"], "kinds": ["output"], "every": 1, "want": ["stats"]}, ["fc"], 8
+)
 NOTHING: dict[str, Any] = {"probes": None, "commands": []}
 
 
@@ -44,8 +46,8 @@ def claim(database: Database) -> Claim:
 
 
 @pytest.fixture
-def control(database: Database, claim: Claim, tmp_path: Path) -> Control:
-    control = Control(database, claim.job, tmp_path)
+def control(database: Database, claim: Claim, tmp_path: Path) -> CommandDelivery:
+    control = CommandDelivery(database, claim.job, tmp_path)
     control.delivered(NOTHING)
     return control
 
@@ -60,7 +62,7 @@ def attach(database: Database, claim: Claim) -> str:
         return probes.add(tx, jobs.get(tx, claim.job, None), CHECKED, by="ada").id
 
 
-def beat(database: Database, claim: Claim, control: Control) -> None:
+def beat(database: Database, claim: Claim, control: CommandDelivery) -> None:
     with database.write() as tx:
         beat = leases.beat(tx, claim, lease_ms=LEASE_MS)
     assert beat is not None
@@ -68,7 +70,7 @@ def beat(database: Database, claim: Claim, control: Control) -> None:
 
 
 def test_each_list_of_probes_and_each_command_is_sent_once(
-    database: Database, claim: Claim, control: Control, rank: Told, tmp_path: Path
+    database: Database, claim: Claim, control: CommandDelivery, rank: Told, tmp_path: Path
 ):
     beat(database, claim, control)
     control.deliver(rank)
@@ -92,7 +94,7 @@ def test_each_list_of_probes_and_each_command_is_sent_once(
 
 
 def test_what_the_rank_was_started_with_is_not_sent(
-    database: Database, claim: Claim, control: Control, rank: Told
+    database: Database, claim: Claim, control: CommandDelivery, rank: Told
 ):
     attach(database, claim)
     ask(database, claim, do="checkpoint")
@@ -110,7 +112,7 @@ def test_what_the_rank_was_started_with_is_not_sent(
 def test_what_cannot_be_written_is_sent_later(
     database: Database, claim: Claim, rank: Told, tmp_path: Path
 ):
-    control = Control(database, claim.job, tmp_path / "missing")
+    control = CommandDelivery(database, claim.job, tmp_path / "missing")
     attach(database, claim)
     ask(database, claim, do="checkpoint")
     beat(database, claim, control)
@@ -124,7 +126,7 @@ def test_what_cannot_be_written_is_sent_later(
 
 
 def test_a_cancellation_is_known_with_its_command_and_its_force(
-    database: Database, claim: Claim, control: Control, rank: Told
+    database: Database, claim: Claim, control: CommandDelivery, rank: Told
 ):
     for force in (False, True):
         with database.write() as tx:

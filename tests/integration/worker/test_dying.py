@@ -86,8 +86,8 @@ def test_what_a_killed_worker_leaves_is_gone_soon(way: str, shop: Shop):
 def test_a_killed_nursery_takes_ranks_along_that_are_stuck(shop: Shop):
     worker = shop.start_worker(odd=True)
     job_id, leader = misbehaving(shop, "hold-the-gil", attempts="1")
-    (nursery,) = psutil.Process(worker.pid).children()
-    nursery.kill()
+    (fork_server,) = psutil.Process(worker.pid).children()
+    fork_server.kill()
     until(lambda: not processes.alive(leader))
     shop.wait_runs_again(job_id)
     assert shop.attempts(job_id)[0].exit_kind == "nursery_lost"

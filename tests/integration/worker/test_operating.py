@@ -19,20 +19,20 @@ from glasshouse import jsonio
 from glasshouse.webhooks import verify
 from models.access import webhooks
 from models.fleet import heartbeats, workers
-from models.fleet.heartbeats import Sign
+from models.fleet.heartbeats import WorkerHealth
 from models.fleet.notifier import Notifier, worker_queue
 from models.tables import Webhook, Worker
 from tests.integration.worker.conftest import Broker
 from tests.integration.worker.shop import Shop, endless, train_spec
 from tests.waiting import until
-from worker.context import Station
-from worker.processes.fork_server import Nursery
+from worker.context import WorkerContext
+from worker.processes.fork_server import ForkServerClient
 from worker.wakeups.canary import Canary
 
 GIB = 1024**3
 
 
-def sign(shop: Shop, name: str, canary_s: float) -> Sign:
+def sign(shop: Shop, name: str, canary_s: float) -> WorkerHealth:
     with shop.database.read() as tx:
         found = heartbeats.signs(tx, lease_ms=10_000, canary_s=canary_s)
     return next(one for one in found if one.worker == name)
@@ -74,17 +74,19 @@ def test_a_worker_that_beats_while_nobody_takes_its_messages_is_seen_to_be_deaf(
     """Connected but deaf: the rings reach the broker, and nobody listens on the queue."""
     settings = shop.settings.model_copy(update={"worker_name": "w1", "canary_s": 0.3})
     notifier = Notifier(settings)
-    station = Station(settings, shop.database, shop.artifacts, notifier, cast("Nursery", None))
+    context = WorkerContext(
+        settings, shop.database, shop.artifacts, notifier, cast("ForkServerClient", None)
+    )
     with shop.database.write() as tx:
         known = {"host": "h", "pid": 1, "version": "0", "info": {}, "devices": []}
-        workers.register(tx, worker="w1", instance=station.instance, **known)
-    canary = Canary(station)
+        workers.register(tx, worker="w1", instance=context.instance, **known)
+    canary = Canary(context)
     assert not sign(shop, "w1", 0.3).deaf
 
     def rings_unheard() -> bool:
         canary()
         with shop.database.write() as tx:
-            heartbeats.swept(tx, "w1", instance=station.instance)
+            heartbeats.swept(tx, "w1", instance=context.instance)
         time.sleep(0.02)
         return sign(shop, "w1", 0.3).deaf
 

@@ -261,12 +261,12 @@ def test_a_dead_nursery_is_replaced_and_its_job_runs_again(shop: Shop):
     job_id = shop.submit(endless(shop.dataset()))
     shop.wait_step(job_id)
     pid = shop.rank_pid(job_id)
-    nursery = next(
+    fork_server = next(
         child
         for child in psutil.Process(worker.pid).children()
         if "engine.process.fork_server" in child.cmdline()
     )
-    nursery.kill()
+    fork_server.kill()
     until(lambda: group_gone(pid))
     shop.wait_runs_again(job_id)
     assert [one.exit_kind for one in shop.attempts(job_id)] == ["nursery_lost", "cancelled"]

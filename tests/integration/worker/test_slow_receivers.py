@@ -18,7 +18,7 @@ from models.storage.artifacts import LocalArtifacts
 from models.tables import Delivery
 from tests.integration.store.making import make_job
 from tests.waiting import until
-from worker.context import Station
+from worker.context import WorkerContext
 from worker.delivery.webhooks import Delivering
 
 AT_ONCE = 8
@@ -73,7 +73,7 @@ def worker(database: Database, home: Path, name: str, timeout_s: float) -> Deliv
         webhook_timeout_s=timeout_s,
     )
     no: Any = None  # nobody rings a bell or forks a rank
-    return Delivering(Station(settings, database, LocalArtifacts(settings.artifacts), no, no))
+    return Delivering(WorkerContext(settings, database, LocalArtifacts(settings.artifacts), no, no))
 
 
 def fill(database: Database, url: str, hooks: int, messages: int) -> int:

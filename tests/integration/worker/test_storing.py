@@ -21,13 +21,13 @@ from models.settings import Settings
 from models.storage.artifacts import LocalArtifacts
 from models.tables import Event, Job, now
 from tests.integration.store.making import make_job, make_worker, running
-from worker.attempt.captures import Lot
-from worker.attempt.control import Control
-from worker.attempt.store import MAX_RECORDS, Store, punch_hole
-from worker.context import Station
-from worker.processes.fork_server import Nursery, log_path
+from worker.attempt.captures import CapturedTensors
+from worker.attempt.control import CommandDelivery
+from worker.attempt.store import MAX_RECORDS, AttemptStore, punch_hole
+from worker.context import WorkerContext
+from worker.processes.fork_server import ForkServerClient, log_path
 
-Say = Callable[[Store, Path], None]
+Say = Callable[[AttemptStore, Path], None]
 
 
 class Forgetful(Database):
@@ -52,22 +52,24 @@ def forgetful(database_url: str) -> Generator[Forgetful]:
 
 
 @pytest.fixture
-def store(forgetful: Forgetful, tmp_path: Path) -> Generator[Store]:
+def store(forgetful: Forgetful, tmp_path: Path) -> Generator[AttemptStore]:
     """The store of an attempt, whose rank is this test."""
     nobody = f"unix://{tmp_path}/nobody"
     settings = Settings(home=tmp_path, redis_url=nobody, worker_name="w1", lease_s=30)
     notifier = Notifier(settings)
-    nursery = Nursery(log_path=tmp_path / "nursery.log")
-    station = Station(settings, forgetful, LocalArtifacts(settings.artifacts), notifier, nursery)
+    fork_server = ForkServerClient(log_path=tmp_path / "nursery.log")
+    context = WorkerContext(
+        settings, forgetful, LocalArtifacts(settings.artifacts), notifier, fork_server
+    )
     make_worker(forgetful)
     job = make_job(forgetful)
     claim = running(forgetful, job)
     directory = tmp_path / "attempt"
     log_path(directory, "stdout").parent.mkdir(parents=True)
-    control = Control(forgetful, job.id, directory)
+    control = CommandDelivery(forgetful, job.id, directory)
     with forgetful.read() as tx:
         whole = jobs.whole(tx, job.id, None)
-    made = Store(station, claim, whole, directory, control)
+    made = AttemptStore(context, claim, whole, directory, control)
     yield made
     made.drain.close()
     notifier.close()
@@ -80,20 +82,20 @@ def told(database: Database) -> list[dict[str, Any]]:
         return [jsonio.loads(event.as_json()) for event in events.after(tx, job, 0)]
 
 
-def print_a_line(store: Store, directory: Path) -> None:
+def print_a_line(store: AttemptStore, directory: Path) -> None:
     log_path(directory, "stdout").write_text("hello\n")
 
 
-def note_a_stall(store: Store, directory: Path) -> None:
+def note_a_stall(store: AttemptStore, directory: Path) -> None:
     store.note(NewEvent("stalled", now(), {"step": 1, "seconds": 9.0, "action": "warn"}))
 
 
-def drop_a_tensor(store: Store, directory: Path) -> None:
+def drop_a_tensor(store: AttemptStore, directory: Path) -> None:
     lost = NewEvent("dropped", now(), {"what": "captures: no room", "count": 1}, 1)
-    store.drain._finished.append(Lot(0, events=[lost]))
+    store.drain._finished.append(CapturedTensors(0, events=[lost]))
 
 
-def report_a_loss(store: Store, directory: Path) -> None:
+def report_a_loss(store: AttemptStore, directory: Path) -> None:
     record = {"type": "metrics", "at": "2026-01-01T00:00:00Z", "step": 0, "epoch": 0}
     spool = SpoolWriter(directory / "spool")
     spool.append(record | {"values": {"loss": 1.0}})
@@ -111,7 +113,7 @@ def report_a_loss(store: Store, directory: Path) -> None:
     ],
 )
 def test_what_is_stored_and_not_confirmed_is_not_stored_again(
-    say: Say, kind: str, times: int, forgetful: Forgetful, store: Store, tmp_path: Path
+    say: Say, kind: str, times: int, forgetful: Forgetful, store: AttemptStore, tmp_path: Path
 ):
     say(store, tmp_path / "attempt")
     forgetful.num_to_lose = times
@@ -130,7 +132,7 @@ def test_what_is_stored_and_not_confirmed_is_not_stored_again(
 
 
 def test_a_store_that_is_behind_comes_back_after_each_portion(
-    forgetful: Forgetful, store: Store, tmp_path: Path
+    forgetful: Forgetful, store: AttemptStore, tmp_path: Path
 ):
     """Else nobody would tell a rank that it is cancelled, while it says more than is stored."""
     spool = SpoolWriter(tmp_path / "attempt" / "spool")
@@ -148,7 +150,7 @@ def test_a_store_that_is_behind_comes_back_after_each_portion(
 
 
 def test_a_rank_that_falls_silent_behind_a_full_portion_is_not_asked_without_a_pause(
-    store: Store, tmp_path: Path
+    store: AttemptStore, tmp_path: Path
 ):
     spool = SpoolWriter(tmp_path / "attempt" / "spool")
     for step in range(MAX_RECORDS):
@@ -162,7 +164,7 @@ def test_a_rank_that_falls_silent_behind_a_full_portion_is_not_asked_without_a_p
 
 
 def test_the_disk_space_of_what_is_stored_is_freed_in_large_pieces(
-    forgetful: Forgetful, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    forgetful: Forgetful, store: AttemptStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     path = tmp_path / "attempt" / "spool"
     path.write_bytes(b"x")

@@ -5,7 +5,7 @@ import pytest
 from glasshouse import jsonio
 from models.jobs import jobs
 from models.observations import probes
-from models.observations.probes import Checked
+from models.observations.probes import CheckedProbe
 from tests.waiting import until
 
 from .shop import Shop, endless
@@ -20,7 +20,7 @@ def test_a_job_that_lost_its_worker_is_watched_as_before_from_its_new_first_step
     shop.wait_step(job_id)
     with shop.database.write() as tx:
         job = jobs.get(tx, job_id, None)
-        row = probes.add(tx, job, Checked(BODY, ["fc1"], 512), by="ada")
+        row = probes.add(tx, job, CheckedProbe(BODY, ["fc1"], 512), by="ada")
     until(lambda: shop.payloads(job_id, "stats"))
     (told,) = shop.payloads(job_id, "probe")
     assert (told["probe"], told["action"]) == (row.id, "attached")

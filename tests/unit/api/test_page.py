@@ -11,7 +11,7 @@ import pytest
 from fastapi import FastAPI
 
 from api.app import create_app
-from api.http.dashboard import PATHS, POLICY, Page, is_public
+from api.http.dashboard import PATHS, POLICY, DashboardBuild, is_public
 from models.settings import Settings
 
 INDEX = "<!doctype html><title>Glasshouse</title>"
@@ -56,7 +56,7 @@ def serve(app: FastAPI) -> Callable[[Path], Ask]:
         return asyncio.run(send(method, path, named))
 
     def serve(place: Path) -> Ask:
-        app.state.page = Page(place)
+        app.state.page = DashboardBuild(place)
         app.state.page.index()
         return ask
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from api.rendering import tensors
-from api.rendering.tensors import Body
+from api.rendering.tensors import TensorBody
 
 
-def collect(body: Body) -> bytes:
+def collect(body: TensorBody) -> bytes:
     async def run() -> bytes:
         return b"".join([part async for part in body.stream()])
 

@@ -2,13 +2,13 @@ import asyncio
 
 import pytest
 
-from api.planning.fair_queue import Turns
+from api.planning.fair_queue import FairQueue
 
 
 @pytest.mark.parametrize("at_once", [1, 3])
 def test_one_of_few_does_not_wait_behind_one_of_many(at_once: int):
     async def run() -> list[str]:
-        turns, queue = Turns(at_once), asyncio.Lock()
+        turns, queue = FairQueue(at_once), asyncio.Lock()
         done: list[str] = []
 
         async def work(owner: str) -> None:
@@ -27,7 +27,7 @@ def test_one_of_few_does_not_wait_behind_one_of_many(at_once: int):
 
 def test_an_owner_who_is_gone_is_forgotten():
     async def run() -> None:
-        turns = Turns()
+        turns = FairQueue()
         async with turns.of("ada"):
             assert len(turns._of) == 1
         assert len(turns._of) == 0

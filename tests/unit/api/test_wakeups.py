@@ -4,12 +4,12 @@ import asyncio
 import contextlib
 import time
 
-from api.streaming.wakeups import Watch
+from api.streaming.wakeups import Subscription
 
 
 def test_news_between_two_waits_is_not_missed_and_is_news_once():
     async def scene() -> list[bool]:
-        watch = Watch(poll_s=0.01)
+        watch = Subscription(poll_s=0.01)
         watch.ring()
         watch.ring()
         times: list[bool] = []
@@ -24,7 +24,7 @@ def test_news_between_two_waits_is_not_missed_and_is_news_once():
 
 def test_a_ring_ends_the_wait_of_whoever_waits():
     async def scene() -> None:
-        watch = Watch(poll_s=300)
+        watch = Subscription(poll_s=300)
         waiting = asyncio.create_task(watch.wait())
         await asyncio.sleep(0)
         assert not waiting.done()
@@ -37,16 +37,16 @@ def test_a_ring_ends_the_wait_of_whoever_waits():
 
 def test_no_wait_is_longer_than_asked_or_than_the_poll():
     async def scene() -> None:
-        await Watch(poll_s=300).wait(0.01)
-        await Watch(poll_s=0.01).wait(300)
-        await Watch(poll_s=300).wait(-1)
+        await Subscription(poll_s=300).wait(0.01)
+        await Subscription(poll_s=0.01).wait(300)
+        await Subscription(poll_s=300).wait(-1)
 
     asyncio.run(scene())
 
 
 def test_a_wait_that_is_given_up_leaves_the_news_to_the_next():
     async def scene() -> None:
-        watch = Watch(poll_s=300)
+        watch = Subscription(poll_s=300)
         waiting = asyncio.create_task(watch.wait())
         await asyncio.sleep(0)
         watch.ring()

@@ -17,7 +17,7 @@ from engine.data.augmentation.augmenting import Augmenting
 from engine.data.columns.prepared import Preparing
 from engine.data.columns.table import Table
 from engine.data.sources.loading import load
-from engine.data.sources.reading import Reader
+from engine.data.sources.reading import SourceReader
 from engine.data.sources.row_files import StoredTable
 from engine.data.sources.streamed import StreamedRows
 from engine.inference import infer
@@ -87,7 +87,7 @@ def loaded(table: Path, source: Source = TRAIN, mine: DenseField | None = None, 
 
 def streamed(table: Path, source: Source = TRAIN, **more: Any) -> StreamedRows:
     wanted = {"x": field()}
-    reader = Reader(source, wanted, StoredTable(table), seed=SEED, limit=Sequences())
+    reader = SourceReader(source, wanted, StoredTable(table), seed=SEED, limit=Sequences())
     rows = StreamedRows(reader, CPU, shuffle=Shuffle(buffer_size=20), **more)
     rows.augmenting = Augmenting.of(SEED, wanted)
     return rows

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from engine.data.augmentation.augmenting import _APPLIED, Augmenting
-from engine.data.augmentation.random_numbers import Chance, _mixed, key_of
+from engine.data.augmentation.random_numbers import RowRandom, _mixed, key_of
 from glasshouse.spec.augmenting import Augment
 from tests.unit.engine.vision import functional
 
@@ -49,14 +49,14 @@ def images(height: int = 13, width: int = 17, channels: int = 3, rows: int = 7) 
     return torch.rand(rows, channels, height, width, generator=generator)
 
 
-def chance(rows: Tensor = ROWS) -> Chance:
-    return Chance(KEY, rows)
+def chance(rows: Tensor = ROWS) -> RowRandom:
+    return RowRandom(KEY, rows)
 
 
 def changed(x: Tensor, kind: str, rows: Tensor = ROWS, **args: Any) -> Tensor:
     item = READ.validate_json(json.dumps({"type": kind, "args": args}))
     before = x.clone()
-    made = _APPLIED[kind](x, Chance(KEY, rows), item.args)
+    made = _APPLIED[kind](x, RowRandom(KEY, rows), item.args)
     assert torch.equal(x, before)
     assert made.shape == x.shape
     assert made.dtype == torch.float32
@@ -77,11 +77,11 @@ def test_bits_are_mixed_as_in_the_published_generator():
 def test_numbers_are_even_and_those_of_different_rows_and_keys_have_nothing_in_common():
     rows = torch.arange(1000)
     found = [
-        Chance(key_of(seed, epoch, name, place), rows).uniform(50)
+        RowRandom(key_of(seed, epoch, name, place), rows).uniform(50)
         for seed, epoch, name, place in ((0, 0, "x", 0), (1, 0, "x", 0), (0, 1, "x", 0))
     ]
-    found += [Chance(key_of(0, 0, "y", 0), rows).uniform(50)]
-    found += [Chance(key_of(0, 0, "x", 1), rows).uniform(50)]
+    found += [RowRandom(key_of(0, 0, "y", 0), rows).uniform(50)]
+    found += [RowRandom(key_of(0, 0, "x", 1), rows).uniform(50)]
     for numbers in found:
         assert 0 <= float(numbers.min()) < float(numbers.max()) < 1
         counts = torch.histc(numbers, 20, 0, 1)
@@ -102,7 +102,7 @@ def test_a_row_has_the_same_numbers_in_whatever_company():
 
 
 def test_normal_numbers_are_normal():
-    numbers = Chance(KEY, torch.arange(2000)).normal(100, torch.device("cpu"))
+    numbers = RowRandom(KEY, torch.arange(2000)).normal(100, torch.device("cpu"))
     assert numbers.dtype == torch.float32
     assert bool(numbers.isfinite().all())
     moments = [float((numbers**power).mean()) for power in (1, 2, 3, 4)]

@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 
 from engine.data.batches.bucket_pool import BucketDraws, block_rows
 from engine.data.batches.rows import order_generator
-from engine.data.batches.shuffle_pool import Draws, Pool
+from engine.data.batches.shuffle_pool import Pool, PoolDraws
 from engine.data.columns.table import Table
 from engine.data.sources.loading import load
-from engine.data.sources.reading import Reader
+from engine.data.sources.reading import SourceReader
 from engine.data.sources.row_files import StoredTable
 from engine.data.sources.streamed import StreamedRows
 from glasshouse.spec import (
@@ -95,7 +95,7 @@ def test_rows_of_a_batch_are_of_like_length():
     def spread(batches: list[list[int]]) -> float:
         return float(np.mean([np.ptp(LENGTHS[rows]) for rows in batches]))
 
-    plain = Draws(Pool(NUM, 8, 63), 3, 1)
+    plain = PoolDraws(Pool(NUM, 8, 63), 3, 1)
     by_chance = spread([plain.draw().places.tolist() for _ in range(19)])
     assert spread(drawn(Pool(NUM, 8, 63))[:-1]) < by_chance / 3
     assert spread(drawn(Pool(NUM, 8, 400))[:-1]) < by_chance / 8
@@ -139,7 +139,9 @@ def test_lengths_and_rows_are_those_of_memory(lists, name, limit, fraction):
     source = Source(dataset="d", fraction=fraction)
     wanted = {name: FIELDS[name], "label": FIELDS["label"], "ids": FIELDS["ids"]}
     memory = load(source, wanted, Table(lists), seed=3, device=CPU, limit=LIMITS[limit])
-    reader = Reader(source, wanted, StoredTable(lists), seed=3, limit=LIMITS[limit], bucket=name)
+    reader = SourceReader(
+        source, wanted, StoredTable(lists), seed=3, limit=LIMITS[limit], bucket=name
+    )
     expected = memory.fields[name].lengths  # type: ignore[union-attr]
     assert torch.equal(reader.lengths, expected)
     shuffle = Shuffle(buffer_size=64)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine.core.spool import read_frames
-from engine.data.batches.batch_counts import Pace
+from engine.data.batches.batch_counts import BatchCounts
 from engine.data.batches.buckets import Buckets, TooLong, by_chance, padding_of, token_sizes
 from engine.process import rank
 from glasshouse.spec import BucketByLength
@@ -291,8 +291,8 @@ def test_a_schedule_of_epochs_knows_how_long_they_are(many):
     assert resolved["scheduler"]["args"]["T_max"] == steps
     spec["scheduler"] = {"type": "CosineAnnealingLR", "unit": "samples"}
     assert planned(spec, meta_of(many))["spec"]["scheduler"]["args"]["T_max"] == 3 * 83
-    assert Pace(83, 8, num_batches=20).length(job_stop(steps=5), "samples") is None
-    assert Pace(83, 8, num_batches=20).length(job_stop(steps=41), "epochs") == 3
+    assert BatchCounts(83, 8, num_batches=20).length(job_stop(steps=5), "samples") is None
+    assert BatchCounts(83, 8, num_batches=20).length(job_stop(steps=41), "epochs") == 3
 
 
 def job_stop(**given: Any) -> Any:

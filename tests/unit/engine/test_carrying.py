@@ -145,7 +145,7 @@ def test_what_it_is_carried_with_is_a_part_of_the_checkpoint(long, tmp_path, mon
     saving = job(stop={"epochs": 2}, checkpoint={"every_steps": 1, "keep_last": 100})
     records = run(tmp_path / "whole", saving, long)
     monkeypatch.setattr(
-        "engine.network.hidden_state.Carried.restore", lambda self, state: self.reset()
+        "engine.network.hidden_state.HiddenState.restore", lambda self, state: self.reset()
     )
     resumed = _resume(tmp_path / "again", saving, long, 3, tmp_path / "whole")
     assert losses(resumed) != losses(records)[3:]

@@ -10,7 +10,7 @@ from engine.data.columns.prepared import Prepared, Preparing
 from engine.data.columns.table import Table
 from engine.data.columns.vocabulary import Tokens
 from engine.data.sources.loading import load
-from engine.data.sources.reading import Reader
+from engine.data.sources.reading import SourceReader
 from engine.data.sources.row_files import StoredTable
 from engine.data.sources.streamed import StreamedRows
 from glasshouse.errors import DataFailed
@@ -41,7 +41,7 @@ def read(table: Path, fields: dict[str, Field], how: str, **more: Any) -> None:
         load(source, fields, Table(table), seed=0, device=cpu, **more)
         return
     given = {"limit": Sequences(), **more}
-    reader = Reader(source, fields, StoredTable(table), seed=0, **given)
+    reader = SourceReader(source, fields, StoredTable(table), seed=0, **given)
     for _ in StreamedRows(reader, cpu, shuffle=Shuffle(buffer_size=4)).in_order(4):
         pass
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from sklearn import metrics as sk
 from torch.nn import functional as F
 
-from engine.metrics.torch_metrics import Counted, metric_classes, metric_parameters
+from engine.metrics.torch_metrics import RunningMetric, metric_classes, metric_parameters
 from engine.network.network import Network
 from engine.plan import catalog
 from engine.plan.plan import parse_spec
@@ -203,7 +203,7 @@ def test_targets_of_a_binary_metric_may_be_a_dense_field(houses, tmp_path):
 
 def test_sums_over_many_rows_are_kept_in_float64():
     item = Metric(type="MeanSquaredError", inputs=("a", "b"))
-    counted = Counted("mse", item, {})
+    counted = RunningMetric("mse", item, {})
     rows = torch.full((1000,), 1.0)
     counted.update([torch.full((1,), 1e5), torch.zeros(1)])  # 1e10: float32 steps by 1024 there
     for _ in range(100):
@@ -224,12 +224,12 @@ def test_states_in_float64_are_reduced_over_processes_as_torchmetrics_own():
             warnings.simplefilter("ignore")
             own = cls(**arguments_of(kind))
             item = Metric(type=kind, args=arguments_of(kind), inputs=("a", "b"))
-            states = Counted("x", item, {})._made
+            states = RunningMetric("x", item, {})._made
         assert states._reductions == own._reductions, kind
         assert states._persistent == own._persistent, kind
         if kind in some or kind == "MulticlassHingeLoss":
             first, second = some.get(kind, (scores, target))
-            parts = [Counted("x", item, {}) for _ in range(3)]
+            parts = [RunningMetric("x", item, {}) for _ in range(3)]
             for part, rows in zip(parts, (slice(0, 9), slice(9, 40), slice(0, 40)), strict=True):
                 part.update([first[rows], second[rows]])
             parts[0]._made.merge_state(parts[1]._made)
@@ -241,7 +241,7 @@ def test_states_in_float64_are_reduced_over_processes_as_torchmetrics_own():
 
 def test_perplexity_is_the_exponential_of_the_mean_cross_entropy_of_what_is_not_padding():
     item = Metric(type="Perplexity", args={"ignore_index": -100}, inputs=("a", "b"))
-    counted = Counted("p", item, {})
+    counted = RunningMetric("p", item, {})
     torch.manual_seed(0)
     scores, target = torch.randn(6, 5, 11), torch.randint(0, 11, (6, 5))
     target[3:, 2:] = -100
@@ -288,7 +288,7 @@ def operands_of(kind: str) -> list[torch.Tensor]:
 @pytest.mark.parametrize("kind", sorted(metric_classes()))
 def test_every_class_gives_the_same_over_batches_as_over_all_rows(kind):
     args, (scores, target) = arguments_of(kind), operands_of(kind)
-    counted = Counted("m", Metric(type=kind, args=args, inputs=("a", "b")), {})
+    counted = RunningMetric("m", Metric(type=kind, args=args, inputs=("a", "b")), {})
     for rows in (slice(0, 25), slice(25, 40)):
         counted.update([scores[rows], target[rows]])
     given = counted.compute()

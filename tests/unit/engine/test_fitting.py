@@ -16,7 +16,7 @@ from engine.data.columns.table import Table
 from engine.data.sources import fitting
 from engine.data.sources.fitting import recut
 from engine.data.sources.loading import load
-from engine.data.sources.reading import Reader
+from engine.data.sources.reading import SourceReader
 from engine.data.sources.row_files import StoredTable
 from engine.data.sources.streamed import StreamedRows
 from engine.process import rank
@@ -114,7 +114,7 @@ def both(
         source, fields, Table(table), seed=3, device=CPU, limit=limit, preparing=preparing
     )
     stored = StoredTable(table)
-    reader = Reader(source, fields, stored, seed=3, limit=limit, preparing=preparing)
+    reader = SourceReader(source, fields, stored, seed=3, limit=limit, preparing=preparing)
     return memory, StreamedRows(reader, CPU, shuffle=Shuffle(buffer_size=40))
 
 
@@ -161,7 +161,7 @@ def test_what_was_learned_before_is_not_looked_for_again(table, monkeypatch):
     monkeypatch.setattr(fitting.Fitting, "tokens", lambda *args: read.append(args))
     preparing = Preparing(**ASKED, known=memory.prepared)
     source = Source(dataset="d", fraction=(0.8, 1.0))
-    reader = Reader(
+    reader = SourceReader(
         source, FIELDS, StoredTable(table), seed=3, limit=Sequences(), preparing=preparing
     )
     assert not read
@@ -175,7 +175,7 @@ def test_a_row_that_cannot_be_normalised_is_named_before_the_first_step(tmp_path
     fields: dict[str, Field] = {"x": DenseField(type="dense")}
     with pytest.raises(DataFailed, match="row 4321 of split 'all': value 7 of column 'x' is inf"):
         both_streamed = Preparing(normalize={"x": Normalize(type="standard")})
-        Reader(
+        SourceReader(
             Source(dataset="d"),
             fields,
             StoredTable(table),

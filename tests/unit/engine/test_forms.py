@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
-from engine.probes.tensors.slices import Part, TooLarge, kept, num_bytes, parts, take
+from engine.probes.tensors.slices import SliceTooLarge, TensorPart, kept, num_bytes, parts, take
 from glasshouse.bins import QUANTILES, RELATIVE_ERROR, bins_of
 from glasshouse.slices import BadSlice, parse
 from glasshouse.spec import Probe
@@ -126,7 +126,7 @@ def test_a_short_batch_leaves_an_empty_part(digits, tmp_path):
 @given(st.lists(PARTS, min_size=1, max_size=3))
 def test_a_part_is_what_numpy_takes(indices):
     x = torch.arange(125).reshape(5, 5, 5)
-    part = Part("slice", ",".join(map(write, indices)))
+    part = TensorPart("slice", ",".join(map(write, indices)))
     expected = x.numpy()[tuple(indices)]
     found = take(x, part)
     assert np.array_equal(found.numpy(), expected)
@@ -135,7 +135,7 @@ def test_a_part_is_what_numpy_takes(indices):
 
 def test_a_part_of_a_sparse_tensor_is_taken():
     x = torch.eye(4)
-    assert torch.equal(take(x.to_sparse(), Part("slice", "1:3,...")), x[1:3])
+    assert torch.equal(take(x.to_sparse(), TensorPart("slice", "1:3,...")), x[1:3])
 
 
 @given(st.lists(st.integers(0, 40), max_size=3), st.integers(1, 5000))
@@ -144,7 +144,7 @@ def test_a_sample_is_evenly_spaced_and_fits(shape, max_bytes):
     wanted = probe(want=["sample"], max_bytes=max_bytes)
     entry = x.numel() * 4 // shape[0] if shape and shape[0] else 0
     if entry > max_bytes:
-        with pytest.raises(TooLarge, match=f"smallest that works is {entry}"):
+        with pytest.raises(SliceTooLarge, match=f"smallest that works is {entry}"):
             parts(wanted, tuple(shape), 4)
         return
     ((part, found, _),) = kept([wanted], x)
@@ -161,8 +161,8 @@ def test_a_sample_is_evenly_spaced_and_fits(shape, max_bytes):
 
 
 def test_a_sample_takes_what_the_documents_say_by_default():
-    assert parts(probe(want=["sample"]), (4096, 64), 4) == [Part("sample", "0:4096:16")]
-    assert parts(probe(want=["sample"]), (10,), 4) == [Part("sample", "0:10:1")]
+    assert parts(probe(want=["sample"]), (4096, 64), 4) == [TensorPart("sample", "0:4096:16")]
+    assert parts(probe(want=["sample"]), (10,), 4) == [TensorPart("sample", "0:10:1")]
 
 
 def test_a_part_that_several_probes_keep_is_kept_once():

@@ -15,21 +15,21 @@ from engine.probes.cost.governor import (
     MIN_FIRST,
     WIDE_MARGIN,
     Governor,
-    Load,
+    ProbeLoad,
     factors,
 )
-from engine.probes.cost.meter import Measured, Meter
+from engine.probes.cost.meter import MeasuredStep, Meter
 from engine.probes.cost.overhead import Overhead
-from engine.probes.watched.probe import Watch
+from engine.probes.watched.probe import ActiveProbe
 from glasshouse.spec import Probe
 from tests.unit.engine.making import losses, of_type, run, spec
 
 
-def watch(number=0, **changes) -> Watch:
+def watch(number=0, **changes) -> ActiveProbe:
     body = {"layers": ("*",), "kinds": ("output",), "every": 1, **changes}
     if changes.keys() & {"at", "on"}:
         body.pop("every")
-    return Watch(number, Probe(**body))
+    return ActiveProbe(number, Probe(**body))
 
 
 class Job:
@@ -51,7 +51,7 @@ class Job:
             found = {item: self._noisy(self.costs[item]) for item in due}
             self.spent.append(sum(found.values()) / self.step_s)
             if due:
-                measured = Measured(self.step, self._noisy(self.step_s), found)
+                measured = MeasuredStep(self.step, self._noisy(self.step_s), found)
                 self.governor.take(measured)
                 self.changes += [(self.step, change) for change in self.governor.govern()]
             self.step += 1
@@ -184,7 +184,7 @@ def test_it_is_never_over_its_budget_for_long_and_never_flaps(cost, every, budge
     )
 )
 def test_what_fits_fits(given_loads):
-    loads = [Load(*item) for item in given_loads]
+    loads = [ProbeLoad(*item) for item in given_loads]
     found = factors(loads, 1e-3, WIDE_MARGIN)
     assert all(factor & (factor - 1) == 0 for factor in found)
     total = sum(
@@ -315,8 +315,8 @@ def test_what_was_measured_before_a_probe_changed_moves_nothing_after_it():
     overhead.keep([before])
     overhead.keep([after])  # and the steps below were on their way
     for step in range(0, 64 * MIN_FIRST, 64):
-        overhead.take(Measured(step, 1e-3, {before: 1.0}), [after], step)
-    overhead.take(Measured(700, 1e-3, {after: 0.5e-3}), [after], 700)
+        overhead.take(MeasuredStep(step, 1e-3, {before: 1.0}), [after], step)
+    overhead.take(MeasuredStep(700, 1e-3, {after: 0.5e-3}), [after], 700)
     overhead.tell([after])
     assert [record["type"] for record in told] == ["overhead"]
     assert told[0]["fraction"] == pytest.approx(0.5 / 64, rel=0.01)
@@ -329,9 +329,9 @@ def test_the_last_look_changes_no_interval():
     overhead = Overhead(told.append)
     overhead.keep([one])
     for step in range(3 * MIN_FIRST):
-        overhead.take(Measured(step, 1e-3, {one: 1.0}), [one], None)
+        overhead.take(MeasuredStep(step, 1e-3, {one: 1.0}), [one], None)
     assert one.every == 1
-    overhead.take(Measured(step + 1, 1e-3, {one: 1.0}), [one], step + 1)
+    overhead.take(MeasuredStep(step + 1, 1e-3, {one: 1.0}), [one], step + 1)
     overhead.tell([one])
     assert [record["type"] for record in told] == ["adjusted", "overhead"]
     assert one.every == told[0]["to"] == told[1]["every"]["p"] > 1
@@ -344,7 +344,7 @@ def test_what_is_decided_before_one_step_is_a_chain_of_which_the_last_holds():
     overhead.keep([one])
     for step in range(40 * MIN_FIRST):
         cost = 0.01 if step < 2 * MIN_FIRST else 1.0
-        overhead.take(Measured(step, 1e-3, {one: cost}), [one], 500)
+        overhead.take(MeasuredStep(step, 1e-3, {one: cost}), [one], 500)
     changes = [record for record in told if record["type"] == "adjusted"]
     assert len(changes) > 1
     assert {change["step"] for change in changes} == {500}
@@ -354,10 +354,10 @@ def test_what_is_decided_before_one_step_is_a_chain_of_which_the_last_holds():
 
 def test_what_is_lossless_is_never_widened():
     body = {"layers": ("fc",), "kinds": ("output",), "every": 1, "want": ("full",)}
-    plain, lossless = Watch(0, Probe(**body)), Watch(1, Probe(**body, lossless=True))
+    plain, lossless = ActiveProbe(0, Probe(**body)), ActiveProbe(1, Probe(**body, lossless=True))
     governor = Governor()
     for step in range(60):
-        governor.take(Measured(step, 1.0, {plain: 0.2, lossless: 0.5}))
+        governor.take(MeasuredStep(step, 1.0, {plain: 0.2, lossless: 0.5}))
         governor.govern()
     assert (lossless.factor, plain.factor > 1) == (1, True)
     with pytest.raises(ValidationError, match=r"max_overhead .* has no effect with lossless"):

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from engine.core.spool import read_frames
-from engine.guards.guard import SHARE, Ration, norm_of
-from engine.guards.update_gate import Gate
+from engine.guards.guard import SHARE, CheckInterval, norm_of
+from engine.guards.update_gate import UpdateGate
 from engine.process import rank
 from glasshouse import jsonio
 from glasshouse.errors import NonFinite
@@ -393,7 +393,11 @@ def late_loop(name: str, action: Any, bad: set[int], *, by_flag: bool) -> list[d
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     optimizer = fused(network, name)
-    gate = Gate(network, optimizer, torch.device("cpu"), action, is_late=True) if by_flag else None
+    gate = (
+        UpdateGate(network, optimizer, torch.device("cpu"), action, is_late=True)
+        if by_flag
+        else None
+    )
     states: list[dict[str, Any]] = []
     for step in range(8):
         x = torch.randn(4, 3) * (math.nan if step in bad else 1.0)
@@ -452,7 +456,7 @@ def test_what_is_to_fail_waits_with_its_parameters_until_the_host_knows(name: st
 def test_gradients_are_looked_at_less_often_where_looking_is_dear():
     now = [0.0]
 
-    def steps(pace: Ration, cost_s: float, number: int) -> list[int]:
+    def steps(pace: CheckInterval, cost_s: float, number: int) -> list[int]:
         due: list[int] = []
         for step in range(number):
             now[0] += 1.0
@@ -462,14 +466,14 @@ def test_gradients_are_looked_at_less_often_where_looking_is_dear():
                     now[0] += cost_s
         return due
 
-    cheap = Ration(leaves_out=True, clock=lambda: now[0])
+    cheap = CheckInterval(leaves_out=True, clock=lambda: now[0])
     assert steps(cheap, 0.9 * SHARE, 100) == [*range(100)]
-    dear = Ration(leaves_out=True, clock=lambda: now[0])
+    dear = CheckInterval(leaves_out=True, clock=lambda: now[0])
     due = steps(dear, 10 * SHARE, 400)
     assert due[:4] == [*range(4)]
     assert due[4] > 5
     assert len(due) * 10 * SHARE / 400 < 2 * SHARE
-    assert steps(Ration(leaves_out=False, clock=lambda: now[0]), 1.0, 50) == [*range(50)]
+    assert steps(CheckInterval(leaves_out=False, clock=lambda: now[0]), 1.0, 50) == [*range(50)]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from engine.native.compiling import FLAGS, ISAS, LIBRARY, SOURCE, find_compiler, source_mark
 from engine.probes import hooks
 from engine.probes.statistics import native_kernel, plain_torch
-from engine.probes.statistics.histograms import Counted, landed, on_device, told
+from engine.probes.statistics.histograms import TensorHistogram, landed, on_device, told
 from engine.probes.statistics.native_kernel import TYPES, Kernel
 from engine.probes.statistics.summarize import summarize
 from glasshouse.bins import bins_of, quantiles
@@ -120,7 +120,7 @@ def test_without_the_kernel_the_histogram_is_the_same(monkeypatch):
 def test_what_is_read_back_from_a_device_tells_the_same_as_what_was_here():
     both = frozenset({"histogram", "quantiles"})
     inputs = [torch.randn(300), torch.tensor([math.nan, math.inf]), torch.zeros(0)]
-    here = [Counted("a", "output", *summarize(x, histogram=True), both) for x in inputs]
+    here = [TensorHistogram("a", "output", *summarize(x, histogram=True), both) for x in inputs]
     there = [
         item._replace(
             figures=torch.tensor(item.figures, dtype=torch.float64),
@@ -157,8 +157,8 @@ def test_a_step_on_a_device_tells_what_a_step_here_tells(digits, tmp_path, monke
 def test_only_what_is_wanted_is_told():
     figures, counts = summarize(torch.arange(1.0, 9.0), histogram=True)
     counted = [
-        Counted("a", "output", figures, counts, frozenset({"histogram"})),
-        Counted("b", "output", figures, counts, frozenset({"quantiles"})),
+        TensorHistogram("a", "output", figures, counts, frozenset({"histogram"})),
+        TensorHistogram("b", "output", figures, counts, frozenset({"quantiles"})),
     ]
     keys = told(counted)
     assert keys["histograms"] == [["a", "output", *counts]]

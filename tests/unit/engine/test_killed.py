@@ -28,7 +28,7 @@ KILLS = int(os.environ.get("GLASSHOUSE_KILLS", "12"))
 
 
 @pytest.fixture(scope="module")
-def nursery():
+def fork_server():
     client = Client()
     yield client
     assert client.close() == 0
@@ -38,7 +38,7 @@ def nursery():
 class Chain:
     """Attempts of one job, each going on from the newest checkpoint that was told of."""
 
-    nursery: Client
+    fork_server: Client
     directory: Path
     resolved: dict[str, Any]
     table: Path
@@ -52,7 +52,7 @@ class Chain:
         self.num_attempts += 1
         job = self.directory / str(self.num_attempts)
         write_job(job, self.resolved, self.table, resume=self.resume)
-        return job, self.nursery.fork(job)["pid"]
+        return job, self.fork_server.fork(job)["pid"]
 
     def take(self, job: Path) -> list[dict[str, Any]]:
         """What an attempt left: every checkpoint that has its name must be whole."""
@@ -80,13 +80,13 @@ class Chain:
         until(lambda: _num_told(job) >= num_metrics or _has_ended(job))
         time.sleep(pause_s)  # not for luck: any moment is a good one
         os.kill(pid, signal.SIGKILL)
-        exit_ = self.nursery.read()
+        exit_ = self.fork_server.read()
         self.take(job)
         return exit_["signal"] == signal.SIGKILL
 
     def finish(self) -> None:
         job, _ = self.start()
-        assert self.nursery.read()["code"] == 0
+        assert self.fork_server.read()["code"] == 0
         assert self.take(job)[-1]["state"] == "succeeded"
 
 
@@ -99,7 +99,7 @@ def _has_ended(job: Path) -> bool:
 
 
 def test_a_rank_killed_at_any_moment_leaves_whole_checkpoints_and_the_same_numbers(
-    nursery, digits, tmp_path
+    fork_server, digits, tmp_path
 ):
     layers = [
         {"name": "flat", "type": "Flatten"},
@@ -113,7 +113,7 @@ def test_a_rank_killed_at_any_moment_leaves_whole_checkpoints_and_the_same_numbe
         stop={"steps": 10 * KILLS},
         checkpoint={"every_steps": 1},
     )
-    chain = Chain(nursery, tmp_path, planned(job)["spec"], digits)
+    chain = Chain(fork_server, tmp_path, planned(job)["spec"], digits)
     random_ = random.Random(5)  # noqa: S311 - no secret
     killed = sum(
         chain.kill_after(random_.randrange(6), random_.uniform(0, 0.03)) for _ in range(KILLS)
@@ -130,7 +130,7 @@ def test_a_rank_killed_at_any_moment_leaves_whole_checkpoints_and_the_same_numbe
     assert {step: values["loss"] for step, values in chain.seen.items()} == expected
 
 
-def test_each_row_is_used_once_in_an_epoch_however_often_the_rank_is_killed(nursery, tmp_path):
+def test_each_row_is_used_once_in_an_epoch_however_often_the_rank_is_killed(fork_server, tmp_path):
     num = 1500
     columns = {"id": np.arange(num, dtype=np.float32), "y": np.arange(num) % 3}
     table = write_table(tmp_path / "data", columns, {"all": slice(None)})
@@ -153,7 +153,7 @@ def test_each_row_is_used_once_in_an_epoch_however_often_the_rank_is_killed(nurs
         stop={"epochs": 2},
     )
     meta = json.loads((table / "meta.json").read_text())
-    chain = Chain(nursery, tmp_path / "job", planned(job, meta)["spec"], table)
+    chain = Chain(fork_server, tmp_path / "job", planned(job, meta)["spec"], table)
     random_ = random.Random(9)  # noqa: S311 - no secret
     killed = sum(chain.kill_after(random_.randrange(100, 400), 0) for _ in range(5))
     chain.finish()

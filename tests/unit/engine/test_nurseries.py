@@ -69,7 +69,7 @@ class Client:
 
 
 @pytest.fixture(scope="module")
-def nursery():
+def fork_server():
     client = Client()
     yield client
     assert client.close() == 0
@@ -91,60 +91,60 @@ def _started(job_dir: Path) -> bool:
     return bool(of_type(read_frames(job_dir / "spool", 0)[0], "metrics"))
 
 
-def test_a_forked_rank_trains_as_a_process_of_its_own_would(nursery, digits, tmp_path):
+def test_a_forked_rank_trains_as_a_process_of_its_own_would(fork_server, digits, tmp_path):
     job = spec()
     here = run(tmp_path / "here", job, digits)
     there = write_job(tmp_path / "there", planned(job)["spec"], digits)
-    answer = nursery.fork(there)
-    assert nursery.read() == {"exited": answer["pid"], "code": 0, "signal": None}
+    answer = fork_server.fork(there)
+    assert fork_server.read() == {"exited": answer["pid"], "code": 0, "signal": None}
     records, _ = read_frames(there / "spool", 0, 10**6)
     assert records[-1]["state"] == "succeeded"
     assert losses(records) == losses(here)
 
 
-def test_two_ranks_run_beside_each_other_with_two_threads_each(nursery, digits, tmp_path):
+def test_two_ranks_run_beside_each_other_with_two_threads_each(fork_server, digits, tmp_path):
     resolved = planned(spec())["spec"]
     jobs = [
         write_job(tmp_path / name, resolved, digits, device={"type": "cpu", "threads": 2})
         for name in "ab"
     ]
-    pids = {nursery.fork(job)["pid"] for job in jobs}
-    ended = [nursery.read() for _ in jobs]
+    pids = {fork_server.fork(job)["pid"] for job in jobs}
+    ended = [fork_server.read() for _ in jobs]
     assert {item["exited"] for item in ended} == pids
     assert {item["code"] for item in ended} == {0}
 
 
-def test_a_rank_ends_at_a_step_boundary_when_asked(nursery, digits, tmp_path):
+def test_a_rank_ends_at_a_step_boundary_when_asked(fork_server, digits, tmp_path):
     job = write_job(tmp_path, planned(spec(**FOR_EVER))["spec"], digits)
-    nursery.fork(job)
+    fork_server.fork(job)
     until(lambda: _started(job))
-    os.write(nursery.lifelines[-1], b'{"do":"cancel"}\n')
-    assert nursery.read()["code"] == 0
+    os.write(fork_server.lifelines[-1], b'{"do":"cancel"}\n')
+    assert fork_server.read()["code"] == 0
     records, _ = read_frames(job / "spool", 0, 10**6)
     assert records[-1]["state"] == "cancelled"
     assert of_type(records, "checkpoint")[-1]["step"] == len(losses(records))
 
 
-def test_a_rank_ends_when_its_lifeline_is_cut(nursery, digits, tmp_path):
+def test_a_rank_ends_when_its_lifeline_is_cut(fork_server, digits, tmp_path):
     job = write_job(tmp_path, planned(spec(**FOR_EVER))["spec"], digits)
-    answer = nursery.fork(job)
+    answer = fork_server.fork(job)
     until(lambda: _started(job))
-    os.close(nursery.lifelines.pop())
-    assert nursery.read() == {"exited": answer["pid"], "code": 75, "signal": None}
+    os.close(fork_server.lifelines.pop())
+    assert fork_server.read() == {"exited": answer["pid"], "code": 75, "signal": None}
 
 
-def test_a_killed_rank_is_reported_with_its_signal(nursery, digits, tmp_path):
+def test_a_killed_rank_is_reported_with_its_signal(fork_server, digits, tmp_path):
     job = write_job(tmp_path, planned(spec(**FOR_EVER))["spec"], digits)
-    answer = nursery.fork(job)
+    answer = fork_server.fork(job)
     until(lambda: _started(job))
     os.kill(answer["pid"], signal.SIGKILL)
-    assert nursery.read() == {"exited": answer["pid"], "code": None, "signal": 9}
+    assert fork_server.read() == {"exited": answer["pid"], "code": None, "signal": 9}
 
 
-def test_a_rank_writes_to_its_own_files(nursery, tmp_path):
+def test_a_rank_writes_to_its_own_files(fork_server, tmp_path):
     (tmp_path / "job.json").write_text("{}")
-    nursery.fork(tmp_path)
-    assert nursery.read()["code"] == 0
+    fork_server.fork(tmp_path)
+    assert fork_server.read()["code"] == 0
     assert "SpecFailed" in (tmp_path / "stderr").read_text()
     assert (tmp_path / "stdout").read_text() == ""
     assert read_frames(tmp_path / "spool", 0)[0][-1]["error"]["code"] == "spec_failed"
@@ -162,16 +162,16 @@ def test_ranks_end_with_the_worker_and_with_the_nursery(digits, tmp_path):
         os.close(descriptor)
 
 
-def test_a_thread_that_ends_takes_no_rank_along(nursery, digits, tmp_path):
+def test_a_thread_that_ends_takes_no_rank_along(fork_server, digits, tmp_path):
     job = write_job(tmp_path, planned(spec(**FOR_EVER))["spec"], digits)
-    asking = threading.Thread(target=nursery.fork, args=(job,))
+    asking = threading.Thread(target=fork_server.fork, args=(job,))
     asking.start()
     asking.join()
     until(lambda: _started(job))
     before = len(read_frames(job / "spool", 0, 10**6)[0])
     until(lambda: len(read_frames(job / "spool", 0, 10**6)[0]) > before + 10)
-    os.close(nursery.lifelines.pop())
-    assert nursery.read()["code"] == 75
+    os.close(fork_server.lifelines.pop())
+    assert fork_server.read()["code"] == 75
 
 
 DYING_PARENT = """

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from engine.data.batches.shuffle_pool import Draws, Pool
+from engine.data.batches.shuffle_pool import Pool, PoolDraws
 from engine.data.sources.row_files import runs_of
 from tests.unit.engine.pools import drawn
 
@@ -25,7 +25,7 @@ def test_an_epoch_draws_every_row_once(kind):
     made = drawn(pool)
     assert sorted(row for rows in made for row in rows) == [*range(pool.num_rows)]
     assert [len(rows) for rows in made[:-1]] == [pool.batch_size] * (len(made) - 1)
-    assert Draws(pool, 3, 0).draw().places.tolist() == made[0]
+    assert PoolDraws(pool, 3, 0).draw().places.tolist() == made[0]
     if pool.num_rows > 1:
         assert drawn(pool, epoch=1) != made != drawn(pool, seed=4)
 
@@ -34,7 +34,7 @@ def test_an_epoch_draws_every_row_once(kind):
 def test_the_pool_holds_what_was_read_and_never_more_than_it_may(kind):
     """Slot by slot, against a dict that takes and gives rows one by one."""
     pool = POOLS[kind]
-    draws, held = Draws(pool, 3, 0), {}
+    draws, held = PoolDraws(pool, 3, 0), {}
     for batch in range(-(-pool.num_rows // pool.batch_size)):
         draw = draws.draw()
         entering = [row for first, last in draw.runs for row in range(first, last)]
@@ -52,7 +52,7 @@ def test_the_pool_holds_what_was_read_and_never_more_than_it_may(kind):
 
 
 def test_the_pool_grows_by_a_batch_with_each_batch():
-    draws, sizes = Draws(Pool(1000, 10, 60, 25), 1, 0), []
+    draws, sizes = PoolDraws(Pool(1000, 10, 60, 25), 1, 0), []
     for _ in range(8):
         draw = draws.draw()
         sizes.append(len(draws.held[0]) + len(draw.drawn))
@@ -81,7 +81,7 @@ def test_every_row_of_the_pool_is_as_likely_to_be_drawn():
         pool = Pool(40, size, 40, 40)
         counts = np.zeros(40)
         for epoch in range(4000):
-            places = Draws(pool, 1, epoch).draw().places
+            places = PoolDraws(pool, 1, epoch).draw().places
             assert len({*places.tolist()}) == size
             counts[places] += 1
         mean = 4000 * size / 40

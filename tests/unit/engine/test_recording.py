@@ -7,7 +7,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from engine.probes.flight_recorder import NUM_STEPS, Recorder
+from engine.probes.flight_recorder import NUM_STEPS, FlightRecorder
 from glasshouse.spec import Probe
 from tests.unit.engine.making import captured, losses, of_type, run, spec, write_table
 
@@ -153,7 +153,7 @@ def test_of_the_bad_step_the_part_is_kept_that_was_asked_for(table, tmp_path):
 def test_figures_that_arrive_late_keep_the_next_step_and_say_which_it_is():
     """As on CUDA: a step is known to be bad only when its tensors are gone."""
     probe = Probe(layers=("*",), kinds=("output",), on="nonfinite", want=("stats", "full"))
-    recorder, kept = Recorder(0, probe), []
+    recorder, kept = FlightRecorder(0, probe), []
     figures = torch.zeros(9)
 
     def keep(name, kind, tensor):

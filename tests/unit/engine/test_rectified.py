@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from engine.native.compiling import ISAS
 from engine.probes.statistics import native_kernel
 from engine.probes.statistics.summarize import summarize
-from engine.probes.watched.probe import Watch, Watches
-from engine.probes.watched_relu import Rectified, is_rectifier
+from engine.probes.watched.probe import ActiveProbe, ActiveProbes
+from engine.probes.watched_relu import WatchedReLU, is_rectifier
 from glasshouse.spec import Probe
 from tests.conftest import absent
 from tests.unit.engine.making import captured, of_type, run, spec
@@ -99,15 +99,15 @@ def test_what_may_take_two_passes_or_lies_apart_is_not_taken():
     assert native_kernel.rectifies(torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last))
 
 
-def watches() -> Watches:
-    return Watches([Watch(0, Probe(layers=("*",), kinds=("output",), every=1))])
+def watches() -> ActiveProbes:
+    return ActiveProbes([ActiveProbe(0, Probe(layers=("*",), kinds=("output",), every=1))])
 
 
 class Steps:
     """A layer's output and a ReLU that reads it, seen step by step."""
 
     def __init__(self) -> None:
-        self.rectified = Rectified()
+        self.rectified = WatchedReLU()
         self.own = self.of_relu = watches()
 
     def see(self, x: torch.Tensor, source: torch.Tensor | None = None) -> torch.Tensor:
@@ -166,7 +166,7 @@ def test_nothing_is_computed_ahead_for_other_probes_than_the_layers():
 
 def gradients(x: torch.Tensor, weight: torch.Tensor, clip: bool, steps: Steps | None) -> list:
     """The gradient of the ReLU's output, as it came, and of what it reads; their figures."""
-    rectified = Rectified() if steps is None else steps.rectified
+    rectified = WatchedReLU() if steps is None else steps.rectified
     after = torch.relu(x) if steps is None else steps.see(x)
     found: list[tuple[torch.Tensor, list[float]]] = []
 

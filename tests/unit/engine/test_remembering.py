@@ -7,10 +7,10 @@ import pytest
 
 from engine.metrics.derived import FORMULAS
 from engine.probes import history
-from engine.probes.flight_recorder import Recorder
-from engine.probes.hooks import Look
+from engine.probes.flight_recorder import FlightRecorder
+from engine.probes.hooks import StepWatcher
 from engine.probes.probe_set import made
-from engine.probes.watched.probe import Watch
+from engine.probes.watched.probe import ActiveProbe
 from glasshouse.spec import Probe
 from tests.unit.engine.making import of_type, run, spec
 
@@ -23,7 +23,7 @@ def _probe(**changes: Any) -> Probe:
     return Probe.model_validate_json(json.dumps(whole))
 
 
-def _again(watches: list[Watch]) -> dict[str, Any]:
+def _again(watches: list[ActiveProbe]) -> dict[str, Any]:
     """The state as it comes back from a file."""
     return json.loads(json.dumps(history.state(watches, (), 3)))
 
@@ -50,7 +50,7 @@ def test_what_was_off_stays_off_over_a_restart_and_what_is_new_looks(
     digits, tmp_path, monkeypatch, capfd
 ):
     """A probe and a metric that fail three times are off; what the job says besides is done."""
-    monkeypatch.setattr(Look, "_see", _fail)
+    monkeypatch.setattr(StepWatcher, "_see", _fail)
     monkeypatch.setitem(FORMULAS, "l2", _fail)
     watch = {"layers": ["fc"], "kinds": ["output"], "every": 1, "max_overhead": None}
     metric = {"type": "l2", "inputs": ["fc"]}
@@ -73,12 +73,12 @@ def _fail(*_args: Any) -> Any:
 
 @pytest.mark.parametrize("layer", ["fc", "NaN"])
 def test_a_recorder_gives_the_steps_from_before_the_restart(layer: str):
-    def recorder() -> Recorder:
+    def recorder() -> FlightRecorder:
         found = made(0, _probe(on="nonfinite", every=None))
-        assert isinstance(found, Recorder)
+        assert isinstance(found, FlightRecorder)
         return found
 
-    def steps(one: Recorder, first: int, last: int) -> None:
+    def steps(one: FlightRecorder, first: int, last: int) -> None:
         for step in range(first, last):
             row = [layer, "output", *[value + step for value in FINITE[:7]], 0, 0]
             assert one.take(_record(step), [row], 1.0, set()) == []
@@ -103,12 +103,12 @@ def test_what_one_recorder_has_told_another_does_not_tell_again_after_a_restart(
     after = [made(number, _probe(on="nonfinite", every=None)) for number in (0, 1)]
     told: set[tuple[str, str]] = set()
     for one in before:
-        assert isinstance(one, Recorder)
+        assert isinstance(one, FlightRecorder)
         one.take(_record(0), [["fc", "output", *FINITE]], 1.0, told)
     history.restore(_again(before), after)
     said: list[dict[str, Any]] = []
     told = set()
     for one in after:
-        assert isinstance(one, Recorder)
+        assert isinstance(one, FlightRecorder)
         said += one.take(_record(1), [["fc", "output", *NAN]], 1.0, told)
     assert [record["step"] for record in said] == [0, 1]

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from engine.probes.tensors import drain
 from engine.probes.tensors import ring as ring_module
-from engine.probes.tensors.captures import Captures, Piece
+from engine.probes.tensors.captures import CapturePiece, Captures
 from engine.probes.tensors.drain import LocalDrain, file_names, write_file
 from engine.probes.tensors.ring import HEADER_BYTES, Producer, Ring
 from tests.unit.engine.making import captured, losses, of_type, run, spec
@@ -187,7 +187,7 @@ def test_every_type_and_shape_is_read_back_bit_for_bit(tmp_path: Path):
     seen: list[dict[str, Any]] = []
     captures = Captures(tmp_path, seen.append)
     for name, tensor in tensors().items():
-        assert captures.offer(Piece(7, name, "output"), tensor)
+        assert captures.offer(CapturePiece(7, name, "output"), tensor)
     captures.finish_step()
     captures.close()
     (record,) = seen
@@ -206,7 +206,7 @@ def test_every_type_and_shape_is_read_back_bit_for_bit(tmp_path: Path):
 def test_a_type_without_a_name_in_files_is_refused_and_takes_no_room(tmp_path: Path):
     captures = Captures(tmp_path, print)
     with pytest.raises(TypeError, match="complex128"):
-        captures.offer(Piece(0, "a", "output"), torch.zeros(1, dtype=torch.complex128))
+        captures.offer(CapturePiece(0, "a", "output"), torch.zeros(1, dtype=torch.complex128))
     captures.close()
 
 
@@ -214,7 +214,7 @@ def test_a_kept_tensor_is_the_one_of_the_moment(tmp_path: Path):
     seen: list[dict[str, Any]] = []
     captures = Captures(tmp_path, seen.append)
     tensor = torch.arange(6.0).reshape(2, 3).t()
-    captures.offer(Piece(0, "a", "output"), tensor)
+    captures.offer(CapturePiece(0, "a", "output"), tensor)
     tensor.zero_()
     captures.close()
     assert captured(seen, tmp_path)[0, "a", "output"].tolist() == [[0, 3], [1, 4], [2, 5]]
@@ -225,8 +225,8 @@ def test_a_part_of_a_tensor_says_what_it_is(tmp_path: Path):
     captures = Captures(tmp_path, seen.append)
     whole = torch.arange(12.0).reshape(3, 4)
     about = {"form": "slice", "slice": ":,::2", "captured_from": (3, 4), "phase": "evaluate"}
-    captures.offer(Piece(2, "a", "output", **about), whole[:, ::2])
-    captures.offer(Piece(2, "a", "output"), whole)
+    captures.offer(CapturePiece(2, "a", "output", **about), whole[:, ::2])
+    captures.offer(CapturePiece(2, "a", "output"), whole)
     captures.close()
     part, full = seen
     assert (part["phase"], full["phase"]) == ("evaluate", "train")
@@ -244,8 +244,8 @@ def test_the_same_tensor_twice_in_a_step_has_two_names():
 def test_wide_elements_come_first_so_that_all_are_aligned(tmp_path: Path):
     seen: list[dict[str, Any]] = []
     captures = Captures(tmp_path, seen.append)
-    captures.offer(Piece(0, "a", "output"), torch.ones(3, dtype=torch.uint8))
-    captures.offer(Piece(0, "b", "output"), torch.ones(3, dtype=torch.float64))
+    captures.offer(CapturePiece(0, "a", "output"), torch.ones(3, dtype=torch.uint8))
+    captures.offer(CapturePiece(0, "b", "output"), torch.ones(3, dtype=torch.float64))
     captures.close()
     raw = (tmp_path / "captures/0.safetensors").read_bytes()
     (size,) = struct.unpack("<Q", raw[:8])
@@ -283,7 +283,7 @@ def test_a_file_that_lies_in_the_ring_as_it_is_wanted_is_written_in_one_piece(
     captures = Captures(tmp_path, seen.append)
     for step in range(3):
         for number, size in enumerate(sizes):
-            captures.offer(Piece(step, f"l{number}", "output"), torch.arange(size) + step)
+            captures.offer(CapturePiece(step, f"l{number}", "output"), torch.arange(size) + step)
         captures.finish_step()
     captures.close()
     assert of_type(seen, "dropped") == []
@@ -316,7 +316,7 @@ def test_a_header_that_needs_more_room_than_there_is_goes_round(tmp_path: Path):
     for step in range(2):
         for number in range(300):
             captures.offer(
-                Piece(step, f"{'l' * 100}{number}", "output"), torch.tensor([number, step])
+                CapturePiece(step, f"{'l' * 100}{number}", "output"), torch.tensor([number, step])
             )
         captures.finish_step()
     captures.close()
@@ -347,7 +347,7 @@ def test_what_is_offered_is_stored_or_counted(tmp_path: Path, monkeypatch: pytes
     for step in range(60):
         for number in range(3):
             captures.offer(
-                Piece(step, f"l{number}", "output"), torch.full((700,), 3.0 * step + number)
+                CapturePiece(step, f"l{number}", "output"), torch.full((700,), 3.0 * step + number)
             )
             num_offered += 1
         captures.finish_step()
@@ -362,7 +362,7 @@ def test_what_is_offered_is_stored_or_counted(tmp_path: Path, monkeypatch: pytes
 
 def test_what_is_larger_than_the_ring_is_dropped_and_nothing_waits_for_it(tmp_path: Path):
     captures = Captures(tmp_path, print, num_bytes=PAGE)
-    assert not captures.offer(Piece(0, "a", "output", lossless=True), torch.zeros(PAGE))
+    assert not captures.offer(CapturePiece(0, "a", "output", lossless=True), torch.zeros(PAGE))
     assert captures.take_dropped() == 1
     assert captures.take_waited_s() == 0
     captures.close()
@@ -375,7 +375,7 @@ def test_lossless_waits_and_says_how_long(tmp_path: Path, monkeypatch: pytest.Mo
     for step in range(6):
         for number in range(3):  # more than the ring holds: a step leaves in several lots
             values = torch.full((2000,), float(10 * step + number))
-            assert captures.offer(Piece(step, f"l{number}", "output", lossless=True), values)
+            assert captures.offer(CapturePiece(step, f"l{number}", "output", lossless=True), values)
         captures.finish_step()
     waited = captures.take_waited_s()
     captures.close()
@@ -393,10 +393,10 @@ def test_waiting_ends_when_the_job_is_cancelled(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("engine.probes.tensors.captures.LocalDrain", Slow)
     over = threading.Event()
     captures = Captures(tmp_path, lambda _: None, num_bytes=PAGE, is_over=over.is_set)
-    assert captures.offer(Piece(0, "a", "output", lossless=True), torch.zeros(1000))
+    assert captures.offer(CapturePiece(0, "a", "output", lossless=True), torch.zeros(1000))
     threading.Timer(0.05, over.set).start()
     began = time.monotonic()
-    assert not captures.offer(Piece(0, "b", "output", lossless=True), torch.zeros(1000))
+    assert not captures.offer(CapturePiece(0, "b", "output", lossless=True), torch.zeros(1000))
     assert time.monotonic() - began < 0.9
     assert captures.take_dropped() == 1
     captures.close()
@@ -405,9 +405,9 @@ def test_waiting_ends_when_the_job_is_cancelled(tmp_path: Path, monkeypatch: pyt
 def test_a_file_that_cannot_be_written_is_counted(tmp_path: Path):
     seen: list[dict[str, Any]] = []
     captures = Captures(tmp_path, seen.append)
-    captures.offer(Piece(0, "a", "output"), torch.ones(3))
+    captures.offer(CapturePiece(0, "a", "output"), torch.ones(3))
     (tmp_path / "captures").rmdir()
-    captures.offer(Piece(0, "b", "output"), torch.ones(3))
+    captures.offer(CapturePiece(0, "b", "output"), torch.ones(3))
     captures.close()
     (record,) = seen
     assert (record["type"], record["count"]) == ("dropped", 2)

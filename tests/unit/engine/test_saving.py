@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from engine.checkpoint import checkpoint, saving
-from engine.checkpoint.retention import Keeping
+from engine.checkpoint.retention import CheckpointRetention
 from engine.checkpoint.saving import Saver
 from engine.checkpoint.training_state import OptimizerState, Weights
 from engine.core.snapshot import Staging, take
@@ -467,14 +467,14 @@ def test_a_wrong_rule_is_refused_at_its_place(when, place):
 
 def test_the_last_and_the_best_stay():
     best = {"metric": "validation/accuracy", "mode": "max", "count": 2}
-    keeping = Keeping(Checkpoint.model_validate({"keep_last": 1, "keep_best": best}))
+    keeping = CheckpointRetention(Checkpoint.model_validate({"keep_last": 1, "keep_best": best}))
     values = [0.5, 0.9, float("nan"), 0.7, 0.8, 0.1]
     gone = [
         keeping.superseded(str(number), {"validation/accuracy": value})
         for number, value in enumerate(values)
     ]
     assert gone == [[], [], [], ["0", "2"], ["3"], []]
-    keeping = Keeping(Checkpoint.model_validate({"keep_last": 1, "keep_best": LOWEST}))
+    keeping = CheckpointRetention(Checkpoint.model_validate({"keep_last": 1, "keep_best": LOWEST}))
     gone = [keeping.superseded(str(n), {"loss": value}) for n, value in enumerate([3, 1, 2, 1])]
     assert gone == [[], ["0"], [], ["2"]], "of equals the earlier one stays"
 

@@ -9,14 +9,20 @@ import pytest
 import torch
 
 from engine.core.spool import read_frames
-from engine.data.batches.shuffle_pool import Draws, Pool
+from engine.data.batches.shuffle_pool import Pool, PoolDraws
 from engine.data.columns import dense, sequences
 from engine.data.columns.prepared import Preparing
 from engine.data.columns.table import Table
 from engine.data.sources import fitting
-from engine.data.sources.joined import Chain, Joined, JoinedStored, Part, joined_meta
+from engine.data.sources.joined import (
+    ConcatenatedColumn,
+    Joined,
+    JoinedStored,
+    TablePart,
+    joined_meta,
+)
 from engine.data.sources.loading import load
-from engine.data.sources.reading import Reader
+from engine.data.sources.reading import SourceReader
 from engine.data.sources.streamed import StreamedRows
 from engine.process import rank
 from engine.process.planner import answer
@@ -68,12 +74,12 @@ def test_two_sources_are_one_file_with_their_rows(tables, limit, monkeypatch):
     expected = load(
         source, FIELDS, Table(whole), seed=3, device=CPU, limit=wanted, preparing=preparing
     )
-    parts = [Part(Table(path), item) for path, item in zip(halves, BOTH, strict=True)]
+    parts = [TablePart(Table(path), item) for path, item in zip(halves, BOTH, strict=True)]
     memory = load(
         source, FIELDS, Joined(parts), seed=3, device=CPU, limit=wanted, preparing=preparing
     )
     stored = JoinedStored(parts)
-    reader = Reader(source, FIELDS, stored, seed=3, limit=wanted, preparing=preparing)
+    reader = SourceReader(source, FIELDS, stored, seed=3, limit=wanted, preparing=preparing)
     pooled = StreamedRows(reader, CPU, shuffle=Shuffle(buffer_size=30))
     for found in (memory, pooled):
         assert found.num_rows == expected.num_rows < NUM
@@ -90,7 +96,7 @@ def test_two_sources_are_one_file_with_their_rows(tables, limit, monkeypatch):
 def test_each_source_may_be_a_part_of_its_split(tables):
     _, one, other = tables
     sources = (Source(dataset="one", fraction=(0.5, 1.0)), Source(dataset="other"))
-    parts = [Part(Table(path), item) for path, item in zip((one, other), sources, strict=True)]
+    parts = [TablePart(Table(path), item) for path, item in zip((one, other), sources, strict=True)]
     fields = {"label": FIELDS["label"].model_copy(update={"dim": 11})}
     joined = load(Source(dataset="one"), fields, Joined(parts), seed=3, device=CPU)
     each = [
@@ -120,14 +126,16 @@ def test_what_is_known_of_two_sources_is_what_is_known_of_one_file(tables):
 
 def test_a_bad_row_is_named_by_its_own_dataset(tables):
     _, one, other = tables
-    parts = [Part(Table(path), item) for path, item in zip((one, other), BOTH, strict=True)]
+    parts = [TablePart(Table(path), item) for path, item in zip((one, other), BOTH, strict=True)]
     labels = np.load(other / "all" / "5.npy")
     first = int(np.flatnonzero(labels == 10)[0])
     fields = {"label": FIELDS["label"]}
     at_one = [*np.load(one / "all" / "5.npy")].index(10)
     with pytest.raises(DataFailed, match=f"row {at_one} of split 'all' of dataset 'one' has 10"):
         load(Source(dataset="one"), fields, Joined(parts), seed=3, device=CPU)
-    reader = Reader(Source(dataset="one"), fields, JoinedStored(parts), seed=3, limit=Sequences())
+    reader = SourceReader(
+        Source(dataset="one"), fields, JoinedStored(parts), seed=3, limit=Sequences()
+    )
     with pytest.raises(DataFailed, match=f"row {first} of split 'all' of dataset 'other' has 10"):
         reader.read(np.arange(CUT, NUM))
 
@@ -138,7 +146,7 @@ def test_a_chain_of_arrays_is_looked_up_like_one():
         np.empty((0, 3), np.int64),
         np.arange(12, 33).reshape(7, 3),
     ]
-    chain, whole = Chain(parts), np.concatenate(parts)
+    chain, whole = ConcatenatedColumn(parts), np.concatenate(parts)
     assert (chain.shape, len(chain), chain.dtype) == (whole.shape, len(whole), whole.dtype)
     for rows in (slice(2, 6), slice(None), slice(9, 99), np.array([10, 0, 4, 3, 3]), 5):
         assert np.array_equal(chain[rows], whole[rows])
@@ -152,7 +160,7 @@ def test_a_chain_of_arrays_is_looked_up_like_one():
 
 def test_sources_in_turn_are_read_one_after_the_other():
     pool = Pool(300, 8, 40, sizes=(100, 150, 50))
-    draws = Draws(pool, 5, 0)
+    draws = PoolDraws(pool, 5, 0)
     entered: list[int] = []
     drawn: list[int] = []
     for _ in range(38):
@@ -163,7 +171,7 @@ def test_sources_in_turn_are_read_one_after_the_other():
     assert sorted(entered[:100]) == [*range(100)]
     assert sorted(entered[100:250]) == [*range(100, 250)]
     assert entered[:100] != [*range(100)]
-    mixed = Draws(Pool(300, 8, 40), 5, 0)
+    mixed = PoolDraws(Pool(300, 8, 40), 5, 0)
     first = [row for run in mixed.draw().runs for row in range(*run)]
     assert max(first) >= 100
 

@@ -17,7 +17,7 @@ from engine.data.batches.rows import shuffled
 from engine.data.batches.shuffle_pool import Pool
 from engine.data.columns.table import Table
 from engine.data.sources.loading import load
-from engine.data.sources.reading import Reader
+from engine.data.sources.reading import SourceReader
 from engine.data.sources.row_files import StoredTable
 from engine.data.sources.streamed import StreamedRows
 from engine.plan.data_memory import check_streaming
@@ -69,7 +69,9 @@ def streamed(
     workers: int = 0,
     **shuffle: Any,
 ) -> StreamedRows:
-    reader = Reader(source or Source(dataset="d"), fields, StoredTable(table), seed=3, limit=limit)
+    reader = SourceReader(
+        source or Source(dataset="d"), fields, StoredTable(table), seed=3, limit=limit
+    )
     return StreamedRows(reader, CPU, shuffle=Shuffle(**shuffle), workers=workers)
 
 
@@ -359,7 +361,7 @@ def test_the_rows_of_a_bad_step_are_found_again_in_their_files(tmp_path, capfd):
 
 
 def cached(table: Path, fields: dict[str, Field], **shuffle: Any) -> StreamedRows:
-    reader = Reader(Source(dataset="d"), fields, StoredTable(table), seed=3, limit=NO_LIMIT)
+    reader = SourceReader(Source(dataset="d"), fields, StoredTable(table), seed=3, limit=NO_LIMIT)
     return StreamedRows(reader, CPU, shuffle=Shuffle(**shuffle), workers=1, keeps=True)
 
 
@@ -601,7 +603,7 @@ def test_gaps_are_filled_by_a_number_as_in_memory(tmp_path):
     field = DenseField(type="dense", fill=-7.0, scale=2.0)
     source = Source(dataset="d")
     whole = load(source, {"x": field}, Table(table), seed=0, device=torch.device("cpu"))
-    reader = Reader(source, {"x": field}, StoredTable(table), seed=0, limit=Sequences())
+    reader = SourceReader(source, {"x": field}, StoredTable(table), seed=0, limit=Sequences())
     streamed = StreamedRows(reader, torch.device("cpu"), shuffle=Shuffle(buffer_size=6))
     both = zip(whole.in_order(4), streamed.in_order(4), strict=True)
     assert all(torch.equal(mine["x"], other["x"]) for mine, other in both)

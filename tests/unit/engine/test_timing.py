@@ -217,10 +217,10 @@ def test_a_clock_of_events_measures_what_the_device_does():
 
 
 def test_the_time_that_hooks_take_is_that_of_the_probes(digits, tmp_path, monkeypatch):
-    from engine.probes.hooks import Look
+    from engine.probes.hooks import StepWatcher
 
-    count = Look._count
-    monkeypatch.setattr(Look, "_count", lambda *given: (_spin(0.02), count(*given))[1])
+    count = StepWatcher._count
+    monkeypatch.setattr(StepWatcher, "_count", lambda *given: (_spin(0.02), count(*given))[1])
     probes = [{"layers": ["conv1"], "kinds": ["output", "output_grad"], "every": 1}]
     records = run(tmp_path, spec(probes=probes, stop={"steps": 5}), digits)
     values = next(r["values"] for r in records if "time/step" in r.get("values", {}))

@@ -16,7 +16,7 @@ from engine.network.network import Network
 from engine.probes.probe_set import Probes
 from engine.probes.statistics import plain_torch as plain
 from engine.probes.statistics.summarize import summarize
-from engine.probes.watched.requested import Wanted
+from engine.probes.watched.requested import RequestedProbes
 from engine.probes.watched.select import is_due
 from engine.process.rank import Assignment
 from engine.process.rank import run as run_assignment
@@ -316,7 +316,7 @@ class Asking:
     cancel_requested = False
     orders = ()
 
-    def __init__(self, *lists: tuple[int, Wanted]) -> None:
+    def __init__(self, *lists: tuple[int, RequestedProbes]) -> None:
         self.lists = lists
         self.seen: list = []
 
@@ -328,10 +328,15 @@ class Asking:
 
 def wanted(revision: int, **probes: dict):
     entries = [{"id": name, "probe": body} for name, body in probes.items()]
-    return Wanted.read({"revision": revision, "probes": entries})
+    return RequestedProbes.read({"revision": revision, "probes": entries})
 
 
-def asked(directory: Path, table: Path, *lists: tuple[int, Wanted], first: Wanted | None = None):
+def asked(
+    directory: Path,
+    table: Path,
+    *lists: tuple[int, RequestedProbes],
+    first: RequestedProbes | None = None,
+):
     resolved = planned(spec())["spec"]
     path = write_job(directory, resolved, table) / "job.json"
     job = replace(Assignment.read(path), watched=first)
@@ -381,7 +386,7 @@ def test_attaching_changing_and_removing_change_no_bit(digits, tmp_path):
 def test_a_first_list_replaces_that_of_the_spec_and_tells_what_is_new(digits, tmp_path):
     body = probe(want=["stats"], layers=["fc"], kinds=["output"], at=[0], every=None)
     entries = [{"id": "prb_a", "probe": body, "new": True}, {"id": "prb_b", "probe": body}]
-    first = Wanted.read({"revision": 3, "probes": entries})
+    first = RequestedProbes.read({"revision": 3, "probes": entries})
     records = asked(tmp_path, digits, first=first)
     (record,) = of_type(records, "probe")
     assert (record["step"], record["revision"]) == (0, 3)
@@ -410,7 +415,7 @@ def test_a_probe_that_was_switched_off_stays_off_until_it_is_changed(tmp_path, c
 @pytest.mark.parametrize("document", [{}, {"revision": 1, "probes": [{"id": "a"}]}, [], None])
 def test_what_is_no_list_of_probes_is_refused(document):
     with pytest.raises(ValueError, match="not a list of probes"):
-        Wanted.read(document)
+        RequestedProbes.read(document)
 
 
 class Counting:

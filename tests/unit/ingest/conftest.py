@@ -10,7 +10,7 @@ import pytest
 
 from engine.datasets.ingest import ingest
 from glasshouse.errors import InvalidDataset
-from models.storage.columns import Columns
+from models.storage.columns import DatasetColumns
 
 # A small process of its own starts and measures the ingest: on Linux a child's peak memory
 # begins with that of the process it came from.
@@ -36,12 +36,12 @@ class Ingesting:
         path.write_bytes(content)
         return path
 
-    def __call__(self, name: str, content: bytes | Path, **limits: Any) -> Columns:
+    def __call__(self, name: str, content: bytes | Path, **limits: Any) -> DatasetColumns:
         source = content if isinstance(content, Path) else self.file(content)
         self._count += 1
         out = self.folder / f"dataset-{self._count}"
         meta = ingest(source, name, out, **limits)
-        columns = Columns(out)
+        columns = DatasetColumns(out)
         assert columns.meta == meta
         return columns
 

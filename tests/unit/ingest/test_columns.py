@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from glasshouse import jsonio
-from models.storage.columns import Columns
+from models.storage.columns import DatasetColumns
 from tests.unit.ingest.conftest import Ingesting
 
 
@@ -141,7 +141,7 @@ def test_extremes_of_integers_are_exact(ingesting: Ingesting):
 def test_statistics_are_those_of_numpy(
     tmp_path_factory: pytest.TempPathFactory, values: NDArray[Any]
 ):
-    columns: Columns = Ingesting(tmp_path_factory.mktemp("stats"))("npz", npz(v=values))
+    columns: DatasetColumns = Ingesting(tmp_path_factory.mktemp("stats"))("npz", npz(v=values))
     stats = columns.stats()["all"]["v"]
     finite = values[np.isfinite(values)].astype(np.float64)
     assert stats["count"] == values.size

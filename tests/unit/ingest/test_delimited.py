@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.storage.columns import Columns
+from models.storage.columns import DatasetColumns
 from tests.unit.ingest.conftest import Ingesting
 
 
-def dtypes(columns: Columns) -> dict[str, str]:
+def dtypes(columns: DatasetColumns) -> dict[str, str]:
     return {column["name"]: column["dtype"] for column in columns.meta["columns"]}
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from engine.datasets.readers.header import is_name
 from glasshouse.errors import InvalidDataset
-from models.storage.columns import Columns
+from models.storage.columns import DatasetColumns
 from tests.unit.ingest.conftest import Ingesting
 
 WITH_HEADER: dict[str, tuple[list[str], list[list[str]]]] = {
@@ -81,7 +81,7 @@ def table(rows: Iterable[Iterable[Any]], delimiter: str = ",") -> bytes:
     return file.getvalue().encode()
 
 
-def names(columns: Columns) -> list[str]:
+def names(columns: DatasetColumns) -> list[str]:
     return [column["name"] for column in columns.meta["columns"]]
 
 

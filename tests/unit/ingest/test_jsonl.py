@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.storage.columns import Columns
+from models.storage.columns import DatasetColumns
 from tests.unit.ingest.conftest import Ingesting
 
 
@@ -15,7 +15,7 @@ def lines(*rows: Any) -> bytes:
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
-def described(columns: Columns) -> dict[str, tuple[str, list[int | None]]]:
+def described(columns: DatasetColumns) -> dict[str, tuple[str, list[int | None]]]:
     return {item["name"]: (item["dtype"], item["shape"]) for item in columns.meta["columns"]}
 
 

@@ -15,7 +15,7 @@ import pytest
 from engine.datasets.ingest import FORMATS, ingest
 from engine.datasets.readers.digits import NUM_ROWS
 from glasshouse.errors import StorageFull
-from models.storage.columns import Columns
+from models.storage.columns import DatasetColumns
 from tests.unit.ingest.conftest import Ingesting
 
 BASE_BYTES = 64 << 20  # python, numpy and one block; measured at about 30 MB
@@ -47,7 +47,7 @@ def test_the_command_answers_with_one_line(ingesting: Ingesting):
     done = ingesting.process("csv", ingesting.file(b"a,b\n1,2\n"))
     assert done["status"] == 0
     assert done["answer"]["ok"] is True
-    assert done["answer"]["meta"] == Columns(done["out"]).meta
+    assert done["answer"]["meta"] == DatasetColumns(done["out"]).meta
     assert sorted(path.name for path in done["out"].iterdir()) == ["all", "meta.json", "stats.json"]
     refused = ingesting.process("csv", ingesting.file(b"a,b\n1\n"))
     assert refused["status"] == 0
@@ -202,7 +202,7 @@ def test_an_unknown_format_is_a_problem_that_lists_the_known(ingesting: Ingestin
 def test_the_digits_are_in_three_splits_that_share_no_row(tmp_path: Path):
     meta = ingest(None, "digits", tmp_path / "digits")
     assert meta["splits"] == NUM_ROWS == {"train": 1297, "validation": 250, "test": 250}
-    columns = Columns(tmp_path / "digits")
+    columns = DatasetColumns(tmp_path / "digits")
     assert [column["shape"] for column in meta["columns"]] == [[1, 8, 8], []]
     images = np.concatenate([columns.array(split, "image") for split in NUM_ROWS])
     labels = np.concatenate([columns.array(split, "label") for split in NUM_ROWS])

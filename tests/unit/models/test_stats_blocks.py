@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from models.observations.stats_bytes import (
     Block,
-    Figures,
     Gathered,
     Histograms,
-    Series,
+    StatsArrays,
+    StoredSeries,
     pack_block,
     pack_chunk,
     unpack_block,
@@ -23,7 +23,7 @@ from models.observations.stats_bytes import (
 from models.observations.thinning import evenly, kept_places
 
 series = st.builds(
-    Series,
+    StoredSeries,
     st.text("abc.1", min_size=1, max_size=5),
     st.sampled_from(["output", "param_grad"]),
     st.sampled_from(["train", "evaluate"]),
@@ -32,11 +32,11 @@ steps = st.lists(st.integers(0, 2**53), min_size=1, max_size=30)
 
 
 @st.composite
-def figures(draw: st.DrawFn) -> Figures:
+def figures(draw: st.DrawFn) -> StatsArrays:
     at = draw(steps)
     num = draw(st.sampled_from([7, 9]))
     row = st.lists(st.floats(width=64), min_size=len(at), max_size=len(at))
-    return Figures(np.array(at, np.int64), np.array([draw(row) for _ in range(num)]))
+    return StatsArrays(np.array(at, np.int64), np.array([draw(row) for _ in range(num)]))
 
 
 @st.composite
@@ -53,8 +53,8 @@ def histograms(draw: st.DrawFn) -> Histograms:
     )
 
 
-def same(left: Figures | Histograms, right: Figures | Histograms) -> bool:
-    if isinstance(left, Figures) and isinstance(right, Figures):
+def same(left: StatsArrays | Histograms, right: StatsArrays | Histograms) -> bool:
+    if isinstance(left, StatsArrays) and isinstance(right, StatsArrays):
         return left.steps.tobytes() == right.steps.tobytes() and (
             left.values.astype("<f8").tobytes() == right.values.astype("<f8").tobytes()
         )
@@ -67,12 +67,14 @@ def same(left: Figures | Histograms, right: Figures | Histograms) -> bool:
 
 
 @given(st.one_of(figures(), histograms()))
-def test_a_chunk_gives_back_every_row_bit_for_bit(data: Figures | Histograms):
+def test_a_chunk_gives_back_every_row_bit_for_bit(data: StatsArrays | Histograms):
     assert same(unpack_chunk(pack_chunk(data)), data)
 
 
 @given(st.one_of(figures(), histograms()), st.lists(series, min_size=1, max_size=4, unique=True))
-def test_a_block_gives_back_every_row_bit_for_bit(data: Figures | Histograms, names: list[Series]):
+def test_a_block_gives_back_every_row_bit_for_bit(
+    data: StatsArrays | Histograms, names: list[StoredSeries]
+):
     numbers = np.arange(len(data.steps), dtype=np.uint32) % len(names)
     back = unpack_block(pack_block(Block(names, numbers, data)))
     assert back.names == names
@@ -85,10 +87,10 @@ def test_a_block_gives_back_every_row_bit_for_bit(data: Figures | Histograms, na
     st.lists(series, min_size=1, max_size=4, unique=True),
 )
 def test_gathering_sorts_the_rows_of_many_blocks_by_series(
-    parts: list[Histograms], names: list[Series]
+    parts: list[Histograms], names: list[StoredSeries]
 ):
     gathered = Gathered(lambda one: one != names[-1] or len(names) == 1)
-    expected: dict[tuple[int, Series], list[tuple[int, list[int], list[int]]]] = {}
+    expected: dict[tuple[int, StoredSeries], list[tuple[int, list[int], list[int]]]] = {}
     for place, data in enumerate(parts):
         attempt = place % 2
         numbers = np.arange(len(data.steps), dtype=np.uint32)[::-1] % len(names)
@@ -115,16 +117,16 @@ def test_a_block_of_the_first_version_can_still_be_read():
     head = json.dumps(names).encode()
     body = np.array([1, 0], "<u4").tobytes() + np.array([7, 9], "<u8").tobytes() + values.tobytes()
     block = unpack_block(struct.pack("<II", len(head), 2) + head + zlib.compress(body, 1))
-    assert block.names[0] == Series("conv1", "output", "train")
+    assert block.names[0] == StoredSeries("conv1", "output", "train")
     assert block.numbers.tolist() == [1, 0]
-    assert isinstance(block.data, Figures)
+    assert isinstance(block.data, StatsArrays)
     assert block.data.steps.tolist() == [7, 9]
     assert (block.data.values == values).all()
 
 
 def test_a_chunk_of_noise_costs_less_than_8_bytes_a_figure():
     noise = np.random.default_rng(0).normal(size=(9, 500))
-    packed = pack_chunk(Figures(np.arange(500), noise))
+    packed = pack_chunk(StatsArrays(np.arange(500), noise))
     assert len(packed) / noise.size < 8
 
 

@@ -3,13 +3,13 @@ import sys
 
 PROGRAM = """
 import signal
-from worker.signals import Ending
+from worker.signals import ShutdownSignals
 
 class Finalized:
     def __del__(self):
         signal.raise_signal(signal.SIGTERM)
 
-ending = Ending()
+ending = ShutdownSignals()
 {early}
 ending.listen(lambda: print("stop"), lambda: print("hurry"))
 print("goes on")

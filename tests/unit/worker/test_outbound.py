@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from models.access.addresses import AddressRefused, Allowed
-from worker.delivery.outbound import Limits, OutboundFailed, Reply, send
+from worker.delivery.outbound import OutboundFailed, Reply, RequestLimits, send
 
 LOOPBACK = Allowed.of("127.0.0.0/8")
 
@@ -117,7 +117,7 @@ def test_a_redirection_is_given_as_it_is_unless_asked_for():
     with receiver() as second, receiver(307, Location=second.url) as first:
         assert post(first.url, Resolver(["127.0.0.1"])).status == 307
         assert second.got == []
-        reply = post(first.url, Resolver(["127.0.0.1"]), limits=Limits(max_redirects=2))
+        reply = post(first.url, Resolver(["127.0.0.1"]), limits=RequestLimits(max_redirects=2))
         assert (reply.status, reply.url) == (200, second.url)
     ((_, _, headers, body),) = second.got
     assert body == b"{}"
@@ -129,17 +129,22 @@ def test_every_hop_is_judged_anew():
     with receiver() as inside, receiver(307, Location=inside.url) as outside:
         rebinding = Resolver(["127.0.0.1"], ["127.0.0.2"])
         with pytest.raises(AddressRefused):
-            post(outside.url, rebinding, Allowed.of("127.0.0.1"), limits=Limits(max_redirects=3))
+            post(
+                outside.url,
+                rebinding,
+                Allowed.of("127.0.0.1"),
+                limits=RequestLimits(max_redirects=3),
+            )
         assert inside.got == []
         outside.headers = {"Location": "file:///etc/passwd"}
         with pytest.raises(AddressRefused):
-            post(outside.url, Resolver(["127.0.0.1"]), limits=Limits(max_redirects=3))
+            post(outside.url, Resolver(["127.0.0.1"]), limits=RequestLimits(max_redirects=3))
 
 
 def test_redirections_without_end_are_ended():
     with receiver(308) as server:
         server.headers = {"Location": "/in"}
-        reply = post(server.url, Resolver(["127.0.0.1"]), limits=Limits(max_redirects=4))
+        reply = post(server.url, Resolver(["127.0.0.1"]), limits=RequestLimits(max_redirects=4))
     assert reply.status == 308
     assert len(server.got) == 5
 
@@ -147,7 +152,7 @@ def test_redirections_without_end_are_ended():
 def test_of_a_long_answer_only_the_beginning_is_read():
     with receiver() as server:
         server.body = bytes(1_000_000)
-        reply = post(server.url, Resolver(["127.0.0.1"]), limits=Limits(max_bytes=1000))
+        reply = post(server.url, Resolver(["127.0.0.1"]), limits=RequestLimits(max_bytes=1000))
     assert len(reply.body) == 1000
 
 
@@ -170,7 +175,7 @@ def test_a_server_that_trickles_is_cut_off(line: bytes):
         thread.start()
         port = listener.getsockname()[1]
         with pytest.raises(OutboundFailed, match=r"longer than 0\.5 s"):
-            post(f"http://h:{port}/", Resolver(["127.0.0.1"]), limits=Limits(total_s=0.5))
+            post(f"http://h:{port}/", Resolver(["127.0.0.1"]), limits=RequestLimits(total_s=0.5))
         over.set()
         thread.join(60)
 
@@ -183,7 +188,7 @@ def test_a_resolver_that_hangs_is_not_waited_for():
         return ["127.0.0.1"]
 
     with pytest.raises(OutboundFailed, match="longer"):
-        post("http://h:1/", hang, limits=Limits(total_s=0.2))
+        post("http://h:1/", hang, limits=RequestLimits(total_s=0.2))
     over.set()
 
 

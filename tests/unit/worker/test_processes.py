@@ -10,7 +10,7 @@ import pytest
 
 from glasshouse import processes
 from glasshouse.processes import Identity
-from worker.processes.rank import Rank, Stop
+from worker.processes.rank import Rank, RankStop
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_a_rank_is_asked_then_signalled_then_killed(sleeper: subprocess.Popen[by
     read_end, write_end = os.pipe()
     rank = Rank(identity(sleeper), write_end)
     os.kill(sleeper.pid, signal.SIGSTOP)  # SIGTERM does not reach it
-    stop = Stop(rank, grace_s=0.2, kill_s=0.2)
+    stop = RankStop(rank, grace_s=0.2, kill_s=0.2)
     began = time.monotonic()
     stop.press()
     assert not stop.signalled
@@ -101,7 +101,7 @@ def test_a_rank_is_asked_then_signalled_then_killed(sleeper: subprocess.Popen[by
 def test_force_does_not_wait(sleeper: subprocess.Popen[bytes]):
     read_end, write_end = os.pipe()
     rank = Rank(identity(sleeper), write_end)
-    Stop(rank, grace_s=60, kill_s=60).ask(force=True)
+    RankStop(rank, grace_s=60, kill_s=60).ask(force=True)
     assert sleeper.wait(60) == -signal.SIGTERM
     rank.close()
     os.close(read_end)

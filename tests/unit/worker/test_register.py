@@ -9,7 +9,7 @@ import pytest
 
 from glasshouse import processes
 from glasshouse.processes import Identity
-from worker.processes.rank_registry import Register
+from worker.processes.rank_registry import RankRegistry
 
 
 @pytest.fixture
@@ -40,9 +40,9 @@ def test_the_next_life_kills_what_outlived_this_one_with_its_children(
 ):
     found = identity(sleeper)
     assert len(processes.session_of(found)) == 2
-    Register(tmp_path).note(found, ["cpu:0"])
+    RankRegistry(tmp_path).note(found, ["cpu:0"])
     (tmp_path / "job_1").mkdir()
-    assert Register(tmp_path).clear() == 1
+    assert RankRegistry(tmp_path).clear() == 1
     assert sleeper.wait(60) == -signal.SIGKILL
     assert processes.session_of(found) == []
     assert not list((tmp_path / "ranks").iterdir())
@@ -53,7 +53,7 @@ def test_the_next_life_kills_what_outlived_this_one_with_its_children(
 def test_a_recycled_pid_and_another_boot_are_left_alone(
     of: str, tmp_path: Path, sleeper: subprocess.Popen[bytes]
 ):
-    register = Register(tmp_path)
+    register = RankRegistry(tmp_path)
     register.note(identity(sleeper), ["cpu:0"])
     (path,) = (tmp_path / "ranks").iterdir()
     entry = json.loads(path.read_text())
@@ -66,7 +66,7 @@ def test_a_recycled_pid_and_another_boot_are_left_alone(
 
 
 def test_nonsense_in_the_register_is_swept_out(tmp_path: Path):
-    register = Register(tmp_path)
+    register = RankRegistry(tmp_path)
     for number, text in enumerate(["", "{", "[]", '{"pid": "x"}', "null"]):
         (tmp_path / "ranks" / str(number)).write_text(text)
     assert register.clear() == 0
@@ -77,12 +77,12 @@ def test_nonsense_in_the_register_is_swept_out(tmp_path: Path):
 def test_devices_of_a_rank_that_cannot_be_killed_are_withheld_until_it_is_gone(
     tmp_path: Path, sleeper: subprocess.Popen[bytes]
 ):
-    register = Register(tmp_path)
+    register = RankRegistry(tmp_path)
     found = identity(sleeper)
     register.note(found, ["cpu:0", "cuda:1"])
     assert register.withheld() == {}  # an ordinary rank
     register.give_up(found)
-    held = Register(tmp_path).withheld()  # also after a restart of the worker
+    held = RankRegistry(tmp_path).withheld()  # also after a restart of the worker
     assert set(held) == {"cpu:0", "cuda:1"}
     assert str(found.pid) in held["cpu:0"]
     sleeper.kill()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from models.jobs.checkpoints import Refused
+from models.jobs.checkpoints import RefusedCheckpoint
 from models.storage.artifacts import LocalArtifacts
 from models.tables import Checkpoint
 from worker.attempt.resume import DIGEST_BYTES, defect, unreadable
@@ -39,7 +39,9 @@ def test_whole_files_are_whole(store: LocalArtifacts):
 def test_a_file_of_another_size_is_damage(store: LocalArtifacts, name: str):
     (store.root / "c" / name).write_bytes(FILES[name] + b"x")
     size = len(FILES[name])
-    assert defect(store, row()) == Refused("ckpt_1", f"{name} has {size + 1} bytes and not {size}")
+    assert defect(store, row()) == RefusedCheckpoint(
+        "ckpt_1", f"{name} has {size + 1} bytes and not {size}"
+    )
 
 
 def test_a_small_file_is_read_and_a_large_one_left_to_the_engine(store: LocalArtifacts):
@@ -54,11 +56,13 @@ def test_a_small_file_is_read_and_a_large_one_left_to_the_engine(store: LocalArt
 
 def test_what_is_not_there_may_come_back(store: LocalArtifacts):
     (store.root / "c" / "model.safetensors").unlink()
-    assert defect(store, row()) == Refused("ckpt_1", "model.safetensors is not there", False)
+    assert defect(store, row()) == RefusedCheckpoint(
+        "ckpt_1", "model.safetensors is not there", False
+    )
     for path in (store.root / "c").iterdir():
         path.unlink()
     (store.root / "c").rmdir()
-    assert defect(store, row()) == Refused("ckpt_1", "its directory is not there", False)
+    assert defect(store, row()) == RefusedCheckpoint("ckpt_1", "its directory is not there", False)
 
 
 def test_only_a_damaged_checkpoint_is_one_that_cannot_be_read():

@@ -15,7 +15,7 @@ from models.jobs.leases import Claim
 from models.observations.probes import ProbeChange
 from models.storage.artifacts import LocalArtifacts
 from tests.waiting import until
-from worker.attempt.captures import Drain, Lot
+from worker.attempt.captures import CapturedTensors, Drain
 from worker.attempt.records import BadRecord, Shipment, Sorter
 
 AT = "2026-01-02T03:04:05.678Z"
@@ -101,7 +101,7 @@ def test_tensors_in_the_ring_wait_for_their_file(tmp_path: Path):
     drain.close()
 
 
-def finished(drain: Drain) -> list[Lot]:
+def finished(drain: Drain) -> list[CapturedTensors]:
     return until(drain.finished)
 
 
@@ -129,7 +129,7 @@ class Full(LocalArtifacts):
             yield path
 
 
-def lot_of(store: Full, tmp_path: Path, *, abandoned: bool) -> Lot:
+def lot_of(store: Full, tmp_path: Path, *, abandoned: bool) -> CapturedTensors:
     drain = Drain(Claim("job_1", 2, 3), store, Ring.private(4096))
     entries = [{**entry, "position": 64 * n} for n, entry in enumerate(TENSORS)]
     drain.take({"at": AT, "step": 1, "phase": "train", "tensors": entries, "end": 66})

@@ -148,7 +148,7 @@ def test_figures_of_several_devices_are_joined_and_what_one_does_not_tell_is_lef
 
 
 def test_devices_that_nobody_can_ask_about_give_no_figures():
-    reader = gpus.Reader(["GPU-none"])
+    reader = gpus.GpuUsageReader(["GPU-none"])
     try:
         assert reader.newest() == {}
     finally:

@@ -10,18 +10,27 @@ from hypothesis import strategies as st
 from glasshouse import errors
 from glasshouse.errors import RunFailure
 from models.jobs.endings import FATES, ExitKind, Fate
-from worker.attempt.outcome import Again, Ended, Pressed, failed, halved, judge, kind_of, unkillable
+from worker.attempt.outcome import (
+    AttemptEnded,
+    JobEnded,
+    StopReason,
+    failed,
+    halved,
+    judge,
+    kind_of,
+    unkillable,
+)
 from worker.processes.rank import Exit
 
-CANCELLED = Pressed(cancelled=True)
-STOPPING = Pressed(stopping=True)
-OVERDUE = Pressed(timeout_s=5.0)
-BY_ITSELF = Pressed()
+CANCELLED = StopReason(cancelled=True)
+STOPPING = StopReason(stopping=True)
+OVERDUE = StopReason(timeout_s=5.0)
+BY_ITSELF = StopReason()
 
 
 def verdict(
-    end: dict[str, Any] | None, exit_: Exit, pressed: Pressed = BY_ITSELF, *, oom: bool = False
-) -> Ended | Again:
+    end: dict[str, Any] | None, exit_: Exit, pressed: StopReason = BY_ITSELF, *, oom: bool = False
+) -> JobEnded | AttemptEnded:
     return judge(end, exit_, pressed, out_of_memory=oom)
 
 
@@ -35,67 +44,67 @@ def test_the_list_of_ends_is_closed_and_each_has_a_fate():
 
 
 def test_the_ranks_own_last_word_decides():
-    assert verdict({"state": "succeeded"}, Exit(0)) == Ended("succeeded", "succeeded")
+    assert verdict({"state": "succeeded"}, Exit(0)) == JobEnded("succeeded", "succeeded")
     found = verdict(failure(errors.DataFailed("x")), Exit(0))
-    assert isinstance(found, Ended)
+    assert isinstance(found, JobEnded)
     assert (found.state, found.exit_kind) == ("failed", "user_error")
 
 
-@pytest.mark.parametrize("pressed", [CANCELLED, STOPPING, OVERDUE, Pressed(stalled_s=9.0)])
-def test_success_stands_even_where_somebody_asked_too_late(pressed: Pressed):
+@pytest.mark.parametrize("pressed", [CANCELLED, STOPPING, OVERDUE, StopReason(stalled_s=9.0)])
+def test_success_stands_even_where_somebody_asked_too_late(pressed: StopReason):
     found = verdict({"state": "succeeded"}, Exit(0), pressed)
-    assert found == Ended("succeeded", "succeeded")
+    assert found == JobEnded("succeeded", "succeeded")
 
 
 @pytest.mark.parametrize("end", [None, {"state": "cancelled"}, {"state": "interrupted"}])
 def test_a_job_stopped_by_its_worker_runs_again_and_has_not_failed(end: dict[str, Any] | None):
     found = verdict(end, Exit(signal=signal.SIGTERM), STOPPING)
-    assert isinstance(found, Again)
+    assert isinstance(found, AttemptEnded)
     assert found.exit_kind == "interrupted"
     assert not found.counted
 
 
 @pytest.mark.parametrize("end", [None, {"state": "paused"}])
 def test_a_job_that_its_owner_paused_is_paused(end: dict[str, Any] | None):
-    found = verdict(end, Exit(signal=signal.SIGTERM), Pressed(pausing=True))
-    assert isinstance(found, Again)
+    found = verdict(end, Exit(signal=signal.SIGTERM), StopReason(pausing=True))
+    assert isinstance(found, AttemptEnded)
     assert (found.exit_kind, found.counted) == ("paused", False)
 
 
 def test_a_crash_while_it_pauses_is_still_a_crash():
-    found = verdict(None, Exit(signal=signal.SIGSEGV), Pressed(pausing=True))
+    found = verdict(None, Exit(signal=signal.SIGSEGV), StopReason(pausing=True))
     assert found.exit_kind == "crash"
 
 
 def test_cancelling_goes_before_pausing():
-    both = Pressed(pausing=True, cancelled=True)
+    both = StopReason(pausing=True, cancelled=True)
     assert both.how == "cancelled"
-    assert verdict({"state": "paused"}, Exit(0), both) == Ended("cancelled", "cancelled")
+    assert verdict({"state": "paused"}, Exit(0), both) == JobEnded("cancelled", "cancelled")
 
 
 def test_a_cancelled_job_is_cancelled_however_it_had_to_be_made_to_end():
     by_kill = verdict(None, Exit(signal=signal.SIGKILL), CANCELLED)
-    assert by_kill == Ended("cancelled", "killed")
+    assert by_kill == JobEnded("cancelled", "killed")
     by_word = verdict({"state": "cancelled"}, Exit(0), CANCELLED)
-    assert by_word == Ended("cancelled", "cancelled")
+    assert by_word == JobEnded("cancelled", "cancelled")
     assert unkillable(cancelled=True).state == "cancelled"
 
 
 @pytest.mark.parametrize("end", [None, {"state": "cancelled"}])
 def test_a_job_that_took_too_long_has_failed(end: dict[str, Any] | None):
     found = verdict(end, Exit(signal=signal.SIGKILL), OVERDUE)
-    assert isinstance(found, Ended)
+    assert isinstance(found, JobEnded)
     assert found.exit_kind == "timeout"
     assert found.error is not None
     assert (found.error["code"], found.error["category"]) == ("timeout", "timeout")
 
 
 def test_a_stalled_job_runs_again_or_fails_as_its_spec_says():
-    again = verdict(None, Exit(signal=signal.SIGKILL), Pressed(stalled_s=7.0))
-    assert isinstance(again, Again)
+    again = verdict(None, Exit(signal=signal.SIGKILL), StopReason(stalled_s=7.0))
+    assert isinstance(again, AttemptEnded)
     assert (again.exit_kind, again.counted) == ("stalled", True)
-    ended = verdict(None, Exit(signal=signal.SIGKILL), Pressed(stalled_s=7.0, on_stall="fail"))
-    assert isinstance(ended, Ended)
+    ended = verdict(None, Exit(signal=signal.SIGKILL), StopReason(stalled_s=7.0, on_stall="fail"))
+    assert isinstance(ended, JobEnded)
     assert ended.error is not None
     assert ended.error["code"] == "stalled"
 
@@ -105,7 +114,7 @@ def test_a_stalled_job_runs_again_or_fails_as_its_spec_says():
 )
 def test_a_crash_is_tried_again_and_names_how_it_ended(exit_: Exit):
     found = verdict(None, exit_)
-    assert isinstance(found, Again)
+    assert isinstance(found, AttemptEnded)
     assert (found.exit_kind, found.counted) == ("crash", True)
     assert found.error is not None
     assert found.error["code"] == "rank_died"
@@ -115,7 +124,7 @@ def test_a_crash_is_tried_again_and_names_how_it_ended(exit_: Exit):
 
 def test_a_kill_for_memory_is_named_with_the_peak():
     found = verdict(None, Exit(signal=signal.SIGKILL, peak_bytes=123), oom=True)
-    assert isinstance(found, Ended)
+    assert isinstance(found, JobEnded)
     assert found.exit_kind == "oom_host"
     assert found.error is not None
     assert found.error["code"] == "out_of_memory"
@@ -125,15 +134,15 @@ def test_a_kill_for_memory_is_named_with_the_peak():
 HALVING = {"guards": {"memory": {"on_oom": "halve_batch"}}, "data": {"batch_size": 10}}
 
 
-def out_of_memory(step: int | None = 3) -> Ended:
+def out_of_memory(step: int | None = 3) -> JobEnded:
     error = errors.OutOfMemory("No room.", memory={"where": "device"}).as_dict() | {"step": step}
-    return Ended("failed", "oom_device", error)
+    return JobEnded("failed", "oom_device", error)
 
 
 @pytest.mark.parametrize("parts", [1, 8])
 def test_a_job_that_may_is_tried_again_at_once_in_twice_as_many_parts(parts: int):
     found = halved(out_of_memory(), HALVING, parts, killed=False)
-    assert isinstance(found, Again)
+    assert isinstance(found, AttemptEnded)
     assert (found.exit_kind, found.counted) == ("oom_halved", False)
     assert found.reason == f"No room; each batch is run in {2 * parts} parts now"
 
@@ -144,24 +153,24 @@ def test_a_job_that_may_is_tried_again_at_once_in_twice_as_many_parts(parts: int
         (out_of_memory(step=None), HALVING, 1),
         (out_of_memory(), HALVING | {"guards": {"memory": {"on_oom": "fail"}}}, 1),
         (out_of_memory(), {"kind": "infer"}, 1),
-        (Ended("failed", "user_error", errors.DataFailed().as_dict() | {"step": 3}), HALVING, 1),
+        (JobEnded("failed", "user_error", errors.DataFailed().as_dict() | {"step": 3}), HALVING, 1),
     ],
     ids=["loading", "fail", "no training", "something else"],
 )
-def test_others_are_not(end: Ended, spec: dict[str, Any], parts: int):
+def test_others_are_not(end: JobEnded, spec: dict[str, Any], parts: int):
     assert halved(end, spec, parts, killed=False) is end
 
 
 def test_batches_of_one_row_are_the_last_try():
     found = halved(out_of_memory(), HALVING, 16, killed=False)
-    assert isinstance(found, Ended)
+    assert isinstance(found, JobEnded)
     assert found.error is not None
     assert found.error["message"] == "No room. It was one row at a time already."
 
 
 def test_a_rank_that_the_kernel_killed_may_have_been_in_a_step():
     end = verdict(None, Exit(signal=signal.SIGKILL, peak_bytes=123), oom=True)
-    assert isinstance(end, Ended)
+    assert isinstance(end, JobEnded)
     assert halved(end, HALVING, 1, killed=True).exit_kind == "oom_halved"
 
 
@@ -181,7 +190,7 @@ def test_a_crash_is_not_taken_for_a_kill_for_memory():
 )
 def test_what_comes_from_outside_is_not_the_jobs_fault(exit_: Exit, kind: ExitKind):
     found = verdict(None, exit_)
-    assert isinstance(found, Again)
+    assert isinstance(found, AttemptEnded)
     assert (found.exit_kind, found.counted) == (kind, True)
 
 
@@ -202,14 +211,14 @@ def test_what_comes_from_outside_is_not_the_jobs_fault(exit_: Exit, kind: ExitKi
 def test_errors_of_the_user_are_never_tried_again(error: RunFailure, kind: ExitKind, again: bool):
     found = failed(error.as_dict())
     assert found.exit_kind == kind
-    assert isinstance(found, Again) == again
+    assert isinstance(found, AttemptEnded) == again
 
 
 @given(
     st.none() | st.sampled_from(["succeeded", "cancelled", "failed", "interrupted", "paused"]),
     st.builds(Exit, st.none() | st.integers(0, 255), st.none() | st.integers(1, 31), st.booleans()),
     st.builds(
-        Pressed,
+        StopReason,
         st.booleans(),
         st.booleans(),
         st.booleans(),
@@ -220,12 +229,12 @@ def test_errors_of_the_user_are_never_tried_again(error: RunFailure, kind: ExitK
     st.booleans(),
 )
 def test_every_ending_has_a_verdict_of_the_list(
-    state: str | None, exit_: Exit, pressed: Pressed, oom: bool
+    state: str | None, exit_: Exit, pressed: StopReason, oom: bool
 ):
     end = failure(errors.DataFailed()) if state == "failed" else state and {"state": state}
     found = verdict(end or None, exit_, pressed, oom=oom)
     assert found.exit_kind in FATES
-    if isinstance(found, Again):
+    if isinstance(found, AttemptEnded):
         assert FATES[found.exit_kind] != "ends"
         assert not pressed.cancelled
     elif found.state == "failed":
