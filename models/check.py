@@ -110,15 +110,15 @@ def _of_database(tx: Transaction, settings: Settings, *, is_sqlite: bool) -> Gen
         else:
             yield _found("integrity", "ok", "quick_check finds nothing")
     lease_ms = int(settings.lease_s * 1000)
-    deaf = [
+    unresponsive = [
         sign.worker
         for sign in heartbeats.signs(tx, lease_ms=lease_ms, canary_s=settings.canary_s)
-        if sign.deaf
+        if sign.unresponsive
     ]
-    if deaf:
-        detail = f"connected, but without hearing their bells: {', '.join(deaf[:10])}"
+    if unresponsive:
+        detail = f"connected, but receiving no notifications: {', '.join(unresponsive[:10])}"
         mend = "Their jobs start some seconds late. Is the broker up? Restart these workers."
-        yield _found("deaf", "fail", detail, mend)
+        yield _found("unresponsive", "fail", detail, mend)
     off = heartbeats.disabled_webhooks(tx)
     if off:
         mend = "GET /api/v1/webhooks says why; delete them, and make them anew when they work."

@@ -136,7 +136,7 @@ class Settings(BaseSettings):
     with the job that has it. Only of jobs that ask for one thread, or for no number of threads."""
 
     canary_s: float = Field(default=30.0, gt=0, le=40)
-    """How often a worker rings its own bell; one that misses three rings is reported deaf."""
+    """How often a worker notifies itself. One that misses three is reported as unresponsive."""
     min_free_bytes: int = Field(default=512 * 1024**2, ge=0)
     """With less space left on a disk, new work is refused, and whole tensors are dropped."""
 

@@ -72,7 +72,7 @@ class Worker:
             pool_size=settings.database_connections,
             idle_s=idle_s(settings.lease_s),
         )
-        fork_server = ForkServerClient(log_path=work / "nursery.log")
+        fork_server = ForkServerClient(log_path=work / "fork-server.log")
         notifier = Notifier(settings)
         self.context = WorkerContext(
             settings, database, open_artifacts(settings), notifier, fork_server
@@ -123,7 +123,7 @@ class Worker:
         self._take_inventory(first=True)
         ready = wait_for(context.fork_server, _NURSERY_START_S, context.stopping)
         if not (ready or context.stopping.is_set()):
-            _log.error("nursery_does_not_start", log=str(context.work / "nursery.log"))
+            _log.error("fork_server_does_not_start", log=str(context.work / "fork-server.log"))
         return ready
 
     def _has_name(self) -> bool:

@@ -135,7 +135,7 @@ class WorkerContext:
                 _log.info("assigned", job=choice.job, worker=choice.worker, devices=choice.devices)
                 failpoint("dispatch.committed")
                 self.notifier.job_assigned(choice.worker, choice.job)
-                failpoint("bell.rung")
+                failpoint("notify.sent")
                 self.notifier.job_changed(choice.job)
 
     def supervise(self, job_id: str, run: Callable[["WorkerContext", str], None]) -> None:
@@ -181,7 +181,7 @@ class WorkerContext:
             try:
                 return act()
             except AWAY as error:
-                _log.warning("ledger_away", error=str(error))
+                _log.warning("database_unavailable", error=str(error))
                 waited = time.monotonic() - began
                 if give_up_after_s is not None and waited > give_up_after_s:
                     raise

@@ -156,7 +156,7 @@ def _add(tx: Transaction, caller: Caller, prepared: CheckedJob, parent: str | No
 def ring(app_state: AppState, job_id: str) -> None:
     """Notify a dispatcher. Where that fails the sweep of a worker finds the job."""
     app_state.notifier.job_queued()
-    failpoint("submit.rung")
+    failpoint("submit.notified")
 
 
 @router.get(

@@ -145,7 +145,7 @@ def _wal(app_state: AppState) -> list[Metric]:
 
 def _of_workers(signs: list[WorkerHealth]) -> list[Metric]:
     states = {state: sum(sign.state == state for sign in signs) for state in _STATES}
-    states["deaf"] = sum(sign.deaf for sign in signs)
+    states["unresponsive"] = sum(sign.unresponsive for sign in signs)
     alive = [sign for sign in signs if sign.state not in heartbeats.GONE][:_MAX_WORKERS]
     found: list[Metric] = [_gauges("glasshouse_workers", "Workers by state.", "state", states)]
     ages = [sign.swept_ago_s for sign in signs if sign.swept_ago_s is not None]

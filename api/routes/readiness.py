@@ -140,11 +140,11 @@ class Readiness:
         signs = self._signs()
         if not any(sign.state == "active" for sign in signs):
             return "no worker takes jobs"
-        deaf = sum(sign.deaf for sign in signs)
-        if not deaf:
+        unresponsive = sum(sign.unresponsive for sign in signs)
+        if not unresponsive:
             return WELL
         alive = sum(sign.state not in heartbeats.GONE for sign in signs)
-        return f"{deaf} of {alive} workers do not hear their bells"
+        return f"{unresponsive} of {alive} workers do not receive notifications"
 
     def _sweepers(self) -> str:
         ages = [sign.swept_ago_s for sign in self._signs() if sign.swept_ago_s is not None]

@@ -40,7 +40,7 @@ MEND_READY = {
     "database_write": "Is the disk full, or does somebody hold the database? Look at logs/api.log.",
     "integrity": "Stop the service and restore the last backup: glasshouse restore.",
     "broker": "Look at logs/valkey.log; 'glasshouse up' starts it again. Jobs run all the same.",
-    "workers": "Look at logs/worker.log. Start one: glasshouse worker; restart one that is deaf.",
+    "workers": "Look at logs/worker.log. Start one: glasshouse worker; restart unresponsive ones.",
     "sweepers": "Start a worker: nobody looks for lost jobs. Look at logs/worker.log.",
     "planner": "It starts again by itself; if it does not, look at logs/api.log.",
     "disk": "Free space: glasshouse purge --dry-run says what could go.",

@@ -23,7 +23,7 @@ from models.tables import (
 GONE = ("stopped", "lost")
 """States of workers that do not run."""
 MISSED_RINGS = 3
-"""A worker that misses so many of its own rings is deaf."""
+"""A worker that misses so many of its own rings is unresponsive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class WorkerHealth:
     worker: str
     state: str
     """active, draining, stopped, lost."""
-    deaf: bool
+    unresponsive: bool
     """It lives, but does not hear its bell."""
     swept_ago_s: float | None
     figures: dict[str, Any]
@@ -65,12 +65,14 @@ def _note(tx: Session, worker: str, instance: str, **values: Any) -> None:
 def signs(tx: Session, *, lease_ms: int, canary_s: float) -> list[WorkerHealth]:
     """Every worker that is known."""
     time = tx.scalars(select(now_ms())).one()
-    deaf_ms = MISSED_RINGS * canary_s * 1000
+    unresponsive_ms = MISSED_RINGS * canary_s * 1000
     return [
         WorkerHealth(
             worker=row.id,
             state=state,
-            deaf=state not in GONE and row.canary_ms is not None and time - row.canary_ms > deaf_ms,
+            unresponsive=state not in GONE
+            and row.canary_ms is not None
+            and time - row.canary_ms > unresponsive_ms,
             swept_ago_s=None if row.sweep_ms is None else (time - row.sweep_ms) / 1000,
             figures=row.figures or {},
         )

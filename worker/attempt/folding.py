@@ -59,7 +59,7 @@ class Folding:
             with self._database.read() as tx:
                 return question(tx, self._owner.job)
         except AWAY as error:
-            _log.warning("ledger_away", error=str(error))
+            _log.warning("database_unavailable", error=str(error))
             return False
 
     def _advance(self) -> bool:
@@ -71,7 +71,7 @@ class Folding:
         except StopIteration:
             self._work = None
         except AWAY as error:
-            _log.warning("ledger_away", error=str(error))
+            _log.warning("database_unavailable", error=str(error))
             self._work = None
             self._looked_at = time.monotonic()
             return False

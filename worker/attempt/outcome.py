@@ -174,7 +174,7 @@ def _by_pressure(
 def _by_exit(exit_: Exit, *, out_of_memory: bool) -> JobEnded | AttemptEnded:
     """It ended by itself, and without a word."""
     if exit_.lost:
-        return AttemptEnded("nursery_lost", "the process that starts ranks died")
+        return AttemptEnded("fork_server_lost", "the process that starts ranks died")
     if exit_.code == LIFELINE_CUT:
         return AttemptEnded("lifeline_cut", "its supervisor was gone")
     if exit_.signal == signal.SIGKILL and out_of_memory:

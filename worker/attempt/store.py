@@ -179,7 +179,7 @@ class AttemptStore:
                 failpoint("beat.commit")
             self._heard(beat)
         except AWAY as error:
-            _log.warning("ledger_away", error=str(error))
+            _log.warning("database_unavailable", error=str(error))
             self._wait()
 
     @property
@@ -218,7 +218,7 @@ class AttemptStore:
             shipment.move_files(self._context.artifacts)
             self._store(shipment)
         except AWAY as error:
-            _log.warning("ledger_away", error=str(error))
+            _log.warning("database_unavailable", error=str(error))
             return self._later()
         except OSError as error:
             if error.errno in NO_SPACE:

@@ -105,7 +105,9 @@ class Supervisor:
             self._span.failed("fenced_out")
             self._launch.end(gently=True)
         except AWAY:
-            _log.exception("ledger_away_at_the_end")  # the lease runs out, another worker takes it
+            _log.exception(
+                "database_unavailable_at_the_end"
+            )  # the lease runs out, another worker takes it
         except Exception:
             _log.exception("supervisor_failed")
             self._launch.end()
@@ -130,7 +132,7 @@ class Supervisor:
             with tracing.span("run"):
                 exit_ = self._watch(rank, stop)
         except ForkServerLost as error:
-            return AttemptEnded("interrupted" if self._stopping else "nursery_lost", str(error))
+            return AttemptEnded("interrupted" if self._stopping else "fork_server_lost", str(error))
         except RunFailure as failure:
             return outcome.failed(failure.as_dict())
         except (SpoolDamaged, BadRecord) as error:

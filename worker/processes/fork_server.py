@@ -171,7 +171,7 @@ class ForkServerClient:
             except OSError:
                 _log.exception("nursery_start_failed")
             if not self._closing.is_set():
-                _log.error("nursery_lost")
+                _log.error("fork_server_lost")
                 self._closing.wait(_RESTART_S)
 
     def _live_once(self) -> None:

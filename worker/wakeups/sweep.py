@@ -67,7 +67,7 @@ class Sweep:
                 part()
             except AWAY as error:
                 self._healthy_since = None
-                _log.warning("ledger_away", error=str(error))
+                _log.warning("database_unavailable", error=str(error))
             except Exception:
                 _log.exception("sweep_failed", part=part.__name__)
         self._ended_at = time.monotonic()

@@ -38,6 +38,6 @@ def heard(bell: str, act: Any) -> None:
     try:
         act()
     except AWAY as error:
-        _log.warning("ledger_away", bell=bell, error=str(error))
+        _log.warning("database_unavailable", wakeup=bell, error=str(error))
     except Exception:
-        _log.exception("bell_failed", bell=bell)
+        _log.exception("wakeup_failed", wakeup=bell)

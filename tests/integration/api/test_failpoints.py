@@ -19,7 +19,7 @@ from tests.integration.worker.conftest import Broker, open_broker
 from tests.running import Api, digits, running_api, small_job
 
 DATABASE = os.environ.get("FAILPOINTS_DATABASE", "sqlite")
-SUBMITTING = ("submit.commit", "submit.committed", "submit.rung")
+SUBMITTING = ("submit.commit", "submit.committed", "submit.notified")
 UPLOADING = ("artifact.received", "artifact.replaced")
 IN_SHORT = {("submit.committed", "kill"), ("artifact.replaced", "kill")}
 PAUSE_S = 2

@@ -66,8 +66,8 @@ def test_a_worker_that_lives_but_is_deaf_or_does_not_sweep_is_told_of(own: Api):
         time.sleep(1.1)  # answers are a second old at most
         assert client.get("/readyz").json()["checks"]["workers"] == "ok"
         set_back(own, "canary_ms", 20)
-        deaf = "1 of 1 workers do not hear their bells"
-        checks_until(client, lambda told: told["checks"]["workers"] == deaf)
+        unresponsive = "1 of 1 workers do not receive notifications"
+        checks_until(client, lambda told: told["checks"]["workers"] == unresponsive)
         set_back(own, "sweep_ms", 61)
         found = checks_until(client, lambda told: told["checks"]["sweepers"] != "ok")
         assert found["status"] == "degraded"

@@ -82,7 +82,7 @@ def swept(home: Path, name: str) -> Act:
     def act(database: Database, _: None) -> None:
         with structlog.testing.capture_logs([structlog.processors.format_exc_info]) as logs:
             Sweep(station_of(database, home, name))()
-        bad = [line for line in logs if line["event"] in ("ledger_away", "sweep_failed")]
+        bad = [line for line in logs if line["event"] in ("database_unavailable", "sweep_failed")]
         assert not bad, bad
 
     return act

@@ -106,8 +106,8 @@ def test_a_deaf_worker_and_a_webhook_that_is_off_are_told_of(home: Path):
         tx.execute(update(Webhook).values(disabled_at=past, disabled_reason="r"))
     database.close()
     found = findings(home)
-    assert found["deaf"]["state"] == "fail"
-    assert "w1" in found["deaf"]["detail"]
+    assert found["unresponsive"]["state"] == "fail"
+    assert "w1" in found["unresponsive"]["detail"]
     assert found["webhooks"]["state"] == "warn"
 
 

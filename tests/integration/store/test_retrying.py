@@ -87,7 +87,7 @@ def test_crashes_without_progress_are_a_loop_whatever_the_spec_allows(database: 
 def test_crashes_with_something_else_between_them_are_no_loop(database: Database):
     make_worker(database)
     job = job_with(database, retry={"max_restarts": 1000})
-    for kind in ("crash", "crash", "nursery_lost", "crash", "crash"):
+    for kind in ("crash", "crash", "fork_server_lost", "crash", "crash"):
         assert lose(database, running(database, job), kind).state == "queued"
 
 

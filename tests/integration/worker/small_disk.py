@@ -74,7 +74,7 @@ def refuses_writes(shop: Shop, numbers: Iterator[int]) -> bool:
 
 
 def is_said(shop: Shop) -> bool:
-    return "ledger_away" in shop.log("w1") or "disk is full" in shop.log("w1")
+    return "database_unavailable" in shop.log("w1") or "disk is full" in shop.log("w1")
 
 
 if __name__ == "__main__":

@@ -165,7 +165,7 @@ def test_a_ledger_that_is_away_loses_and_doubles_no_tensor(shop: Shop):
     time.sleep(12)  # longer than a connection waits
     lock.execute("ROLLBACK")
     lock.close()
-    assert shop.logged("w1", "ledger_away")
+    assert shop.logged("w1", "database_unavailable")
     shop.cancel(job_id)
     assert shop.wait(job_id).state == "cancelled"
     kept = rows(shop, job_id)

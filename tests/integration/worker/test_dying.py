@@ -90,7 +90,7 @@ def test_a_killed_nursery_takes_ranks_along_that_are_stuck(shop: Shop):
     fork_server.kill()
     until(lambda: not processes.alive(leader))
     shop.wait_runs_again(job_id)
-    assert shop.attempts(job_id)[0].exit_kind == "nursery_lost"
+    assert shop.attempts(job_id)[0].exit_kind == "fork_server_lost"
 
 
 def test_leftovers_are_killed_before_the_first_claim_of_the_next_life(shop: Shop):

@@ -119,7 +119,7 @@ def test_a_ledger_that_is_away_for_a_while_stops_no_training(shop: Shop):
     lock = sqlite3.connect(shop.home / "test.db", isolation_level=None)
     lock.execute("BEGIN IMMEDIATE")
     # that is after the ten seconds for which a connection waits, three times as long as the lease
-    until(lambda: shop.logged("w1", "ledger_away"))
+    until(lambda: shop.logged("w1", "database_unavailable"))
     lock.execute("ROLLBACK")
     lock.close()
     shop.wait_step(job_id, before["step"] + 200)

@@ -60,18 +60,18 @@ def test_a_worker_hears_its_bell_and_is_deaf_only_while_the_broker_is_away(
     assert sum(sign(shop, "w1", 0.5).figures["ship_buckets"]) > 0
     assert figures["free_bytes"]["work"] > 0
     broker.kill()
-    until(lambda: sign(shop, "w1", 0.5).deaf)
+    until(lambda: sign(shop, "w1", 0.5).unresponsive)
     assert sign(shop, "w1", 0.5).state == "active"
     until(lambda: shop.logged("w1", "worker_deaf"))
     broker.start()
-    until(lambda: not sign(shop, "w1", 2.0).deaf)
+    until(lambda: not sign(shop, "w1", 2.0).unresponsive)
     until(lambda: shop.logged("w1", "worker_hears_again"))
 
 
 def test_a_worker_that_beats_while_nobody_takes_its_messages_is_seen_to_be_deaf(
     shop: Shop, broker: Broker
 ):
-    """Connected but deaf: the rings reach the broker, and nobody listens on the queue."""
+    """Connected but unresponsive: the rings reach the broker, and nobody listens on the queue."""
     settings = shop.settings.model_copy(update={"worker_name": "w1", "canary_s": 0.3})
     notifier = Notifier(settings)
     context = WorkerContext(
@@ -81,21 +81,21 @@ def test_a_worker_that_beats_while_nobody_takes_its_messages_is_seen_to_be_deaf(
         known = {"host": "h", "pid": 1, "version": "0", "info": {}, "devices": []}
         workers.register(tx, worker="w1", instance=context.instance, **known)
     canary = Canary(context)
-    assert not sign(shop, "w1", 0.3).deaf
+    assert not sign(shop, "w1", 0.3).unresponsive
 
     def rings_unheard() -> bool:
         canary()
         with shop.database.write() as tx:
             heartbeats.swept(tx, "w1", instance=context.instance)
         time.sleep(0.02)
-        return sign(shop, "w1", 0.3).deaf
+        return sign(shop, "w1", 0.3).unresponsive
 
     until(rings_unheard)
     assert sign(shop, "w1", 0.3).state == "active"
     with Redis.from_url(broker.url) as redis:
         assert 0 < redis.llen(worker_queue("w1")) <= 11  # it does not fill the broker either
     canary.heard()
-    assert not sign(shop, "w1", 0.3).deaf
+    assert not sign(shop, "w1", 0.3).unresponsive
     notifier.close()
 
 

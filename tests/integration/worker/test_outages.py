@@ -110,7 +110,7 @@ def test_training_goes_on_while_the_database_is_away(mortal_postgres: Postgres, 
         assert shop.wait(job_id).state == "cancelled"
         check_log(shop, job_id)
         check_trained_meanwhile(shop, job_id, gone_at, back_at)
-    assert all(shop.logged(name, "ledger_away") for name in shop.workers)
+    assert all(shop.logged(name, "database_unavailable") for name in shop.workers)
     told = {"outage_s": OUTAGE_S, "caught_up_s": round(caught_up_s, 1)}
     told["steps"] = [len(shop.steps(job_id)) for job_id in jobs]
     sys.stdout.write(json.dumps({"outage": told}) + "\n")

@@ -269,7 +269,7 @@ def test_a_dead_nursery_is_replaced_and_its_job_runs_again(shop: Shop):
     fork_server.kill()
     until(lambda: group_gone(pid))
     shop.wait_runs_again(job_id)
-    assert [one.exit_kind for one in shop.attempts(job_id)] == ["nursery_lost", "cancelled"]
+    assert [one.exit_kind for one in shop.attempts(job_id)] == ["fork_server_lost", "cancelled"]
 
 
 @pytest.mark.staffed

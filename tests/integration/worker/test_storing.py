@@ -57,7 +57,7 @@ def store(forgetful: Forgetful, tmp_path: Path) -> Generator[AttemptStore]:
     nobody = f"unix://{tmp_path}/nobody"
     settings = Settings(home=tmp_path, redis_url=nobody, worker_name="w1", lease_s=30)
     notifier = Notifier(settings)
-    fork_server = ForkServerClient(log_path=tmp_path / "nursery.log")
+    fork_server = ForkServerClient(log_path=tmp_path / "fork-server.log")
     context = WorkerContext(
         settings, forgetful, LocalArtifacts(settings.artifacts), notifier, fork_server
     )

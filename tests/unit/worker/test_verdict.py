@@ -184,7 +184,7 @@ def test_a_crash_is_not_taken_for_a_kill_for_memory():
     [
         (Exit(signal=signal.SIGKILL), "killed_from_outside"),
         (Exit(signal=signal.SIGTERM), "killed_from_outside"),
-        (Exit(lost=True), "nursery_lost"),
+        (Exit(lost=True), "fork_server_lost"),
         (Exit(75), "lifeline_cut"),
     ],
 )
