@@ -19,9 +19,9 @@ from pydantic_core import PydanticCustomError
 from glasshouse.spec.clipping import GradClip, OutputGradClip
 from glasshouse.spec.strict import Args, Name, Spec, TorchName, WrongAt
 
-Input = Annotated[
-    str, Constraint(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}((\.[0-9]{1,3})*|\.(lengths|values))$")
-]
+INPUT_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]{0,63}((\.[0-9]{1,3})*|\.(lengths|values))$"
+
+Input = Annotated[str, Constraint(pattern=INPUT_PATTERN)]
 """A layer or a data field; ``lstm.1.0`` is a leaf of a layer that returns a tuple, ``text.lengths``
 the lengths of the rows of a sequence field, ``words.values`` the values of a sparse one."""
 
