@@ -117,8 +117,8 @@ JITTER = {"type": "ColorJitter", "args": {"contrast": [1, "x"]}}
         (
             {"data": of_label(classes="auto")},
             "/data/fields/label/classes",
-            "give a list (got 'auto'): The column's values in the order of their classes: texts, or"
-            " any integers.",
+            "give a list (got 'auto'): The values of the column in the order of their classes: all"
+            " texts, or all integers.",
         ),
         (
             {"probes": [PROBE] * 10_000},
@@ -129,7 +129,7 @@ JITTER = {"type": "ColorJitter", "args": {"contrast": [1, "x"]}}
         (
             {"data": of_image(fill="most")},
             "/data/fields/x/fill",
-            "give a number or 'mean', 'median' or 'NaN' (got 'most'): Stands in for",
+            "give a number or 'mean', 'median' or 'NaN' (got 'most'): Replacement for",
         ),
         (
             {"data": of_image(augment=[JITTER])},
@@ -191,7 +191,7 @@ JITTER = {"type": "ColorJitter", "args": {"contrast": [1, "x"]}}
         (
             {"data": TRAIN["data"] | {"train": None}},
             "/data/train",
-            "give an object or a list (got null): A list is several sources",
+            "give an object or a list (got null): The training rows.",
         ),
         (
             {"activation_checkpointing": False},
