@@ -374,12 +374,12 @@ CASES: dict[str, Broken] = {
     "shared with other args": Broken(
         layers(FC, {"name": "b", "shared_with": "fc", "args": {"bias": False}}),
         "/network/layers/1",
-        ("'b'", "leave out type and args"),
+        ("'b'", "omit type and args"),
     ),
     "shared with another option": Broken(
         layers(FC, {"name": "b", "shared_with": "fc", "trainable": False}),
         "/network/layers/1/trainable",
-        ("'b'", "give trainable there"),
+        ("'b'", "set trainable there"),
     ),
     "a jitter without arguments": Broken(
         augment("ColorJitter"), augmented("brightness"), ("all 0",)
