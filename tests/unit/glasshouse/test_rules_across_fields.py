@@ -423,7 +423,7 @@ CASES: dict[str, Broken] = {
         "/probes/0/max_overhead",
         ("max_overhead (0.5)", "lossless", "remove one"),
     ),
-    "slice": Broken(probe(every=1, slice="0:1"), "/probes/0/slice", ("slice", "want full")),
+    "slice": Broken(probe(every=1, slice="0:1"), "/probes/0/slice", ("slice", "add full to want")),
     "max_bytes": Broken(
         probe(every=1, max_bytes=9), "/probes/0/max_bytes", ("max_bytes (9)", "remove max_bytes")
     ),
