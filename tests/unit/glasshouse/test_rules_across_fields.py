@@ -112,7 +112,7 @@ CASES: dict[str, Broken] = {
     "two losses of one type": Broken(
         {"loss": [loss(), loss()]},
         "/loss/1/name",
-        ("'CrossEntropyLoss'", "give each its own name"),
+        ("'CrossEntropyLoss'", "give each a unique name"),
     ),
     "two losses of one name": Broken(
         {"loss": [loss(name="a"), loss(name="b"), loss(name="a")]}, "/loss/2/name", ("'a'",)

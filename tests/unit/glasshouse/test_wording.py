@@ -123,8 +123,8 @@ JITTER = {"type": "ColorJitter", "args": {"contrast": [1, "x"]}}
         (
             {"probes": [PROBE] * 10_000},
             "/probes",
-            "it has 10,000 items, and may have 1,000 at most: What is watched from the first step"
-            " on. One probe may watch many layers, by globs (conv*);",
+            "it has 10,000 items, and may have 1,000 at most: Probes from the first step on. A probe"
+            " can match several layers by globs.",
         ),
         (
             {"data": of_image(fill="most")},
@@ -150,7 +150,7 @@ JITTER = {"type": "ColorJitter", "args": {"contrast": [1, "x"]}}
         (
             {"devices": {"type": "gpu"}},
             "/devices/type",
-            "give 'auto', 'cpu' or 'cuda' (got 'gpu'; did you mean cuda?): auto: one CUDA device",
+            "give 'auto', 'cpu' or 'cuda' (got 'gpu'; did you mean cuda?): cpu: CPU cores.",
         ),
         (
             {"devices": {"kind": "cpu"}},
@@ -180,7 +180,7 @@ JITTER = {"type": "ColorJitter", "args": {"contrast": [1, "x"]}}
             "/network/args/hidden",
             "give a list (got 3)",
         ),
-        ({"tune": "yes"}, "/tune", "give true or false (got 'yes'): Whether a short trial"),
+        ({"tune": "yes"}, "/tune", "give true or false (got 'yes'): Whether to select"),
         ({"tune": None}, "/tune", "give true or false (got null)"),
         ({"devices": []}, "/devices", "give an object"),
         ({"stop": {}}, "/stop/epochs", "give exactly one of epochs, steps, seconds"),
@@ -196,12 +196,12 @@ JITTER = {"type": "ColorJitter", "args": {"contrast": [1, "x"]}}
         (
             {"activation_checkpointing": False},
             "/activation_checkpointing",
-            "give true or a list (got false): Less memory for more time",
+            "give true or a list (got false): Saves memory at the cost of time",
         ),
         (
             {"activation_checkpointing": ["fc", 3]},
             "/activation_checkpointing/1",
-            "give a text (got 3): Less memory",
+            "give a text (got 3): Saves memory",
         ),
     ],
 )
