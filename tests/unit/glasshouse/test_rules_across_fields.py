@@ -314,7 +314,7 @@ CASES: dict[str, Broken] = {
     "ratio": Broken(augment("RandomErasing", ratio=[2, 1]), augmented("ratio"), ("ratio", "2.0")),
     "hue": Broken(augment("ColorJitter", hue=[0.2, 0.1]), augmented("hue"), ("hue", "0.2")),
     "a jitter of nothing": Broken(
-        augment("ColorJitter", contrast=0), augmented("contrast"), ("all 0", "give at least one")
+        augment("ColorJitter", contrast=0), augmented("contrast"), ("all 0", "set at least one")
     ),
     # guards and clipping
     "max_skipped": Broken(
