@@ -383,6 +383,6 @@ def parse_job(body: bytes | str) -> TrainJob | InferJob:
     """Read a job spec from JSON.
 
     Raises:
-        pydantic.ValidationError: with one entry per field that is wrong.
+        pydantic.ValidationError: with one entry for each wrong field.
     """
     return _JOB.validate_json(body)

@@ -123,8 +123,8 @@ JITTER = {"type": "ColorJitter", "args": {"contrast": [1, "x"]}}
         (
             {"probes": [PROBE] * 10_000},
             "/probes",
-            "it has 10,000 items, and may have 1,000 at most: Probes from the first step on. A probe"
-            " can match several layers by globs.",
+            "it has 10,000 items, and can have at most 1,000: Probes from the first step on. A"
+            " probe can match several layers by globs.",
         ),
         (
             {"data": of_image(fill="most")},
@@ -136,9 +136,17 @@ JITTER = {"type": "ColorJitter", "args": {"contrast": [1, "x"]}}
             "/data/fields/x/augment/0/args/contrast/1",
             "give a number (got 'x')",
         ),
-        ({"data": of_label(type="dence")}, "/data/fields/label/type", "there is no 'dence'; "),
-        ({"data": of_label(dim=0)}, "/data/fields/label/dim", "it must be more than 0 (got 0)"),
-        ({"data": of_label(rows=3)}, "/data/fields/label/rows", "there is no such field; there is"),
+        (
+            {"data": of_label(type="dence")},
+            "/data/fields/label/type",
+            "'dence' is not one of 'dense', ",
+        ),
+        ({"data": of_label(dim=0)}, "/data/fields/label/dim", "it must be greater than 0 (got 0)"),
+        (
+            {"data": of_label(rows=3)},
+            "/data/fields/label/rows",
+            "there is no such field; the fields are",
+        ),
         ({"stop": {"epoch": 3}}, "/stop/epoch", "there is no such field; did you mean epochs?"),
         ({"precision": "half"}, "/precision", "give 'float32', 'bfloat16', 'float16' or 'auto' (g"),
         (
@@ -187,7 +195,7 @@ JITTER = {"type": "ColorJitter", "args": {"contrast": [1, "x"]}}
         ({"optimizer": {}}, "/optimizer/type", "it is missing"),
         ({"loss": "MSELoss"}, "/loss", "give an object or a list (got 'MSELoss')"),
         ({"loss": []}, "/loss", "it must not be empty"),
-        ({"loss": [{"type": 3, "inputs": ["fc"]}]}, "/loss/0/type", "give a text (got 3)"),
+        ({"loss": [{"type": 3, "inputs": ["fc"]}]}, "/loss/0/type", "give a string (got 3)"),
         (
             {"data": TRAIN["data"] | {"train": None}},
             "/data/train",
@@ -201,7 +209,7 @@ JITTER = {"type": "ColorJitter", "args": {"contrast": [1, "x"]}}
         (
             {"activation_checkpointing": ["fc", 3]},
             "/activation_checkpointing/1",
-            "give a text (got 3): Saves memory",
+            "give a string (got 3): Saves memory",
         ),
     ],
 )
