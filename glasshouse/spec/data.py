@@ -156,8 +156,8 @@ class IntegerField(_Columns):
                 for number, item in enumerate(self.classes)
                 if type(item) is not type(self.classes[0])
             )
-            detail = f"classes are all texts or all integers: {self.classes[0]!r} and {other!r}"
-            raise WrongAt("classes", number, detail=f"{detail} are not alike; write both as texts")
+            detail = f"classes must be all texts or all integers: {self.classes[0]!r} and {other!r}"
+            raise WrongAt("classes", number, detail=f"{detail} are not; write both as texts")
         if (again := repeated(self.classes)) is not None:
             detail = f"classes lists {self.classes[again]!r} twice: remove one"
             raise WrongAt("classes", again, detail=detail)
@@ -272,7 +272,7 @@ class Sequences(Spec):
     @model_validator(mode="after")
     def _check_overflow(self) -> Self:
         if self.max_length is None and self.overflow != "truncate":
-            detail = f"overflow {self.overflow!r} needs max_length: set the most steps of a row"
+            detail = f"overflow {self.overflow!r} needs max_length: set the maximum number of steps"
             raise WrongAt("overflow", detail=detail)
         return self
 
@@ -366,7 +366,7 @@ class Data(Spec):
     def _check_buckets(self) -> Self:
         bucket = self.bucket_by_length
         if bucket is not None and bucket.max_tokens is not None and self.drop_last:
-            detail = "drop_last (true) needs batches of one size, and those of"
-            detail += f" bucket_by_length.max_tokens ({bucket.max_tokens}) have many: remove one"
+            detail = "drop_last (true) needs batches of equal size, and their size varies with"
+            detail += f" bucket_by_length.max_tokens ({bucket.max_tokens}): remove one"
             raise WrongAt("drop_last", detail=detail)
         return self

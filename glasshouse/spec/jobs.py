@@ -227,7 +227,7 @@ class TrainJob(_Job):
             object.__setattr__(self, "evaluate", Evaluate(every_epochs=1))  # frozen from here on
         if self.evaluate is not None:
             if self.data.validation is None:
-                detail = "evaluate needs data.validation: name the rows to evaluate on"
+                detail = "evaluate needs data.validation: set it to the rows to evaluate"
                 raise WrongAt("evaluate", detail=f"{detail}, or remove evaluate")
             if "keep_best" not in self.checkpoint.model_fields_set:
                 keeping = self.checkpoint.model_copy(update={"keep_best": self._keep_best()})
