@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +114,7 @@ class Types:
         if "$ref" in schema:
             return self.link(schema["$ref"].rpartition("/")[2], here)
         if choices := schema.get("anyOf") or schema.get("oneOf"):
-            return " or ".join(dict.fromkeys(self.said(choice, here) for choice in choices))
+            return _either(self.said(choice, here) for choice in choices)
         if "const" in schema or "enum" in schema:
             return ", ".join(_code(each) for each in schema.get("enum", [schema.get("const")]))
         return self._of_type(schema, here)
@@ -122,7 +122,7 @@ class Types:
     def _items(self, schema: Json, here: str) -> str:
         """What a list contains; a tuple has a schema for each item."""
         items = schema.get("prefixItems") or [schema.get("items", {})]
-        said = " or ".join(dict.fromkeys(self.said(item, here) for item in items))
+        said = _either(self.said(item, here) for item in items)
         return f"({said})" if " or " in said or ", " in said else said
 
     def _of_type(self, schema: Json, here: str) -> str:
@@ -136,6 +136,14 @@ class Types:
         return f"{kind}{_bounds(schema)}"
 
 
+def _either(choices: Iterable[str]) -> str:
+    """Alternatives, null last; semicolons separate those that contain commas."""
+    found = dict.fromkeys(choices)
+    values = [choice for choice in found if choice != "null"]
+    separator = "; or " if any(", " in choice for choice in values) else " or "
+    return separator.join(values) + (" or null" if "null" in found else "")
+
+
 def _bounds(schema: Json) -> str:
     """The constraints of a schema, after a comma: ``, greater than 0 and at most 1``."""
     low, high = schema.get("minimum"), schema.get("maximum")
@@ -143,7 +151,11 @@ def _bounds(schema: Json) -> str:
         return f", {_number(low)} to {_number(high)}"
     for words, unit in COUNTED.items():
         if (counted := _counted(schema, *words)) is not None:
-            return f", {counted} {'entries' if schema.get('type') == 'object' else unit}"
+            what = "entries" if schema.get("type") == "object" else unit
+            return f", {counted} {what.removesuffix('s') if counted == 'exactly 1' else what}"
+    if schema.get("type") == "integer" and low is None and "exclusiveMinimum" in schema:
+        schema = schema | {"minimum": schema["exclusiveMinimum"] + 1}
+        del schema["exclusiveMinimum"]
     ends = [f"{said} {_number(schema[word])}" for word, said in ENDS.items() if word in schema]
     return f", {' and '.join(ends)}" if ends else ""
 

@@ -20,7 +20,8 @@ INTRODUCTION = """# Fields of a job
 
 Every field of a job spec, with its type, its constraints and its default. Unknown fields are
 rejected. Numbers must be finite. Times are in seconds (`_s`) and sizes in bytes (`_bytes`), unless
-the description gives another unit. An example is the field's value in JSON.
+the description gives another unit. If the default is `null`, the description says what happens when
+the field is unset. An example is the field's value in JSON.
 
 - **name**: letters, digits and underscores, at most 64 characters, not starting with a digit.
 - **input**: the name of a layer or of a data field. `lstm.1.0` is a leaf of a layer that returns

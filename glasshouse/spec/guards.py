@@ -78,8 +78,8 @@ class MemoryGuard(Spec):
 
     on_oom: Literal["fail", "halve_batch"] = "fail"
     """``fail``: the job fails and reports the requested, free and planned memory. ``halve_batch``:
-    a new process resumes from the last checkpoint with twice as many micro-batches per batch, at
-    the least one row each. Their gradients make one update together, as with ``accumulate``."""
+    a new process resumes from the last checkpoint with twice as many micro-batches per batch, down
+    to one row each. Their gradients make one update together, as with ``accumulate``."""
     cap_fraction: float | None = Constraint(default=None, gt=0, le=1)
     """Maximum memory of the training, as a fraction of the CUDA device's memory. On a CPU it is a
     fraction of the host's memory or of the control group's limit, in addition to what the process

@@ -166,7 +166,7 @@ class TrainJob(_Job):
     """The learning rate schedule. Default: a constant learning rate. Example: ``{"type":
     "CosineAnnealingLR"}``."""
     precision: Literal["float32", "bfloat16", "float16", "auto"] = "float32"
-    """The type of matrix products, as in ``torch.autocast``; parameters, losses and updates stay
+    """Data type of matrix products, as in ``torch.autocast``; parameters, losses and updates stay
     float32. ``float16`` scales the loss, because its range is small. ``auto``: bfloat16 if the
     device multiplies it in hardware, else float32."""
     matmul_precision: Literal["highest", "high", "medium"] = "highest"
@@ -207,8 +207,8 @@ class TrainJob(_Job):
     stop: Stop
     """When training ends. Example: ``{"epochs": 10}``."""
     evaluate: Evaluate | None = None
-    """When to evaluate the validation data. Requires ``data.validation``. If unset, after each
-    epoch if ``data.validation`` is set. null: never. Example: ``{"every_epochs": 1}``."""
+    """When to evaluate the validation data. Requires ``data.validation``. Default: after each epoch
+    if ``data.validation`` is set. null: never. Example: ``{"every_epochs": 1}``."""
     metrics: tuple[Metric, ...] = Constraint(default=(), max_length=20)
     """Metrics to compute in addition to the loss. Example: ``[{"type": "accuracy", "inputs": ["fc",
     "label"]}]``."""

@@ -57,11 +57,11 @@ class Metric(Spec):
     """
 
     type: MetricType
-    """A class of torchmetrics, or a built-in type: ``accuracy`` or ``correct_fraction``, the
-    fraction of integer targets that are the index of the highest score; ``mean_abs_diff`` or
-    ``mean_squared_diff``, the mean over all elements of two tensors of the same shape;
-    ``cosine_similarity`` of two tensors, each flattened to one vector; ``l2_ratio``, the L2 norm of
-    the first tensor divided by that of the second; ``mean`` or ``l2`` of one tensor. Example:
+    """A class of torchmetrics, or a built-in type. ``accuracy``, ``correct_fraction``: fraction of
+    integer targets that are the index of the highest score. ``mean_abs_diff``,
+    ``mean_squared_diff``: mean over all elements of two tensors of the same shape.
+    ``cosine_similarity``: of two tensors, each flattened to one vector. ``l2_ratio``: L2 norm of
+    the first tensor divided by that of the second. ``mean``, ``l2``: of one tensor. Example:
     ``"MulticlassF1Score"``."""
     args: Args = {}
     """Arguments of a class of torchmetrics, by its names. Example: ``{"num_classes": 10}``."""

@@ -39,8 +39,8 @@ class Init(Spec):
     missing: Literal["fail", "init", "zero"] = "fail"
     """With ``load`` ``model``: how to initialize a parameter that the checkpoint does not contain.
     ``fail``: reject the job. ``init``: draw it from the seed. ``zero``: fill it with zeros. With
-    ``init`` and ``zero``, parameters that only the checkpoint contains are ignored. Shapes of
-    parameters in both must be equal."""
+    ``init`` and ``zero``, parameters that only the checkpoint contains are ignored. A parameter
+    that both contain must have the same shape in both."""
 
     @model_validator(mode="after")
     def _check_missing(self) -> Self:
@@ -291,7 +291,7 @@ class Checkpoint(Spec):
     keep_last: PositiveInt = 3
     """Number of newest checkpoints to keep. Older ones are deleted when a newer one is complete."""
     keep_best: KeepBest | None = None
-    """Which checkpoints to keep in addition to the last ones. If unset, the best one by the metric
+    """Which checkpoints to keep in addition to the last ones. Default: the best one by the metric
     of ``stop.early``, else by the lowest ``validation/loss``; without evaluations, none. null: keep
     only the last ones."""
 
