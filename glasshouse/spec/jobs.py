@@ -143,7 +143,9 @@ def _not_compiled(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
     return handler(value)
 
 
-KeptAt = Literal[True] | Annotated[tuple[Name, ...], Constraint(min_length=2, max_length=10_000)]
+ActivationBoundaries = (
+    Literal[True] | Annotated[tuple[Name, ...], Constraint(min_length=2, max_length=10_000)]
+)
 
 
 class TrainJob(_Job):
@@ -192,7 +194,7 @@ class TrainJob(_Job):
     """Number of batches (micro-batches) whose gradients make one update. A step is then that many
     batches, and equals a step with one batch of all their rows: the loss is the mean over the whole
     step. The last step of an epoch can have fewer."""
-    activation_checkpointing: KeptAt | None = None
+    activation_checkpointing: ActivationBoundaries | None = None
     """Saves memory at the cost of time: between the listed layers, only the inputs of these layers
     are kept, and other activations are recomputed in the backward pass. List at least two layers,
     in the order of the graph. ``true``: the plan selects the layers that need the least memory.
@@ -276,7 +278,7 @@ class TrainJob(_Job):
         return self
 
     @property
-    def kept_at(self) -> tuple[str, ...]:
+    def activation_boundaries(self) -> tuple[str, ...]:
         """The boundaries of activation checkpointing, as the plan selected them."""
         asked = self.activation_checkpointing
         return asked if isinstance(asked, tuple) else ()

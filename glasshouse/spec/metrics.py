@@ -90,7 +90,7 @@ class Metric(Spec):
             detail = f"args apply to classes of torchmetrics only, and type is {self.type!r}"
             raise WrongAt("args", detail=f"{detail}: remove args")
         for number, name in enumerate(self.inputs):
-            if self.is_judged and "/" in name:
+            if self.is_evaluated and "/" in name:
                 detail = (
                     f"{self.type} compares outputs, and {name!r} is not one: name a layer or field"
                 )
@@ -105,7 +105,7 @@ class Metric(Spec):
         return self.type not in OWN
 
     @property
-    def is_judged(self) -> bool:
+    def is_evaluated(self) -> bool:
         """Whether it is computed over the rows of each evaluation."""
         return self.type == "accuracy" or self.is_of_torchmetrics
 

@@ -22,7 +22,7 @@ from glasshouse.spec.strict import (
     check_exactly_one,
 )
 
-Judged = Annotated[str, Constraint(pattern=r"^validation/.{1,190}$")]
+EvaluationMetric = Annotated[str, Constraint(pattern=r"^validation/.{1,190}$")]
 """The name of an evaluation metric: ``validation/loss``, ``validation/accuracy``."""
 
 
@@ -142,7 +142,7 @@ class Scheduler(Spec):
     unit: Literal["steps", "epochs", "samples"] = "steps"
     """What the scheduler counts. It advances once per update (``steps``), once per epoch
     (``epochs``) or once per training row (``samples``)."""
-    metric: Judged | None = None
+    metric: EvaluationMetric | None = None
     """The evaluation metric that ReduceLROnPlateau monitors; it advances at each scheduled
     evaluation. Required for ReduceLROnPlateau, rejected for other types. Example:
     ``"validation/loss"``."""
@@ -205,7 +205,7 @@ class Average(Spec):
 class Early(Spec):
     """Early stopping: ends training if a metric stops improving."""
 
-    metric: Judged
+    metric: EvaluationMetric
     """The evaluation metric to monitor. Example: ``"validation/loss"``."""
     mode: Literal["min", "max"]
     """``min``: lower is better. ``max``: higher is better."""

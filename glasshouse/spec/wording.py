@@ -46,7 +46,7 @@ _PATTERNS = {
 }
 _MOST_NAMES = 20
 _LONGEST = 240
-_TOLD = "told"
+_MESSAGE = "translation"
 """The key of the message in the context of an error that was already translated."""
 
 
@@ -62,29 +62,29 @@ def problems_in(
         most: the maximum number of problems.
     """
     places: dict[str, list[Entry]] = {}
-    for entry in filter(_is_meant, found):
+    for entry in filter(_is_real, found):
         places.setdefault(pointer(place_of(entry, body)), []).append(entry)
     inner = {place[:end] for place in places for end, sign in enumerate(place) if sign == "/"}
-    told: list[FieldProblem] = []
+    problems: list[FieldProblem] = []
     for place, entries in places.items():
         mistyped = [entry for entry in entries if _wanted(entry)]
         others = [entry for entry in entries if not _wanted(entry)]
         if mistyped and not others and place not in inner:
-            told.append(FieldProblem(place, _mistyped(mistyped, roots), mistyped[0]["type"]))
+            problems.append(FieldProblem(place, _mistyped(mistyped, roots), mistyped[0]["type"]))
         for detail, code in dict.fromkeys((said(e, *roots), e["type"]) for e in others):
-            told.append(FieldProblem(place, detail, code))
-    return told if most is None else told[:most]
+            problems.append(FieldProblem(place, detail, code))
+    return problems if most is None else problems[:most]
 
 
-def _is_meant(entry: Entry) -> bool:
+def _is_real(entry: Entry) -> bool:
     """Whether a ``too_short`` error is real: pydantic counts only the items that are valid."""
     return entry["type"] != "too_short" or len(entry["input"]) < entry["ctx"]["min_length"]
 
 
 def said(entry: Entry, *roots: type[BaseModel]) -> str:
     """The message of one pydantic error; ``roots`` as in `problems_in`."""
-    if (told := _told(entry)) is not None:
-        return told
+    if (message := _translated(entry)) is not None:
+        return message
     if _wanted(entry):
         return _mistyped([entry], roots)
     if entry["type"] == "extra_forbidden":
@@ -92,7 +92,7 @@ def said(entry: Entry, *roots: type[BaseModel]) -> str:
     text = _text(str(entry["type"]), entry.get("ctx") or {}) or str(entry["msg"])
     text = text.removeprefix("Value error, ") + _got(entry, text)
     is_counted = entry["type"] in ("too_long", "too_short", "string_pattern_mismatch")
-    return text + (_meaning(entry, roots) if is_counted else "")
+    return text + (_description(entry, roots) if is_counted else "")
 
 
 def _text(kind: str, context: Mapping[str, Any]) -> str | None:  # noqa: PLR0911 (one a kind)
@@ -145,21 +145,21 @@ def translated(error: ValidationError, root: type[BaseModel]) -> ValidationError
     """
     lines: list[InitErrorDetails] = []
     for entry in error.errors(include_url=False):
-        context = {**(entry.get("ctx") or {}), _TOLD: said(entry, root)}
-        kind = PydanticCustomError(entry["type"], "{" + _TOLD + "}", context)  # pyright: ignore[reportArgumentType]
+        context = {**(entry.get("ctx") or {}), _MESSAGE: said(entry, root)}
+        kind = PydanticCustomError(entry["type"], "{" + _MESSAGE + "}", context)  # pyright: ignore[reportArgumentType]
         lines.append(InitErrorDetails(type=kind, loc=entry["loc"], input=entry["input"]))
     return ValidationError.from_exception_data(error.title, lines)
 
 
-def _told(entry: Entry) -> str | None:
+def _translated(entry: Entry) -> str | None:
     """The message of an error that was already translated."""
     context: dict[str, Any] = entry.get("ctx") or {}
-    return context.get(_TOLD)
+    return context.get(_MESSAGE)
 
 
 def _wanted(entry: Entry) -> str | None:
     """What the field accepts, for a value of the wrong type or not among its literals."""
-    if _told(entry) is not None:
+    if _translated(entry) is not None:
         return None
     if entry["type"] == "literal_error":
         words = {"True": "true", "False": "false", "None": "null"}
@@ -171,10 +171,10 @@ def _wanted(entry: Entry) -> str | None:
 def _mistyped(entries: Sequence[Entry], roots: Sequence[type[BaseModel]]) -> str:
     wanted = list(dict.fromkeys(filter(None, map(_wanted, entries))))
     text = f"give {either(wanted)}"
-    return text + _got(entries[0], text, _meant(entries)) + _meaning(entries[0], roots)
+    return text + _got(entries[0], text, _suggestion(entries)) + _description(entries[0], roots)
 
 
-def _meant(entries: Sequence[Entry]) -> str:
+def _suggestion(entries: Sequence[Entry]) -> str:
     """A suggestion: the accepted literal that is most similar to the value."""
     value = entries[0].get("input")
     literals = [str(one["ctx"]["expected"]) for one in entries if one["type"] == "literal_error"]
@@ -193,7 +193,7 @@ def _got(entry: Entry, text: str, meant: str = "") -> str:
     return f" (got {shown if len(shown) <= 80 else shown[:77] + '…'}{meant})"
 
 
-def _meaning(entry: Entry, roots: Sequence[type[BaseModel]]) -> str:
+def _description(entry: Entry, roots: Sequence[type[BaseModel]]) -> str:
     """The description of the field, in whole sentences up to a maximum length."""
     field, _ = _walk(roots, entry["loc"])
     if field is None or not field.description:
