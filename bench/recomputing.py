@@ -71,7 +71,9 @@ def main() -> None:
         for more in ({}, {"activation_checkpointing": True})
     ]
     job: Any = parse_spec(plans[1]["spec"])
-    usual, less = (Network(job.network, ("fc",), kept_at=kept) for kept in ((), job.kept_at))
+    usual, less = (
+        Network(job.network, ("fc",), kept_at=kept) for kept in ((), job.activation_boundaries)
+    )
     batch = {"x": torch.rand(ROWS, 64), "label": torch.randint(10, (ROWS,))}
     for network in (usual, less):
         block_s(job, network, batch, args.steps)
@@ -85,7 +87,7 @@ def main() -> None:
         "min": round(min(ratios), 3),
         "max": round(max(ratios), 3),
         "activations_mb": [round(p["memory"]["activations_bytes"] / 1e6, 1) for p in plans],
-        "kept_at": job.kept_at,
+        "kept_at": job.activation_boundaries,
         "threads": args.threads,
     }
     print(json.dumps(line))

@@ -10,9 +10,9 @@ import pages_cli  # noqa: E402
 import pages_client  # noqa: E402
 import pages_http  # noqa: E402
 import pages_pictures  # noqa: E402
+import pages_spec  # noqa: E402
 from cells import cell  # noqa: E402
 from pydantic import BaseModel  # noqa: E402
-from pydantic.fields import FieldInfo  # noqa: E402
 
 from glasshouse import spec  # noqa: E402
 from glasshouse.spec import augmenting  # noqa: E402
@@ -100,41 +100,9 @@ def settings_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def spec_page() -> str:
-    """The page of all fields of a job spec."""
-    lines = [
-        "# Fields of a job",
-        "",
-        "Every field that the service accepts. A field that is not here is refused. Generated from",
-        "`glasshouse/spec/`; arguments of layers, losses and optimizers are torch's, and listed by",
-        "`GET /api/v1/catalog/layers` and its neighbours.",
-    ]
-    for model in SPEC_MODELS:
-        lines += ["", f"## {model.__name__}", "", cell(model.__doc__), ""]
-        lines += ["| field | default | meaning |", "|---|---|---|"]
-        lines += [field_row(name, field) for name, field in model.model_fields.items()]
-    return "\n".join(lines) + "\n"
-
-
-def field_row(name: str, field: FieldInfo) -> str:
-    """One field as a row of a Markdown table."""
-    default = "required" if field.is_required() else f"`{shown(field.default)}`"
-    return f"| `{name}` | {default} | {cell(field.description)} |"
-
-
-def shown(default: object) -> str:
-    """A default as JSON would show it."""
-    if isinstance(default, BaseModel):
-        return default.model_dump_json(exclude_defaults=True)
-    words = {None: "null", True: "true", False: "false", (): "[]"}
-    if default is None or isinstance(default, (bool, tuple)):
-        return words.get(default, str(list(default) if isinstance(default, tuple) else default))
-    return str(default)
-
-
 def pages() -> dict[str, str]:
     """Every generated page, by its path beside this file."""
-    own = {"settings.md": settings_page(), "spec.md": spec_page()}
+    own = {"settings.md": settings_page(), "spec.md": pages_spec.page(SPEC_MODELS)}
     own |= {"cli.md": pages_cli.page(), "python.md": pages_client.page()}
     own["pictures.md"] = pages_pictures.page()
     return own | pages_http.pages({model.__name__ for model in SPEC_MODELS})

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,13 @@ FILES = {"/datasets": ("rows.csv", "name=rows&format=csv")}
 FILES |= {"/checkpoints": ("weights.safetensors", "name=mine")}
 LONGEST_BODY = 90
 NOT_MODIFIED = "304"
+ENDS = {"exclusiveMinimum": "greater than", "minimum": "at least"}
+ENDS |= {"exclusiveMaximum": "less than", "maximum": "at most"}
+COUNTED = {
+    ("minLength", "maxLength"): "characters",
+    ("minItems", "maxItems"): "items",
+    ("minProperties", "maxProperties"): "entries",
+}
 INDEX = """# HTTP
 
 Everything that the service does is there over HTTP; the client and the command line use nothing
@@ -107,28 +114,69 @@ class Types:
         if "$ref" in schema:
             return self.link(schema["$ref"].rpartition("/")[2], here)
         if choices := schema.get("anyOf") or schema.get("oneOf"):
-            return " or ".join(dict.fromkeys(self.said(choice, here) for choice in choices))
+            return _either(self.said(choice, here) for choice in choices)
         if "const" in schema or "enum" in schema:
             return ", ".join(_code(each) for each in schema.get("enum", [schema.get("const")]))
         return self._of_type(schema, here)
 
+    def _items(self, schema: Json, here: str) -> str:
+        """What a list contains; a tuple has a schema for each item."""
+        items = schema.get("prefixItems") or [schema.get("items", {})]
+        said = _either(self.said(item, here) for item in items)
+        return f"({said})" if " or " in said or ", " in said else said
+
     def _of_type(self, schema: Json, here: str) -> str:
         kind, values = schema.get("type", "anything"), schema.get("additionalProperties")
+        for of_matching_keys in schema.get("patternProperties", {}).values():
+            values = of_matching_keys
         if kind == "array":
-            return f"list of {self.said(schema.get('items', {}), here)}"
+            return f"list of {self._items(schema, here)}{_bounds(schema)}"
         if kind == "object" and isinstance(values, dict):
-            return f"object of {self.said(values, here)}"
+            return f"object of {self._items({'items': values}, here)}{_bounds(schema)}"
         return f"{kind}{_bounds(schema)}"
 
 
+def _either(choices: Iterable[str]) -> str:
+    """Alternatives, null last; semicolons separate those that contain commas."""
+    found = dict.fromkeys(choices)
+    values = [choice for choice in found if choice != "null"]
+    separator = "; or " if any(", " in choice for choice in values) else " or "
+    return separator.join(values) + (" or null" if "null" in found else "")
+
+
 def _bounds(schema: Json) -> str:
+    """The constraints of a schema, after a comma: ``, greater than 0 and at most 1``."""
     low, high = schema.get("minimum"), schema.get("maximum")
     if low is not None and high is not None:
-        return f", {low} to {high}"
-    if low is not None or high is not None:
-        return f", at least {low}" if high is None else f", at most {high}"
-    longest = schema.get("maxLength")
-    return f", at most {longest} characters" if longest else ""
+        return f", {_number(low)} to {_number(high)}"
+    for words, unit in COUNTED.items():
+        if (counted := _counted(schema, *words)) is not None:
+            what = "entries" if schema.get("type") == "object" else unit
+            return f", {counted} {what.removesuffix('s') if counted == 'exactly 1' else what}"
+    if schema.get("type") == "integer" and low is None and "exclusiveMinimum" in schema:
+        schema = schema | {"minimum": schema["exclusiveMinimum"] + 1}
+        del schema["exclusiveMinimum"]
+    ends = [f"{said} {_number(schema[word])}" for word, said in ENDS.items() if word in schema]
+    return f", {' and '.join(ends)}" if ends else ""
+
+
+def _counted(schema: Json, least: str, most: str) -> str | None:
+    low, high = schema.get(least, 0), schema.get(most)
+    if high is None:
+        return f"at least {_number(low)}" if low else None
+    if low == high:
+        return f"exactly {_number(low)}"
+    return f"{_number(low)} to {_number(high)}" if low else f"at most {_number(high)}"
+
+
+def _number(value: float) -> str:
+    """A bound as people write it: 0.5, 1,000,000, 2^53."""
+    if value != int(value):
+        return f"{value:g}"
+    whole = abs(int(value))
+    if whole >= 2**31 and whole.bit_count() == 1:
+        return f"{'-' if value < 0 else ''}2^{whole.bit_length() - 1}"
+    return f"{int(value):,}" if whole < 2**63 else f"{value:.7g}"
 
 
 def _code(value: object) -> str:

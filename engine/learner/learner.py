@@ -82,7 +82,7 @@ class Learner(NamedTuple):
 
 def learner_of(job: TrainJob, device: torch.device) -> Learner:
     """All of it as a job has it, on a device."""
-    network = Network(job.network, wanted(job), kept_at=job.kept_at).to(device)
+    network = Network(job.network, wanted(job), kept_at=job.activation_boundaries).to(device)
     loss_fn = Losses.of(job).to(device)
     network.low_precision = chosen(job.precision, device)
     fill(job.network, network)

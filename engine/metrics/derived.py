@@ -329,7 +329,7 @@ def check(
     parameters the loss sends a gradient to.
     """
     for number, metric in enumerate(metrics):
-        if metric.is_judged:
+        if metric.is_evaluated:
             continue
         pointer = f"/metrics/{number}/inputs"
         found = [

@@ -27,13 +27,13 @@ def metric_names(metrics: Sequence[Metric]) -> list[str]:
 
 
 def _default_name(metric: Metric) -> str:
-    if not metric.is_judged:
+    if not metric.is_evaluated:
         return f"{metric.type}({','.join(metric.inputs)})"
     return metric.type if metric.top_k == 1 else f"accuracy_top{metric.top_k}"
 
 
 def _may_grow(metric: Metric) -> bool:
-    return metric.is_judged and metric.name is None
+    return metric.is_evaluated and metric.name is None
 
 
 def reported(job: TrainJob, series: Mapping[str, Sequence[str]]) -> list[str]:
@@ -53,7 +53,7 @@ def reported(job: TrainJob, series: Mapping[str, Sequence[str]]) -> list[str]:
     found += [f"output_grad_clip/{layer.name}" for layer in clipped]
     if job.evaluate is not None:
         judged = [
-            part for name, item in named if item.is_judged for part in series.get(name, [name])
+            part for name, item in named if item.is_evaluated for part in series.get(name, [name])
         ]
         found += [f"validation/{name}" for name in (*losses, *judged)]
     return found
@@ -89,6 +89,6 @@ class Accuracies:
 
 def wanted(job: TrainJob) -> tuple[str, ...]:
     """The layer outputs that outlive the forward pass."""
-    judged = [metric for metric in job.metrics if metric.is_judged]
+    judged = [metric for metric in job.metrics if metric.is_evaluated]
     names = [*job.loss_reads, *(name for metric in judged for name in metric.inputs)]
     return tuple(dict.fromkeys([*names, *(job.network.outputs or ())]))

@@ -263,7 +263,7 @@ def _check_metrics(
     spec: TrainJob, shapes: Mapping[str, FieldShape], traced: Trace, findings: Findings
 ) -> None:
     for number, metric in enumerate(spec.metrics):
-        if not metric.is_judged:
+        if not metric.is_evaluated:
             continue
         pointer = f"/metrics/{number}"
         scores, target = operands_of(metric.inputs, f"{pointer}/inputs", traced, findings)

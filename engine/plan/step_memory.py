@@ -102,7 +102,7 @@ def step_peak(
     asked = [job.network, *job.losses, job.optimizer]
     shapes = [(name, x.shape, x.dtype) for name, x in batch.items()]
     texts = [item.model_dump_json() for item in asked]
-    key = (*texts, job.precision, *job.kept_at, *wanted, *shapes)
+    key = (*texts, job.precision, *job.activation_boundaries, *wanted, *shapes)
     return _known_peak(_Step(key, job, tuple(wanted), make_batch))
 
 
@@ -133,7 +133,7 @@ def _counted(
     make_batch: Callable[[], dict[str, Tensor]],
     device: Literal["cpu", "meta"],
 ) -> int:
-    network = Network(_without_lengths(job.network), wanted, kept_at=job.kept_at)
+    network = Network(_without_lengths(job.network), wanted, kept_at=job.activation_boundaries)
     loss_fn = Losses.of(without_lengths(job))
     network.low_precision = _LOW.get(job.precision)
     network.train()

@@ -1,6 +1,6 @@
-"""The words of a job: what a user writes, what is stored, what runs. One closed, frozen value.
+"""The models of job specs: strict, immutable, and validated by pydantic alone.
 
-Knows pydantic and nothing else: no torch, no SQL, no HTTP.
+This package does not depend on torch, SQL or HTTP.
 """
 
 from glasshouse.spec.clipping import GradClip, OutputGradClip

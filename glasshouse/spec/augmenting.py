@@ -1,7 +1,7 @@
-"""Random changes of the images that a job trains on, in the words of torchvision's transforms.
+"""Random image transforms for training, with the names, arguments and defaults of torchvision.
 
-Names, arguments and defaults are torchvision's; what would change the shape of an image is left
-out. Values are those of the network: after ``scale``, before ``normalize``.
+Transforms that change the shape of an image are not supported. Pixel values are those after
+``scale`` and before ``normalize``.
 """
 
 from typing import Annotated, Literal, Self
@@ -27,58 +27,69 @@ def _check_ends(name: str, ends: Ends | None) -> None:
 
 
 class FlipArgs(Spec):
-    """Arguments of the two flips."""
+    """Arguments of a flip."""
 
     p: Probability = 0.5
-    """The probability that a row is flipped."""
+    """Probability that a row is flipped."""
 
 
 class RandomHorizontalFlip(Spec):
-    """Left and right change places."""
+    """Flips images horizontally at random."""
 
     type: Literal["RandomHorizontalFlip"]
+    """Selects this transform."""
     args: FlipArgs = FlipArgs()
+    """Arguments of the flip."""
 
 
 class RandomVerticalFlip(Spec):
-    """Top and bottom change places."""
+    """Flips images vertically at random."""
 
     type: Literal["RandomVerticalFlip"]
+    """Selects this transform."""
     args: FlipArgs = FlipArgs()
+    """Arguments of the flip."""
 
 
 class CropArgs(Spec):
     """Arguments of a crop."""
 
     size: PositiveInt | tuple[PositiveInt, PositiveInt] | None = None
-    """Left out: the image's own. Another one is refused: rows keep their shape."""
+    """Height and width of the crop, in pixels. Must be the image's own size. Default: that size.
+    Example: ``[28, 28]``."""
     padding: Pixels | tuple[Pixels, Pixels] | tuple[Pixels, Pixels, Pixels, Pixels]
-    """Pixels around the image before it is cropped: on all sides; left/right and top/bottom; or
-    left, top, right, bottom."""
+    """Padding before the crop, in pixels: on all sides; left/right and top/bottom; or left, top,
+    right, bottom. Example: ``4``."""
     fill: Fill = 0.0
-    """What a constant padding has: a number, or one for each channel."""
+    """Pixel value of ``constant`` padding: one number, or one per channel."""
     padding_mode: Literal["constant", "edge", "reflect", "symmetric"] = "constant"
-    """What the padding is: ``fill``, the last pixel, or a mirror without or with the last pixel."""
+    """``constant``: ``fill``. ``edge``: the last pixel. ``reflect``: mirrored without the last
+    pixel. ``symmetric``: mirrored with the last pixel."""
 
 
 class RandomCrop(Spec):
-    """The image is padded, and a part of its own size is cut out anywhere."""
+    """Pads the image and crops it to its original size at a random position."""
 
     type: Literal["RandomCrop"]
+    """Selects this transform."""
     args: CropArgs
+    """Arguments of the crop. Example: ``{"padding": 4}``."""
 
 
 class RotationArgs(Spec):
     """Arguments of a rotation."""
 
     degrees: Factor | Ends
-    """``d``: an angle from [-d, d], counter-clockwise; or [from, to]."""
+    """Range of the angle in degrees, counter-clockwise: ``d`` for [-d, d], or [from, to]. Example:
+    ``10``."""
     interpolation: Interpolation = "nearest"
-    """A pixel is its nearest one of before, or the mean of the four around it by their nearness."""
+    """``nearest``: the nearest pixel. ``bilinear``: the weighted mean of the four nearest
+    pixels."""
     center: tuple[float, float] | None = None
-    """x and y in pixels from the upper left corner; left out, the middle."""
+    """x and y of the center in pixels, from the upper left corner. Default: the center of the
+    image. Example: ``[14, 14]``."""
     fill: Fill = 0.0
-    """What is seen outside of the image: a number, or one for each channel."""
+    """Pixel value outside of the rotated image: one number, or one per channel."""
 
     @model_validator(mode="after")
     def _check_degrees(self) -> Self:
@@ -87,29 +98,37 @@ class RotationArgs(Spec):
 
 
 class RandomRotation(Spec):
-    """The image is turned around its centre."""
+    """Rotates the image by a random angle."""
 
     type: Literal["RandomRotation"]
+    """Selects this transform."""
     args: RotationArgs
+    """Arguments of the rotation. Example: ``{"degrees": 10}``."""
 
 
 class AffineArgs(Spec):
-    """Arguments of an affine change."""
+    """Arguments of an affine transform."""
 
     degrees: Factor | Ends
-    """``d``: an angle from [-d, d], clockwise; or [from, to]."""
+    """Range of the angle in degrees, clockwise: ``d`` for [-d, d], or [from, to]. Example:
+    ``10``."""
     translate: tuple[Probability, Probability] | None = None
-    """The most that the image is moved to the side, and up or down, as parts of its size."""
+    """Maximum horizontal and vertical shift, as fractions of the image size. Default: no shift.
+    Example: ``[0.1, 0.1]``."""
     scale: tuple[PositiveFloat, PositiveFloat] | None = None
-    """It is scaled by a factor from [from, to]."""
+    """Range [from, to] of the scale factor. Default: no scaling. Example: ``[0.9, 1.1]``."""
     shear: Factor | Ends | tuple[float, float, float, float] | None = None
-    """Degrees parallel to the x axis: from [-s, s], or [from, to]; with four also to the y axis."""
+    """Range of the shear angle in degrees, parallel to the x axis: ``s`` for [-s, s], or [from,
+    to]. Four numbers also give the range parallel to the y axis. Default: no shear. Example:
+    ``5``."""
     interpolation: Interpolation = "nearest"
-    """A pixel is its nearest one of before, or the mean of the four around it by their nearness."""
+    """``nearest``: the nearest pixel. ``bilinear``: the weighted mean of the four nearest
+    pixels."""
     fill: Fill = 0.0
-    """What is seen outside of the image: a number, or one for each channel."""
+    """Pixel value outside of the transformed image: one number, or one per channel."""
     center: tuple[float, float] | None = None
-    """x and y in pixels from the upper left corner; left out, the middle."""
+    """x and y of the center in pixels, from the upper left corner. Default: the center of the
+    image. Example: ``[14, 14]``."""
 
     @model_validator(mode="after")
     def _check_all_ends(self) -> Self:
@@ -123,31 +142,35 @@ class AffineArgs(Spec):
 
 
 class RandomAffine(Spec):
-    """The image is turned, moved, scaled and sheared."""
+    """Rotates, shifts, scales and shears the image at random."""
 
     type: Literal["RandomAffine"]
+    """Selects this transform."""
     args: AffineArgs
+    """Arguments of the transform. Example: ``{"degrees": 10, "translate": [0.1, 0.1]}``."""
 
 
 class JitterArgs(Spec):
-    """Arguments of a jitter of colours."""
+    """Arguments of a color jitter. At least one must not be 0."""
 
     brightness: Factor | tuple[Factor, Factor] = 0.0
-    """``b``: a factor from [max(0, 1 - b), 1 + b]; or [from, to]. 1 changes nothing."""
+    """Range of the brightness factor: ``b`` for [max(0, 1 - b), 1 + b], or [from, to]. A factor of
+    1 changes nothing. Example: ``0.2``."""
     contrast: Factor | tuple[Factor, Factor] = 0.0
-    """In the same way."""
+    """Range of the contrast factor, like ``brightness``. Example: ``0.2``."""
     saturation: Factor | tuple[Factor, Factor] = 0.0
-    """In the same way."""
+    """Range of the saturation factor, like ``brightness``. Example: ``0.2``."""
     hue: Annotated[float, Constraint(ge=0, le=0.5)] | tuple[Shift, Shift] = 0.0
-    """``h``: a shift from [-h, h]; or [from, to]. 0.5 is the opposite colour."""
+    """Range of the hue shift: ``h`` for [-h, h], or [from, to], each within [-0.5, 0.5]. A shift of
+    0.5 gives the opposite color. Example: ``0.1``."""
 
     @model_validator(mode="after")
     def _check_all(self) -> Self:
         names = ("brightness", "contrast", "saturation", "hue")
         if not any(getattr(self, name) for name in names):
             given = next((name for name in names if name in self.model_fields_set), names[0])
-            detail = "brightness, contrast, saturation and hue are all 0, which changes nothing"
-            raise WrongAt(given, detail=f"{detail}: give at least one of them another value")
+            detail = "brightness, contrast, saturation and hue are all 0, which has no effect"
+            raise WrongAt(given, detail=f"{detail}: set at least one of them to another value")
         for name in names:
             ends: float | Ends = getattr(self, name)
             _check_ends(name, ends if isinstance(ends, tuple) else None)
@@ -155,27 +178,29 @@ class JitterArgs(Spec):
 
 
 class ColorJitter(Spec):
-    """Brightness, contrast, saturation and hue are changed, in an order drawn for each row.
+    """Changes brightness, contrast, saturation and hue, in a random order for each row.
 
-    For values in [0, 1]; what leaves that range is cut off.
+    Pixel values must be in [0, 1]; results are clipped to this range.
     """
 
     type: Literal["ColorJitter"]
+    """Selects this transform."""
     args: JitterArgs
+    """Arguments of the color jitter. Example: ``{"brightness": 0.2}``."""
 
 
 class ErasingArgs(Spec):
-    """Arguments of erasing."""
+    """Arguments of random erasing."""
 
     p: Probability = 0.5
-    """The probability that a rectangle of a row is erased."""
+    """Probability that a rectangle of a row is erased."""
     scale: tuple[Probability, Probability] = (0.02, 0.33)
-    """Its area, as a part of the image's."""
+    """Range [from, to] of the rectangle's area, as a fraction of the image's area."""
     ratio: tuple[PositiveFloat, PositiveFloat] = (0.3, 3.3)
-    """Its height by its width."""
+    """Range [from, to] of the rectangle's height divided by its width."""
     value: Fill | Literal["random"] = 0.0
-    """What it is filled with: a number, one for each channel, or ``random``: each of its values is
-    drawn from the standard normal distribution."""
+    """Pixel value of the rectangle: one number, one per channel, or ``random`` for values from the
+    standard normal distribution."""
 
     @model_validator(mode="after")
     def _check_all_ends(self) -> Self:
@@ -185,28 +210,32 @@ class ErasingArgs(Spec):
 
 
 class RandomErasing(Spec):
-    """A rectangle is filled. One that does not fit in ten tries is left out."""
+    """Fills a random rectangle. If no rectangle fits in ten tries, the row is unchanged."""
 
     type: Literal["RandomErasing"]
+    """Selects this transform."""
     args: ErasingArgs = ErasingArgs()
+    """Arguments of the erasing."""
 
 
 class NoiseArgs(Spec):
-    """Arguments of noise."""
+    """Arguments of the noise."""
 
     mean: float = 0.0
-    """Of the distribution."""
+    """Mean of the normal distribution."""
     sigma: Factor = 0.1
-    """Its standard deviation."""
+    """Standard deviation of the normal distribution."""
     clip: bool = True
-    """What leaves [0, 1] is cut off."""
+    """Whether to clip the results to [0, 1]."""
 
 
 class GaussianNoise(Spec):
-    """Each value gets a number added that is drawn from a normal distribution."""
+    """Adds a random number from a normal distribution to each value."""
 
     type: Literal["GaussianNoise"]
+    """Selects this transform."""
     args: NoiseArgs = NoiseArgs()
+    """Arguments of the noise. Example: ``{"sigma": 0.05}``."""
 
 
 Augment = Annotated[

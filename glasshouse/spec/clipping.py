@@ -1,4 +1,4 @@
-"""Gradients made smaller, of parameters and of layers' outputs."""
+"""Clipping of gradients, of parameters and of layer outputs."""
 
 from typing import Literal, Self
 
@@ -8,20 +8,21 @@ from pydantic import model_validator
 from glasshouse.spec.strict import Spec, WrongAt
 
 FLOAT32_MAX = 3.4028234663852886e38
-"""The largest float32. torch cannot clamp a float32 tensor to more."""
+"""The largest float32. torch cannot clamp a float32 tensor to a larger number."""
 
 
 class GradClip(Spec):
-    """Gradients are made smaller between the backward pass and the update."""
+    """Gradient clipping, between the backward pass and the update."""
 
     type: Literal["value", "norm", "global_norm"]
-    """``value``: each element to [-max, max], or [min, max]. ``norm``: each parameter's gradient to
-    an l2 norm of at most max. ``global_norm``: all gradients together; the norm before is the
-    metric ``grad_norm``, where the job says so and not a layer."""
+    """``value``: clip each element to [-max, max], or to [min, max]. ``norm``: scale each
+    parameter's gradient to an L2 norm of at most ``max``. ``global_norm``: scale all gradients
+    together to a total L2 norm of at most ``max``; the job's ``grad_clip`` then reports the norm
+    before clipping as the metric ``grad_norm``."""
     max: float = Constraint(gt=0, le=FLOAT32_MAX)
-    """The upper end of each element, or the largest norm."""
+    """Upper limit of each element, or maximum norm. Example: ``1.0``."""
     min: float | None = Constraint(default=None, ge=-FLOAT32_MAX, le=0)
-    """Of ``value``: the lower end; left out, -max."""
+    """With ``value``: lower limit of each element. Default: ``-max``. Example: ``-0.1``."""
 
     @model_validator(mode="after")
     def _check_type(self) -> Self:
@@ -32,16 +33,16 @@ class GradClip(Spec):
 
 
 class OutputGradClip(Spec):
-    """Each element of the gradient by a layer's output is made to lie in [min, max]."""
+    """Limits for clipping the gradient with respect to a layer's output, element by element."""
 
     min: float = Constraint(ge=-FLOAT32_MAX, le=0)
-    """What is less becomes this."""
+    """Lower limit. Example: ``-0.1``."""
     max: float = Constraint(ge=0, le=FLOAT32_MAX)
-    """What is more becomes this."""
+    """Upper limit. Example: ``0.1``."""
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
         if self.min == self.max:
-            detail = "min and max are both 0: to cut the gradient, set stop_gradient of the layer"
+            detail = "min and max are both 0: to stop the gradient, set stop_gradient of the layer"
             raise WrongAt("max", detail=detail)
         return self

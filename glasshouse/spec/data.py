@@ -1,4 +1,4 @@
-"""Where batches come from: datasets, splits, and the fields that read their columns."""
+"""Training data: datasets, splits, the fields that read their columns, and batching."""
 
 import re
 from collections.abc import Mapping
@@ -25,11 +25,11 @@ FORMATS = (
     *("csv", "tsv", "jsonl", "parquet", "npz", "npy"),
     *("idx", "idx.gz", "idx.zip", "mnist.json.gz", "text", IMAGES),
 )
-"""What a dataset's file may be."""
+"""The file formats of datasets."""
 TABLES = {"csv": ",", "tsv": "\t"}
-"""Formats that are tables of text, whose first row may be a header, and what separates cells."""
+"""Text table formats with an optional header row, and their cell separators."""
 BUILTINS = ("digits",)
-"""Datasets that come with the service."""
+"""Datasets that are included with the service."""
 SIZE = r"^[1-9][0-9]{0,3}x[1-9][0-9]{0,3}$"
 """A height and a width in pixels, as in ``32x48``."""
 
@@ -41,7 +41,7 @@ def size_of(text: str) -> tuple[int, int]:
         ValueError: the text is something else.
     """
     if re.fullmatch(SIZE, text) is None:
-        raise ValueError(f"{text[:40]!r} is no size: give height x width, as in 32x48")
+        raise ValueError(f"{text[:40]!r} is not a size: give height x width, for example 32x48")
     height, width = text.split("x")
     return int(height), int(width)
 
@@ -50,15 +50,15 @@ class Source(Spec):
     """Rows of one dataset."""
 
     dataset: str = Constraint(min_length=1, max_length=500)
-    """A dataset's id (``ds_…``) or name. Without the service: ``digits``, or the path of a data
-    file."""
+    """The id (``ds_…``) or name of a dataset. When training in-process, without the service:
+    ``digits`` or the path of a data file."""
     split: str = Constraint(default="all", min_length=1, max_length=64)
-    """A split that the dataset has; a file without splits has the one split ``all``."""
+    """A split of the dataset. A file without splits has the single split ``all``. Example:
+    ``"train"``."""
     fraction: tuple[float, float] | None = None
-    """``[0, 0.8]``: that part of the split's rows, in an order drawn from the job's seed.
-
-    Two sources with ``[0, 0.8]`` and ``[0.8, 1]`` of one split share no row and miss none.
-    """
+    """The part of the split to use, as ``[from, to]`` with 0 <= from < to <= 1. Rows are taken in
+    an order drawn from the job's seed, so ``[0, 0.8]`` and ``[0.8, 1]`` of one split share no row
+    and together contain all of them. Default: the whole split. Example: ``[0, 0.8]``."""
 
     @model_validator(mode="after")
     def _check_fraction(self) -> Self:
@@ -69,11 +69,11 @@ class Source(Spec):
 
 
 Sources = Source | Annotated[tuple[Source, ...], Constraint(min_length=1, max_length=100)]
-"""Rows of one dataset, or of several one after the other."""
+"""Rows of one dataset, or of several, concatenated."""
 
 
 def sources_in(spec: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The parts of a job's document that name a dataset."""
+    """The parts of a job spec in JSON that name a dataset."""
     data = spec.get("data")
     if not isinstance(data, dict):
         return []
@@ -89,35 +89,39 @@ def sources_in(spec: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 class _Columns(Spec):
     column: Column | None = None
-    """The column it reads; left out, the column of the field's own name."""
+    """The column to read. Default: the column with the name of the field. Example: ``"pixels"``."""
 
     @property
     def source_columns(self) -> tuple[str, ...]:
-        """The columns that the field names itself, in order; empty for its own name."""
+        """The columns that the field names, in order; empty if it names none."""
         return () if self.column is None else (self.column,)
 
 
 class DenseField(_Columns):
-    """Floating-point values of one fixed shape per row, as float32."""
+    """Numbers of a fixed shape per row, as float32."""
 
     type: Literal["dense"]
+    """Selects this field type."""
     shape: tuple[PositiveInt, ...] | None = Constraint(default=None, max_length=8)
-    """Shape of one row; the column is reshaped to it. Left out, the column's own shape."""
+    """Shape of one row; the column is reshaped to it. Default: the shape of the column. Example:
+    ``[1, 28, 28]``."""
     columns: tuple[Column, ...] | None = Constraint(default=None, min_length=1, max_length=10_000)
-    """Several columns side by side as one vector, in this order."""
+    """Several columns, concatenated into one vector in this order. Not together with ``column``.
+    Example: ``["area", "rooms"]``."""
     scale: float | None = None
-    """Multiplies every value. Left out: 1/255 for a uint8 column, else 1."""
+    """Factor of all values. Default: 1/255 for a uint8 column, else 1. Example: ``0.01``."""
     fill: Fill | None = None
-    """Stands in for a missing value (NaN), in the column's own units: a number; the ``mean`` or the
-    ``median`` of the training rows' values that are there, of each feature; ``"NaN"``: it stays and
-    reaches the network. Left out: a row with a missing value is a bad row."""
+    """Replacement for missing values (NaN), in the units of the column. A number; ``"mean"`` or
+    ``"median"`` of the present values of the training rows, per feature; or ``"NaN"``, which passes
+    NaN to the network. Default: a row with a missing value is a bad row. Example: ``"mean"``."""
     augment: tuple[Augment, ...] = Constraint(default=(), max_length=32)
-    """Of images, rows of shape [channels, height, width]: what is done to them at random, one after
-    the other, before they are normalised. To the training rows only, anew in each epoch."""
+    """Random image transforms, applied in order before normalization. They apply to training rows
+    only and are drawn anew in each epoch. Rows must have the shape [channels, height, width].
+    Example: ``[{"type": "RandomHorizontalFlip"}]``."""
 
     @property
     def source_columns(self) -> tuple[str, ...]:
-        """The columns that the field names itself, in order; empty for its own name."""
+        """The columns that the field names, in order; empty if it names none."""
         return self.columns if self.columns is not None else super().source_columns
 
     @model_validator(mode="after")
@@ -127,19 +131,20 @@ class DenseField(_Columns):
 
 
 class IntegerField(_Columns):
-    """One integer in [0, dim) per row, as int64: a class or an id."""
+    """One integer in [0, dim) per row, as int64, for example a class or an id."""
 
     type: Literal["integer"]
+    """Selects this field type."""
     dim: PositiveInt | None = None
-    """How many different values there are; a row with a value outside [0, dim) is a bad row. May be
-    left unset where it follows: from ``classes``, a column of texts or with class names, or
-    windows."""
+    """Number of possible values; a row with a value outside [0, dim) is a bad row. Optional if it
+    follows from ``classes``, from a column of texts or with class names, or from ``windows``.
+    Example: ``10``."""
     classes: tuple[Class, ...] | None = Constraint(
         default=None, min_length=1, max_length=MAX_CLASSES
     )
-    """The column's values in the order of their classes: texts, or any integers. The first becomes
-    0, the next 1 …; a row with a value that is not listed is a bad row. Left unset, those of a
-    column of texts are its different texts, sorted."""
+    """The values of the column in the order of their classes: all texts, or all integers. The first
+    value becomes 0. A row with any other value is a bad row. Default for a column of texts: its
+    unique texts, sorted. Example: ``["cat", "dog"]``."""
 
     @model_validator(mode="after")
     def _check_classes(self) -> Self:
@@ -151,8 +156,8 @@ class IntegerField(_Columns):
                 for number, item in enumerate(self.classes)
                 if type(item) is not type(self.classes[0])
             )
-            detail = f"classes are all texts or all integers: {self.classes[0]!r} and {other!r}"
-            raise WrongAt("classes", number, detail=f"{detail} are not alike; write both as texts")
+            detail = f"classes must be all texts or all integers: {self.classes[0]!r} and {other!r}"
+            raise WrongAt("classes", number, detail=f"{detail} are not; write both as texts")
         if (again := repeated(self.classes)) is not None:
             detail = f"classes lists {self.classes[again]!r} twice: remove one"
             raise WrongAt("classes", again, detail=detail)
@@ -163,25 +168,26 @@ class IntegerField(_Columns):
 
 
 class IntegerSequenceField(_Columns):
-    """A list of integers in [0, dim) per row, each with its own length: words, say.
+    """A list of integers in [0, dim) per row, of any length, for example the words of a text.
 
-    A layer gets them as int64 of shape [rows, longest], padded behind; ``<field>.lengths`` has the
-    lengths, int64 of shape [rows].
+    Layers receive int64 of shape [rows, longest], padded at the end. ``<field>.lengths`` has the
+    lengths, as int64 of shape [rows].
     """
 
     type: Literal["integer_sequence"]
+    """Selects this field type."""
     dim: PositiveInt | None = None
-    """How many different values there are; a row with a value outside [0, dim) is a bad row. May be
-    left out for ``tokens`` and windows, where it is the size of the vocabulary with padding and
-    unknown tokens; given there, the vocabulary is no larger."""
+    """Number of possible values; a row with a value outside [0, dim) is a bad row. With ``tokens``
+    or ``windows`` it defaults to the size of the vocabulary, including the ids of padding and
+    unknown tokens; if you set it, it limits the vocabulary. Example: ``20000``."""
     tokens: Unit | None = None
-    """Of a column of texts: each is cut into ``characters``, or into ``words`` at white space, and
-    an integer is the place of a token in the vocabulary."""
+    """For a column of texts: splits each text into ``characters``, or at white space into
+    ``words``. Each token becomes its index in the vocabulary."""
     vocabulary: Vocabulary | None = None
-    """Of ``tokens``: built from the training rows unless it is given. Left out: all tokens."""
+    """The vocabulary for ``tokens``. Default: all tokens of the training rows."""
     padding_value: int = Constraint(default=0, ge=-(2**31), le=2**31)
-    """What stands behind the end of a row. Layers that know the lengths never see it; a loss may be
-    told to pass over it (``ignore_index``)."""
+    """The value after the end of a row. Layers that use lengths ignore it; a loss can ignore it
+    with ``ignore_index``. Example: ``-100``."""
 
     @model_validator(mode="after")
     def _check_tokens(self) -> Self:
@@ -192,45 +198,51 @@ class IntegerSequenceField(_Columns):
 
 
 class DenseSequenceField(_Columns):
-    """A list of vectors per row, each list with its own length.
+    """A list of vectors per row, of any length.
 
-    A layer gets them as float32 of shape [rows, longest, dim], padded behind with zeros;
-    ``<field>.lengths`` has the lengths, int64 of shape [rows].
+    Layers receive float32 of shape [rows, longest, dim], padded at the end with zeros.
+    ``<field>.lengths`` has the lengths, as int64 of shape [rows].
     """
 
     type: Literal["dense_sequence"]
+    """Selects this field type."""
     dim: PositiveInt
-    """The width of a vector."""
+    """Size of each vector. Example: ``40``."""
     scale: float | None = None
-    """Multiplies every value. Left out: 1/255 for a uint8 column, else 1."""
+    """Factor of all values. Default: 1/255 for a uint8 column, else 1. Example: ``0.01``."""
     fill: Fill | None = None
-    """Stands in for a missing value, as in a dense field."""
+    """Replacement for missing values (NaN), in the units of the column. A number; ``"mean"`` or
+    ``"median"`` of the present values of the training rows, per feature; or ``"NaN"``, which passes
+    NaN to the network. Default: a row with a missing value is a bad row. Example: ``"mean"``."""
 
 
 class SparseBinaryField(_Columns):
-    """A vector of ``dim`` values per row that are 0 or 1, given as the places of the ones.
+    """A vector of ``dim`` zeros and ones per row, given as a list of the indices of the ones.
 
-    For ``EmbeddingBag``, which with ``mode`` ``sum`` is a linear layer over it. A layer gets the
-    places as int64 of shape [rows, most], padded with 0, and ``<field>.lengths``: the vector itself
-    is never made.
+    Only ``EmbeddingBag`` reads such a field; with ``mode`` ``sum`` it is a linear layer over the
+    vector. It receives the indices as int64 of shape [rows, most], padded with 0, and
+    ``<field>.lengths``. The dense vector is never created.
     """
 
     type: Literal["sparse_binary"]
+    """Selects this field type."""
     dim: PositiveInt
-    """The width of the vector; a place outside [0, dim) fails the job by row."""
+    """Size of the vector. A row with an index outside [0, dim) is a bad row. Example:
+    ``1000000``."""
 
 
 class SparseFloatField(_Columns):
-    """A vector of ``dim`` values per row of which few are not zero, given as places and values.
+    """A sparse vector of ``dim`` numbers per row, given as a list of pairs ``[index, value]``.
 
-    The column has lists of pairs ``[place, value]``. For ``EmbeddingBag`` with ``mode`` ``sum``,
-    which gets the places as for ``sparse_binary``, and ``<field>.values``: float32 of shape [rows,
-    most], padded with zeros.
+    Only ``EmbeddingBag`` with ``mode`` ``sum`` reads such a field. It receives the indices as for
+    ``sparse_binary``, and ``<field>.values`` as float32 of shape [rows, most], padded with zeros.
     """
 
     type: Literal["sparse_float"]
+    """Selects this field type."""
     dim: PositiveInt
-    """The width of the vector; a place outside [0, dim) fails the job by row."""
+    """Size of the vector. A row with an index outside [0, dim) is a bad row. Example:
+    ``1000000``."""
 
 
 SequenceField = IntegerSequenceField | DenseSequenceField
@@ -248,105 +260,113 @@ Field = Annotated[
 
 
 class Sequences(Spec):
-    """What happens to long rows of sequence fields."""
+    """Maximum length of sequences, and how to handle longer rows."""
 
     max_length: PositiveInt | None = None
-    """The most steps of a row; left out, any number."""
+    """Maximum number of steps of a row. Default: no limit. Example: ``100``."""
     overflow: Literal["truncate", "drop", "error"] = "truncate"
-    """What happens to a longer row. ``truncate``: the steps behind ``max_length`` are cut off.
-    ``drop``: the row is left out. ``error``: the job fails and names it. What was cut or left out
-    is counted in an event ``dropped``."""
+    """How to handle a longer row. ``truncate``: cut off the steps after ``max_length``. ``drop``:
+    drop the row. ``error``: fail the job and name the row. An event ``dropped`` has the number of
+    cut or dropped rows."""
 
     @model_validator(mode="after")
     def _check_overflow(self) -> Self:
         if self.max_length is None and self.overflow != "truncate":
-            detail = f"overflow {self.overflow!r} needs max_length: set the most steps of a row"
+            detail = f"overflow {self.overflow!r} needs max_length: set the maximum number of steps"
             raise WrongAt("overflow", detail=detail)
         return self
 
 
 class BucketByLength(Spec):
-    """Batches of rows of like length, so that little of a batch is padding.
+    """Batches of rows of similar length, which need little padding.
 
-    The rows of an epoch are sorted by length, those of like length in an order drawn for the epoch,
-    and cut into batches; the batches come in a drawn order.
+    The rows of an epoch are sorted by length, rows of equal length in random order, and cut into
+    batches. The order of the batches is random.
     """
 
     field: Name | None = None
-    """The field whose lengths count; left out, the only sequence field."""
+    """The field whose lengths are used. Default: the only sequence field. Example: ``"text"``."""
     width: int = Constraint(default=1, ge=1, le=1_000_000)
-    """Lengths are rounded up to a multiple of this before they are sorted. More of it mixes rows
-    better from epoch to epoch, and pads them more."""
+    """Lengths are rounded up to a multiple of this, in steps, before sorting. A larger width mixes
+    rows better between epochs and needs more padding."""
     max_tokens: int | None = Constraint(default=None, ge=1, le=1_000_000_000)
-    """The most steps of a batch, padding included: its rows times the steps of its longest. Then
-    ``batch_size`` is the most rows that it may have. Left out, each has ``batch_size`` rows."""
+    """Maximum number of steps of a batch, padding included: its rows times the steps of its longest
+    row. ``batch_size`` is then the maximum number of rows. Default: each batch has ``batch_size``
+    rows. Example: ``2000``."""
 
 
 class Shuffle(Spec):
-    """Whether the rows of an epoch come in a new order, and how many of them are in memory."""
+    """Whether the rows of an epoch are shuffled, and how many rows are in memory."""
 
     enabled: bool | None = None
-    """Left out: yes for training, no for evaluation and inference."""
+    """Whether to shuffle. Default: true for training, false for evaluation and inference."""
     buffer_size: int | None = Constraint(default=None, ge=1, le=1_000_000_000)
-    """Rows stay in their files, and so many of them, at least a batch, are in memory: a batch is
-    drawn from these, and others are read in its place. Left out, all rows are in memory."""
+    """Number of rows in the shuffle pool, at least one batch. Other rows stay in their files. Each
+    batch is drawn from the pool, and other rows are read in its place. Default: all rows are in
+    memory. Example: ``20000``."""
     min_buffer_size: int = Constraint(default=0, ge=0, le=1_000_000_000)
-    """The rows that are read before the first batch is drawn; 0: one batch."""
+    """Number of rows to read before the first batch is drawn. 0: one batch. Example: ``2000``."""
 
 
 class Data(Spec):
-    """The training data, the data that judges it, and how rows become batches."""
+    """Training data, validation data, and how rows become batches."""
 
     train: Sources
-    """A list is several sources as one: columns that are read are alike in all, and rows are
-    numbered through them."""
+    """The training rows. In a list, the sources are concatenated: the columns that fields read must
+    have the same dtype, shape and class names in all sources. Example: ``{"dataset": "digits",
+    "split": "train"}``."""
     interleave: Literal["random", "sequential"] | None = None
-    """How a pool (``shuffle.buffer_size``) is filled from several sources: ``random``, the default,
-    from all of them at once; ``sequential``, from one after the other."""
+    """How the shuffle pool is filled from several sources. Requires ``shuffle.buffer_size``.
+    ``random``: from all sources at once. ``sequential``: from one source after the other. Default:
+    ``random``."""
     validation: Source | None = None
-    """Rows for the evaluations; never trained on."""
+    """The rows for evaluations. They are not used for training."""
     fields: dict[Name, Field] = Constraint(min_length=1, max_length=1000)
-    """The network's inputs and targets, by name."""
+    """The inputs and targets of the network, by name. Example: ``{"label": {"type": "integer",
+    "dim": 10}}``."""
     batch_size: int = Constraint(ge=1, le=1_000_000)
-    """Rows of one step."""
+    """Number of rows per batch."""
     drop_last: bool = False
-    """Leave out the last batch of an epoch when it is smaller than the others."""
+    """Whether to drop the last batch of an epoch if it is smaller than the others."""
     shuffle: Shuffle = Shuffle()
+    """Shuffling, and how many rows are in memory."""
     sequence: Sequences = Sequences()
-    """How long the rows of sequence fields may be."""
+    """Maximum length of the rows of sequence fields."""
     normalize: dict[Name, Normalize] = Constraint(default={}, max_length=1000)
-    """Fields of the types dense and dense_sequence, by name, whose values are normalised."""
+    """The dense and dense_sequence fields to normalize, by name. Example: ``{"image": {"type":
+    "standard"}}``."""
     windows: Windows | None = None
-    """Rows are windows over the running text of a column. Left out: the dataset's own rows. A
-    source's ``fraction`` is then a part of the text as it runs, and nothing is drawn."""
+    """Rows are windows over the concatenated texts of a column. ``fraction`` of a source is then a
+    contiguous part of the text. Default: the rows of the dataset."""
     on_bad_row: Literal["fail", "drop"] = "fail"
-    """What becomes of a row that does not fit the fields: an integer out of range, a value that is
-    missing or no class, a list of another length than ``shape``. ``fail``: the job fails and names
-    row and column. ``drop``: it is left out, and counted in an event ``dropped``."""
+    """How to handle a row that does not fit the fields: an integer out of range, a value that is
+    missing or not a class, or a list whose length does not fit ``shape``. ``fail``: fail the job
+    and name row and column. ``drop``: drop the row; an event ``dropped`` has the number of rows."""
     cache: Literal["none", "memory"] = "none"
-    """``memory``: rows that stay in their files (``shuffle.buffer_size``) are kept once they were
-    read, so that files are read in the first epoch only; the later ones are shuffled as a whole."""
+    """``memory``: with ``shuffle.buffer_size``, keep rows in memory once they were read. Files are
+    then read in the first epoch only, and later epochs are shuffled as a whole."""
     workers: int = Constraint(default=0, ge=0, le=64)
-    """Threads that make batches ahead of training; 0: each is made when it is wanted. The numbers
-    are the same."""
+    """Number of threads that prepare batches ahead of training. 0: each batch is prepared when it
+    is needed. The numbers are the same."""
     bucket_by_length: BucketByLength | None = None
-    """Left out, rows are put together whatever their lengths are."""
+    """Groups rows of similar length into batches. Default: rows are batched regardless of their
+    lengths."""
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """Those of the training rows."""
+        """The sources of the training rows."""
         return self.train if isinstance(self.train, tuple) else (self.train,)
 
     @property
     def whole(self) -> Source:
-        """The training rows as one source, for where several were joined before; else the first."""
+        """The first source; the only one after several were joined."""
         return self.sources[0]
 
     @model_validator(mode="after")
     def _check_buckets(self) -> Self:
         bucket = self.bucket_by_length
         if bucket is not None and bucket.max_tokens is not None and self.drop_last:
-            detail = "drop_last (true) needs batches of one size, and those of"
-            detail += f" bucket_by_length.max_tokens ({bucket.max_tokens}) have many: remove one"
+            detail = "drop_last (true) needs batches of equal size, and their size varies with"
+            detail += f" bucket_by_length.max_tokens ({bucket.max_tokens}): remove one"
             raise WrongAt("drop_last", detail=detail)
         return self

@@ -1,4 +1,4 @@
-"""What watches over the numbers of a training, and what it does about them."""
+"""Checks for NaN or Inf values, and limits of memory."""
 
 from typing import Literal, Self
 
@@ -10,26 +10,26 @@ from glasshouse.spec.strict import Spec, WrongAt
 
 NonfiniteCheck = Literal["loss", "outputs", "gradients", "parameters"]
 MAX_SKIPPED = 100
-"""Steps skipped in a row that a job stands, where its spec does not say."""
+"""The default of ``max_skipped``."""
 
 
 class NonfiniteGuard(Spec):
-    """What happens when a number of training is NaN or infinite."""
+    """What to do if a value in training is NaN or Inf."""
 
     check: tuple[NonfiniteCheck, ...] = Constraint(default=("loss", "gradients"), max_length=4)
-    """``loss``: of each step. ``gradients``: the l2 norm of all parameters' gradients, before they
-    are clipped. ``outputs``: every layer's output. ``parameters``: after each update. An empty list
-    looks at nothing."""
+    """What to check. ``loss``: the loss of each step. ``gradients``: the L2 norm of all parameter
+    gradients, before clipping. ``outputs``: the output of every layer. ``parameters``: every
+    parameter, after each update. An empty list disables all checks."""
     action: Literal["fail", "skip_step", "warn"] = "warn"
-    """``warn``: the event ``finding``, and training goes on. ``skip_step``: also, the step changes
-    no parameter and nothing that the optimizer keeps. ``fail``: the job ends, with the parameters
-    of before the step."""
+    """``warn``: send the event ``finding`` and continue. ``skip_step``: in addition, the step
+    changes no parameter and no optimizer state. ``fail``: end the job, before the update of the bad
+    step; with ``check`` ``parameters``, after it."""
     skip: tuple[Glob, ...] = Constraint(default=(), max_length=1000)
-    """Globs over the names of fields, layers and parameters that are not looked at: a layer that
-    masks with infinities, for one."""
+    """Globs of fields, layers and parameters that are not checked, for example a layer that masks
+    with ``-inf``. Example: ``["mask*"]``."""
     max_skipped: int | None = Constraint(default=None, ge=1, le=1_000_000)
-    """Of ``skip_step``: a job that skips so many steps in a row and then another one has failed.
-    Left out: 100."""
+    """With ``skip_step``: maximum number of consecutive skipped steps; with one more the job fails.
+    Default: 100."""
 
     @model_validator(mode="after")
     def _check_action(self) -> Self:
@@ -52,17 +52,18 @@ class NonfiniteGuard(Spec):
 
 
 class Allocator(Spec):
-    """How torch keeps the memory of a CUDA device, by the names of ``PYTORCH_ALLOC_CONF``.
+    """Settings of torch's CUDA memory allocator, by the names of ``PYTORCH_ALLOC_CONF``.
 
-    What is left out is torch's own default.
+    A setting that is unset has torch's default.
     """
 
     expandable_segments: bool | None = None
-    """Whether segments grow, which leaves fewer holes where batches have different sizes."""
+    """Whether memory segments can grow. This reduces fragmentation if batch sizes vary."""
     max_split_size_mb: int | None = Constraint(default=None, gt=20)
-    """Blocks above this many MiB are never split."""
+    """Blocks larger than this, in MiB, are not split. Example: ``128``."""
     garbage_collection_threshold: float | None = Constraint(default=None, gt=0, lt=1)
-    """Above this part of its memory the device gives unused blocks back, the oldest first."""
+    """Fraction of the device memory above which unused blocks are released, oldest first. Example:
+    ``0.8``."""
 
     @model_validator(mode="after")
     def _check_any(self) -> Self:
@@ -73,25 +74,25 @@ class Allocator(Spec):
 
 
 class MemoryGuard(Spec):
-    """What happens when memory runs out, and how much of it a training may take."""
+    """What to do if memory runs out, and how much memory the training can use."""
 
     on_oom: Literal["fail", "halve_batch"] = "fail"
-    """``fail``: the job has failed, and says what was asked for, free and planned.
-    ``halve_batch``: a new process goes on from the last checkpoint and runs each batch in twice as
-    many parts, whose gradients make one update together, as with ``accumulate``; down to one row at
-    a time."""
+    """``fail``: the job fails and reports the requested, free and planned memory. ``halve_batch``:
+    a new process resumes from the last checkpoint with twice as many micro-batches per batch, down
+    to one row each. Their gradients make one update together, as with ``accumulate``."""
     cap_fraction: float | None = Constraint(default=None, gt=0, le=1)
-    """The most that the training may take: this part of a CUDA device's memory; on a CPU this part
-    of the host's, or of the control group's limit, beside what its process has at the start. More
-    is out of memory. Left out: no cap."""
+    """Maximum memory of the training, as a fraction of the CUDA device's memory. On a CPU it is a
+    fraction of the host's memory or of the control group's limit, in addition to what the process
+    uses at its start. Using more is an out-of-memory error. Default: no limit. Example: ``0.5``."""
     allocator: Allocator | None = None
-    """Of CUDA devices."""
+    """torch's memory allocator. Requires ``devices.type`` ``cuda``. Example:
+    ``{"expandable_segments": true}``."""
 
 
 class Guards(Spec):
-    """What watches over a training."""
+    """What to do about NaN or Inf values, and about memory."""
 
     memory: MemoryGuard = MemoryGuard()
-    """Memory that runs out."""
+    """Out-of-memory errors and memory limits."""
     nonfinite: NonfiniteGuard = NonfiniteGuard()
-    """Numbers that are NaN or infinite."""
+    """NaN or Inf values."""

@@ -1,4 +1,4 @@
-"""The kinds of job, and what they share."""
+"""The kinds of job, and the fields that they share."""
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -58,8 +58,8 @@ def _kind_of_network(value: Any) -> str:
 
 
 if TYPE_CHECKING:
-    # Whoever reads a job's network reads layers and outputs, and a preset has them too. After the
-    # plan it is a graph.
+    # Code that reads a network uses layers and outputs, which a preset has too. The plan replaces a
+    # preset by its graph.
     Network = Graph
 else:
     Network = Annotated[
@@ -69,24 +69,27 @@ else:
 
 
 class Devices(Spec):
-    """The hardware that the job runs on. A device that does not exist is refused.
+    """The hardware that the job runs on. A device that does not exist is rejected.
 
-    The client's ``device="cuda:1"`` and the command line's ``--device cuda:1`` are short for
+    ``device="cuda:1"`` of the client and ``--device cuda:1`` of the command line are short for
     ``{"type": "cuda", "ids": [1]}``.
     """
 
     type: Literal["auto", "cpu", "cuda"] = "auto"
-    """``auto``: one CUDA device where a worker has a healthy one, else CPU cores. An ``infer`` job
-    takes CPU cores, too, while every CUDA device is busy."""
+    """``cpu``: CPU cores. ``cuda``: a CUDA device. ``auto``: a CUDA device if a worker has a
+    healthy one, else CPU cores; an ``infer`` job also uses CPU cores if all CUDA devices are
+    busy."""
     count: Literal[1] | None = None
-    """How many CUDA devices."""
+    """Number of CUDA devices. Requires ``type`` ``cuda``; not together with ``ids``."""
     ids: tuple[NonNegativeInt] | None = None
-    """The CUDA device by its number on its worker, as ``GET /devices`` lists it."""
+    """The number of the CUDA device on its worker, as listed by ``GET /devices``. Requires ``type``
+    ``cuda``. Example: ``[1]``."""
     threads: int | None = Constraint(default=None, ge=1, le=1024)
-    """CPU cores, one torch thread each. Default: half of the worker's cores, at least one; of an
-    ``infer`` job as many of these as are free."""
+    """Number of CPU cores, each with one torch thread. Requires ``type`` ``cpu``. Default: half of
+    the worker's cores, at least one; for ``infer`` jobs, as many of these as are free. Example:
+    ``4``."""
     worker: str | None = Constraint(default=None, min_length=1, max_length=200)
-    """Only on this worker."""
+    """The name of the worker to run on. Default: any worker. Example: ``"host-a"``."""
 
     @model_validator(mode="after")
     def _check_type(self) -> Self:
@@ -100,103 +103,125 @@ class Devices(Spec):
 
 
 class Retry(Spec):
-    """What happens after a failure that is not the job's own: of a worker, a process, a device."""
+    """Automatic restarts after failures of a worker, a process or a device."""
 
     max_restarts: int = Constraint(default=3, ge=0, le=1000)
-    """Restarts without progress; a newer checkpoint begins the count anew. A process that crashes
-    three times in a row without progress is not started again, whatever this says."""
+    """Maximum number of restarts without progress; a newer checkpoint resets the count. Regardless
+    of this value, three consecutive crashes of the process without progress end the job."""
 
 
 class _Job(Spec):
     name: JobName | None = None
-    """For people; need not be unique. If unset, the service creates one that is: ``mlp-7``."""
+    """A display name; it does not have to be unique. Default: a unique name such as ``mlp-7``.
+    Example: ``"mnist-cnn"``."""
     labels: dict[Label, LabelValue] = Constraint(default={}, max_length=50)
-    """Pairs to find the job by: ``GET /jobs?label=key:value``."""
+    """Key-value pairs to find the job by: ``GET /jobs?label=key:value``. A key has 1 to 64
+    characters, without ``:``, ``=`` and ``,``. Example: ``{"team": "vision"}``."""
     priority: int = Constraint(default=0, ge=-1000, le=1000)
-    """Higher starts first; equal ones in the order they came."""
+    """Jobs with a higher priority start first; jobs of equal priority start in the order of
+    submission."""
     devices: Devices = Devices()
+    """The hardware that the job runs on. Example: ``{"type": "cpu", "threads": 4}``."""
     retry: Retry = Retry()
-    """How often the job is tried again after a failure that is not its own."""
+    """Automatic restarts after failures that the job did not cause."""
     timeout_s: PositiveFloat | None = None
-    """The most that the job may take on its devices, all attempts together; then it is stopped at
-    the next step boundary, saved, and has failed. Left out: no limit."""
+    """Maximum running time of all attempts together, in seconds. Then the job stops at the next
+    step boundary, saves a checkpoint and fails. Default: no limit. Example: ``86400``."""
     stall_timeout_s: PositiveFloat | None = None
-    """A job that makes no progress for this long has stalled: the event ``stalled``. Left out: the
-    service's setting."""
+    """Seconds without progress after which the job counts as stalled, and the event ``stalled`` is
+    sent. Default: the service's setting. Example: ``1800``."""
     on_stall: Literal["warn", "restart", "fail"] = "warn"
-    """What happens then. ``warn``: the event. ``restart``: stopped, or killed, and tried again as
-    after a lost worker. ``fail``: the job has failed."""
+    """What to do with a stalled job. ``warn``: only send the event. ``restart``: stop or kill the
+    process, and retry as after a lost worker. ``fail``: fail the job."""
 
 
 def _not_compiled(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
     if value is True:
-        detail = "steps are not compiled: a watched step would be another program than an unwatched"
-        detail += " one, with other bits, and on CPUs it was measured slower than tune and bfloat16"
+        detail = "compile is not supported, remove it: a compiled step gives different bits with"
+        detail += " probes than without, and on CPUs it was measured slower than tune and bfloat16"
         raise PydanticCustomError("unsupported", detail)
     return handler(value)
 
 
-KeptAt = Literal[True] | Annotated[tuple[Name, ...], Constraint(min_length=2, max_length=10_000)]
+ActivationBoundaries = (
+    Literal[True] | Annotated[tuple[Name, ...], Constraint(min_length=2, max_length=10_000)]
+)
 
 
 class TrainJob(_Job):
-    """Train a network."""
+    """Trains a network."""
 
     kind: Literal["train"]
+    """Selects a training job."""
     seed: int = Constraint(default=0, ge=0, le=2**53)
-    """Decides the initial weights, the order of the rows, and dropout."""
+    """Seed of the initial weights, the order of the rows, augmentation and dropout."""
     network: Network
-    """A graph of layers, or a preset: a network by name and sizes."""
+    """A graph of layers, or a preset. Example: ``{"type": "preset", "preset": "mlp"}``."""
     init: Init | None = None
-    """Left out, the weights are drawn from the seed."""
+    """Initial weights from a checkpoint. Default: weights drawn from the seed."""
     loss: Losses
+    """The loss to minimize; in a list, the weighted sum of several. Example: ``{"type":
+    "CrossEntropyLoss", "inputs": ["fc", "label"]}``."""
     optimizer: Optimizer
+    """The optimizer. Example: ``{"type": "SGD", "args": {"lr": 0.01}}``."""
     scheduler: Scheduler | None = None
-    """Left out, the learning rate stays what it is."""
+    """The learning rate schedule. Default: a constant learning rate. Example: ``{"type":
+    "CosineAnnealingLR"}``."""
     precision: Literal["float32", "bfloat16", "float16", "auto"] = "float32"
-    """``bfloat16``, ``float16``: products are computed in it where torch.autocast says so;
-    parameters, losses and updates stay float32. ``float16`` scales the loss, for its range is
-    small. ``auto``: bfloat16 where the device multiplies it in hardware."""
+    """Data type of matrix products, as in ``torch.autocast``; parameters, losses and updates stay
+    float32. ``float16`` scales the loss, because its range is small. ``auto``: bfloat16 if the
+    device multiplies it in hardware, else float32."""
     matmul_precision: Literal["highest", "high", "medium"] = "highest"
-    """``torch.set_float32_matmul_precision``: how precisely float32 matrices are multiplied. With
-    ``high`` and ``medium`` CUDA uses TF32 where the device has it. On a CPU torch decides."""
+    """Precision of float32 matrix products, as in ``torch.set_float32_matmul_precision``. With
+    ``high`` and ``medium``, CUDA uses TF32 if the device supports it; on a CPU torch decides."""
     grad_scaler: GradScaler | None = None
-    """Of ``float16``; left out, torch's own numbers."""
+    """Loss scaling for ``precision`` ``float16``. Default: torch's own values. Example:
+    ``{"init_scale": 1024.0}``."""
     memory_format: Literal["contiguous_format", "channels_last"] = "contiguous_format"
-    """How images and the weights of convolutions lie in memory, by torch's names. It changes how
-    fast they are, and the order of sums: the numbers are the same up to rounding."""
+    """Memory layout of images and convolution weights, by torch's names. It affects speed and the
+    order of sums, so results agree up to rounding."""
     tune: bool = False
-    """Whether a short trial before the first step chooses ``memory_format``; the event ``adjusted``
-    says what it has become, and the job keeps to it."""
+    """Whether to select ``memory_format`` by a short trial before the first step. The event
+    ``adjusted`` reports the selection, and the job keeps it."""
     compile: Annotated[Literal[False], WrapValidator(_not_compiled)] = False
-    """``torch.compile`` is refused: a watched step would be another program than an unwatched one,
-    with other bits, and on a CPU it is not faster (decision 19). See ``tune``."""
+    """``true`` is rejected: ``torch.compile`` is not supported. A compiled step gives different
+    bits with probes than without, and on a CPU it is not faster (decision 19). See ``tune``."""
     deterministic: bool = False
-    """``torch.use_deterministic_algorithms``: an operation that has none fails the job. On a CPU
-    all are so with the same number of threads."""
+    """Whether to use deterministic algorithms only (``torch.use_deterministic_algorithms``). The
+    job fails at an operation that has none. On a CPU all operations are deterministic for the same
+    number of threads."""
     accumulate: int = Constraint(default=1, ge=1, le=100_000)
-    """Batches (micro-batches) whose gradients make one update together, as one batch of all their
-    rows would: a step is then so many batches. The loss is the mean over the whole step, whatever
-    torch's mean divides by. At the end of an epoch the last step may have fewer."""
-    activation_checkpointing: KeptAt | None = None
-    """Less memory for more time: what layers keep for the backward pass is computed again there,
-    but for what goes into the layers named here, in their order. Before the first and from the last
-    one on all is kept. True: the plan chooses those that leave the least. Left out, all is kept."""
+    """Number of batches (micro-batches) whose gradients make one update. A step is then that many
+    batches, and equals a step with one batch of all their rows: the loss is the mean over the whole
+    step. The last step of an epoch can have fewer."""
+    activation_checkpointing: ActivationBoundaries | None = None
+    """Saves memory at the cost of time: between the listed layers, only the inputs of these layers
+    are kept, and other activations are recomputed in the backward pass. List at least two layers,
+    in the order of the graph. ``true``: the plan selects the layers that need the least memory.
+    Default: keep all activations. Example: ``["block0", "block1", "norm"]``."""
     average: Average | None = None
-    """Left out, evaluations and checkpoints take the newest weights."""
+    """Averaged weights for evaluations and checkpoints. Default: the newest weights. Example:
+    ``{"type": "ema"}``."""
     grad_clip: GradClip | None = None
-    """Left out, gradients stay what they are."""
+    """Gradient clipping. Default: no clipping. Example: ``{"type": "global_norm", "max": 1.0}``."""
     data: Data
+    """Training data, validation data and batching."""
     stop: Stop
+    """When training ends. Example: ``{"epochs": 10}``."""
     evaluate: Evaluate | None = None
-    """Needs ``data.validation``. Left out where that is named: ``every_epochs`` 1; null: never."""
+    """When to evaluate the validation data. Requires ``data.validation``. Default: after each epoch
+    if ``data.validation`` is set. null: never. Example: ``{"every_epochs": 1}``."""
     metrics: tuple[Metric, ...] = Constraint(default=(), max_length=20)
+    """Metrics to compute in addition to the loss. Example: ``[{"type": "accuracy", "inputs": ["fc",
+    "label"]}]``."""
     probes: tuple[Probe, ...] = Constraint(default=(), max_length=1000)
-    """What is watched from the first step on. One probe may watch many layers, by globs
-    (``conv*``); others are attached while the job runs."""
+    """Probes from the first step on. A probe can match several layers by globs. You can attach more
+    probes while the job runs. Example: ``[{"layers": ["conv*"], "kinds": ["output"], "every":
+    25}]``."""
     checkpoint: Checkpoint = Checkpoint()
+    """When checkpoints are saved and which are kept. Example: ``{"every_epochs": 1}``."""
     guards: Guards = Guards()
-    """What watches over the numbers of training."""
+    """Checks for NaN or Inf values, and limits of memory."""
 
     @model_validator(mode="after")
     def _check_evaluations(self) -> Self:
@@ -204,7 +229,7 @@ class TrainJob(_Job):
             object.__setattr__(self, "evaluate", Evaluate(every_epochs=1))  # frozen from here on
         if self.evaluate is not None:
             if self.data.validation is None:
-                detail = "evaluate needs data.validation: name the rows to evaluate on"
+                detail = "evaluate needs data.validation: set it to the rows to evaluate"
                 raise WrongAt("evaluate", detail=f"{detail}, or remove evaluate")
             if "keep_best" not in self.checkpoint.model_fields_set:
                 keeping = self.checkpoint.model_copy(update={"keep_best": self._keep_best()})
@@ -217,13 +242,13 @@ class TrainJob(_Job):
         return self
 
     def _never_computed(self, part: str, field: str, metric: str) -> WrongAt:
-        """No evaluation computes the metric that a field follows."""
+        """The problem of a field that needs a metric which no evaluation computes."""
         validation = "" if self.data.validation is not None else "data.validation and "
         detail = f"{part}.{field} needs {metric}, which only evaluations compute: set"
         return WrongAt(part, field, detail=f"{detail} {validation}evaluate")
 
     def _keep_best(self) -> KeepBest:
-        """By which value checkpoints are kept where the spec does not say so."""
+        """The default of ``checkpoint.keep_best``."""
         early = self.stop.early
         if early is not None:
             return KeepBest(metric=early.metric, mode=early.mode)
@@ -235,14 +260,16 @@ class TrainJob(_Job):
             detail = f"grad_scaler needs precision float16, and precision is {self.precision!r}"
             raise WrongAt("grad_scaler", detail=f"{detail}: remove one, or set precision")
         if self.guards.memory.allocator is not None and self.devices.type != "cuda":
-            detail = f"allocator is for CUDA devices, and devices.type is {self.devices.type!r}"
+            detail = (
+                f"allocator applies to CUDA devices only, and devices.type is {self.devices.type!r}"
+            )
             detail += ": remove allocator, or set devices.type to cuda"
             raise WrongAt("guards", "memory", "allocator", detail=detail)
         if self.tune and self.memory_format != "contiguous_format":
-            detail = f"tune chooses memory_format, and memory_format is {self.memory_format!r}"
+            detail = f"tune selects memory_format, and memory_format is {self.memory_format!r}"
             raise WrongAt("tune", detail=f"{detail}: remove one of them")
         if (again := repeated(self.loss_names)) is not None:
-            detail = f"two losses are named {self.loss_names[again]!r}: give each its own name"
+            detail = f"two losses are named {self.loss_names[again]!r}: give each a unique name"
             raise WrongAt("loss", again, "name", detail=detail)
         for number, layer in enumerate(self.network.layers):
             if layer.name in self.data.fields:
@@ -251,36 +278,36 @@ class TrainJob(_Job):
         return self
 
     @property
-    def kept_at(self) -> tuple[str, ...]:
-        """Where activations are kept, as the plan has settled it; none: everywhere."""
+    def activation_boundaries(self) -> tuple[str, ...]:
+        """The boundaries of activation checkpointing, as the plan selected them."""
         asked = self.activation_checkpointing
         return asked if isinstance(asked, tuple) else ()
 
     @property
     def losses(self) -> tuple[Loss, ...]:
-        """What is made small, each part of it."""
+        """The losses, also if there is only one."""
         return self.loss if isinstance(self.loss, tuple) else (self.loss,)
 
     @property
     def loss_inputs(self) -> tuple[str, ...]:
-        """What the losses compare, one after the other."""
+        """The inputs of all losses, concatenated."""
         return tuple(name for loss in self.losses for name in loss.inputs)
 
     @property
     def loss_reads(self) -> tuple[str, ...]:
-        """All that the losses need: what they compare, and lengths."""
+        """The inputs and lengths of all losses, concatenated."""
         return tuple(name for loss in self.losses for name in loss.reads)
 
     @property
     def loss_names(self) -> tuple[str, ...]:
-        """The names of losses that are told by themselves; empty where the loss says it all."""
+        """The names of losses that are reported separately; empty if ``loss`` is the only one."""
         if len(self.losses) == 1 and self.losses[0].name is None and self.losses[0].weight == 1:
             return ()
         return tuple(loss.name or loss.type for loss in self.losses)
 
     @property
     def clips(self) -> bool:
-        """Whether gradients of parameters are clipped, all or those of some layers."""
+        """Whether any parameter gradients are clipped."""
         return self.grad_clip is not None or any(x.grad_clip for x in self.network.layers)
 
 
@@ -288,45 +315,60 @@ class InferData(Spec):
     """Rows of a dataset to run through the network, in their stored order."""
 
     dataset: str = Constraint(min_length=1, max_length=500)
-    """A dataset's id (``ds_…``) or name."""
+    """The id (``ds_…``) or name of a dataset."""
     split: str = Constraint(default="all", min_length=1, max_length=64)
+    """A split of the dataset. Example: ``"test"``."""
     fields: dict[Name, Field] | None = Constraint(default=None, min_length=1, max_length=1000)
-    """Left out: the fields of the job that trained the checkpoint."""
+    """The inputs of the network, by name. Default: the fields of the job that trained the
+    checkpoint."""
     batch_size: int = Constraint(default=256, ge=1, le=1_000_000)
+    """Number of rows per batch."""
 
 
 class Flatten(Spec):
-    """Join the results of all layers into one tensor per field."""
+    """Joins the results of all layers into one tensor per field.
+
+    Each result is first flattened to [rows, values].
+    """
 
     axis: Literal[0, 1]
-    """0: below each other, widths must agree. 1: side by side, heights must agree."""
+    """Axis of the concatenation. ``0``: vertically, which requires equal widths. ``1``:
+    horizontally, which requires equal numbers of rows."""
 
 
 class InferJob(_Job):
-    """Run a trained network and return the outputs of any of its layers."""
+    """Runs a trained network and returns the outputs of any of its layers.
+
+    Set exactly one of ``checkpoint`` and ``job``, and exactly one of ``data`` and ``inputs``.
+    """
 
     kind: Literal["infer"]
+    """Selects an inference job."""
     checkpoint: str | None = Constraint(default=None, min_length=1, max_length=500)
-    """A checkpoint's id (``ckpt_…``)."""
+    """The id of the checkpoint to use. Example: ``"ckpt_019a7c4f2b6e"``."""
     job: str | None = Constraint(default=None, min_length=1, max_length=64)
-    """A training job: its newest complete checkpoint."""
+    """The id of a training job, whose newest complete checkpoint is used. Example:
+    ``"job_019a7c4f2b6e"``."""
     data: InferData | None = None
+    """Rows of a dataset. Example: ``{"dataset": "digits", "split": "test"}``."""
     inputs: dict[Name, JsonData] | None = Constraint(default=None, min_length=1, max_length=1000)
-    """Values of the network's input fields, a nested list each, first axis the rows."""
+    """Values of the network's input fields by name, each a nested list whose first axis is the
+    rows. Example: ``{"image": [[0.0, 0.5, 1.0]]}``."""
     outputs: tuple[Input, ...] | None = Constraint(default=None, min_length=1, max_length=1000)
-    """Layers to return; left out, the network's own outputs."""
+    """Layers to return. Default: the outputs of the network. Example: ``["conv1", "fc"]``."""
     fields: tuple[Literal["value", "id", "prob"], ...] | None = Constraint(
         default=None, min_length=1, max_length=3
     )
-    """``value``: the output. ``id``: the index of its largest entry along the last axis.
-    ``prob``: the softmax probability of that entry. Left unset: ``value``, and for scores that a
-    loss compared with classes in training all three."""
+    """What to return for each layer. ``value``: the output. ``id``: the index of its largest entry
+    along the last axis. ``prob``: the softmax probability of that entry. Default: ``value``; all
+    three for scores that a loss compared with classes in training. Example: ``["id", "prob"]``."""
     flatten: Literal[False] | Flatten = False
-    """``false``: one tensor per layer and field. Else joined, one tensor per field."""
+    """``false``: one tensor per layer and field. Otherwise the layers are joined into one tensor
+    per field. Example: ``{"axis": 1}``."""
     sequence_layout: Literal["padded", "packed"] = "padded"
-    """Of outputs with a value per step. ``padded``: ``[rows, longest, …]``, zeros behind the end of
-    a row. ``packed``: ``[all steps, …]``, the rows one after the other. Either way
-    ``<layer>/lengths`` says how many steps each row has."""
+    """Layout of outputs with a value per step. ``padded``: ``[rows, longest, …]``, with zeros after
+    the end of each row. ``packed``: ``[all steps, …]``, the rows concatenated. ``<layer>/lengths``
+    has the number of steps of each row in both."""
 
     @model_validator(mode="after")
     def _check_one(self) -> Self:
@@ -343,6 +385,6 @@ def parse_job(body: bytes | str) -> TrainJob | InferJob:
     """Read a job spec from JSON.
 
     Raises:
-        pydantic.ValidationError: with one entry per field that is wrong.
+        pydantic.ValidationError: with one entry for each wrong field.
     """
     return _JOB.validate_json(body)

@@ -1,4 +1,4 @@
-"""Columns of texts that integer fields read: which texts there are, so that each has a number."""
+"""The classes of integer fields that read columns of texts."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ Columns = Sequence[Mapping[str, Any]]
 
 
 def text_labels(fields: Mapping[str, Field], columns: Columns) -> set[str]:
-    """The columns of texts whose classes a job does not list: they are those of the dataset."""
+    """The columns of texts that a job uses as classes without listing them."""
     texts = {column["name"] for column in columns if column["dtype"] == "string"}
     asked = {
         (field.source_columns or (name,))[0]
@@ -20,15 +20,15 @@ def text_labels(fields: Mapping[str, Field], columns: Columns) -> set[str]:
 
 
 def with_values(columns: Columns, stats: Mapping[str, Any], names: set[str]) -> list[Any]:
-    """The columns, those that are named with ``values``: their different texts in all splits.
+    """Add ``values`` to the named columns: their unique texts in all splits, sorted.
 
-    In the order of their characters, without the empty text of a missing value. None: there are
-    too many to be classes, or one is too long.
+    The empty text of a missing value is not included. ``values`` is None if there are too many
+    texts, or one is too long.
 
     Args:
-        columns: as a dataset describes them.
+        columns: as in the description of a dataset.
         stats: of the dataset, by split and column.
-        names: of the columns of labels.
+        names: the columns of labels.
     """
     return [
         {**column, "values": _values(stats, column["name"])} if column["name"] in names else column

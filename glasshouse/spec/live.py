@@ -1,7 +1,7 @@
-"""The settings of a job that can be changed while it runs, by their paths.
+"""The settings of a job that can be changed while it runs, and their paths in the spec.
 
-``optimizer.lr`` is ``optimizer.args.lr`` of the spec, ``optimizer.sparse.lr`` is
-``optimizer.sparse.args.lr``; every other path is that of the spec itself.
+``optimizer.lr`` is ``optimizer.args.lr`` of the spec, and ``optimizer.sparse.lr`` is
+``optimizer.sparse.args.lr``. All other paths are those of the spec.
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def place(path: str) -> tuple[str, ...]:
-    """Where in a spec a setting is: ``optimizer.lr`` → ``("optimizer", "args", "lr")``."""
+    """The path of a setting in the spec: ``optimizer.lr`` → ``("optimizer", "args", "lr")``."""
     first, *rest = path.split(".")
     if is_of_sparse(path):
         return (first, "sparse", "args", *rest[1:])
@@ -22,12 +22,12 @@ def is_of_optimizer(path: str) -> bool:
 
 
 def is_of_sparse(path: str) -> bool:
-    """Whether it is one of the optimizer of sparse gradients."""
+    """Whether a setting is an argument of the optimizer of sparse gradients."""
     return path.startswith("optimizer.sparse.")
 
 
 def overlay(spec: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a spec with other values in some places."""
+    """A copy of a spec with these settings changed."""
     changed = dict(spec)
     for path, value in changes.items():
         *way, last = place(path)
@@ -40,7 +40,7 @@ def overlay(spec: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
 
 
 def value_of(spec: Mapping[str, Any], path: str) -> Any:
-    """What a setting is in a spec; None where the spec does not say."""
+    """The value of a setting in a spec; None if the spec does not set it."""
     found: Any = spec
     for name in place(path):
         found = found.get(name) if isinstance(found, Mapping) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]

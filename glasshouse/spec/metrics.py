@@ -1,4 +1,4 @@
-"""Figures of training batches and of evaluations: of what goes through the network."""
+"""Metrics of training batches and evaluations, computed from tensors of the network."""
 
 from typing import Annotated, Literal, Self, get_args
 
@@ -15,7 +15,7 @@ Watched = Annotated[
         r"(/(output|output_grad|param|param_grad|update))?$"
     ),
 ]
-"""A data field, a layer or a leaf of one (its output); or ``fc/output_grad``,
+"""A data field, or a layer or leaf (its output); or a name with a kind: ``fc/output_grad``,
 ``conv1.weight/param``, ``conv1.weight/param_grad``, ``conv1.weight/update``."""
 
 MetricName = Annotated[str, Constraint(pattern=r"^[A-Za-z_][A-Za-z0-9_.,()/-]{0,199}$")]
@@ -31,15 +31,15 @@ OwnType = Literal[
     "l2",
 ]
 OWN: tuple[str, ...] = get_args(OwnType)
-"""The types that are ours; every other one is a class of torchmetrics."""
+"""The built-in types; all other types are classes of torchmetrics."""
 ALONE = ("mean", "l2")
-"""Types of one tensor; the others take two."""
+"""Types with one input; all others have two."""
 RESERVED = ("loss", "lr", "grad_norm", "clipped_steps", "skipped_steps")
 RESERVED_PREFIXES = ("loss/", "validation/", "time/", "throughput/", "system/", "output_grad_clip/")
 
 
 def _check_known(value: str) -> str:
-    """Ours are written small, torchmetrics' classes are not: what a typing error meant is plain."""
+    """Reject unknown lower-case names: the classes of torchmetrics begin with a capital letter."""
     if value not in OWN and not value[0].isupper():
         near = did_you_mean(value, OWN)
         raise ValueError(f"a class of torchmetrics, or one of: {', '.join(OWN)}{near}")
@@ -50,30 +50,32 @@ MetricType = Annotated[TorchName, AfterValidator(_check_known)]
 
 
 class Metric(Spec):
-    """A figure computed on the device from what the network computes.
+    """A number computed on the device from tensors of the network.
 
-    Accuracy and the classes of torchmetrics are computed over all rows of each evaluation; the
-    others are of training batches only.
+    ``accuracy`` and classes of torchmetrics are computed over all rows of each evaluation. The
+    other types are computed for training batches only.
     """
 
     type: MetricType
-    """A class of torchmetrics (``MulticlassF1Score``, ``R2Score``), or one of ours. ``accuracy``
-    and ``correct_fraction``: of integer targets, how many are the index of the highest score.
-    ``mean_abs_diff``, ``mean_squared_diff``: over all elements of two tensors of one shape.
-    ``cosine_similarity``: of the two as one long vector each. ``l2_ratio``: the l2 norm of the
-    first over that of the second. ``mean``, ``l2``: of one tensor."""
+    """A class of torchmetrics, or a built-in type. ``accuracy``, ``correct_fraction``: fraction of
+    integer targets that are the index of the highest score. ``mean_abs_diff``,
+    ``mean_squared_diff``: mean over all elements of two tensors of the same shape.
+    ``cosine_similarity``: of two tensors, each flattened to one vector. ``l2_ratio``: L2 norm of
+    the first tensor divided by that of the second. ``mean``, ``l2``: of one tensor. Example:
+    ``"MulticlassF1Score"``."""
     args: Args = {}
-    """Arguments of a class of torchmetrics, by its names."""
+    """Arguments of a class of torchmetrics, by its names. Example: ``{"num_classes": 10}``."""
     inputs: tuple[Watched, ...] = Constraint(min_length=1, max_length=2)
-    """Data fields, layers, leaves, or ``name/kind``. A score comes before its targets."""
+    """Data fields, layers, leaves, or names with a kind (``fc/output_grad``, ``fc.weight/param``).
+    Scores come before their targets. Example: ``["fc", "label"]``."""
     name: MetricName | None = None
-    """How it is reported; left out, ``mean_abs_diff(fc1,fc2)``, and the type alone for ``accuracy``
-    and classes of torchmetrics."""
+    """The name of the series. Default: the type for ``accuracy`` and classes of torchmetrics; for
+    other types the type with its inputs, ``mean_abs_diff(fc1,fc2)``. Example: ``"confusion"``."""
     every: PositiveInt | None = None
-    """Due on training step 0 and on every n-th step after it. Left out: ours on every step, a class
-    of torchmetrics on none."""
+    """Interval in training steps: due on step 0 and on every n-th step after it. Default: every
+    step for built-in types, no training step for classes of torchmetrics. Example: ``25``."""
     top_k: PositiveInt = 1
-    """Of ``accuracy``: a row is right when its target is among the k highest scores."""
+    """With ``accuracy``: a row is correct if its target is among the k highest scores."""
 
     @model_validator(mode="after")
     def _check_type(self) -> Self:
@@ -88,9 +90,9 @@ class Metric(Spec):
             detail = f"args apply to classes of torchmetrics only, and type is {self.type!r}"
             raise WrongAt("args", detail=f"{detail}: remove args")
         for number, name in enumerate(self.inputs):
-            if self.is_judged and "/" in name:
+            if self.is_evaluated and "/" in name:
                 detail = (
-                    f"{self.type} compares outputs, and {name!r} is none: name a layer or field"
+                    f"{self.type} compares outputs, and {name!r} is not one: name a layer or field"
                 )
                 raise WrongAt("inputs", number, detail=detail)
         if self.name in RESERVED or (self.name or "").startswith(RESERVED_PREFIXES):
@@ -103,16 +105,16 @@ class Metric(Spec):
         return self.type not in OWN
 
     @property
-    def is_judged(self) -> bool:
+    def is_evaluated(self) -> bool:
         """Whether it is computed over the rows of each evaluation."""
         return self.type == "accuracy" or self.is_of_torchmetrics
 
     @property
     def interval(self) -> int | None:
-        """Due on every so many training steps; None: on none."""
+        """The interval in training steps; None: never."""
         return self.every or (None if self.is_of_torchmetrics else 1)
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The fields, layers, leaves and parameters that it is made of, without their kinds."""
+        """The fields, layers, leaves and parameters that it reads, without their kinds."""
         return tuple(name.partition("/")[0] for name in self.inputs)

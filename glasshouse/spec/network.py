@@ -19,17 +19,19 @@ from pydantic_core import PydanticCustomError
 from glasshouse.spec.clipping import GradClip, OutputGradClip
 from glasshouse.spec.strict import Args, Name, Spec, TorchName, WrongAt
 
-Input = Annotated[
-    str, Constraint(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}((\.[0-9]{1,3})*|\.(lengths|values))$")
-]
-"""A layer or a data field; ``lstm.1.0`` is a leaf of a layer that returns a tuple, ``text.lengths``
-the lengths of the rows of a sequence field, ``words.values`` the values of a sparse one."""
+INPUT_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]{0,63}((\.[0-9]{1,3})*|\.(lengths|values))$"
+
+Input = Annotated[str, Constraint(pattern=INPUT_PATTERN)]
+"""The name of a layer or data field. ``lstm.1.0`` is a leaf of a layer that returns a tuple,
+``text.lengths`` are the lengths of the rows of a sequence field, and ``words.values`` are the
+values of a sparse field."""
 
 
 Parameters = Annotated[str, Constraint(pattern=r"^[A-Za-z0-9_.*?]{1,100}$")]
-"""A parameter of a layer by torch's name, or several by a glob: ``weight``, ``bias*``."""
+"""A torch name or glob of parameters of a layer: ``weight``, ``bias*``."""
 PerParameter = float | dict[Parameters, float]
-"""A number for all parameters of a layer, or one each: the first that fits a name counts."""
+"""A number for all parameters of a layer, or numbers by parameter name or glob; the first match
+applies."""
 _Few = Constraint(min_length=1, max_length=100)
 Scale = PositiveFloat | Annotated[dict[Parameters, PositiveFloat], _Few]
 Rate = NonNegativeFloat | Annotated[dict[Parameters, NonNegativeFloat], _Few]
@@ -39,62 +41,76 @@ ModulePath = Annotated[str, Constraint(pattern=r"^[^\x00-\x1f\x7f]{1,500}$")]
 
 
 class ParameterInit(Spec):
-    """What a parameter is filled with before training: a function of torch.nn.init."""
+    """Initial values of a parameter, by a function of torch.nn.init."""
 
     type: TorchName
-    """By torch's name: ``kaiming_normal_``, ``constant_`` …"""
+    """The function name. Example: ``"kaiming_normal_"``."""
     args: Args = {}
+    """Arguments of the function, by torch's names. Example: ``{"nonlinearity": "relu"}``."""
 
 
 class Layer(Spec):
-    """One named node of the graph."""
+    """A node of the graph: a torch module or function with a name."""
 
     name: Name
-    """Unique among the layers and the data fields; probes and results use it."""
+    """Unique among layers and data fields. Probes and results use this name. Example:
+    ``"conv1"``."""
     shared_with: Name | None = None
-    """An earlier layer, called here once more: the same parameters, an output of its own. Type and
-    args are left out, or equal to that layer's."""
+    """The name of an earlier layer to call again: with the same parameters and a separate output.
+    Then omit ``type`` and ``args``, or repeat those of that layer. Example: ``"embedding"``."""
     type: TorchName = Constraint(default="", validate_default=True)
-    """A class of torch.nn (``Conv2d``), or a listed function (``cat``, ``matmul`` …)."""
+    """A class of torch.nn, or a function such as ``cat`` or ``matmul``; ``GET /catalog/layers``
+    lists them. Required unless ``shared_with`` is set. Example: ``"Conv2d"``."""
     args: Args = {}
-    """Arguments by torch's names. A size that follows from the input may be left out."""
+    """Arguments, by torch's names. Sizes that follow from the input are optional. Example:
+    ``{"out_features": 10}``."""
     inputs: tuple[Input, ...] | None = Constraint(default=None, min_length=1, max_length=64)
-    """Layers or data fields it reads; left out, the layer before, or the first field."""
+    """The inputs, in order. Default: the previous layer; for the first layer, the first data field.
+    Example: ``["conv1", "image"]``."""
     lengths: Input | Literal[False] | None = None
-    """For RNN, LSTM, GRU, SequencePool and EmbeddingBag: how many steps of each row count, as
-    ``text.lengths`` or as a layer that gives an integer per row. Left out, the lengths of the
-    sequence field whose steps its input has. False: all steps count, what rows are padded with,
-    too."""
+    """For RNN, LSTM, GRU, SequencePool and EmbeddingBag: the number of steps of each row, as the
+    lengths of a field or as a layer that returns an integer per row. Default: the lengths of the
+    sequence field whose steps the input has. ``false``: use all steps, padding included. Example:
+    ``"text.lengths"``."""
     path: ModulePath | None = None
-    """Where it stood in the ``nn.Module`` that the graph was made from: ``blocks.0.conv``. Nothing
-    is computed by it; the client finds the names of the module's weights by it."""
+    """The path of the layer in the ``nn.Module`` that the graph was created from. It does not
+    affect computation; the client uses it to map weights to the module's names. Example:
+    ``"blocks.0.conv"``."""
     trainable: bool = True
-    """False: its parameters stay what they are, and the optimizer does not know them. Layers before
-    it are trained all the same; the statistics of a batch normalisation go on."""
+    """``false`` freezes the layer's parameters: they are not passed to the optimizer. Earlier
+    layers are still trained through it, and running statistics of batch normalization are still
+    updated."""
     stop_gradient: bool = False
-    """Its output is a constant for the backward pass: neither it nor what is before it is trained
-    by what comes after it here."""
+    """``true`` detaches the output (torch's ``detach``): no gradient flows through this output to
+    this layer or earlier layers."""
     init: Annotated[dict[Parameters, ParameterInit], _Few] | None = None
-    """What its parameters begin with; left out, what torch fills such a layer with."""
+    """Initial values of parameters, by name or glob. Default: torch's own initialization. Example:
+    ``{"weight": {"type": "xavier_uniform_"}}``."""
     lr_scale: Scale | None = None
-    """Times the learning rate, for all its parameters or for those named."""
+    """Factor of the learning rate: one number for all parameters, or numbers by parameter name or
+    glob. Example: ``{"bias": 2.0}``."""
     weight_decay: Rate | None = None
-    """Instead of the optimizer's own ``weight_decay``."""
+    """Replaces the optimizer's ``weight_decay``: one number for all parameters, or numbers by
+    parameter name or glob. Example: ``{"bias": 0}``."""
     l1: Rate | None = None
-    """Instead of the optimizer's own ``l1``."""
+    """Replaces the optimizer's ``l1``: one number for all parameters, or numbers by parameter name
+    or glob. Example: ``0.001``."""
     grad_clip: GradClip | Literal[False] | None = None
-    """How its parameters' gradients are clipped instead of the job's ``grad_clip``, which then
-    leaves them out of its norm, too; ``global_norm``: all of this layer together. False: not."""
+    """Replaces the job's ``grad_clip`` for this layer's parameters, and excludes them from its
+    norm. ``global_norm`` is then the norm of this layer's gradients. ``false``: no clipping.
+    Example: ``{"type": "norm", "max": 1.0}``."""
     stateful: bool = False
-    """Of RNN, LSTM and GRU: row i of a batch begins in the state in which row i of the batch before
-    has ended; an epoch and an evaluation begin with zeros. For rows in their stored order."""
+    """For RNN, LSTM and GRU: row i of a batch starts from the final hidden state of row i of the
+    previous batch. Each epoch and each evaluation starts with zeros. Requires rows in their stored
+    order."""
     output_grad_clip: PositiveFloat | OutputGradClip | None = None
-    """The gradient by its output is clipped element by element in the backward pass, to [-x, x] or
-    [min, max], before the layer and what is before it take it."""
+    """Clips the gradient with respect to the output element by element in the backward pass: to
+    [-x, x] for a number, or to [min, max]. This layer's parameters and earlier layers receive the
+    clipped gradient. Example: ``0.1``."""
 
     @model_serializer(mode="wrap")
     def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Options that are not used are not written: a graph may have 10,000 layers."""
+        """Omit unused options: a graph can have 10,000 layers."""
         return {
             name: value
             for name, value in handler(self).items()
@@ -103,7 +119,7 @@ class Layer(Spec):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """All that it needs: its inputs, and the lengths."""
+        """The inputs and the lengths."""
         return (*(self.inputs or ()), *((self.lengths,) if self.lengths else ()))
 
     @field_validator("type", mode="wrap")
@@ -126,15 +142,18 @@ _OPTIONS = {
 
 
 class Graph(Spec):
-    """A network written as its layers, in order; a layer may read any earlier layer or a field."""
+    """A network as a list of layers. A layer can read any earlier layer and any data field."""
 
     type: Literal["graph"] = "graph"
+    """Selects a graph of layers."""
     layers: tuple[Layer, ...] = Constraint(min_length=1, max_length=10_000)
+    """The layers, in the order of computation. Example: ``[{"name": "fc", "type": "Linear", "args":
+    {"out_features": 10}}]``."""
     outputs: tuple[Input, ...] | None = Constraint(default=None, min_length=1, max_length=64)
-    """The layers that the network returns; left out, the last one."""
+    """The layers that the network returns. Default: the last layer. Example: ``["fc"]``."""
 
     def graph(self) -> "Graph":
-        """Itself: a preset gives its graph."""
+        """Return the graph itself; a preset returns its graph."""
         return self
 
     @model_validator(mode="after")
@@ -149,7 +168,7 @@ class Graph(Spec):
         return self
 
     def _filled(self) -> Iterator[Layer]:
-        """The layers, those that are shared with the type and args of the first."""
+        """The layers; shared layers get type and args of the first."""
         firsts: dict[str, Layer] = {}
         for number, layer in enumerate(self.layers):
             if layer.shared_with is None:
@@ -158,15 +177,15 @@ class Graph(Spec):
                 continue
             first = firsts.get(layer.shared_with)
             if first is None:
-                what = "an earlier layer that is not shared itself"
+                what = "an earlier layer that has no shared_with"
                 detail = f"{layer.name!r}: shared_with must name {what}"
                 raise WrongAt("layers", number, "shared_with", detail=detail)
             if layer.type not in ("", first.type) or layer.args not in ({}, first.args):
-                detail = f"{layer.name!r} is {first.name!r} called once more: leave out type and"
-                raise WrongAt("layers", number, detail=f"{detail} args, or give that layer's")
+                detail = f"{layer.name!r} calls {first.name!r} again: omit type and args, or repeat"
+                raise WrongAt("layers", number, detail=f"{detail} those of {first.name!r}")
             for option in _OF_PARAMETERS:
                 if getattr(layer, option) not in (_OPTIONS[option], getattr(first, option)):
-                    detail = f"{layer.name!r} has the parameters of {first.name!r}: give {option}"
+                    detail = f"{layer.name!r} uses the parameters of {first.name!r}: set {option}"
                     raise WrongAt("layers", number, option, detail=f"{detail} there")
             options = {option: _OPTIONS[option] for option in _OF_PARAMETERS}
             yield layer.model_copy(update={"type": first.type, "args": first.args, **options})

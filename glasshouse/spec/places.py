@@ -1,4 +1,4 @@
-"""Where in a request it is that pydantic found something wrong."""
+"""Locations of pydantic's errors in the body of a request."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,10 +9,11 @@ Place = list[int | str]
 
 
 def place_of(entry: Mapping[str, Any], body: Any) -> Place:
-    """The place of one of pydantic's errors in the JSON body that it read.
+    """The location of a pydantic error in the JSON body.
 
-    Pydantic's own has the names of a union's members in it (``dense``, ``float``, ``[key]``); what
-    the body lacks is none of its places, except a field that is missing or left at its default.
+    pydantic's own location also contains the names of union members (``dense``, ``float``,
+    ``[key]``). Parts that the body does not contain are removed, except a field that is missing or
+    unset.
     """
     kept: Place = []
     here = body
@@ -37,7 +38,7 @@ def pointer(place: Sequence[int | str]) -> str:
 
 
 def _within(here: Any, place: Sequence[int | str]) -> Place:
-    """As much of a place as the body has, and one field more."""
+    """The part of a location that the body contains, and at most one more field."""
     kept: Place = []
     for part in place:
         if not _has(here, part):

@@ -1,4 +1,4 @@
-"""How columns become numbers that a network can learn from: normalised, filled, told apart."""
+"""Preparation of columns: normalization, missing values, classes, vocabularies, text windows."""
 
 from typing import Annotated, Literal, Self
 
@@ -12,7 +12,8 @@ MAX_CLASS_LENGTH = 200
 MAX_GIVEN_TOKENS = 100_000
 MAX_VOCABULARY = 1_000_000
 NUM_RESERVED = 2
-"""The first ids of a vocabulary are no tokens: 0 is padding, 1 what is not in the vocabulary."""
+"""The ids at the start of a vocabulary that are not tokens: 0 is padding, 1 is every unknown
+token."""
 
 Column = Annotated[str, Constraint(min_length=1, max_length=200)]
 Unit = Literal["characters", "words"]
@@ -25,32 +26,35 @@ Fill = float | Literal["mean", "median", "NaN"]
 
 
 class Normalize(Spec):
-    """A field's values shifted and divided by figures of the training rows.
+    """Shifts and scales the values of a field by statistics of the training rows.
 
-    The figures are taken once, from the rows that the job trains on, and are part of every
-    checkpoint: validation, inference and a job that goes on use the same.
+    The statistics are computed once, from the rows that the job trains on, and stored in every
+    checkpoint. Validation, inference and resumed jobs use the same statistics.
     """
 
     type: Literal["standard", "minmax", "mean_normalization"]
-    """``standard``: (x - mean) / std. ``minmax``: (x - min) / (max - min), so in [0, 1] on the
-    training rows. ``mean_normalization``: (x - mean) / (max - min). Where the training rows have
-    one value only it becomes 0, and others are not divided."""
+    """``standard``: (x - mean) / std. ``minmax``: (x - min) / (max - min), which is in [0, 1] on
+    the training rows. ``mean_normalization``: (x - mean) / (max - min). A feature with only one
+    value in the training rows is shifted and not divided."""
     per: Literal["feature", "all"] = "feature"
-    """``feature``: each entry of a row's first axis has figures of its own: a column of a table, a
-    channel of an image, an entry of a sequence's vectors. ``all``: one for the whole field."""
+    """``feature``: separate statistics for each entry of a row's first axis, such as a column of a
+    table, a channel of an image or an entry of a sequence's vectors. ``all``: one set of statistics
+    for the whole field."""
 
 
 class Vocabulary(Spec):
-    """Which tokens have an id of their own; 0 is padding and 1 stands for every other token."""
+    """The tokens with ids of their own. Id 0 is padding, and id 1 is every other token."""
 
     max_size: int | None = Constraint(default=None, ge=1, le=MAX_VOCABULARY)
-    """The most tokens; the most frequent stay. Left out: all that there are."""
+    """Maximum number of tokens; the most frequent ones are kept. Default: no limit. Example:
+    ``20000``."""
     min_count: PositiveInt = 1
-    """A token that the training rows have less often than this has no id."""
+    """Minimum number of occurrences in the training rows. Rarer tokens have no id of their own."""
     given: tuple[Token, ...] | None = Constraint(
         default=None, min_length=1, max_length=MAX_GIVEN_TOKENS
     )
-    """The tokens in the order of their ids, from 2 on, instead of those of the training rows."""
+    """The tokens in the order of their ids, from 2 on, instead of those of the training rows. Not
+    together with ``max_size`` or ``min_count``. Example: ``["the", "a"]``."""
 
     @model_validator(mode="after")
     def _check_given(self) -> Self:
@@ -68,39 +72,43 @@ class Vocabulary(Spec):
 
 class _Windows(Spec):
     column: Column = "text"
-    """A column of texts. The text that runs is that of all its rows, one after the other, with the
-    token ``\\n`` behind each."""
+    """A column of texts. The texts of all rows are concatenated, with the token ``\\n`` after each
+    row."""
     tokens: Unit
-    """``characters``; or ``words``: what stands between white space."""
+    """How texts are split into tokens: ``characters``, or ``words`` separated by white space."""
     vocabulary: Vocabulary = Vocabulary()
-    """Built from the training rows unless it is given."""
+    """The vocabulary. Default: all tokens of the training rows."""
 
 
 class LanguageModelWindows(_Windows):
-    """Blocks of a running text and the same blocks one token later: the next token at each step.
+    """Blocks of consecutive tokens of a text, with the next token as the target of each step.
 
-    Gives the columns ``input`` and ``target``, ``length`` tokens each.
+    Rows have the columns ``input`` and ``target``, each of ``length`` tokens; ``target`` is
+    ``input`` shifted by one token.
     """
 
     type: Literal["language_model"]
+    """Selects language model windows."""
     length: int = Constraint(ge=1, le=1_000_000)
-    """Tokens of a block."""
+    """Number of tokens in a block. Example: ``64``."""
     stride: PositiveInt | None = None
-    """From the beginning of a block to that of the next; left out, ``length``: no token twice."""
+    """Number of tokens from the start of one block to the start of the next. Default: ``length``,
+    so that blocks do not overlap. Example: ``32``."""
 
 
 class CbowWindows(_Windows):
-    """Each token of a running text, and the tokens around it, which tell it.
+    """Each token of a text, with its surrounding tokens as context (continuous bag of words).
 
-    Gives the columns ``context``, 2 * ``window`` tokens, and ``centre``, one. Tokens too near to an
-    end of the text to have all neighbours are in contexts only.
+    Rows have the columns ``context``, of 2 * ``window`` tokens, and ``centre``, of one. Tokens with
+    fewer neighbors, at the ends of the text, are part of contexts only.
     """
 
     type: Literal["cbow"]
+    """Selects continuous bag-of-words windows."""
     window: int = Constraint(default=2, ge=1, le=1000)
-    """Tokens on either side."""
+    """Number of context tokens on each side."""
     stride: PositiveInt = 1
-    """From a centre to the next."""
+    """Number of tokens from one center to the next."""
 
 
 Windows = Annotated[LanguageModelWindows | CbowWindows, Constraint(discriminator="type")]

@@ -1,4 +1,4 @@
-"""What to watch inside the network, and when."""
+"""Probes: which tensors to record, when, and in which form."""
 
 from typing import Annotated, Literal, Self
 
@@ -10,59 +10,68 @@ from glasshouse.spec.strict import Spec, WrongAt, check_exactly_one
 
 Form = Literal["stats", "histogram", "quantiles", "full", "sample"]
 SAMPLE_BYTES = 65_536
-"""What ``sample`` keeps of one tensor where ``max_bytes`` is left out."""
+"""The default of ``max_bytes`` for ``sample``."""
 TensorKind = Literal[
     "output", "input", "output_grad", "param", "param_grad", "update", "optim_state"
 ]
 MAX_FULL_BYTES = 256 * 2**20
-"""Whole tensors that one step may capture, of all probes of a job together."""
+"""Maximum size of the whole tensors that all probes of a job capture in one step."""
 DEFAULT_MAX_OVERHEAD = 0.03
 Glob = Annotated[str, Constraint(pattern=r"^[A-Za-z0-9_.:*?\[\]!-]{1,128}$")]
 
 
 class Probe(Spec):
-    """Looks at tensors of the layers it matches, on the steps it is due."""
+    """Records tensors of the layers that it matches, on the steps on which it is due.
+
+    Set exactly one of ``every``, ``at`` and ``on``.
+    """
 
     layers: tuple[Glob, ...] = Constraint(min_length=1, max_length=1000)
-    """Globs over layer names, and over parameter names (``conv1.weight``). One with a dot also
-    looks inside layers that are built of others (``block0.linear1``)."""
+    """Globs of layer names and parameter names (``conv1.weight``). Globs with a dot also match
+    submodules (``block0.linear1``). Example: ``["conv*", "fc"]``."""
     kinds: tuple[TensorKind, ...] = Constraint(min_length=1, max_length=8)
-    """Which tensors. For kinds of parameters a layer means all its parameters, and for
-    ``optim_state`` all that the optimizer keeps of them."""
+    """Which tensors to record. For ``param``, ``param_grad`` and ``update``, a layer means all of
+    its parameters; for ``optim_state``, all optimizer state of these parameters. Example:
+    ``["output", "output_grad"]``."""
     every: PositiveInt | None = None
-    """Due on step 0 and on every n-th step after it."""
+    """Interval in steps: due on step 0 and on every n-th step after it. Example: ``25``."""
     at: tuple[NonNegativeInt, ...] | None = Constraint(
         default=None, min_length=1, max_length=100_000
     )
-    """Due on exactly these steps."""
+    """Due on exactly these steps. Example: ``[0, 100, 1000]``."""
     on: Literal["nonfinite"] | None = None
-    """``nonfinite``: it looks at every step and says nothing, until a tensor that it watches, or
-    the loss, is not finite; then come the last 20 steps and the bad one."""
+    """``nonfinite``: the flight recorder. It computes statistics on every step and keeps them in
+    memory. If a watched tensor or the loss is NaN or Inf, it reports the last 20 steps and the bad
+    one."""
     phase: Literal["train", "evaluate"] = "train"
-    """``evaluate``: it looks at the first batch of evaluations. ``every`` counts those, from the
-    first; ``at`` names the steps after which they run."""
+    """``train``: record training steps. ``evaluate``: record the first batch of evaluations;
+    ``every`` then counts evaluations, and ``at`` lists the steps after which they run."""
     max_overhead: float | None = Constraint(default=DEFAULT_MAX_OVERHEAD, gt=0, le=1)
-    """While all watching together takes a larger fraction of step time than this, the probe's
-    interval widens by itself; null keeps it. Of use to ``every`` and ``on`` while training."""
+    """Maximum cost of all probes of the job together, as a fraction of step time. While they cost
+    more, the interval of this probe grows automatically. It applies to ``every`` and ``on`` in
+    training. null: keep the interval."""
     start: NonNegativeInt = 0
-    """First step on which it may be due."""
+    """First step on which the probe can be due."""
     stop: PositiveInt | None = None
-    """First step on which it is due no more."""
+    """First step on which the probe is no longer due. Default: the probe has no end. Example:
+    ``1000``."""
     want: tuple[Form, ...] = Constraint(default=("stats",), min_length=1, max_length=5)
-    """``stats``: one row of figures. ``histogram``: counts in bins that all tensors share.
-    ``quantiles``: p01, p05, p25, p50, p75, p95 and p99, from the histogram. ``full``: the whole
-    tensor, in its own dtype. ``sample``: evenly spaced entries of its first axis."""
+    """Forms in which to record a tensor. ``stats``: one row of statistics. ``histogram``: counts in
+    bins that are the same for all tensors. ``quantiles``: p01, p05, p25, p50, p75, p95 and p99,
+    from the histogram. ``full``: the whole tensor in its own dtype. ``sample``: evenly spaced
+    entries of the first axis. Example: ``["stats", "full"]``."""
     slice: str | None = Constraint(default=None, min_length=1, max_length=MAX_CHARACTERS)
-    """The part of a tensor that ``full`` keeps, as numpy writes it: ``0:4,:,::2``."""
+    """The part of the tensor that ``full`` records, in numpy's syntax. Default: all of it. Example:
+    ``"0:4,:,::2"``."""
     max_bytes: PositiveInt | None = None
-    """Bytes that ``full`` or ``sample`` may keep of one tensor. Left out, ``full`` has no limit of
-    its own, and ``sample`` takes 65536."""
+    """Maximum size in bytes of one tensor in ``full`` or ``sample``. Default: no limit for
+    ``full``, 65536 for ``sample``. Example: ``1048576``."""
     point: Literal["raw", "clipped"] = "raw"
-    """Where ``param_grad`` is taken: ``raw`` after the backward pass, ``clipped`` before the
-    update. Without ``grad_clip`` both are the same."""
+    """When to record ``param_grad``: ``raw`` after the backward pass, ``clipped`` before the
+    update. Without ``grad_clip`` they are the same."""
     lossless: bool = False
-    """Training waits for room for the tensors, and says how long, instead of dropping them. Its
-    interval is never widened."""
+    """``true``: training waits until there is room for ``full`` and ``sample`` tensors instead of
+    dropping them. The interval of the probe is not changed automatically."""
 
     @field_validator("slice")
     @classmethod
@@ -78,8 +87,10 @@ class Probe(Spec):
             detail = f"stop ({self.stop}) must be greater than start ({self.start})"
             raise WrongAt("stop", detail=detail)
         if self.on is not None and self.phase == "evaluate":
-            detail = "on watches training, and phase is 'evaluate': remove phase, or replace on by"
-            raise WrongAt("phase", detail=f"{detail} every or at")
+            detail = (
+                "on applies to training only, and phase is 'evaluate': remove phase, or set every"
+            )
+            raise WrongAt("phase", detail=f"{detail} or at instead of on")
         if self.on is not None:
             _check_recorder(self.want)
         if (self.at is not None or self.phase == "evaluate") and self.max_overhead not in (
@@ -87,7 +98,7 @@ class Probe(Spec):
             DEFAULT_MAX_OVERHEAD,
         ):
             what = "at" if self.at is not None else "phase evaluate"
-            detail = f"max_overhead ({self.max_overhead}) widens intervals, and {what} has none"
+            detail = f"max_overhead ({self.max_overhead}) needs an interval, and {what} has none"
             raise WrongAt("max_overhead", detail=f"{detail}: remove max_overhead")
         if self.lossless and self.max_overhead not in (None, DEFAULT_MAX_OVERHEAD):
             detail = f"max_overhead ({self.max_overhead}) has no effect with lossless: remove one"
@@ -97,11 +108,13 @@ class Probe(Spec):
     @model_validator(mode="after")
     def _check_forms(self) -> Self:
         if self.slice is not None and "full" not in self.want:
-            detail = "slice is the part that full keeps: want full, or leave it out"
+            detail = "slice applies to full only: add full to want, or remove slice"
             raise WrongAt("slice", detail=detail)
         if not {"full", "sample"} & {*self.want}:
             if self.max_bytes is not None:
-                detail = f"max_bytes ({self.max_bytes}) limits full and sample: add one of them to"
+                detail = (
+                    f"max_bytes ({self.max_bytes}) applies to full and sample: add one of them to"
+                )
                 raise WrongAt("max_bytes", detail=f"{detail} want, or remove max_bytes")
             if self.lossless:
                 detail = "lossless (true) applies to full and sample: add one of them to want, or"

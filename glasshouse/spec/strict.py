@@ -1,4 +1,4 @@
-"""The strict base of every spec, and the checked free-form arguments of torch classes."""
+"""The strict base class of all specs, and validated arguments of torch classes."""
 
 import math
 from collections.abc import Hashable, Sequence
@@ -9,9 +9,9 @@ from pydantic import Field as Constraint
 
 
 class Spec(BaseModel):
-    """A closed, frozen value: unknown fields, loose types and non-finite numbers are errors.
+    """An immutable model that rejects unknown fields, loose types and NaN or Inf.
 
-    Read one with ``model_validate_json``: only from JSON does a list become a tuple.
+    Use ``model_validate_json`` to read one: only in JSON does pydantic convert a list to a tuple.
     """
 
     model_config = ConfigDict(
@@ -24,10 +24,10 @@ class Spec(BaseModel):
 
 
 class WrongAt(ValueError):
-    """A field within what a validator checks is wrong; ``place`` is its path from there.
+    """An error at a field within the validated model; ``place`` is the path of the field.
 
-    Every rule across fields raises it, never a plain ``ValueError``: that would point at the object
-    that has the fields. ``detail`` names the field, its value and the fix.
+    Validators that compare fields raise it instead of ``ValueError``, whose error would point at
+    the whole model. ``detail`` names the field, its value and the fix.
     """
 
     def __init__(self, *place: int | str, detail: str) -> None:
@@ -36,10 +36,10 @@ class WrongAt(ValueError):
 
 
 def check_exactly_one(model: BaseModel, *names: str) -> None:
-    """Require that one of these fields, and no other of them, has a value.
+    """Require that exactly one of these fields is set.
 
     Raises:
-        WrongAt: at the first field if none has a value, else at the second that has one.
+        WrongAt: at the first field if none is set, else at the second one that is set.
     """
     if all(getattr(model, name) is None for name in names):
         detail = f"give exactly one of {', '.join(names)}: none is given"
@@ -48,10 +48,10 @@ def check_exactly_one(model: BaseModel, *names: str) -> None:
 
 
 def check_at_most_one(model: BaseModel, *names: str) -> None:
-    """Require that at most one of these fields has a value.
+    """Require that at most one of these fields is set.
 
     Raises:
-        WrongAt: at the second field that has a value.
+        WrongAt: at the second field that is set.
     """
     given = [name for name in names if getattr(model, name) is not None]
     if len(given) > 1:
@@ -88,15 +88,15 @@ def _reject_nonfinite(value: Any) -> Any:
 
 
 Args = Annotated[dict[str, JsonValue], AfterValidator(_reject_nonfinite), Constraint(max_length=64)]
-"""Arguments of a torch class, by torch's names. Checked against its signature by the planner."""
+"""Arguments of a torch class, by torch's names. The planner checks them against its signature."""
 
 JsonData = Annotated[JsonValue, AfterValidator(_reject_nonfinite)]
-"""Any JSON value with finite numbers; the strings "NaN" and "Infinity" stand for the others."""
+"""Any JSON value with finite numbers; the strings "NaN" and "Infinity" represent other numbers."""
 
 NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]{0,63}$"
 
 Name = Annotated[str, Constraint(pattern=NAME_PATTERN)]
-"""A layer's or a field's name: letters, digits and underscores, not starting with a digit."""
+"""The name of a layer or field: letters, digits and underscores, not starting with a digit."""
 
 TorchName = Annotated[str, Constraint(pattern=NAME_PATTERN)]
-"""The name of a torch class or function, exactly as torch spells it."""
+"""The name of a torch class or function, exactly as in torch."""

@@ -1,4 +1,4 @@
-"""How a network is trained: loss, optimizer, when to stop, evaluate and save."""
+"""How a network is trained: losses, optimizer, schedule, evaluations and checkpoints."""
 
 from typing import Annotated, Literal, Self
 
@@ -22,23 +22,25 @@ from glasshouse.spec.strict import (
     check_exactly_one,
 )
 
-Judged = Annotated[str, Constraint(pattern=r"^validation/.{1,190}$")]
-"""A metric of the evaluations: ``validation/loss``, ``validation/accuracy``."""
+EvaluationMetric = Annotated[str, Constraint(pattern=r"^validation/.{1,190}$")]
+"""The name of an evaluation metric: ``validation/loss``, ``validation/accuracy``."""
 
 
 class Init(Spec):
-    """What training begins with, instead of weights drawn from the seed."""
+    """Initial weights from a checkpoint, instead of weights drawn from the seed."""
 
     checkpoint: str = Constraint(min_length=1, max_length=500)
-    """A checkpoint's id (``ckpt_…``). Without the service: its directory."""
+    """The id of a checkpoint (``ckpt_…``). When training in-process, without the service: a
+    checkpoint's directory."""
     load: Literal["model", "all"] = "model"
-    """``model``: its weights; training begins with step 0. ``all``: the whole run, which goes on
-    where the checkpoint ends; then network, training data, seed and type of optimizer must be those
-    that it was made with."""
+    """What to load. ``model``: the weights only; training starts at step 0. ``all``: the whole
+    training state; training continues at the step of the checkpoint. ``all`` requires the network,
+    training data, seed and optimizer type that the checkpoint was made with."""
     missing: Literal["fail", "init", "zero"] = "fail"
-    """Of ``model``, what becomes of a parameter that the checkpoint has not: the job is refused; it
-    is drawn from the seed; or it is zero. But for ``fail`` the checkpoint may also have others,
-    which are left out. A parameter that both have must have the same shape."""
+    """With ``load`` ``model``: how to initialize a parameter that the checkpoint does not contain.
+    ``fail``: reject the job. ``init``: draw it from the seed. ``zero``: fill it with zeros. With
+    ``init`` and ``zero``, parameters that only the checkpoint contains are ignored. A parameter
+    that both contain must have the same shape in both."""
 
     @model_validator(mode="after")
     def _check_missing(self) -> Self:
@@ -49,89 +51,106 @@ class Init(Spec):
 
 
 class Loss(Spec):
-    """A torch.nn loss, by torch's name and arguments."""
+    """A loss of torch.nn."""
 
     type: TorchName
+    """The class name of a torch.nn loss; ``GET /catalog/losses`` lists them. Example:
+    ``"CrossEntropyLoss"``."""
     args: Args = {}
+    """Arguments of the class, by torch's names. Example: ``{"label_smoothing": 0.1}``."""
     inputs: tuple[Input, ...] = Constraint(min_length=1, max_length=8)
-    """What it compares, in the order of the loss's own arguments: layers or data fields."""
+    """Layers or data fields, in the order of the loss's own arguments, usually the prediction and
+    the target. Example: ``["fc", "label"]``."""
     lengths: Input | Literal[False] | None = None
-    """Only the steps within these lengths are compared, such as ``text.lengths``; what stands
-    behind the end of a row is not. Default: the lengths of the sequence field whose steps axis 1 of
-    its inputs are. ``false``: padding is compared too."""
+    """The number of sequence steps to compare in each row; steps after it are ignored. Default: the
+    lengths of the sequence field whose steps are axis 1 of the inputs, if there is one. ``false``:
+    compare padding too. Example: ``"text.lengths"``."""
     weight: PositiveFloat = 1.0
-    """It counts so many times."""
+    """Factor of this loss in the sum that training minimizes."""
     name: Name | None = None
-    """Its value is the metric ``loss/<name>``; left out, one of several is called by its type."""
+    """The unweighted loss is reported as the metric ``loss/<name>``. Default in a list of losses:
+    the type."""
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """All that it needs: its inputs, and the lengths."""
+        """The inputs and the lengths."""
         return (*self.inputs, *((self.lengths,) if self.lengths else ()))
 
 
 Losses = Loss | Annotated[tuple[Loss, ...], Constraint(min_length=1, max_length=20)]
-"""A loss, or several whose weighted sum is what training makes small."""
+"""One loss, or several whose weighted sum is minimized."""
 
 
 class SparseOptimizer(Spec):
-    """A torch.optim optimizer that takes sparse gradients, by torch's name and arguments."""
+    """A torch.optim optimizer that supports sparse gradients."""
 
     type: Literal["SGD", "Adagrad", "SparseAdam"]
+    """The class name of the optimizer."""
     args: Args = {}
+    """Arguments of the class, by torch's names. Example: ``{"lr": 0.01}``."""
 
 
 class Optimizer(Spec):
-    """A torch.optim optimizer, by torch's name and arguments."""
+    """A torch.optim optimizer."""
 
     type: TorchName
+    """The class name of the optimizer; ``GET /catalog/optimizers`` lists them. Example:
+    ``"AdamW"``."""
     args: Args = {}
+    """Arguments of the class, by torch's names. Example: ``{"lr": 0.001, "weight_decay":
+    0.01}``."""
     l1: NonNegativeFloat = 0.0
-    """So many times the sign of each parameter is added to its gradient, after clipping: the
-    penalty ``l1 · |w|``, which the loss does not show. A layer may have its own."""
+    """Strength of the L1 penalty ``l1 · |w|``: ``l1`` times the sign of each parameter is added to
+    its gradient, after clipping. The loss does not include the penalty. A layer can override it
+    with its own ``l1``. Example: ``0.0001``."""
     sparse: SparseOptimizer | None = None
-    """What updates the parameters with sparse gradients (``Embedding`` and ``EmbeddingBag`` with
-    ``sparse``); all else, ``l1`` too, is of the other ones. Left out, one optimizer updates all."""
+    """A second optimizer, for the parameters with sparse gradients (``Embedding`` and
+    ``EmbeddingBag`` with ``sparse``). The outer ``type``, ``args`` and ``l1`` then apply to all
+    other parameters. Default: one optimizer updates all parameters."""
 
     @property
     def of_sparse(self) -> "Optimizer":
-        """What updates parameters with sparse gradients, as an optimizer of its own."""
+        """The optimizer of the parameters with sparse gradients."""
         if self.sparse is None:
             return self
         return Optimizer(type=self.sparse.type, args=self.sparse.args)
 
 
 class GradScaler(Spec):
-    """torch.amp.GradScaler, by torch's names: how losses of float16 are scaled."""
+    """Loss scaling for float16, with the arguments of torch.amp.GradScaler."""
 
     init_scale: float = Constraint(default=65536.0, ge=1e-4, le=2.0**64)
-    """What the loss is multiplied by at first."""
+    """Initial factor of the loss."""
     growth_factor: float = Constraint(default=2.0, gt=1, le=2.0**16)
-    """It becomes so many times larger …"""
+    """Factor by which the scale grows after ``growth_interval`` steps without an overflow."""
     growth_interval: PositiveInt = 2000
-    """… after so many steps in a row without an overflow."""
+    """Number of consecutive steps without an overflow before the scale grows."""
     backoff_factor: float = Constraint(default=0.5, gt=0, lt=1)
-    """After an overflow it becomes this part of itself."""
+    """Factor by which the scale is multiplied after an overflow."""
 
 
 class Scheduler(Spec):
-    """A torch.optim.lr_scheduler, by torch's name and arguments: it moves the learning rate."""
+    """A learning rate schedule: a class of torch.optim.lr_scheduler."""
 
     type: TorchName
+    """The class name of the scheduler; ``GET /catalog/schedulers`` lists them. Example:
+    ``"CosineAnnealingLR"``."""
     args: Args = {}
-    """By torch's names. ``T_max`` of CosineAnnealingLR and ``total_steps`` of OneCycleLR may be
-    left out: the length of the training. ``schedulers`` of SequentialLR and of ChainedScheduler is
-    a list of ``{"type", "args"}``."""
+    """Arguments of the class, by torch's names. ``T_max`` of CosineAnnealingLR and ``total_steps``
+    of OneCycleLR default to the length of training. ``schedulers`` of SequentialLR and
+    ChainedScheduler is a list of ``{"type", "args"}``. Example: ``{"eta_min": 0.0001}``."""
     unit: Literal["steps", "epochs", "samples"] = "steps"
-    """What the scheduler counts: it goes on by one after each update, after each epoch, or for each
-    row that was trained on."""
-    metric: Judged | None = None
-    """Of ReduceLROnPlateau, which goes on at each evaluation: what it looks at."""
+    """What the scheduler counts. It advances once per update (``steps``), once per epoch
+    (``epochs``) or once per training row (``samples``)."""
+    metric: EvaluationMetric | None = None
+    """The evaluation metric that ReduceLROnPlateau monitors; it advances at each scheduled
+    evaluation. Required for ReduceLROnPlateau, rejected for other types. Example:
+    ``"validation/loss"``."""
 
     @model_validator(mode="after")
     def _check_metric(self) -> Self:
         if self.type == "ReduceLROnPlateau" and self.metric is None:
-            detail = "ReduceLROnPlateau needs a metric: set it, for one to validation/loss"
+            detail = "ReduceLROnPlateau needs a metric: set it, for example to validation/loss"
             raise WrongAt("metric", detail=detail)
         if self.type != "ReduceLROnPlateau" and self.metric is not None:
             detail = f"metric {self.metric!r} applies to ReduceLROnPlateau only, and type is"
@@ -143,26 +162,29 @@ class Scheduler(Spec):
 
 
 class Average(Spec):
-    """Weights averaged over the steps; evaluations and checkpoints take them instead of the newest.
+    """Weights averaged over training steps.
 
-    Buffers in floating point, such as those of batch normalisation, are averaged like weights.
+    Evaluations and checkpoints use the average instead of the newest weights. Floating-point
+    buffers, such as the running statistics of batch normalization, are averaged like weights.
     """
 
     type: Literal["ema", "swa", "window"]
-    """``ema``: exponential moving average. ``swa``: the mean of all since ``start_step``.
-    ``window``: the mean of about the last ones, as PaddlePaddle's ModelAverage takes it."""
+    """``ema``: exponential moving average. ``swa``: mean of all weights since ``start_step``.
+    ``window``: mean over about the last steps, as in PaddlePaddle's ModelAverage."""
     start_step: NonNegativeInt = 0
-    """The first step whose weights are averaged; until then the newest count."""
+    """First step whose weights are averaged. Until then the newest weights are used. Example:
+    ``1000``."""
     every_steps: PositiveInt = 1
-    """Then those of every n-th step."""
+    """Interval in steps: from ``start_step`` on, the weights of every n-th step are averaged."""
     decay: float | None = Constraint(default=None, gt=0, lt=1)
-    """Of ``ema``: how much of the average stays at each step; left out, 0.999."""
+    """With ``ema``: the weight of the previous average in each update, between 0 and 1. Default:
+    0.999."""
     average_window_rate: float | None = Constraint(default=None, gt=0, le=1)
-    """Of ``window``: the window's length as a part of the steps so far; left out, 0.15."""
+    """With ``window``: window length as a fraction of the averaged steps so far. Default: 0.15."""
     min_average_window: PositiveInt | None = None
-    """Of ``window``: it is at least so many steps long; left out, 10,000."""
+    """With ``window``: minimum window length, in averaged steps. Default: 10,000."""
     max_average_window: PositiveInt | None = None
-    """Of ``window``: and at most so many; left out, 10,000."""
+    """With ``window``: maximum window length, in averaged steps. Default: 10,000."""
 
     @model_validator(mode="after")
     def _check_type(self) -> Self:
@@ -181,27 +203,32 @@ class Average(Spec):
 
 
 class Early(Spec):
-    """Training ends before its time once a metric has stopped getting better."""
+    """Early stopping: ends training if a metric stops improving."""
 
-    metric: Judged
-    """Of the evaluations, such as ``validation/loss``."""
+    metric: EvaluationMetric
+    """The evaluation metric to monitor. Example: ``"validation/loss"``."""
     mode: Literal["min", "max"]
-    """Whether less of it is better, or more."""
+    """``min``: lower is better. ``max``: higher is better."""
     patience: PositiveInt
-    """So many evaluations in a row without a better value are the end."""
+    """Number of consecutive evaluations without improvement after which training ends. Example:
+    ``5``."""
     min_delta: NonNegativeFloat = 0.0
-    """A value is better only if it is by more than this."""
+    """Minimum improvement: a value counts as better only if it improves on the best value by more
+    than this."""
 
 
 class Stop(Spec):
-    """When training ends. Exactly one of epochs, steps and seconds."""
+    """When training ends. Set exactly one of ``epochs``, ``steps`` and ``seconds``."""
 
     epochs: int | None = Constraint(default=None, ge=1, le=1_000_000)
+    """Number of epochs. Example: ``10``."""
     steps: int | None = Constraint(default=None, ge=1, le=1_000_000_000)
+    """Number of optimizer updates. Example: ``5000``."""
     seconds: PositiveFloat | None = None
-    """Training stops at the first step boundary after this many seconds of training."""
+    """Training time in seconds. Training stops at the next step boundary after it. Example:
+    ``3600``."""
     early: Early | None = None
-    """Or before that. Needs ``evaluate``."""
+    """Ends training earlier if a metric stops improving. Requires ``evaluate``."""
 
     @model_validator(mode="after")
     def _check_one(self) -> Self:
@@ -210,18 +237,22 @@ class Stop(Spec):
 
 
 class Evaluate(Spec):
-    """When the validation data is run. It is always run once more at the end.
+    """When to evaluate the validation data. Set exactly one of the two intervals.
 
-    ``validation/loss`` is the loss of all its rows as one batch, whatever ``data.batch_size``: the
-    sum of the batches' numerators over the sum of what torch's mean divides by (rows, steps without
+    The end of training is always evaluated. ``validation/loss`` does not depend on
+    ``data.batch_size``: it is the loss of all rows as one batch. It is the sum of the batches'
+    numerators divided by the sum of the denominators of torch's mean (rows, sequence steps without
     padding, or the weights of the targets that are not ignored).
     """
 
     every_epochs: PositiveInt | None = None
+    """Interval in epochs. Example: ``1``."""
     every_steps: PositiveInt | None = None
+    """Interval in steps. Example: ``500``."""
     samples: int = Constraint(default=0, ge=0, le=1000)
-    """Validation rows, evenly spaced and always the same, whose outputs and targets each evaluation
-    keeps: the artifact ``samples-<step>.safetensors``."""
+    """Number of validation rows whose outputs and targets each evaluation stores, as the artifact
+    ``samples-<step>.safetensors``. The rows are evenly spaced and the same in every evaluation.
+    Example: ``8``."""
 
     @model_validator(mode="after")
     def _check_one(self) -> Self:
@@ -230,33 +261,39 @@ class Evaluate(Spec):
 
 
 class KeepBest(Spec):
-    """Checkpoints that stay because nothing was better when they were made."""
+    """Keeps the checkpoints with the best values of a metric."""
 
     metric: str = Constraint(min_length=1, max_length=200)
-    """A metric of the job: ``validation/accuracy``, ``loss`` … Its newest value counts."""
+    """A metric of the job; a checkpoint is ranked by the newest value when it was saved. Example:
+    ``"validation/accuracy"``."""
     mode: Literal["min", "max"]
-    """Whether less of it is better, or more."""
+    """``min``: lower is better. ``max``: higher is better."""
     count: int = Constraint(default=1, ge=1, le=100)
-    """How many stay."""
+    """Number of checkpoints to keep."""
 
 
 class Checkpoint(Spec):
-    """When everything that training is made of is saved. The end of training always is.
+    """When the training state is saved, and which checkpoints are kept.
 
-    Neither ``every_epochs`` nor ``every_steps``: at the end of each epoch and after each evaluation
-    with a new best value, as long as checkpoints take at most a twentieth of the time. A state that
-    is the best and is not saved is held in memory and written ahead of the next checkpoint.
+    The end of training is always saved. If neither ``every_epochs`` nor ``every_steps`` is set, a
+    checkpoint is saved at the end of each epoch and after each evaluation with a new best value, as
+    long as checkpoints take at most 5 % of the time. If the best state is not saved because of this
+    limit, it is held in memory and written before the next checkpoint.
     """
 
     every_epochs: PositiveInt | None = None
+    """Interval in epochs. Not together with ``every_steps``. Example: ``1``."""
     every_steps: PositiveInt | None = None
+    """Interval in steps. Not together with ``every_epochs``. Example: ``1000``."""
     every_s: PositiveFloat | None = 300
-    """Also when so many seconds have passed since the last one; null: never by time."""
+    """Additionally save when this many seconds have passed since the last checkpoint; null:
+    never."""
     keep_last: PositiveInt = 3
-    """Older ones are deleted once a newer one is complete."""
+    """Number of newest checkpoints to keep. Older ones are deleted when a newer one is complete."""
     keep_best: KeepBest | None = None
-    """These are kept beside the last ones. If unset, one by the metric of ``stop.early``, else by
-    the lowest ``validation/loss``; a job without evaluations has none. null: the last ones only."""
+    """Which checkpoints to keep in addition to the last ones. Default: the best one by the metric
+    of ``stop.early``, else by the lowest ``validation/loss``; without evaluations, none. null: keep
+    only the last ones."""
 
     @model_validator(mode="after")
     def _check_one(self) -> Self:
@@ -265,10 +302,10 @@ class Checkpoint(Spec):
 
     @property
     def is_named(self) -> bool:
-        """Whether the spec says when, and not only by time."""
+        """Whether an interval in epochs or steps is set."""
         return self.every_epochs is not None or self.every_steps is not None
 
     @property
     def may_hold(self) -> bool:
-        """Whether the best state may wait in memory while another one is written."""
+        """Whether the best state can be held in memory while another one is written."""
         return self.keep_best is not None and not self.is_named

@@ -1,4 +1,4 @@
-"""A network whose weights a client sends, as a checkpoint is told of it that no job has made."""
+"""The spec of an uploaded network: of a checkpoint whose weights were not trained by a job."""
 
 from functools import cached_property
 from typing import Literal, Self
@@ -12,14 +12,15 @@ from glasshouse.spec.strict import Name, Spec, WrongAt
 
 
 class UploadedNetwork(Spec):
-    """The network of weights that were sent, and the fields that it reads."""
+    """The network of uploaded weights, and its input fields."""
 
     kind: Literal["upload"] = "upload"
+    """Selects an uploaded network."""
     network: Network
-    """A graph whose layers give all their sizes, or a preset."""
+    """A graph in which all sizes of layers are set, or a preset."""
     fields: dict[Name, Field] = Constraint(default={}, max_length=1000)
-    """What the network reads, as in the ``data`` of a job. An inference needs them; a training says
-    its own."""
+    """The inputs of the network, as in ``data.fields`` of a job. Inference requires them; a
+    training job has its own. Example: ``{"image": {"type": "dense", "shape": [1, 28, 28]}}``."""
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
@@ -31,22 +32,22 @@ class UploadedNetwork(Spec):
 
     @cached_property
     def data(self) -> Data:
-        """As a job that trained it would say it: fields, and the rest left out."""
+        """The fields as the ``data`` of a training job, with placeholders for everything else."""
         return Data.model_construct(train=Source(dataset="none"), fields=self.fields, batch_size=1)
 
 
 Trained = TrainJob | UploadedNetwork
-"""What is known of the network that a checkpoint has the weights of."""
+"""The spec of the network of a checkpoint."""
 _TRAINED: TypeAdapter[TrainJob | InferJob | UploadedNetwork] = TypeAdapter(
     JobSpec | UploadedNetwork
 )
 
 
 def parse_trained(body: bytes | str) -> Trained | None:
-    """Read what made a checkpoint; None: a job that trains nothing.
+    """Read the spec of a checkpoint from JSON; None if it is of a job that trains nothing.
 
     Raises:
-        pydantic.ValidationError: with one entry per field that is wrong.
+        pydantic.ValidationError: with one entry for each wrong field.
     """
     found = _TRAINED.validate_json(body)
     return None if isinstance(found, InferJob) else found

@@ -1,7 +1,8 @@
-"""What pydantic finds wrong with a request, in this service's words.
+"""Translates pydantic's validation errors into the messages of this service.
 
-One translation for every field: by the kind of the fault, with what was given, and with what the
-model itself says that the field is. Members of a union that all refuse a value become one sentence.
+There is one translation for each kind of error. A message contains the value that was given and,
+where that helps, the description of the field. If no member of a union accepts a value, the errors
+of all members become one message.
 """
 
 import json
@@ -26,7 +27,7 @@ _WANTED = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
     "float_type": "a number",
-    "string_type": "a text",
+    "string_type": "a string",
     "tuple_type": "a list",
     "list_type": "a list",
     "dict_type": "an object",
@@ -35,55 +36,55 @@ _WANTED = {
     "none_required": "null",
 }
 _RANGES = {
-    "greater_than": "it must be more than {gt}",
+    "greater_than": "it must be greater than {gt}",
     "greater_than_equal": "it must be at least {ge}",
     "less_than": "it must be less than {lt}",
     "less_than_equal": "it must be at most {le}",
 }
 _PATTERNS = {
-    NAME_PATTERN: "a name has letters, digits and underscores, 64 at most, and begins with no digit"
+    NAME_PATTERN: "a name has at most 64 letters, digits and underscores, and no digit first"
 }
 _MOST_NAMES = 20
 _LONGEST = 240
-_TOLD = "told"
-"""In the context of an error: its sentence, where it was translated already."""
+_MESSAGE = "translation"
+"""The key of the message in the context of an error that was already translated."""
 
 
 def problems_in(
     found: Sequence[Entry], body: Any, *roots: type[BaseModel], most: int | None = None
 ) -> list[FieldProblem]:
-    """What is wrong, by JSON Pointer into the body that was read.
+    """The problems of a request, with JSON Pointers into its body.
 
     Args:
         found: ``ValidationError.errors()``.
-        body: what was read, as JSON is in Python.
-        roots: the model that it should have been, or the models.
-        most: no more problems than this.
+        body: the parsed JSON body.
+        roots: the model that the body was validated with, or the models.
+        most: the maximum number of problems.
     """
     places: dict[str, list[Entry]] = {}
-    for entry in filter(_is_meant, found):
+    for entry in filter(_is_real, found):
         places.setdefault(pointer(place_of(entry, body)), []).append(entry)
     inner = {place[:end] for place in places for end, sign in enumerate(place) if sign == "/"}
-    told: list[FieldProblem] = []
+    problems: list[FieldProblem] = []
     for place, entries in places.items():
         mistyped = [entry for entry in entries if _wanted(entry)]
         others = [entry for entry in entries if not _wanted(entry)]
         if mistyped and not others and place not in inner:
-            told.append(FieldProblem(place, _mistyped(mistyped, roots), mistyped[0]["type"]))
+            problems.append(FieldProblem(place, _mistyped(mistyped, roots), mistyped[0]["type"]))
         for detail, code in dict.fromkeys((said(e, *roots), e["type"]) for e in others):
-            told.append(FieldProblem(place, detail, code))
-    return told if most is None else told[:most]
+            problems.append(FieldProblem(place, detail, code))
+    return problems if most is None else problems[:most]
 
 
-def _is_meant(entry: Entry) -> bool:
-    """Whether a list that is said to be too short is: pydantic counts the items without fault."""
+def _is_real(entry: Entry) -> bool:
+    """Whether a ``too_short`` error is real: pydantic counts only the items that are valid."""
     return entry["type"] != "too_short" or len(entry["input"]) < entry["ctx"]["min_length"]
 
 
 def said(entry: Entry, *roots: type[BaseModel]) -> str:
-    """One of pydantic's errors as a sentence; ``roots`` as in `problems_in`."""
-    if (told := _told(entry)) is not None:
-        return told
+    """The message of one pydantic error; ``roots`` as in `problems_in`."""
+    if (message := _translated(entry)) is not None:
+        return message
     if _wanted(entry):
         return _mistyped([entry], roots)
     if entry["type"] == "extra_forbidden":
@@ -91,7 +92,7 @@ def said(entry: Entry, *roots: type[BaseModel]) -> str:
     text = _text(str(entry["type"]), entry.get("ctx") or {}) or str(entry["msg"])
     text = text.removeprefix("Value error, ") + _got(entry, text)
     is_counted = entry["type"] in ("too_long", "too_short", "string_pattern_mismatch")
-    return text + (_meaning(entry, roots) if is_counted else "")
+    return text + (_description(entry, roots) if is_counted else "")
 
 
 def _text(kind: str, context: Mapping[str, Any]) -> str | None:  # noqa: PLR0911 (one a kind)
@@ -103,14 +104,14 @@ def _text(kind: str, context: Mapping[str, Any]) -> str | None:  # noqa: PLR0911
         case "union_tag_invalid":
             tags = str(context["expected_tags"])
             near = did_you_mean(str(context["tag"]), re.findall("'([^']*)'", tags))
-            return f"there is no {context['tag']!r}; there is {tags}{near}"
+            return f"{context['tag']!r} is not one of {tags}{near}"
         case "int_parsing_size":
             return "the number is too large"
         case "string_pattern_mismatch":
             pattern = str(context["pattern"])
             return _PATTERNS.get(pattern, f"it does not match {pattern}")
         case "string_too_long":
-            return f"it may have {_number(context['max_length'])} characters at most"
+            return f"it can have at most {_number(context['max_length'])} characters"
         case "string_too_short":
             return _at_least(context["min_length"], "characters")
         case "too_long":
@@ -124,7 +125,7 @@ def _text(kind: str, context: Mapping[str, Any]) -> str | None:  # noqa: PLR0911
 def _too_long(context: Mapping[str, Any]) -> str:
     actual, most = context["actual_length"], _number(context["max_length"])
     count = "more" if actual is None else _number(actual)
-    return f"it has {count} items, and may have {most} at most"
+    return f"it has {count} items, and can have at most {most}"
 
 
 def _at_least(count: int, what: str) -> str:
@@ -138,27 +139,27 @@ def _number(value: Any) -> str:
 
 
 def translated(error: ValidationError, root: type[BaseModel]) -> ValidationError:
-    """The same errors of a part of a body, told in words of the part's own model.
+    """The errors of a part of a body, with messages from the part's own model.
 
-    The validation of the whole body does not know that model, and would say less.
+    The validation of the whole body does not have that model, and its messages would contain less.
     """
     lines: list[InitErrorDetails] = []
     for entry in error.errors(include_url=False):
-        context = {**(entry.get("ctx") or {}), _TOLD: said(entry, root)}
-        kind = PydanticCustomError(entry["type"], "{" + _TOLD + "}", context)  # pyright: ignore[reportArgumentType]
+        context = {**(entry.get("ctx") or {}), _MESSAGE: said(entry, root)}
+        kind = PydanticCustomError(entry["type"], "{" + _MESSAGE + "}", context)  # pyright: ignore[reportArgumentType]
         lines.append(InitErrorDetails(type=kind, loc=entry["loc"], input=entry["input"]))
     return ValidationError.from_exception_data(error.title, lines)
 
 
-def _told(entry: Entry) -> str | None:
-    """A sentence that is in our words already."""
+def _translated(entry: Entry) -> str | None:
+    """The message of an error that was already translated."""
     context: dict[str, Any] = entry.get("ctx") or {}
-    return context.get(_TOLD)
+    return context.get(_MESSAGE)
 
 
 def _wanted(entry: Entry) -> str | None:
-    """What the field takes, where it is of another type or none of its words."""
-    if _told(entry) is not None:
+    """What the field accepts, for a value of the wrong type or not among its literals."""
+    if _translated(entry) is not None:
         return None
     if entry["type"] == "literal_error":
         words = {"True": "true", "False": "false", "None": "null"}
@@ -170,11 +171,11 @@ def _wanted(entry: Entry) -> str | None:
 def _mistyped(entries: Sequence[Entry], roots: Sequence[type[BaseModel]]) -> str:
     wanted = list(dict.fromkeys(filter(None, map(_wanted, entries))))
     text = f"give {either(wanted)}"
-    return text + _got(entries[0], text, _meant(entries)) + _meaning(entries[0], roots)
+    return text + _got(entries[0], text, _suggestion(entries)) + _description(entries[0], roots)
 
 
-def _meant(entries: Sequence[Entry]) -> str:
-    """Which of the words that a field takes is like the one that was given."""
+def _suggestion(entries: Sequence[Entry]) -> str:
+    """A suggestion: the accepted literal that is most similar to the value."""
     value = entries[0].get("input")
     literals = [str(one["ctx"]["expected"]) for one in entries if one["type"] == "literal_error"]
     words = [word for text in literals for word in re.findall("'([^']*)'", text)]
@@ -192,8 +193,8 @@ def _got(entry: Entry, text: str, meant: str = "") -> str:
     return f" (got {shown if len(shown) <= 80 else shown[:77] + '…'}{meant})"
 
 
-def _meaning(entry: Entry, roots: Sequence[type[BaseModel]]) -> str:
-    """What the model says of the field, in whole sentences and not without end."""
+def _description(entry: Entry, roots: Sequence[type[BaseModel]]) -> str:
+    """The description of the field, in whole sentences up to a maximum length."""
     field, _ = _walk(roots, entry["loc"])
     if field is None or not field.description:
         return ""
@@ -212,15 +213,15 @@ def _unknown(entry: Entry, roots: Sequence[type[BaseModel]]) -> str:
     if near := did_you_mean(str(name), known):
         return f"there is no such field{near}"
     more = " …" if len(known) > _MOST_NAMES else ""
-    return f"there is no such field; there is {', '.join(known[:_MOST_NAMES])}{more}"
+    return f"there is no such field; the fields are {', '.join(known[:_MOST_NAMES])}{more}"
 
 
 def _walk(
     roots: Sequence[type[BaseModel]], place: Sequence[int | str]
 ) -> tuple[FieldInfo | None, list[type[BaseModel]]]:
-    """The field at a place of pydantic's, if it is one, and the models that are looked for there.
+    """The field at a location of pydantic, if it is a field, and the models there.
 
-    A part that is no field is an index, a key, or the tag of a union's member.
+    A part of the location that is not a field is an index, a key, or the tag of a union member.
     """
     models, field = list(roots), None
     for part in place:
@@ -238,7 +239,7 @@ def _fields(model: type[BaseModel]) -> dict[int | str, FieldInfo]:
 
 
 def _tags(model: type[BaseModel]) -> set[Any]:
-    """By what pydantic calls the model where it is a member of a union."""
+    """The names that pydantic uses for the model as a member of a union."""
     found: set[Any] = {model.__name__}
     for field in model.model_fields.values():
         if get_origin(field.annotation) is Literal:

@@ -1,4 +1,4 @@
-"""Networks by name: each a function of a few sizes that gives a graph, in a file of its own."""
+"""Predefined networks: each is a function in its own file that returns a graph for a few sizes."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -57,13 +57,15 @@ PRESETS: Mapping[str, _Known] = {
 
 
 class Preset(Spec):
-    """A network by name: it has the layers of a graph, which the plan puts in its place."""
+    """A predefined network. The plan replaces it by its graph of layers."""
 
     type: Literal["preset"]
+    """Selects a predefined network."""
     preset: PresetName
-    """``GET /catalog/presets`` lists them."""
+    """The name of the network; ``GET /catalog/presets`` describes them."""
     args: Args = {}
-    """Its sizes; the catalogue has their JSON Schema."""
+    """Sizes of the network; ``GET /catalog/presets`` has their JSON Schema. Example: ``{"hidden":
+    [128, 64]}``."""
     _graph: Graph = PrivateAttr()
 
     @field_validator("args")
@@ -85,14 +87,14 @@ class Preset(Spec):
 
     @property
     def layers(self) -> tuple[Layer, ...]:
-        """The layers of its graph."""
+        """The layers of the graph."""
         return self._graph.layers
 
     @property
     def outputs(self) -> tuple[str, ...] | None:
-        """The outputs of its graph."""
+        """The outputs of the graph."""
         return self._graph.outputs
 
     def graph(self) -> Graph:
-        """The graph."""
+        """Return the graph."""
         return self._graph

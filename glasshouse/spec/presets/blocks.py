@@ -1,10 +1,10 @@
-"""Blocks that several presets are made of."""
+"""Blocks that several presets use."""
 
 from glasshouse.spec.network import Layer
 from glasshouse.spec.presets.drawing import dropout, layer
 
 
-def transformer_block(  # noqa: PLR0913 (a block is no less)
+def transformer_block(  # noqa: PLR0913 (a block has this many)
     name: str,
     before: str,
     *,
@@ -14,9 +14,10 @@ def transformer_block(  # noqa: PLR0913 (a block is no less)
     is_causal: bool,
     bias: bool = True,
 ) -> list[Layer]:
-    """Attention and a feed-forward layer, each normalised before and added to what it read.
+    """Self-attention and a feed-forward network, each with pre-norm and a residual connection.
 
-    Pre-norm, as in GPT-2 (Radford et al., 2019); reads ``before``, gives ``<name>``.
+    As in GPT-2 (Radford et al., 2019). It reads the layer ``before``; its output is the layer
+    ``<name>``.
     """
     no_bias: dict[str, bool] = {} if bias else {"bias": False}
     return [

@@ -1,4 +1,4 @@
-"""The word model of PaddlePaddle's FAQ: which word stands between its neighbours."""
+"""The word embedding model of PaddlePaddle's FAQ: predicts a word from its neighbors."""
 
 from glasshouse.spec.network import Graph
 from glasshouse.spec.presets.drawing import Size, Source, layer
@@ -6,22 +6,24 @@ from glasshouse.spec.strict import Spec
 
 
 class Cbow(Spec):
-    """Continuous bag of words (Mikolov et al., 2013): the sum of the neighbours' vectors, scored.
+    """Continuous bag of words (Mikolov et al., 2013): scores from the sum of the context vectors.
 
-    Reads the ids of the neighbours, a field of fixed shape or a sequence.
+    Reads the ids of the neighbors, as a field of fixed shape or a sequence.
     """
 
     context: Source = "context"
-    """The field of the neighbours' ids."""
+    """The field with the neighbors' ids."""
     num_words: Size = 3000
-    """Words of the dictionary: ids are below it."""
+    """Size of the vocabulary; ids are in [0, num_words)."""
     embedding_dim: Size = 256
+    """Size of the word vectors."""
     sparse: bool = True
-    """Update only the rows of the words of a batch; for SGD and Adagrad."""
+    """Whether a step updates only the embedding rows of the words in the batch. ``optimizer`` or
+    ``optimizer.sparse`` must then be SGD, Adagrad or SparseAdam."""
 
 
 def cbow(args: Cbow) -> Graph:
-    """A score for each word of the dictionary."""
+    """A score for each word of the vocabulary."""
     return Graph(
         layers=(
             layer(

@@ -1,4 +1,4 @@
-"""A recurrent network that reads a sequence and says what it is."""
+"""A recurrent network that classifies sequences."""
 
 from typing import Literal
 
@@ -8,24 +8,28 @@ from glasshouse.spec.strict import Spec
 
 
 class LstmClassifier(Spec):
-    """Embedding, LSTM, one vector of all steps, scores."""
+    """Embedding, LSTM, pooling over the steps, and a linear layer."""
 
     text: Source = "text"
-    """The field of the steps: ids, or vectors where ``embedding_dim`` is null."""
+    """The field with the steps: ids, or vectors if ``embedding_dim`` is null."""
     embedding_dim: Size | None = 128
+    """Size of the embedding vectors; null: no embedding."""
     hidden_size: Size = 128
+    """Size of the LSTM's hidden state."""
     num_layers: Depth = 1
+    """Number of LSTM layers."""
     bidirectional: bool = False
-    """Read the sequence from behind too."""
+    """Whether to also read the sequence backward."""
     pool: Literal["last", "average", "max", "sum", "sqrt_n", "first"] = "average"
-    """How the steps become one vector."""
+    """How the outputs of all steps are reduced to one vector."""
     num_classes: Size = 2
+    """Number of classes."""
     dropout: Rate = 0.0
-    """Between the LSTM's layers, and before the last layer."""
+    """Dropout probability, between the LSTM layers and before the last layer."""
 
 
 def lstm_classifier(args: LstmClassifier) -> Graph:
-    """Steps behind the end of a row are not read."""
+    """Padding after the end of a row is ignored."""
     layers: list[Layer] = []
     if args.embedding_dim is not None:
         layers.append(layer("embedding", "Embedding", args.text, embedding_dim=args.embedding_dim))

@@ -1,4 +1,4 @@
-"""Fully connected layers with an activation between."""
+"""Fully connected layers with activations between them."""
 
 from typing import Annotated, Literal
 
@@ -10,15 +10,16 @@ from glasshouse.spec.strict import Spec
 
 
 class Mlp(Spec):
-    """Fully connected layers with an activation between, over all values of a row."""
+    """Fully connected layers with activations between them, over all values of a row."""
 
     hidden: Annotated[tuple[Size, ...], Constraint(max_length=200)] = (128,)
-    """Widths of the hidden layers, from the input on; none is a linear model."""
+    """Widths of the hidden layers, from input to output. An empty list is a linear model."""
     num_outputs: Size = 10
-    """Classes, or figures to predict."""
+    """Number of classes or predicted values."""
     activation: Literal["ReLU", "GELU", "SiLU", "Tanh", "Sigmoid"] = "ReLU"
+    """The activation after each hidden layer."""
     dropout: Rate = 0.0
-    """After each activation."""
+    """Dropout probability after each activation."""
 
 
 def mlp(args: Mlp) -> Graph:

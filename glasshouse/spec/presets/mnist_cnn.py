@@ -1,4 +1,4 @@
-"""The network of PaddlePaddle's notes on MNIST."""
+"""The network of PaddlePaddle's MNIST notes."""
 
 from glasshouse.spec.network import Graph
 from glasshouse.spec.presets.drawing import Size, layer
@@ -6,18 +6,19 @@ from glasshouse.spec.strict import Spec
 
 
 class MnistCnn(Spec):
-    """Two convolutions and a linear layer, as PaddlePaddle's notes on MNIST have them.
+    """Two convolutions and a linear layer, as in PaddlePaddle's MNIST notes.
 
-    20,350 parameters on images of 1 x 28 x 28.
+    It has 20,350 parameters for images of 1 x 28 x 28.
     """
 
     channels: Size = 20
-    """Of both convolutions."""
+    """Output channels of both convolutions."""
     num_classes: Size = 10
+    """Number of classes."""
 
 
 def mnist_cnn(args: MnistCnn) -> Graph:
-    """Scores of the classes: there is no softmax at the end, torch's cross entropy has it."""
+    """Scores of the classes, without a softmax: torch's cross entropy includes it."""
     return Graph(
         layers=(
             layer("conv1", "Conv2d", out_channels=args.channels, kernel_size=5, padding=2),

@@ -1,4 +1,4 @@
-"""What somebody may like: a tower for the user, one for the item, and how well they agree."""
+"""A two-tower recommender: one tower for the user, one for the item."""
 
 from typing import Annotated
 
@@ -10,25 +10,26 @@ from glasshouse.spec.strict import Spec
 
 
 class Recommender(Spec):
-    """Two towers over sparse features (Covington et al., 2016); the score is their dot product.
+    """Two towers over sparse features (Covington et al., 2016). The score is their dot product.
 
-    Reads two sparse fields (or sequences of ids); the output ``score`` has the shape [rows, 1].
+    Reads two sparse fields, or sequences of ids. The output ``score`` has the shape [rows, 1].
     """
 
     user: Source = "user"
-    """The field of the user's features."""
+    """The field with the user's features."""
     item: Source = "item"
-    """The field of the item's features."""
+    """The field with the item's features."""
     embedding_dim: Size = 64
-    """The width of a feature's vector, and of what the towers put out."""
+    """Size of the feature vectors and of the towers' outputs."""
     hidden: Annotated[tuple[Size, ...], Constraint(max_length=50)] = (128,)
-    """Widths of each tower's hidden layers."""
+    """Widths of the hidden layers of each tower."""
     sparse: bool = True
-    """Update only the rows of the features of a batch; for SGD and Adagrad."""
+    """Whether a step updates only the embedding rows of the features in the batch. ``optimizer`` or
+    ``optimizer.sparse`` must then be SGD, Adagrad or SparseAdam."""
 
 
 def recommender(args: Recommender) -> Graph:
-    """Each tower sums the vectors of its features, and ends as wide as the other."""
+    """Each tower sums the vectors of its features; both towers have outputs of the same width."""
     return Graph(
         layers=(
             *_tower("user", args.user, args),

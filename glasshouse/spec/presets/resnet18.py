@@ -6,16 +6,17 @@ from glasshouse.spec.strict import Spec
 
 
 class Resnet18(Spec):
-    """ResNet of 18 layers (He et al., 2015): 11,689,512 parameters for 3 channels, 1000 classes.
+    """ResNet-18 (He et al., 2015): 11,689,512 parameters for 3 channels and 1000 classes.
 
-    Layers are named as torchvision names them, with ``_`` for the dot: ``layer1_0_conv1``.
+    Layers have torchvision's names, with ``_`` instead of the dot: ``layer1_0_conv1``.
     """
 
     num_classes: Size = 1000
+    """Number of classes."""
 
 
 def resnet18(args: Resnet18) -> Graph:
-    """A stem, four stages of two blocks, the mean over the picture, scores."""
+    """A stem, four stages of two blocks, the mean over the image, and scores."""
     layers: list[Layer] = [
         _conv("conv1", 64, kernel_size=7, stride=2),
         layer("bn1", "BatchNorm2d"),
@@ -35,7 +36,7 @@ def resnet18(args: Resnet18) -> Graph:
 
 
 def _block(name: str, before: str, channels: int, stride: int) -> list[Layer]:
-    """Two convolutions, added to what they read; that by a projection where it has other sizes."""
+    """Two convolutions with a residual connection, which is a projection if the sizes differ."""
     layers = [
         _conv(f"{name}_conv1", channels, before, stride=stride),
         layer(f"{name}_bn1", "BatchNorm2d"),

@@ -1,4 +1,4 @@
-"""One sequence into another: an encoder, and a decoder that attends to it."""
+"""Sequence to sequence: an encoder, and a decoder with attention to it."""
 
 from glasshouse.spec.network import Graph, Layer
 from glasshouse.spec.presets.drawing import Depth, Rate, Size, Source, layer
@@ -8,26 +8,28 @@ from glasshouse.spec.strict import Spec
 class Seq2seq(Spec):
     """GRU encoder and decoder with dot-product attention (Luong et al., 2015).
 
-    Three fields: ``source``, ``target`` with a mark of the beginning before it, and what comes
-    next, which the loss compares with the output ``scores`` of shape [rows, entries, steps].
+    It needs three fields: ``source``; ``target``, which begins with a start token; and the next
+    tokens, which the loss compares with the output ``scores`` of shape [rows, entries, steps].
     """
 
     source: Source = "source"
-    """The field of the ids that are read."""
+    """The field with the source ids."""
     target: Source = "target"
-    """The field of the ids so far: from the mark of the beginning to the last but one."""
+    """The field with the target ids so far: from the start token to the last but one."""
     num_entries: Size = 3000
-    """Entries of the target's dictionary."""
+    """Size of the target vocabulary."""
     embedding_dim: Size = 256
+    """Size of the embedding vectors."""
     hidden_size: Size = 256
+    """Size of the hidden states."""
     num_layers: Depth = 1
-    """Of the encoder and of the decoder each."""
+    """Number of layers of the encoder, and of the decoder."""
     dropout: Rate = 0.0
-    """Between their layers."""
+    """Dropout probability between these layers."""
 
 
 def seq2seq(args: Seq2seq) -> Graph:
-    """The decoder begins with the encoder's last state."""
+    """The decoder starts from the final hidden state of the encoder."""
     return Graph(
         layers=(
             layer("source_embedding", "Embedding", args.source, embedding_dim=args.embedding_dim),

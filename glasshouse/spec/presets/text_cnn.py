@@ -1,4 +1,4 @@
-"""Convolutions over the words of a text, the strongest answer of each."""
+"""Convolutions over the words of a text, with max pooling."""
 
 from typing import Annotated
 
@@ -13,21 +13,23 @@ class TextCnn(Spec):
     """Convolutional network for sentences (Kim, 2014), on a sequence of ids."""
 
     text: Source = "text"
-    """The field of the ids."""
+    """The field with the ids."""
     embedding_dim: Size = 128
+    """Size of the embedding vectors."""
     kernel_sizes: Annotated[
         tuple[Annotated[int, Constraint(ge=1, le=64)], ...], Constraint(min_length=1, max_length=20)
     ] = (3, 4, 5)
-    """How many words a convolution sees at once."""
+    """Kernel sizes of the parallel convolutions, in words."""
     channels: Size = 100
-    """Of each convolution."""
+    """Output channels of each convolution."""
     num_classes: Size = 2
+    """Number of classes."""
     dropout: Rate = 0.5
-    """Before the last layer."""
+    """Dropout probability before the last layer."""
 
 
 def text_cnn(args: TextCnn) -> Graph:
-    """What stands behind the end of a text is zero to each convolution, and never the strongest."""
+    """Padding is zero for each convolution and is not part of the pooling."""
     layers: list[Layer] = [
         layer("embedding", "Embedding", args.text, embedding_dim=args.embedding_dim),
         layer("words", "MaskPadding"),

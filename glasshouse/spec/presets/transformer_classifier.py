@@ -1,4 +1,4 @@
-"""A transformer that reads a sequence and says what it is."""
+"""A transformer that classifies sequences."""
 
 from typing import Self
 
@@ -11,18 +11,22 @@ from glasshouse.spec.strict import Spec, WrongAt
 
 
 class TransformerClassifier(Spec):
-    """An encoder (Vaswani et al., 2017, normalised before each part), and the mean of its steps."""
+    """A pre-norm transformer encoder (Vaswani et al., 2017), with mean pooling over the steps."""
 
     text: Source = "text"
-    """The field of the ids."""
+    """The field with the ids."""
     max_length: Size = 512
-    """The most steps of a row."""
+    """Maximum number of steps of a row."""
     num_layers: Depth = 2
+    """Number of blocks."""
     num_heads: Size = 4
+    """Number of attention heads."""
     width: Size = 128
-    """Of the embedding and of every block; a multiple of ``num_heads``."""
+    """Size of the embedding and of every block; a multiple of ``num_heads``."""
     num_classes: Size = 2
+    """Number of classes."""
     dropout: Rate = 0.1
+    """Dropout probability."""
 
     @model_validator(mode="after")
     def _check_heads(self) -> Self:
@@ -33,7 +37,7 @@ class TransformerClassifier(Spec):
 
 
 def transformer_classifier(args: TransformerClassifier) -> Graph:
-    """No step attends to what stands behind the end of its row, nor is that in the mean."""
+    """Padding is excluded from attention and from the mean."""
     layers: list[Layer] = [
         layer("embedding", "Embedding", args.text, embedding_dim=args.width),
         layer(

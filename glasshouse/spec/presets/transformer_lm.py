@@ -1,4 +1,4 @@
-"""A language model that says which entry comes next."""
+"""A language model that predicts the next token."""
 
 from typing import Annotated, Any, Self
 
@@ -12,29 +12,33 @@ from glasshouse.spec.strict import Spec, WrongAt
 
 
 class TransformerLm(Spec):
-    """The architecture of GPT-2 (Radford et al., 2019): each step sees itself and those before.
+    """The architecture of GPT-2 (Radford et al., 2019): a causal transformer.
 
     Input and output share their embedding. The output ``scores`` has the shape [rows, entries,
-    steps], as torch's cross entropy takes it.
+    steps], as torch's cross entropy expects it.
     """
 
     tokens: Source = "tokens"
-    """The field of the ids; what comes next is the loss's other input."""
+    """The field with the ids. The other input of the loss is the next ids."""
     num_tokens: Size = 65
-    """Entries of the vocabulary."""
+    """Size of the vocabulary."""
     block_size: Size = 256
-    """The most steps of a row."""
+    """Maximum number of steps of a row."""
     num_layers: Depth = 6
+    """Number of blocks."""
     num_heads: Size = 6
+    """Number of attention heads."""
     width: Size = 384
-    """Of the embedding and of every block; a multiple of ``num_heads``."""
+    """Size of the embedding and of every block; a multiple of ``num_heads``."""
     dropout: Rate = 0.0
+    """Dropout probability."""
     bias: bool = True
-    """Whether linear layers and normalisations have one."""
+    """Whether linear layers and LayerNorms have a bias."""
     initializer_range: Annotated[float, Constraint(gt=0, le=1)] | None = None
-    """Linear layers begin normal with this standard deviation, GPT-2's is 0.02, those in front of
-    an addition with it over the root of twice ``num_layers``; their biases with 0. Left out, with
-    what torch draws. Embeddings begin with it too, or with 0.02."""
+    """Standard deviation of the initial weights of linear layers and embeddings; 0.02 in GPT-2.
+    Layers before a residual addition use it divided by the square root of 2 * ``num_layers``, and
+    biases start at 0. Default: torch's initialization for linear layers, 0.02 for embeddings.
+    Example: ``0.02``."""
 
     @model_validator(mode="after")
     def _check_heads(self) -> Self:
@@ -74,7 +78,7 @@ def transformer_lm(args: TransformerLm) -> Graph:
 
 
 def _begun(item: Layer, args: TransformerLm) -> Layer:
-    """A layer with the first values of GPT-2, where they are asked for."""
+    """The layer with GPT-2's initial values, if ``initializer_range`` is set."""
     std = args.initializer_range
     if std is None or item.type != "Linear":
         return item

@@ -252,7 +252,7 @@ WRONG = {
     "a type that is none": (_metric("median", "fc"), "/metrics/0/type", "mean_abs_diff"),
     "a name that is taken": (_metric("mean", "fc", name="loss"), "/metrics/0/name", "reserved"),
     "a name of the time": (_metric("mean", "fc", name="time/step"), "/metrics/0/name", "reserved"),
-    "no interval": (_metric("mean", "fc", every=0), "/metrics/0/every", "more than 0"),
+    "no interval": (_metric("mean", "fc", every=0), "/metrics/0/every", "greater than 0"),
     "the best of no accuracy": (_metric("mean", "fc", top_k=2), "/metrics/0/top_k", "top_k"),
     "an accuracy of gradients": (
         _metric("accuracy", "fc/output_grad", "label"), "/metrics/0/inputs/0", "outputs"),

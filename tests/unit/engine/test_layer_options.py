@@ -518,7 +518,7 @@ def test_a_layer_called_once_more_has_the_options_of_the_first():
     again = {"name": "fc2", "shared_with": "fc", "inputs": ["flat"]}
     layers = [*copy.deepcopy([*LAYERS.values()]), {**again, "lr_scale": 2.0}]
     found = errors(spec(network={"layers": layers}))
-    assert "give lr_scale there" in next(iter(found.values()))
+    assert "set lr_scale there" in next(iter(found.values()))
     layers[-1] = {**again, "stop_gradient": True, "type": "Linear"}
     layers[5]["lr_scale"] = 2.0
     spec_of = planned(spec(network={"layers": layers, "outputs": ["fc2"]}))["spec"]

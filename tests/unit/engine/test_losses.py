@@ -143,7 +143,7 @@ def test_a_job_can_be_judged_by_one_of_them():
         ([CLASSES, {**REBUILD, "args": {"x": 1}}], "/loss/1/args/x", "no argument"),
         ([CLASSES, {**REBUILD, "inputs": ["back", "scores"]}], "/loss/1/inputs", "shape"),
         ([CLASSES, {**REBUILD, "inputs": ["flat", "flat"]}], "/loss/1/inputs", "no parameter"),
-        ([CLASSES, {**REBUILD, "weight": 0}], "/loss/1/weight", "more than 0"),
+        ([CLASSES, {**REBUILD, "weight": 0}], "/loss/1/weight", "greater than 0"),
         ([CLASSES, {**REBUILD, "wait": 1}], "/loss/1/wait", "no such field"),
         ([CLASSES, {"type": "MSELoss"}], "/loss/1/inputs", "missing"),
         ([REBUILD, SUMMED], "/loss/1/name", "two losses are named 'MSELoss'"),

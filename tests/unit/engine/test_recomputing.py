@@ -203,7 +203,7 @@ def test_a_step_needs_what_the_plan_says_and_less_than_with_all_kept(name):
         whole: Any = parse_spec(planned(job)["spec"])
         counted = step_peak(whole, ("fc",), lambda: batch_of(256, "meta"))
         torch.backends.mha.set_fastpath_enabled(False)
-        network = Network(whole.network, ("fc",), kept_at=whole.kept_at)
+        network = Network(whole.network, ("fc",), kept_at=whole.activation_boundaries)
         loss_fn, live = Losses.of(whole), LiveBytes()
         with live:
             batch = batch_of(256, "cpu")

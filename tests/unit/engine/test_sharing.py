@@ -109,9 +109,9 @@ def test_a_checkpoint_of_a_pruned_shared_layer_is_planned():
         ({"shared_with": "nothing"}, "/shared_with", "must name an earlier layer"),
         ({"shared_with": "b"}, "/shared_with", "must name an earlier layer"),
         ({"shared_with": "fc"}, "/shared_with", "must name an earlier layer"),
-        ({"shared_with": "a", "type": "Conv2d"}, "", "leave out type and args"),
-        ({"shared_with": "a", "args": {"out_features": 3}}, "", "leave out type and args"),
-        ({"shared_with": "a", "l1": 0.1}, "/l1", "give l1 there"),
+        ({"shared_with": "a", "type": "Conv2d"}, "", "omit type and args"),
+        ({"shared_with": "a", "args": {"out_features": 3}}, "", "omit type and args"),
+        ({"shared_with": "a", "l1": 0.1}, "/l1", "set l1 there"),
     ],
 )
 def test_what_cannot_be_shared_is_refused(changes, field, word):

@@ -112,7 +112,7 @@ CASES: dict[str, Broken] = {
     "two losses of one type": Broken(
         {"loss": [loss(), loss()]},
         "/loss/1/name",
-        ("'CrossEntropyLoss'", "give each its own name"),
+        ("'CrossEntropyLoss'", "give each a unique name"),
     ),
     "two losses of one name": Broken(
         {"loss": [loss(name="a"), loss(name="b"), loss(name="a")]}, "/loss/2/name", ("'a'",)
@@ -314,7 +314,7 @@ CASES: dict[str, Broken] = {
     "ratio": Broken(augment("RandomErasing", ratio=[2, 1]), augmented("ratio"), ("ratio", "2.0")),
     "hue": Broken(augment("ColorJitter", hue=[0.2, 0.1]), augmented("hue"), ("hue", "0.2")),
     "a jitter of nothing": Broken(
-        augment("ColorJitter", contrast=0), augmented("contrast"), ("all 0", "give at least one")
+        augment("ColorJitter", contrast=0), augmented("contrast"), ("all 0", "set at least one")
     ),
     # guards and clipping
     "max_skipped": Broken(
@@ -374,12 +374,12 @@ CASES: dict[str, Broken] = {
     "shared with other args": Broken(
         layers(FC, {"name": "b", "shared_with": "fc", "args": {"bias": False}}),
         "/network/layers/1",
-        ("'b'", "leave out type and args"),
+        ("'b'", "omit type and args"),
     ),
     "shared with another option": Broken(
         layers(FC, {"name": "b", "shared_with": "fc", "trainable": False}),
         "/network/layers/1/trainable",
-        ("'b'", "give trainable there"),
+        ("'b'", "set trainable there"),
     ),
     "a jitter without arguments": Broken(
         augment("ColorJitter"), augmented("brightness"), ("all 0",)
@@ -423,7 +423,7 @@ CASES: dict[str, Broken] = {
         "/probes/0/max_overhead",
         ("max_overhead (0.5)", "lossless", "remove one"),
     ),
-    "slice": Broken(probe(every=1, slice="0:1"), "/probes/0/slice", ("slice", "want full")),
+    "slice": Broken(probe(every=1, slice="0:1"), "/probes/0/slice", ("slice", "add full to want")),
     "max_bytes": Broken(
         probe(every=1, max_bytes=9), "/probes/0/max_bytes", ("max_bytes (9)", "remove max_bytes")
     ),

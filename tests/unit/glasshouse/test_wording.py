@@ -117,28 +117,36 @@ JITTER = {"type": "ColorJitter", "args": {"contrast": [1, "x"]}}
         (
             {"data": of_label(classes="auto")},
             "/data/fields/label/classes",
-            "give a list (got 'auto'): The column's values in the order of their classes: texts, or"
-            " any integers.",
+            "give a list (got 'auto'): The values of the column in the order of their classes: all"
+            " texts, or all integers.",
         ),
         (
             {"probes": [PROBE] * 10_000},
             "/probes",
-            "it has 10,000 items, and may have 1,000 at most: What is watched from the first step"
-            " on. One probe may watch many layers, by globs (conv*);",
+            "it has 10,000 items, and can have at most 1,000: Probes from the first step on. A"
+            " probe can match several layers by globs.",
         ),
         (
             {"data": of_image(fill="most")},
             "/data/fields/x/fill",
-            "give a number or 'mean', 'median' or 'NaN' (got 'most'): Stands in for",
+            "give a number or 'mean', 'median' or 'NaN' (got 'most'): Replacement for",
         ),
         (
             {"data": of_image(augment=[JITTER])},
             "/data/fields/x/augment/0/args/contrast/1",
             "give a number (got 'x')",
         ),
-        ({"data": of_label(type="dence")}, "/data/fields/label/type", "there is no 'dence'; "),
-        ({"data": of_label(dim=0)}, "/data/fields/label/dim", "it must be more than 0 (got 0)"),
-        ({"data": of_label(rows=3)}, "/data/fields/label/rows", "there is no such field; there is"),
+        (
+            {"data": of_label(type="dence")},
+            "/data/fields/label/type",
+            "'dence' is not one of 'dense', ",
+        ),
+        ({"data": of_label(dim=0)}, "/data/fields/label/dim", "it must be greater than 0 (got 0)"),
+        (
+            {"data": of_label(rows=3)},
+            "/data/fields/label/rows",
+            "there is no such field; the fields are",
+        ),
         ({"stop": {"epoch": 3}}, "/stop/epoch", "there is no such field; did you mean epochs?"),
         ({"precision": "half"}, "/precision", "give 'float32', 'bfloat16', 'float16' or 'auto' (g"),
         (
@@ -150,7 +158,7 @@ JITTER = {"type": "ColorJitter", "args": {"contrast": [1, "x"]}}
         (
             {"devices": {"type": "gpu"}},
             "/devices/type",
-            "give 'auto', 'cpu' or 'cuda' (got 'gpu'; did you mean cuda?): auto: one CUDA device",
+            "give 'auto', 'cpu' or 'cuda' (got 'gpu'; did you mean cuda?): cpu: CPU cores.",
         ),
         (
             {"devices": {"kind": "cpu"}},
@@ -180,28 +188,28 @@ JITTER = {"type": "ColorJitter", "args": {"contrast": [1, "x"]}}
             "/network/args/hidden",
             "give a list (got 3)",
         ),
-        ({"tune": "yes"}, "/tune", "give true or false (got 'yes'): Whether a short trial"),
+        ({"tune": "yes"}, "/tune", "give true or false (got 'yes'): Whether to select"),
         ({"tune": None}, "/tune", "give true or false (got null)"),
         ({"devices": []}, "/devices", "give an object"),
         ({"stop": {}}, "/stop/epochs", "give exactly one of epochs, steps, seconds"),
         ({"optimizer": {}}, "/optimizer/type", "it is missing"),
         ({"loss": "MSELoss"}, "/loss", "give an object or a list (got 'MSELoss')"),
         ({"loss": []}, "/loss", "it must not be empty"),
-        ({"loss": [{"type": 3, "inputs": ["fc"]}]}, "/loss/0/type", "give a text (got 3)"),
+        ({"loss": [{"type": 3, "inputs": ["fc"]}]}, "/loss/0/type", "give a string (got 3)"),
         (
             {"data": TRAIN["data"] | {"train": None}},
             "/data/train",
-            "give an object or a list (got null): A list is several sources",
+            "give an object or a list (got null): The training rows.",
         ),
         (
             {"activation_checkpointing": False},
             "/activation_checkpointing",
-            "give true or a list (got false): Less memory for more time",
+            "give true or a list (got false): Saves memory at the cost of time",
         ),
         (
             {"activation_checkpointing": ["fc", 3]},
             "/activation_checkpointing/1",
-            "give a text (got 3): Less memory",
+            "give a string (got 3): Saves memory",
         ),
     ],
 )
