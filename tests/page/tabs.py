@@ -136,7 +136,7 @@ VIEWS = {
     "layer": View(
         f"/layers/{LAYER}?kind=output",
         lambda page: _chart(
-            page, "[data-chart=Size]", {"L2 norm": "l2", "largest magnitude": "absmax"}
+            page, "[data-chart=Norms]", {"L2 norm": "l2", "max magnitude": "absmax"}
         ),
         _layer,
     ),

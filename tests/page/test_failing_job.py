@@ -166,5 +166,5 @@ def test_inside_says_that_no_probe_watched_the_step_that_failed(
         job.wait(timeout=120)
     step = (job.refresh().error or {})["step"]
     page.goto(f"/jobs/{job.id}/inside")
-    expect(page.get_by_role("note")).to_contain_text(f"failed in step {step}")
+    expect(page.get_by_role("note")).to_contain_text(f"failed at step {step}")
     expect(page.get_by_role("note")).to_contain_text("newest statistics are of step 0")
