@@ -46,13 +46,13 @@ class MadeHook(BuildHookInterface):
     def _add_page(self, editable: bool, build_data: dict[str, Any]) -> None:
         dashboard = Path(self.root) / "dashboard"
         if not dashboard.is_dir():
-            sys.stderr.write("glasshouse: no page: its sources are not here\n")
+            sys.stderr.write("glasshouse: no dashboard: its sources are not here\n")
             return
         building = load(dashboard / "build.py")
         try:
             building.build()
         except (building.NotBuilt, OSError, subprocess.SubprocessError) as error:
-            sys.stderr.write(f"glasshouse: no page: {error}\n")
+            sys.stderr.write(f"glasshouse: no dashboard: {error}\n")
             return
         for path in () if editable else building.files():
             name = path.relative_to(dashboard / building.DIST).as_posix()

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { colourOf, INFINITE, NAN, sequential } from "../src/charts/palette";
+import { colorOf, INFINITE, NAN, sequential } from "../src/charts/palette";
 import { powersAround } from "../src/charts/powers";
 import { flowOf, overDepth } from "../src/views/inside/flow";
 import { layersAt, stepsOf } from "../src/views/inside/history";
@@ -88,8 +88,8 @@ test("a range with negative values is symmetric around zero, and NaN and Inf are
 test("colors begin and end as viridis does; NaN and Inf have their own", () => {
   assert.ok(sequential(0).every((channel, n) => Math.abs(channel - [68, 1, 84][n]!) < 8), String(sequential(0)));
   assert.ok(sequential(1).every((channel, n) => Math.abs(channel - [253, 231, 37][n]!) < 12), String(sequential(1)));
-  assert.deepEqual([colourOf(NaN, 0, 1), colourOf(-Infinity, 0, 1)], [NAN, INFINITE]);
-  assert.ok(colourOf(0, -2, 2).every((channel) => channel > 235));
+  assert.deepEqual([colorOf(NaN, 0, 1), colorOf(-Infinity, 0, 1)], [NAN, INFINITE]);
+  assert.ok(colorOf(0, -2, 2).every((channel) => channel > 235));
 });
 
 test("densities have mean one over the axis, linear or logarithmic, however fine the cells are", () => {

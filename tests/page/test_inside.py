@@ -154,15 +154,15 @@ def test_a_health_icon_shows_its_rules_with_their_values_on_focus(page: Page, se
     inside(page, seen)
     light = page.locator("tr[data-layer=fc] button.light")
     light.focus()
-    told = page.get_by_role("tooltip")
-    expect(told).to_contain_text(re.compile(r"Gradient.*norm is [\d.]+"))
-    expect(told).to_contain_text(
+    tooltip = page.get_by_role("tooltip")
+    expect(tooltip).to_contain_text(re.compile(r"Gradient.*norm is [\d.]+"))
+    expect(tooltip).to_contain_text(
         re.compile(r"Update to weight.*ratio of their norms in a step is [\d.]+")
     )
     page.keyboard.press("Escape")
-    expect(told).to_have_count(0)
+    expect(tooltip).to_have_count(0)
     page.locator("tr[data-layer=sum] button.light").hover()
-    expect(told).to_contain_text("Dead units: not evaluated; needs Activation")
+    expect(tooltip).to_contain_text("Dead units: not evaluated; needs Activation")
 
 
 def test_a_layer_with_nan_shows_how_many_and_its_health_is_a_problem(
@@ -213,8 +213,8 @@ def test_histograms_are_drawn_with_the_counts_of_the_api(
         assert len(colors(chart)) > 10, name
     page.get_by_role("button", name="Table").click()
     where = "layer=conv1&kind=output&stat=histogram&bins=64&max_points=100"
-    (told,) = http.get(f"/jobs/{seen.id}/stats?{where}").json()["data"]
-    counts = told["counts"][told["step"].index(15)]
+    (expected,) = http.get(f"/jobs/{seen.id}/stats?{where}").json()["data"]
+    counts = expected["counts"][expected["step"].index(15)]
     cells = page.locator("table[data-step='15'] td[data-of=count]")
     expect(cells).to_have_count(len(counts))
     assert [int(one.get_attribute("data-value") or "") for one in cells.all()] == counts
@@ -234,9 +234,12 @@ def test_feature_maps_are_the_captured_values(page: Page, seen: gh.Job, http: ht
     values = np.array(http.get(f"{path}?step=20&slice=3,0").json()["values"])
     for row, column in ((0, 0), (2, 5)):
         picture.hover(position={"x": column * 28 + 14, "y": row * 28 + 14})
-        expect(page.locator(".told").last).to_contain_text(f"[3, 0, {row}, {column}] is")
+        expect(page.locator(".reading").last).to_contain_text(f"[3, 0, {row}, {column}] is")
         text = (
-            page.locator(".told").last.inner_text().split(" is ")[1].replace("\N{MINUS SIGN}", "-")
+            page.locator(".reading")
+            .last.inner_text()
+            .split(" is ")[1]
+            .replace("\N{MINUS SIGN}", "-")
         )
         assert float(text) == pytest.approx(values[row, column], rel=1e-4)
     with page.expect_download() as started:
@@ -252,11 +255,11 @@ def test_the_statistics_of_a_tensor_over_steps_are_those_of_the_api(
     page.goto(f"/jobs/{seen.id}/layers/fc?kind=param_grad")
     page.locator("[data-chart=Norms]").get_by_role("button", name="Table").click()
     where = "layer=fc.weight&kind=param_grad&stat=l2"
-    (told,) = http.get(f"/jobs/{seen.id}/stats?{where}").json()["data"]
+    (expected,) = http.get(f"/jobs/{seen.id}/stats?{where}").json()["data"]
     rows = page.locator("[data-chart=Norms] tbody tr")
-    expect(rows).to_have_count(len(told["step"]))
+    expect(rows).to_have_count(len(expected["step"]))
     found = [float(row.locator("td").first.get_attribute("data-value") or "") for row in rows.all()]
-    assert found == told["values"]["l2"]
+    assert found == expected["values"]["l2"]
     page.get_by_role("combobox", name="Tensor").select_option("fc.bias")
     expect(page).to_have_url(re.compile("tensor=fc.bias"))
     expect(page.locator("[data-chart=Norms]")).to_be_visible()

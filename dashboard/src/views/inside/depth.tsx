@@ -37,7 +37,7 @@ export function Depth({ job, layers }: { job: Job; layers: readonly Layer[] }) {
         <div class="card">
           {table ? <FlowTable job={job.id} points={points} source={source} />
             : <Bars bars={points} chosen={pointed} label={sentence(points, MEASURES[measure])} onPoint={setPointed} onPick={open} />}
-          <p class="muted told">{at ? `${at.name}: ${figure(at.value)}${at.mark ? `, ${WORDS[at.mark]}` : ""}` : "Layers in forward order, the first at the left. Click a bar to open its layer."}</p>
+          <p class="muted reading">{at ? `${at.name}: ${figure(at.value)}${at.mark ? `, ${WORDS[at.mark]}` : ""}` : "Layers in forward order, the first at the left. Click a bar to open its layer."}</p>
           <Marked job={job.id} points={points} source={source} whole={whole} />
         </div>
       )}

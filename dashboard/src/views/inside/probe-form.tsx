@@ -7,7 +7,7 @@ import type { components } from "../../api/schema.gen";
 import type { Job } from "../../api/types";
 import { bytes } from "../../format";
 import { Loading, ProblemBox } from "../../ui/state";
-import { say } from "../../ui/toast";
+import { toast } from "../../ui/toast";
 import { KIND_NAMES } from "./kinds";
 import { Matched } from "./matched";
 import { bodyOf, cost, type Draft, FORMS, KINDS, patchOf, type Probe } from "./probe";
@@ -34,7 +34,7 @@ export function ProbeForm({ job, initial, probe, onDone }: Props) {
     try {
       if (probe) await ask(`jobs/${job.id}/probes/${probe.id}`, { method: "PATCH", body: patchOf(draft) });
       else await post(`jobs/${job.id}/probes`, bodyOf(draft), { "Idempotency-Key": crypto.randomUUID() });
-      say(probe ? "Probe changed, from the next step." : "Probe attached. It takes its first sample at the next step that is due.");
+      toast(probe ? "Probe changed, from the next step." : "Probe attached. It takes its first sample at the next step that is due.");
       refresh(`jobs/${job.id}/probes`);
       onDone();
     } catch (error) {

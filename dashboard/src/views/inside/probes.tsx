@@ -7,7 +7,7 @@ import { ended, type Job, type Layer, num, type Page } from "../../api/types";
 import { bytes, count, percent } from "../../format";
 import { useQuery } from "../../query";
 import { Empty, Loading, ProblemBox } from "../../ui/state";
-import { tell } from "../../ui/toast";
+import { notify } from "../../ui/toast";
 import { kindName } from "./kinds";
 import { Matched } from "./matched";
 import { cost, draftFrom, draftOf, FORMS, type Probe, whenText } from "./probe";
@@ -82,7 +82,7 @@ function Line({ job, probe, gone, onChange }: { job: Job; probe: Probe; gone: bo
   const [kind, sign] = BADGES[probe.state];
   const remove = async () => {
     setBusy(true);
-    await tell(ask(`jobs/${job.id}/probes/${probe.id}`, { method: "DELETE" }), "The probe is detached at the next step.");
+    await notify(ask(`jobs/${job.id}/probes/${probe.id}`, { method: "DELETE" }), "The probe is detached at the next step.");
     setBusy(false);
     refresh(`jobs/${job.id}/probes`);
   };

@@ -6,7 +6,7 @@ import { refresh, useLive } from "../../api/live";
 import { ended, type Job, type Page } from "../../api/types";
 import { bytes } from "../../format";
 import { Empty } from "../../ui/state";
-import { tell } from "../../ui/toast";
+import { notify } from "../../ui/toast";
 import { kindName } from "./kinds";
 import { cost, type Probe } from "./probe";
 
@@ -19,8 +19,8 @@ export function WatchThis({ job, tensor, kind, want, every, what }: Props) {
   const waiting = value?.data.find((probe) => probe.matched.includes(tensor) && probe.kinds.some((one) => one === kind) && probe.want.some((one) => one === want));
   const attach = async () => {
     setSending(true);
-    const made = await tell(post<Probe>(`jobs/${job.id}/probes`, body));
-    if (made) await tell(Promise.resolve(), `Probe attached: ${bytes(made.bytes_per_step)} and about ${cost(made.estimated_cost_s ?? 0)} per sample. Detach it under Probes.`);
+    const made = await notify(post<Probe>(`jobs/${job.id}/probes`, body));
+    if (made) await notify(Promise.resolve(), `Probe attached: ${bytes(made.bytes_per_step)} and about ${cost(made.estimated_cost_s ?? 0)} per sample. Detach it under Probes.`);
     refresh(`jobs/${job.id}/probes`);
     setSending(false);
   };
