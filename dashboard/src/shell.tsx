@@ -104,7 +104,7 @@ function Top() {
       </nav>
       <a class="button primary" href="/submit">New job</a>
       <select aria-label="Theme" value={choice.value} onChange={(event) => choose(event.currentTarget.value as Choice)}>
-        <option value="system">Auto</option>
+        <option value="system">System</option>
         <option value="light">Light</option>
         <option value="dark">Dark</option>
       </select>

@@ -48,7 +48,7 @@ export function Upload() {
         <label class="field">
           <span>Format</span>
           <select value={format} onChange={(event) => setFormat(event.currentTarget.value)}>
-            <option value="">{recognized ? `from the file name: ${recognized}` : "from the file name"}</option>
+            <option value="">{recognized ? `auto: ${recognized}` : "auto"}</option>
             {formats.map((one) => <option key={one} value={one}>{one}</option>)}
           </select>
         </label>

@@ -78,11 +78,11 @@ function sentence(points: readonly FlowPoint[], measure: string): string {
 
 function Marked({ job, points, source, whole }: { job: string; points: readonly FlowPoint[]; source: Source; whole: ReturnType<typeof overDepth> }) {
   const marked = points.filter((point) => point.mark);
-  const rules = `A layer is vanishing if the ${source === "param_grad" ? "root mean square" : "max magnitude"} of its gradient is under ${LIMITS.vanishing}, and exploding if the norm is over ${LIMITS.large}. `
-    + `The network is vanishing if the ratio of the first layer's norm to the last layer's is under ${DEPTH.vanishing} and the first norm is under ${DEPTH.first}, and exploding if the ratio is over ${DEPTH.exploding}.`;
+  const rules = `The gradient of a layer is vanishing if its ${source === "param_grad" ? "root mean square" : "max magnitude"} is under ${LIMITS.vanishing}, and exploding if its norm is over ${LIMITS.large}. `
+    + `Over all layers, it is vanishing if the ratio of the first layer's norm to the last layer's is under ${DEPTH.vanishing} and the first norm is under ${DEPTH.first}, and exploding if the ratio is over ${DEPTH.exploding}.`;
   return (
     <>
-      {whole && <p class={whole.mark ? "bad-value" : ""}>Norm of the first layer to the last: {figure(whole.ratio)}{whole.mark ? ` — ${WORDS[whole.mark]}` : ""}</p>}
+      {whole && <p class={whole.mark ? "bad-value" : ""}>Ratio of the first layer's norm to the last layer's: {figure(whole.ratio)}{whole.mark ? ` — ${WORDS[whole.mark]}` : ""}</p>}
       {marked.length > 0 && (
         <ul aria-label="Marked layers">
           {marked.slice(0, 20).map((point) => <li key={point.name}>{WORDS[point.mark!]}: <a href={`/jobs/${job}/layers/${encodeURIComponent(point.name)}?kind=${source}`}>{point.name}</a> {figure(point.value)}</li>)}

@@ -31,7 +31,7 @@ export function TensorView({ job, tensor, kind }: TensorProps) {
   const capture = captures.rows.filter((row) => row.step === at).sort((a, b) => +(b.phase === "train") - +(a.phase === "train")).at(0)!;
   return (
     <div class="stack">
-      <Scrubber steps={steps} step={step} what="Captured at step" onStep={(one) => change({ step: one === null ? null : String(one) })} />
+      <Scrubber steps={steps} step={step} what="Captured step" onStep={(one) => change({ step: one === null ? null : String(one) })} />
       <About capture={capture} />
       <Picture key={capture.shape.join(",")} capture={capture} />
       <Values capture={capture} />

@@ -38,7 +38,7 @@ export function Checkpoints({ job }: { job: Job }) {
               <td class="number nowrap">{bytes(one.size_bytes)}</td>
               <td class="nowrap" title={one.created_at}>{ago(one.created_at)}</td>
               <td>
-                <span class="row">
+                <span class="row" style={{ flexWrap: "nowrap" }}>
                   <a class="button" href={one.links["weights"]!} download>Weights</a>
                   {one.links["data"] && <a class="button" href={one.links["data"]} download>Data</a>}
                   {one.state === "complete" && <button onClick={() => setForked(one.id)}>Fork from here</button>}

@@ -48,11 +48,12 @@ export function Fork({ job, from, onClose }: { job: Job; from?: string; onClose(
         </label>
         <label class="field"><span>Load</span>
           <select value={load} onChange={(event) => setLoad(event.currentTarget.value)}>
-            <option value="">default: all, unless the patch changes network, data, seed or optimizer</option>
+            <option value="">default</option>
             <option value="all">all: continue the run</option>
             <option value="model">weights only: start at step 0</option>
           </select>
         </label>
+        <p class="muted small">The default is all, or weights only if the patch changes the network, the training data, the seed or the optimizer type.</p>
         <label class="field"><span>Changes to the spec (JSON merge patch; null resets a field to its default)</span>
           <textarea class="code" spellcheck={false} value={patch} aria-invalid={problem?.errors.length ? true : undefined} onInput={(event) => setPatch(event.currentTarget.value)} />
         </label>

@@ -23,7 +23,7 @@ export function Network({ known, plan, isOld, choosePreset }: Shown) {
         <label class="field">
           <span>Preset</span>
           <select value={preset} onChange={(event) => choosePreset(event.currentTarget.value)}>
-            <option value="">none: own layers</option>
+            <option value="">none (custom layers)</option>
             {known.presets.map((one) => <option key={one.name} value={one.name}>{one.name}</option>)}
           </select>
         </label>
