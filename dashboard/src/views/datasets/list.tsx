@@ -53,7 +53,7 @@ function Line({ dataset }: { dataset: Dataset }) {
       <td class="number nowrap">{dataset.size_bytes ? bytes(dataset.size_bytes) : "–"}</td>
       <td>{dataset.format}</td>
       <td class="nowrap">{ago(dataset.created_at)}</td>
-      <td>{dataset.state === "ready" && <a class="button" href={`/submit?dataset=${dataset.id}`} aria-label={`Train on ${dataset.name}`}>Train</a>}</td>
+      <td class="nowrap">{dataset.state === "ready" && <a class="button" href={`/submit?dataset=${dataset.id}`} aria-label={`Train on ${dataset.name}`}>Train</a>}</td>
     </tr>
   );
 }
