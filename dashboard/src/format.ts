@@ -1,6 +1,6 @@
-// How numbers, sizes and times are written.
+// Format numbers, sizes and times.
 
-/** Four digits that count: 0.3125, 12.5, 1.20e-7; NaN and infinities by their names. */
+/** Four significant digits: 0.3125, 12.5, 1.20e-7; NaN and Inf by name. */
 export function figure(value: number | null | undefined, digits = 4): string {
   if (value === null || value === undefined) return "–";
   if (Number.isNaN(value)) return "NaN";
@@ -11,14 +11,14 @@ export function figure(value: number | null | undefined, digits = 4): string {
   return text.replace("-", "−").replace("e+", "e").replace("e−", "e-");
 }
 
-const WHOLE = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 }); // dear to make, and wanted thousands of times
+const WHOLE = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 }); // expensive to create, and used thousands of times
 
 /** 12,345 */
 export function count(value: number | null | undefined): string {
   return value === null || value === undefined ? "–" : WHOLE.format(value);
 }
 
-/** 1.5 MB, of 1000 bytes a kB. */
+/** 1.5 MB; a kB is 1000 bytes. */
 export function bytes(value: number | null | undefined): string {
   if (value === null || value === undefined) return "–";
   const units = ["B", "kB", "MB", "GB", "TB"];

@@ -1,4 +1,4 @@
-// The page: a shell, and one view for each route, loaded when it is first shown.
+// The dashboard: a shell, and one lazily loaded view for each route.
 import { render } from "preact";
 
 import { Shell } from "./shell";

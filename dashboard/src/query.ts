@@ -1,9 +1,9 @@
-// What a view is set to lives in the URL, so that a link shows the same.
+// The options of a view are in the URL, so that a link shows the same.
 import { useLocation } from "preact-iso";
 
 export type Query = Record<string, string | null | undefined>;
 
-/** The query's parameters, and a function that changes some of them (null takes one away). */
+/** The query's parameters, and a function that changes some of them (null removes one). */
 export function useQuery(): [URLSearchParams, (changes: Query, push?: boolean) => void] {
   const { path, query, route } = useLocation();
   const params = new URLSearchParams(Object.entries(query));

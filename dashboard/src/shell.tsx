@@ -1,4 +1,4 @@
-// What is around every view: the way to the others, the theme, whether the service answers.
+// The frame around every view: navigation, theme, and the connection state.
 import { ErrorBoundary, LocationProvider, Route, Router, useLocation } from "preact-iso";
 import { useEffect, useRef } from "preact/hooks";
 
@@ -31,13 +31,13 @@ const LINKS: readonly [string, string][] = [
 const ASK_EVERY_S = 10;
 
 export function Shell() {
-  useLive("", ASK_EVERY_S); // so that an end of the session or the service is noticed in every view
+  useLive("", ASK_EVERY_S); // so that every view notices when the session ends or the service is unavailable
   return (
     <LocationProvider>
-      <a class="skip" href="#main">Skip to the content</a>
+      <a class="skip" href="#main">Skip to content</a>
       <Top />
       {connection.value === "lost" && (
-        <div class="bar" role="status">The service does not answer. What is shown may be old; the page goes on asking.</div>
+        <div class="bar" role="status">The service is unavailable. Values may be outdated. Retrying …</div>
       )}
       <main id="main" tabIndex={-1}>{connection.value === "locked" ? <Unlock /> : <Views />}</main>
       <Toasts />
@@ -45,7 +45,7 @@ export function Shell() {
   );
 }
 
-/** A link that was followed is gone with its view: the keyboard goes on in the new one, not at the top of the page. */
+/** A followed link disappears with its view: move the focus to the new view, not to the top of the page. */
 function useFocusKept(): void {
   const { path } = useLocation();
   const before = useRef(path);
@@ -53,7 +53,7 @@ function useFocusKept(): void {
     if (before.current === path) return;
     before.current = path;
     const from = document.activeElement;
-    let left = 50; // a part that is loaded comes later
+    let left = 50; // a lazy view loads later
     const look = () => {
       const lost = document.activeElement === document.body;
       if (lost) document.getElementById("main")?.focus({ preventScroll: true });
@@ -87,7 +87,7 @@ function Views() {
 }
 
 function Nowhere() {
-  return <Empty><p>There is no such page.</p><a class="button" href="/jobs">To the jobs</a></Empty>;
+  return <Empty><p>This page does not exist.</p><a class="button" href="/jobs">Back to jobs</a></Empty>;
 }
 
 function Top() {
@@ -103,8 +103,8 @@ function Top() {
         {LINKS.map(([to, name]) => <a key={to} href={to} aria-current={here(to) ? "page" : undefined}>{name}</a>)}
       </nav>
       <a class="button primary" href="/submit">New job</a>
-      <select aria-label="Colours" value={choice.value} onChange={(event) => choose(event.currentTarget.value as Choice)}>
-        <option value="system">Auto</option>
+      <select aria-label="Theme" value={choice.value} onChange={(event) => choose(event.currentTarget.value as Choice)}>
+        <option value="system">System</option>
         <option value="light">Light</option>
         <option value="dark">Dark</option>
       </select>

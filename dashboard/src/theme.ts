@@ -1,4 +1,4 @@
-// Light or dark: as the system says, until somebody chooses.
+// Light or dark: the system's preference unless the user selects one.
 import { computed, signal } from "@preact/signals";
 
 export type Choice = "system" | "light" | "dark";
@@ -7,7 +7,7 @@ const KEY = "glasshouse-theme";
 const prefers = matchMedia("(prefers-color-scheme: dark)");
 const system = signal(prefers.matches);
 export const choice = signal<Choice>(stored());
-/** Charts read it, so that they are drawn again in the other colours. */
+/** Charts read it, so that they are redrawn in the new colors. */
 export const theme = computed(() => (choice.value === "system" ? (system.value ? "dark" : "light") : choice.value));
 
 function stored(): Choice {
@@ -25,7 +25,7 @@ export function applyTheme(): void {
   theme.subscribe((now) => (document.documentElement.dataset["theme"] = now));
 }
 
-/** A colour of the theme by its name: "accent", "series-1". */
-export function colour(name: string): string {
+/** A color of the theme by name: "accent", "series-1". */
+export function color(name: string): string {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }

@@ -1,4 +1,4 @@
-// Where there is no session: how to get one. The key goes into one request's header, and is not kept.
+// Shown without a session. The API key is sent in the header of one request and not stored.
 import { useState } from "preact/hooks";
 
 import { get } from "./api/http";
@@ -22,7 +22,7 @@ export function Unlock() {
     <div class="card" style={{ maxWidth: "36rem", margin: "3rem auto" }}>
       <h1>Open Glasshouse</h1>
       <p class="muted" style={{ marginTop: ".6rem" }}>
-        On the machine of the service, <code>glasshouse open</code> makes a link that opens this page once. Or give an API key:
+        On the machine that runs the service, <code>glasshouse open</code> opens this page with a one-time link. Or enter an API key:
       </p>
       <form class="row" onSubmit={open}>
         <label class="field" style={{ flex: 1 }}>

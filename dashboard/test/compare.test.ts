@@ -12,7 +12,7 @@ const spec = (lr: number, seed: number, width = 4) => ({
   optimizer: { args: { lr } },
 });
 
-test("only keys that are not the same in all jobs are listed, and names are no settings", () => {
+test("only keys that differ between jobs are listed, without names", () => {
   const found = differing([spec(0.1, 1), spec(0.1, 2), spec(0.2, 1)].map((one) => flatten(one)));
   assert.deepEqual(found, [
     { key: "seed", values: [1, 2, 1] },
@@ -20,24 +20,24 @@ test("only keys that are not the same in all jobs are listed, and names are no s
   ]);
 });
 
-test("a layer is found by its name although another was put before it", () => {
+test("a layer is matched by name if another is inserted before it", () => {
   const longer = spec(0.1, 1);
   longer.network.layers.unshift({ name: "first", type: "Identity" } as never);
   const keys = differing([spec(0.1, 1), longer].map((one) => flatten(one))).map((one) => one.key);
   assert.deepEqual(keys, ["network.layers.first.name", "network.layers.first.type"]);
 });
 
-test("jobs of the same setting are one group", () => {
+test("jobs with the same settings are one group", () => {
   const specs = [spec(0.1, 1), spec(0.2, 1), spec(0.1, 2)].map((one) => flatten(one));
   assert.deepEqual([...groupsBy(["optimizer.args.lr"], specs)], [["lr = 0.1", [0, 2]], ["lr = 0.2", [1]]]);
   assert.deepEqual([...groupsBy([], specs)], [["all", [0, 1, 2]]]);
 });
 
-test("a line is read as straight between its steps and not at all outside of them", () => {
+test("a line is interpolated linearly between its steps and null outside of them", () => {
   assert.deepEqual(along({ xs: [2, 4, 8], ys: [1, null, 4] }, [0, 2, 4, 5, 8, 9]), [null, 1, 2, 2.5, 4, null]);
 });
 
-test("mean and standard deviation are those of the lines that are there", () => {
+test("mean and standard deviation are over the lines with a value", () => {
   const found = spread([{ xs: [0, 1], ys: [1, 2] }, { xs: [0, 1, 2], ys: [3, 6, 7] }]);
   assert.deepEqual(found.xs, [0, 1, 2]);
   assert.deepEqual(found.mean, [2, 4, 7]);
@@ -45,11 +45,11 @@ test("mean and standard deviation are those of the lines that are there", () => 
   assert.deepEqual(found.lines, [2, 2, 1]);
 });
 
-test("a step at which a line is NaN counts the others", () => {
+test("a NaN of one line is excluded", () => {
   assert.deepEqual(spread([{ xs: [0], ys: [NaN] }, { xs: [0], ys: [5] }]).mean, [5]);
 });
 
-test("numbers lie by size, by factors where they span a decade, names evenly", () => {
+test("numbers are to scale, logarithmic if they span a decade; names are evenly spaced", () => {
   assert.deepEqual(places([0, 5, 10, undefined]).at, [0, 0.5, 1, null]);
   const rates = places([0.001, 0.01, 0.1]).at.map((one) => Math.round((one ?? 0) * 1000) / 1000);
   assert.deepEqual(rates, [0, 0.5, 1]);

@@ -10,21 +10,21 @@ test("a small network is shown layer by layer", () => {
   assert.deepEqual(boxes(["a", "b_1", "b_2"], new Set()).map((box) => box.label), ["a", "b_1", "b_2"]);
 });
 
-test("a large one is grouped by how its names begin, and every layer is in one box", () => {
+test("a large one is grouped by name prefixes, and every layer is in one box", () => {
   const all = names(1000, (n) => `block${Math.floor(n / 100)}_fc${n}`);
   const shown = boxes(all, new Set());
   assert.deepEqual(shown.map((box) => box.label), names(10, (n) => `block${n}_*`));
   assert.deepEqual(shown.map((box) => [box.from, box.to]), names(10, () => "").map((_, n) => [n * 100, n * 100 + 100]));
 });
 
-test("an open group is shown as what is in it, at its place", () => {
+test("an open group is replaced by its members, in place", () => {
   const all = names(1000, (n) => `block${Math.floor(n / 100)}_fc${n}`);
   const shown = boxes(all, new Set([idOf(100, 200)]));
   assert.equal(shown.length, 9 + 100);
   assert.deepEqual([shown[1]!.label, shown[100]!.label, shown[101]!.label], ["block1_fc100", "block1_fc199", "block2_*"]);
 });
 
-test("dots divide names as underscores do, and names without either fall into stretches", () => {
+test("dots divide names as underscores do, and names without either are grouped by position", () => {
   const dotted = names(400, (n) => `encoder.layer${Math.floor(n / 4)}.part${n % 4}`);
   assert.equal(boxes(dotted, new Set()).length, 100);
   const plain = boxes(names(2000, (n) => `fc${n}`), new Set());
@@ -33,7 +33,7 @@ test("dots divide names as underscores do, and names without either fall into st
   assert.equal(plain.reduce((sum, box) => sum + box.to - box.from, 0), 2000);
 });
 
-test("names that begin alike but are not neighbours are not one group, so that groups have no cycles", () => {
+test("names with a common prefix that are not adjacent are not one group, so that groups have no cycles", () => {
   const all = names(300, (n) => (n % 2 ? `b_${n}` : `a_${n}`));
   const shown = boxes(all, new Set());
   const { edges } = readers(all.map((name, n) => ({ name, inputs: n ? [all[n - 1]!] : [] })));
@@ -46,17 +46,17 @@ test("inputs are layers, leaves of layers, or fields of the data", () => {
   assert.deepEqual([...fields], [["words", [0, 1]]]);
 });
 
-test("edges between groups are one each, and none within a group", () => {
+test("edges between groups are not duplicated, and there are none within a group", () => {
   const shown = [{ id: "", from: 0, to: 2, label: "" }, { id: "", from: 2, to: 4, label: "" }];
   assert.deepEqual(between(shown, [[0, 1], [0, 2], [1, 3], [2, 3]]), [[0, 1]]);
 });
 
-test("each layer is below all that it reads, and a source just above its first reader", () => {
+test("each layer is below all its inputs, and a source just above its first reader", () => {
   const edges: [number, number][] = [[0, 1], [1, 2], [2, 3], [0, 3], [4, 3]];
   assert.deepEqual(ranks(5, edges), [0, 1, 2, 3, 2]);
 });
 
-test("branches stand side by side and no two boxes overlap", () => {
+test("branches are side by side and no two boxes overlap", () => {
   const edges: [number, number][] = [];
   for (let branch = 1; branch <= 6; branch++) edges.push([0, branch], [branch, 7]);
   edges.push([0, 7], [7, 8]);
@@ -80,7 +80,7 @@ test("a chain is one straight line", () => {
   assert.deepEqual(nodes.map((node) => node.y), [...nodes.map((node) => node.y)].sort((a, b) => a - b));
 });
 
-test("600 boxes with edges that skip are laid out", () => {
+test("600 boxes with edges that skip rows are laid out", () => {
   const edges = names(599, () => "").flatMap((_, n): [number, number][] => (n > 20 ? [[n, n + 1], [n - 20, n + 1]] : [[n, n + 1]]));
   const { nodes, routes } = place(600, edges);
   assert.equal(nodes.length, 600);

@@ -1,4 +1,4 @@
-// Layers as the service tells of them, for the tests.
+// Layers as the API returns them, for the tests.
 import type { Figures, Layer } from "../src/api/types";
 
 export function figures(of: Partial<Figures> = {}): Figures {

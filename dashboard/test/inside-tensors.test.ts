@@ -1,15 +1,15 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { colourOf, INFINITE, NAN, sequential } from "../src/charts/palette";
+import { colorOf, INFINITE, NAN, sequential } from "../src/charts/palette";
 import { powersAround } from "../src/charts/powers";
 import { flowOf, overDepth } from "../src/views/inside/flow";
 import { layersAt, stepsOf } from "../src/views/inside/history";
-import { chosen, find, tensorNames } from "../src/views/inside/kinds";
+import { find, selected, tensorNames } from "../src/views/inside/kinds";
 import { BadFile, readNpy } from "../src/views/inside/npy";
 import { bodyOf, cost, draftFrom, draftOf, patchOf, type Probe, whenText } from "../src/views/inside/probe";
 import { atMost, axisOf, borders, columnAt, densities, placeOfStep } from "../src/views/inside/spread";
-import { chosenAxes, indexText, rangeOf, sliceOf, tilesOf } from "../src/views/inside/tiles";
+import { selectedAxes, indexText, rangeOf, sliceOf, tilesOf } from "../src/views/inside/tiles";
 import { valueRows } from "../src/views/inside/value-rows";
 import { figures, layer } from "./inside-layers";
 
@@ -48,14 +48,14 @@ test("the shape of a .npy file is read, of a scalar too", () => {
   assert.deepEqual([scalar.shape, [...scalar.values]], [[], [7]]);
 });
 
-test("what is no .npy file, or is cut off, is refused", () => {
+test("a file that is not .npy, or truncated, is rejected", () => {
   assert.throws(() => readNpy(new TextEncoder().encode("{\"a\": 1, \"b\": 2}").buffer as ArrayBuffer), BadFile);
   assert.throws(() => readNpy(npy("<f4", [3], new Uint8Array(8))), BadFile);
   assert.throws(() => readNpy(npy("|O", [1], new Uint8Array(8))), BadFile);
 });
 
-test("of a batch one example is asked for, of filters all, of much every n-th value", () => {
-  assert.equal(chosenAxes([50, 8, 8, 8], "output"), 1);
+test("a slice is one example of a batch, all filters, and every n-th value of a large tensor", () => {
+  assert.equal(selectedAxes([50, 8, 8, 8], "output"), 1);
   assert.deepEqual(sliceOf([50, 8, 8, 8], "output", [7]), { slice: "7", stride: 1 });
   assert.deepEqual(sliceOf([50, 8, 8, 8], "output", [99]), { slice: "49", stride: 1 });
   assert.deepEqual(sliceOf([50, 10], "output", []), { slice: null, stride: 1 });
@@ -74,22 +74,22 @@ test("tiles are maps, filters with their inputs, a matrix, or a strip", () => {
   assert.deepEqual([of([7]).height, of([7]).width, of([]).starts.length, of([600, 2, 2]).starts.length, of([600, 2, 2]).total], [1, 7, 1, 512, 600]);
 });
 
-test("an index is written with what was chosen and left out before", () => {
+test("an index includes the selected axes and the stride", () => {
   assert.equal(indexText([8, 4, 5], 27, [7], 2), "7, 1, 2, 4");
   assert.equal(indexText([3], 2, [], 1), "2");
 });
 
-test("a range is as far to both sides of zero, and counts what is not finite", () => {
+test("a range with negative values is symmetric around zero, and NaN and Inf are counted", () => {
   assert.deepEqual(rangeOf(new Float64Array([-1, 3, NaN, Infinity])), { low: -3, high: 3, nan: 1, inf: 1 });
   assert.deepEqual(rangeOf(new Float64Array([2, 5])), { low: 2, high: 5, nan: 0, inf: 0 });
   assert.deepEqual(rangeOf(new Float64Array([NaN])), { low: 0, high: 0, nan: 1, inf: 0 });
 });
 
-test("colours begin and end as viridis does; what is not finite has its own", () => {
+test("colors begin and end as viridis does; NaN and Inf have their own", () => {
   assert.ok(sequential(0).every((channel, n) => Math.abs(channel - [68, 1, 84][n]!) < 8), String(sequential(0)));
   assert.ok(sequential(1).every((channel, n) => Math.abs(channel - [253, 231, 37][n]!) < 12), String(sequential(1)));
-  assert.deepEqual([colourOf(NaN, 0, 1), colourOf(-Infinity, 0, 1)], [NAN, INFINITE]);
-  assert.ok(colourOf(0, -2, 2).every((channel) => channel > 235));
+  assert.deepEqual([colorOf(NaN, 0, 1), colorOf(-Infinity, 0, 1)], [NAN, INFINITE]);
+  assert.ok(colorOf(0, -2, 2).every((channel) => channel > 235));
 });
 
 test("densities have mean one over the axis, linear or logarithmic, however fine the cells are", () => {
@@ -106,29 +106,29 @@ test("densities have mean one over the axis, linear or logarithmic, however fine
   }
 });
 
-test("bars narrower than a cell are added up: an even spread is even in every cell", () => {
+test("bins narrower than a cell are added up: a uniform distribution is uniform in every cell", () => {
   const edges = [0, ...Array.from({ length: 40 }, (_, power) => 2 ** (power - 39))]; // as bins of floats lie
   const counts = edges.slice(1).map((edge, bar) => (edge - edges[bar]!) * 2 ** 39);
   for (const one of densities(counts, edges, axisOf(edges, "linear"), 20)) assert.ok(Math.abs(one - 1) < 1e-9);
 });
 
-test("columns of a heat map lie at their steps, also where the interval was widened", () => {
+test("columns of a heat map are at their steps, also if the interval was widened", () => {
   const edges = borders([0, 10, 20, 40, 80]);
   assert.deepEqual(edges, [-5, 5, 15, 30, 60, 100]);
   assert.deepEqual([-9, 0, 14.9, 15, 59, 61, 500].map((x) => columnAt(edges, x)), [0, 0, 1, 2, 3, 4, 4]);
   assert.deepEqual(borders([7]), [6.5, 7.5]);
 });
 
-test("of many some are taken, first and last among them", () => {
+test("a thinned list includes the first and the last", () => {
   assert.deepEqual(atMost(3, 5), [0, 1, 2]);
   assert.deepEqual(atMost(11, 3), [0, 5, 10]);
 });
 
-test("a wished step is the newest one that is not after it", () => {
+test("a requested step selects the newest one that is not after it", () => {
   assert.deepEqual([placeOfStep([0, 5, 10], 7), placeOfStep([0, 5, 10], null), placeOfStep([5, 10], 1)], [1, 2, 0]);
 });
 
-test("the gradient of a layer over the depth is that of its parameters together, with its mark", () => {
+test("gradient flow has the gradient of all parameters of a layer together, with its mark", () => {
   const grads = (l2: number, of = {}) => ({ "fc.weight": { param_grad: figures({ l2, absmax: l2, ...of }) } });
   const layers = [layer({ name: "a", tensors: grads(1e-9) }), layer({ name: "r", parameter_shapes: {} }), layer({ name: "b", tensors: grads(3) }), layer({ name: "c", tensors: grads(200) }), layer({ name: "d", tensors: grads(1, { nan: 1 }) }), layer({ name: "e" })];
   const points = flowOf(layers, "l2", "param_grad");
@@ -139,13 +139,13 @@ test("the gradient of a layer over the depth is that of its parameters together,
   assert.equal(overDepth([...points.slice(2, 3), { ...points[1]!, value: 1 }])!.mark, "exploding");
 });
 
-test("bars have the powers of ten around what is there", () => {
+test("bars have the powers of ten around their values", () => {
   assert.deepEqual(powersAround([0.02, 5, null, NaN, 0]), [-2, 1]);
   assert.deepEqual(powersAround([1e-60, 1]), [-20, 0]);
   assert.deepEqual(powersAround([null, 0]), [-1, 1]);
 });
 
-test("the layers at a step have its figures and no others", () => {
+test("the layers at a step have its statistics and no others", () => {
   const newest = layer({ stats: { output: figures({ step: 20, mean: 9 }) }, tensors: { "fc.weight": { param: figures({ step: 20 }) } } });
   const values = { mean: [0.5], std: [1], min: [0], max: [1], l2: [2], absmax: [1], zeros: [0], nan: [0], inf: [0] };
   const series = [{ layer: "fc", kind: "output", phase: "train", step: [10], values }, { layer: "fc", kind: "output", phase: "evaluate", step: [10], values: { ...values, mean: [7] } }, { layer: "fc.bias", kind: "param_grad", phase: "train", step: [10], values }];
@@ -154,19 +154,19 @@ test("the layers at a step have its figures and no others", () => {
   assert.deepEqual(stepsOf([{ step: [0, 10] }, { step: [5, 10] }]), [0, 5, 10]);
 });
 
-test("a layer has the kinds that it can have, and a name of a tensor finds its layer", () => {
+test("a layer has the kinds that apply to it, and the name of a tensor finds its layer", () => {
   const conv = layer({ name: "conv", output_shapes: { conv: [1] }, parameter_shapes: { "conv.weight": [1] }, input_names: ["conv"], state_names: ["exp_avg"] });
   assert.deepEqual(tensorNames(conv).map(([kind]) => kind), ["output", "output_grad", "input", "param", "param_grad", "update", "optim_state"]);
   assert.deepEqual(tensorNames(conv).at(-1)![1], ["conv.weight.exp_avg"]);
   assert.equal(find([layer(), conv], "conv.weight")!.place, 1);
   assert.equal(find([conv], "nothing"), null);
   assert.equal(find([conv], "loss.rows")!.tensor, "loss.rows");
-  assert.deepEqual(chosen(conv, null, "conv.weight"), { kind: "param", tensor: "conv.weight" });
-  assert.deepEqual(chosen(conv, "param_grad", "gone"), { kind: "param_grad", tensor: "conv.weight" });
-  assert.deepEqual(chosen({ ...conv, tensors: { "conv.weight": { update: figures() } } }, null, null), { kind: "update", tensor: "conv.weight" });
+  assert.deepEqual(selected(conv, null, "conv.weight"), { kind: "param", tensor: "conv.weight" });
+  assert.deepEqual(selected(conv, "param_grad", "gone"), { kind: "param_grad", tensor: "conv.weight" });
+  assert.deepEqual(selected({ ...conv, tensors: { "conv.weight": { update: figures() } } }, null, null), { kind: "update", tensor: "conv.weight" });
 });
 
-test("a draft becomes what the service takes, and only what belongs together", () => {
+test("a draft becomes a request body with only the fields that apply", () => {
   const draft = { ...draftOf("conv*, fc", ["output"]), want: ["stats", "full"], slice: "0:4", maxBytes: "100", overhead: "0.5" };
   assert.deepEqual(bodyOf(draft), { layers: ["conv*", "fc"], kinds: ["output"], want: ["stats", "full"], phase: "train", point: "raw", start: 0, every: 10, slice: "0:4", max_bytes: 100, max_overhead: 0.005 });
   const at = bodyOf({ ...draft, when: "at", at: "3, 4", want: ["stats"] });
@@ -177,19 +177,19 @@ test("a draft becomes what the service takes, and only what belongs together", (
   assert.deepEqual([patch["on"], patch["every"], patch["at"], patch["slice"]], ["nonfinite", null, null, null]);
 });
 
-test("a probe goes through the form unchanged, and says how often it looks", () => {
+test("a probe passes through the form unchanged, and its interval is shown", () => {
   const probe = { layers: ["fc"], kinds: ["output"], every: 5, at: null, on: null, want: ["stats"], slice: null, max_bytes: null, max_overhead: 0.03, phase: "train", point: "raw", start: 2, stop: 90, every_now: 20 } as unknown as Probe;
   assert.deepEqual(bodyOf(draftFrom(probe)), { layers: ["fc"], kinds: ["output"], want: ["stats"], phase: "train", point: "raw", start: 2, every: 5, stop: 90, max_overhead: 0.03 });
-  assert.equal(whenText(probe), "every 20 steps (asked for 5, widened by its budget)");
+  assert.equal(whenText(probe), "every 20 steps (requested 5, widened by its budget)");
   assert.equal(whenText({ ...probe, every: 1, every_now: 1 }), "every step");
   assert.equal(whenText({ ...probe, every: null, every_now: null, at: [3, 4] }), "at steps 3, 4");
 });
 
-test("costs are told in a unit that fits", () => {
+test("costs have a suitable unit", () => {
   assert.deepEqual([cost(2.1e-5), cost(5.3e-3), cost(0.04), cost(2)], ["21 µs", "5.30 ms", "40.0 ms", "2.0 s"]);
 });
 
-test("values lie in rows by their last axis; of more than a thousand the first have their places", () => {
+test("rows of values follow the last axis; truncated values keep their indices", () => {
   assert.deepEqual(valueRows([[1, 2], [3, 4]], [2, 2], false), { rows: [{ index: "0", values: [1, 2] }, { index: "1", values: [3, 4] }], width: 2 });
   assert.deepEqual(valueRows([[[1, 2]], [["NaN", 4]]], [2, 1, 2], false).rows[1], { index: "1, 0", values: ["NaN", 4] });
   assert.deepEqual(valueRows([1, 2, 3, 4], [50, 2], true).rows[1], { index: "1", values: [3, 4] });

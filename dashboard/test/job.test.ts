@@ -8,20 +8,20 @@ import { grouped } from "../src/views/job/groups";
 import { bestOf, directionOf, lostAt } from "../src/views/jobs/finite";
 import { fewer, type Mark, markOf, marksOf } from "../src/views/job/marks";
 
-test("a metric and its validation are one chart, loss comes first and the machine last", () => {
+test("a metric and its validation are one chart, loss comes first and system metrics last", () => {
   const groups = grouped(["accuracy", "grad_norm", "loss", "lr", "lr/sparse", "system/memory_bytes", "time/step", "time/forward", "validation/accuracy", "validation/loss", "throughput/samples_per_s"]);
   assert.deepEqual(groups.map((one) => one.key), ["loss", "accuracy", "grad_norm", "lr", "throughput/samples_per_s", "system/memory_bytes", "time"]);
   assert.deepEqual(groups[0]!.names, ["loss", "validation/loss"]);
   assert.deepEqual(groups.find((one) => one.key === "lr")!.names, ["lr", "lr/sparse"]);
 });
 
-test("a metric that only evaluations have stands under its own name", () => {
-  const told = grouped(["system/disk_read_bytes_per_s", "throughput/flops_fraction", "throughput/flops_per_s", "system/threads", "system/cpu_percent", "my/own_bytes"]);
-  assert.deepEqual(told.map((one) => one.title), ["my/own_bytes", "flops (fraction of the peak)", "flops (per second)", "cpu (%)", "disk read (bytes/s)", "threads"]);
+test("a metric that only evaluations have is shown under its own name", () => {
+  const groups = grouped(["system/disk_read_bytes_per_s", "throughput/flops_fraction", "throughput/flops_per_s", "system/threads", "system/cpu_percent", "my/own_bytes"]);
+  assert.deepEqual(groups.map((one) => one.title), ["my/own_bytes", "MFU (model FLOPs utilization)", "flops (per second)", "cpu (%)", "disk read (bytes/s)", "threads"]);
   assert.deepEqual(grouped(["validation/f1"]), [{ key: "f1", title: "f1", names: ["validation/f1"] }]);
 });
 
-test("two specs differ in the leaves that differ, layers being found by name", () => {
+test("differences of two specs are listed by leaf, and layers are matched by name", () => {
   const layers = (size: number) => [{ name: "fc", args: { out_features: size } }, { name: "relu" }];
   const before = { seed: 1, network: { layers: layers(10) }, stop: { epochs: 2 } };
   const after = { seed: 1, network: { layers: layers(20).reverse() }, stop: { steps: 5 } };
@@ -32,17 +32,17 @@ test("two specs differ in the leaves that differ, layers being found by name", (
   ]);
 });
 
-test("a list that is no list of named things differs as a whole", () => {
+test("a list without names differs as a whole", () => {
   assert.deepEqual(differences({ a: [1, 2] }, { a: [1, 3] }), [{ path: "a", before: [1, 2], after: [1, 3] }]);
   assert.deepEqual(differences({ a: [1, 2] }, { a: [1, 2] }), []);
 });
 
-test("a confusion matrix counts rows by what is true and what was told", () => {
-  const told = confusion([2, 0, 2, 2], [2, 2, 0, 2]);
-  assert.deepEqual(told, { classes: [0, 2], counts: [[0, 1], [1, 2]], right: 2, total: 4 });
+test("a confusion matrix counts rows by true and predicted class", () => {
+  const matrix = confusion([2, 0, 2, 2], [2, 2, 0, 2]);
+  assert.deepEqual(matrix, { classes: [0, 2], counts: [[0, 1], [1, 2]], right: 2, total: 4 });
 });
 
-test("the surest mistakes come first, then the least sure of what is right", () => {
+test("the most confident mistakes come first, then the least confident correct rows", () => {
   assert.deepEqual(worstFirst([0, 1, 1, 0], [1, 1, 0, 0], [0.6, 0.9, 0.8, 0.7]), [2, 0, 3, 1]);
   assert.deepEqual(worstFirst(null, [1, 1, 0], [0.6, 0.9, 0.5]), [2, 0, 1]);
 });
@@ -60,7 +60,7 @@ test("a best value counts if the loss was finite until then", () => {
   assert.deepEqual(bestOf(job, "validation/loss"), { value: null, step: null, counts: false });
 });
 
-test("a loss that came back, and one whose bad steps were left out, lost nothing", () => {
+test("a loss that recovered, and one whose bad steps were skipped, invalidates nothing", () => {
   const after = { accuracy: { last: 1, max: 1, max_step: 9 } };
   for (const summary of [{ loss: { ...LOST, last: 0.1 }, ...after }, { loss: LOST, skipped_steps: { last: 1 }, ...after }]) {
     assert.equal(lostAt(summary), null);
@@ -68,7 +68,7 @@ test("a loss that came back, and one whose bad steps were left out, lost nothing
   }
 });
 
-test("the service says which value of a metric is its best, whatever the metric's name is", () => {
+test("the best value follows the metric's direction, not its name", () => {
   const figures = { last: 0.2, min: 0.1, min_step: 3, max: 0.9, max_step: 1 };
   const summary = { "validation/BinaryEER": figures, "validation/quality": figures };
   const job = { summary, directions: { "validation/BinaryEER": "min" } as const };
@@ -80,13 +80,13 @@ test("the service says which value of a metric is its best, whatever the metric'
 const marked = (kind: Mark["kind"], steps: number[]): Mark[] => steps.map((step) => ({ step, kind, name: `${kind} ${step}` }));
 const upTo = (number: number) => Array.from({ length: number }, (_, step) => step);
 
-test("of what a job tells, a mark keeps its step and its name", () => {
+test("a mark has the step and the name of an event", () => {
   const logged = { job: "job_1", seq: 7, attempt: 1, at: "2026-01-01T00:00:00Z", type: "command", step: 30, do: "checkpoint", digest: "x".repeat(64) };
   assert.deepEqual(markOf(logged), [{ step: 30, kind: "command", name: "checkpoint" }]);
   assert.deepEqual(markOf({ ...logged, type: "command", step: null, do: "evaluate" }), []);
 });
 
-test("checkpoints are marked that still exist, and not those of the log", () => {
+test("existing checkpoints are marked, not those of the log", () => {
   assert.deepEqual(markOf({ job: "job_1", seq: 7, attempt: 1, at: "2026-01-01T00:00:00Z", type: "checkpoint", step: 30 }), []);
   const best = { step: 20, best: true, reason: "lowest validation/loss" } as Checkpoint;
   assert.deepEqual(marksOf([best, { step: 30, best: false, reason: null } as Checkpoint]), [
@@ -95,12 +95,12 @@ test("checkpoints are marked that still exist, and not those of the log", () => 
   ]);
 });
 
-test("as many marks as there is room for all stay", () => {
+test("marks are kept if there is room for all", () => {
   const marks = marked("checkpoint", upTo(1000));
   assert.equal(fewer(marks), marks);
 });
 
-test("of a hundred thousand checkpoints some of each time stay, all of the newest, and every command", () => {
+test("of a hundred thousand checkpoints some of each interval are kept, all of the newest, and every command", () => {
   let marks: Mark[] = [];
   for (let page = 0; page < 100; page++) {
     const steps = upTo(1000).map((place) => page * 1000 + place);
@@ -114,6 +114,6 @@ test("of a hundred thousand checkpoints some of each time stay, all of the newes
   assert.ok(Math.max(...gaps) <= 1000, String(Math.max(...gaps)));
 });
 
-test("where all marks are commands the newest stay", () => {
+test("if all marks are commands, the newest are kept", () => {
   assert.deepEqual(fewer(marked("command", upTo(1200))).map((one) => one.step), upTo(1000).map((place) => place + 200));
 });

@@ -16,7 +16,7 @@ function property(name: string, key: string): Field {
   return found.field;
 }
 
-test("a plain type becomes the input for it, null only a word about it", () => {
+test("a plain type becomes its input, and null makes it nullable", () => {
   assert.equal(fieldOf({ type: "string" }).kind, "text");
   assert.equal(fieldOf({ type: "boolean", default: true }).fallback, true);
   const count = fieldOf({ anyOf: [{ type: "integer", minimum: 1 }, { type: "null" }], default: null, description: "Of ``it``." });
@@ -24,13 +24,13 @@ test("a plain type becomes the input for it, null only a word about it", () => {
   assert.deepEqual([fieldOf({ type: ["null", "number"] }).kind, fieldOf({ type: ["null", "number"] }).nullable], ["number", true]);
 });
 
-test("what can be several things without a name is written as JSON", () => {
+test("an alternative without a name is edited as JSON", () => {
   for (const schema of [{ type: ["array", "integer"] }, {}, { type: "array" }, { type: "array", prefixItems: [{ type: "number" }], items: { type: "number" } }, { type: "object", additionalProperties: {} }]) {
     assert.equal(fieldOf(schema as JsonObject).kind, "json");
   }
 });
 
-test("every property of a spec of training is a field, the required ones by name", () => {
+test("every property of a training spec is a field, with the required ones marked", () => {
   const spec = group("TrainJob");
   assert.equal(spec.properties.length, Object.keys(DEFINITIONS["TrainJob"]!["properties"] as object).length);
   assert.deepEqual(spec.properties.filter((one) => one.required).map((one) => one.name).sort(), ["data", "kind", "loss", "network", "optimizer", "stop"]);
@@ -42,13 +42,13 @@ test("every property of a spec of training is a field, the required ones by name
   assert.equal(property("Probe", "kinds").kind, "plain list");
 });
 
-test("the kind of a field of data is told by its type", () => {
+test("the variant of a data field is found by its type", () => {
   const kinds = (property("Data", "fields") as Extract<Field, { kind: "map" }>).item as Variants;
   const named = (type: string) => variantName(kinds.variants[variantOf(kinds.variants, { type, dim: 3 })]!);
   for (const type of ["dense", "integer", "integer_sequence", "dense_sequence", "sparse_binary", "sparse_float"]) assert.equal(named(type), type);
 });
 
-test("a graph is told from a preset, also where its type is left out, and a loss from a list of them", () => {
+test("a graph is distinguished from a preset without a type, and a loss from a list of losses", () => {
   const network = property("TrainJob", "network") as Variants;
   assert.equal(variantName(network.variants[variantOf(network.variants, { layers: [] })]!), "graph");
   assert.equal(variantName(network.variants[variantOf(network.variants, { type: "preset", preset: "mlp" })]!), "preset");
@@ -57,14 +57,14 @@ test("a graph is told from a preset, also where its type is left out, and a loss
   assert.deepEqual(loss.variants.map(variantName), ["one", "several"]);
 });
 
-test("what is added has what it needs, and no more", () => {
+test("an added field has only what is required", () => {
   assert.deepEqual(blank(group("MetricSpec")), { type: "", inputs: [] });
   assert.deepEqual(blank(group("Preset")), { type: "preset", preset: "cbow" });
   assert.deepEqual(blank(group("IntegerField")), { type: "integer" });
   assert.deepEqual(blank(group("Early")), { metric: "", mode: "min", patience: 1 });
 });
 
-test("a schema that contains itself ends", () => {
+test("a recursive schema is supported", () => {
   const tree: Definitions = { Tree: { type: "object", properties: { left: { $ref: "#/$defs/Tree" } } } };
   const root = fieldOf({ $ref: "#/$defs/Tree" }, tree) as Group;
   assert.equal(((root.properties[0]!.field as Group).properties[0]!.field as Group).kind, "group");

@@ -13,19 +13,19 @@ test("smoothing is the weighted mean with weights w^k that add up to one", () =>
   smooth(ys, w).forEach((y, n) => assert.ok(Math.abs(y! - expected[n]!) < 1e-12));
 });
 
-test("smoothing with weight 0 changes nothing, and a constant stays itself from the first point on", () => {
+test("smoothing with weight 0 changes nothing, and a constant is unchanged from the first point", () => {
   assert.deepEqual(smooth([3, 1, 2], 0), [3, 1, 2]);
   for (const y of smooth([7, 7, 7, 7], 0.99)) assert.ok(Math.abs(y! - 7) < 1e-9);
 });
 
-test("smoothing passes over what is not finite and goes on behind it", () => {
+test("smoothing skips NaN and Inf", () => {
   const [first, gap, last] = smooth([4, NaN, 8], 0.5);
   assert.equal(first, 4);
   assert.equal(gap, null);
   assert.ok(Math.abs(last! - (0.5 * 4 + 8) / 1.5) < 1e-12);
 });
 
-test("series are smoothed over the same stretch of x, however many points they have in it", () => {
+test("series are smoothed over the same range of x, independent of their density", () => {
   const xs = Array.from({ length: 101 }, (_, step) => step);
   const [dense, sparse] = weights([{ xs }, { xs: xs.filter((step) => step % 10 === 0) }], 0.9);
   assert.equal(dense, 0.9);
@@ -33,7 +33,7 @@ test("series are smoothed over the same stretch of x, however many points they h
   assert.deepEqual(weights([{ xs: [3] }, { xs: [] }], 0.9), [0.9, 0.9]);
 });
 
-test("an envelope of a thinned series is a window of three for every two of its points, and holds each of them", () => {
+test("the envelope of a thinned series has a window of three for every two points, and contains all of them", () => {
   const band = envelope({ xs: [0, 3, 10, 12, 20], ys: [5, 1, 4, 2, 9] });
   assert.deepEqual(band.low, [1, 2]);
   assert.deepEqual(band.high, [5, 9]);
@@ -45,8 +45,8 @@ test("an envelope of a thinned series is a window of three for every two of its 
   assert.deepEqual(envelope({ xs: [], ys: [] }).xs, []);
 });
 
-test("the middle of a thinned series is as calm behind a stretch of which one point or three were kept as before it", () => {
-  // The least of a stretch is 0, its greatest 1, whichever comes first: the middle is 0.5 all along.
+test("the middle of a thinned series is unaffected by an interval with one or three points", () => {
+  // The min of each interval is 0 and its max 1, in any order: the middle is always 0.5.
   const stretch = (n: number) => ((n * n) % 7 < 3 ? [0, 1] : [1, 0]);
   const half = (from: number) => Array.from({ length: 40 }, (_, n) => stretch(from + n)).flat();
   for (const more of [[], [0.5], [0], [1], [0, 0.5, 1]]) {
@@ -60,7 +60,7 @@ test("the middle of a thinned series is as calm behind a stretch of which one po
   }
 });
 
-test("an envelope keeps what is not finite at its place, and its neighbours apart from it", () => {
+test("an envelope keeps NaN and Inf in place, separate from their neighbors", () => {
   const band = envelope({ xs: [0, 1, 2, 3, 4], ys: [5, NaN, 1, 3, Infinity] });
   assert.deepEqual(band.xs, [0, 1, 2.5, 4]);
   assert.ok(Number.isNaN(band.ys[1]!));
@@ -68,7 +68,7 @@ test("an envelope keeps what is not finite at its place, and its neighbours apar
   assert.deepEqual(band.low.filter(Number.isFinite), [5, 1]);
 });
 
-test("series with different steps share one x: undefined where one has no point, null where it is not finite", () => {
+test("series with different steps share one x: undefined if one has no point, null if it is NaN or Inf", () => {
   const joined = align([
     { xs: [0, 2, 4], columns: [[1, NaN, 3], [0.5, null, 2]] },
     { xs: [1, 4], columns: [[10, Infinity]] },
@@ -79,7 +79,7 @@ test("series with different steps share one x: undefined where one has no point,
   assert.deepEqual(joined.columns[2], [undefined, 10, undefined, null]);
 });
 
-test("what is not finite is found with its series and its step", () => {
+test("NaN and Inf are found with their series and step", () => {
   const odd = oddities([
     { label: "b", xs: [0, 7], ys: [1, -Infinity] },
     { label: "a", xs: [0, 3], ys: [1, NaN] },
@@ -87,12 +87,12 @@ test("what is not finite is found with its series and its step", () => {
   assert.deepEqual(odd.map(({ x, label }) => [x, label]), [[3, "a"], [7, "b"]]);
 });
 
-test("marks nearer than the gap are one", () => {
+test("marks closer than the gap are one", () => {
   const found = clusters([50, 10, 12, 11, 90], (x) => x, 5);
   assert.deepEqual(found.map(({ marks }) => marks), [[10, 11, 12], [50], [90]]);
 });
 
-test("the sentence says the course, the length and what is not finite", () => {
+test("the description has the trend, the range and the count of NaN and Inf", () => {
   const xs = Array.from({ length: 4001 }, (_, step) => step);
   const ys = xs.map((step) => 2.1 - (1.79 * step) / 4000);
   ys[3120] = ys[3121] = NaN;
@@ -103,23 +103,23 @@ test("the sentence says the course, the length and what is not finite", () => {
   assert.equal(sentence([], "step"), "No values yet");
 });
 
-test("a step between two anchors lies on the line through them, and beyond them goes on", () => {
+test("a step is interpolated between two anchors and extrapolated beyond them", () => {
   assert.equal(between([0, 10, 20], [100, 200, 400], 15), 300);
   assert.equal(between([0, 10, 20], [100, 200, 400], 25), 500);
   assert.equal(between([0, 10, 20], [100, 200, 400], -5), 50);
 });
 
-test("a ladder drops what does not ascend", () => {
+test("a ladder drops points that do not ascend", () => {
   assert.deepEqual(ladder([[5, 9], [0, 1], [3, 4], [4, 4], [5, 8]]), [[0, 3, 5], [1, 4, 8]]);
 });
 
-test("epochs begin where the columns say, and the last one is as long as the mean, or the plan where it is the only one", () => {
+test("epochs begin as in the columns; the last has the mean length, or the planned one if it is the only one", () => {
   assert.deepEqual(epochLadder([0, 1, 2, 3, 4, 5], [0, 0, 1, 1, 2, 2], null), [[0, 2, 4, 6], [0, 1, 2, 3]]);
   assert.deepEqual(epochLadder([0, 1], [0, 0], 10), [[0, 10], [0, 1]]);
   assert.equal(between(...epochLadder([0, 1, 2, 3], [0, 0, 1, 1], null), 3), 1.5);
 });
 
-test("the table has the values as they came, and the csv every digit of them", () => {
+test("the table has the original values, and the CSV every digit", () => {
   const series = [
     { label: "loss", xs: [0, 1], ys: [0.1 + 0.2, NaN] },
     { label: 'a "b", c', xs: [1], ys: [5] },
@@ -128,7 +128,7 @@ test("the table has the values as they came, and the csv every digit of them", (
   assert.equal(csv(series, "step"), 'step,loss,"a ""b"", c"\n0,0.30000000000000004,\n1,NaN,5\n');
 });
 
-test("a value at the cursor is the newest before it, never one of a later place", () => {
+test("a value at the cursor is the newest before it, never a later one", () => {
   const validation = { xs: [99, 199, 299], ys: [0.5, 0.7, 0.9] };
   assert.equal(readAt(validation, 98), null);
   assert.deepEqual([99, 150, 198, 199, 1000].map((x) => readAt(validation, x)), [
@@ -136,7 +136,7 @@ test("a value at the cursor is the newest before it, never one of a later place"
   ]);
 });
 
-test("a band that reaches below 0 ends at the bottom of a logarithmic axis", () => {
+test("a band that reaches below 0 is clipped at the bottom of a logarithmic axis", () => {
   assert.equal(floorOf([{ label: "loss", xs: [0, 1], ys: [0.5, 0.03], low: [0.2, -0.4], high: [0.8, 0.46] }]), 0.01);
   assert.equal(floorOf([{ label: "lr", xs: [0], ys: [0.001] }]), 0.001);
   assert.equal(floorOf([{ label: "none", xs: [0, 1], ys: [-1, NaN] }]), -Infinity);

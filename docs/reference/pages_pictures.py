@@ -12,7 +12,7 @@ VIEWS = {
     "inside-nan": "The layers of a job that met NaN",
     "inside-deep": "A thousand layers",
     "inside-graph": "The network as a graph",
-    "inside-gradients": "Gradients over the depth",
+    "inside-gradients": "Gradient flow",
     "inside-probes": "Probes",
     "layer-steps": "A layer over the steps",
     "layer-histograms": "A layer's histograms",

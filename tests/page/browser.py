@@ -1,4 +1,4 @@
-"""A real Chromium, and a witness of what a page does that it should not."""
+"""A real Chromium, and a recorder of console errors and requests to other origins."""
 
 import io
 import re
@@ -23,12 +23,12 @@ FLAGS = [
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # whatever asks further, fails
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # requests to other hosts fail
 ]
 WAIT_MS = 60_000
 SIZES = {"wide": (1280, 800), "phone": (390, 844)}
-NUM_COLOURS = 64
-"""Of a picture for the documentation; its file is then a third of what it was."""
+NUM_COLORS = 64
+"""The colors of a screenshot for the documentation; this cuts its file to a third."""
 SERIOUS = ("serious", "critical")
 
 
@@ -38,37 +38,37 @@ def find_chromium() -> str | None:
 
 
 def launch(playwright: Playwright, path: str) -> Browser:
-    """Start it, without a window, with a new profile."""
+    """Start it headless, with a new profile."""
     return playwright.chromium.launch(executable_path=path, args=FLAGS)
 
 
 @dataclass
 class Witness:
-    """What the pages of one test said and asked for."""
+    """The console errors and requests of the pages of one test."""
 
     origin: str
     complaints: list[str] = field(default_factory=list[str])
-    """Errors of the console, exceptions, violations of the policy, requests to elsewhere."""
+    """Console errors, exceptions, policy violations, requests to other origins."""
     _expected: list[re.Pattern[str]] = field(default_factory=list[re.Pattern[str]])
     _allowed: list[re.Pattern[str]] = field(default_factory=list[re.Pattern[str]])
 
     def follow(self, context: BrowserContext) -> None:
-        """Hear whatever the pages of a context say."""
+        """Record the errors and requests of a context's pages."""
         context.on("console", self._console)
         context.on("weberror", lambda error: self.complaints.append(f"exception: {error.error}"))
         context.on("request", self._request)
         context.on("page", self._page)
 
     def expect(self, pattern: str) -> None:
-        """A complaint that belongs to what is tested. It must come."""
+        """Expect a complaint; the test fails without it."""
         self._expected.append(re.compile(pattern))
 
     def allow(self, pattern: str) -> None:
-        """A complaint that may come, or not: it depends on who is faster."""
+        """Allow a complaint that depends on timing."""
         self._allowed.append(re.compile(pattern))
 
     def judge(self) -> None:
-        """Fail if there was a complaint that was not expected, or none that was."""
+        """Fail for an unexpected complaint, and for an expected one that is missing."""
         for pattern in self._expected:
             assert any(map(pattern.search, self.complaints)), f"nothing said {pattern.pattern!r}"
         known = [*self._expected, *self._allowed]
@@ -76,7 +76,7 @@ class Witness:
         assert not unknown, "\n".join(unknown)
 
     def _console(self, message: ConsoleMessage) -> None:
-        if message.type == "error":  # violations of the policy are such, too
+        if message.type == "error":  # policy violations are console errors, too
             at = message.location
             self.complaints.append(f"console: {message.text} ({at['url']}:{at['lineNumber']})")
 
@@ -94,16 +94,16 @@ class Witness:
 
 
 def drawn(page: Page) -> None:
-    """Wait until the page has been drawn once more."""
+    """Wait for the next frame."""
     page.evaluate(
         "() => new Promise((go) => requestAnimationFrame(() => requestAnimationFrame(go)))"
     )
 
 
 def findings(page: Page) -> list[dict[str, Any]]:
-    """What axe-core finds wrong that is serious or critical, each with where it is.
+    """The serious and critical findings of axe-core, with their elements.
 
-    It runs in a world of its own beside the page's script, so that the page keeps its policy.
+    axe runs in an isolated world, so that the page keeps its content security policy.
     """
     session = page.context.new_cdp_session(page)
     frame = session.send("Page.getFrameTree")["frameTree"]["frame"]["id"]
@@ -132,21 +132,21 @@ def _short(violation: dict[str, Any]) -> dict[str, Any]:
 _WORDS = """() => [...document.querySelectorAll('button')].filter((one) => {
   if (!one.offsetParent || !/\\p{L}{2}/u.test(one.textContent) || one.closest('th')) return false;
   const it = getComputedStyle(one);
-  const clear = (colour) => /, 0\\)$|^transparent$/.test(colour);
+  const clear = (color) => /, 0\\)$|^transparent$/.test(color);
   const framed = !clear(it.borderTopColor) && it.borderTopWidth !== '0px';
   return !framed && clear(it.backgroundColor) && it.textDecorationLine === 'none';
 }).map((one) => one.textContent)"""
 
 
 def bare_words(page: Page) -> list[str]:
-    """Buttons that look like words: no frame, no ground, no line below."""
+    """Buttons that look like plain text: no border, no background, no underline."""
     return page.evaluate(_WORDS)
 
 
 class Screenshot(Protocol):
-    """Takes pictures of a page, where they are wanted (``SCREENSHOTS`` names a folder).
+    """Takes screenshots of a page if ``SCREENSHOTS`` names a folder.
 
-    Fails in any case where the page does not fit on a phone.
+    Always fails if the page does not fit on a phone.
     """
 
     def __call__(self, name: str, *, page: Page = ..., full: bool = False) -> None:
@@ -156,7 +156,7 @@ class Screenshot(Protocol):
 
 @contextmanager
 def as_on(page: Page, size: str) -> Generator[None]:
-    """Make the window as large as a device's; then as it was."""
+    """Resize the window to a device's size for the block."""
     before = page.viewport_size
     width, height = SIZES[size]
     page.set_viewport_size({"width": width, "height": height})
@@ -168,21 +168,21 @@ def as_on(page: Page, size: str) -> Generator[None]:
 
 
 def fits(page: Page) -> None:
-    """Fails where a page is wider than a phone; what is inside of it may scroll by itself."""
+    """Fail if a page is wider than a phone; elements inside of it may scroll."""
     with as_on(page, "phone"):
         wide = page.evaluate("() => document.documentElement.scrollWidth")
         assert wide <= SIZES["phone"][0], f"on a phone the page is {wide} wide"
 
 
 def photograph(page: Page, folder: Path, name: str, *, full: bool) -> None:
-    """All four pictures of a page; then it is as it was."""
+    """Take all four screenshots of a page, then restore its size and scheme."""
     for size in SIZES:
         with as_on(page, size):
             for scheme in ("light", "dark"):
                 page.emulate_media(color_scheme=scheme)
                 drawn(page)
                 shot = page.screenshot(full_page=full, animations="disabled")
-                small = Image.open(io.BytesIO(shot)).convert("RGB").quantize(NUM_COLOURS, dither=0)
+                small = Image.open(io.BytesIO(shot)).convert("RGB").quantize(NUM_COLORS, dither=0)
                 small.save(folder / f"{name}-{scheme}-{size}.png", optimize=True)
     page.emulate_media(color_scheme="light")
     drawn(page)

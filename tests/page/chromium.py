@@ -1,10 +1,10 @@
-"""A Chromium of our own that nobody inspects while its tabs are watched.
+"""A separate Chromium whose tabs are measured without an attached debugger.
 
-What inspects a tab is part of what the tab weighs. With Playwright attached the bodies of answers
-are kept, and the renderers grew by 8 MiB a minute; each time that it is attached it leaves a world
-of its own with its scripts, half a MiB and more. So the tabs are windows of a browser that was
-started for itself: what they have in memory is read from outside, and what is asked of a tab is
-asked in a session that turns on nothing which keeps anything, and ends with the answer.
+An attached debugger adds to a tab's memory. With Playwright attached, response bodies are kept,
+and the renderers grew by 8 MiB a minute; each time it attaches it leaves an isolated world with
+its scripts, half a MiB and more. So the tabs are windows of a separate browser: their memory is
+read from outside, and a tab is queried in a short debugging session that enables no domain that
+keeps data.
 """
 
 import json
@@ -27,16 +27,16 @@ from tests.waiting import until
 
 @dataclass(frozen=True)
 class Chromium:
-    """One that runs, with a profile of its own."""
+    """A running Chromium with its own profile."""
 
     process: psutil.Process
     port: int
-    """On loopback, of its debugging protocol."""
+    """The port of its debugging protocol, on loopback."""
 
     @classmethod
     @contextmanager
     def started(cls, path: str) -> Generator[Self]:
-        """For as long as the block lasts."""
+        """For the duration of the block."""
         profile = Path(tempfile.mkdtemp(prefix="gh", dir="/tmp"))
         size = f"--window-size={SIZES['wide'][0]},{SIZES['wide'][1]}"
         own = ("--headless", "--remote-debugging-port=0", f"--user-data-dir={profile}", size)
@@ -52,32 +52,32 @@ class Chromium:
 
     @property
     def version(self) -> str:
-        """Its number."""
+        """Its version number."""
         return self._asked("version")["Browser"].partition("/")[2]
 
     @property
     def windows(self) -> dict[str, str]:
-        """The addresses of what is open, by id."""
+        """The URLs of open windows, by id."""
         return {one["id"]: one["url"] for one in self._asked("list") if one["type"] == "page"}
 
     def open(self, url: str) -> str:
-        """A window of its own, for a tab behind others is hidden; its id."""
+        """Open a new window, since a background tab is hidden; return its id."""
         asked = {"url": url, "newWindow": True}
         with Session.with_(self._asked("version")["webSocketDebuggerUrl"]) as session:
             return session.call("Target.createTarget", asked)["targetId"]
 
     def close(self, window: str) -> None:
-        """No longer show it."""
+        """Close a window."""
         with urlopen(f"{self._address}/json/close/{window}"):  # noqa: S310 (loopback)
             pass
 
     def ask(self, window: str, *methods: str) -> list[dict[str, Any]]:
-        """What it answers; nobody is attached to it before and after."""
+        """The results of methods, in a temporary session."""
         with self._session(window) as session:
             return [session.call(method) for method in methods]
 
     def evaluate(self, window: str, function: str) -> Any:
-        """What a function of no parameters gives in the page; of a promise, what comes of it."""
+        """The result of a function without parameters in the page; promises are awaited."""
         asked = {"expression": f"({function})()", "awaitPromise": True, "returnByValue": True}
         with self._session(window) as session:
             answer = session.call("Runtime.evaluate", asked)
@@ -86,7 +86,7 @@ class Chromium:
 
     @contextmanager
     def offline(self, *windows: str) -> Generator[None]:
-        """While the block lasts they have no network."""
+        """Without network for the duration of the block."""
         none = {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
         with ExitStack() as sessions:
             for window in windows:
@@ -96,25 +96,25 @@ class Chromium:
             yield
 
     def said(self, window: str) -> list[str]:
-        """Errors and exceptions in the console since it was opened; the browser keeps them."""
+        """Console errors and exceptions since it was opened; the browser buffers them."""
         with self._session(window) as session:
             session.call("Log.enable")
             session.call("Runtime.enable")
-            return [told for event in session.events if (told := _complaint(event))]
+            return [text for event in session.events if (text := _complaint(event))]
 
     @property
     def renderers(self) -> list[psutil.Process]:
-        """The processes behind all windows."""
+        """The renderer processes of all windows."""
         return [one for one in self.process.children(recursive=True) if _is_renderer(one)]
 
     @property
     def renderers_mib(self) -> float:
-        """What they have in memory for themselves, read from outside."""
+        """Their unique set size, read from outside."""
         return sum(one.memory_full_info().uss for one in self.renderers) / 2**20
 
     @contextmanager
     def asleep(self) -> Generator[None]:
-        """While the block lasts the windows stand still, as when the machine sleeps."""
+        """Suspend the renderers for the duration of the block, as when the machine sleeps."""
         stopped = self.renderers
         try:
             for process in stopped:
@@ -138,22 +138,22 @@ class Chromium:
 
 @dataclass
 class Session:
-    """Calls of the debugging protocol, one after the other."""
+    """Sequential calls of the debugging protocol."""
 
     socket: ClientConnection
     events: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    """What came before the last answer."""
+    """The events before the last response."""
     num_calls: int = 0
 
     @classmethod
     @contextmanager
     def with_(cls, address: str) -> Generator[Self]:
-        """For as long as the block lasts."""
+        """For the duration of the block."""
         with connect(address, max_size=None, ping_interval=None) as socket:  # pings get no answer
             yield cls(socket)
 
     def call(self, method: str, params: dict[str, Any] | None = None) -> dict[str, Any]:
-        """What it answers."""
+        """The result of a call."""
         self.num_calls += 1
         asked = {"id": self.num_calls, "method": method, "params": params or {}}
         self.socket.send(json.dumps(asked))
@@ -166,7 +166,7 @@ class Session:
 def _is_renderer(process: psutil.Process) -> bool:
     try:
         return "--type=renderer" in " ".join(process.cmdline())
-    except psutil.NoSuchProcess:  # a window that was closed
+    except psutil.NoSuchProcess:  # a closed window
         return False
 
 
@@ -176,8 +176,8 @@ def _complaint(event: dict[str, Any]) -> str | None:
         case "Log.entryAdded" if about["entry"]["level"] == "error":
             return f"console: {about['entry']['text']} ({about['entry'].get('url', '')})"
         case "Runtime.consoleAPICalled" if about["type"] in {"error", "assert"}:
-            told = [one.get("description", one.get("value")) for one in about["args"]]
-            return f"console: {told}"
+            values = [one.get("description", one.get("value")) for one in about["args"]]
+            return f"console: {values}"
         case "Runtime.exceptionThrown":
             details = about["exceptionDetails"]
             return f"exception: {details.get('exception', details).get('description', details)}"
@@ -187,5 +187,5 @@ def _complaint(event: dict[str, Any]) -> str | None:
 
 def _port(profile: Path) -> int | None:
     place = profile / "DevToolsActivePort"
-    told = place.read_text().split() if place.exists() else []
-    return int(told[0]) if told else None
+    lines = place.read_text().split() if place.exists() else []
+    return int(lines[0]) if lines else None

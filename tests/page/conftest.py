@@ -1,4 +1,4 @@
-"""One running service and one Chromium for all tests of the page; a new profile for each test."""
+"""One running service and one Chromium for all dashboard tests; a new profile for each test."""
 
 import os
 from collections.abc import Callable, Generator
@@ -31,16 +31,16 @@ expect.set_options(timeout=WAIT_MS)
 
 @pytest.fixture(scope="session")
 def built() -> Path:
-    """Where the page is built."""
+    """The built dashboard."""
     place = ROOT / "dashboard" / "dist"
     if not (place / "index.html").is_file():
-        absent("The page (make page)")
+        absent("The dashboard (make page)")
     return place
 
 
 @pytest.fixture(scope="session")
 def browser(built: Path) -> Generator[Browser]:
-    """A Chromium without a window."""
+    """A headless Chromium."""
     path = find_chromium()
     if path is None:
         absent("Chromium (Debian, Ubuntu: apt install chromium)")
@@ -80,7 +80,7 @@ def digits(client: gh.Client) -> str:
 
 @pytest.fixture
 def witness(house: House) -> Generator[Witness]:
-    """Hears what the pages of this test say; fails the test for what they should not."""
+    """Record console errors and requests of the test's pages; fail the test for unexpected ones."""
     made = Witness(house.url)
     yield made
     made.judge()
@@ -88,7 +88,7 @@ def witness(house: House) -> Generator[Witness]:
 
 @pytest.fixture
 def profile(browser: Browser, house: House, witness: Witness) -> Generator[BrowserContext]:
-    """A new profile of the browser: no cookie, nothing stored, light colours, a wide window."""
+    """A new browser profile: no cookies, no storage, light colors, a wide window."""
     width, height = SIZES["wide"]
     options: dict[str, Any] = {"viewport": {"width": width, "height": height}}
     options |= {"color_scheme": "light", "reduced_motion": "reduce", "service_workers": "block"}
@@ -102,7 +102,7 @@ def profile(browser: Browser, house: House, witness: Witness) -> Generator[Brows
 
 @pytest.fixture
 def stranger(profile: BrowserContext) -> Page:
-    """A tab without a session, which shows nothing yet."""
+    """A blank tab without a session."""
     return profile.new_page()
 
 
@@ -115,7 +115,7 @@ def page(stranger: Page, client: gh.Client) -> Page:
 
 @pytest.fixture
 def axe() -> Callable[[Page], None]:
-    """Fails for whatever axe-core finds that is serious or critical."""
+    """Fail for serious or critical findings of axe-core."""
     if not AXE.is_file():
         absent("axe-core (make page)")
 
@@ -127,7 +127,7 @@ def axe() -> Callable[[Page], None]:
 
 @pytest.fixture
 def screenshot(page: Page) -> Screenshot:
-    """Pictures for the documentation, where ``SCREENSHOTS`` names a folder."""
+    """Screenshots for the documentation, if ``SCREENSHOTS`` names a folder."""
 
     def take(name: str, *, page: Page = page, full: bool = False) -> None:
         fits(page)

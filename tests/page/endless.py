@@ -1,4 +1,4 @@
-"""A job that runs until it is cancelled."""
+"""A job that runs until it is canceled."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ import glasshouse as gh
 
 @contextmanager
 def running(*jobs: gh.Job) -> Generator[None]:
-    """Afterwards they are cancelled, and their devices are free."""
+    """Cancel the jobs at the end of the block and wait until their devices are free."""
     try:
         yield
     finally:
@@ -23,7 +23,7 @@ def running(*jobs: gh.Job) -> Generator[None]:
 
 
 def endless(digits: str, name: str, **more: Any) -> dict[str, Any]:
-    """Its spec."""
+    """The spec of a job that runs for ten minutes."""
     return {
         "kind": "train",
         "name": name,

@@ -1,4 +1,4 @@
-"""A small job for the tests of the page."""
+"""A small job for the tests of the dashboard."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Tabs that look at a job for long: what they weigh, how long they were busy, what they show."""
+"""Tabs that watch a job for long: their memory, their long tasks, and what they show."""
 
 import json
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from glasshouse import jsonio
 LAYER = "fc2"
 LOSSES = ["loss", "validation/loss"]
 POINTS, LAYER_POINTS = 1000, 500
-"""How many points the page asks for, of a metric and of a layer."""
+"""The points that the dashboard requests, of a metric and of a layer."""
 STATS = "mean,std,min,max,l2,absmax,zeros,nan,inf,p01,p05,p25,p50,p75,p95,p99"
 CELLS = ("mean", "std", "zeros")
 
@@ -23,13 +23,13 @@ new PerformanceObserver((list) => list.getEntries().forEach((it) => longTasks.pu
   .observe({type: 'longtask', buffered: true});
 """
 KEPT_TASKS = """() => new Promise((done) => {
-  const told = (it) => [(performance.timeOrigin + it.startTime) / 1000, it.duration];
-  const observer = new PerformanceObserver((list) => done(list.getEntries().map(told)));
+  const timing = (it) => [(performance.timeOrigin + it.startTime) / 1000, it.duration];
+  const observer = new PerformanceObserver((list) => done(list.getEntries().map(timing)));
   observer.observe({type: 'longtask', buffered: true});
   setTimeout(() => (observer.disconnect(), done([])), 1000);
 })"""
 MOST_KEPT = 200
-"""So many tasks of over 50 ms a browser keeps of a page, for who asks later."""
+"""The most long tasks (over 50 ms) of a page that a browser buffers."""
 READ_TABLE = """(table) => {
   const names = [...table.tHead.rows[0].cells].map((cell) => cell.textContent);
   const value = (cell) => cell.dataset.value === undefined ? null : cell.dataset.value;
@@ -52,9 +52,9 @@ READ_CHART = """async () => {
   await press(button('Table'));
   while (card.querySelector('table')) {
     rows.push(...(%s)(card.querySelector('table')));
-    const later = button('Later');
-    if (!later || later.disabled) break;
-    await press(later);
+    const next = button('Next');
+    if (!next || next.disabled) break;
+    await press(next);
   }
   await press(button('Table'));  // back to the chart
   return rows;
@@ -63,28 +63,28 @@ READ_CHART = """async () => {
 Look = Callable[[str], Any]
 """Evaluates a function in a page."""
 Shown = dict[str, list[float | None]]
-"""By name, a column of numbers; that of the steps is called ``step``."""
+"""Columns of numbers by name; the steps are ``step``."""
 
 
 @dataclass(frozen=True)
 class View:
-    """A page of a job, what it shows in numbers, and what the API says of the same."""
+    """A view of a job, the numbers that it shows, and the numbers of the API."""
 
     path: str
     shown: Callable[[Look], Shown]
-    told: Callable[[httpx2.Client, str], Shown]
+    expected: Callable[[httpx2.Client, str], Shown]
 
 
 def table_of(card: Locator) -> list[dict[str, str | None]]:
-    """All pages of a chart's table: of each row the x, and by series the value or None."""
+    """All pages of a chart's table: for each row the x, and by series the value or None."""
     card.get_by_role("button", name="Table").click()
     found: list[dict[str, str | None]] = []
     while True:
         found += card.locator("table").evaluate(READ_TABLE)
-        later = card.get_by_role("button", name="Later")
-        if later.count() == 0 or later.is_disabled():
+        following = card.get_by_role("button", name="Next")
+        if following.count() == 0 or following.is_disabled():
             return found
-        later.click()
+        following.click()
 
 
 def _chart(look: Look, card: str, names: dict[str, str]) -> Shown:
@@ -95,9 +95,9 @@ def _chart(look: Look, card: str, names: dict[str, str]) -> Shown:
 
 def _losses(http: httpx2.Client, job: str) -> Shown:
     asked = {"name": LOSSES, "max_points": POINTS}
-    told = http.get(f"/jobs/{job}/metrics/query", params=asked).json()
-    return {name: _numbers(column) for name, column in told["values"].items()} | {
-        "step": _numbers(told["step"])
+    expected = http.get(f"/jobs/{job}/metrics/query", params=asked).json()
+    return {name: _numbers(column) for name, column in expected["values"].items()} | {
+        "step": _numbers(expected["step"])
     }
 
 
@@ -136,7 +136,7 @@ VIEWS = {
     "layer": View(
         f"/layers/{LAYER}?kind=output",
         lambda page: _chart(
-            page, "[data-chart=Size]", {"L2 norm": "l2", "largest magnitude": "absmax"}
+            page, "[data-chart=Norms]", {"L2 norm": "l2", "max magnitude": "absmax"}
         ),
         _layer,
     ),
@@ -145,12 +145,12 @@ VIEWS = {
 
 @dataclass(frozen=True)
 class Tab:
-    """One of the views, of one job."""
+    """A view of a job."""
 
     name: str
     job: str
     window: str = ""
-    """Its id, where it is one of a `Chromium`."""
+    """Its id, if it is one of a `Chromium`."""
 
     @property
     def path(self) -> str:
@@ -158,22 +158,22 @@ class Tab:
         return f"/jobs/{self.job}{VIEWS[self.name].path}"
 
     def difference(self, look: Look, http: httpx2.Client) -> str | None:
-        """How what it shows differs from what the API says; None: it does not."""
+        """How its numbers differ from the API's; None: they do not."""
         view = VIEWS[self.name]
-        shown, told = view.shown(look), view.told(http, self.job)
-        if shown.keys() != told.keys():
-            return f"shows {sorted(shown)} and not {sorted(told)}"
-        for name, column in told.items():
+        shown, expected = view.shown(look), view.expected(http, self.job)
+        if shown.keys() != expected.keys():
+            return f"shows {sorted(shown)} and not {sorted(expected)}"
+        for name, column in expected.items():
             if len(column) != len(shown[name]):
                 return f"{name}: {len(shown[name])} numbers and not {len(column)}"
             for place, (mine, right) in enumerate(zip(shown[name], column, strict=True)):
                 if repr(mine) != repr(right):  # of NaN, too
                     return f"{name}, place {place}: {mine} and not {right}"
-        return None if any(told.values()) else "there is nothing to show"
+        return None if any(expected.values()) else "no values are shown"
 
 
 def long_tasks(look: Look) -> list[tuple[float, float]]:
-    """All of over 50 ms since it was opened: when each began, in seconds since 1970, and its ms."""
+    """All tasks over 50 ms since it was opened: start in seconds since 1970, duration in ms."""
     found = look(KEPT_TASKS)
-    assert len(found) < MOST_KEPT, "so many tasks of over 50 ms that not all were kept"
+    assert len(found) < MOST_KEPT, "too many long tasks: some were not buffered"
     return [(began, duration) for began, duration in found]

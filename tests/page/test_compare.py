@@ -1,4 +1,4 @@
-"""Jobs side by side: the lines, the settings that differ, the mean of jobs that are alike."""
+"""Comparing jobs: lines, settings that differ, and means of groups."""
 
 import re
 import statistics
@@ -33,8 +33,8 @@ def sgd(lr: float) -> dict[str, object]:
 @pytest.fixture
 def compared(page: Page, sweep: list[gh.Job]) -> Page:
     page.goto("/compare?jobs=" + ",".join(job.id for job in sweep))
-    expect(page.get_by_role("heading", name="Only what differs")).to_be_visible()
-    expect(page.locator(".line-chart .key > span")).to_have_count(len(sweep))  # each has come
+    expect(page.get_by_role("heading", name="Differences")).to_be_visible()
+    expect(page.locator(".line-chart .key > span")).to_have_count(len(sweep))  # all have loaded
     return page
 
 
@@ -44,7 +44,7 @@ def losses(http: httpx2.Client, job: gh.Job) -> list[float]:
 
 
 def table_of(page: Page) -> list[list[str]]:
-    """The chart's table, a list for each row of its body."""
+    """The rows of the chart's table."""
     page.get_by_role("button", name="Table").click()
     body = page.locator(".line-chart tbody")
     expect(body).to_be_visible()
@@ -67,15 +67,15 @@ def test_only_settings_that_differ_are_listed(compared: Page, sweep: list[gh.Job
 
 def test_the_lines_are_the_values_of_the_api(compared: Page, sweep, http: httpx2.Client):
     rows = table_of(compared)
-    told = [losses(http, job) for job in sweep]
-    assert len(rows) == len(told[0])
+    expected = [losses(http, job) for job in sweep]
+    assert len(rows) == len(expected[0])
     for place, row in enumerate(rows):
         shown = [float(cell) for cell in row[1:5]]
-        assert shown == pytest.approx([line[place] for line in told], rel=2e-3)
+        assert shown == pytest.approx([line[place] for line in expected], rel=2e-3)
 
 
-def test_jobs_that_are_alike_become_their_mean(compared: Page, sweep, http: httpx2.Client):
-    compared.get_by_label("Mean and spread").select_option("optimizer.args.lr")
+def test_grouped_jobs_are_drawn_as_their_mean(compared: Page, sweep, http: httpx2.Client):
+    compared.get_by_label("Group by").select_option("optimizer.args.lr")
     expect(compared).to_have_url(re.compile("by=optimizer.args.lr"))
     expect(compared.get_by_text("lr = 0.5 (2)")).to_be_visible()
     first, second = (losses(http, job) for job in sweep[:2])
@@ -84,28 +84,28 @@ def test_jobs_that_are_alike_become_their_mean(compared: Page, sweep, http: http
     assert [float(row[1].split()[0]) for row in rows] == pytest.approx(means, rel=2e-3)
 
 
-def test_a_job_is_left_out_and_found_again(compared: Page, sweep: list[gh.Job]):
-    compared.get_by_role("button", name="Leave rate 0.5 seed 1 out").click()
+def test_a_job_is_removed_and_added_again(compared: Page, sweep: list[gh.Job]):
+    compared.get_by_role("button", name="Remove rate 0.5 seed 1").click()
     row = compared.locator(f"tr[data-job={sweep[0].id}]")
     expect(row).to_have_count(0)
     compared.get_by_label("Find a job").fill("rate 0.5 seed 1")
-    compared.get_by_label("Add it").select_option(sweep[0].id)
+    compared.get_by_label("Add (").select_option(sweep[0].id)
     expect(row).to_be_visible()
 
 
-def test_comparing_has_no_serious_fault_for_readers_of_screens(compared: Page, axe, screenshot):
+def test_comparing_has_no_serious_axe_findings(compared: Page, axe, screenshot):
     axe(compared)
     compared.emulate_media(color_scheme="dark")
     axe(compared)
     screenshot("compare", full=True)
 
 
-def test_nothing_chosen_says_how_to_choose(page: Page):
+def test_an_empty_selection_explains_how_to_select(page: Page):
     page.goto("/compare")
-    expect(page.get_by_text("Add the jobs to compare")).to_be_visible()
+    expect(page.get_by_text("Add jobs to compare")).to_be_visible()
 
 
-def test_the_table_tells_lines_apart_by_their_patterns_too(compared: Page, sweep: list[gh.Job]):
+def test_lines_in_the_table_have_distinct_patterns(compared: Page, sweep: list[gh.Job]):
     lines = compared.locator("td.of-job line")
     expect(lines).to_have_count(len(sweep))
     assert len({line.get_attribute("stroke-dasharray") for line in lines.all()}) == len(sweep)
@@ -132,7 +132,7 @@ def test_long_names_do_not_widen_a_phone(page: Page, client: gh.Client, digits: 
     width, height = SIZES["phone"]
     page.set_viewport_size({"width": width, "height": height})
     page.goto("/compare?by=seed&jobs=" + ",".join(job.id for job in jobs))
-    expect(page.get_by_role("heading", name="Only what differs")).to_be_visible()
+    expect(page.get_by_role("heading", name="Differences")).to_be_visible()
     fits(page)
     page.goto("/compare?jobs=" + ",".join(job.id for job in jobs))
     expect(page.locator(".line-chart .key > span")).to_have_count(2)

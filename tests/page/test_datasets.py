@@ -1,4 +1,4 @@
-"""Datasets in the page: uploaded, refused, looked into, deleted."""
+"""The datasets: uploading, rejected files, rows, and deleting."""
 
 import re
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def test_a_file_is_uploaded_and_its_columns_and_rows_are_those_of_the_api(
     columns = page.locator("section", has=page.get_by_role("heading", name="Columns"))
     expect(columns.locator("tbody tr")).to_have_count(3)
     figures = columns.locator("tbody tr", has_text="length").locator("td").all_inner_texts()
-    assert figures[1:6] == ["float64", "one value", "0", "24.5", "12.25"]
+    assert figures[1:6] == ["float64", "scalar", "0", "24.5", "12.25"]
     balance = page.get_by_role("table", name="Values of species").locator("tr")
     expect(balance).to_have_count(2)
     assert [row.inner_text().split() for row in balance.all()] == [
@@ -49,14 +49,14 @@ def test_a_file_is_uploaded_and_its_columns_and_rows_are_those_of_the_api(
     ]
     page.get_by_role("button", name="Next").click()
     expect(page).to_have_url(re.compile("offset=20"))
-    expect(page.get_by_role("table", name="Rows 20 and on")).to_be_visible()
-    first = page.get_by_role("table", name="Rows 20 and on").locator("tbody tr").first
+    expect(page.get_by_role("table", name="Rows from 20")).to_be_visible()
+    first = page.get_by_role("table", name="Rows from 20").locator("tbody tr").first
     assert first.inner_text().split() == ["20", "Adelie", "10", "20"]
     page.reload()
-    expect(page.get_by_role("table", name="Rows 20 and on")).to_be_visible()
+    expect(page.get_by_role("table", name="Rows from 20")).to_be_visible()
 
 
-def test_a_bad_row_is_named_by_its_line_and_leaves_no_dataset_to_train_on(
+def test_a_bad_row_is_reported_with_its_line_and_the_dataset_cannot_be_used(
     page: Page, tmp_path: Path
 ):
     path = tmp_path / "crooked.csv"
@@ -70,7 +70,7 @@ def test_a_bad_row_is_named_by_its_line_and_leaves_no_dataset_to_train_on(
     expect(page.get_by_role("alert")).to_contain_text("line 3 has 1 cells")
 
 
-def test_a_file_that_is_refused_at_the_door_says_why(page: Page, witness: Witness, tmp_path: Path):
+def test_a_rejected_file_shows_the_reason(page: Page, witness: Witness, tmp_path: Path):
     witness.expect("status of 422")
     path = tmp_path / "nothing.csv"
     path.write_text("")
@@ -79,7 +79,7 @@ def test_a_file_that_is_refused_at_the_door_says_why(page: Page, witness: Witnes
     path = tmp_path / "unknown.xyz"
     path.write_text("x")
     page.get_by_label("File").set_input_files(path)
-    expect(page.get_by_text("choose one")).to_be_visible()
+    expect(page.get_by_text("Select one")).to_be_visible()
     expect(page.get_by_role("button", name="Upload")).to_be_disabled()
 
 
@@ -100,12 +100,12 @@ def test_images_are_drawn_as_they_are(page: Page, http: httpx2.Client, digits: s
         assert pixels[::4] == pytest.approx([255 * value for value in values], abs=0.51)
 
 
-def test_a_large_picture_in_colour_is_drawn_whole(page: Page, tmp_path: Path):
-    path = tmp_path / "colours.npz"
+def test_a_large_color_image_is_drawn_completely(page: Page, tmp_path: Path):
+    path = tmp_path / "colors.npz"
     images = np.random.default_rng(1).integers(0, 256, (2, 3, 20, 30), dtype=np.uint8)
     np.savez(path, image=images)
     upload(page, path)
-    page.get_by_role("link", name="colours.npz").click()
+    page.get_by_role("link", name="colors.npz").click()
     canvas = page.get_by_role("img", name="image of row 1", exact=True)
     expect(canvas).to_be_visible()
     pixels = np.array(canvas.evaluate(PIXELS)).reshape(20, 30, 4)
@@ -124,7 +124,7 @@ def test_lengths_of_sequences_are_counted(page: Page, tmp_path: Path):
     assert counted == [["1", "1"], ["2", "2"], ["3", "0"], ["4", "1"]]
 
 
-def test_a_dataset_that_a_job_reads_stays_and_says_so_and_goes_afterwards(
+def test_a_dataset_can_be_deleted_only_after_its_jobs_have_ended(
     page: Page, witness: Witness, client: gh.Client
 ):
     witness.expect("status of 409")
@@ -150,7 +150,7 @@ def delete(page: Page) -> None:
 
 @pytest.mark.parametrize("size", [(1280, 800), (390, 844)])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_serious_is_wrong_for_who_cannot_see_or_point(
+def test_datasets_have_no_serious_axe_findings(
     page: Page, axe: Axe, digits: str, size: tuple[int, int], scheme: Any, screenshot: Screenshot
 ):
     page.emulate_media(color_scheme=scheme)
@@ -177,7 +177,7 @@ def test_the_state_beside_a_heading_is_smaller_than_the_heading(page: Page, digi
     assert badge.evaluate(size) < 0.75 * heading.evaluate(size)
 
 
-def test_a_guessed_header_is_said_and_can_be_set_in_the_form(page: Page, client: gh.Client):
+def test_a_detected_header_is_noted_and_can_be_set_in_the_form(page: Page, client: gh.Client):
     table = b"text,sentiment\na fine film,pos\nit is dull,neg\nI laughed,pos\n"
     guessed = client.datasets.upload(table, name="reviews", format="csv")
     page.goto(f"/datasets/{guessed.id}")

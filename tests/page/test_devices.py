@@ -1,4 +1,4 @@
-"""Devices in the page: who has them, what waits, how a worker is drained."""
+"""The devices: the jobs that use them, the queue, and draining a worker."""
 
 from collections.abc import Callable, Generator
 from typing import Any
@@ -18,7 +18,7 @@ Axe = Callable[[Page], None]
 
 @pytest.fixture
 def crowded(client: gh.Client, http: httpx2.Client, digits: str) -> Generator[list[gh.Job]]:
-    """A job that has all cores, and one that waits for them."""
+    """A job that uses all cores, and a queued one."""
     cores = len(http.get("/devices").json()["data"])
     devices = {"type": "cpu", "threads": cores}
     jobs = [client.jobs.create(endless(digits, name, devices=devices)) for name in ("has", "waits")]
@@ -28,7 +28,7 @@ def crowded(client: gh.Client, http: httpx2.Client, digits: str) -> Generator[li
 
 
 @pytest.mark.parametrize("size", [(1280, 800), (390, 844)])
-def test_who_has_the_devices_and_why_the_next_waits_is_what_the_api_says(
+def test_devices_and_the_queue_show_the_values_of_the_api(
     page: Page,
     http: httpx2.Client,
     crowded: list[gh.Job],
@@ -43,7 +43,7 @@ def test_who_has_the_devices_and_why_the_next_waits_is_what_the_api_says(
     card = page.get_by_role("region", name=f"Worker {worker['id']}")
     expect(card).to_contain_text("active")
     expect(card.get_by_role("link", name=has.id)).to_have_attribute("href", f"/jobs/{has.id}")
-    row = page.get_by_role("table", name="Jobs that wait").locator("tbody tr")
+    row = page.get_by_role("table", name="Queued jobs").locator("tbody tr")
     (queued,) = http.get("/queue").json()["data"]
     expect(row).to_have_count(1)
     expect(row.get_by_role("link", name="waits")).to_have_attribute("href", f"/jobs/{waits.id}")
@@ -55,9 +55,9 @@ def test_who_has_the_devices_and_why_the_next_waits_is_what_the_api_says(
     screenshot("devices")
 
 
-def test_a_worker_is_drained_after_a_question_and_takes_no_more_jobs(browser: Browser):
+def test_a_worker_is_drained_after_a_confirmation(browser: Browser):
     with (
-        House.lent() as house,  # a drained worker stays so: not the one of all tests
+        House.lent() as house,  # a drained worker stays drained: not the shared one
         house.client() as client,
         browser.new_context(base_url=house.url) as profile,
     ):
@@ -68,12 +68,12 @@ def drained(page: Page, client: gh.Client) -> None:
     page.goto(client.browser_link())
     page.goto("/devices")
     page.get_by_role("button", name="Drain").click()
-    page.get_by_role("dialog").get_by_role("button", name="Leave it").click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
     expect(page.get_by_role("dialog")).to_have_count(0)
     assert [worker_state(one) for one in client.workers.list()] == ["active"]
     page.get_by_role("button", name="Drain").click()
     page.get_by_role("dialog").get_by_role("button", name="Drain").click()
-    expect(page.get_by_text("draining: it takes no new jobs")).to_be_visible()
+    expect(page.get_by_text("draining: accepts no new jobs")).to_be_visible()
     assert [worker_state(one) for one in client.workers.list()] == ["draining"]
     expect(page.get_by_role("button", name="Drain")).to_have_count(0)
 

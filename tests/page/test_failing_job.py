@@ -1,4 +1,4 @@
-"""The page of a job that met numbers that are not finite: where, since when, what it printed."""
+"""The view of a job with NaN or Inf: the layer, the step, and the log."""
 
 import math
 import re
@@ -28,7 +28,7 @@ WILD = {
 
 @pytest.fixture(scope="module")
 def failed(client: gh.Client, digits: str) -> gh.Job:
-    """A job whose learning rate is far too high, and which ends by it."""
+    """A job that fails because its learning rate is far too high."""
     guards = {"nonfinite": {"check": ["loss"], "action": "fail"}}
     job = client.jobs.create(spec(digits, "wild one", guards=guards) | WILD)
     with pytest.raises(gh.JobFailed):
@@ -39,7 +39,7 @@ def failed(client: gh.Client, digits: str) -> gh.Job:
 def test_the_failure_is_explained_where_it_happened(page: Page, failed: gh.Job):
     error = failed.error or {}
     page.goto(f"/jobs/{failed.id}")
-    box = page.get_by_role("region", name="Why it failed")
+    box = page.get_by_role("region", name="Why the job failed")
     expect(box).to_contain_text(error["message"])
     expect(box).to_contain_text(error["hint"])
     expect(box).to_contain_text("NaN or Inf")
@@ -53,7 +53,7 @@ def test_the_failure_is_explained_where_it_happened(page: Page, failed: gh.Job):
     expect(box.get_by_role("link", name="non_finite")).to_have_attribute(
         "href", "/errors/non_finite"
     )
-    box.get_by_text("Last lines of its log").click()
+    box.get_by_text("Last lines of the log").click()
     expect(box.locator("pre")).to_contain_text(str(error["log_tail"]).splitlines()[-1])
     expect(box.locator("pre")).not_to_contain_text("Traceback")
     step = box.get_by_role("link", name=str(error["step"]), exact=True)
@@ -61,11 +61,11 @@ def test_the_failure_is_explained_where_it_happened(page: Page, failed: gh.Job):
     expect(page.get_by_text(f"step {error['step']} of", exact=False).first).to_be_visible()
 
 
-def test_a_nan_is_a_mark_that_leads_to_the_layer(page: Page, failed: gh.Job, http: httpx2.Client):
-    told = http.get(f"/jobs/{failed.id}/metrics/query", params={"name": "loss"}).json()
+def test_a_nan_is_marked_and_links_to_the_layer(page: Page, failed: gh.Job, http: httpx2.Client):
+    expected = http.get(f"/jobs/{failed.id}/metrics/query", params={"name": "loss"}).json()
     bad = [
         (step, value)
-        for step, value in zip(told["step"], told["values"]["loss"], strict=True)
+        for step, value in zip(expected["step"], expected["values"]["loss"], strict=True)
         if isinstance(value, str)
     ]
     page.goto(f"/jobs/{failed.id}")
@@ -73,7 +73,7 @@ def test_a_nan_is_a_mark_that_leads_to_the_layer(page: Page, failed: gh.Job, htt
     note = card.locator(".odd")
     expect(note).to_contain_text(f"{len(bad)} {bad[0][1]}, first in loss at step {bad[0][0]}")
     layer = (failed.error or {})["layer"]
-    expect(note.get_by_role("link", name=f"look into {layer}")).to_have_attribute(
+    expect(note.get_by_role("link", name=f"inspect {layer}")).to_have_attribute(
         "href", re.compile(f"/layers/{layer}")
     )
     words = re.compile(rf"{len(bad)} {bad[0][1]}")
@@ -82,7 +82,7 @@ def test_a_nan_is_a_mark_that_leads_to_the_layer(page: Page, failed: gh.Job, htt
     assert rows[str(bad[0][0])] == bad[0][1]
 
 
-def test_the_mark_is_red_on_the_canvas_where_the_nan_is(page: Page, failed: gh.Job):
+def test_a_nan_is_marked_in_red_on_the_canvas(page: Page, failed: gh.Job):
     page.goto(f"/jobs/{failed.id}")
     canvas = chart(page, "loss").locator("canvas")
     expect(chart(page, "loss").locator(".odd")).to_be_visible()
@@ -105,7 +105,7 @@ _HAS_RED = """(canvas) => {
 }"""
 
 
-def test_a_job_that_went_on_names_what_was_found(page: Page, client: gh.Client, digits: str):
+def test_a_job_that_continued_shows_its_findings(page: Page, client: gh.Client, digits: str):
     job = client.jobs.create(spec(digits, "went on", stop={"steps": 50}) | WILD).wait(timeout=120)
     page.goto(f"/jobs/{job.id}")
     found = page.get_by_role("region", name="Findings")
@@ -115,9 +115,7 @@ def test_a_job_that_went_on_names_what_was_found(page: Page, client: gh.Client, 
     expect(page.locator("tbody tr").first).to_contain_text("finding")
 
 
-def test_a_best_value_of_a_network_of_nan_does_not_count(
-    page: Page, client: gh.Client, digits: str
-):
+def test_a_best_value_after_nan_does_not_count(page: Page, client: gh.Client, digits: str):
     made = spec(digits, "went on unsaid", stop={"steps": 50}, guards={}) | WILD
     job = client.jobs.create(made).wait(timeout=120)
     summary = job.summary
@@ -131,32 +129,32 @@ def test_a_best_value_of_a_network_of_nan_does_not_count(
     tile = page.get_by_role("listitem").filter(has_text="validation/accuracy")
     expect(tile.locator("b")).to_have_text("none")
     expect(tile).to_contain_text(f"at step {best['max_step']} does not count")
-    expect(tile).to_contain_text(f"loss not finite from step {lost}")
-    expect(page.locator("header.head")).to_contain_text(f"loss not finite from step {lost}")
-    early = page.get_by_role("listitem").filter(has_text=re.compile("^loss, lowest"))
+    expect(tile).to_contain_text(f"loss is NaN or Inf from step {lost}")
+    expect(page.locator("header.head")).to_contain_text(f"loss is NaN or Inf from step {lost}")
+    early = page.get_by_role("listitem").filter(has_text=re.compile("^loss, min"))
     expect(early.locator("b")).to_have_text(re.compile(r"^\d"))
     expect(early).to_contain_text(f"at step {summary['loss']['min_step']}")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_failure_has_no_serious_fault_for_readers_of_screens(
+def test_the_failure_has_no_serious_axe_findings(
     page: Page, failed: gh.Job, axe: Axe, screenshot: Screenshot, scheme: str
 ):
     page.goto(f"/jobs/{failed.id}")
-    page.get_by_label("Colours").select_option(scheme)
+    page.get_by_label("Theme").select_option(scheme)
     expect(chart(page, "loss").locator(".odd")).to_be_visible()
     axe(page)
     page.goto(f"/jobs/{failed.id}/logs")
     expect(page.get_by_role("log")).to_be_visible()
     axe(page)
     if scheme == "light":
-        page.get_by_label("Colours").select_option("system")
+        page.get_by_label("Theme").select_option("system")
         page.goto(f"/jobs/{failed.id}")
         expect(chart(page, "loss").locator(".odd")).to_be_visible()
         screenshot("job-failed")
 
 
-def test_inside_says_that_no_probe_watched_the_step_that_failed(
+def test_inside_reports_that_no_probe_sampled_the_failed_step(
     page: Page, client: gh.Client, digits: str
 ):
     guards = {"nonfinite": {"check": ["loss"], "action": "fail"}}
@@ -166,5 +164,5 @@ def test_inside_says_that_no_probe_watched_the_step_that_failed(
         job.wait(timeout=120)
     step = (job.refresh().error or {})["step"]
     page.goto(f"/jobs/{job.id}/inside")
-    expect(page.get_by_role("note")).to_contain_text(f"failed in step {step}")
+    expect(page.get_by_role("note")).to_contain_text(f"failed at step {step}")
     expect(page.get_by_role("note")).to_contain_text("newest statistics are of step 0")

@@ -1,4 +1,4 @@
-"""The inside of a job: what the page shows of its layers is what the API says of them."""
+"""The Inside view of a job shows the same values as the API."""
 
 import math
 import re
@@ -30,7 +30,7 @@ PER_BLOCK = 100
 
 @pytest.fixture(scope="module")
 def seen(client: gh.Client, digits: str) -> gh.Job:
-    """A job of which everything was watched, and some was kept; nobody looked at ``sum``."""
+    """A job with statistics of all layers but ``sum``, and some captures."""
     layers = ["conv*", "relu1", "flat", "fc*"]
     figures: dict[str, Any] = {"layers": layers, "kinds": WATCHED, "every": 5}
     figures |= {"want": ["stats", "histogram"], "max_overhead": None}
@@ -42,7 +42,7 @@ def seen(client: gh.Client, digits: str) -> gh.Job:
 
 @pytest.fixture(scope="module")
 def broken(client: gh.Client, digits: str) -> gh.Job:
-    """A job whose numbers end as NaN, and that nobody stopped."""
+    """A job whose loss becomes NaN and that continues."""
     probe: dict[str, Any] = {"layers": ["*"], "kinds": ["output", "param"], "every": 1}
     probe |= {"want": ["stats", "full"], "max_overhead": None}
     network = {"layers": CONV}
@@ -53,7 +53,7 @@ def broken(client: gh.Client, digits: str) -> gh.Job:
 
 @pytest.fixture(scope="module")
 def deep(client: gh.Client, digits: str) -> gh.Job:
-    """A job with a thousand layers and a few."""
+    """A job with a little over a thousand layers."""
     layers: list[dict[str, Any]] = [
         {"name": "flat", "type": "Flatten"},
         {"name": "stem", "type": "Linear", "args": {"out_features": 4}},
@@ -86,12 +86,14 @@ def layers_of(http: httpx2.Client, job: gh.Job) -> dict[str, dict[str, Any]]:
 
 
 def norm(layer: dict[str, Any], kind: str) -> float | None:
-    """Of all parameters together."""
+    """The L2 norm over all parameters together."""
     found = [kinds[kind]["l2"] for kinds in layer["tensors"].values() if kind in kinds]
     return math.hypot(*found) if found else None
 
 
-def test_the_table_shows_the_figures_of_every_layer(page: Page, seen: gh.Job, http: httpx2.Client):
+def test_the_table_shows_the_statistics_of_every_layer(
+    page: Page, seen: gh.Job, http: httpx2.Client
+):
     inside(page, seen)
     expect(page.locator("tr.layer-row")).to_have_count(len(CONV))
     for name, layer in layers_of(http, seen).items():
@@ -113,24 +115,23 @@ def test_the_table_shows_the_figures_of_every_layer(page: Page, seen: gh.Job, ht
             )
     row = page.locator("tr[data-layer=sum]")
     expect(row).to_contain_text("not watched")
-    expect(row).to_contain_text("nobody watched")
 
 
-def test_a_step_of_the_past_is_shown_as_it_was(page: Page, seen: gh.Job, http: httpx2.Client):
+def test_an_earlier_step_is_shown_with_its_values(page: Page, seen: gh.Job, http: httpx2.Client):
     inside(page, seen, "?step=10")
     where = "layer=conv1&kind=output&stat=mean,std&from_step=10&to_step=10"
     (series,) = http.get(f"/jobs/{seen.id}/stats?{where}").json()["data"]
     expect(cell(page, "conv1", "mean")).to_have_attribute("data-value", re.compile("."))
     assert shown(cell(page, "conv1", "mean")) == series["values"]["mean"][0]
     assert shown(cell(page, "conv1", "std")) == series["values"]["std"][0]
-    page.get_by_role("button", name="Later step").click()
+    page.get_by_role("button", name="Next step").click()
     expect(page).to_have_url(re.compile("step=15"))
     page.get_by_role("button", name="Newest").click()
     newest = layers_of(http, seen)["conv1"]["stats"]["output"]["mean"]
     expect(cell(page, "conv1", "mean")).to_have_attribute("data-value", str(newest))
 
 
-def test_layers_are_sorted_and_filtered_and_the_link_says_so(
+def test_layers_are_sorted_and_filtered_and_the_url_has_both(
     page: Page, seen: gh.Job, http: httpx2.Client
 ):
     inside(page, seen)
@@ -149,20 +150,22 @@ def test_layers_are_sorted_and_filtered_and_the_link_says_so(
     )
 
 
-def test_a_light_tells_its_rules_with_their_numbers_on_focus(page: Page, seen: gh.Job):
+def test_a_health_icon_shows_its_rules_with_their_values_on_focus(page: Page, seen: gh.Job):
     inside(page, seen)
     light = page.locator("tr[data-layer=fc] button.light")
     light.focus()
-    told = page.get_by_role("tooltip")
-    expect(told).to_contain_text(re.compile(r"Gradient.*norm is [\d.]+"))
-    expect(told).to_contain_text(re.compile(r"Update to weight.*by [\d.]+ of their norm"))
+    tooltip = page.get_by_role("tooltip")
+    expect(tooltip).to_contain_text(re.compile(r"Gradient.*norm is [\d.]+"))
+    expect(tooltip).to_contain_text(
+        re.compile(r"Update to weight.*ratio of their norms in a step is [\d.]+")
+    )
     page.keyboard.press("Escape")
-    expect(told).to_have_count(0)
+    expect(tooltip).to_have_count(0)
     page.locator("tr[data-layer=sum] button.light").hover()
-    expect(told).to_contain_text("Silent outputs: not answered; it wants output")
+    expect(tooltip).to_contain_text("Dead units: not evaluated; needs Activation")
 
 
-def test_a_layer_that_went_nan_says_how_many_and_its_light_is_bad(
+def test_a_layer_with_nan_shows_how_many_and_its_health_is_a_problem(
     page: Page, broken: gh.Job, http: httpx2.Client
 ):
     inside(page, broken, "?sort=-nan")
@@ -173,23 +176,23 @@ def test_a_layer_that_went_nan_says_how_many_and_its_light_is_bad(
     expect(cell(page, "fc", "nan")).to_have_attribute("data-value", str(count))
     expect(cell(page, "fc", "nan")).to_contain_text("✕")
     light = page.locator("tr[data-layer=fc] button.light")
-    expect(light).to_have_text(re.compile("✕ bad"))
+    expect(light).to_have_text(re.compile("✕ problem"))
     light.hover()
-    expect(page.get_by_role("tooltip")).to_contain_text(re.compile(r"output of fc has \d+ NaN"))
+    expect(page.get_by_role("tooltip")).to_contain_text(
+        re.compile(r"fc \(Activation\) has \d+ NaN")
+    )
 
 
-def test_nan_of_a_kept_tensor_is_counted_and_hatched(page: Page, broken: gh.Job):
+def test_nan_of_a_captured_tensor_is_counted_and_hatched(page: Page, broken: gh.Job):
     page.goto(f"/jobs/{broken.id}/layers/fc?view=tensor&kind=output&values=1")
     number = 100 * 10
     expect(page.locator("[data-of=nan]")).to_have_text(re.compile(f"{number:,} NaN"))
     expect(page.get_by_role("region", name="Values").locator("td").first).to_have_text("✕ NaN")
-    assert {(255, 0, 255), (0, 0, 0)} <= colours(
-        page.get_by_role("img", name=re.compile("picture"))
-    )
+    assert {(255, 0, 255), (0, 0, 0)} <= colors(page.get_by_role("img", name=re.compile("image")))
 
 
-def colours(canvas: Locator) -> set[tuple[int, int, int]]:
-    """Those of a canvas that was drawn."""
+def colors(canvas: Locator) -> set[tuple[int, int, int]]:
+    """The colors of a canvas."""
     script = """(it) => {
       const {data} = it.getContext('2d').getImageData(0, 0, it.width, it.height);
       const found = new Set(); for (let n = 0; n < data.length; n += 4)
@@ -199,41 +202,44 @@ def colours(canvas: Locator) -> set[tuple[int, int, int]]:
     return {(one >> 16, one >> 8 & 255, one & 255) for one in found}
 
 
-def test_histograms_are_drawn_and_their_counts_are_the_api_s(
+def test_histograms_are_drawn_with_the_counts_of_the_api(
     page: Page, seen: gh.Job, http: httpx2.Client
 ):
     page.goto(f"/jobs/{seen.id}/layers/conv1?kind=output&view=histogram&step=15")
     for name in ("Heat map", "Ridges"):
-        chart = page.get_by_role("img", name=re.compile(f"^{name}. output of conv1 at 7 steps"))
+        chart = page.get_by_role("img", name=re.compile(f"^{name}. Activation of conv1 at 7 steps"))
         expect(chart).to_be_visible()
         drawn(page)
-        assert len(colours(chart)) > 10, name
+        assert len(colors(chart)) > 10, name
     page.get_by_role("button", name="Table").click()
     where = "layer=conv1&kind=output&stat=histogram&bins=64&max_points=100"
-    (told,) = http.get(f"/jobs/{seen.id}/stats?{where}").json()["data"]
-    counts = told["counts"][told["step"].index(15)]
+    (expected,) = http.get(f"/jobs/{seen.id}/stats?{where}").json()["data"]
+    counts = expected["counts"][expected["step"].index(15)]
     cells = page.locator("table[data-step='15'] td[data-of=count]")
     expect(cells).to_have_count(len(counts))
     assert [int(one.get_attribute("data-value") or "") for one in cells.all()] == counts
     assert sum(counts) == 100 * 8 * 6 * 6
 
 
-def test_feature_maps_are_the_values_that_were_kept(page: Page, seen: gh.Job, http: httpx2.Client):
+def test_feature_maps_are_the_captured_values(page: Page, seen: gh.Job, http: httpx2.Client):
     page.goto(f"/jobs/{seen.id}/layers/conv1?kind=output&view=tensor&step=20")
     page.get_by_label("Example (of 100)").fill("3")
-    picture = page.get_by_role("img", name=re.compile("step 20: 8 pictures of 6 by 6"))
+    picture = page.get_by_role("img", name=re.compile("step 20: 8 images of 6 by 6"))
     expect(picture).to_be_visible()
     rows = http.get(f"/jobs/{seen.id}/layers/loss.rows/output?step=20").json()["values"]
-    expect(page.locator("[data-of=row]")).to_have_text(f"is row {rows[3]:,} of its split")
+    expect(page.locator("[data-of=row]")).to_have_text(f"Row {rows[3]:,} of its split")
     drawn(page)
-    assert len(colours(picture)) > 20
+    assert len(colors(picture)) > 20
     path = f"/jobs/{seen.id}/layers/conv1/output"
     values = np.array(http.get(f"{path}?step=20&slice=3,0").json()["values"])
     for row, column in ((0, 0), (2, 5)):
         picture.hover(position={"x": column * 28 + 14, "y": row * 28 + 14})
-        expect(page.locator(".told").last).to_contain_text(f"[3, 0, {row}, {column}] is")
+        expect(page.locator(".reading").last).to_contain_text(f"[3, 0, {row}, {column}] is")
         text = (
-            page.locator(".told").last.inner_text().split(" is ")[1].replace("\N{MINUS SIGN}", "-")
+            page.locator(".reading")
+            .last.inner_text()
+            .split(" is ")[1]
+            .replace("\N{MINUS SIGN}", "-")
         )
         assert float(text) == pytest.approx(values[row, column], rel=1e-4)
     with page.expect_download() as started:
@@ -243,30 +249,30 @@ def test_feature_maps_are_the_values_that_were_kept(page: Page, seen: gh.Job, ht
     np.testing.assert_allclose(kept[3, 0], values, rtol=1e-6)
 
 
-def test_the_figures_of_a_tensor_over_steps_are_the_api_s(
+def test_the_statistics_of_a_tensor_over_steps_are_those_of_the_api(
     page: Page, seen: gh.Job, http: httpx2.Client
 ):
     page.goto(f"/jobs/{seen.id}/layers/fc?kind=param_grad")
-    page.locator("[data-chart=Size]").get_by_role("button", name="Table").click()
+    page.locator("[data-chart=Norms]").get_by_role("button", name="Table").click()
     where = "layer=fc.weight&kind=param_grad&stat=l2"
-    (told,) = http.get(f"/jobs/{seen.id}/stats?{where}").json()["data"]
-    rows = page.locator("[data-chart=Size] tbody tr")
-    expect(rows).to_have_count(len(told["step"]))
+    (expected,) = http.get(f"/jobs/{seen.id}/stats?{where}").json()["data"]
+    rows = page.locator("[data-chart=Norms] tbody tr")
+    expect(rows).to_have_count(len(expected["step"]))
     found = [float(row.locator("td").first.get_attribute("data-value") or "") for row in rows.all()]
-    assert found == told["values"]["l2"]
+    assert found == expected["values"]["l2"]
     page.get_by_role("combobox", name="Tensor").select_option("fc.bias")
     expect(page).to_have_url(re.compile("tensor=fc.bias"))
-    expect(page.locator("[data-chart=Size]")).to_be_visible()
+    expect(page.locator("[data-chart=Norms]")).to_be_visible()
 
 
-def test_the_gradient_over_the_depth_is_that_of_each_layer(
+def test_gradient_flow_shows_the_gradient_of_each_layer(
     page: Page, seen: gh.Job, http: httpx2.Client
 ):
     inside(page, seen, "?view=gradients")
-    chart = page.get_by_role("img", name=re.compile("^Gradients over the depth.*3 layers"))
+    chart = page.get_by_role("img", name=re.compile("^Gradient flow.*3 layers"))
     expect(chart).to_be_visible()
     drawn(page)
-    assert len(colours(chart)) > 1
+    assert len(colors(chart)) > 1
     page.get_by_role("button", name="Table").click()
     rows = page.get_by_role("region", name="Gradients").locator("tbody tr")
     expect(rows.locator("th")).to_have_text(["conv1", "conv2", "fc"])
@@ -275,7 +281,7 @@ def test_the_gradient_over_the_depth_is_that_of_each_layer(
         assert shown(row.locator("td").first) == pytest.approx(norm(layers[name], "param_grad"))
 
 
-def test_bars_that_have_room_stand_over_the_names_of_their_layers(page: Page, seen: gh.Job):
+def test_wide_bars_are_labeled_with_the_names_of_their_layers(page: Page, seen: gh.Job):
     page.add_init_script(_OVERHEARD)
     inside(page, seen, "?view=gradients")
     for layer in ("conv1", "conv2", "fc"):
@@ -292,8 +298,8 @@ _OVERHEARD = """(() => {
 })()"""
 
 
-def test_the_graph_stays_in_sight_in_a_window_that_becomes_narrow(page: Page, seen: gh.Job):
-    """As of a phone that is turned."""
+def test_the_graph_stays_visible_in_a_window_that_becomes_narrow(page: Page, seen: gh.Job):
+    """Like a phone that is rotated."""
     page.set_viewport_size({"width": 1280, "height": 800})
     inside(page, seen, "?view=graph")
     expect(page.locator(".graph .box")).to_have_count(len(CONV) + 1)
@@ -311,7 +317,7 @@ _ALL_WITHIN = """() => {
 }"""
 
 
-def test_the_graph_has_every_layer_and_leads_to_it(page: Page, seen: gh.Job):
+def test_the_graph_has_every_layer_and_links_to_it(page: Page, seen: gh.Job):
     inside(page, seen, "?view=graph")
     boxes = page.locator(".graph .box")
     expect(boxes).to_have_count(len(CONV) + 1)
@@ -331,7 +337,7 @@ def test_the_graph_has_every_layer_and_leads_to_it(page: Page, seen: gh.Job):
     expect(page.get_by_role("heading", level=1)).to_have_text("conv2")
 
 
-def test_a_probe_is_attached_here_now_and_its_values_come(
+def test_a_probe_attached_to_a_running_job_records_values(
     page: Page, client: gh.Client, digits: str, http: httpx2.Client, witness: Witness
 ):
     witness.expect(r"422 .*dry_run")
@@ -350,10 +356,10 @@ def _attach_and_see(page: Page, job: gh.Job, http: httpx2.Client) -> None:
     form.get_by_label("Layers or parameters").fill("nothing*")
     expect(form.get_by_role("alert")).to_contain_text("nothing*")
     form.get_by_label("Layers or parameters").fill("conv2")
-    form.get_by_label("Every … steps").fill("1")
+    form.get_by_label("Interval (steps)").fill("1")
     form.get_by_label("Budget").fill("")
     estimate = form.locator("[data-of=estimate]")
-    expect(estimate).to_contain_text("It would look at 3 names")
+    expect(estimate).to_contain_text("Matches 3 names")
     expect(estimate).to_contain_text("conv2.weight")
     assert http.get(f"/jobs/{job.id}/probes").json()["data"] == []
     form.get_by_role("button", name="Attach", exact=True).click()
@@ -366,7 +372,7 @@ def _attach_and_see(page: Page, job: gh.Job, http: httpx2.Client) -> None:
     events = http.get(f"/jobs/{job.id}/events?types=probe").json()["data"]
     assert [(one["action"], one["step"]) for one in events] == [("attached", probe["applied_step"])]
     page.goto(f"/jobs/{job.id}/layers/conv2?kind=output&range=0~{probe['applied_step'] + 1}")
-    chart = page.locator("[data-chart=Size]")
+    chart = page.locator("[data-chart=Norms]")
     chart.get_by_role("button", name="Table").click()
     first = chart.locator("tbody th").first
     expect(first).to_be_visible()
@@ -374,17 +380,15 @@ def _attach_and_see(page: Page, job: gh.Job, http: httpx2.Client) -> None:
     inside(page, job, "?view=probes")
     row.get_by_role("button", name="Change").click()
     form = page.get_by_role("form", name="Change a probe")
-    form.get_by_label("Every … steps").fill("64")
-    form.get_by_role("button", name="Change it").click()
+    form.get_by_label("Interval (steps)").fill("64")
+    form.get_by_role("button", name="Save").click()
     expect(row.locator("[data-of=when]")).to_have_text("every 64 steps")
     row.get_by_role("button", name="Detach").click()
     expect(row).to_contain_text("removed")
     assert http.get(f"/jobs/{job.id}/probes").json()["data"] == []
 
 
-def test_the_form_of_a_probe_takes_the_focus_and_gives_it_back(
-    page: Page, client: gh.Client, digits: str
-):
+def test_the_probe_form_takes_the_focus_and_returns_it(page: Page, client: gh.Client, digits: str):
     job = client.jobs.create(lasting(digits, 1_000_000, name="by keys"))
     try:
         inside(page, job, "?view=probes")
@@ -400,22 +404,22 @@ def test_the_form_of_a_probe_takes_the_focus_and_gives_it_back(
         job.cancel()
 
 
-def test_what_nobody_kept_is_watched_with_one_click(
+def test_a_missing_capture_is_watched_with_one_click(
     page: Page, client: gh.Client, digits: str, http: httpx2.Client
 ):
     job = client.jobs.create(lasting(digits, 1_000_000, name="click"))
     try:
         page.goto(f"/jobs/{job.id}/layers/conv1?kind=param&view=tensor")
         expect(page.locator("header.card .badge")).to_have_text("running")
-        page.get_by_role("button", name="Watch it every 50 steps").click()
-        expect(page.get_by_role("img", name=re.compile("32 pictures of 3 by 3"))).to_be_visible()
+        page.get_by_role("button", name="Watch every 50 steps").click()
+        expect(page.get_by_role("img", name=re.compile("32 images of 3 by 3"))).to_be_visible()
         (probe,) = http.get(f"/jobs/{job.id}/probes").json()["data"]
         assert (probe["layers"], probe["want"]) == (["conv1.weight"], ["full"])
     finally:
         job.cancel()
 
 
-def test_a_thousand_layers_are_rows_in_sight_and_groups_in_the_graph(
+def test_a_thousand_layers_are_visible_rows_and_groups_in_the_graph(
     page: Page, deep: gh.Job, http: httpx2.Client, screenshot: Screenshot
 ):
     asked: list[str] = []
@@ -427,12 +431,12 @@ def test_a_thousand_layers_are_rows_in_sight_and_groups_in_the_graph(
     assert page.locator("tr.layer-row").count() < 60
     assert len(asked) == 1
     screenshot("inside-deep")
-    page.get_by_role("button", name="Weight").click()
+    page.get_by_role("button", name="Weights").click()
     layers = layers_of(http, deep)
     norms = {name: norm(layer, "param") or 0 for name, layer in layers.items()}
     largest = max(norms, key=lambda name: norms[name])
     expect(page.locator("tr.layer-row th").first).to_have_text(largest)
-    page.get_by_role("button", name="Weight").click()
+    page.get_by_role("button", name="Weights").click()
     page.get_by_role("region", name="Layers").evaluate("it => it.scrollTo(0, it.scrollHeight)")
     unweighted = [name for name, layer in layers.items() if not layer["parameters"]]
     expect(page.locator("tr.layer-row th").last).to_have_text(unweighted[-1])
@@ -451,12 +455,12 @@ new PerformanceObserver((list) => list.getEntries().forEach((it) => tasks.push(i
 
 
 @pytest.mark.slow
-def test_a_thousand_layers_never_hold_the_page_for_a_fifth_of_a_second(page: Page, deep: gh.Job):
+def test_a_thousand_layers_never_block_the_page_for_200_ms(page: Page, deep: gh.Job):
     page.add_init_script(LONG_TASKS)
     inside(page, deep)
     expect(page.locator("tr.layer-row .spark").first).to_be_visible()
-    for name in ("Std", "Weight", "Health", "Layer", "Zeros"):
-        page.get_by_role("button", name=name).click()
+    for name in ("Std", "Weights", "Health", "Layer", "Zeros"):
+        page.get_by_role("button", name=name, exact=True).click()
         expect(page.get_by_role("columnheader", name=name)).not_to_have_attribute(
             "aria-sort", "none"
         )
@@ -470,7 +474,7 @@ def test_a_thousand_layers_never_hold_the_page_for_a_fifth_of_a_second(page: Pag
     assert longest < 200
 
 
-def test_nothing_of_the_inside_is_serious_to_axe(
+def test_the_inside_views_have_no_serious_axe_findings(
     page: Page, seen: gh.Job, broken: gh.Job, axe: Any, screenshot: Screenshot
 ):
     of = f"/jobs/{seen.id}"
@@ -497,7 +501,7 @@ def test_nothing_of_the_inside_is_serious_to_axe(
         screenshot(name)
 
 
-def test_a_job_that_is_over_says_what_to_put_in_a_spec(page: Page, seen: gh.Job, house: House):
+def test_an_ended_job_shows_which_probe_to_add_to_a_spec(page: Page, seen: gh.Job, house: House):
     page.goto(f"/jobs/{seen.id}/layers/sum?view=histogram")
     expect(page.locator("main")).to_contain_text('"layers":["sum"]')
     page.goto(f"/jobs/{seen.id}/layers/nowhere")
@@ -505,7 +509,9 @@ def test_a_job_that_is_over_says_what_to_put_in_a_spec(page: Page, seen: gh.Job,
     assert house.url in page.url
 
 
-def test_the_graph_s_buttons_cover_no_layer_at_first(page: Page, client: gh.Client, digits: str):
+def test_the_buttons_of_the_graph_cover_no_layer_initially(
+    page: Page, client: gh.Client, digits: str
+):
     sizes = {"num_embeddings": 10, "embedding_dim": 10}  # two inputs: the first row is wide
     layers: list[dict[str, Any]] = [
         {"name": "flat", "type": "Flatten", "inputs": ["image"]},

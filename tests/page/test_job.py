@@ -1,4 +1,4 @@
-"""A job's page: its numbers are the API's, and what is done on it is done to the job."""
+"""The view of a job: its numbers are those of the API, and its actions change the job."""
 
 import json
 import math
@@ -24,12 +24,12 @@ Axe = Callable[[Page], None]
 
 
 def spec(digits: str, name: str, **more: Any) -> dict[str, Any]:
-    """One that evaluates, measures and saves."""
+    """A spec with evaluation, metrics and checkpoints."""
     return small(digits, name, **longer(digits)) | more
 
 
 def longer(digits: str) -> dict[str, Any]:
-    """What it has more of than the small one."""
+    """The fields beyond those of the small spec."""
     return {
         "data": {
             "train": {"dataset": digits, "split": "train"},
@@ -46,13 +46,13 @@ def longer(digits: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def ended(client: gh.Client, digits: str) -> gh.Job:
-    """A job that has trained to its end."""
+    """A job that has ended."""
     return client.jobs.create(spec(digits, "ended one")).wait(timeout=120)
 
 
 @pytest.fixture
 def running(client: gh.Client, digits: str) -> Generator[gh.Job]:
-    """A job that trains until it is told to stop."""
+    """A job that trains until it is canceled."""
     job = client.jobs.create(spec(digits, "long one", stop={"steps": 50_000_000}))
     until(lambda: (job.refresh().progress or {}).get("step"), what="a step")
     yield job
@@ -70,23 +70,23 @@ def test_the_table_of_a_chart_has_the_numbers_of_the_api(
     page: Page, ended: gh.Job, http: httpx2.Client
 ):
     names = ["loss", "validation/loss"]
-    told = http.get(f"/jobs/{ended.id}/metrics/query", params={"name": names}).json()
+    expected = http.get(f"/jobs/{ended.id}/metrics/query", params={"name": names}).json()
     page.goto(f"/jobs/{ended.id}")
     shown = table_of(chart(page, "loss"))
-    assert [int(str(row["step"])) for row in shown] == told["step"]
+    assert [int(str(row["step"])) for row in shown] == expected["step"]
     for name in names:
         values = [None if row[name] is None else float(str(row[name])) for row in shown]
-        assert values == told["values"][name]
+        assert values == expected["values"][name]
     marks = chart(page, "loss").get_by_role("list", name="Marks")
     expect(marks).to_contain_text("step 100: checkpoint of step 100")
     expect(marks).to_contain_text("attempt 1")
 
 
-def test_a_chart_says_in_words_what_it_shows_and_what_is_best(
+def test_a_chart_has_a_description_and_best_values_are_shown(
     page: Page, ended: gh.Job, http: httpx2.Client
 ):
-    told = http.get(f"/jobs/{ended.id}/metrics/query", params={"name": "loss"}).json()
-    first, last = told["values"]["loss"][0], told["values"]["loss"][-1]
+    expected = http.get(f"/jobs/{ended.id}/metrics/query", params={"name": "loss"}).json()
+    first, last = expected["values"]["loss"][0], expected["values"]["loss"][-1]
     page.goto(f"/jobs/{ended.id}")
     image = chart(page, "loss").get_by_role("img")
     words = rf"loss fell from {first:.4g} to {last:.4g} over {STEPS - 1} steps"
@@ -97,13 +97,13 @@ def test_a_chart_says_in_words_what_it_shows_and_what_is_best(
     expect(tile).to_contain_text(f"at step {best['max_step']}")
 
 
-def test_the_page_says_which_key_made_the_job(page: Page, ended: gh.Job):
+def test_the_key_that_created_the_job_is_shown(page: Page, ended: gh.Job):
     page.goto(f"/jobs/{ended.id}")
     made = page.locator("header.head, dl.figures").get_by_text(f" by {ended.created_by}")
     expect(made.first).to_be_visible()
 
 
-def test_a_range_that_is_dragged_is_asked_for_again_and_escape_shows_all(page: Page, ended: gh.Job):
+def test_a_dragged_range_is_requested_again_and_escape_resets_it(page: Page, ended: gh.Job):
     page.goto(f"/jobs/{ended.id}")
     card = chart(page, "loss")
     over = card.locator(".u-over")
@@ -130,8 +130,8 @@ def test_a_range_that_is_dragged_is_asked_for_again_and_escape_shows_all(page: P
     expect(page).not_to_have_url(re.compile("from="))
 
 
-def test_a_cursor_goes_over_the_points_by_keys(page: Page, ended: gh.Job, http: httpx2.Client):
-    told = http.get(f"/jobs/{ended.id}/metrics/query", params={"name": "lr"}).json()
+def test_the_arrow_keys_move_the_cursor(page: Page, ended: gh.Job, http: httpx2.Client):
+    expected = http.get(f"/jobs/{ended.id}/metrics/query", params={"name": "lr"}).json()
     page.goto(f"/jobs/{ended.id}")
     card = chart(page, "lr")
     image = card.get_by_role("img")
@@ -139,12 +139,12 @@ def test_a_cursor_goes_over_the_points_by_keys(page: Page, ended: gh.Job, http: 
     image.press("Home")
     for _ in range(3):
         image.press("ArrowRight")
-    expect(card.get_by_role("status")).to_have_text(f"step 3: lr {told['values']['lr'][3]:.4g}")
+    expect(card.get_by_role("status")).to_have_text(f"step 3: lr {expected['values']['lr'][3]:.4g}")
     image.press("End")
     expect(card.get_by_role("status")).to_contain_text(f"step {STEPS - 1}")
 
 
-def test_the_axis_is_in_epochs_and_in_times_too(page: Page, ended: gh.Job):
+def test_the_axis_can_show_epochs_and_times(page: Page, ended: gh.Job):
     page.goto(f"/jobs/{ended.id}?smooth=0.9&log=loss")
     expect(page.get_by_label("smoothing")).to_have_value("0.9")
     expect(chart(page, "loss").get_by_role("button", name="Log")).to_have_attribute(
@@ -166,25 +166,25 @@ def test_a_changed_learning_rate_is_confirmed_with_its_step(
     page.get_by_role("button", name="Change settings").click()
     dialog = page.get_by_role("dialog")
     expect(dialog.get_by_label("Setting")).to_have_value("optimizer.lr")
-    dialog.get_by_label("New value, now 0.1").fill("-5")
-    dialog.get_by_role("button", name="Change", exact=True).click()
+    dialog.get_by_label("New value (current: 0.1)").fill("-5")
+    dialog.get_by_role("button", name="Apply", exact=True).click()
     expect(dialog.get_by_role("alert")).to_contain_text("/set/optimizer.lr")
     dialog.get_by_label("New value").fill("0.025")
-    dialog.get_by_role("button", name="Change", exact=True).click()
+    dialog.get_by_role("button", name="Apply", exact=True).click()
     row = dialog.get_by_role("row").last
     axe(page)
     expect(row).to_contain_text("optimizer.lr 0.1 → 0.025")
     expect(row).to_contain_text("applied")
     (command,) = http.get(f"/jobs/{running.id}/commands").json()["data"]
     expect(row.get_by_role("cell").last).to_have_text(f"{command['step']:,}")
-    expect(page.locator(".toast").last).to_contain_text(f"from step {command['step']:,} on")
+    expect(page.locator(".toast").last).to_contain_text(f"from step {command['step']:,}")
     around = {"name": "lr", "from_step": command["step"] - 1, "to_step": command["step"]}
     until(lambda: (running.refresh().progress or {}).get("step", 0) > command["step"] + 1)
     rates = http.get(f"/jobs/{running.id}/metrics/query", params=around).json()
     assert rates["values"]["lr"] == [0.1, 0.025]
 
 
-def test_a_job_is_paused_resumed_forked_and_cancelled(
+def test_a_job_is_paused_resumed_forked_and_canceled(
     page: Page, running: gh.Job, http: httpx2.Client, witness: Witness
 ):
     page.goto(f"/jobs/{running.id}")
@@ -198,7 +198,7 @@ def test_a_job_is_paused_resumed_forked_and_cancelled(
 
     page.get_by_role("button", name="Fork").click()
     dialog = page.get_by_role("dialog")
-    patch = dialog.get_by_label("What is other in its spec")
+    patch = dialog.get_by_label("Changes to the spec")
     witness.expect("status of 422")
     patch.fill('{"stop": {"steps": "many"}}')
     dialog.get_by_role("button", name="Fork", exact=True).click()
@@ -216,7 +216,7 @@ def test_a_job_is_paused_resumed_forked_and_cancelled(
     for job in (forked, running.id):
         page.goto(f"/jobs/{job}")
         page.get_by_role("button", name="Cancel job").click()
-        page.get_by_role("dialog").get_by_role("button", name="Cancel it").click()
+        page.get_by_role("dialog").get_by_role("button", name="Cancel job").click()
         expect(state).to_have_text("cancelled")
         assert http.get(f"/jobs/{job}").json()["state"] == "cancelled"
 
@@ -235,9 +235,9 @@ def test_name_and_labels_are_edited_and_an_ended_job_is_deleted(
     expect(page.get_by_role("heading", name="another name")).to_be_visible()
     assert job.refresh().data["labels"] == {"team": "vision", "url": "http://x:1"}
     page.get_by_role("button", name="Delete").click()
-    page.get_by_role("dialog").get_by_role("button", name="Delete it for good").click()
+    page.get_by_role("dialog").get_by_role("button", name="Delete permanently").click()
     expect(page).to_have_url(re.compile(r"/jobs$"))
-    expect(page.get_by_text("The job is deleted.")).to_be_visible()
+    expect(page.get_by_text("Job deleted.")).to_be_visible()
     with pytest.raises(gh.NotFoundError):
         client.jobs.get(job.id)
 
@@ -256,16 +256,16 @@ def test_checkpoints_are_listed_with_their_metrics_and_deleted(
         rows.first.get_by_role("link", name="Weights").click()
     assert download.value.path().stat().st_size == last["files"]["model.safetensors"]["size_bytes"]
     rows.last.get_by_role("button", name="Delete").click()
-    page.get_by_role("dialog").get_by_role("button", name="Delete it for good").click()
+    page.get_by_role("dialog").get_by_role("button", name="Delete permanently").click()
     expect(rows).to_have_count(1)
     assert http.get(f"/checkpoints/{first['id']}").status_code == 404
 
 
-def test_the_events_are_those_of_the_log_by_type(page: Page, ended: gh.Job, http: httpx2.Client):
+def test_events_are_filtered_by_type(page: Page, ended: gh.Job, http: httpx2.Client):
     page.goto(f"/jobs/{ended.id}/events")
-    told = http.get(f"/jobs/{ended.id}/events", params={"types": "state,checkpoint,end"}).json()
+    expected = http.get(f"/jobs/{ended.id}/events", params={"types": "state,checkpoint,end"}).json()
     rows = page.locator("tbody tr")
-    numbers = [f"{one['seq']:,}" for one in reversed(told["data"])]
+    numbers = [f"{one['seq']:,}" for one in reversed(expected["data"])]
     for name in ("attempt", "command", "finding", "probe", "adjusted", "stalled", "dropped", "gap"):
         page.get_by_label(name, exact=True).uncheck()
     expect(rows.locator("td:first-child")).to_have_text(numbers)
@@ -275,7 +275,7 @@ def test_the_events_are_those_of_the_log_by_type(page: Page, ended: gh.Job, http
     expect(rows.first).to_contain_text("running → succeeded")
 
 
-def test_predictions_show_each_class_and_the_least_sure_rows_first(
+def test_predictions_show_each_class_and_the_least_confident_rows_first(
     page: Page,
     client: gh.Client,
     ended: gh.Job,
@@ -286,21 +286,21 @@ def test_predictions_show_each_class_and_the_least_sure_rows_first(
     data = {"dataset": digits, "split": "test"}
     asked = {"kind": "infer", "job": ended.id, "data": data, "outputs": ["fc"]}
     job = client.jobs.create(asked | {"fields": ["id", "prob"]}).wait(timeout=120)
-    told = http.get(f"/jobs/{job.id}").json()["result"]["fc"]
-    probs = told["prob"]["data"]
+    expected = http.get(f"/jobs/{job.id}").json()["result"]["fc"]
+    probs = expected["prob"]["data"]
     worst = min(range(len(probs)), key=probs.__getitem__)
     page.goto(f"/jobs/{job.id}")
-    page.get_by_label("compare with the column").select_option("none")
+    page.get_by_label("compare with column").select_option("none")
     row = page.locator(".predicted tbody tr").first
     expect(row.get_by_role("rowheader")).to_have_text(str(worst))
-    expect(row.get_by_role("cell").first).to_have_text(str(told["id"]["data"][worst]))
-    threes = told["id"]["data"].count(3)
+    expect(row.get_by_role("cell").first).to_have_text(str(expected["id"]["data"][worst]))
+    threes = expected["id"]["data"].count(3)
     expect(page.get_by_role("button", name=f"class 3: {threes}")).to_be_visible()
     pages = http.get(f"/datasets/{digits}/rows", params={"split": "test", "limit": 1000}).json()
     truth = [row["label"] for row in pages["data"]]
-    pairs = list(zip(truth, told["id"]["data"], strict=True))
+    pairs = list(zip(truth, expected["id"]["data"], strict=True))
     wrong = [at for at, (right, said) in enumerate(pairs) if right != said]
-    page.get_by_label("compare with the column").select_option("label")
+    page.get_by_label("compare with column").select_option("label")
     expect(page.get_by_text(f"{len(truth) - len(wrong)} of {len(truth)} rows")).to_be_visible()
     surest = max(wrong, key=probs.__getitem__)
     expect(row.get_by_role("rowheader")).to_have_text(str(surest))
@@ -318,7 +318,7 @@ def test_predictions_show_each_class_and_the_least_sure_rows_first(
     assert download.value.path().stat().st_size == file["size_bytes"]
 
 
-def test_predictions_have_the_names_of_their_classes(page: Page, client: gh.Client):
+def test_predictions_show_class_names(page: Page, client: gh.Client):
     rows = [f"{n},{n % 3},{('fig', 'apple', 'pear')[n % 3]}" for n in range(30)]
     content = "\n".join(["a,b,fruit", *rows]).encode()
     table = client.datasets.upload(content, name="fruit", format="csv")
@@ -333,10 +333,12 @@ def test_predictions_have_the_names_of_their_classes(page: Page, client: gh.Clie
     data = {"dataset": "fruit", "split": "all"}
     asked = {"kind": "infer", "job": trained.id, "data": data}
     job = client.jobs.create(asked).wait(timeout=120)
-    told = job.result()["fc"]
-    pairs = list(zip([row.rpartition(",")[2] for row in rows], told["class"]["data"], strict=True))
+    expected = job.result()["fc"]
+    pairs = list(
+        zip([row.rpartition(",")[2] for row in rows], expected["class"]["data"], strict=True)
+    )
     page.goto(f"/jobs/{job.id}")
-    expect(page.get_by_label("compare with the column")).to_have_value("fruit")
+    expect(page.get_by_label("compare with column")).to_have_value("fruit")
     right = sum(true == said for true, said in pairs)
     expect(page.get_by_text(f"{right} of 30 rows")).to_be_visible()
     headers = page.locator(".confusion thead th")
@@ -348,7 +350,7 @@ def test_predictions_have_the_names_of_their_classes(page: Page, client: gh.Clie
     expect(page.locator(".predicted tbody tr").first).to_contain_text(f"✕ {true}")
 
 
-def test_the_spec_is_copied_as_a_command_that_has_all_of_it(page: Page, ended: gh.Job):
+def test_the_spec_is_copied_as_a_complete_command(page: Page, ended: gh.Job):
     page.goto(f"/jobs/{ended.id}")
     page.get_by_role("button", name="Copy as").click()
     text = page.get_by_role("dialog").locator("pre")
@@ -357,7 +359,7 @@ def test_the_spec_is_copied_as_a_command_that_has_all_of_it(page: Page, ended: g
     assert json.loads(body)["optimizer"] == {"type": "SGD", "args": {"lr": 0.1}}
 
 
-def test_the_page_says_that_the_api_is_gone_and_goes_on_with_right_numbers(
+def test_an_unavailable_api_is_reported_and_polling_continues_with_correct_numbers(
     page: Page, running: gh.Job, house: House, http: httpx2.Client, witness: Witness
 ):
     page.goto(f"/jobs/{running.id}")
@@ -368,28 +370,28 @@ def test_the_page_says_that_the_api_is_gone_and_goes_on_with_right_numbers(
     api = api_of(house)
     api.kill()
     bar = page.locator(".bar")
-    expect(bar).to_contain_text("The service does not answer.")
+    expect(bar).to_contain_text("The service is unavailable.")
     expect(bar).to_have_count(0)
     running.pause()
     until(lambda: running.refresh().state == "paused", what="the pause")
     expect(page.locator("header.head [role=status]")).to_have_text("paused")
-    told = http.get(f"/jobs/{running.id}/metrics/query", params={"name": "lr"}).json()
-    words = re.compile(rf"over {told['step'][-1] - told['step'][0]:,} steps")
+    expected = http.get(f"/jobs/{running.id}/metrics/query", params={"name": "lr"}).json()
+    words = re.compile(rf"over {expected['step'][-1] - expected['step'][0]:,} steps")
     expect(chart(page, "lr").get_by_role("img")).to_have_attribute("aria-label", words)
 
 
 def api_of(house: House) -> psutil.Process:
-    """The process that answers the requests of a service."""
+    """The API process of a service."""
     runtime = json.loads((house.home / "runtime.json").read_text())
     above = psutil.Process(runtime["pid"])
     (api,) = [one for one in above.children() if one.cmdline()[1:3] == ["-m", "api"]]
     return api
 
 
-def test_no_dialog_has_a_serious_fault_for_readers_of_screens(page: Page, ended: gh.Job, axe: Axe):
+def test_dialogs_have_no_serious_axe_findings(page: Page, ended: gh.Job, axe: Axe):
     page.goto(f"/jobs/{ended.id}")
     for scheme in ("light", "dark"):
-        page.get_by_label("Colours").select_option(scheme)
+        page.get_by_label("Theme").select_option(scheme)
         for name in ("Fork", "Edit", "Copy as …", "Delete"):
             opener = page.get_by_role("button", name=name, exact=True)
             opener.click()
@@ -401,23 +403,23 @@ def test_no_dialog_has_a_serious_fault_for_readers_of_screens(page: Page, ended:
 
 
 @pytest.mark.parametrize("tab", ["", "/logs", "/events", "/checkpoints", "/spec"])
-def test_no_tab_has_a_serious_fault_for_readers_of_screens(
+def test_tabs_have_no_serious_axe_findings(
     page: Page, ended: gh.Job, axe: Axe, screenshot: Screenshot, tab: str
 ):
     page.goto(f"/jobs/{ended.id}{tab}")
     expect(page.locator("nav.tabs [aria-current=page]")).to_be_visible()
-    expect(page.locator("main [role=status]").filter(has_text="Reading")).to_have_count(0)
+    expect(page.locator("main [role=status]").filter(has_text="Loading")).to_have_count(0)
     for scheme in ("light", "dark"):
-        page.get_by_label("Colours").select_option(scheme)
+        page.get_by_label("Theme").select_option(scheme)
         axe(page)
-    page.get_by_label("Colours").select_option("system")
+    page.get_by_label("Theme").select_option("system")
     screenshot(f"job{tab.replace('/', '-')}")
 
 
 @pytest.mark.parametrize(
     ("word", "role", "name"), [("Fork", "combobox", "From"), ("Edit", "textbox", "Name")]
 )
-def test_a_dialog_begins_at_its_first_field_keeps_the_focus_and_gives_it_back(
+def test_a_dialog_focuses_its_first_field_keeps_the_focus_and_returns_it(
     page: Page, ended: gh.Job, word: str, role: Any, name: str
 ):
     page.goto(f"/jobs/{ended.id}")
@@ -434,19 +436,21 @@ def test_a_dialog_begins_at_its_first_field_keeps_the_focus_and_gives_it_back(
 
 
 _WITHIN = """() => {
-  const at = document.activeElement; // the body: the browser's own bar, before the dialog again
+  const at = document.activeElement; // the body: the focus passes through the browser's toolbar
   return at === document.body || at.closest('dialog') !== null;
 }"""
 
 
-def test_the_cursor_of_a_chart_moves_nothing_and_reads_no_later_value(page: Page, ended: gh.Job):
+def test_the_cursor_of_a_chart_does_not_shift_the_layout_or_read_later_values(
+    page: Page, ended: gh.Job
+):
     page.goto(f"/jobs/{ended.id}")
     card = chart(page, "loss")
     image = card.get_by_role("img")
     expect(card.locator(".u-over")).to_be_visible()
 
     def layout() -> list[tuple[float, float]]:
-        """Where things are from the chart's top, however far the page is scrolled."""
+        """Positions relative to the chart's top, independent of scrolling."""
         found = [one.bounding_box() for one in (card, card.locator(".key"), chart(page, "lr"))]
         boxes = [box for box in found if box is not None]
         return [(box["y"] - boxes[0]["y"], box["height"]) for box in boxes]
@@ -455,7 +459,7 @@ def test_the_cursor_of_a_chart_moves_nothing_and_reads_no_later_value(page: Page
     evaluated = [int(str(row["step"])) for row in table_of(card) if row["validation/loss"]]
     card.get_by_role("button", name="Table").click()
     expect(card.locator(".u-over")).to_be_visible()
-    image.press("End")  # at a checkpoint, whose name is shown
+    image.press("End")  # at a checkpoint: its name is shown
     expect(card.locator(".cursor-note")).to_contain_text("checkpoint")
     image.press("ArrowLeft")
     assert layout() == before
@@ -466,7 +470,7 @@ def test_the_cursor_of_a_chart_moves_nothing_and_reads_no_later_value(page: Page
     expect(card.locator(".key")).to_contain_text(re.compile("validation/loss \\u2013"))
 
 
-def test_the_best_values_have_one_order_whatever_the_service_s_is(page: Page, ended: gh.Job):
+def test_the_order_of_the_best_values_is_independent_of_the_response(page: Page, ended: gh.Job):
     def turned(route: Route) -> None:
         answer = route.fetch()
         job = answer.json()

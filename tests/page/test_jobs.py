@@ -1,4 +1,4 @@
-"""The list of jobs: what it shows is what the API says, found by what the URL says."""
+"""The list of jobs shows the values of the API, with its filters in the URL."""
 
 import re
 
@@ -20,7 +20,7 @@ MANY = 1000
 
 @pytest.fixture(scope="module")
 def ended(client: gh.Client, digits: str) -> gh.Job:
-    """A job that has trained to its end."""
+    """A job that has ended."""
     job = client.jobs.create(small(digits, "ended one", labels={"list": "yes"}))
     return job.wait(timeout=120)
 
@@ -29,22 +29,20 @@ def row_of(page: Page, job: gh.Job) -> Locator:
     return page.locator(f"tr[data-job={job.id}]")
 
 
-def test_a_row_shows_what_the_api_says(page: Page, ended: gh.Job, http: httpx2.Client):
-    told = http.get(f"/jobs/{ended.id}").json()
+def test_a_row_shows_the_values_of_the_api(page: Page, ended: gh.Job, http: httpx2.Client):
+    expected = http.get(f"/jobs/{ended.id}").json()
     row = row_of(page, ended)
     expect(row.get_by_role("link", name="ended one")).to_have_attribute("href", f"/jobs/{ended.id}")
     expect(row).to_contain_text("succeeded")
-    steps = told["progress"]["step"]
+    steps = expected["progress"]["step"]
     expect(row.get_by_role("progressbar")).to_have_attribute("aria-valuenow", str(steps))
     loss = float(row.locator("td").nth(4).inner_text())
-    assert loss == pytest.approx(told["summary"]["loss"]["last"], rel=1e-3)
+    assert loss == pytest.approx(expected["summary"]["loss"]["last"], rel=1e-3)
     line = row.get_by_role("img")
     expect(line).to_have_attribute("aria-label", re.compile(r"^loss from [\d.]+ to [\d.]+$"))
 
 
-def test_a_job_is_found_by_its_label_its_name_and_its_state_and_the_link_says_so(
-    page: Page, ended: gh.Job
-):
+def test_jobs_are_filtered_by_label_name_and_state_in_the_url(page: Page, ended: gh.Job):
     page.get_by_label("Label").fill("list:yes")
     expect(page).to_have_url(re.compile(r"label=list%3Ayes"))
     expect(page.locator("tbody tr")).to_have_count(1)
@@ -61,7 +59,7 @@ def test_a_job_is_found_by_its_label_its_name_and_its_state_and_the_link_says_so
     expect(page.get_by_label("Search")).to_have_value("ended o")
 
 
-def test_a_running_job_is_live_and_is_paused_resumed_and_cancelled(
+def test_a_running_job_is_live_and_is_paused_resumed_and_canceled(
     page: Page, client: gh.Client, digits: str
 ):
     job = client.jobs.create(small(digits, "long one", stop={"epochs": 100_000}))
@@ -79,9 +77,7 @@ def test_a_running_job_is_live_and_is_paused_resumed_and_cancelled(
     assert job.refresh().state == "cancelled"
 
 
-def test_a_job_that_met_a_nan_has_a_badge_that_names_the_layer(
-    page: Page, client: gh.Client, digits: str
-):
+def test_a_job_with_nan_has_a_badge_with_the_layer(page: Page, client: gh.Client, digits: str):
     guard = {"nonfinite": {"check": ["loss"], "action": "fail"}}
     wild = {"type": "SGD", "args": {"lr": 1e38}}
     job = client.jobs.create(small(digits, "wild one", optimizer=wild, guards=guard))
@@ -93,7 +89,7 @@ def test_a_job_that_met_a_nan_has_a_badge_that_names_the_layer(
     expect(row.locator(".badge.bad").last).to_have_text(f"NaN · {layer}")
 
 
-def test_chosen_jobs_are_compared_and_deleted(
+def test_selected_jobs_are_compared_and_deleted(
     page: Page, client: gh.Client, digits: str, ended: gh.Job
 ):
     other = client.jobs.create(small(digits, "to go", seed=2, labels={"list": "yes"}))
@@ -149,9 +145,7 @@ _WATCH = """() => {
 }"""
 
 
-def test_the_list_has_no_serious_fault_for_readers_of_screens(
-    page: Page, ended: gh.Job, axe, screenshot
-):
+def test_the_list_has_no_serious_axe_findings(page: Page, ended: gh.Job, axe, screenshot):
     expect(row_of(page, ended)).to_be_visible()
     axe(page)
     page.emulate_media(color_scheme="dark")
@@ -159,7 +153,7 @@ def test_the_list_has_no_serious_fault_for_readers_of_screens(
     screenshot("jobs")
 
 
-def test_what_can_be_done_with_a_job_looks_like_a_button(
+def test_actions_of_a_job_look_like_buttons(
     page: Page, client: gh.Client, digits: str, ended: gh.Job
 ):
     job = client.jobs.create(endless(digits, "can be paused"))
@@ -173,7 +167,7 @@ def test_what_can_be_done_with_a_job_looks_like_a_button(
     assert bare_words(page) == []
 
 
-def test_the_keyboard_goes_on_in_the_view_that_a_link_opened(page: Page, ended: gh.Job):
+def test_the_focus_moves_to_the_view_that_a_link_opened(page: Page, ended: gh.Job):
     row_of(page, ended).get_by_role("link", name="ended one").focus()
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name="ended one")).to_be_visible()
@@ -182,7 +176,7 @@ def test_the_keyboard_goes_on_in_the_view_that_a_link_opened(page: Page, ended: 
     assert page.evaluate("() => document.activeElement.closest('main') !== null")
 
 
-def test_what_can_be_opened_is_in_one_line_on_a_phone(page: Page, ended: gh.Job):
+def test_the_navigation_is_in_one_line_on_a_phone(page: Page, ended: gh.Job):
     page.set_viewport_size({"width": 390, "height": 844})
     for path in ("/jobs", "/compare", "/datasets", "/devices", "/settings"):
         page.goto(path)
@@ -201,7 +195,7 @@ def test_selecting_a_job_moves_no_row(page: Page, ended: gh.Job):
     assert row.bounding_box() == before
 
 
-def test_rows_are_equally_high_in_every_state(
+def test_rows_have_the_same_height_in_every_state(
     page: Page, ended: gh.Job, client: gh.Client, digits: str
 ):
     devices = {"type": "cpu", "threads": 2}

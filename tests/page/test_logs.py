@@ -1,4 +1,4 @@
-"""What the processes of a job print: it comes while it is printed, and stays where one reads."""
+"""The log of a job: it is followed as it grows, and keeps its scroll position."""
 
 import re
 from collections.abc import Callable, Generator
@@ -30,7 +30,7 @@ def running(client: gh.Client, digits: str) -> Generator[gh.Job]:
 
 @pytest.fixture
 def printed(running: gh.Job, house: House) -> Generator[Print]:
-    """Has a rank of the job print lines: as its worker stores them, but of any rank."""
+    """Store printed lines for a rank, as a worker does."""
     database = Database(f"sqlite:///{house.home / 'glasshouse.db'}")
 
     def store(rank: int, stream: str, lines: list[str]) -> None:
@@ -46,9 +46,7 @@ def line(page: Page, text: str) -> Locator:
     return page.get_by_role("log").locator(".line").filter(has_text=text)
 
 
-def test_lines_of_all_ranks_are_followed_while_they_come_and_chosen_by_rank(
-    page: Page, running: gh.Job, printed: Print
-):
+def test_lines_are_followed_and_filtered_by_rank(page: Page, running: gh.Job, printed: Print):
     printed(0, "stdout", ["zero begins"])
     page.goto(f"/jobs/{running.id}/logs")
     expect(line(page, "zero begins")).to_contain_text("0 stdout")
@@ -62,12 +60,12 @@ def test_lines_of_all_ranks_are_followed_while_they_come_and_chosen_by_rank(
     page.mouse.wheel(0, -3000)
     expect(follow).not_to_be_checked()
     stays = page.get_by_role("log").evaluate("log => log.scrollTop")
-    printed(0, "stdout", ["zero goes on"])
+    printed(0, "stdout", ["zero continues"])
     expect(page.get_by_text(re.compile(r"^302 lines$"))).to_be_visible()
     assert page.get_by_role("log").evaluate("log => log.scrollTop") == stays
-    expect(line(page, "zero goes on")).not_to_be_in_viewport()
+    expect(line(page, "zero continues")).not_to_be_in_viewport()
     follow.check()
-    expect(line(page, "zero goes on")).to_be_in_viewport()
+    expect(line(page, "zero continues")).to_be_in_viewport()
 
     page.get_by_label("rank").select_option("0")
     lines = page.get_by_role("log").locator(".line")

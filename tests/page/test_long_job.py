@@ -1,4 +1,4 @@
-"""A million values of one metric: zoomed by the mouse, they are the API's, and nothing stalls."""
+"""A million values of one metric: zooming shows the API's values, without long tasks."""
 
 import math
 import random
@@ -19,12 +19,12 @@ from tests.page.test_job import chart
 NUM = 1_000_000
 PORTION = 50_000
 PEAK, HOLE = 617_283, 400_001
-"""A step that stands out alone, and one that is not a number."""
+"""The step of an outlier, and the step of a NaN."""
 
 
 @pytest.fixture(scope="module")
 def long(client: gh.Client, digits: str, house: House) -> gh.Job:
-    """An ended job, with a million values more than it has measured."""
+    """An ended job, with a million additional values."""
     job = client.jobs.create(small(digits, "a million")).wait(timeout=120)
     chance = random.Random(0)  # noqa: S311
     database = Database(f"sqlite:///{house.home / 'glasshouse.db'}")
@@ -53,18 +53,18 @@ def shown(page: Page) -> list[dict[str, str | None]]:
 
 
 def agree(page: Page, http: httpx2.Client, job: gh.Job, **within: int) -> list[int]:
-    """The steps of the chart, once its numbers are those of the API."""
+    """Compare the chart with the API; return its steps."""
     asked = {"name": "wave", "max_points": 1000, **within}
-    told = http.get(f"/jobs/{job.id}/metrics/query", params=asked).json()
+    expected = http.get(f"/jobs/{job.id}/metrics/query", params=asked).json()
     rows = shown(page)
-    assert [int(str(row["step"])) for row in rows] == told["step"]
-    wanted = [repr(float(value)) for value in told["values"]["wave"]]
+    assert [int(str(row["step"])) for row in rows] == expected["step"]
+    wanted = [repr(float(value)) for value in expected["values"]["wave"]]
     assert [repr(float(str(row["wave"]))) for row in rows] == wanted
-    return told["step"]
+    return expected["step"]
 
 
 def drag(page: Page, low: float, high: float) -> tuple[int, int]:
-    """Zoom to a part of what is shown; the steps that the page then asks for."""
+    """Zoom to a part of the chart; return the requested steps."""
     box = chart(page, "wave").locator(".u-over").bounding_box()
     assert box is not None
     with page.expect_response(re.compile(r"metrics/query\?.*wave.*from_step=")) as answered:
@@ -78,7 +78,7 @@ def drag(page: Page, low: float, high: float) -> tuple[int, int]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_million_points_are_zoomed_and_are_the_apis(
+def test_a_million_points_are_zoomed_and_equal_the_apis(
     page: Page, long: gh.Job, http: httpx2.Client
 ):
     page.add_init_script(HEAR_LONG_TASKS)
@@ -88,7 +88,7 @@ def test_a_million_points_are_zoomed_and_are_the_apis(
     steps = agree(page, http, long)
     assert {0, NUM - 1, PEAK, HOLE} <= set(steps)
     low, high = 0, NUM - 1
-    while high - low > 2000:  # towards the peak, each time to a fifth
+    while high - low > 2000:  # toward the peak, each time to a fifth
         place = (PEAK - low) / (high - low)
         low, high = drag(page, max(0.0, place - 0.1), min(1.0, place + 0.1))
         assert low < PEAK < high

@@ -1,4 +1,4 @@
-"""The page around its views: who gets in, what it may do, how it is used without a mouse."""
+"""The frame of the dashboard: sessions, content security policy, and keyboard use."""
 
 import re
 from collections.abc import Callable
@@ -15,12 +15,12 @@ Axe = Callable[[Page], None]
 
 
 def unlocking(page: Page) -> None:
-    """Wait until the page asks for a key."""
+    """Wait until the dashboard prompts for a key."""
     expect(page.get_by_role("heading", name="Open Glasshouse")).to_be_visible()
 
 
 def inside(page: Page) -> None:
-    """Wait until the page shows the jobs."""
+    """Wait until the dashboard shows the jobs."""
     expect(page).to_have_url(re.compile(r"/jobs$"))
     expect(page.get_by_role("link", name="Jobs", exact=True)).to_have_attribute(
         "aria-current", "page"
@@ -29,18 +29,20 @@ def inside(page: Page) -> None:
 
 
 def ask_now(page: Page) -> None:
-    """Have the page ask for everything again, as it does when the network is back."""
+    """Make the dashboard refresh everything, as it does when the network is back."""
     page.evaluate("() => dispatchEvent(new Event('online'))")
 
 
 @pytest.mark.parametrize("path", ["/", "/jobs/job_x", "/settings"])
-def test_without_a_session_the_page_asks_for_a_key(stranger: Page, witness: Witness, path: str):
+def test_without_a_session_the_dashboard_prompts_for_a_key(
+    stranger: Page, witness: Witness, path: str
+):
     witness.expect(LOCKED)
     stranger.goto(path)
     unlocking(stranger)
 
 
-def test_a_key_opens_the_page(stranger: Page, witness: Witness, house: House):
+def test_a_key_opens_the_dashboard(stranger: Page, witness: Witness, house: House):
     witness.expect(LOCKED)
     stranger.goto("/jobs")
     stranger.get_by_label("API key").fill(f" {house.key}\n")
@@ -50,7 +52,9 @@ def test_a_key_opens_the_page(stranger: Page, witness: Witness, house: House):
     assert house.key not in str(stranger.evaluate("() => ({...localStorage, ...sessionStorage})"))
 
 
-def test_a_wrong_key_is_told_and_may_be_typed_again(stranger: Page, witness: Witness, house: House):
+def test_a_wrong_key_is_rejected_and_can_be_corrected(
+    stranger: Page, witness: Witness, house: House
+):
     witness.expect(LOCKED)
     stranger.goto("/jobs")
     stranger.get_by_label("API key").fill("gh_wrong")
@@ -71,19 +75,19 @@ def test_the_one_time_link_opens_the_jobs_once(page: Page, profile, client: gh.C
     assert profile.request.get(link).status == 401
 
 
-def test_a_part_that_an_update_took_away_asks_for_a_new_load(page: Page, witness: Witness):
+def test_a_view_that_an_update_removed_prompts_for_a_reload(page: Page, witness: Witness):
     inside(page)
     witness.expect("status of 404")
     page.route("**/assets/*.js", lambda route: route.fulfill(status=404))
     page.get_by_role("link", name="Devices", exact=True).click()
     expect(page.get_by_role("alert")).to_contain_text("the service was updated")
     page.unroute("**/assets/*.js")
-    page.get_by_role("button", name="Load the page again").click()
+    page.get_by_role("button", name="Reload the page").click()
     expect(page).to_have_url(re.compile(r"/devices$"))
     expect(page.locator("main")).to_contain_text("cpu:0")
 
 
-def test_a_link_that_was_used_says_what_to_do(
+def test_a_used_link_explains_what_to_do(
     stranger: Page, profile, client: gh.Client, witness: Witness, axe: Axe
 ):
     link = client.browser_link()
@@ -101,7 +105,7 @@ def test_a_link_that_was_used_says_what_to_do(
     unlocking(stranger)
 
 
-def test_a_session_that_ends_asks_for_a_key(
+def test_an_ended_session_prompts_for_a_key(
     stranger: Page, witness: Witness, client: gh.Client, house: House
 ):
     key = client.keys.create("browser", ["read"], "local")
@@ -127,7 +131,7 @@ def test_a_session_that_ends_asks_for_a_key(
     ],
     ids=["inline", "handler", "address", "frame", "data"],
 )
-def test_a_script_that_is_put_in_does_not_run(page: Page, witness: Witness, script: str):
+def test_an_injected_script_does_not_run(page: Page, witness: Witness, script: str):
     inside(page)
     witness.expect("Content Security Policy")
     made = "(kind, with_) => Object.assign(document.createElement(kind), with_)"
@@ -136,7 +140,7 @@ def test_a_script_that_is_put_in_does_not_run(page: Page, witness: Witness, scri
     assert page.evaluate("() => window.ran") is None
 
 
-def test_the_page_can_ask_nobody_else(page: Page, witness: Witness):
+def test_the_dashboard_can_send_requests_to_its_service_only(page: Page, witness: Witness):
     inside(page)
     witness.expect("Content Security Policy")
     failed = page.evaluate(
@@ -145,33 +149,33 @@ def test_the_page_can_ask_nobody_else(page: Page, witness: Witness):
     assert failed
 
 
-def test_a_request_to_elsewhere_would_be_noticed(page: Page, witness: Witness):
+def test_a_request_to_another_origin_is_detected(page: Page, witness: Witness):
     inside(page)
     witness.expect(r"leaves the origin: GET http://127\.0\.0\.2:9/")
     witness.expect("console: ")
     page.goto("data:text/html,<img src='http://127.0.0.2:9/'>")
 
 
-def test_the_theme_is_chosen_and_kept(page: Page):
+def test_the_theme_is_selected_and_stored(page: Page):
     inside(page)
     background = "() => getComputedStyle(document.documentElement).backgroundColor"
     light = page.evaluate(background)
-    page.get_by_label("Colours").select_option("dark")
+    page.get_by_label("Theme").select_option("dark")
     dark = page.evaluate(background)
     assert dark != light
     page.reload()
     inside(page)
     assert page.evaluate(background) == dark
-    page.get_by_label("Colours").select_option("system")
+    page.get_by_label("Theme").select_option("system")
     assert page.evaluate(background) == light
     page.emulate_media(color_scheme="dark")
     page.wait_for_function(f"(wanted) => ({background})() === wanted", arg=dark)
 
 
-def test_the_first_key_leads_past_the_navigation(page: Page):
+def test_the_first_tab_stop_skips_the_navigation(page: Page):
     inside(page)
     page.keyboard.press("Tab")
-    skip = page.get_by_role("link", name="Skip to the content")
+    skip = page.get_by_role("link", name="Skip to content")
     expect(skip).to_be_focused()
     expect(skip).to_be_in_viewport()
     page.keyboard.press("Enter")
@@ -179,20 +183,20 @@ def test_the_first_key_leads_past_the_navigation(page: Page):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_shell_can_be_used_by_everybody(page: Page, axe: Axe, scheme: str):
+def test_the_shell_has_no_serious_axe_findings(page: Page, axe: Axe, scheme: str):
     inside(page)
-    page.get_by_label("Colours").select_option(scheme)
+    page.get_by_label("Theme").select_option(scheme)
     axe(page)
 
 
-def test_the_door_can_be_used_by_everybody(stranger: Page, witness: Witness, axe: Axe):
+def test_the_key_prompt_has_no_serious_axe_findings(stranger: Page, witness: Witness, axe: Axe):
     witness.expect(LOCKED)
     stranger.goto("/jobs")
     unlocking(stranger)
     axe(stranger)
 
 
-def test_what_is_wrong_for_readers_would_be_found(page: Page):
+def test_axe_reports_a_missing_alternative_text(page: Page):
     inside(page)
     page.evaluate("() => document.body.insertAdjacentHTML('beforeend', '<img src=\"data:,\">')")
     assert [one["rule"] for one in findings(page)] == ["image-alt"]

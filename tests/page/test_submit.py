@@ -1,4 +1,4 @@
-"""A new job from the page: the form, its text and the plan are one spec; what is copied runs."""
+"""A new job: the form, the JSON and the plan show one spec, and the copied commands run."""
 
 import json
 import os
@@ -24,39 +24,39 @@ TIMES = " \N{MULTIPLICATION SIGN} "
 
 
 def opened(page: Page, query: str) -> Page:
-    """The form, once the plan is that of what it says."""
+    """The form, once its plan is up to date."""
     page.goto(f"/submit?{query}")
     planned(page)
     return page
 
 
 def planned(page: Page) -> None:
-    expect(page.get_by_role("status").filter(has_text="as written")).to_be_visible()
+    expect(page.get_by_role("status").filter(has_text="up to date")).to_be_visible()
 
 
 def field(page: Page, pointer: str) -> Locator:
-    """The input of what a JSON pointer names."""
+    """The input of a JSON pointer."""
     return page.locator(f"[id='at{pointer}']").locator("input, select").first
 
 
 def on_screen(page: Page) -> Any:
-    """The spec in the text view; then the form again."""
+    """The spec in the JSON view; then back to the form."""
     page.get_by_role("link", name="JSON", exact=True).click()
-    text = page.get_by_role("textbox", name="The spec as JSON").input_value()
+    text = page.get_by_role("textbox", name="Spec as JSON").input_value()
     page.get_by_role("link", name="Form", exact=True).click()
-    expect(page.get_by_role("textbox", name="The spec as JSON")).to_have_count(0)
+    expect(page.get_by_role("textbox", name="Spec as JSON")).to_have_count(0)
     return json.loads(text)
 
 
 def written(page: Page, text: str) -> None:
-    """Another spec, pasted; then the form of it."""
+    """Paste another spec; then back to the form."""
     page.get_by_role("link", name="JSON", exact=True).click()
-    page.get_by_role("textbox", name="The spec as JSON").fill(text)
+    page.get_by_role("textbox", name="Spec as JSON").fill(text)
     page.get_by_role("link", name="Form", exact=True).click()
 
 
 def shown_bytes(value: int) -> str:
-    """A size as the page writes it."""
+    """A size as the dashboard formats it."""
     left, unit = float(value), 0
     while left >= 1000:
         left, unit = left / 1000, unit + 1
@@ -65,14 +65,14 @@ def shown_bytes(value: int) -> str:
 
 
 def small(page: Page, name: str) -> None:
-    """What the form says becomes a job of seconds."""
+    """Make the job short."""
     field(page, "/name").fill(name)
     field(page, "/network/args/hidden").fill("16")
     field(page, "/stop/epochs").fill("1")
     planned(page)
 
 
-def test_a_job_made_in_the_form_trains_to_its_end_and_is_what_was_on_the_screen(
+def test_a_job_from_the_form_has_its_spec_and_plan(
     page: Page, client: gh.Client, http: httpx2.Client, digits: str, screenshot: Screenshot
 ):
     opened(page, f"dataset={digits}")
@@ -98,7 +98,7 @@ def test_a_job_made_in_the_form_trains_to_its_end_and_is_what_was_on_the_screen(
 
 
 def shows_plan(page: Page, plan: dict[str, Any]) -> None:
-    """The plan on the screen is the service's."""
+    """The plan shown is the service's."""
     pane = page.get_by_role("region", name="Plan")
     expect(pane.locator("[data-plan=parameters]")).to_have_text(f"{plan['parameters']:,}")
     expect(pane.locator("[data-plan=flops]")).to_have_text(f"{plan['flops']:,}")
@@ -114,7 +114,7 @@ def shows_plan(page: Page, plan: dict[str, Any]) -> None:
         assert cells[:4] == [layer["name"], layer["type"], shape, f"{layer['parameters']:,}"]
 
 
-def test_without_a_dataset_one_button_leads_to_a_spec_that_can_be_submitted(
+def test_without_a_dataset_one_button_creates_a_spec_that_can_be_submitted(
     stranger: Page, house: House
 ):
     with house.another_key("somebody new", "submit").client() as visitor:
@@ -127,7 +127,7 @@ def test_without_a_dataset_one_button_leads_to_a_spec_that_can_be_submitted(
         assert on_screen(stranger)["data"]["train"] == {"dataset": dataset.id, "split": "train"}
 
 
-def test_a_wrong_argument_is_told_at_its_field_and_the_list_leads_there(
+def test_a_wrong_argument_is_shown_at_its_field_and_the_list_links_to_it(
     page: Page, witness: Witness, digits: str
 ):
     witness.expect(REFUSED)
@@ -145,18 +145,18 @@ def test_a_wrong_argument_is_told_at_its_field_and_the_list_leads_there(
     expect(page.get_by_role("alert")).to_have_count(0)
 
 
-def test_layers_are_added_moved_and_removed_and_a_wrong_one_is_found(
+def test_layers_are_added_moved_and_removed_and_an_error_is_found(
     page: Page, witness: Witness, http: httpx2.Client, digits: str
 ):
     witness.expect(REFUSED)
     opened(page, f"dataset={digits}")
-    page.get_by_role("button", name="Edit its layers").click()
+    page.get_by_role("button", name="Edit layers").click()
     planned(page)
     names = [layer["name"] for layer in on_screen(page)["network"]["layers"]]
     assert names == ["flat", "fc1", "act1", "out"]
     planned(page)
     page.locator("[id='at/network/layers/2'] > summary").click()
-    page.get_by_role("button", name="Add one after it").click()
+    page.get_by_role("button", name="Insert after").click()
     field(page, "/network/layers/3/name").fill("drop")
     kind = field(page, "/network/layers/3/type")
     assert "Dropout" in page.locator("datalist#layers option").evaluate_all(
@@ -165,14 +165,14 @@ def test_layers_are_added_moved_and_removed_and_a_wrong_one_is_found(
     kind.fill("Dropout")
     field(page, "/network/layers/3/args/p").fill("0.25")
     planned(page)
-    page.get_by_role("button", name="Earlier").click()
+    page.get_by_role("button", name="Move up").click()
     planned(page)
     spec = on_screen(page)
     layer = {"name": "drop", "type": "Dropout", "args": {"p": 0.25}}
     assert spec["network"]["layers"][2] == layer
     planned(page)
     shows_plan(page, http.post("/plan", json=spec).json())
-    # the row is closed: the list leads into it
+    # the row is collapsed: the link expands it
     spec["network"]["layers"][2]["args"] = {"p": 7}
     written(page, json.dumps(spec))
     listed = page.get_by_role("alert").get_by_role("button", name="/network/layers/2")
@@ -184,27 +184,27 @@ def test_layers_are_added_moved_and_removed_and_a_wrong_one_is_found(
     assert names == ["flat", "fc1", "act1", "out"]
 
 
-def test_form_and_text_are_two_views_and_what_the_form_does_not_know_stays(
+def test_form_and_json_are_two_views_and_unknown_fields_are_kept(
     page: Page, witness: Witness, digits: str
 ):
-    witness.allow(REFUSED)  # the plan of a text that is changed at once is not asked for
+    witness.allow(REFUSED)  # the plan of a text that changes at once is not requested
     opened(page, f"dataset={digits}")
     spec = on_screen(page) | {"mystery": {"deep": [1, None]}, "labels": {"a/b": "c"}}
     written(page, json.dumps(spec))
-    unknown = page.get_by_label("mystery (not known here)")
+    unknown = page.get_by_label("mystery (unknown field)")
     expect(unknown).to_have_value('{"deep":[1,null]}')
     field(page, "/seed").fill("5")
     assert on_screen(page) == spec | {"seed": 5}
     page.get_by_role("link", name="JSON", exact=True).click()
-    text = page.get_by_role("textbox", name="The spec as JSON")
+    text = page.get_by_role("textbox", name="Spec as JSON")
     text.fill('{"kind": ')
-    expect(page.get_by_role("alert").filter(has_text="no JSON yet")).to_be_visible()
+    expect(page.get_by_role("alert").filter(has_text="Invalid JSON")).to_be_visible()
     expect(page.get_by_role("button", name="Submit")).to_be_disabled()
     text.fill(json.dumps({key: value for key, value in spec.items() if key != "mystery"}))
     planned(page)
 
 
-def test_two_clicks_make_one_job_which_another_can_begin_with(
+def test_two_clicks_create_one_job_whose_spec_another_can_use(
     page: Page, client: gh.Client, digits: str
 ):
     opened(page, f"dataset={digits}")
@@ -217,7 +217,7 @@ def test_two_clicks_make_one_job_which_another_can_begin_with(
     job.wait(timeout=300)
 
 
-def test_what_is_copied_runs_as_it_is_and_makes_the_same_spec(
+def test_copied_commands_run_and_submit_the_same_spec(
     page: Page, house: House, client: gh.Client, digits: str, tmp_path: Path
 ):
     opened(page, f"dataset={digits}")
@@ -232,7 +232,7 @@ def test_what_is_copied_runs_as_it_is_and_makes_the_same_spec(
 
 
 def run_copy(page: Page, house: House, name: str, folder: Path) -> str:
-    """Run what stands under a button, with a key in the environment."""
+    """Run a copied command, with a key in the environment."""
     page.get_by_role("button", name=name, exact=True).click()
     text = page.locator(f"pre[aria-label='As {name}']").inner_text()
     assert house.key not in text
@@ -253,13 +253,13 @@ def run_copy(page: Page, house: House, name: str, folder: Path) -> str:
 
 @pytest.mark.parametrize("size", [(1280, 800), (390, 844)])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_serious_is_wrong_for_who_cannot_see_or_point(
+def test_the_form_has_no_serious_axe_findings(
     page: Page, axe: Axe, digits: str, size: tuple[int, int], scheme: Any
 ):
     page.emulate_media(color_scheme=scheme)
     page.set_viewport_size({"width": size[0], "height": size[1]})
     opened(page, f"dataset={digits}")
-    page.get_by_role("button", name="Edit its layers").click()
+    page.get_by_role("button", name="Edit layers").click()
     planned(page)
     page.locator("[id='at/network/layers/1'] > summary").click()
     page.get_by_role("button", name="curl", exact=True).click()
@@ -272,7 +272,7 @@ def test_nothing_serious_is_wrong_for_who_cannot_see_or_point(
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_the_id_of_a_dataset_is_read_to_its_end(page: Page, digits: str, width: int):
+def test_the_id_of_a_dataset_fits_its_field(page: Page, digits: str, width: int):
     page.set_viewport_size({"width": width, "height": 844})
     opened(page, f"dataset={digits}")
     written = field(page, "/data/train/dataset")
@@ -280,7 +280,7 @@ def test_the_id_of_a_dataset_is_read_to_its_end(page: Page, digits: str, width: 
     assert written.evaluate("(it) => it.scrollWidth - it.clientWidth") <= 0
 
 
-def test_a_layer_of_a_long_name_stays_in_its_box(page: Page, client: gh.Client, digits: str):
+def test_a_long_layer_name_stays_in_its_box(page: Page, client: gh.Client, digits: str):
     name = "encoder_block_11_self_attention_output_projection_of_the_query"
     spec = specs.small(digits, "a long layer", stop={"steps": 1})
     spec["network"]["layers"][-1]["name"] = name

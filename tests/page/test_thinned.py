@@ -1,4 +1,4 @@
-"""What is drawn of a metric of which only extremes are kept, compared with the API's numbers."""
+"""The chart of a thinned metric, compared with the API's numbers."""
 
 import random
 
@@ -14,9 +14,9 @@ from tests.page.specs import small
 from tests.page.test_job import chart
 
 NUM, STRETCH = 499 * 6, 6
-"""Of so many values the service keeps the least and the greatest of each six."""
+"""Of this many values the service keeps the min and the max of each six."""
 STILL = NUM // STRETCH // 2
-"""The stretch whose values are all the same, so that only one of them is kept."""
+"""The stretch whose values are all equal, so that only one of them is kept."""
 
 ROWS_OF_THE_LINE = """(canvas) => {
   const probe = document.createElement('canvas').getContext('2d');
@@ -42,7 +42,7 @@ ROWS_OF_THE_LINE = """(canvas) => {
 
 
 def values() -> list[float]:
-    """Of each stretch one value is 0, one is 1, in any order, and the others are 0.5."""
+    """In each stretch one value is 0, one is 1, in any order, and the others are 0.5."""
     chance = random.Random(0)  # noqa: S311
     made: list[float] = []
     for number in range(NUM // STRETCH):
@@ -51,7 +51,7 @@ def values() -> list[float]:
             low, high = chance.sample(range(STRETCH), 2)
             stretch[low], stretch[high] = 0.0, 1.0
         made += stretch
-    made[0], made[1:STRETCH] = 0.0, [1.0] * (STRETCH - 1)  # the first point is one of the kept
+    made[0], made[1:STRETCH] = 0.0, [1.0] * (STRETCH - 1)  # the first point is kept
     return made
 
 
@@ -68,10 +68,10 @@ def test_the_line_of_a_thinned_metric_is_the_middle_of_its_band_all_along(
         metrics.add(tx, job.id, 1, rows)
     database.close()
     asked = {"name": "ends", "max_points": 1000}
-    told = http.get(f"/jobs/{job.id}/metrics/query", params=asked).json()
+    expected = http.get(f"/jobs/{job.id}/metrics/query", params=asked).json()
     still = range(STILL * STRETCH, (STILL + 1) * STRETCH)
-    assert len(set(still) & set(told["step"])) == 1  # so behind it the pairs begin elsewhere
-    ends = told["values"]["ends"]
+    assert len(set(still) & set(expected["step"])) == 1  # so the pairs after it are shifted
+    ends = expected["values"]["ends"]
     page.goto(f"/jobs/{job.id}?q=ends")
     expect(chart(page, "ends").locator(".u-over")).to_be_visible()
     drawn(page)

@@ -1,14 +1,13 @@
-"""A job watched in three tabs for as long as somebody would: ``python -m tests.page.watching``.
+"""Watch a running job in three browser tabs for a long time: ``python -m tests.page.watching``.
 
-A service of its own runs a job that makes about twenty events a second. A real Chromium shows its
-charts, its inside and one of its layers, each in a window. On the way the network is cut, the
-service is started again, and the tabs are put to sleep; after each of these, and in the end, the
-job rests while the numbers in every tab are compared with the API's. Nobody inspects the tabs but
-then (``chromium.py``). What the renderers have in memory, and what a tab holds after a collection
-of garbage, must be flat (``tests/soak/flat.py``) once the charts are full; no task may hold a tab's
-thread for longer than ``--longest`` milliseconds; and nothing may be said in its console but that
-the service was away. Prints a table, keeps the figures as JSON with ``--save``, and fails if not
-all of it is so.
+A separate service runs a job with about twenty events a second. A real Chromium shows its charts,
+its Inside view and one of its layers, each in a window. Meanwhile the network is cut, the service
+is restarted, and the tabs are suspended; after each of these, and at the end, the job is paused
+and the numbers in every tab are compared with the API's. No debugger is attached otherwise
+(``chromium.py``). The memory of the renderers, and of each tab after garbage collection, must be
+flat (``tests/soak/flat.py``) once the charts are full; no task may block a tab for longer than
+``--longest`` milliseconds; and the console may only have errors about the unavailable service.
+Prints a table, saves the measurements as JSON with ``--save``, and fails if any check fails.
 """
 
 import argparse
@@ -44,65 +43,65 @@ from tests.soak.flat import Bound, Verdict, judge, thinned
 from tests.waiting import until
 
 PER_MINUTE = {"heap_mib": 0.05, "nodes": 5.0, "jsEventListeners": 1.0, "renderers_mib": 0.5}
-"""What a figure may grow by in a minute: in a day of eight hours a tab's objects would come to
-24 MiB more, and the memory of all three tabs to 240."""
+"""The allowed growth per minute: in eight hours 24 MiB for a tab's heap, and 240 for the memory of
+all three tabs."""
 NOISE = {"heap_mib": 1.0, "nodes": 50.0, "jsEventListeners": 15.0, "renderers_mib": 12.0}
-"""What it may, however short the time: collections come when the browser wants them."""
+"""The allowed growth for any duration: the browser decides when to collect garbage."""
 AWAY = r"ERR_(CONNECTION_\w+|INTERNET_DISCONNECTED|EMPTY_RESPONSE|NETWORK_\w+|SOCKET_\w+)"
 TRIAL_BATCH, BATCHES = 128, (8, 1297)
 EVENTS_PER_STEP = 2
 """Metrics, and statistics of the layers."""
 IS_SHOWN = "() => !!document.querySelector('[data-group=loss], tr.layer-row, [data-chart]')"
-SAYS_AWAY = "() => !!document.querySelector('div.bar')?.textContent.includes('does not answer')"
+SAYS_AWAY = "() => !!document.querySelector('div.bar')?.textContent.includes('is unavailable')"
 EACH_SECOND = ("system/", "throughput/", "time/")
 
 
 @dataclass(frozen=True)
 class LongTask:
-    """What held a tab's thread for over 50 ms."""
+    """A task that blocked a tab for over 50 ms."""
 
     tab: str
     part: str
     duration_ms: float
 
     def is_of_a_tab(self, slept_ms: float) -> bool:
-        """Not of the sleep, which cuts a task in two: nobody can have done one so long."""
+        """Whether it is a task of the tab; the suspension of a tab also appears as a long task."""
         return self.duration_ms < 0.9 * slept_ms
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How long, and what is too long."""
+    """The duration and the limits of a watch."""
 
     minutes: float = 30.0
     rate: float = 20.0
-    """Events a second, about."""
+    """Approximate events per second."""
     longest_ms: float = 100.0
-    """What a task may take; 0: whatever it takes."""
+    """The longest allowed task; 0: no limit."""
 
     @property
     def seconds(self) -> float:
-        """As seconds."""
+        """The duration in seconds."""
         return self.minutes * 60
 
     @property
     def every_s(self) -> float:
-        """How often a tab is looked at: enough samples in a short time, too."""
+        """The interval between samples: enough samples also in a short watch."""
         return min(30.0, self.seconds / 40)
 
     @property
     def warm_up_s(self) -> float:
-        """What is not judged: caches fill, code is compiled."""
+        """The time that is excluded: caches fill, code is compiled."""
         return self.seconds / 4
 
     @property
     def away_s(self) -> float:
-        """How long the network is away, and how long a tab sleeps."""
+        """How long the network is unavailable, and how long a tab is suspended."""
         return min(120.0, self.seconds / 12)
 
 
 def spec(digits: str, name: str, batch: int, stop: dict[str, Any]) -> dict[str, Any]:
-    """Of which every step is watched, and is as long as its batch is large."""
+    """A job whose every step is watched; the batch size sets the duration of a step."""
     layers: list[dict[str, Any]] = [{"name": "flat", "type": "Flatten", "inputs": ["image"]}]
     for number in range(1, 4):
         layers += [
@@ -127,7 +126,7 @@ def spec(digits: str, name: str, batch: int, stop: dict[str, Any]) -> dict[str, 
 
 
 class Watch:
-    """One watch, from an empty folder to its report."""
+    """A watch, from an empty folder to its report."""
 
     def __init__(self, plan: Plan, chromium: Chromium, folder: Path) -> None:
         self._plan, self._chromium = plan, chromium
@@ -136,16 +135,16 @@ class Watch:
         self._client, self._http = self._house.client(), self._house.http()
         self._tabs: list[Tab] = []
         self._parts: list[tuple[float, str]] = []
-        """When each began, in seconds since 1970."""
+        """Their starts, in seconds since 1970."""
         self._tasks: list[LongTask] = []
         self._lines: dict[tuple[str, str], list[tuple[float, float]]] = {}
         self._compared: dict[str, int] = {}
         self._wrong: list[str] = []
         self._began = 0.0
-        """When it began, but for the time in which the job rested."""
+        """The start, excluding the time in which the job was paused."""
 
     def run(self) -> dict[str, Any]:
-        """Its report."""
+        """Run the watch and return its report."""
         job = self._begin()
         try:
             self._open(job)
@@ -163,7 +162,7 @@ class Watch:
     def _watch_noting(self, job: gh.Job) -> None:
         try:
             self._watch(job)
-        except Exception as error:  # the report is worth more
+        except Exception as error:  # still return a report
             part = self._parts[-1][1]
             self._wrong.append(f"{part}: {type(error).__name__}: {str(error)[:500]}")
         for tab in self._tabs:
@@ -189,14 +188,14 @@ class Watch:
         ]
 
     def _calm(self) -> None:
-        """The job gives way to the tabs: it is their time that is measured."""
+        """Lower the priority of the job: the time of the tabs is measured."""
         stack = json.loads((self._house.home / "runtime.json").read_text())["pid"]
         for process in psutil.Process(stack).children(recursive=True):
             if "engine.process.fork_server" in process.cmdline():
                 process.nice(19)
 
     def _begin(self) -> gh.Job:
-        """The job, whose batches are so large that there are as many events a second as wanted."""
+        """Create the job with a batch size that gives the planned event rate."""
         digits = self._client.datasets.create(builtin="digits").id
         batch = TRIAL_BATCH
         for number in range(2):
@@ -211,9 +210,9 @@ class Watch:
         return job
 
     def _fill(self, job: gh.Job, begun: int) -> None:
-        """What comes once a second has as many points as a chart shows, as if it had run for long.
+        """Fill the once-a-second metrics with as many points as a chart shows.
 
-        Else the charts would fill for seventeen minutes, and what they hold would grow with them.
+        Otherwise the charts would fill for seventeen minutes, and their memory would grow.
         """
         found = self._http.get(f"/jobs/{job.id}/metrics").json()["data"]
         rows = [
@@ -237,16 +236,14 @@ class Watch:
         return partial(self._chromium.evaluate, tab.window)
 
     def _open(self, job: gh.Job) -> None:
-        """A session by a one-time link, then the tabs."""
+        """Open a session with a one-time link, then the tabs."""
         blank = list(self._chromium.windows)
         link = self._chromium.open(self._client.browser_link())
         listed = f"{self._house.url}/jobs"
         until(lambda: self._chromium.windows[link].startswith(listed), what="a session")
         self._began = time.monotonic()
         self._begin_part("load")
-        for (
-            name
-        ) in VIEWS:  # one after the other: it is not their beginning together that is watched
+        for name in VIEWS:  # one by one: loading them together is not measured
             window = self._chromium.open(f"{self._house.url}{Tab(name, job.id).path}")
             tab = Tab(name, job.id, window)
             until(partial(self._look(tab), IS_SHOWN), what=name)
@@ -255,11 +252,11 @@ class Watch:
             self._chromium.close(window)
 
     def _until(self, share: float, part: str) -> None:
-        """Look at the tabs now and then, up to this share of the time."""
+        """Sample the tabs regularly, up to this fraction of the duration."""
         self._begin_part(part)
         ends = self._began + share * self._plan.seconds
         while (left := ends - time.monotonic()) > 0:
-            time.sleep(min(left, self._plan.every_s))  # nobody is attached
+            time.sleep(min(left, self._plan.every_s))  # no debugger is attached
             self._sample()
 
     def _sample(self) -> None:
@@ -272,14 +269,14 @@ class Watch:
         say(f"{at:.0f} s: {self._parts[-1][1]}, {mib:.0f} MiB, {self._wrong}")
 
     def _held(self, tab: Tab) -> dict[str, float]:
-        """What a tab holds, once what nobody needs any more is given back."""
+        """The memory of a tab after garbage collection."""
         asked = ("HeapProfiler.collectGarbage", "Runtime.getHeapUsage", "Memory.getDOMCounters")
         _, heap, counted = self._chromium.ask(tab.window, *asked)
         figures = {"heap_mib": heap["usedSize"] / 2**20}
         return figures | {name: float(counted[name]) for name in ("nodes", "jsEventListeners")}
 
     def _begin_part(self, part: str) -> None:
-        """What is long from now on belongs to it."""
+        """Begin a part, to which later long tasks belong."""
         self._parts.append((time.time(), part))
 
     def _part_at(self, moment: float) -> str:
@@ -287,7 +284,7 @@ class Watch:
         return next(before, self._parts[0][1])
 
     def _cut_off(self) -> None:
-        """No network for a while: the tabs say so, and come back by themselves."""
+        """Cut the network for a while: the tabs report it and reconnect."""
         self._begin_part("cut off")
         with self._chromium.offline(*(tab.window for tab in self._tabs)):
             self._says_away()
@@ -295,7 +292,7 @@ class Watch:
         self._says_nothing()
 
     def _start_again(self, job: gh.Job) -> None:
-        """The service ends and comes back where it was; the job goes on."""
+        """Restart the service at the same address; the job continues."""
         self._begin_part("started again")
         attempt, port = job.refresh().data["attempt"], urlsplit(self._house.url).port
         began = time.monotonic()
@@ -308,9 +305,9 @@ class Watch:
         self._began += time.monotonic() - began
 
     def _send_to_sleep(self) -> None:
-        """As with a lid that is closed: the tabs stand still, and the job goes on.
+        """Suspend the tabs, as a closed laptop does, while the job continues.
 
-        That each asks again by itself is seen when it is compared.
+        The comparison afterwards shows that each tab refreshes.
         """
         self._begin_part("asleep")
         with self._chromium.asleep():
@@ -318,14 +315,18 @@ class Watch:
 
     def _says_away(self) -> None:
         for tab in self._tabs:
-            until(lambda tab=tab: self._look(tab)(SAYS_AWAY), what=f"{tab.name}: it says so")
+            until(
+                lambda tab=tab: self._look(tab)(SAYS_AWAY), what=f"{tab.name}: the connection bar"
+            )
 
     def _says_nothing(self) -> None:
         for tab in self._tabs:
-            until(lambda tab=tab: not self._look(tab)(SAYS_AWAY), what=f"{tab.name}: it is back")
+            until(
+                lambda tab=tab: not self._look(tab)(SAYS_AWAY), what=f"{tab.name}: the reconnection"
+            )
 
     def _compare(self, job: gh.Job, when: str) -> None:
-        """While the job rests, every tab must come to show what the API says."""
+        """While the job is paused, every tab must eventually show the API's numbers."""
         self._begin_part("compared")
         began = time.monotonic()
         job.pause()
@@ -335,7 +336,7 @@ class Watch:
                 self._wrong.append(f"{when}, {tab.name}: {difference}")
             self._compared[tab.name] = self._compared.get(tab.name, 0) + 1
         job.resume()
-        until(lambda: job.refresh().state == "running", 300, "the job to go on")
+        until(lambda: job.refresh().state == "running", 300, "the job to continue")
         self._began += time.monotonic() - began
 
     def _differs(self, tab: Tab) -> str | None:
@@ -352,7 +353,7 @@ class Watch:
         verdicts = [self._verdict(*line) for line in sorted(self._lines)]
         found = [verdict for verdict in verdicts if verdict]
         if len(found) < len(verdicts) or not found:
-            self._wrong.append("there are too few samples to say what is flat")
+            self._wrong.append("there are too few samples to judge what is flat")
         self._wrong += [grown(verdict) for verdict in found if not verdict.is_flat]
         slept_ms = 1000 * self._plan.away_s
         tasks = longest([one for one in self._tasks if one.is_of_a_tab(slept_ms)])
@@ -368,7 +369,7 @@ class Watch:
             "events_per_s": round(rate, 1),
             "compared": self._compared,
             "long_tasks": tasks,
-            "figures": [self._told(verdict) for verdict in found],
+            "figures": [self._as_line(verdict) for verdict in found],
             "wrong": self._wrong,
         }
 
@@ -379,19 +380,19 @@ class Watch:
         bound = Bound(max(NOISE[figure], PER_MINUTE[figure] * minutes))
         return judge(line, figure, late, bound)
 
-    def _told(self, verdict: Verdict) -> dict[str, Any]:
+    def _as_line(self, verdict: Verdict) -> dict[str, Any]:
         points = thinned(self._lines[verdict.line, verdict.figure], 30)
         pairs = [[round(at / 60, 1), round(value, 1)] for at, value in points]
         return verdict.as_dict() | {"per_minute": per_minute(verdict), "points": pairs}
 
 
 def per_minute(verdict: Verdict) -> float:
-    """The slope of its line."""
+    """The slope of a measurement."""
     return round(verdict.per_hour / 60, 3)
 
 
 def grown(verdict: Verdict) -> str:
-    """Which bound it does not keep."""
+    """The message of a measurement that grew over its bound."""
     return (
         f"{verdict.line}: {verdict.figure} grew by {verdict.growth:.1f} (from {verdict.first:.1f},"
         f" {per_minute(verdict)} a minute), {verdict.bound:.1f} are allowed"
@@ -399,7 +400,7 @@ def grown(verdict: Verdict) -> str:
 
 
 def longest(tasks: Iterable[LongTask]) -> list[dict[str, Any]]:
-    """Of each tab and part how many there were, and the longest."""
+    """The number of long tasks and the longest, by tab and part."""
     groups: dict[tuple[str, str], list[float]] = {}
     for one in tasks:
         groups.setdefault((one.tab, one.part), []).append(one.duration_ms)
@@ -410,19 +411,19 @@ def longest(tasks: Iterable[LongTask]) -> list[dict[str, Any]]:
 
 
 def about(chromium: Chromium) -> dict[str, Any]:
-    """On what it ran; no path of the machine."""
+    """The machine and the browser, without paths."""
     machine = {"cores": os.cpu_count(), "python": platform.python_version()}
     return machine | {"chromium": chromium.version}
 
 
-def told(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """The report as lines: one of it all, and one of each figure."""
+def json_lines(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """The report as JSON lines: a summary, and one line per measurement."""
     whole = {name: value for name, value in report.items() if name != "figures"}
     return [whole, *report["figures"]]
 
 
 def table(report: dict[str, Any]) -> str:
-    """The report for people."""
+    """The report as a table."""
     lines = [
         f"{report['lasted_s']} s, {report['events_per_s']} events/s, compared {report['compared']}",
         "",
@@ -443,13 +444,13 @@ def table(report: dict[str, Any]) -> str:
 
 
 def say(what: str) -> None:
-    """Where it stands, on one line that is written over."""
+    """Print the progress on one line that is overwritten."""
     sys.stderr.write(f"\r{what}   ")
     sys.stderr.flush()
 
 
 def watch(plan: Plan, path: str) -> dict[str, Any]:
-    """Do it, with the Chromium at a path; its report."""
+    """Run a watch with the Chromium at a path; return its report."""
     folder = Path(tempfile.mkdtemp(prefix="gh", dir="/tmp"))
     try:
         with Chromium.started(path) as chromium:
@@ -459,24 +460,28 @@ def watch(plan: Plan, path: str) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Watch, print, keep; 1 if something was wrong."""
+    """Watch, print and save the report; return 1 if a check failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.page.watching", description=__doc__)
     parser.add_argument("--minutes", type=float, default=Plan.minutes)
-    parser.add_argument("--rate", type=float, default=Plan.rate, help="events a second")
+    parser.add_argument("--rate", type=float, default=Plan.rate, help="events per second")
     parser.add_argument(
-        "--longest", dest="longest_ms", type=float, default=Plan.longest_ms, help="ms; 0: any"
+        "--longest",
+        dest="longest_ms",
+        type=float,
+        default=Plan.longest_ms,
+        help="the longest allowed task in ms; 0: no limit",
     )
-    parser.add_argument("--save", metavar="NAME", help="keep bench/results/NAME.jsonl")
+    parser.add_argument("--save", metavar="NAME", help="save as bench/results/NAME.jsonl")
     given = vars(parser.parse_args())
     name = given.pop("save")
     path = find_chromium()
     if path is None:
-        parser.error("there is no Chromium (Debian, Ubuntu: apt install chromium)")
+        parser.error("Chromium is not installed (Debian, Ubuntu: apt install chromium)")
     report = watch(Plan(**given), path)
     sys.stdout.write(f"\n{table(report)}\n")
     if name:
         kept = ROOT / "bench" / "results" / f"{name}.jsonl"
-        kept.write_text("".join(json.dumps(line) + "\n" for line in told(report)))
+        kept.write_text("".join(json.dumps(line) + "\n" for line in json_lines(report)))
     return 1 if report["wrong"] else 0
 
 

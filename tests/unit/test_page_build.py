@@ -68,16 +68,16 @@ def without_node(tmp_path: Path) -> dict[str, str]:
 
 def test_it_is_built_once_for_each_state_of_its_sources(furnished: Path):
     first = build(furnished)
-    assert (first.returncode, first.stdout) == (0, "the page is built\n"), first.stderr
+    assert (first.returncode, first.stdout) == (0, "the dashboard is built\n"), first.stderr
     dist = furnished / "dashboard" / "dist"
     built = (dist / "index.html").stat().st_mtime_ns
-    assert build(furnished).stdout == "the page is as it was\n"
+    assert build(furnished).stdout == "the dashboard is up to date\n"
     assert (dist / "index.html").stat().st_mtime_ns == built
     (furnished / "dashboard" / "src" / "api" / "schema.gen.ts").write_text("// types only\n")
-    assert build(furnished).stdout == "the page is as it was\n"
+    assert build(furnished).stdout == "the dashboard is up to date\n"
     template = furnished / "dashboard" / "index.html"
     template.write_text(template.read_text().replace("<title>", "<title>Another "))
-    assert build(furnished).stdout == "the page is built\n"
+    assert build(furnished).stdout == "the dashboard is built\n"
     assert "<title>Another " in (dist / "index.html").read_text()
 
 
@@ -85,7 +85,7 @@ def test_a_source_that_is_wrong_is_told_and_leaves_no_stamp(furnished: Path):
     (furnished / "dashboard" / "src" / "main.tsx").write_text("import nothing from './nowhere';\n")
     failed = build(furnished)
     assert failed.returncode == 1
-    assert failed.stderr.startswith("glasshouse: no page: npm run --silent build failed: ")
+    assert failed.stderr.startswith("glasshouse: no dashboard: npm run --silent build failed: ")
     assert "Could not resolve" in failed.stderr
     assert len(failed.stderr.splitlines()) == 1
     assert build(furnished, "--try").returncode == 0
@@ -111,7 +111,7 @@ def test_a_wheel_holds_the_page_and_serves_it(furnished: Path, tmp_path: Path):
 
 def test_without_node_a_wheel_is_made_and_one_line_says_what_it_lacks(tree: Path, tmp_path: Path):
     made, said = wheel(tree, tmp_path / "out", **without_node(tmp_path))
-    (line,) = [line for line in said.splitlines() if "no page" in line]
+    (line,) = [line for line in said.splitlines() if "no dashboard" in line]
     assert "no Node 20 or newer with npm on the path" in line
     assert not [name for name in zipfile.ZipFile(made).namelist() if "page_files" in name]
     asked = build(tree, **without_node(tmp_path))
@@ -133,7 +133,7 @@ def test_a_node_that_is_too_old_is_not_taken(tree: Path, tmp_path: Path):
 def test_a_wheel_without_the_pages_sources_is_made(tree: Path, tmp_path: Path):
     shutil.rmtree(tree / "dashboard")
     _, said = wheel(tree, tmp_path / "out")
-    assert "no page: its sources are not here" in said
+    assert "no dashboard: its sources are not here" in said
 
 
 def test_the_lock_file_names_every_package_by_its_digest_and_none_by_its_address():

@@ -1,9 +1,9 @@
-// Requests to the API, with the session's cookie. Answers are JSON; errors are problem documents.
+// Requests to the API with the session cookie. Responses are JSON; errors are problem documents.
 import { signal } from "@preact/signals";
 
 export const BASE = "/api/v1";
 
-/** "ok"; "lost": the service does not answer; "locked": there is no session, or it has ended. */
+/** "ok"; "lost": the service does not respond; "locked": there is no session, or it has ended. */
 export const connection = signal<"ok" | "lost" | "locked">("ok");
 
 export interface FieldProblem {
@@ -12,7 +12,7 @@ export interface FieldProblem {
   code: string;
 }
 
-/** What the service answered instead of what was asked for (RFC 9457), or that it did not answer. */
+/** An error response (RFC 9457), or no response. */
 export class Problem extends Error {
   constructor(
     readonly status: number,
@@ -28,13 +28,13 @@ export class Problem extends Error {
 
 export interface Ask {
   method?: "GET" | "POST" | "PATCH" | "PUT" | "DELETE";
-  /** Sent as JSON, unless it is bytes already. */
+  /** Sent as JSON unless it is binary. */
   body?: unknown;
   headers?: Record<string, string>;
   signal?: AbortSignal;
 }
 
-/** The raw answer. Throws a Problem for every status that is an error. */
+/** The raw response. Throws a Problem for an error status. */
 export async function ask(path: string, { method = "GET", body, headers = {}, signal }: Ask = {}): Promise<Response> {
   const raw = body instanceof Blob || body instanceof ArrayBuffer;
   const sent: RequestInit = { method, headers: { Accept: "application/json", ...headers }, credentials: "same-origin" };
@@ -49,7 +49,7 @@ export async function ask(path: string, { method = "GET", body, headers = {}, si
   } catch (error) {
     if (signal?.aborted) throw error;
     connection.value = "lost";
-    throw new Problem(0, "unreachable", "The service does not answer.");
+    throw new Problem(0, "unreachable", "The service is unavailable.");
   }
   if (answer.status === 401) connection.value = "locked";
   else if (connection.value === "lost") connection.value = "ok";
@@ -59,10 +59,10 @@ export async function ask(path: string, { method = "GET", body, headers = {}, si
 
 async function problemOf(answer: Response): Promise<Problem> {
   try {
-    const told = await answer.json();
-    return new Problem(answer.status, told.code, told.detail, told.hint ?? null, told.errors ?? [], told.type ?? null);
+    const found = await answer.json();
+    return new Problem(answer.status, found.code, found.detail, found.hint ?? null, found.errors ?? [], found.type ?? null);
   } catch {
-    return new Problem(answer.status, "unknown", `The service answered ${answer.status}.`);
+    return new Problem(answer.status, "unknown", `The service responded with status ${answer.status}.`);
   }
 }
 
@@ -75,7 +75,7 @@ export async function post<T>(path: string, body?: unknown, headers?: Record<str
   return answer.status === 204 ? (undefined as T) : (answer.json() as Promise<T>);
 }
 
-/** The path with a query; what is null or undefined is left out, lists are repeated. */
+/** The path with a query; null, undefined and empty values are omitted, lists are repeated. */
 export function withQuery(path: string, query: Record<string, string | number | boolean | string[] | null | undefined>): string {
   const pairs = new URLSearchParams();
   for (const [key, value] of Object.entries(query)) {

@@ -1,5 +1,5 @@
-// What is shown is asked for again and again: one poll for each path, however many look at it.
-// An answer that has not changed costs a 304 (ETag); a tab that nobody sees asks once a minute.
+// Polling: one poll per path, shared by all components that use it.
+// An unchanged response is a 304 (ETag); a hidden tab polls once a minute.
 import { type Signal, signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 
@@ -7,42 +7,42 @@ import { ask, connection, Problem } from "./http";
 
 const HIDDEN_S = 60;
 const LOST_S = 3;
-const KEPT_MS = 30_000; // an answer that nobody looks at any more, for who comes back
+const KEPT_MS = 30_000; // an unused response is kept this long
 
 export interface Live<T> {
-  /** The newest answer; null before the first. It stays while later requests fail. */
+  /** The newest response; null before the first. It stays while later requests fail. */
   readonly value: T | null;
-  /** Why the newest request failed; null where it did not. */
+  /** Why the newest request failed; null if it did not. */
   readonly problem: Problem | null;
-  /** Ask now. */
+  /** Request now. */
   reload(): void;
 }
 
 class Feed<T> {
   readonly value: Signal<T | null> = signal(null);
   readonly problem: Signal<Problem | null> = signal(null);
-  private wishes = new Map<object, number>();
+  private watchers = new Map<object, number>();
   private etag: string | null = null;
   private timer: ReturnType<typeof setTimeout> | undefined;
   private running: AbortController | null = null;
-  private leftAt = Date.now(); // made by a component that is about to watch it
+  private leftAt = Date.now(); // the component that created it watches it next
 
   constructor(private readonly path: string) {}
 
   watch(who: object, everyS: number): void {
-    this.wishes.set(who, everyS);
+    this.watchers.set(who, everyS);
     if (this.running) return;
-    if (this.wishes.size === 1 || this.timer === undefined) this.now();
+    if (this.watchers.size === 1 || this.timer === undefined) this.now();
   }
 
   leave(who: object): void {
-    this.wishes.delete(who);
-    if (this.wishes.size) return;
+    this.watchers.delete(who);
+    if (this.watchers.size) return;
     this.leftAt = Date.now();
     this.stop();
   }
 
-  /** What is on its way is of something that may be gone before it comes. */
+  /** Abort the running request and the next one. */
   stop(): void {
     clearTimeout(this.timer);
     this.timer = undefined;
@@ -50,12 +50,12 @@ class Feed<T> {
     this.running = null;
   }
 
-  get forgotten(): boolean {
-    return this.wishes.size === 0 && Date.now() - this.leftAt > KEPT_MS;
+  get expired(): boolean {
+    return this.watchers.size === 0 && Date.now() - this.leftAt > KEPT_MS;
   }
 
   now(): void {
-    if (!this.wishes.size || this.running || isGone(this.path)) return;
+    if (!this.watchers.size || this.running || isDeleted(this.path)) return;
     clearTimeout(this.timer);
     this.timer = undefined;
     void this.poll();
@@ -74,7 +74,7 @@ class Feed<T> {
       this.problem.value = null;
     } catch (error) {
       if (running.signal.aborted) return;
-      this.problem.value = error instanceof Problem ? error : new Problem(0, "unreadable", "The answer could not be read.");
+      this.problem.value = error instanceof Problem ? error : new Problem(0, "unreadable", "The response could not be read.");
     }
     if (this.running !== running) return;
     this.running = null;
@@ -82,25 +82,25 @@ class Feed<T> {
   }
 
   private later(): void {
-    if (!this.wishes.size) return;
-    const wished = Math.min(...this.wishes.values());
-    const everyS = document.hidden ? Math.max(wished, HIDDEN_S) : connection.value === "lost" ? Math.max(wished, LOST_S) : wished;
+    if (!this.watchers.size) return;
+    const wanted = Math.min(...this.watchers.values());
+    const everyS = document.hidden ? Math.max(wanted, HIDDEN_S) : connection.value === "lost" ? Math.max(wanted, LOST_S) : wanted;
     if (Number.isFinite(everyS)) this.timer = setTimeout(() => this.now(), everyS * 1000);
   }
 }
 
 const feeds = new Map<string, Feed<unknown>>();
-const gone = new Set<string>();
-const isGone = (path: string) => [...gone].some((one) => path.startsWith(one));
+const deleted = new Set<string>();
+const isDeleted = (path: string) => [...deleted].some((one) => path.startsWith(one));
 
 function feedOf<T>(path: string): Feed<T> {
-  for (const [key, feed] of feeds) if (feed.forgotten && key !== path) feeds.delete(key);
+  for (const [key, feed] of feeds) if (feed.expired && key !== path) feeds.delete(key);
   let feed = feeds.get(path);
   if (!feed) feeds.set(path, (feed = new Feed(path)));
   return feed as Feed<T>;
 }
 
-/** Ask for a path every so many seconds while the component is there. A null path asks nothing; Infinity asks once. */
+/** Poll a path every `everyS` seconds while the component is mounted. A null path requests nothing; Infinity requests once. */
 export function useLive<T>(path: string | null, everyS = 2): Live<T> {
   const feed = path === null ? null : feedOf<T>(path);
   useEffect(() => {
@@ -116,7 +116,7 @@ export function useLive<T>(path: string | null, everyS = 2): Live<T> {
   };
 }
 
-/** The same for several paths at once; the answers in their order. */
+/** The same for several paths; the responses are in their order. */
 export function useLiveAll<T>(paths: readonly string[], everyS = 2): Live<T>[] {
   const all = paths.map((path) => feedOf<T>(path));
   useEffect(() => {
@@ -127,19 +127,19 @@ export function useLiveAll<T>(paths: readonly string[], everyS = 2): Live<T>[] {
   return all.map((feed) => ({ value: feed.value.value, problem: feed.problem.value, reload: () => feed.now() }));
 }
 
-/** Ask again now for everything that begins with this path: something was changed by hand. */
+/** Refresh every path with this prefix, after the user changed something. */
 export function refresh(path = ""): void {
   for (const [key, feed] of feeds) if (key.startsWith(path)) feed.now();
 }
 
-/** Do what deletes the thing at a path. Nobody asks for it, or for what is under it, from now on; but where it fails. */
+/** Run an action that deletes the resource at a path. It and what is under it is no longer polled, unless the action fails. */
 export async function deleting<T>(path: string, act: () => Promise<T>): Promise<T> {
-  gone.add(path);
+  deleted.add(path);
   for (const [key, feed] of feeds) if (key.startsWith(path)) feed.stop();
   try {
     return await act();
   } catch (error) {
-    gone.delete(path);
+    deleted.delete(path);
     refresh(path);
     throw error;
   }

@@ -1,6 +1,6 @@
-// A key for a request that makes something: sent twice it makes one thing.
+// An idempotency key: a request that is sent twice creates one resource.
 
-// Not randomUUID: browsers have it over https and on this machine only.
+// Not randomUUID: browsers have it only over HTTPS and on localhost.
 export function onceKey(): Record<string, string> {
   const bytes = [...crypto.getRandomValues(new Uint8Array(16))];
   return { "Idempotency-Key": `page-${bytes.map((one) => one.toString(16).padStart(2, "0")).join("")}` };

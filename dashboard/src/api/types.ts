@@ -1,4 +1,4 @@
-// The answers' types, made from openapi.json (npm run types).
+// The types of responses, generated from openapi.json (npm run types).
 import type { components } from "./schema.gen";
 
 type Schemas = components["schemas"];
@@ -13,7 +13,7 @@ export interface Page<T> {
   next: string | null;
 }
 
-/** A number as it comes: JSON has no NaN, the API says "NaN". */
+/** A number of the API: JSON has no NaN, so the API returns "NaN". */
 export function num(value: Number | null | undefined): number | null {
   return value === null || value === undefined ? null : +value;
 }

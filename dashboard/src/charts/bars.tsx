@@ -1,19 +1,19 @@
-// One bar for each of many things in their order, on a logarithmic scale: the gradient over the depth.
+// A bar chart on a logarithmic scale: gradient flow.
 import { useCallback } from "preact/hooks";
 
 import { figure } from "../format";
-import { colour } from "../theme";
+import { color } from "../theme";
 import { Canvas, type Draw } from "./canvas";
 import { powersAround } from "./powers";
 
 const LEFT = 62;
 const TOP = 16;
 const BOTTOM = 22;
-const ROOM = 60; // a name under each bar where each has so much
+const ROOM = 60; // px per bar from which names are drawn
 
 export interface Bar {
   readonly name: string;
-  /** Null: not known; NaN: not finite. */
+  /** Null: unknown; NaN: NaN or Inf. */
   readonly value: number | null;
   readonly mark: "vanishing" | "exploding" | "nonfinite" | null;
 }
@@ -46,14 +46,14 @@ function paint(context: CanvasRenderingContext2D, width: number, height: number,
   bars.forEach((bar, place) => {
     const x = LEFT + (place + 0.5) * across;
     if (place === chosen) {
-      context.fillStyle = colour("raised");
+      context.fillStyle = color("raised");
       context.fillRect(x - Math.max(across, 4) / 2, TOP, Math.max(across, 4), up);
     }
     if (across >= ROOM) named(context, bar.name, x, TOP + up, across);
     if (bar.value === null) return;
     const finite = Number.isFinite(bar.value);
     const top = !finite ? TOP : bar.value > 0 ? Math.min(TOP + up - 1, Math.max(TOP, y(bar.value))) : TOP + up - 1;
-    context.fillStyle = colour(bar.mark === null ? "accent" : bar.mark === "vanishing" ? "warn" : "bad");
+    context.fillStyle = color(bar.mark === null ? "accent" : bar.mark === "vanishing" ? "warn" : "bad");
     context.fillRect(x - wide / 2, top, wide, TOP + up - top);
     if (bar.mark) sign(context, bar.mark, x, top);
   });
@@ -65,9 +65,9 @@ function grid(context: CanvasRenderingContext2D, low: number, high: number, y: (
   context.textBaseline = "middle";
   for (let power = low; power <= high; power += every) {
     const at = y(10 ** power);
-    context.fillStyle = colour("line");
+    context.fillStyle = color("line");
     context.fillRect(LEFT, at, width - LEFT, 1);
-    context.fillStyle = colour("muted");
+    context.fillStyle = color("muted");
     context.fillText(figure(10 ** power, 2), LEFT - 6, at);
   }
 }
@@ -75,7 +75,7 @@ function grid(context: CanvasRenderingContext2D, low: number, high: number, y: (
 function named(context: CanvasRenderingContext2D, name: string, x: number, y: number, room: number): void {
   context.textAlign = "center";
   context.textBaseline = "top";
-  context.fillStyle = colour("muted");
+  context.fillStyle = color("muted");
   let text = name;
   while (text.length > 3 && context.measureText(text).width > room - 4) text = `${text.slice(0, -2)}…`;
   context.fillText(text, x, y + 6);

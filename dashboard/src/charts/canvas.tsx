@@ -1,4 +1,4 @@
-// A canvas as wide as its place, sharp on every screen, drawn again when its size, the theme or what it shows changes.
+// A canvas as wide as its container, sharp on every screen, redrawn when its size, the theme or its content changes.
 import { useEffect, useRef } from "preact/hooks";
 
 import { theme } from "../theme";
@@ -8,9 +8,9 @@ export type Draw = (context: CanvasRenderingContext2D, width: number, height: nu
 
 interface Props {
   draw: Draw;
-  /** Of a width where it depends on one. */
+  /** May depend on the width. */
   height: number | ((width: number) => number);
-  /** What the chart shows, in a sentence. */
+  /** A description of the chart. */
   label: string;
   onPoint?: (x: number, y: number, width: number) => void;
   onLeave?: () => void;
@@ -19,7 +19,7 @@ interface Props {
 
 export function Canvas({ draw, height, label, onPoint, onLeave, onPick }: Props) {
   const canvas = useRef<HTMLCanvasElement>(null);
-  const colours = theme.value;
+  const colors = theme.value;
   useEffect(() => {
     const element = canvas.current;
     const place = element?.parentElement;
@@ -45,14 +45,14 @@ export function Canvas({ draw, height, label, onPoint, onLeave, onPick }: Props)
       cancel();
       watcher.disconnect();
     };
-  }, [draw, height, colours]);
-  const told = (tell: Props["onPoint"]) => tell && ((event: MouseEvent) => {
+  }, [draw, height, colors]);
+  const located = (handler: Props["onPoint"]) => handler && ((event: MouseEvent) => {
     const box = (event.currentTarget as HTMLElement).getBoundingClientRect();
-    tell(event.clientX - box.left, event.clientY - box.top, box.width);
+    handler(event.clientX - box.left, event.clientY - box.top, box.width);
   });
   return (
     <div class="chart">
-      <canvas ref={canvas} role="img" aria-label={label} onMouseMove={told(onPoint)} onMouseLeave={onLeave} onClick={told(onPick)} />
+      <canvas ref={canvas} role="img" aria-label={label} onMouseMove={located(onPoint)} onMouseLeave={onLeave} onClick={located(onPick)} />
     </div>
   );
 }

@@ -1,16 +1,16 @@
-// A tensor as pictures side by side: every value a square, nothing between two is made up. What is not finite is hatched.
+// A tensor as images side by side: every value is a square, without interpolation. NaN and Inf are hatched.
 import { useCallback, useMemo, useState } from "preact/hooks";
 
 import { figure } from "../format";
-import { colour } from "../theme";
+import { color } from "../theme";
 import type { Tensor } from "../views/inside/npy";
 import { type Range, rangeOf, type Tiles } from "../views/inside/tiles";
 import { Canvas, type Draw } from "./canvas";
-import { colourOf } from "./palette";
+import { colorOf } from "./palette";
 
 const GAP = 3;
 const MOST_ZOOM = 28;
-const LOWEST = 140; // pixels up of one wide matrix, whose values are drawn higher than wide
+const LOWEST = 140; // px: the minimum height of a single matrix
 const MOST_HATCHED = 20_000;
 
 interface Props { tensor: Tensor; tiles: Tiles; apart: boolean; label: string; indexText: (place: number) => string }
@@ -26,20 +26,20 @@ export function frameOf(tiles: Tiles, width: number): Frame {
   return { zoom: whole, wide: tiles.width * whole, tall, columns, height: Math.ceil(rows(columns) * (tall + GAP)) };
 }
 
-/** `apart`: each tile has colours of its own range. */
+/** `apart`: each tile has its own color scale. */
 export function Grid({ tensor, tiles, apart, label, indexText }: Props) {
-  const [told, setTold] = useState("");
+  const [reading, setReading] = useState("");
   const ranges = useMemo(() => rangesOf(tensor, tiles, apart), [tensor, tiles, apart]);
   const height = useCallback((width: number) => Math.max(20, Math.min(4000, frameOf(tiles, Math.min(width, 1000)).height)), [tiles]);
   const draw = useCallback<Draw>((context, width) => paint(context, frameOf(tiles, Math.min(width, 1000)), tensor, tiles, ranges), [tensor, tiles, ranges]);
   const point = (x: number, y: number, width: number) => {
     const place = placeAt(frameOf(tiles, Math.min(width, 1000)), tiles, x, y);
-    setTold(place === null ? "" : `[${indexText(place)}] is ${figure(tensor.values[place], 6)}`);
+    setReading(place === null ? "" : `[${indexText(place)}] is ${figure(tensor.values[place], 6)}`);
   };
   return (
     <>
-      <Canvas draw={draw} height={height} label={label} onPoint={point} onLeave={() => setTold("")} />
-      <p class="muted told">{told || "Point at a value to read it."}</p>
+      <Canvas draw={draw} height={height} label={label} onPoint={point} onLeave={() => setReading("")} />
+      <p class="muted reading">{reading || "Hover over a value to read it."}</p>
     </>
   );
 }
@@ -70,7 +70,7 @@ function paint(context: CanvasRenderingContext2D, frame: Frame, { values }: Tens
     const image = small.createImageData(tiles.width, tiles.height);
     const [left, top] = [(n % frame.columns) * (frame.wide + GAP), Math.floor(n / frame.columns) * (frame.tall + GAP)];
     for (let at = 0; at < tiles.width * tiles.height; at++) {
-      const [red, green, blue] = colourOf(values[start + at]!, low, high);
+      const [red, green, blue] = colorOf(values[start + at]!, low, high);
       image.data[at * 4] = red;
       image.data[at * 4 + 1] = green;
       image.data[at * 4 + 2] = blue;
@@ -97,21 +97,21 @@ function hatch(context: CanvasRenderingContext2D, x: number, y: number, width: n
   context.stroke();
 }
 
-/** The colours of a range, from its low to its high end. */
+/** The colors of a range, from its low to its high end. */
 export function Legend({ low, high }: { low: number; high: number }) {
   const draw = useCallback<Draw>((context, width, height) => {
     for (let x = 0; x < width; x++) {
-      const [red, green, blue] = colourOf(low + ((high - low) * x) / Math.max(1, width - 1), low, high);
+      const [red, green, blue] = colorOf(low + ((high - low) * x) / Math.max(1, width - 1), low, high);
       context.fillStyle = `rgb(${red} ${green} ${blue})`;
       context.fillRect(x, 0, 1, height);
     }
-    context.strokeStyle = colour("line-strong");
+    context.strokeStyle = color("line-strong");
     context.strokeRect(0.5, 0.5, width - 1, height - 1);
   }, [low, high]);
   return (
     <div class="row legend">
       <span class="number">{figure(low)}</span>
-      <div style={{ width: "10rem" }}><Canvas draw={draw} height={12} label={`Colours from ${figure(low)} to ${figure(high)}`} /></div>
+      <div style={{ width: "10rem" }}><Canvas draw={draw} height={12} label={`Colors from ${figure(low)} to ${figure(high)}`} /></div>
       <span class="number">{figure(high)}</span>
     </div>
   );

@@ -1,8 +1,8 @@
-// Histograms over steps as a map: steps across, values up, the lighter the more values lie there.
+// Histograms over steps as a heat map: steps horizontally, values vertically; lighter is denser.
 import { useCallback, useMemo, useState } from "preact/hooks";
 
 import { count, figure } from "../format";
-import { colour } from "../theme";
+import { color } from "../theme";
 import { type Axis, borders, columnAt, densities, evenTicks } from "../views/inside/spread";
 import { Canvas, type Draw } from "./canvas";
 import { css, sequential } from "./palette";
@@ -13,7 +13,7 @@ const BOTTOM = 22;
 export interface Spread { step: readonly number[]; edges: readonly number[]; counts: readonly (readonly number[])[] }
 
 export function Heat({ spread, axis, chosen, onChoose, label, height = 260 }: { spread: Spread; axis: Axis; chosen: number; onChoose: (place: number) => void; label: string; height?: number }) {
-  const [told, setTold] = useState("");
+  const [reading, setReading] = useState("");
   const draw = useCallback<Draw>((context, width, tall) => paint(context, width, tall, spread, axis, chosen), [spread, axis, chosen]);
   const edges = useMemo(() => borders(spread.step), [spread.step]);
   const column = (x: number, width: number) => columnAt(edges, edges[0]! + ((x - LEFT) / (width - LEFT)) * (edges.at(-1)! - edges[0]!));
@@ -21,12 +21,12 @@ export function Heat({ spread, axis, chosen, onChoose, label, height = 260 }: { 
     const place = column(x, width);
     const at = 1 - y / (height - BOTTOM);
     const bar = spread.counts[place]!.findIndex((_, n) => axis.place(spread.edges[n + 1]!) > at);
-    setTold(bar < 0 || x < LEFT ? "" : `step ${count(spread.step[place])}: ${count(spread.counts[place]![bar])} values from ${figure(spread.edges[bar])} to ${figure(spread.edges[bar + 1])}`);
+    setReading(bar < 0 || x < LEFT ? "" : `step ${count(spread.step[place])}: ${count(spread.counts[place]![bar])} values from ${figure(spread.edges[bar])} to ${figure(spread.edges[bar + 1])}`);
   };
   return (
     <>
-      <Canvas draw={draw} height={height} label={label} onPoint={point} onLeave={() => setTold("")} onPick={(x, _, width) => onChoose(column(x, width))} />
-      <p class="muted told">{told || "Lighter is denser. A click chooses a step."}</p>
+      <Canvas draw={draw} height={height} label={label} onPoint={point} onLeave={() => setReading("")} onPick={(x, _, width) => onChoose(column(x, width))} />
+      <p class="muted reading">{reading || "Lighter is denser. Click to select a step."}</p>
     </>
   );
 }
@@ -48,7 +48,7 @@ function paint(context: CanvasRenderingContext2D, width: number, height: number,
       context.fillRect(left, up - cell - 1, Math.max(1, right - left), 1);
     });
   });
-  context.strokeStyle = colour("text");
+  context.strokeStyle = color("text");
   context.lineWidth = 2;
   context.strokeRect(x(edges[chosen]!), 1, Math.max(2, x(edges[chosen + 1]!) - x(edges[chosen]!)), up - 2);
   scaleOf(context, axis, y, LEFT);
@@ -56,7 +56,7 @@ function paint(context: CanvasRenderingContext2D, width: number, height: number,
 }
 
 export function scaleOf(context: CanvasRenderingContext2D, axis: Axis, y: (value: number) => number, left: number): void {
-  context.fillStyle = colour("muted");
+  context.fillStyle = color("muted");
   context.textAlign = "right";
   context.textBaseline = "middle";
   let last = Infinity;
@@ -68,9 +68,9 @@ export function scaleOf(context: CanvasRenderingContext2D, axis: Axis, y: (value
   }
 }
 
-/** Round steps on an axis that is as wide as the steps are apart. */
+/** Ticks at round steps on an axis of steps. */
 export function stepsBelow(context: CanvasRenderingContext2D, steps: readonly number[], x: (step: number) => number, width: number, height: number): void {
-  context.fillStyle = colour("muted");
+  context.fillStyle = color("muted");
   context.textBaseline = "bottom";
   context.textAlign = "center";
   const ticks = evenTicks(steps[0]!, steps.at(-1)!, Math.max(1, Math.floor(width / 90))).filter(Number.isInteger);

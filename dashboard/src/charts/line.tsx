@@ -1,4 +1,4 @@
-// Lines over steps: zoomed by dragging, read with the mouse or the arrow keys, told as a sentence, shown as a table.
+// A line chart over steps: zoom by dragging, read values with the mouse or the arrow keys, described in a sentence, with a table.
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
 
@@ -19,19 +19,19 @@ export interface LineProps {
   title: string;
   series: readonly Series[];
   markers?: readonly Marker[];
-  /** "step", "epoch"; of "time" the x are seconds since 1970. */
+  /** "step", "epoch" or "time"; times are seconds since 1970. */
   xName?: string;
   log?: boolean;
   /** Weight of the past in the smoothed line, 0 (off) to below 1. */
   smoothing?: number;
-  /** What part of x is shown; null: all. */
+  /** The visible range of x; null: all. */
   range?: Range | null;
   onZoom?: (range: Range | null) => void;
-  /** Where the first value that is not finite is explained. */
+  /** A link that explains the first NaN or Inf. */
   oddHref?: string | undefined;
   oddName?: string | undefined;
   height?: number;
-  /** What the table and the file have instead of `series`: the same over steps, where x is something else. */
+  /** The data of the table and the CSV file if it is not `series`: the same over steps, if x is not the step. */
   table?: { series: readonly Series[]; xName: string };
 }
 
@@ -60,8 +60,8 @@ export function LineChart(props: LineProps) {
       <div class="spread foot">
         <span class="row">
           <OddNote odd={prepared.odd} thinned={series.some((one) => one.thinned)} xName={xName} href={props.oddHref} name={props.oddName} />
-          {props.log && !positive && <span class="muted">Nothing is above 0: the axis is linear.</span>}
-          {prepared.hidden > 0 && <span class="muted">{count(prepared.hidden)} at or below 0 are not on a logarithmic axis.</span>}
+          {props.log && !positive && <span class="muted">No values above 0: the axis is linear.</span>}
+          {prepared.hidden > 0 && <span class="muted">{count(prepared.hidden)} {prepared.hidden === 1 ? "value" : "values"} at or below 0 not shown on the log axis.</span>}
         </span>
         <span class="row">
           {props.range && props.onZoom && <button class="small" onClick={() => props.onZoom?.(null)}>Reset zoom</button>}
@@ -69,7 +69,7 @@ export function LineChart(props: LineProps) {
           <button class="small" onClick={() => saveCsv(title, table.series, table.xName)}>CSV</button>
         </span>
       </div>
-      <span class="only-readers" role="status">{cursor === null ? "" : told(series, cursor, xName)}</span>
+      <span class="only-readers" role="status">{cursor === null ? "" : valuesAt(series, cursor, xName)}</span>
     </div>
   );
 }
@@ -82,13 +82,13 @@ interface Wanted extends LineProps {
 }
 
 interface Shown {
-  /** What a plot cannot change once it is made. */
+  /** What a plot cannot change after it is created. */
   shape: string;
   prepared: Prepared;
   wanted: Wanted;
 }
 
-/** A uPlot: made anew when its lines, axes or colours are others, else given new data, 4 times a second at most. */
+/** A uPlot: recreated when its lines, axes or colors change, else updated with new data, at most 4 times a second. */
 function Canvas({ prepared, wanted, plot, onCursor }: { prepared: Prepared; wanted: Wanted; plot: { current: uPlot | null }; onCursor: (x: number | null) => void }) {
   const host = useRef<HTMLDivElement>(null);
   const look = useMemo(() => JSON.stringify([prepared.lines, prepared.bands]), [prepared]);
@@ -98,9 +98,9 @@ function Canvas({ prepared, wanted, plot, onCursor }: { prepared: Prepared; want
   const drawn = useRef<Shown | null>(null);
   const words = useMemo(() => sentence(wanted.series, wanted.xName), [wanted.series, wanted.xName]);
   useEffect(() => inTurn(() => {
-    if (!host.current) return; // it is gone: effects are taken back only after the next picture
+    if (!host.current) return; // unmounted: effects are cleaned up only after the next frame
     if (plot.current) onCursor(null);
-    plot.current?.destroy(); // not before: until now its picture stood
+    plot.current?.destroy(); // only now, so that the old plot stays visible until it is replaced
     drawn.current = newest.current;
     plot.current = plotOf(host.current, newest, onCursor);
   }), [shape]);
@@ -146,7 +146,7 @@ function plotOf(element: HTMLElement, newest: { readonly current: Shown }, onCur
   return new uPlot(optionsOf(prepared, asked), prepared.data, element);
 }
 
-/** Do it when something has changed, but never twice within the time of a repaint. */
+/** Repaint when something has changed, at most once per `REPAINT_MS`. */
 function useThrottled(repaint: () => void, changes: readonly unknown[]): void {
   const state = useRef({ at: 0, timer: 0 });
   const cancel = useRef(() => {});
@@ -164,7 +164,7 @@ function useThrottled(repaint: () => void, changes: readonly unknown[]): void {
   useEffect(() => () => (clearTimeout(state.current.timer), cancel.current()), []);
 }
 
-/** Arrows move the cursor, + and − zoom about it, Escape shows all again. */
+/** The arrow keys move the cursor, + and − zoom around it, Escape resets the zoom. */
 function onKey(event: KeyboardEvent, plot: uPlot | null, zoom: LineProps["onZoom"]): void {
   if (!plot || event.ctrlKey || event.metaKey || event.altKey) return;
   const xs = plot.data[0];
@@ -175,7 +175,7 @@ function onKey(event: KeyboardEvent, plot: uPlot | null, zoom: LineProps["onZoom
   const place = places[event.key];
   if (place !== undefined && last >= 0) move(plot, xs[Math.min(last, Math.max(0, place))]!);
   else if (event.key === "Escape" || event.key === "0") zoom?.(null);
-  else if (event.key === "+" || event.key === "-") zoomAbout(plot, event.key === "+" ? 0.5 : 2, zoom);
+  else if (event.key === "+" || event.key === "-") zoomAround(plot, event.key === "+" ? 0.5 : 2, zoom);
   else return;
   event.preventDefault();
 }
@@ -184,15 +184,15 @@ function move(plot: uPlot, x: number): void {
   plot.setCursor({ left: plot.valToPos(x, "x"), top: 1 });
 }
 
-function zoomAbout(plot: uPlot, factor: number, zoom: LineProps["onZoom"]): void {
+function zoomAround(plot: uPlot, factor: number, zoom: LineProps["onZoom"]): void {
   const { min, max } = plot.scales["x"]!;
   if (min === undefined || max === undefined || min === null || max === null) return;
-  const centre = plot.data[0][plot.cursor.idx ?? -1] ?? (min + max) / 2;
-  zoom?.([centre - (centre - min) * factor, centre + (max - centre) * factor]);
+  const center = plot.data[0][plot.cursor.idx ?? -1] ?? (min + max) / 2;
+  zoom?.([center - (center - min) * factor, center + (max - center) * factor]);
 }
 
-/** The series with their values at the cursor. What the cursor adds never changes the layout: values have a
-    fixed width, and the line below, with the place of the cursor and its marks, is always there. */
+/** The legend with the values at the cursor. The cursor never shifts the layout: values have a fixed width, and
+    the line below, with the position of the cursor and its marks, is always present. */
 function Key({ series, x, xName, markers, plot }: { series: readonly Series[]; x: number | null; xName: string; markers: readonly Marker[]; plot: uPlot | null }) {
   const near = x === null || !plot ? [] : markers.filter((one) => Math.abs(plot.valToPos(one.x, "x") - plot.valToPos(x, "x")) < NEAR_PX);
   const older = x === null ? [] : series.flatMap((one) => olderText(one, x, xName) ?? []);
@@ -211,7 +211,7 @@ function Key({ series, x, xName, markers, plot }: { series: readonly Series[]; x
   );
 }
 
-function told(series: readonly Series[], x: number, xName: string): string {
+function valuesAt(series: readonly Series[], x: number, xName: string): string {
   const values = series.map((one) => `${one.label} ${figure(readAt(one, x)?.y ?? null)}${isOlder(one, x) ? ` (at ${xName} ${atText(readAt(one, x)!.x, xName)})` : ""}`);
   return `${xName} ${atText(x, xName)}: ${values.join(", ")}`;
 }
@@ -221,7 +221,7 @@ function isOlder(one: Series, x: number): boolean {
   return read !== null && read.x !== x;
 }
 
-/** Says where a value was measured that is older than the cursor's place, such as a validation's between two epochs. */
+/** The x of a value that was measured before the cursor's position, such as a validation metric between two epochs. */
 function olderText(one: Series, x: number, xName: string): string | null {
   return isOlder(one, x) ? `${one.label} at ${atText(readAt(one, x)!.x, xName)}` : null;
 }
@@ -230,5 +230,5 @@ function OddNote({ odd, thinned, xName, href, name }: { odd: readonly Odd[]; thi
   const [first] = odd;
   if (!first) return null;
   const text = `${thinned ? "at least " : ""}${counted(odd)}, first in ${first.label} at ${xName} ${atText(first.x, xName)}`;
-  return <span class="odd">✕ {text}{href && <> · <a href={href}>{name ?? "look inside"}</a></>}</span>;
+  return <span class="odd">✕ {text}{href && <> · <a href={href}>{name ?? "inspect"}</a></>}</span>;
 }

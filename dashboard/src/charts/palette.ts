@@ -1,12 +1,12 @@
-// Colours of values: dark to light for what has one sign, blue over white to red around zero. Computed, no tables.
+// Colors of values: dark to light for values of one sign, blue over white to red around zero. Computed.
 
 export type Rgb = readonly [red: number, green: number, blue: number];
 
-/** Of what is not finite. Charts also hatch it: never by colour alone. */
+/** The colors of NaN and Inf. Charts also hatch them: never by color alone. */
 export const NAN: Rgb = [255, 0, 255];
 export const INFINITE: Rgb = [0, 200, 0];
 
-// A polynomial through the colours of viridis; off by less than 2 of 255.
+// A polynomial through the colors of viridis; off by less than 2 of 255.
 const VIRIDIS: readonly Rgb[] = [
   [0.2777, 0.0054, 0.3341], [0.1051, 1.4046, 1.3846], [-0.3309, 0.2148, 0.0951], [-4.6342, -5.7991, -19.3324],
   [6.2283, 14.1799, 56.6906], [4.7764, -13.7451, -65.353], [-5.4355, 4.6459, 26.3124],
@@ -29,17 +29,17 @@ function around(at: number): Rgb {
   return [0, 1, 2].map((channel) => clamp(247 + (end[channel]! - 247) * bent)) as unknown as Rgb;
 }
 
-const table = (colour: (at: number) => Rgb) => Array.from({ length: 256 }, (_, n) => colour(n / 255));
+const table = (color: (at: number) => Rgb) => Array.from({ length: 256 }, (_, n) => color(n / 255));
 const ONE_SIGN = table(viridis);
 const TWO_SIGNS = table(around);
 
-/** The colour at 0 … 1. */
+/** The color at 0 … 1. */
 export function sequential(at: number): Rgb {
   return ONE_SIGN[clamp(at * 255)]!;
 }
 
-/** The colour of a value between low and high; around zero where low is negative. */
-export function colourOf(value: number, low: number, high: number): Rgb {
+/** The color of a value between low and high; around zero where low is negative. */
+export function colorOf(value: number, low: number, high: number): Rgb {
   if (Number.isNaN(value)) return NAN;
   if (!Number.isFinite(value)) return INFINITE;
   const at = high > low ? (value - low) / (high - low) : low < 0 ? 0.5 : 0;

@@ -1,22 +1,22 @@
-// Series as uPlot takes them: columns, lines and bands; and what is drawn over them: marks.
+// Series as uPlot's columns, lines and bands, and the marks drawn over them.
 import uPlot from "uplot";
 
-import { colour } from "../theme";
+import { color } from "../theme";
 import { align, type Cell, clusters, dashOf, envelope, floorOf, type Odd, oddities, type Series, smooth, weights } from "./series";
-import { colourName } from "./swatch";
+import { colorName } from "./swatch";
 
 export interface Marker {
   x: number;
   kind: "checkpoint" | "command" | "attempt";
-  /** What it was, in a few words: shown where the cursor is near, and in the table. */
+  /** A short text, shown near the cursor and in the table. */
   name: string;
 }
 
 export const NEAR_PX = 6;
 const MANY_MARKS = 20;
 
-export function colourOf(style: number): string {
-  return colour(colourName(style));
+export function colorOf(style: number): string {
+  return color(colorName(style));
 }
 
 export interface Prepared {
@@ -28,7 +28,7 @@ export interface Prepared {
   hidden: number;
 }
 
-/** Columns and lines: of each series the raw line, the smoothed one over it, and the band of its extremes. */
+/** For each series the raw line, the smoothed line over it, and the band from min to max. */
 export function prepare(series: readonly Series[], smoothing: number, log: boolean): Prepared {
   const drawn = series.map((one) => (one.thinned && !one.low ? { ...one, ...envelope(one) } : one));
   const smoothed = weights(drawn, smoothing);
@@ -41,7 +41,7 @@ export function prepare(series: readonly Series[], smoothing: number, log: boole
   const bands: uPlot.Band[] = [];
   const tables = drawn.map((one, place) => {
     const style = one.style ?? place;
-    const look = { stroke: colourOf(style), dash: dashOf(style), label: one.label };
+    const look = { stroke: colorOf(style), dash: dashOf(style), label: one.label };
     const columns: (readonly Cell[])[] = [shown(one.ys)];
     lines.push({ ...look, width: 1.3, alpha: smoothing ? 0.35 : 1 });
     if (smoothing) {
@@ -66,7 +66,7 @@ export interface Asked {
   height: number;
   log: boolean;
   time: boolean;
-  /** x are whole numbers: no line between two of them. */
+  /** x are integers: ticks only at integers. */
   whole: boolean;
   range(): readonly [number, number] | null;
   marks(): { odd: readonly Odd[]; markers: readonly Marker[] };
@@ -75,7 +75,7 @@ export interface Asked {
 }
 
 export function optionsOf(prepared: Prepared, asked: Asked): uPlot.Options {
-  const axis = { stroke: colour("muted"), grid: { stroke: colour("line"), width: 1 }, ticks: { stroke: colour("line"), width: 1 } };
+  const axis = { stroke: color("muted"), grid: { stroke: color("line"), width: 1 }, ticks: { stroke: color("line"), width: 1 } };
   return {
     width: asked.width,
     height: asked.height,
@@ -119,7 +119,7 @@ function tickText(value: number | null): string {
   return `${+(value / unit).toPrecision(6)}${letter}`;
 }
 
-/** Wide enough for its longest number. */
+/** The width of its longest tick. */
 function sizeOf(_: uPlot, values: string[] | null): number {
   return Math.max(40, 20 + 7.5 * Math.max(0, ...(values ?? []).map((text) => text?.length ?? 0)));
 }
@@ -149,23 +149,23 @@ function drawMarks(plot: uPlot, { odd, markers }: ReturnType<Asked["marks"]>): v
   ctx.restore();
 }
 
-/** Of many marks the checkpoints, which come by themselves, have no line: it would hide the chart. */
+/** If there are many marks, automatic checkpoints get no line, which would hide the chart. */
 function drawMarker(ctx: CanvasRenderingContext2D, bbox: uPlot.BBox, x: number, marks: readonly Marker[], scale: number, isOneOfMany: boolean): void {
-  const told = marks.find((one) => one.kind !== "checkpoint") ?? marks[0]!;
-  ctx.strokeStyle = ctx.fillStyle = colour("line-strong");
+  const shown = marks.find((one) => one.kind !== "checkpoint") ?? marks[0]!;
+  ctx.strokeStyle = ctx.fillStyle = color("line-strong");
   ctx.setLineDash([2 * scale, 3 * scale]);
   ctx.beginPath();
   ctx.moveTo(x, bbox.top);
-  ctx.lineTo(x, bbox.top + (isOneOfMany && told.kind === "checkpoint" ? 4 * scale : bbox.height));
+  ctx.lineTo(x, bbox.top + (isOneOfMany && shown.kind === "checkpoint" ? 4 * scale : bbox.height));
   ctx.stroke();
-  ctx.fillText(GLYPHS[told.kind], x, bbox.top + 4 * scale);
+  ctx.fillText(GLYPHS[shown.kind], x, bbox.top + 4 * scale);
 }
 
-/** A red cross on the axis, with how many it stands for. */
+/** A red cross on the axis, with the number of values that it represents. */
 function drawOdd(ctx: CanvasRenderingContext2D, bbox: uPlot.BBox, x: number, many: number, scale: number): void {
   const y = bbox.top + bbox.height - 5 * scale;
   const arm = 4 * scale;
-  ctx.strokeStyle = ctx.fillStyle = colour("bad");
+  ctx.strokeStyle = ctx.fillStyle = color("bad");
   ctx.setLineDash([]);
   ctx.lineWidth = 2 * scale;
   ctx.beginPath();

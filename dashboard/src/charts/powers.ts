@@ -1,8 +1,8 @@
 // The range of a logarithmic axis. Pure.
 
-const MOST_POWERS = 20; // under the highest; what is less lies on the ground
+const MOST_POWERS = 20; // below the highest; smaller values are at the bottom
 
-/** Powers of ten around the finite values that are not zero; the lowest is under the smallest, so that each bar is seen. */
+/** Powers of ten around the finite nonzero values; the lowest is below the smallest value, so that each bar is visible. */
 export function powersAround(values: readonly (number | null)[]): [low: number, high: number] {
   let [low, high] = [Infinity, -Infinity];
   for (const value of values) {

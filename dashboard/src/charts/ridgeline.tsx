@@ -1,8 +1,8 @@
-// Histograms over steps as ridges: one curve a step, the oldest behind.
+// Histograms over steps as ridges: one curve per step, the oldest at the back.
 import { useCallback } from "preact/hooks";
 
 import { count, figure } from "../format";
-import { colour } from "../theme";
+import { color } from "../theme";
 import { atMost, type Axis, densities } from "../views/inside/spread";
 import { Canvas, type Draw } from "./canvas";
 import type { Spread } from "./heat";
@@ -11,7 +11,7 @@ import { css, sequential } from "./palette";
 const LEFT = 48;
 const BOTTOM = 22;
 const MOST = 24; // ridges
-const OVER = 4; // neighbours that the highest ridge may cover
+const OVER = 4; // neighbors that the highest ridge may cover
 const CELLS = 160; // points of a ridge
 
 export function Ridgeline({ spread, axis, chosen, label, height = 340 }: { spread: Spread; axis: Axis; chosen: number; label: string; height?: number }) {
@@ -37,7 +37,7 @@ function paint(context: CanvasRenderingContext2D, width: number, height: number,
   const every = Math.max(1, Math.ceil(14 / Math.max(apart, 0.1)));
   places.forEach((place, n) => {
     if (n % every && place !== chosen) return;
-    context.fillStyle = colour(place === chosen ? "text" : "muted");
+    context.fillStyle = color(place === chosen ? "text" : "muted");
     context.fillText(count(spread.step[place]), LEFT - 6, rise + 6 + n * apart);
   });
   valuesBelow(context, axis, (value) => across(axis.place(value)), height);
@@ -54,12 +54,12 @@ function ridge(context: CanvasRenderingContext2D, density: readonly number[], ac
   context.fill();
   context.globalAlpha = 1;
   context.lineWidth = isChosen ? 2.5 : 1;
-  context.strokeStyle = colour(isChosen ? "text" : "line-strong");
+  context.strokeStyle = color(isChosen ? "text" : "line-strong");
   context.stroke();
 }
 
 export function valuesBelow(context: CanvasRenderingContext2D, axis: Axis, x: (value: number) => number, height: number): void {
-  context.fillStyle = colour("muted");
+  context.fillStyle = color("muted");
   context.textAlign = "center";
   context.textBaseline = "bottom";
   let last = -Infinity;

@@ -1,24 +1,24 @@
-// What a line chart draws, computed without a browser: smoothing, envelopes, one x for many series, words.
+// The data of line charts: smoothing, envelopes, one x for several series, descriptions. Pure.
 import { count, figure } from "../format";
 
 export interface Series {
   label: string;
   /** Ascending. */
   xs: readonly number[];
-  /** One for each x; NaN and infinities are values like others. */
+  /** One for each x; NaN and Inf are values like others. */
   ys: readonly number[];
-  /** The least and the greatest value around each x, where there is more than one. */
+  /** The min and max around each x, if it has several values. */
   low?: readonly number[];
   high?: readonly number[];
-  /** The service has left points out, and kept the extremes: drawn as a band with its middle. */
+  /** The service omitted points and kept the extremes: drawn as a band with its middle. */
   thinned?: boolean;
-  /** Place in the theme's colours and dash patterns; left out, its place among the series. */
+  /** Index into the theme's colors and dash patterns; default: its index among the series. */
   style?: number;
 }
 
 export type Cell = number | null | undefined;
 
-/** Exponential moving average whose beginning is not pulled towards zero; what is not finite is passed over. */
+/** Exponential moving average without bias toward zero at the beginning; NaN and Inf are skipped. */
 export function smooth(ys: readonly number[], weight: number): (number | null)[] {
   let mean = 0;
   let share = 0;
@@ -30,16 +30,16 @@ export function smooth(ys: readonly number[], weight: number): (number | null)[]
   });
 }
 
-/** The weight of each series, so that all are smoothed over the same stretch of x: one with few points is left nearly as it is. */
+/** The weight of each series, so that all are smoothed over the same range of x: a sparse one changes little. */
 export function weights(series: readonly Pick<Series, "xs">[], weight: number): number[] {
   const dense = series.map(({ xs }) => (xs.length > 1 ? (xs.length - 1) / (xs.at(-1)! - xs[0]!) : 0));
   const most = Math.max(0, ...dense);
   return dense.map((one) => (one ? weight ** (most / one) : weight));
 }
 
-/** A thinned series as a band with its middle. What the service kept is the least and the greatest of each stretch, in
-    the order of their x, and sometimes a point more or less: where a stretch begins cannot be seen. So each place is a
-    window of three neighbours, whose last is the first of the next: it holds both ends of one stretch in any case. */
+/** A thinned series as a band with its middle. The service keeps the min and the max of each interval, ordered by x, and
+    sometimes one point more or less, so interval borders are unknown. Therefore each band point is a window of three
+    neighbors whose last point is the first of the next window: it always contains both extremes of one interval. */
 export function envelope({ xs, ys }: Pick<Series, "xs" | "ys">): Required<Pick<Series, "xs" | "ys" | "low" | "high">> {
   const band = { xs: [] as number[], ys: [] as number[], low: [] as number[], high: [] as number[] };
   const put = (from: number, to: number) => {
@@ -51,7 +51,7 @@ export function envelope({ xs, ys }: Pick<Series, "xs" | "ys">): Required<Pick<S
     band.high.push(high);
   };
   for (let place = 0; place < xs.length; ) {
-    const end = Math.max(place + 1, endOfRun(ys, place)); // what is not finite stands alone
+    const end = Math.max(place + 1, endOfRun(ys, place)); // NaN and Inf are separate points
     for (let from = place; from === place || from + 1 < end; from += 2) {
       const start = Math.max(place, Math.min(from, end - 3));
       put(start, Math.min(start + 3, end));
@@ -61,14 +61,14 @@ export function envelope({ xs, ys }: Pick<Series, "xs" | "ys">): Required<Pick<S
   return band;
 }
 
-/** The place behind the last of the finite values that begin here. */
+/** The index after the run of finite values that starts here. */
 function endOfRun(ys: readonly number[], place: number): number {
   let end = place;
   while (end < ys.length && Number.isFinite(ys[end]!)) end += 1;
   return end;
 }
 
-/** Every x of any series once, and the columns over all of them: undefined where a series has no point there. */
+/** The sorted union of all x, and the columns over it: undefined if a series has no point there. */
 export function align(tables: readonly { xs: readonly number[]; columns: readonly (readonly Cell[])[] }[]): { xs: number[]; columns: Cell[][] } {
   const xs = [...new Set(tables.flatMap((table) => [...table.xs]))].sort((a, b) => a - b);
   const place = new Map(xs.map((x, index) => [x, index]));
@@ -82,15 +82,15 @@ export function align(tables: readonly { xs: readonly number[]; columns: readonl
   return { xs, columns };
 }
 
-/** The bottom of a logarithmic axis: the power of ten at or below the smallest value above 0 that is drawn.
-    The part of a band that lies lower ends here. */
+/** The bottom of a logarithmic axis: the power of ten at or below the smallest positive value.
+    Bands are clipped here. */
 export function floorOf(series: readonly Series[]): number {
   const above = series.flatMap((one) => [...one.ys, ...(one.high ?? []), ...(one.low ?? [])]).filter((y) => y > 0 && y < Infinity);
   const least = above.reduce((low, y) => Math.min(low, y), Infinity);
   return least === Infinity ? -Infinity : 10 ** Math.floor(Math.log10(least));
 }
 
-/** The newest point of a series at or before x, with its own x; null before its first. A value is never read from a later place. */
+/** The newest point of a series at or before x, with its own x; null before its first. Later points are never read. */
 export function readAt({ xs, ys }: Pick<Series, "xs" | "ys">, x: number): { x: number; y: number } | null {
   let low = 0;
   let high = xs.length;
@@ -102,7 +102,7 @@ export function readAt({ xs, ys }: Pick<Series, "xs" | "ys">, x: number): { x: n
   return low ? { x: xs[low - 1]!, y: ys[low - 1]! } : null;
 }
 
-/** What a line is drawn through: what is not finite is a gap. */
+/** NaN and Inf are gaps in a line. */
 function drawable(value: Cell): Cell {
   return value === undefined || value === null || Number.isFinite(value) ? value : null;
 }
@@ -113,7 +113,7 @@ export interface Odd {
   value: number;
 }
 
-/** The points that are not finite, by x. */
+/** The NaN and Inf points, sorted by x. */
 export function oddities(series: readonly Series[]): Odd[] {
   const found = series.flatMap(({ label, xs, ys }) =>
     xs.flatMap((x, place) => (Number.isFinite(ys[place]!) ? [] : [{ x, label, value: ys[place]! }])),
@@ -121,7 +121,7 @@ export function oddities(series: readonly Series[]): Odd[] {
   return found.sort((a, b) => a.x - b.x);
 }
 
-/** Marks so near to each other that they would be one on the screen, together: where, and which. */
+/** Groups of marks that would overlap, with their positions. */
 export function clusters<T>(marks: readonly T[], at: (mark: T) => number, gap: number): { at: number; marks: T[] }[] {
   const sorted = [...marks].sort((a, b) => at(a) - at(b));
   const found: { at: number; marks: T[] }[] = [];
@@ -140,16 +140,16 @@ export function counted(odd: readonly Odd[]): string {
   return [...kinds].map(([kind, number]) => `${count(number)} ${kind}`).join(", ");
 }
 
-/** What the chart shows, in words: "loss fell from 2.10 to 0.31 over 4,000 steps, 2 NaN". */
+/** A description of the chart: "loss fell from 2.10 to 0.31 over 4,000 steps, 2 NaN". */
 export function sentence(series: readonly Series[], xName: string): string {
-  const told = series.map((one) => course(one, xName)).filter(Boolean);
-  return told.length ? told.join("; ") : "No values yet";
+  const texts = series.map((one) => trend(one, xName)).filter(Boolean);
+  return texts.length ? texts.join("; ") : "No values yet";
 }
 
-function course({ label, xs, ys, thinned }: Series, xName: string): string {
+function trend({ label, xs, ys, thinned }: Series, xName: string): string {
   const finite = ys.flatMap((y, place) => (Number.isFinite(y) ? [place] : []));
   const odd = oddities([{ label, xs, ys }]);
-  // Of a run that was thinned only the ends are here: how many there were is not known.
+  // A thinned series has only the ends of each run of NaN or Inf: the count is a lower bound.
   const bad = odd.length ? `, ${thinned ? "at least " : ""}${counted(odd)}` : "";
   if (!finite.length) return ys.length ? `${label} has no finite value${bad}` : "";
   const [first, last] = [finite[0]!, finite.at(-1)!];
@@ -172,7 +172,7 @@ function span(width: number, xName: string): string {
   return `${text} ${xName}${text === "1" ? "" : "s"}`;
 }
 
-/** y at x on the straight lines through points with ascending x; beyond the ends goes on as the nearest line does. */
+/** Linear interpolation of y at x between points with ascending x; linear extrapolation beyond the ends. */
 export function between(xs: readonly number[], ys: readonly number[], x: number): number {
   if (xs.length < 2) return ys[0] ?? NaN;
   let low = 0;
@@ -186,7 +186,7 @@ export function between(xs: readonly number[], ys: readonly number[], x: number)
   return x1 === x0 ? y0 : y0 + ((x - x0) / (x1 - x0)) * (y1 - y0);
 }
 
-/** The points of (step, other) between which a step is placed on another axis: both strictly ascending. */
+/** The (step, x) points for converting steps to another axis: both strictly ascending. */
 export function ladder(pairs: readonly (readonly [number, number])[]): [number[], number[]] {
   const xs: number[] = [];
   const ys: number[] = [];
@@ -198,8 +198,8 @@ export function ladder(pairs: readonly (readonly [number, number])[]): [number[]
   return [xs, ys];
 }
 
-/** Where epochs begin: the first step of each, as far as the columns show it, and where the last one would end.
-    `perEpoch`: the plan's steps of one, for as long as there is only one. */
+/** The first step of each epoch in the columns, and the expected end of the last epoch.
+    `perEpoch`: the plan's steps per epoch, used while there is only one epoch. */
 export function epochLadder(steps: readonly number[], epochs: readonly number[], perEpoch: number | null): [number[], number[]] {
   const starts = new Map<number, number>();
   steps.forEach((step, place) => {
@@ -216,7 +216,7 @@ export function epochLadder(steps: readonly number[], epochs: readonly number[],
   return [xs, ys];
 }
 
-/** The table of a chart: every x with the values that the service gave, not the smoothed ones. */
+/** The table of a chart: every x with the original values, not the smoothed ones. */
 export function rows(series: readonly Series[]): { x: number; values: (number | undefined)[] }[] {
   const found = new Map<number, (number | undefined)[]>();
   series.forEach(({ xs, ys }, index) =>
@@ -229,7 +229,7 @@ export function rows(series: readonly Series[]): { x: number; values: (number | 
   return [...found].sort((a, b) => a[0] - b[0]).map(([x, values]) => ({ x, values }));
 }
 
-/** The same as text, with every digit. */
+/** The table as CSV, with every digit. */
 export function csv(series: readonly Series[], xName: string): string {
   const quoted = (text: string) => (/[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
   const head = [xName, ...series.map((one) => one.label)].map(quoted).join(",");
@@ -239,7 +239,7 @@ export function csv(series: readonly Series[], xName: string): string {
 
 const DASHES: readonly number[][] = [[], [7, 3], [2, 2.5], [9, 3, 2, 3], [4, 2]];
 
-/** The pattern of a line; the first is solid, and neighbours differ in more than their colour. */
+/** The dash pattern of a line; the first is solid, and adjacent ones differ in more than color. */
 export function dashOf(style: number): number[] {
   return DASHES[style % DASHES.length]!;
 }

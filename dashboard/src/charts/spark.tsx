@@ -1,9 +1,9 @@
-// A line of a few dozen points in a table's cell, asked for when it comes into sight.
+// A sparkline of a few dozen points in a table cell, requested when it becomes visible.
 import { useEffect, useRef, useState } from "preact/hooks";
 
 import { withQuery } from "../api/http";
 import { useLive } from "../api/live";
-import { type Number as Told, num } from "../api/types";
+import { type Number as JsonNumber, num } from "../api/types";
 import { figure } from "../format";
 
 const W = 112;
@@ -12,10 +12,10 @@ const H = 26;
 export interface Columns {
   step: number[];
   epoch: number[];
-  values: Record<string, (Told | null)[]>;
+  values: Record<string, (JsonNumber | null)[]>;
 }
 
-/** A metric of a job as a line; it is asked for again while `live`. */
+/** A metric of a job as a sparkline; it is refreshed while `live`. */
 export function MetricSpark({ job, name, live }: { job: string; name: string; live: boolean }) {
   const [seen, place] = useSeen();
   const path = seen ? withQuery(`jobs/${job}/metrics/query`, { name, max_points: 60 }) : null;
@@ -23,7 +23,7 @@ export function MetricSpark({ job, name, live }: { job: string; name: string; li
   return <span ref={place}><Spark values={value?.values[name]?.map(num) ?? []} what={name} /></span>;
 }
 
-/** Points of the line, and where it is broken by a number that is none. */
+/** A sparkline with gaps at NaN and Inf. */
 export function Spark({ values, what }: { values: (number | null)[]; what: string }) {
   const finite = values.filter((one): one is number => one !== null && Number.isFinite(one));
   if (finite.length < 2) return <span class="muted">–</span>;
@@ -43,7 +43,7 @@ export function Spark({ values, what }: { values: (number | null)[]; what: strin
     path += `${drawing ? "L" : "M"}${x(place).toFixed(1)} ${y(value).toFixed(1)}`;
     drawing = true;
   });
-  const label = `${what} from ${figure(finite[0])} to ${figure(finite[finite.length - 1])}${broken.length ? ", with values that are no numbers" : ""}`;
+  const label = `${what} from ${figure(finite[0])} to ${figure(finite[finite.length - 1])}${broken.length ? ", with NaN or Inf" : ""}`;
   return (
     <svg class="spark" viewBox={`0 0 ${W} ${H}`} role="img" aria-label={label} preserveAspectRatio="none">
       <title>{label}</title>
@@ -53,7 +53,7 @@ export function Spark({ values, what }: { values: (number | null)[]; what: strin
   );
 }
 
-/** Whether an element has ever been on the screen, and the reference to give it. */
+/** Whether an element has ever been visible, and its ref. */
 export function useSeen(): [boolean, (element: HTMLElement | null) => void] {
   const [seen, setSeen] = useState(false);
   const watcher = useRef<IntersectionObserver | null>(null);

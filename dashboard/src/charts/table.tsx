@@ -1,18 +1,18 @@
-// The numbers behind a chart: page by page, and as a file.
+// The data of a chart as a paged table and as a CSV file.
 import { useMemo, useState } from "preact/hooks";
 
 import { figure } from "../format";
 import type { Marker } from "./plot";
 import { atText, csv, rows, type Series } from "./series";
 
-const PAGE = 50; // a table is made in one task: twice as many take a slow machine a tenth of a second
+const PAGE = 50; // a table is rendered in one task: twice as many rows take a slow machine 100 ms
 
 interface TableProps {
   title: string;
   series: readonly Series[];
   xName: string;
   markers: readonly Marker[];
-  /** On what axis the marks are. */
+  /** The axis of the marks. */
   markName: string;
 }
 
@@ -37,9 +37,9 @@ export function ChartTable({ title, series, markers, xName, markName }: TablePro
       {pages > 1 && (
         <p class="row">
           <button class="small" disabled={page === 0} onClick={() => setPage(0)}>First</button>
-          <button class="small" disabled={page === 0} onClick={() => setPage(page - 1)}>Earlier</button>
+          <button class="small" disabled={page === 0} onClick={() => setPage(page - 1)}>Previous</button>
           <span>{page + 1} of {pages}</span>
-          <button class="small" disabled={page === pages - 1} onClick={() => setPage(page + 1)}>Later</button>
+          <button class="small" disabled={page === pages - 1} onClick={() => setPage(page + 1)}>Next</button>
           <button class="small" disabled={page === pages - 1} onClick={() => setPage(pages - 1)}>Last</button>
         </p>
       )}

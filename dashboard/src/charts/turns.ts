@@ -1,15 +1,15 @@
-// Drawing takes turns: each chart in a task of its own, so that however many are drawn at once, the page answers in between.
+// Each chart is drawn in its own task, so that the page stays responsive however many are drawn at once.
 import { useEffect, useState } from "preact/hooks";
 
 const waiting = new Set<() => void>();
-const bell = new MessageChannel(); // sooner than a timer, which waits 4 ms after a few
-bell.port1.onmessage = next;
+const channel = new MessageChannel(); // faster than nested timers, which are clamped to 4 ms
+channel.port1.onmessage = next;
 
-/** Do it soon, behind what waits already. The function that comes back takes it back. */
+/** Queue a drawing. The returned function removes it from the queue. */
 export function inTurn(draw: () => void): () => void {
   const mine = () => draw();
   waiting.add(mine);
-  if (waiting.size === 1) bell.port2.postMessage(null);
+  if (waiting.size === 1) channel.port2.postMessage(null);
   return () => void waiting.delete(mine);
 }
 
@@ -20,11 +20,11 @@ function next(): void {
   try {
     first();
   } finally {
-    if (waiting.size) bell.port2.postMessage(null);
+    if (waiting.size) channel.port2.postMessage(null);
   }
 }
 
-/** How many of so many charts are there yet: at first one, then one more each turn. */
+/** The number of charts to show: first one, then one more per task. */
 export function useOneByOne(many: number): number {
   const [few, setFew] = useState(1);
   useEffect(() => (few < many ? inTurn(() => setFew(few + 1)) : undefined), [few, many]);

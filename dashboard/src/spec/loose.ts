@@ -1,7 +1,7 @@
-// Values as people write them in one line: 0.01, same, 3, 3 and [3, 3], true, null.
+// Values typed in one line: 0.01, same, 3, 3 and [3, 3], true, null.
 import { type Json, same } from "./pointer";
 
-/** JSON; or plain values with commas between, a list; or else the text itself. Nothing is undefined. */
+/** JSON, a comma-separated list of numbers, or else the text itself. Empty text is undefined. */
 export function readLoose(text: string): Json | undefined {
   const trimmed = text.trim();
   if (trimmed === "") return undefined;
@@ -23,7 +23,7 @@ function numbers(text: string): Json | undefined {
   return isList ? values.map(Number) : undefined;
 }
 
-/** So that `readLoose` gives it back. */
+/** The inverse of `readLoose`. */
 export function writeLoose(value: Json | undefined): string {
   if (value === undefined) return "";
   if (typeof value === "string" && same(readLoose(value), value)) return value;
@@ -31,14 +31,14 @@ export function writeLoose(value: Json | undefined): string {
   return JSON.stringify(value);
 }
 
-/** A number; what is none stays the text, so that the service can say what it wants instead. */
+/** A number; other text is kept, so that the service can report it. */
 export function readNumber(text: string): Json | undefined {
   const trimmed = text.trim();
   if (trimmed === "") return undefined;
   return Number.isFinite(+trimmed) ? +trimmed : trimmed;
 }
 
-/** "a, b" → ["a", "b"]; numbers where numbers are wanted and it can be. */
+/** "a, b" → ["a", "b"]; numbers if `numeric` and they can be parsed. */
 export function readList(text: string, numeric: boolean): Json[] | undefined {
   const parts = text.split(",").map((one) => one.trim()).filter((one) => one !== "");
   if (!parts.length) return undefined;

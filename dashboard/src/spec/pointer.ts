@@ -1,4 +1,4 @@
-// JSON values, and what a JSON pointer (RFC 6901) names in them. Nothing is changed in place.
+// JSON values and JSON pointers (RFC 6901). Nothing is changed in place.
 export type Json = null | boolean | number | string | Json[] | { [key: string]: Json };
 export type JsonObject = { [key: string]: Json };
 
@@ -11,17 +11,17 @@ export function partsOf(pointer: string): string[] {
   return pointer === "" ? [] : pointer.slice(1).split("/").map((part) => part.replaceAll("~1", "/").replaceAll("~0", "~"));
 }
 
-/** What lies under it, by one more key. */
+/** The pointer of a child. */
 export function under(pointer: string, key: string | number): string {
   return `${pointer}/${String(key).replaceAll("~", "~0").replaceAll("/", "~1")}`;
 }
 
-/** What contains it; null for the whole. */
+/** The pointer of the parent; null for the root. */
 export function above(pointer: string): string | null {
   return pointer === "" ? null : pointer.slice(0, pointer.lastIndexOf("/"));
 }
 
-/** The value there; undefined where there is none. */
+/** The value at a pointer; undefined if there is none. */
 export function getAt(value: Json | undefined, pointer: string): Json | undefined {
   for (const key of partsOf(pointer)) value = childOf(value, key);
   return value;
@@ -32,7 +32,7 @@ function childOf(value: Json | undefined, key: string): Json | undefined {
   return isObject(value) && Object.hasOwn(value, key) ? value[key] : undefined;
 }
 
-/** The whole with another value there; undefined takes it away. What is missing on the way is made, as objects. */
+/** The whole with another value at a pointer; undefined removes it. Missing parents are created as objects. */
 export function setAt(whole: Json | undefined, pointer: string, value: Json | undefined): Json {
   return put(whole, partsOf(pointer), value) ?? null;
 }
@@ -42,7 +42,7 @@ function put(whole: Json | undefined, [key, ...rest]: string[], value: Json | un
   const child = put(childOf(whole, key), rest, value);
   if (Array.isArray(whole)) return withItem(whole, +key, child);
   const known = isObject(whole) ? whole : {};
-  // Spreading keeps the order of the keys, so that a text made of it does not jump.
+  // Spreading keeps the order of the keys, so that the JSON text does not jump.
   if (child !== undefined) return { ...known, [key]: child };
   return Object.fromEntries(Object.entries(known).filter(([name]) => name !== key));
 }
@@ -54,7 +54,7 @@ function withItem(list: Json[], at: number, item: Json | undefined): Json[] {
   return others;
 }
 
-/** Whether two values say the same; the order of keys says nothing. */
+/** Whether two values are equal, ignoring the order of keys. */
 export function same(a: Json | undefined, b: Json | undefined): boolean {
   if (Array.isArray(a) && Array.isArray(b)) return a.length === b.length && a.every((one, at) => same(one, b[at]));
   if (isObject(a) && isObject(b)) {

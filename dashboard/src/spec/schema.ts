@@ -1,4 +1,4 @@
-// A JSON Schema as a form sees it: which input, with which choices, limits and words. Knows no page.
+// The form fields of a JSON Schema: kind of input, options, defaults and help. Independent of the UI.
 import { isObject, type Json, type JsonObject, same } from "./pointer";
 
 export type Schema = JsonObject;
@@ -6,34 +6,34 @@ export type Schema = JsonObject;
 interface Words {
   title: string;
   help: string;
-  /** Null may be given. */
+  /** Null is allowed. */
   nullable: boolean;
-  /** What counts where nothing is given; undefined where the schema does not say. */
+  /** The default; undefined if the schema has none. */
   fallback: Json | undefined;
 }
 export interface Property { name: string; field: Field; required: boolean }
 export type Field = Words &
   (
     | { kind: "text" | "integer" | "number" | "switch" }
-    /** One of these values; a single one stands firm, and tells variants apart. */
+    /** One of these values; a single one is fixed, and distinguishes variants. */
     | { kind: "choice"; options: Json[] }
-    /** A list of plain values, written with commas. */
+    /** A list of plain values, comma-separated. */
     | { kind: "plain list"; item: Field }
     | { kind: "list"; item: Field; least: number }
     | { kind: "group"; properties: Property[] }
-    /** Entries whose names are free. */
+    /** Entries with arbitrary names. */
     | { kind: "map"; item: Field }
     | { kind: "variants"; variants: Field[] }
-    /** Anything: written as JSON. */
+    /** Anything, as JSON. */
     | { kind: "json" }
   );
 
-/** Where `$ref`s lead: `#/components/schemas/Name` and `#/$defs/Name`. */
+/** The targets of `$ref`s: `#/components/schemas/Name` and `#/$defs/Name`. */
 export type Definitions = Record<string, Schema>;
 
 const PLAIN = new Set(["text", "integer", "number", "choice"]);
 
-/** The form's field for a schema. Nested ones are made when they are looked at: schemas may contain themselves. */
+/** The field of a schema. Nested fields are created on access: schemas may contain themselves. */
 export function fieldOf(schema: Schema, definitions: Definitions = {}): Field {
   const { schema: full, nullable } = withoutNull(resolved(schema, definitions), definitions);
   const words: Words = {
@@ -42,7 +42,7 @@ export function fieldOf(schema: Schema, definitions: Definitions = {}): Field {
     nullable,
     fallback: full["default"],
   };
-  return Object.assign(shapeOf(full, definitions), words) as Field; // spreading would look at what is nested
+  return Object.assign(shapeOf(full, definitions), words) as Field; // spreading would access nested fields
 }
 
 function resolved(schema: Schema, definitions: Definitions): Schema {
@@ -52,7 +52,7 @@ function resolved(schema: Schema, definitions: Definitions): Schema {
   return found ? { ...resolved(found, definitions), ...own } : own;
 }
 
-/** Null among the alternatives is a word about the field, not an alternative. */
+/** Null among the alternatives makes a field nullable; it is not a variant. */
 function withoutNull(schema: Schema, definitions: Definitions): { schema: Schema; nullable: boolean } {
   const { anyOf, ...own } = schema;
   if (Array.isArray(anyOf)) {
@@ -119,7 +119,7 @@ function later(made: Record<string, unknown>, name: string, make: () => unknown)
   Object.defineProperty(made, name, { enumerable: true, get: () => (kept ??= make()) });
 }
 
-/** Which variant a value is of; 0 where none fits. */
+/** The variant of a value; 0 if none fits. */
 export function variantOf(variants: Field[], value: Json | undefined): number {
   return Math.max(0, variants.findIndex((one) => fits(one, value)));
 }
@@ -139,13 +139,13 @@ function fits(field: Field, value: Json | undefined): boolean {
   }
 }
 
-/** A property that can only have one value tells variants apart. */
+/** A property that can only have one value distinguishes variants. */
 function agrees(field: Field, value: Json | undefined): boolean {
   if (field.kind !== "choice" || field.options.length !== 1) return true;
   return same(field.options[0], value === undefined ? field.fallback : value);
 }
 
-/** How a variant is called: what its type says, else what kind of thing it is. */
+/** The name of a variant: its type, else its kind of field. */
 export function variantName(field: Field): string {
   const type = field.kind === "group" ? field.properties.find((one) => one.name === "type" || one.name === "kind") : undefined;
   if (type?.field.kind === "choice" && type.field.options.length === 1) return String(type.field.options[0]);
@@ -155,7 +155,7 @@ export function variantName(field: Field): string {
   return field.kind === "group" ? "one" : field.kind;
 }
 
-/** What a field begins with when it is added: what it needs, and nothing more. */
+/** The initial value of an added field: only what is required. */
 export function blank(field: Field): Json {
   switch (field.kind) {
     case "group": return Object.fromEntries(field.properties.filter((one) => one.required || isTag(one.field)).map((one) => [one.name, blank(one.field)]));
@@ -164,7 +164,7 @@ export function blank(field: Field): Json {
     case "map": return {};
     case "plain list": return [];
     case "choice": return field.options[0]!;
-    case "switch": return field.fallback === false; // it is added to be other than it is anyway
+    case "switch": return field.fallback === false; // it is added to differ from the default
     case "text": return typeof field.fallback === "string" ? field.fallback : "";
     case "integer":
     case "number": return typeof field.fallback === "number" ? field.fallback : 1;

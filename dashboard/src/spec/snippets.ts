@@ -1,4 +1,4 @@
-// The spec as a command: what is copied runs as it is. The key stays out of it: $GLASSHOUSE_API_KEY.
+// The spec as a command that runs as is. It has no key; it uses $GLASSHOUSE_API_KEY.
 import { isObject, type Json } from "./pointer";
 
 export type Tool = "curl" | "Python" | "CLI";
@@ -9,7 +9,7 @@ export function snippet(tool: Tool, spec: Json, url: string): string {
   return write(spec, url);
 }
 
-// In a here-document with a quoted end nothing is expanded, and no line of JSON is "JSON" alone.
+// A here-document with a quoted delimiter expands nothing, and no line of JSON is just "JSON".
 function curl(spec: Json, url: string): string {
   return [
     `curl -sS --fail-with-body ${quoted(`${url}/api/v1/jobs`)} \\`,
@@ -37,12 +37,12 @@ function python(spec: Json, url: string): string {
   ].join("\n");
 }
 
-/** One word for a POSIX shell. */
+/** Quote for a POSIX shell. */
 export function quoted(text: string): string {
   return /^[A-Za-z0-9_./:@%+=-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`;
 }
 
-/** A JSON value as Python writes it. */
+/** A JSON value as a Python literal. */
 export function literal(value: Json, indent = ""): string {
   if (value === null) return "None";
   if (typeof value === "boolean") return value ? "True" : "False";
@@ -56,7 +56,7 @@ export function literal(value: Json, indent = ""): string {
   return `${open}\n${entries.map(([key, one]) => `${inner}${key}${literal(one, inner)},\n`).join("")}${indent}${close}`;
 }
 
-/** JSON's text is Python's, but for characters beyond 16 bits, which JSON may write as two: JSON.stringify does not. */
+/** JSON strings are Python strings, except surrogate pairs, which JSON.stringify does not escape. */
 function text(value: string): string {
   return JSON.stringify(value).replaceAll("\u007f", "\\u007f");
 }

@@ -1,17 +1,17 @@
-// A first spec for a dataset: which columns are read, as what; what is learnt, by which loss.
+// A first spec for a dataset: the fields from its columns, the target and the loss.
 import { isObject, type Json, type JsonObject, setAt } from "./pointer";
 
 export interface Column { name: string; dtype: string; shape: (number | null)[]; classes?: unknown }
 export interface Table { id: string; columns: Column[]; splits: Record<string, number> }
-/** The statistics of a column in one split, as `/datasets/{id}/stats` has them. */
+/** The statistics of a column in one split, from `/datasets/{id}/stats`. */
 export interface ColumnStats { min?: Json; max?: Json; distinct?: number | null; counts?: [Json, number][] | null }
 export type TableStats = Record<string, Record<string, ColumnStats>>;
 
 export interface Suggestion {
   data: JsonObject;
-  /** The field to learn; null where no column looks like one. */
+  /** The target field; null if no column looks like one. */
   target: string | null;
-  /** How many classes it has; null where it is a quantity. */
+  /** The number of classes; null for a regression target. */
   classes: number | null;
 }
 
@@ -25,15 +25,15 @@ export function suggestData(table: Table, stats: TableStats, batch: Json = 32): 
   const target = targetOf(table.columns);
   const fields = fieldsOf(table.columns.filter((column) => column !== target));
   let classes: number | null = null;
-  let learnt: string | null = null;
+  let name: string | null = null;
   if (target) {
     const field = targetField(target, figures[target.name] ?? {});
-    learnt = nameOf(target.name, fields);
-    fields[learnt] = learnt === target.name ? field : { ...field, column: target.name };
+    name = nameOf(target.name, fields);
+    fields[name] = name === target.name ? field : { ...field, column: target.name };
     classes = classesOf(field);
   }
   const data: JsonObject = { train, ...validationOf(table), fields, batch_size: batch };
-  return { data, target: learnt, classes };
+  return { data, target: name, classes };
 }
 
 function sourceOf({ id, splits }: Table): JsonObject {
@@ -55,7 +55,7 @@ function targetOf(columns: Column[]): Column | undefined {
   const single = columns.filter((column) => column.shape.length === 0);
   const named = TARGETS.map((name) => single.find((column) => column.name.toLowerCase() === name)).find(Boolean);
   if (named) return named;
-  // A table's last column; of one column alone nothing can be learnt.
+  // The last column, unless it is the only one.
   return columns.length > 1 ? single.at(-1) : undefined;
 }
 
@@ -75,7 +75,7 @@ function classesOf(field: JsonObject): number | null {
   return typeof field["dim"] === "number" ? field["dim"] : Array.isArray(field["classes"]) ? field["classes"].length : null;
 }
 
-/** Numbers that stand alone are read side by side, tensors each by itself; texts are left to whoever knows them. */
+/** Scalar columns are combined into one field, tensors get a field each; text columns are skipped. */
 function fieldsOf(columns: Column[]): JsonObject {
   const numbers = columns.filter((column) => column.dtype !== "string");
   const single = numbers.filter((column) => column.shape.length === 0);
@@ -102,7 +102,7 @@ function nameOf(column: string, taken: JsonObject): string {
   return plain in taken ? `${plain}_2` : plain;
 }
 
-/** The number of ids of the sequences, which only the statistics know. */
+/** Fill in the vocabulary size of sequences, which is known only from the statistics. */
 export function withDims(data: JsonObject, stats: TableStats): JsonObject {
   const fields = isObject(data["fields"]) ? data["fields"] : {};
   const all = Object.values(stats);
@@ -116,7 +116,7 @@ export function withDims(data: JsonObject, stats: TableStats): JsonObject {
 
 export interface PresetEntry { name: string; outputs?: string[] | null; schema: JsonObject }
 
-/** The network's last layer, where the spec says it: a graph's, or a preset's. */
+/** The output layer of the network: a graph's, or a preset's. */
 export function outputOf(spec: Json, presets: PresetEntry[]): string | null {
   const network = isObject(spec) ? spec["network"] : undefined;
   if (!isObject(network)) return null;
@@ -127,7 +127,7 @@ export function outputOf(spec: Json, presets: PresetEntry[]): string | null {
   return isObject(last) && typeof last["name"] === "string" ? last["name"] : null;
 }
 
-/** A preset with the sizes of its output as the target has them. */
+/** A preset with the output size of the target. */
 export function presetNetwork(preset: PresetEntry, classes: number | null): JsonObject {
   const properties = isObject(preset.schema["properties"]) ? preset.schema["properties"] : {};
   const size = ["num_classes", "num_outputs"].find((name) => name in properties);
@@ -136,7 +136,7 @@ export function presetNetwork(preset: PresetEntry, classes: number | null): Json
   return { type: "preset", preset: preset.name, ...(differs ? { args: { [size]: wanted } } : {}) };
 }
 
-/** Loss and metrics for a target; what the spec says else stays. */
+/** Loss and metrics for a target; the rest of the spec stays. */
 export function withTarget(spec: JsonObject, suggestion: Suggestion, output: string | null): JsonObject {
   const { target, classes } = suggestion;
   if (!target || !output) return spec;
@@ -146,7 +146,7 @@ export function withTarget(spec: JsonObject, suggestion: Suggestion, output: str
   return setAt(setAt(spec, "/loss", loss), "/metrics", metrics) as JsonObject;
 }
 
-/** A whole spec to begin with. */
+/** A complete initial spec. */
 export function firstSpec(suggestion: Suggestion, preset: PresetEntry): JsonObject {
   const network = presetNetwork(preset, suggestion.classes);
   const spec: JsonObject = {

@@ -1,12 +1,12 @@
-// A button whose deed is asked for once more. The dialog is the browser's: Escape closes it, the focus comes back.
+// A button that asks for confirmation. The dialog is the browser's: Escape closes it, and the focus returns.
 import { useRef } from "preact/hooks";
 
-interface Asked { word: string; question: string; act(): unknown; label?: string }
+interface Props { word: string; question: string; act(): unknown; label?: string }
 
-export function Confirm({ word, question, act, label }: Asked) {
+export function Confirm({ word, question, act, label }: Props) {
   const dialog = useRef<HTMLDialogElement>(null);
   const close = () => dialog.current?.close();
-  const sure = async () => {
+  const confirmed = async () => {
     close();
     await act();
   };
@@ -16,8 +16,8 @@ export function Confirm({ word, question, act, label }: Asked) {
       <dialog ref={dialog} aria-label={label ?? word}>
         <p>{question}</p>
         <div class="row">
-          <button type="button" class="danger" onClick={sure}>{word}</button>
-          <button type="button" onClick={close}>Leave it</button>
+          <button type="button" class="danger" onClick={confirmed}>{word}</button>
+          <button type="button" onClick={close}>Cancel</button>
         </div>
       </dialog>
     </>

@@ -1,4 +1,4 @@
-// A form made from a schema: one view of a JSON value. What it does not know it shows as JSON, and keeps.
+// A form generated from a JSON Schema: a view of a JSON value. Unknown fields are shown as JSON and kept.
 import { type ComponentChildren, createContext } from "preact";
 import { useContext, useId, useRef, useState } from "preact/hooks";
 
@@ -9,12 +9,12 @@ import { blank, type Field, type Property, variantName, variantOf } from "../spe
 
 export interface Form {
   value: Json;
-  /** Undefined takes the value away. */
+  /** Undefined removes the value. */
   set(pointer: string, value: Json | undefined): void;
   problems: readonly FieldProblem[];
-  /** A property as the form shall have it: where the catalogue knows more than the schema. */
+  /** A property with what the catalog adds to the schema. */
   property(owner: Field, property: Property, value: JsonObject): Property & { list?: string | undefined };
-  /** An editor of its own for what lies there; undefined: the one that the schema makes. */
+  /** A custom editor for this pointer; undefined: the one from the schema. */
   instead(field: Field, pointer: string): ComponentChildren | undefined;
 }
 
@@ -22,11 +22,11 @@ export const FormContext = createContext<Form | null>(null);
 
 export function useForm(): Form {
   const form = useContext(FormContext);
-  if (!form) throw new Error("A field stands outside of a form.");
+  if (!form) throw new Error("A field must be inside a form.");
   return form;
 }
 
-/** The element of a field, for whoever jumps to it. */
+/** The element id of a field. */
 export const idOf = (pointer: string) => `at${pointer}`;
 
 interface Edited {
@@ -34,7 +34,7 @@ interface Edited {
   pointer: string;
   label: string;
   required?: boolean;
-  /** The id of a datalist with what may be meant. */
+  /** The id of a datalist with completions. */
   list?: string | undefined;
 }
 
@@ -52,17 +52,17 @@ export function Edit(props: Edited) {
     case "map": return <Entries {...props} field={field} />;
     case "variants": return <Variants {...props} field={field} />;
     case "switch": return field.nullable ? <Choice {...props} options={[true, false]} /> : <Switch {...props} />;
-    case "choice": return isFirm(field, value) ? <Problems at={pointer} /> : <Choice {...props} options={field.options} />;
+    case "choice": return isFixed(field, value) ? <Problems at={pointer} /> : <Choice {...props} options={field.options} />;
     case "plain list": return field.item.kind === "choice" ? <Several {...props} options={field.item.options} /> : <Line {...props} />;
     default: return <Line {...props} />;
   }
 }
 
 const isNested = (field: Field) => ["group", "list", "map", "variants"].includes(field.kind);
-const isFirm = (field: Field, value: Json | undefined) =>
+const isFixed = (field: Field, value: Json | undefined) =>
   field.kind === "choice" && field.options.length === 1 && (value === undefined ? field.fallback !== undefined : same(value, field.options[0]));
 
-/** What the service says about a field; `deep`: and about all in it that has no field of its own. */
+/** The problems of a field; `deep`: also those of anything in it. */
 export function Problems({ at, deep = false, id }: { at: string; deep?: boolean; id?: string }) {
   const found = problemsAt(useForm().problems, at, deep);
   if (!found.length) return null;
@@ -73,10 +73,10 @@ function problemsAt(problems: readonly FieldProblem[], at: string, deep: boolean
   return problems.filter((one) => one.pointer === at || (deep && one.pointer.startsWith(`${at}/`)));
 }
 
-/** Fields that hold ids, which are longer than a field is wide. */
+/** Fields with ids, which need more width. */
 const IDS: ReadonlySet<string> = new Set(["dataset", "checkpoint", "job", "parent"]);
 
-/** An input with its label, its help while it has the focus, and what is wrong with it. */
+/** An input with its label, help and problems. */
 function Entry({ field, pointer, label, required, input }: Edited & { input: (attributes: object) => ComponentChildren }) {
   const id = useId();
   const wrong = problemsAt(useForm().problems, pointer, true).length > 0;
@@ -91,31 +91,31 @@ function Entry({ field, pointer, label, required, input }: Edited & { input: (at
   );
 }
 
-type Writing = { read(text: string): Json | undefined; write(value: Json | undefined): string };
-const WRITINGS: Record<string, Writing> = {
+type Format = { read(text: string): Json | undefined; write(value: Json | undefined): string };
+const FORMATS: Record<string, Format> = {
   text: { read: (text) => text || undefined, write: (value) => (typeof value === "string" ? value : writeLoose(value)) },
   integer: { read: readNumber, write: writeLoose },
   number: { read: readNumber, write: writeLoose },
   json: { read: readLoose, write: writeLoose },
 };
 
-function writingOf(field: Field): Writing {
-  if (field.kind !== "plain list") return WRITINGS[field.kind] ?? WRITINGS["json"]!;
+function formatOf(field: Field): Format {
+  if (field.kind !== "plain list") return FORMATS[field.kind] ?? FORMATS["json"]!;
   const isNumeric = field.item.kind !== "text";
   return { read: (text) => readList(text, isNumeric), write: writeList };
 }
 
-/** Null says what leaving it out says, unless leaving it out says something else. */
-const isLeftOut = (field: Field, value: Json | undefined) => value === null && field.nullable && (field.fallback ?? null) === null;
+/** Whether null means the same as unset. */
+const isUnsetNull = (field: Field, value: Json | undefined) => value === null && field.nullable && (field.fallback ?? null) === null;
 
 function Line(props: Edited) {
   const form = useForm();
   const { field, pointer, list } = props;
   const value = getAt(form.value, pointer);
-  const { read, write } = writingOf(field);
+  const { read, write } = formatOf(field);
   const [draft, setDraft] = useState<string | null>(null);
-  // While it says the same as the value, what was typed stays as it was typed: "0.0" on its way to "0.01".
-  const shown = draft !== null && same(read(draft), value) ? draft : isLeftOut(field, value) ? "" : write(value);
+  // Keep the typed text while it equals the value: "0.0" before it becomes "0.01".
+  const shown = draft !== null && same(read(draft), value) ? draft : isUnsetNull(field, value) ? "" : write(value);
   const type = (text: string) => {
     setDraft(text);
     form.set(pointer, read(text));
@@ -155,7 +155,7 @@ export function Choice({ options, ...props }: Edited & { options: Json[] }) {
   return (
     <Entry {...props} input={(attributes) => (
       <select {...attributes} value={isOther ? "other" : at < 0 ? "" : at} onChange={(event) => choose(event.currentTarget.value)}>
-        {(!props.required || at < 0) && <option value="">{field.fallback === undefined || field.fallback === null ? "–" : `as usual: ${writeLoose(field.fallback)}`}</option>}
+        {(!props.required || at < 0) && <option value="">{field.fallback === undefined || field.fallback === null ? "–" : `default: ${writeLoose(field.fallback)}`}</option>}
         {isOther && <option value="other">{writeLoose(value)}</option>}
         {options.map((one, index) => <option key={index} value={index}>{writeLoose(one)}</option>)}
       </select>
@@ -168,12 +168,12 @@ function Several({ field, pointer, label, options }: Edited & { options: Json[] 
   const given = getAt(form.value, pointer);
   const chosen = Array.isArray(given) ? given : Array.isArray(field.fallback) ? field.fallback : [];
   const has = (one: Json) => chosen.some((other) => same(one, other));
-  const turn = (one: Json) => form.set(pointer, options.filter((other) => has(other) !== same(one, other)));
+  const toggle = (one: Json) => form.set(pointer, options.filter((other) => has(other) !== same(one, other)));
   return (
     <fieldset class="plain" id={idOf(pointer)}>
       <legend>{label}</legend>
       <div class="row">
-        {options.map((one) => <label key={String(one)}><input type="checkbox" checked={has(one)} onChange={() => turn(one)} /> {String(one)}</label>)}
+        {options.map((one) => <label key={String(one)}><input type="checkbox" checked={has(one)} onChange={() => toggle(one)} /> {String(one)}</label>)}
       </div>
       <Problems at={pointer} deep />
     </fieldset>
@@ -192,7 +192,7 @@ function Unset({ field, pointer, label }: Edited) {
 
 type Of<Kind extends Field["kind"]> = Omit<Edited, "field"> & { field: Extract<Field, { kind: Kind }> };
 
-/** A frame around what belongs together; what may be left out can be taken away. */
+/** A fieldset; an optional one can be removed. */
 function Frame({ pointer, label, field, required, children }: Edited & { children: ComponentChildren }) {
   const form = useForm();
   const isOptional = !required && getAt(form.value, pointer) !== undefined;
@@ -217,13 +217,13 @@ const EAGER: Record<string, readonly string[]> = {
   Checkpoint: ["every_epochs", "every_steps", "keep_last"],
 };
 
-/** The properties of a group: those that matter, and the others behind a word. */
+/** The properties of a group: the important ones, and the others collapsed. */
 export function Properties({ field, pointer, only }: { field: Extract<Field, { kind: "group" }>; pointer: string; only?: (name: string) => boolean }) {
   const form = useForm();
   const value = objectAt(form.value, pointer);
   const properties = field.properties.filter((one) => !only || only(one.name)).map((one) => form.property(field, one, value));
   const unknown = Object.keys(value).filter((name) => (!only || only(name)) && !field.properties.some((one) => one.name === name));
-  const shown = useRef(new Set<string>()); // what was shown stays where it is, also when it is emptied
+  const shown = useRef(new Set<string>()); // a field that was shown stays, also when it is cleared
   const eager = EAGER[field.title];
   properties.forEach((one, at) => {
     const matters = only || one.required || one.name in value || properties.length <= FIRST + 2 || (eager ? eager.includes(one.name) : at < FIRST);
@@ -253,7 +253,7 @@ function Unknown({ pointer, name }: { pointer: string; name: string }) {
   const form = useForm();
   return (
     <div class="row unknown">
-      <Line field={ANYTHING} pointer={pointer} label={`${name} (not known here)`} />
+      <Line field={ANYTHING} pointer={pointer} label={`${name} (unknown field)`} />
       <button type="button" class="plain" aria-label={`Remove ${name}`} onClick={() => form.set(pointer, undefined)}>×</button>
     </div>
   );
@@ -303,7 +303,7 @@ function Variants({ field, pointer, label, required }: Of<"variants">) {
   const value = getAt(form.value, pointer);
   const at = variantOf(field.variants, value);
   const chosen = field.variants[at]!;
-  const choose = (index: number) => form.set(pointer, index < 0 ? undefined : turned(field.variants[index]!, value));
+  const choose = (index: number) => form.set(pointer, index < 0 ? undefined : converted(field.variants[index]!, value));
   const id = useId();
   return (
     <div class="variants" id={idOf(pointer)}>
@@ -317,8 +317,8 @@ function Variants({ field, pointer, label, required }: Of<"variants">) {
   );
 }
 
-/** As much of a value as the other variant can take. */
-function turned(to: Field, value: Json | undefined): Json {
+/** As much of a value as the other variant accepts. */
+function converted(to: Field, value: Json | undefined): Json {
   if ((to.kind === "list" || to.kind === "plain list") && isObject(value)) return [value];
   const one = Array.isArray(value) ? value[0] : value;
   if (to.kind !== "group" || !isObject(one)) return blank(to);

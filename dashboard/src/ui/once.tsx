@@ -1,27 +1,27 @@
-// A secret that is shown this once: to be copied now.
-import { say } from "./toast";
+// A secret that is shown only once.
+import { toast } from "./toast";
 
-interface Told { title: string; secret: string; hint: string; done(): void }
+interface Props { title: string; secret: string; hint: string; done(): void }
 
-export function Once({ title, secret, hint, done }: Told) {
+export function Once({ title, secret, hint, done }: Props) {
   return (
     <div class="note" role="alert">
       <p><strong>{title}</strong> {hint}</p>
       <p><code class="secret" tabIndex={0}>{secret}</code></p>
       <div class="row">
         <button type="button" class="primary" onClick={() => copy(secret)}>Copy</button>
-        <button type="button" onClick={done}>I have it</button>
+        <button type="button" onClick={done}>Done</button>
       </div>
     </div>
   );
 }
 
-/** Where the page came over plain http the browser has no clipboard for it: the text is there to be marked. */
+/** Over plain HTTP the browser has no clipboard API: the user selects the text. */
 export async function copy(text: string): Promise<void> {
   try {
     await navigator.clipboard.writeText(text);
-    say("Copied");
+    toast("Copied");
   } catch {
-    say("The browser does not let the page copy: mark the text and copy it yourself.", true);
+    toast("The browser does not allow copying. Select the text and copy it.", true);
   }
 }

@@ -1,9 +1,9 @@
-// A part of the page that is loaded when it is first shown.
+// A view that is loaded when it is first shown.
 import { lazy } from "preact-iso";
 
 import { Empty } from "./state";
 
-/** As preact-iso's; a tab that was open while the service was updated asks for files that are gone, and says so. */
+/** Like preact-iso's `lazy`, with a message if the file is gone because the service was updated. */
 export function part<View>(load: () => Promise<View | { default: View }>) {
   return lazy<View>(() => load().catch(() => ({ default: Gone as View })));
 }
@@ -11,8 +11,8 @@ export function part<View>(load: () => Promise<View | { default: View }>) {
 function Gone() {
   return (
     <Empty>
-      <p role="alert">This part of the page could not be loaded: the service was updated, or does not answer.</p>
-      <button class="primary" onClick={() => location.reload()}>Load the page again</button>
+      <p role="alert">This view could not be loaded: the service was updated or is unavailable.</p>
+      <button class="primary" onClick={() => location.reload()}>Reload the page</button>
     </Empty>
   );
 }

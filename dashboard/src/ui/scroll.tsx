@@ -1,4 +1,4 @@
-// A table that may be wider than the screen: it scrolls by itself, with the arrow keys too.
+// A table that may be wider than the screen: it scrolls on its own, also with the arrow keys.
 import type { ComponentChildren } from "preact";
 
 export function Scroll({ label, children }: { label: string; children: ComponentChildren }) {

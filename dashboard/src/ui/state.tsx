@@ -1,4 +1,4 @@
-// What a view shows besides its content: that there is none, that it is loading, that it failed; and the state of a job.
+// Empty, loading and error states of a view, and the badge of a job's state.
 import type { ComponentChildren } from "preact";
 
 import type { Problem } from "../api/http";
@@ -12,7 +12,7 @@ export function Loading({ what = "Loading" }: { what?: string }) {
   return <p class="muted" role="status">{what} …</p>;
 }
 
-/** A problem as the service told it: what happened, what to change, and the page that explains it. */
+/** A problem from the service: what happened, what to change, and a link to its explanation. */
 export function ProblemBox({ problem }: { problem: Problem }) {
   return (
     <div class="problem" role="alert">
@@ -26,9 +26,9 @@ export function ProblemBox({ problem }: { problem: Problem }) {
   );
 }
 
-type Look = readonly [kind: string, path: string];
+type Badge = readonly [kind: string, path: string];
 const DOT = "M8 3a5 5 0 1 0 0 10A5 5 0 0 0 8 3z";
-const LOOKS: Record<JobState, Look> = {
+const BADGES: Record<JobState, Badge> = {
   queued: ["", "M8 2a6 6 0 1 0 0 12A6 6 0 0 0 8 2zm0 2v4l3 2"],
   starting: ["busy", DOT],
   running: ["busy", "M5 3l8 5-8 5z"],
@@ -41,9 +41,9 @@ const LOOKS: Record<JobState, Look> = {
 };
 const FILLED = new Set<JobState>(["starting", "running", "pausing", "paused", "cancelling", "cancelled"]);
 
-/** The state in words with a sign: never by colour alone. */
+/** The state as a word with an icon: never by color alone. */
 export function StateBadge({ state }: { state: JobState }) {
-  const [kind, path] = LOOKS[state];
+  const [kind, path] = BADGES[state];
   return (
     <span class={`badge ${kind}`}>
       <svg viewBox="0 0 16 16" aria-hidden="true" fill={FILLED.has(state) ? "currentColor" : "none"} stroke="currentColor" stroke-width="2"><path d={path} /></svg>

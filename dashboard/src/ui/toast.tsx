@@ -1,4 +1,4 @@
-// Short words about what was just done, or could not be.
+// Short messages about completed and failed actions.
 import { signal } from "@preact/signals";
 
 import { Problem } from "../api/http";
@@ -8,20 +8,20 @@ interface Toast { id: number; text: string; bad: boolean }
 const toasts = signal<Toast[]>([]);
 let next = 1;
 
-export function say(text: string, bad = false): void {
-  const toast = { id: next++, text, bad };
-  toasts.value = [...toasts.value.slice(-3), toast];
-  setTimeout(() => (toasts.value = toasts.value.filter((one) => one !== toast)), bad ? 12_000 : 5_000);
+export function toast(text: string, bad = false): void {
+  const added = { id: next++, text, bad };
+  toasts.value = [...toasts.value.slice(-3), added];
+  setTimeout(() => (toasts.value = toasts.value.filter((one) => one !== added)), bad ? 12_000 : 5_000);
 }
 
-/** Do something and say how it went; undefined where it failed. */
-export async function tell<T>(doing: Promise<T>, done?: string): Promise<T | undefined> {
+/** Show a message when a promise is settled; undefined if it failed. */
+export async function notify<T>(doing: Promise<T>, done?: string): Promise<T | undefined> {
   try {
     const value = await doing;
-    if (done) say(done);
+    if (done) toast(done);
     return value;
   } catch (error) {
-    say(error instanceof Problem ? [error.message, ...error.errors.map((one) => `${one.pointer}: ${one.detail}`)].join(" ") : String(error), true);
+    toast(error instanceof Problem ? [error.message, ...error.errors.map((one) => `${one.pointer}: ${one.detail}`)].join(" ") : String(error), true);
     return undefined;
   }
 }
@@ -29,7 +29,7 @@ export async function tell<T>(doing: Promise<T>, done?: string): Promise<T | und
 export function Toasts() {
   return (
     <div class="toasts" role="status" aria-live="polite">
-      {toasts.value.map((toast) => <div key={toast.id} class={toast.bad ? "toast bad" : "toast"}>{toast.text}</div>)}
+      {toasts.value.map((one) => <div key={one.id} class={one.bad ? "toast bad" : "toast"}>{one.text}</div>)}
     </div>
   );
 }

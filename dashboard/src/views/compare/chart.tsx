@@ -1,4 +1,4 @@
-// One metric of several jobs in one chart: each job a line, or each group of jobs its mean and spread.
+// One metric of several jobs in one chart: a line per job, or mean and standard deviation per group.
 import { withQuery } from "../../api/http";
 import { useLiveAll } from "../../api/live";
 import { ended, type Job, num } from "../../api/types";
@@ -12,7 +12,7 @@ const MOST_POINTS = 1000;
 interface Props {
   metric: string;
   jobs: Job[];
-  /** Places of jobs by the group's name; null where each stands for itself. */
+  /** Indices of jobs by group name; null if they are not grouped. */
   groups: Map<string, number[]> | null;
 }
 
@@ -24,7 +24,7 @@ export function Overlay({ metric, jobs, groups }: Props) {
   const asked = jobs.map((job) => (job.summary[metric] ? pathOf(job, metric, range) : null));
   const answers = useLiveAll<Columns>(asked.filter((path) => path !== null), jobs.every(ended) ? Infinity : 3);
   const columns = asked.map((path) => (path === null ? null : (answers.shift()?.value ?? null)));
-  const lines = columns.map((told) => lineOf(told, metric));
+  const lines = columns.map((one) => lineOf(one, metric));
   const single = (place: number): Series => ({ label: nameOf(jobs, place), style: place, ...lines[place]!, thinned: lines[place]!.xs.length > 0.9 * MOST_POINTS });
   const series = groups ? [...groups].map(([name, places], style) => grouped(name, places.map((place) => lines[place]!), style)) : jobs.map((_, place) => single(place));
   return (
@@ -33,8 +33,8 @@ export function Overlay({ metric, jobs, groups }: Props) {
         <label class="row">Smoothing
           <input type="range" min="0" max="0.99" step="0.01" value={smoothing} disabled={groups !== null} onChange={(event) => change({ smooth: event.currentTarget.value })} />
         </label>
-        <label class="row"><input type="checkbox" checked={log} onChange={() => change({ log: log ? null : "1" })} /> Logarithmic</label>
-        {groups && <span class="muted">The line is the mean, the band one standard deviation to each side.</span>}
+        <label class="row"><input type="checkbox" checked={log} onChange={() => change({ log: log ? null : "1" })} /> Log scale</label>
+        {groups && <span class="muted">The line is the mean, the band ± one standard deviation.</span>}
       </div>
       <LineChart title={`${metric} of ${jobs.length} jobs`} series={series.filter((one) => one.xs.length)} log={log} smoothing={groups ? 0 : smoothing} height={320}
         range={range} onZoom={(wanted) => change({ steps: wanted && `${Math.floor(wanted[0])}-${Math.ceil(wanted[1])}` })} />
@@ -47,15 +47,15 @@ function pathOf(job: Job, metric: string, range: Range | null): string {
   return withQuery(`jobs/${job.id}/metrics/query`, { name: metric, max_points: MOST_POINTS, ...steps });
 }
 
-/** "120-400", of a link. */
+/** "120-400", from the URL. */
 function rangeOf(text: string | null): Range | null {
-  const told = /^(\d{1,12})-(\d{1,12})$/.exec(text ?? "");
-  return told && Number(told[1]) < Number(told[2]) ? [Number(told[1]), Number(told[2])] : null;
+  const found = /^(\d{1,12})-(\d{1,12})$/.exec(text ?? "");
+  return found && Number(found[1]) < Number(found[2]) ? [Number(found[1]), Number(found[2])] : null;
 }
 
-function lineOf(told: Columns | null, metric: string): { xs: number[]; ys: number[] } {
-  const values = told?.values[metric] ?? [];
-  const there = values.flatMap((value, place) => (value === null ? [] : [[told!.step[place]!, num(value)!] as const]));
+function lineOf(columns: Columns | null, metric: string): { xs: number[]; ys: number[] } {
+  const values = columns?.values[metric] ?? [];
+  const there = values.flatMap((value, place) => (value === null ? [] : [[columns!.step[place]!, num(value)!] as const]));
   return { xs: there.map(([x]) => x), ys: there.map(([, y]) => y) };
 }
 
@@ -66,7 +66,7 @@ function grouped(name: string, lines: { xs: number[]; ys: number[] }[], style: n
   return { label: `${name} (${lines.length})`, style, xs, ys, low: side(-1), high: side(1) };
 }
 
-/** Two jobs of one name are told apart by the end of their ids. */
+/** Jobs with the same name are distinguished by the end of their ids. */
 function nameOf(jobs: Job[], place: number): string {
   const { name, id } = jobs[place]!;
   if (name === null) return id;

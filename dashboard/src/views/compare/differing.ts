@@ -1,12 +1,12 @@
-// What jobs differ in: the keys of their specs whose values are not the same in all of them.
+// The differences between jobs: the keys of their specs whose values are not equal in all of them.
 
 export type Value = string | number | boolean | null;
 export type Flat = Map<string, Value>;
 
-/** Not choices but consequences of when and where a job was submitted. */
-const NOT_CHOSEN = [/^name$/, /^labels\./, /^versions\./, /^spec_version$/];
+/** Not settings: names, labels and versions. */
+const IGNORED = [/^name$/, /^labels\./, /^versions\./, /^spec_version$/];
 
-/** A spec's leaves by their paths: `optimizer.args.lr`; layers by their names, not by their places. */
+/** The leaves of a spec by path, such as `optimizer.args.lr`; layers by name, not by index. */
 export function flatten(spec: unknown, path = "", into: Flat = new Map()): Flat {
   if (Array.isArray(spec)) spec.forEach((item, place) => flatten(item, `${path}${named(item) ? `.${named(item)}` : `[${place}]`}`, into));
   else if (spec !== null && typeof spec === "object")
@@ -22,7 +22,7 @@ function named(item: unknown): string | null {
 
 export interface Difference {
   key: string;
-  /** One a job, in their order; undefined where the job's spec has no such key. */
+  /** One per job, in order; undefined if the job's spec has no such key. */
   values: (Value | undefined)[];
 }
 
@@ -30,14 +30,14 @@ export function differing(specs: Flat[]): Difference[] {
   const keys = new Set(specs.flatMap((spec) => [...spec.keys()]));
   const found: Difference[] = [];
   for (const key of keys) {
-    if (NOT_CHOSEN.some((one) => one.test(key))) continue;
+    if (IGNORED.some((one) => one.test(key))) continue;
     const values = specs.map((spec) => spec.get(key));
     if (values.some((value) => value !== values[0])) found.push({ key, values });
   }
   return found;
 }
 
-/** Jobs that have the same values of these keys, by the text that says them. */
+/** Indices of jobs grouped by their values of these keys; the group's name lists the values. */
 export function groupsBy(keys: string[], specs: Flat[]): Map<string, number[]> {
   const groups = new Map<string, number[]>();
   specs.forEach((spec, job) => {

@@ -1,8 +1,8 @@
-// Parallel coordinates: an upright axis for each setting that differs and each result, a line for each job.
+// Parallel coordinates: a vertical axis for each setting that differs and each result, a line for each job.
 import { useLayoutEffect, useRef, useState } from "preact/hooks";
 
 import { dashOf } from "../../charts/series";
-import { colourName } from "../../charts/swatch";
+import { colorName } from "../../charts/swatch";
 import { figure } from "../../format";
 import { shown, type Value } from "./differing";
 
@@ -13,19 +13,19 @@ export interface Axis {
 
 const H = 220;
 const TOP = 34;
-/** Between two axes, in pixels: narrower ones are scrolled, wider ones leave room. */
+/** The min and max distance between two axes, in pixels. */
 const NARROWEST = 80;
 const WIDEST = 280;
 const SIDE = { least: 45, most: 90 };
 const LETTER = 6.5;
 
-/** Where a value lies on its axis, from 0 (below) to 1; numbers by size, others by name, evenly. */
+/** The position of each value on its axis, from 0 (bottom) to 1: numbers to scale, others sorted and evenly spaced. */
 export function places(values: (Value | undefined)[]): { at: (number | null)[]; low: string; high: string } {
-  const told = values.filter((one) => one !== undefined && one !== null);
-  if (told.length && told.every((one) => typeof one === "number")) {
-    const numbers = (told as number[]).filter(Number.isFinite);
+  const known = values.filter((one) => one !== undefined && one !== null);
+  if (known.length && known.every((one) => typeof one === "number")) {
+    const numbers = (known as number[]).filter(Number.isFinite);
     const [low, high] = [Math.min(...numbers), Math.max(...numbers)];
-    const log = low > 0 && high / low >= 10; // learning rates: a step is a factor
+    const log = low > 0 && high / low >= 10; // such as learning rates
     const scale = (one: number) => (log ? Math.log(one) : one);
     const span = scale(high) - scale(low);
     const at = values.map((one) => (typeof one === "number" && Number.isFinite(one) ? (span ? (scale(one) - scale(low)) / span : 0.5) : null));
@@ -38,7 +38,7 @@ export function places(values: (Value | undefined)[]): { at: (number | null)[]; 
 
 interface Props {
   axes: Axis[];
-  /** Of each job: its name, and its place among the lines' colours and patterns. */
+  /** The name of each job, and its index into the colors and dash patterns. */
   jobs: { name: string; style: number }[];
 }
 
@@ -66,13 +66,13 @@ export function Parallel({ axes, jobs }: Props) {
             <text x={x(place)} y={H - 8}>{short(placed[place]?.low ?? "", letters)}</text>
           </g>
         ))}
-        {jobs.map((job, place) => <path key={job.name} d={line(place)} fill="none" stroke={`var(--${colourName(job.style)})`} stroke-width="2" stroke-dasharray={dashOf(job.style).join(" ")} stroke-opacity=".8"><title>{job.name}</title></path>)}
+        {jobs.map((job, place) => <path key={job.name} d={line(place)} fill="none" stroke={`var(--${colorName(job.style)})`} stroke-width="2" stroke-dasharray={dashOf(job.style).join(" ")} stroke-opacity=".8"><title>{job.name}</title></path>)}
       </svg>
     </div>
   );
 }
 
-/** How wide its place is, now and whenever that changes. */
+/** The width of the container. */
 function useRoom() {
   const place = useRef<HTMLDivElement>(null);
   const [room, setRoom] = useState(0);

@@ -1,4 +1,4 @@
-// The mean of several lines over their steps, and how far they lie apart.
+// Mean and standard deviation of several lines over their steps.
 
 export interface Line {
   xs: number[];
@@ -8,15 +8,15 @@ export interface Line {
 export interface Spread {
   xs: number[];
   mean: (number | null)[];
-  /** Standard deviation of the lines about their mean (of the sample; 0 for one line). */
+  /** Sample standard deviation of the lines (0 for one line). */
   std: (number | null)[];
-  /** How many lines have a value there. */
+  /** The number of lines with a value at this step. */
   lines: number[];
 }
 
 /**
- * Mean and spread at every step that any line has. Lines that were thinned have their values at different
- * steps: between two of its steps a line is read as straight, outside of them it is not counted.
+ * Mean and standard deviation at every step of any line. Thinned lines have values at different steps: a line is
+ * interpolated linearly between its steps and not counted outside of them.
  */
 export function spread(lines: Line[]): Spread {
   const xs = [...new Set(lines.flatMap((line) => line.xs))].sort((a, b) => a - b);
@@ -33,7 +33,7 @@ export function spread(lines: Line[]): Spread {
   return found;
 }
 
-/** A line's values at these steps, straight between its own; null outside of them. Both in ascending order. */
+/** A line's values at these steps, interpolated linearly; null outside of its own. Both are ascending. */
 export function along(line: Line, xs: number[]): (number | null)[] {
   const points = line.xs.map((x, place) => [x, line.ys[place] ?? null] as const).filter((point): point is readonly [number, number] => point[1] !== null);
   let next = 0;

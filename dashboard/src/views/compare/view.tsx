@@ -1,4 +1,4 @@
-// Up to twenty jobs side by side: a metric of all of them, what their specs differ in, and what came of it.
+// Compare up to twenty jobs: a metric of all of them, the differences of their specs, and their best values.
 import { useState } from "preact/hooks";
 
 import { withQuery } from "../../api/http";
@@ -21,23 +21,23 @@ export default function Compare() {
   return (
     <div class="stack">
       <h1>Compare</h1>
-      <Chooser ids={ids} change={change} />
-      {ids.length === 0 ? <Empty><p>Add the jobs to compare, or choose them in the <a href="/jobs">list of jobs</a>.</p></Empty> : <Chosen ids={ids} />}
+      <Picker ids={ids} change={change} />
+      {ids.length === 0 ? <Empty><p>Add jobs to compare, or select them in the <a href="/jobs">list of jobs</a>.</p></Empty> : <Selected ids={ids} />}
     </div>
   );
 }
 
-function Chooser({ ids, change }: { ids: string[]; change: ReturnType<typeof useQuery>[1] }) {
+function Picker({ ids, change }: { ids: string[]; change: ReturnType<typeof useQuery>[1] }) {
   const [text, setText] = useState("");
   const found = useLive<Page<Job>>(withQuery("jobs", { q: text, limit: 20, kind: "train" }), Infinity);
   const others = found.value?.data.filter((job) => !ids.includes(job.id)) ?? [];
   return (
     <div class="row">
-      <label class="field"><span>Find a job</span><input type="search" value={text} placeholder="part of the name or id" onInput={(event) => setText(event.currentTarget.value)} /></label>
+      <label class="field"><span>Find a job</span><input type="search" value={text} placeholder="name or id contains" onInput={(event) => setText(event.currentTarget.value)} /></label>
       <label class="field">
-        <span>Add it ({ids.length} of {MOST})</span>
+        <span>Add ({ids.length} of {MOST})</span>
         <select value="" disabled={ids.length >= MOST} onChange={(event) => change({ jobs: [...ids, event.currentTarget.value].join(",") })}>
-          <option value="">choose …</option>
+          <option value="">select …</option>
           {others.map((job) => <option key={job.id} value={job.id}>{job.name ?? job.id} · {job.state}</option>)}
         </select>
       </label>
@@ -45,7 +45,7 @@ function Chooser({ ids, change }: { ids: string[]; change: ReturnType<typeof use
   );
 }
 
-function Chosen({ ids }: { ids: string[] }) {
+function Selected({ ids }: { ids: string[] }) {
   const jobs = useLiveAll<Job>(ids.map((id) => `jobs/${id}`), 3);
   const specs = useLiveAll<unknown>(ids.map((id) => withQuery(`jobs/${id}/spec`, { resolved: true })), Infinity);
   const problem = jobs.find((one) => one.problem && one.problem.status > 0)?.problem;
@@ -72,9 +72,9 @@ function Compared({ jobs, specs }: { jobs: Job[]; specs: Flat[] }) {
               <select value={metric ?? ""} onChange={(event) => change({ metric: event.currentTarget.value })}>{names.map((name) => <option key={name}>{name}</option>)}</select>
             </label>
             <label class="field">
-              <span>Mean and spread of jobs alike in</span>
+              <span>Group by</span>
               <select value={by.join(",")} onChange={(event) => change({ by: event.currentTarget.value })}>
-                <option value="">each job by itself</option>
+                <option value="">none</option>
                 {differences.map(({ key }) => <option key={key} value={key}>{key}</option>)}
               </select>
             </label>
@@ -84,7 +84,7 @@ function Compared({ jobs, specs }: { jobs: Job[]; specs: Flat[] }) {
       </section>
       <Results jobs={jobs} differences={differences} metric={metric} remove={(id) => change({ jobs: jobs.map((job) => job.id).filter((one) => one !== id).join(",") })} />
       <section class="card">
-        <h2>Settings against results</h2>
+        <h2>Parallel coordinates</h2>
         <Parallel axes={axesOf(differences, jobs, metric)} jobs={jobs.map((job, place) => ({ name: job.name ?? job.id, style: place }))} />
       </section>
     </>
@@ -101,7 +101,7 @@ function axesOf(differences: Difference[], jobs: Job[], metric: string | null): 
   return axes;
 }
 
-/** Which value of a metric is its best: as one of the jobs that have it says. */
+/** The direction of a metric, from the first job that has it. */
 function directionIn(jobs: Job[], metric: string): "min" | "max" {
   const having = jobs.find((job) => metric in job.summary);
   return having ? directionOf(having, metric) : "max";
@@ -118,7 +118,7 @@ function Results({ jobs, differences, metric, remove }: ResultsProps) {
   const best = metric ? directionIn(jobs, metric) : "max";
   return (
     <section class="card">
-      <h2>Only what differs</h2>
+      <h2>Differences</h2>
       <div class="table">
         <table>
           <thead>
@@ -132,23 +132,23 @@ function Results({ jobs, differences, metric, remove }: ResultsProps) {
           </thead>
           <tbody>
             {jobs.map((job, place) => {
-              const told = metric ? job.summary[metric] : undefined;
-              const at = metric && told ? told[`${best}_step`] : null;
+              const summary = metric ? job.summary[metric] : undefined;
+              const at = metric && summary ? summary[`${best}_step`] : null;
               return (
                 <tr key={job.id} data-job={job.id}>
                   <td class="of-job"><Swatch style={place} /> <a href={`/jobs/${job.id}`}>{job.name ?? job.id}</a></td>
                   <td><StateBadge state={job.state} /></td>
-                  {metric && <td class="number">{figure(num(told?.["last"]))}</td>}
-                  {metric && <td class="number">{told ? `${figure(num(told[best]))} at ${at ?? "–"}` : "–"}</td>}
+                  {metric && <td class="number">{figure(num(summary?.["last"]))}</td>}
+                  {metric && <td class="number">{summary ? `${figure(num(summary[best]))} at ${at ?? "–"}` : "–"}</td>}
                   {differences.map(({ key, values }) => <td key={key} class="mono">{shown(values[place])}</td>)}
-                  <td><button class="plain" aria-label={`Leave ${job.name ?? job.id} out`} onClick={() => remove(job.id)}>✕</button></td>
+                  <td><button class="plain" aria-label={`Remove ${job.name ?? job.id}`} onClick={() => remove(job.id)}>✕</button></td>
                 </tr>
               );
             })}
           </tbody>
         </table>
       </div>
-      {jobs.length > 1 && differences.length === 0 && <p class="muted">Their specs are the same.</p>}
+      {jobs.length > 1 && differences.length === 0 && <p class="muted">The specs are identical.</p>}
     </section>
   );
 }

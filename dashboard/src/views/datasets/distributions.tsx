@@ -1,4 +1,4 @@
-// How often each value occurs in a column, and how long rows are: bars with their numbers beside them.
+// The counts of values and of lengths in a column, as labeled bars.
 import { count, percent } from "../../format";
 import type { Json } from "../../spec/pointer";
 import type { Column, ColumnStats } from "../../spec/suggest";
@@ -20,7 +20,7 @@ export function Distributions({ columns, figures, split }: Shown) {
   );
 }
 
-/** Columns with few different values; of names of classes their names. */
+/** Columns with few unique values; classes by name. */
 function balanceOf(column: Column, { counts }: ColumnStats): [string, Counted][] {
   if (!counts || counts.length < 2 || counts.length > BARS) return [];
   const classes = Array.isArray(column.classes) ? (column.classes as string[]) : null;
@@ -31,7 +31,7 @@ function nameOf(value: Json, classes: string[] | null): string {
   return (classes && typeof value === "number" ? classes[value] : undefined) ?? (value === "" ? "(empty)" : String(value));
 }
 
-/** Rows by length, in at most so many ranges of the same width. */
+/** Rows by length, in at most `BARS` ranges of the same width. */
 function lengthsOf(column: Column, split: string): [string, Counted][] {
   const counts = (column as Column & { length_counts?: Record<string, [number, number][] | null> }).length_counts?.[split];
   if (!counts?.length) return [];

@@ -1,10 +1,10 @@
-// The columns of a split: their types, and figures over all of their values.
-import { num, type Number as Told } from "../../api/types";
+// The columns of a split: their types, and statistics over all their values.
+import { num, type Number as JsonNumber } from "../../api/types";
 import { count, figure } from "../../format";
 import type { Column, ColumnStats } from "../../spec/suggest";
 import { Scroll } from "../../ui/scroll";
 
-type Figures = ColumnStats & { count?: number; missing?: number; infinite?: number; mean?: Told | null; std?: Told | null };
+type Figures = ColumnStats & { count?: number; missing?: number; infinite?: number; mean?: JsonNumber | null; std?: JsonNumber | null };
 
 const SHOWN = 200; // tables of thousands of columns would stall
 
@@ -15,7 +15,7 @@ export function ColumnFigures({ columns, figures }: { columns: Column[]; figures
       <Scroll label="Columns">
         <table>
           <thead>
-            <tr><th>Column</th><th>Type</th><th>Shape</th><th class="number">Least</th><th class="number">Greatest</th><th class="number">Mean</th><th class="number">Spread</th><th class="number">Missing</th><th class="number">Different</th></tr>
+            <tr><th>Column</th><th>Type</th><th>Shape</th><th class="number">Min</th><th class="number">Max</th><th class="number">Mean</th><th class="number">Std</th><th class="number">Missing</th><th class="number">Unique</th></tr>
           </thead>
           <tbody>{columns.slice(0, SHOWN).map((one) => <Line key={one.name} column={one} figures={figures?.[one.name] ?? {}} />)}</tbody>
         </table>
@@ -30,7 +30,7 @@ function Line({ column, figures }: { column: Column; figures: Figures }) {
     <tr>
       <td class="mono">{column.name}</td>
       <td>{column.dtype}</td>
-      <td class="nowrap">{column.shape.length ? column.shape.map((size) => size ?? "any").join(" × ") : "one value"}</td>
+      <td class="nowrap">{column.shape.length ? column.shape.map((size) => size ?? "any").join(" × ") : "scalar"}</td>
       <td class="number">{value(figures.min)}</td>
       <td class="number">{value(figures.max)}</td>
       <td class="number">{value(figures.mean)}</td>
@@ -41,4 +41,4 @@ function Line({ column, figures }: { column: Column; figures: Figures }) {
   );
 }
 
-const value = (told: unknown) => (typeof told === "number" || typeof told === "string" ? figure(num(told as Told)) : "–");
+const value = (one: unknown) => (typeof one === "number" || typeof one === "string" ? figure(num(one as JsonNumber)) : "–");

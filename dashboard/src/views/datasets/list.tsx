@@ -1,4 +1,4 @@
-// All datasets: what state they are in, how large they are, and the way to add one.
+// The list of datasets with their states and sizes, and the upload form.
 import { useLocation } from "preact-iso";
 
 import { withQuery } from "../../api/http";
@@ -24,19 +24,19 @@ export default function View() {
 }
 
 function List({ page, isLater }: { page: Page<Dataset>; isLater: boolean }) {
-  if (!page.data.length) return <Empty><p>No dataset yet. Upload a file, or add the built-in digits to try things out.</p></Empty>;
+  if (!page.data.length) return <Empty><p>No datasets yet. Upload a file, or add the built-in digits.</p></Empty>;
   return (
     <div class="card">
       <Scroll label="Datasets">
         <table>
           <caption class="only-readers">Datasets</caption>
-          <thead><tr><th>Name</th><th>State</th><th class="number">Rows</th><th>Splits</th><th class="number">Size</th><th>Format</th><th>Made</th><th><span class="only-readers">Use</span></th></tr></thead>
+          <thead><tr><th>Name</th><th>State</th><th class="number">Rows</th><th>Splits</th><th class="number">Size</th><th>Format</th><th>Created</th><th><span class="only-readers">Use</span></th></tr></thead>
           <tbody>{page.data.map((one) => <Line key={one.id} dataset={one} />)}</tbody>
         </table>
       </Scroll>
       <div class="row">
-        {isLater && <a class="button" href="/datasets">The newest</a>}
-        {page.has_more && page.next && <a class="button" href={withQuery("/datasets", { after: page.next })}>Older ones</a>}
+        {isLater && <a class="button" href="/datasets">Newest</a>}
+        {page.has_more && page.next && <a class="button" href={withQuery("/datasets", { after: page.next })}>Older</a>}
       </div>
     </div>
   );
@@ -53,7 +53,7 @@ function Line({ dataset }: { dataset: Dataset }) {
       <td class="number nowrap">{dataset.size_bytes ? bytes(dataset.size_bytes) : "–"}</td>
       <td>{dataset.format}</td>
       <td class="nowrap">{ago(dataset.created_at)}</td>
-      <td>{dataset.state === "ready" && <a class="button" href={`/submit?dataset=${dataset.id}`} aria-label={`Train on ${dataset.name}`}>Train</a>}</td>
+      <td class="nowrap">{dataset.state === "ready" && <a class="button" href={`/submit?dataset=${dataset.id}`} aria-label={`Train on ${dataset.name}`}>Train</a>}</td>
     </tr>
   );
 }

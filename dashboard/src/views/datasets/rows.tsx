@@ -1,9 +1,9 @@
-// Rows of a split, a page of them: images as pictures, long values by their beginning.
+// The rows of a split, paged: images are drawn, long values are truncated.
 import { useEffect, useRef } from "preact/hooks";
 
 import { withQuery } from "../../api/http";
 import { useLive } from "../../api/live";
-import { type DatasetStats, num, type Number as Told, type Rows } from "../../api/types";
+import { type DatasetStats, num, type Number as JsonNumber, type Rows } from "../../api/types";
 import { count, figure } from "../../format";
 import { isObject, type Json } from "../../spec/pointer";
 import type { Column, ColumnStats, TableStats } from "../../spec/suggest";
@@ -14,8 +14,8 @@ const PAGE = 20;
 const COLUMNS = 50;
 const VALUES = 12;
 const FEW = 3;
-const USUAL = 1000;
-const MOST = 50_000; // of each of so many rows: an answer has a million
+const DEFAULT = 1000;
+const MOST = 50_000; // per row: a page of 20 rows has a million
 
 interface Shown {
   id: string;
@@ -29,14 +29,14 @@ interface Shown {
 export function RowTable({ id, split, columns, figures, offset, go }: Shown) {
   const live = useLive<Rows>(withQuery(`datasets/${id}/rows`, { split, offset, limit: PAGE, values: valuesOf(columns) }), Infinity);
   const shown = columns.slice(0, COLUMNS);
-  if (!live.value) return live.problem ? <ProblemBox problem={live.problem} /> : <Loading what="Reading rows" />;
+  if (!live.value) return live.problem ? <ProblemBox problem={live.problem} /> : <Loading what="Loading rows" />;
   const { data, num_rows: num, note } = live.value;
   return (
     <section class="card">
       <div class="spread">
         <h2>Rows</h2>
         <div class="row">
-          <button type="button" disabled={offset === 0} onClick={() => go(Math.max(0, offset - PAGE))}>Before</button>
+          <button type="button" disabled={offset === 0} onClick={() => go(Math.max(0, offset - PAGE))}>Previous</button>
           <span>{num ? `${count(offset)} to ${count(offset + data.length - 1)} of ${count(num)}` : "none"}</span>
           <button type="button" disabled={offset + PAGE >= num} onClick={() => go(offset + PAGE)}>Next</button>
           <label>from row <input style={{ width: "6rem" }} inputMode="numeric" value={offset} onChange={(event) => go(within(event.currentTarget.value, num))} /></label>
@@ -46,7 +46,7 @@ export function RowTable({ id, split, columns, figures, offset, go }: Shown) {
       {columns.length > COLUMNS && <p class="muted">The first {COLUMNS} of {count(columns.length)} columns.</p>}
       <Scroll label="Rows">
         <table>
-          <caption class="only-readers">Rows {offset} and on</caption>
+          <caption class="only-readers">Rows from {offset}</caption>
           <thead><tr><th class="number">Row</th>{shown.map((one) => <th key={one.name}>{one.name}</th>)}</tr></thead>
           <tbody>
             {data.map((row, at) => (
@@ -65,47 +65,47 @@ export function RowTable({ id, split, columns, figures, offset, go }: Shown) {
 interface One {
   id: string;
   split: string;
-  /** Of the dataset, all of them. */
+  /** All columns of the dataset. */
   columns: Column[];
-  /** What is shown of the row. */
+  /** The columns to show. */
   shown: Column[];
   row: number;
-  /** Asked for only then. */
+  /** The row is requested only if it is visible. */
   visible: boolean;
 }
 
-/** A row by itself, elsewhere than in its table. */
+/** A single row outside of the table. */
 export function OneRow({ id, split, columns, shown, row, visible }: One) {
   const path = withQuery(`datasets/${id}/rows`, { split, offset: row, limit: 1, values: valuesOf(columns) });
   const live = useLive<Rows>(visible ? path : null, Infinity);
   const stats = useLive<DatasetStats>(visible ? `datasets/${id}/stats` : null, Infinity);
   const figures = (stats.value?.splits as unknown as TableStats | undefined)?.[split];
-  const told = live.value?.data[0];
-  if (!told) return <span class="muted">{live.problem ? "not to be had" : "…"}</span>;
+  const found = live.value?.data[0];
+  if (!found) return <span class="muted">{live.problem ? "unavailable" : "…"}</span>;
   return (
     <div class="row">
       {shown.map((one) => (
         <span key={one.name}>
           {shown.length > 1 && <span class="muted">{one.name} </span>}
-          <Cell value={told[one.name] as Json | undefined} column={one} range={rangeOf(one, figures?.[one.name])} row={row} />
+          <Cell value={found[one.name] as Json | undefined} column={one} range={rangeOf(one, figures?.[one.name])} row={row} />
         </span>
       ))}
     </div>
   );
 }
 
-/** The columns by which a person knows a row: its picture or its text, else the first few. */
-export function telling(columns: Column[], without: string): Column[] {
+/** The columns that identify a row to a person: its image or its text, else the first few. */
+export function identifying(columns: Column[], without: string): Column[] {
   const others = columns.filter((one) => one.name !== without);
   const best = others.find((one) => isPicture(one.shape)) ?? others.find((one) => one.dtype === "string");
   return best ? [best] : others.slice(0, FEW);
 }
 
-/** As many values of a row as its pictures need, within reason; null: as many as the service shows anyway. */
+/** The number of values per row that its images need, up to `MOST`; null: the service's default. */
 function valuesOf(columns: Column[]): number | null {
   const sizes = columns.map(({ shape }) => shape.reduce<number>((product, size) => product * (size ?? 0), 1));
   const needed = sizes.reduce((sum, size) => sum + size, 0);
-  return columns.some(({ shape }) => isPicture(shape)) && needed > USUAL ? Math.min(needed, MOST) : null;
+  return columns.some(({ shape }) => isPicture(shape)) && needed > DEFAULT ? Math.min(needed, MOST) : null;
 }
 
 function within(text: string, num: number): number {
@@ -114,7 +114,7 @@ function within(text: string, num: number): number {
 
 type Range = readonly [least: number, most: number];
 
-/** What is black, and what is white. */
+/** The values of black and white. */
 function rangeOf({ dtype }: Column, figures: ColumnStats | undefined): Range {
   if (dtype === "uint8" || typeof figures?.min !== "number" || typeof figures.max !== "number") return [0, dtype === "uint8" ? 255 : 1];
   return [Math.min(0, figures.min), Math.max(figures.max, figures.min + 1e-12)];
@@ -129,7 +129,7 @@ function Cell({ value, column, range, row }: { value: Json | undefined; column: 
 
 type Plane = number[][];
 
-/** [height][width] or [1 or 3][height][width] of some size is a picture. */
+/** [height][width] or [1 or 3][height][width] of some size is an image. */
 function planesOf(value: Json[], shape: (number | null)[]): Plane[] | null {
   if (!isPicture(shape)) return null;
   return shape.length === 2 ? [value as Plane] : (value as unknown as Plane[]);
@@ -173,7 +173,7 @@ function text(value: Json): string {
   return typeof value === "number" ? figure(value, 6) : String(value);
 }
 
-/** What the service has cut: a long text, or the first values of a large tensor. */
+/** A value that the service truncated: a long text, or the first values of a large tensor. */
 function shortened(value: Record<string, Json>): string {
   if (typeof value["value"] === "string") return `${value["value"].slice(0, 200)} … (${count(value["length"] as number)} characters)`;
   const shape = Array.isArray(value["shape"]) ? value["shape"].map((size) => size ?? "any").join(" × ") : "";
@@ -181,6 +181,6 @@ function shortened(value: Record<string, Json>): string {
 }
 
 function listed(values: Json[]): string {
-  const first = values.slice(0, VALUES).map((one) => (Array.isArray(one) ? `[${listed(one.slice(0, 3))}]` : typeof one === "number" ? figure(num(one as Told), 3) : String(one)));
+  const first = values.slice(0, VALUES).map((one) => (Array.isArray(one) ? `[${listed(one.slice(0, 3))}]` : typeof one === "number" ? figure(num(one as JsonNumber), 3) : String(one)));
   return first.join(", ") + (values.length > VALUES ? ` … (${count(values.length)})` : "");
 }

@@ -1,4 +1,4 @@
-// A file on its way to the service: its format, how much of it has arrived, what was wrong.
+// Upload a file: its format, progress and errors.
 import { useRef, useState } from "preact/hooks";
 
 import { refresh, useLive } from "../../api/live";
@@ -6,7 +6,7 @@ import { BASE, post, Problem, withQuery } from "../../api/http";
 import type { Dataset, Service } from "../../api/types";
 import { bytes, percent } from "../../format";
 import { ProblemBox } from "../../ui/state";
-import { say, tell } from "../../ui/toast";
+import { notify, toast } from "../../ui/toast";
 
 const TABLES = ["csv", "tsv"]; // whose first row may name the columns
 
@@ -22,8 +22,8 @@ export function Upload() {
   const [sending, setSending] = useState<Sending | null>(null);
   const [problem, setProblem] = useState<Problem | null>(null);
   const input = useRef<HTMLInputElement>(null);
-  const recognised = file ? formatOf(file.name, formats) : "";
-  const wanted = format || recognised;
+  const recognized = file ? formatOf(file.name, formats) : "";
+  const wanted = format || recognized;
   const submit = async (event: Event) => {
     event.preventDefault();
     if (!file) return;
@@ -31,7 +31,7 @@ export function Upload() {
     const path = withQuery("datasets", { name: file.name, format: wanted, resize: wanted === "images.zip" ? resize : null, header: TABLES.includes(wanted) ? header : null });
     try {
       const dataset = await send(path, file, (sent, stop) => setSending({ name: file.name, sent, size: file.size, stop }));
-      say(`${dataset.name} has arrived`);
+      toast(`Uploaded ${dataset.name}`);
       setFile(null);
       if (input.current) input.current.value = "";
     } catch (error) {
@@ -48,11 +48,11 @@ export function Upload() {
         <label class="field">
           <span>Format</span>
           <select value={format} onChange={(event) => setFormat(event.currentTarget.value)}>
-            <option value="">{recognised ? `as its name says: ${recognised}` : "as its name says"}</option>
+            <option value="">{recognized ? `auto: ${recognized}` : "auto"}</option>
             {formats.map((one) => <option key={one} value={one}>{one}</option>)}
           </select>
         </label>
-        {wanted === "images.zip" && <label class="field"><span>Height x width (where sizes differ)</span><input value={resize} placeholder="32x32" pattern="[0-9]+x[0-9]+" onInput={(event) => setResize(event.currentTarget.value)} /></label>}
+        {wanted === "images.zip" && <label class="field"><span>Height x width (if sizes differ)</span><input value={resize} placeholder="32x32" pattern="[0-9]+x[0-9]+" onInput={(event) => setResize(event.currentTarget.value)} /></label>}
         {TABLES.includes(wanted) && (
           <label class="field"><span>First row</span>
             <select value={header} onChange={(event) => setHeader(event.currentTarget.value)}>
@@ -65,8 +65,8 @@ export function Upload() {
         <button class="primary" disabled={!file || sending !== null || (file !== null && !wanted)}>Upload</button>
         <Builtins service={service} />
       </form>
-      {file && !wanted && <p class="wrong">The name does not say the format: choose one.</p>}
-      {sending && <Arriving {...sending} />}
+      {file && !wanted && <p class="wrong">The file name has no known format. Select one.</p>}
+      {sending && <Progress {...sending} />}
       {problem && <ProblemBox problem={problem} />}
     </section>
   );
@@ -74,20 +74,20 @@ export function Upload() {
 
 function Builtins({ service }: { service: Service | null }) {
   const names = (service?.capabilities["builtin_datasets"] ?? []) as string[];
-  const make = async (builtin: string) => {
-    await tell(post<Dataset>("datasets", { builtin }), `The built-in ${builtin} are being made`);
+  const add = async (builtin: string) => {
+    await notify(post<Dataset>("datasets", { builtin }), `Adding the built-in ${builtin}`);
     refresh("datasets");
   };
-  return <>{names.map((name) => <button type="button" key={name} onClick={() => make(name)}>Add the built-in {name}</button>)}</>;
+  return <>{names.map((name) => <button type="button" key={name} onClick={() => add(name)}>Add the built-in {name}</button>)}</>;
 }
 
-function Arriving({ name, sent, size, stop }: Sending) {
+function Progress({ name, sent, size, stop }: Sending) {
   const part = size ? sent / size : 0;
   return (
     <div class="row">
-      <progress class="grow" max={1} value={part} aria-label={`${name}, sent`} />
+      <progress class="grow" max={1} value={part} aria-label={`Upload of ${name}`} />
       <span class="number">{bytes(sent)} of {bytes(size)}, {percent(part)}</span>
-      <button type="button" onClick={stop}>Stop</button>
+      <button type="button" onClick={stop}>Cancel</button>
     </div>
   );
 }
@@ -100,7 +100,7 @@ export function formatOf(name: string, formats: string[]): string {
   return fitting[0] ?? (lower.endsWith(".zip") && formats.includes("images.zip") ? "images.zip" : formats.includes(known) ? known : "");
 }
 
-/** fetch does not say how much it has sent; this does. The browser reads the file piece by piece. */
+/** XMLHttpRequest reports upload progress, fetch does not. The browser streams the file. */
 function send(path: string, file: File, progress: (sent: number, stop: () => void) => void): Promise<Dataset> {
   return new Promise((resolve, reject) => {
     const request = new XMLHttpRequest();
@@ -109,8 +109,8 @@ function send(path: string, file: File, progress: (sent: number, stop: () => voi
     request.setRequestHeader("Content-Type", "application/octet-stream");
     request.upload.onprogress = (event) => progress(event.loaded, stop);
     request.onload = () => (request.status === 201 ? resolve(JSON.parse(request.responseText) as Dataset) : reject(problemOf(request)));
-    request.onerror = () => reject(new Problem(0, "unreachable", "The connection broke before the file had arrived."));
-    request.onabort = () => reject(new Problem(0, "stopped", "The upload was stopped; nothing is kept of it."));
+    request.onerror = () => reject(new Problem(0, "unreachable", "The connection was lost during the upload."));
+    request.onabort = () => reject(new Problem(0, "stopped", "The upload was canceled. Nothing was stored."));
     progress(0, stop);
     request.send(file);
   });
@@ -118,9 +118,9 @@ function send(path: string, file: File, progress: (sent: number, stop: () => voi
 
 function problemOf({ status, responseText }: XMLHttpRequest): Problem {
   try {
-    const told = JSON.parse(responseText) as { code: string; detail: string; hint?: string; errors?: Problem["errors"]; type?: string };
-    return new Problem(status, told.code, told.detail, told.hint ?? null, told.errors ?? [], told.type ?? null);
+    const body = JSON.parse(responseText) as { code: string; detail: string; hint?: string; errors?: Problem["errors"]; type?: string };
+    return new Problem(status, body.code, body.detail, body.hint ?? null, body.errors ?? [], body.type ?? null);
   } catch {
-    return new Problem(status, "unknown", `The service answered ${status}.`);
+    return new Problem(status, "unknown", `The service responded with status ${status}.`);
   }
 }

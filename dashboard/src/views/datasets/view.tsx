@@ -1,4 +1,4 @@
-// One dataset: what its columns are, its rows, what is in them.
+// A dataset: its columns, their statistics, and its rows.
 import { useLocation, useRoute } from "preact-iso";
 
 import { ask, withQuery } from "../../api/http";
@@ -8,7 +8,7 @@ import { ago, bytes, count } from "../../format";
 import type { Column, TableStats } from "../../spec/suggest";
 import { Confirm } from "../../ui/confirm";
 import { Loading, ProblemBox } from "../../ui/state";
-import { tell } from "../../ui/toast";
+import { notify } from "../../ui/toast";
 import { DatasetState, whatIsWrong } from "./condition";
 import { Distributions } from "./distributions";
 import { RowTable } from "./rows";
@@ -33,9 +33,9 @@ function Shown({ dataset }: { dataset: Dataset }) {
   return (
     <div class="stack">
       <Head dataset={dataset} />
-      {dataset.problem && <div class="problem" role="alert"><p><strong>It could not be read.</strong></p><p>{whatIsWrong(dataset.problem)}</p></div>}
+      {dataset.problem && <div class="problem" role="alert"><p><strong>The file could not be read.</strong></p><p>{whatIsWrong(dataset.problem)}</p></div>}
       {dataset.notes.map((one) => <p key={one.code} class="note" role="note">{one.detail}</p>)}
-      {dataset.state === "pending" && <Loading what="The file is being read" />}
+      {dataset.state === "pending" && <Loading what="Reading the file" />}
       {isReady && (
         <>
           <div class="tabs" role="group" aria-label="Splits">
@@ -53,22 +53,22 @@ function Shown({ dataset }: { dataset: Dataset }) {
 function Head({ dataset }: { dataset: Dataset }) {
   const { route } = useLocation();
   const remove = async () => {
-    const gone = await tell(ask(`datasets/${dataset.id}`, { method: "DELETE" }), `${dataset.name} is deleted`);
+    const gone = await notify(ask(`datasets/${dataset.id}`, { method: "DELETE" }), `Deleted ${dataset.name}`);
     if (gone) route("/datasets");
-    refresh("datasets?"); // the lists: the dataset itself is gone
+    refresh("datasets?"); // only the lists: the dataset itself no longer exists
   };
   return (
     <>
       <div class="spread">
         <h1>{dataset.name} <DatasetState state={dataset.state} /></h1>
         <div class="row">
-          {dataset.state === "ready" && <a class="button primary" href={`/submit?dataset=${dataset.id}`}>Train on it</a>}
-          <Confirm word="Delete" question={`Delete ${dataset.name}? Its rows are gone then. Jobs that have ended stay, but cannot be tried again.`} act={remove} />
+          {dataset.state === "ready" && <a class="button primary" href={`/submit?dataset=${dataset.id}`}>Train</a>}
+          <Confirm word="Delete" question={`Delete ${dataset.name} and its rows? Ended jobs are kept but cannot be retried.`} act={remove} />
         </div>
       </div>
       <dl class="facts card">
         <dt>Id</dt><dd class="mono">{dataset.id}</dd>
-        <dt>Format</dt><dd>{dataset.format}{dataset.resize && `, brought to ${dataset.resize}`}</dd>
+        <dt>Format</dt><dd>{dataset.format}{dataset.resize && `, resized to ${dataset.resize}`}</dd>
         {dataset.size_bytes > 0 && <><dt>Size</dt><dd>{bytes(dataset.size_bytes)}</dd></>}
         <dt>Created</dt><dd>{ago(dataset.created_at)}</dd>
         {dataset.sha256 && <><dt>SHA-256</dt><dd class="mono">{dataset.sha256}</dd></>}

@@ -1,4 +1,4 @@
-// Neighbouring devices of which the same is to be said are one line: 128 cores are not 128 lines.
+// Consecutive equal devices share one row: 128 cores are not 128 rows.
 import type { Device } from "../../api/types";
 
 export interface Group { ids: string; num: number; device: Device }

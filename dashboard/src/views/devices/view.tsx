@@ -1,4 +1,4 @@
-// The hardware by worker, who has it, and what waits for it.
+// The devices by worker, the jobs that use them, and the queue.
 import { post } from "../../api/http";
 import { refresh, useLive } from "../../api/live";
 import type { Device, Page, QueuedJob, Worker } from "../../api/types";
@@ -6,7 +6,7 @@ import { ago, bytes, count } from "../../format";
 import { Confirm } from "../../ui/confirm";
 import { Scroll } from "../../ui/scroll";
 import { Empty, Loading, ProblemBox } from "../../ui/state";
-import { tell } from "../../ui/toast";
+import { notify } from "../../ui/toast";
 import { grouped, type Group } from "./groups";
 
 export default function View() {
@@ -19,7 +19,7 @@ export default function View() {
     <div class="stack">
       <h1>Devices</h1>
       {problem && <ProblemBox problem={problem} />}
-      {!workers.value || !devices.value ? <Loading /> : all.length === 0 && <Empty><p>No worker is there: jobs wait until one starts.</p><code>glasshouse worker</code></Empty>}
+      {!workers.value || !devices.value ? <Loading /> : all.length === 0 && <Empty><p>No workers. Jobs stay queued until one starts.</p><code>glasshouse worker</code></Empty>}
       {all.map((one) => <WorkerCard key={one.id} worker={one} devices={(devices.value?.data ?? []).filter((device) => device.worker === one.id)} />)}
       <Queue jobs={queue.value?.data ?? null} />
     </div>
@@ -28,16 +28,16 @@ export default function View() {
 
 const WORKER: Record<Worker["state"], readonly [kind: string, words: string]> = {
   active: ["good", "active"],
-  draining: ["warn", "draining: it takes no new jobs"],
+  draining: ["warn", "draining: accepts no new jobs"],
   stopped: ["", "stopped"],
-  lost: ["bad", "lost: it does not answer"],
+  lost: ["bad", "lost: not responding"],
 };
 
 function WorkerCard({ worker, devices }: { worker: Worker; devices: Device[] }) {
   const [kind, words] = WORKER[worker.state];
   const { info } = worker;
   const drain = async () => {
-    await tell(post(`workers/${encodeURIComponent(worker.id)}/drain`), `${worker.id} takes no more jobs`);
+    await notify(post(`workers/${encodeURIComponent(worker.id)}/drain`), `Draining ${worker.id}`);
     refresh("workers");
     refresh("devices");
   };
@@ -45,11 +45,11 @@ function WorkerCard({ worker, devices }: { worker: Worker; devices: Device[] }) 
     <section class="card stack" aria-label={`Worker ${worker.id}`}>
       <div class="spread">
         <h2>{worker.id} <span class={`badge ${kind}`}>{words}</span></h2>
-        {worker.state === "active" && <Confirm word="Drain" label={`Drain ${worker.id}`} question={`Give ${worker.id} no more jobs? Those that run there go on. It takes jobs again when it is started again.`} act={drain} />}
+        {worker.state === "active" && <Confirm word="Drain" label={`Drain ${worker.id}`} question={`Drain ${worker.id}? Its running jobs continue. It accepts no new jobs until it is restarted.`} act={drain} />}
       </div>
       <dl class="facts">
         <dt>Host</dt><dd>{worker.host}</dd>
-        <dt>Last seen</dt><dd>{worker.last_seen_at ? ago(worker.last_seen_at) : "never"}</dd>
+        <dt>Last heartbeat</dt><dd>{worker.last_seen_at ? ago(worker.last_seen_at) : "never"}</dd>
         <dt>Started</dt><dd>{ago(worker.started_at)}</dd>
         <dt>Version</dt><dd>{worker.version}{typeof info["torch"] === "string" && `, torch ${info["torch"]}`}{typeof info["python"] === "string" && `, Python ${info["python"]}`}</dd>
         {typeof info["memory_bytes"] === "number" && <><dt>Memory</dt><dd>{bytes(info["memory_bytes"])}</dd></>}
@@ -80,7 +80,7 @@ function DeviceLine({ ids, num, device }: Group) {
       <td>{device.name}</td>
       <td class="number">{bytes(device.memory_bytes)}</td>
       <td><span class={`badge ${DEVICE[device.state]}`}>{device.state}</span>{device.reason && <span class="wrong"> {device.reason}</span>}</td>
-      <td>{device.job ? <a href={`/jobs/${device.job}`}>{device.job}</a> : device.state === "busy" ? <span class="muted">somebody else’s</span> : "–"}</td>
+      <td>{device.job ? <a href={`/jobs/${device.job}`}>{device.job}</a> : device.state === "busy" ? <span class="muted">another owner’s</span> : "–"}</td>
     </tr>
   );
 }
@@ -91,11 +91,11 @@ function Queue({ jobs }: { jobs: QueuedJob[] | null }) {
   return (
     <section class="card" aria-label="Queue">
       <h2>Queue</h2>
-      {jobs === null ? <Loading /> : jobs.length === 0 ? <p class="muted">No job waits.</p> : (
+      {jobs === null ? <Loading /> : jobs.length === 0 ? <p class="muted">The queue is empty.</p> : (
         <Scroll label="Queue">
           <table>
-            <caption class="only-readers">Jobs that wait, in the order in which they start</caption>
-            <thead><tr><th class="number">Before it</th><th>Job</th><th class="number">Priority</th><th>Waits since</th><th>Why</th></tr></thead>
+            <caption class="only-readers">Queued jobs, in the order in which they start</caption>
+            <thead><tr><th class="number">Jobs ahead</th><th>Job</th><th class="number">Priority</th><th>Queued</th><th>Reason</th></tr></thead>
             <tbody>
               {jobs.slice(0, SHOWN).map((one) => (
                 <tr key={one.job}>

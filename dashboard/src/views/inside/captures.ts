@@ -1,4 +1,4 @@
-// Which steps of a tensor were kept: page by page, and what comes while somebody looks.
+// The captured steps of a tensor, read page by page and refreshed while the view is open.
 import { useEffect, useState } from "preact/hooks";
 
 import { get, Problem, withQuery } from "../../api/http";
@@ -44,7 +44,7 @@ export function useCaptures(job: Job, layer: string, kind: string): Kept {
   return kept.of === of ? kept : { of, rows: [], problem: null, isRead: false };
 }
 
-/** Where one tensor that was kept is asked for. */
+/** The path of a captured tensor. */
 export function pathOf(capture: Capture, query: Record<string, string | number | null>): string {
   return withQuery(`jobs/${capture.job}/layers/${encodeURIComponent(capture.layer)}/${capture.kind}`, { step: capture.step, phase: capture.phase, ...query });
 }

@@ -1,4 +1,4 @@
-// What the views of a job's inside ask the service for: one request for all layers, one for all lines.
+// The requests of the Inside views: one for all layers, one for all trends.
 import { useMemo } from "preact/hooks";
 
 import type { Problem } from "../../api/http";
@@ -9,12 +9,12 @@ import { layersAt, type MeasureName, type Series, stepsOf } from "./history";
 import { type Row, rowOf } from "./rows";
 
 const MANY = 200;
-const NUMBERS = 60_000; // that one answer of lines may have, about
+const NUMBERS = 60_000; // about as many as one response with trends may have
 
 export interface Network {
-  /** With the newest figures. */
+  /** With the newest statistics. */
   readonly newest: readonly Layer[];
-  /** As they are shown: of the chosen step, or the newest. */
+  /** As shown: at the selected step, or the newest. */
   readonly layers: readonly Layer[];
   readonly rows: readonly Row[];
 }
@@ -34,7 +34,7 @@ export function useNetwork(job: Job, step: number | null): { network: Network | 
 
 export interface Lines { readonly byName: ReadonlyMap<string, Series>; readonly steps: readonly number[] }
 
-/** One measure of every layer over the steps, thinned to what all of them together may weigh. */
+/** One statistic of every layer over the steps, thinned so that all of them together stay small. */
 export function useLines(job: Job, layers: number, measure: MeasureName | null): Lines | null {
   const [kind, stat] = (measure ?? "/").split("/");
   const points = Math.max(8, Math.min(120, Math.floor(NUMBERS / Math.max(1, layers))));

@@ -1,4 +1,4 @@
-// Gradient flow: the gradient of every layer in forward order, at the chosen step.
+// Gradient flow: the gradient of every layer in forward order, at the selected step.
 import { useLocation } from "preact-iso";
 import { useMemo, useState } from "preact/hooks";
 
@@ -10,9 +10,9 @@ import { Empty } from "../../ui/state";
 import { DEPTH, flowOf, type FlowPoint, type Measure, overDepth, type Source } from "./flow";
 import { LIMITS } from "./health";
 
-const MEASURES: Record<Measure, string> = { l2: "norm (L2)", rms: "root mean square", absmax: "largest magnitude" };
-const SOURCES: Record<Source, string> = { param_grad: "parameters", output_grad: "outputs" };
-const WORDS = { vanishing: "▼ vanishing", exploding: "▲ exploding", nonfinite: "✕ not finite" } as const;
+const MEASURES: Record<Measure, string> = { l2: "L2 norm", rms: "root mean square", absmax: "max magnitude" };
+const SOURCES: Record<Source, string> = { param_grad: "Weight gradient", output_grad: "Activation gradient" };
+const WORDS = { vanishing: "▼ vanishing", exploding: "▲ exploding", nonfinite: "✕ NaN or Inf" } as const;
 
 export function Depth({ job, layers }: { job: Job; layers: readonly Layer[] }) {
   const [query, change] = useQuery();
@@ -29,16 +29,16 @@ export function Depth({ job, layers }: { job: Job; layers: readonly Layer[] }) {
   return (
     <div class="stack">
       <div class="row">
-        <Choice label="Gradient of" options={SOURCES} value={source} onChoose={(of) => change({ of, line: `${of}/l2` })} />
-        <Choice label="As" options={source === "output_grad" ? { l2: MEASURES.l2, absmax: MEASURES.absmax } : MEASURES} value={measure} onChoose={(one) => change({ measure: one })} />
+        <Choice label="Gradient" options={SOURCES} value={source} onChoose={(of) => change({ of, line: `${of}/l2` })} />
+        <Choice label="Statistic" options={source === "output_grad" ? { l2: MEASURES.l2, absmax: MEASURES.absmax } : MEASURES} value={measure} onChoose={(one) => change({ measure: one })} />
         <button aria-pressed={table} onClick={() => setTable(!table)}>Table</button>
       </div>
       {!seen.length ? <Unwatched job={job} source={source} /> : (
         <div class="card">
           {table ? <FlowTable job={job.id} points={points} source={source} />
             : <Bars bars={points} chosen={pointed} label={sentence(points, MEASURES[measure])} onPoint={setPointed} onPick={open} />}
-          <p class="muted told">{at ? `${at.name}: ${figure(at.value)}${at.mark ? `, ${WORDS[at.mark]}` : ""}` : "From the first layer (left) to the last; a click opens a layer."}</p>
-          <Amiss job={job.id} points={points} source={source} whole={whole} />
+          <p class="muted reading">{at ? `${at.name}: ${figure(at.value)}${at.mark ? `, ${WORDS[at.mark]}` : ""}` : "Layers in forward order, the first at the left. Click a bar to open its layer."}</p>
+          <Marked job={job.id} points={points} source={source} whole={whole} />
         </div>
       )}
     </div>
@@ -47,7 +47,7 @@ export function Depth({ job, layers }: { job: Job; layers: readonly Layer[] }) {
 
 function measureOf(asked: string | null, source: Source): Measure {
   const measure = asked === "rms" || asked === "absmax" ? asked : "l2";
-  return source === "output_grad" && measure === "rms" ? "l2" : measure; // how many values there are depends on the batch
+  return source === "output_grad" && measure === "rms" ? "l2" : measure; // the number of values depends on the batch
 }
 
 function Choice({ label, options, value, onChoose }: { label: string; options: Record<string, string>; value: string; onChoose: (value: string) => void }) {
@@ -63,8 +63,8 @@ function Choice({ label, options, value, onChoose }: { label: string; options: R
 function Unwatched({ job, source }: { job: Job; source: Source }) {
   return (
     <Empty>
-      <p>Nobody watches <code>{source}</code> with <code>stats</code> at this step.</p>
-      {!ended(job) && <a class="button" href={`?view=probes&watch=*&kinds=${source}`}>Watch it</a>}
+      <p>No statistics of the {SOURCES[source].toLowerCase()} at this step.</p>
+      {!ended(job) && <a class="button" href={`?view=probes&watch=*&kinds=${source}`}>Attach a probe</a>}
     </Empty>
   );
 }
@@ -72,17 +72,17 @@ function Unwatched({ job, source }: { job: Job; source: Source }) {
 function sentence(points: readonly FlowPoint[], measure: string): string {
   const values = points.flatMap((point) => (point.value !== null && Number.isFinite(point.value) ? [point.value] : []));
   const marks = points.filter((point) => point.mark).length;
-  if (!values.length) return `Gradients of ${points.length} layers, none finite`;
-  return `Gradients over the depth, ${measure}: ${values.length} layers from ${figure(Math.min(...values))} to ${figure(Math.max(...values))}, first ${figure(values[0])}, last ${figure(values.at(-1))}, ${marks} marked`;
+  if (!values.length) return `Gradients of ${points.length} layers, all NaN or Inf`;
+  return `Gradient flow, ${measure}: ${values.length} layers from ${figure(Math.min(...values))} to ${figure(Math.max(...values))}, first ${figure(values[0])}, last ${figure(values.at(-1))}, ${marks} marked`;
 }
 
-function Amiss({ job, points, source, whole }: { job: string; points: readonly FlowPoint[]; source: Source; whole: ReturnType<typeof overDepth> }) {
+function Marked({ job, points, source, whole }: { job: string; points: readonly FlowPoint[]; source: Source; whole: ReturnType<typeof overDepth> }) {
   const marked = points.filter((point) => point.mark);
-  const rules = `A layer is marked vanishing where its gradient's ${source === "param_grad" ? "root mean square" : "largest magnitude"} is under ${LIMITS.vanishing}, exploding where its norm is over ${LIMITS.large}. `
-    + `Over the depth: the first layer's norm to the last's under ${DEPTH.vanishing} while the first is under ${DEPTH.first} is vanishing, over ${DEPTH.exploding} exploding.`;
+  const rules = `The gradient of a layer is vanishing if its ${source === "param_grad" ? "root mean square" : "max magnitude"} is under ${LIMITS.vanishing}, and exploding if its norm is over ${LIMITS.large}. `
+    + `Over all layers, it is vanishing if the ratio of the first layer's norm to the last layer's is under ${DEPTH.vanishing} and the first norm is under ${DEPTH.first}, and exploding if the ratio is over ${DEPTH.exploding}.`;
   return (
     <>
-      {whole && <p class={whole.mark ? "bad-value" : ""}>First to last layer: {figure(whole.ratio)}{whole.mark ? ` — ${WORDS[whole.mark]} over the depth` : ""}</p>}
+      {whole && <p class={whole.mark ? "bad-value" : ""}>Ratio of the first layer's norm to the last layer's: {figure(whole.ratio)}{whole.mark ? ` — ${WORDS[whole.mark]}` : ""}</p>}
       {marked.length > 0 && (
         <ul aria-label="Marked layers">
           {marked.slice(0, 20).map((point) => <li key={point.name}>{WORDS[point.mark!]}: <a href={`/jobs/${job}/layers/${encodeURIComponent(point.name)}?kind=${source}`}>{point.name}</a> {figure(point.value)}</li>)}
@@ -100,7 +100,7 @@ function FlowTable({ job, points, source }: { job: string; points: readonly Flow
   return (
     <div class="values" tabIndex={0} role="region" aria-label="Gradients">
       <table>
-        <thead><tr><th scope="col">Layer</th><th scope="col" class="number">Gradient</th><th scope="col">Mark</th></tr></thead>
+        <thead><tr><th scope="col">Layer</th><th scope="col" class="number">Gradient</th><th scope="col">Finding</th></tr></thead>
         <tbody>
           {points.slice(0, ROWS).map((point) => (
             <tr key={point.name}>
@@ -111,7 +111,7 @@ function FlowTable({ job, points, source }: { job: string; points: readonly Flow
           ))}
         </tbody>
       </table>
-      {points.length > ROWS && <p class="muted">The first {ROWS} of {count(points.length)} layers; the layer table has all.</p>}
+      {points.length > ROWS && <p class="muted">The first {ROWS} of {count(points.length)} layers; the Layers view shows all.</p>}
     </div>
   );
 }

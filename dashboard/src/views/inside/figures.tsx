@@ -1,4 +1,4 @@
-// The figures of a tensor over steps, and its quantiles as bands.
+// The statistics of a tensor over steps, and its quantiles as bands.
 import { useMemo } from "preact/hooks";
 
 import { LineChart, type Range, type Series as Line } from "../../charts/line";
@@ -29,13 +29,13 @@ export function Figures({ job, tensor, kind }: TensorProps) {
   const charts = useMemo(() => (series ? chartsOf(series) : []), [series]);
   const few = useOneByOne(charts.length);
   const zoom = (to: Range | null) => change({ range: to && `${to[0]}~${to[1]}` });
-  if (!value) return problem ? <ProblemBox problem={problem} /> : <Loading what="Reading the figures" />;
-  if (!series) return zoomed ? <p>No figures in this range. <button onClick={() => zoom(null)}>Show all steps</button></p> : <WatchThis job={job} tensor={tensor} kind={kind} want="stats" every={1} what="No figures of" />;
+  if (!value) return problem ? <ProblemBox problem={problem} /> : <Loading what="Loading the statistics" />;
+  if (!series) return zoomed ? <p>No statistics in this range. <button onClick={() => zoom(null)}>Show all steps</button></p> : <WatchThis job={job} tensor={tensor} kind={kind} want="stats" every={1} what="No statistics" />;
   return (
     <div class="stack">
       {phases.length > 1 && (
-        <label class="row"><span class="muted">Of</span>
-          <select value={phase ?? ""} onChange={(event) => change({ phase: event.currentTarget.value })}>{phases.map((one) => <option key={one} value={one}>{one === "train" ? "training" : "evaluations"}</option>)}</select>
+        <label class="row"><span class="muted">Phase</span>
+          <select value={phase ?? ""} onChange={(event) => change({ phase: event.currentTarget.value })}>{phases.map((one) => <option key={one} value={one}>{one === "train" ? "training" : "evaluation"}</option>)}</select>
         </label>
       )}
       <div class="charts">
@@ -71,10 +71,10 @@ function chartsOf(series: Series): Chart[] {
   return [
     { title: "Mean and standard deviation", lines: around, log: false },
     { title: "Quantiles", lines: [...line("p50", "median, 5 to 95 %", "p05", "p95"), ...line("p50", "median, 25 to 75 %", "p25", "p75")], log: false },
-    { title: "Extremes", lines: [...line("max", "max"), ...line("min", "min"), ...line("p99", "p99"), ...line("p01", "p01")], log: false },
-    { title: "Size", lines: [...line("l2", "L2 norm"), ...line("absmax", "largest magnitude")], log: true },
-    { title: "Share of zeros", lines: line("zeros", "zeros"), log: false },
-    { title: "Not finite", lines: odd.flatMap((name) => line(name, name === "nan" ? "NaN" : "Inf")), log: false },
+    { title: "Min and max", lines: [...line("max", "max"), ...line("min", "min"), ...line("p99", "p99"), ...line("p01", "p01")], log: false },
+    { title: "Norms", lines: [...line("l2", "L2 norm"), ...line("absmax", "max magnitude")], log: true },
+    { title: "Fraction of zeros", lines: line("zeros", "zeros"), log: false },
+    { title: "NaN and Inf", lines: odd.flatMap((name) => line(name, name === "nan" ? "NaN" : "Inf")), log: false },
   ].filter((chart) => chart.lines.length);
 }
 
@@ -82,7 +82,7 @@ function columnOf(series: Series, name: string): { xs: number[]; ys: number[] } 
   const xs: number[] = [];
   const ys: number[] = [];
   series.values[name]?.forEach((value, place) => {
-    if (value === null) return; // another probe looked at this step, for something else
+    if (value === null) return; // another probe sampled this step, for another statistic
     xs.push(series.step[place]!);
     ys.push(num(value)!);
   });

@@ -1,4 +1,4 @@
-// The gradient over the depth of the network: one point a layer, in forward order, and what of them is amiss. Pure.
+// Gradient flow: one point per layer, in forward order, and which are vanishing, exploding or NaN or Inf. Pure.
 import { type Figures, type Layer, num } from "../../api/types";
 import { LIMITS } from "./health";
 
@@ -10,15 +10,15 @@ export interface FlowPoint {
   readonly name: string;
   /** In the network's order. */
   readonly place: number;
-  /** Null where the layer was not watched; NaN where the gradient is not finite. */
+  /** Null if the layer was not watched; NaN if the gradient has NaN or Inf. */
   readonly value: number | null;
   readonly mark: Mark;
 }
 
-/** `size`: how many values; of what depends on the batch it is not known, NaN. */
+/** `size`: the number of values; NaN if it depends on the batch. */
 interface Sum { squares: number; absmax: number; size: number; nonfinite: boolean; seen: boolean }
 
-/** Of each layer that can have one its gradient: of its parameters together, or of what comes out of it (first leaf). */
+/** The gradient of each layer that can have one: of all its parameters together, or of its output (first leaf). */
 export function flowOf(layers: readonly Layer[], measure: Measure, source: Source): FlowPoint[] {
   return layers.flatMap((layer, place) => {
     const tensors = gradientsOf(layer, source);
@@ -61,7 +61,7 @@ function markOf(sum: Sum): Mark {
 
 export const DEPTH = { exploding: 70, vanishing: 1e-3, first: 1e-4 } as const;
 
-/** What the whole depth says: how the first layer's norm stands to the last's. Wants norms. */
+/** The ratio of the first layer's norm to the last layer's, and its mark. Takes norms. */
 export function overDepth(norms: readonly FlowPoint[]): { ratio: number; mark: Mark } | null {
   const there = norms.filter((point) => point.value !== null && Number.isFinite(point.value));
   const [first, last] = [there[0]?.value, there.at(-1)?.value];

@@ -1,4 +1,4 @@
-// The network drawn: what it reads at the top, branches side by side, each layer with its light; large ones by groups.
+// The network as a graph: data fields at the top, branches side by side, each layer with its health; large networks in groups.
 import { useLocation } from "preact-iso";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
@@ -6,16 +6,16 @@ import type { Job } from "../../api/types";
 import { count } from "../../format";
 import { useQuery } from "../../query";
 import { between, type Box, boxes, MOST, readers } from "./groups";
-import { type Level, SIGNS } from "./health";
+import { type Level, levelCount, SIGNS } from "./health";
 import { BOX, curve, place, type Placed } from "./layout";
 import type { Row } from "./rows";
 
 interface Node { key: string; title: string; lines: [string, string]; level: Level | "field"; href: string | null; group: string | null }
 interface Drawing { nodes: Node[]; edges: [number, number][]; placed: Placed; isGrouped: boolean }
-const READABLE = 0.75; // at first no smaller than this
-const TOP = 52; // the buttons lie there: nothing is placed under them at first
+const READABLE = 0.75; // the smallest initial scale
+const TOP = 52; // px that the buttons cover: nothing is placed under them initially
 
-interface Sight { x: number; y: number; scale: number }
+interface Viewport { x: number; y: number; scale: number }
 
 export function Graph({ job, rows }: { job: Job; rows: readonly Row[] }) {
   const [query, change] = useQuery();
@@ -29,20 +29,20 @@ export function Graph({ job, rows }: { job: Job; rows: readonly Row[] }) {
     <div class="stack">
       <div class="spread">
         <span class="muted" role="status">
-          {count(rows.length)} layers{groups ? `, ${count(groups)} groups of them: choose one to open it` : ""}.
-          {shape.refused && ` More than ${MOST} boxes would be too many: the last group stays closed.`}
+          {count(rows.length)} layers{groups ? `, ${count(groups)} ${groups === 1 ? "group" : "groups"}. Click a group to open it` : ""}.
+          {shape.refused && ` At most ${MOST} boxes are shown: the last group stays closed.`}
         </span>
         {ids.length > 0 && <button onClick={() => change({ open: null })}>Close all groups</button>}
       </div>
       <Canvas drawing={drawing} onOpen={open} />
-      <p class="muted">Drag, or the arrow keys, move the graph; + and −, the buttons, or Ctrl and the wheel make it larger and smaller; 0 shows all of it. Enter opens a layer or a group.</p>
+      <p class="muted">Drag or use the arrow keys to move the graph. Zoom with + and −, the buttons, or Ctrl and the wheel. Press 0 to show all of it, and Enter to open a layer or a group.</p>
     </div>
   );
 }
 
 interface Arranged { shown: Box[]; fields: string[]; edges: [number, number][]; placed: Placed; isGrouped: boolean; refused: boolean }
 
-/** Which boxes there are and where; the same until the network or what is open changes. */
+/** The boxes and their positions; the same until the network or the open groups change. */
 function arranged(rows: readonly Row[], opened: string): Arranged {
   const names = rows.map((row) => row.name);
   const ids = opened.split(",").filter(Boolean);
@@ -58,7 +58,7 @@ function arranged(rows: readonly Row[], opened: string): Arranged {
 }
 
 function fieldNode(name: string): Node {
-  return { key: `field ${name}`, title: `Field ${name} of the data`, lines: [name, "data"], level: "field", href: null, group: null };
+  return { key: `field ${name}`, title: `Data field ${name}`, lines: [name, "data"], level: "field", href: null, group: null };
 }
 
 const WORST: readonly Level[] = ["bad", "warn", "ok", "unknown"];
@@ -69,11 +69,10 @@ function nodeOf(job: string, rows: readonly Row[], box: Box): Node {
   const [, word] = SIGNS[level];
   if (members.length === 1) {
     const row = members[0]!;
-    const shared = row.layer.shared_with ? ` of ${row.layer.shared_with}` : "";
+    const shared = row.layer.shared_with ? ` (shared: ${row.layer.shared_with})` : "";
     return { key: box.id, title: `${row.name}, ${row.type}${shared}, ${row.shape}: ${word}`, lines: [row.name, `${row.type}${shared} · ${row.shape}`], level, href: `/jobs/${job}/layers/${encodeURIComponent(row.name)}`, group: null };
   }
-  const amiss = members.filter((row) => row.verdict.level === level).length;
-  const told = level === "ok" || level === "unknown" ? word : `${amiss} ${word}`;
+  const told = level === "ok" || level === "unknown" ? word : levelCount(level, members.filter((row) => row.verdict.level === level).length);
   return { key: box.id, title: `${box.label}, ${members.length} layers, ${told}: open`, lines: [box.label, `${members.length} layers · ${told}`], level, href: null, group: box.id };
 }
 
@@ -81,22 +80,22 @@ function Canvas({ drawing, onOpen }: { drawing: Drawing; onOpen: (id: string) =>
   const { route } = useLocation();
   const host = useRef<HTMLDivElement>(null);
   const { placed } = drawing;
-  const [sight, setSight] = useState<Sight | null>(null);
-  const fit = (least = 0.05): Sight => {
+  const [viewport, setViewport] = useState<Viewport | null>(null);
+  const fit = (least = 0.05): Viewport => {
     const { clientWidth: width, clientHeight: height } = host.current!;
     const room = height - TOP;
     const scale = Math.min(1, Math.max(least, Math.min(width / (placed.width + 40), room / (placed.height + 20))));
     return { scale, x: width / 2 - (placed.width / 2) * scale, y: TOP + Math.max(0, (room - 20 - placed.height * scale) / 2) };
   };
-  useEffect(() => setSight((before) => before ?? fit(READABLE)), []);
-  const now = sight ?? { x: 0, y: 0, scale: 1 };
+  useEffect(() => setViewport((before) => before ?? fit(READABLE)), []);
+  const now = viewport ?? { x: 0, y: 0, scale: 1 };
   const zoom = (factor: number, x = host.current!.clientWidth / 2, y = host.current!.clientHeight / 2) =>
-    setSight((it) => {
+    setViewport((it) => {
       const old = it ?? now;
       const scale = Math.min(2.5, Math.max(0.05, old.scale * factor));
       return { scale, x: x - ((x - old.x) * scale) / old.scale, y: y - ((y - old.y) * scale) / old.scale };
     });
-  const pan = (x: number, y: number) => setSight((it) => ({ ...(it ?? now), x: (it ?? now).x + x, y: (it ?? now).y + y }));
+  const pan = (x: number, y: number) => setViewport((it) => ({ ...(it ?? now), x: (it ?? now).x + x, y: (it ?? now).y + y }));
   useResized(host, (more) => pan(more / 2, 0));
   const act = (node: Node) => (node.group ? onOpen(node.group) : node.href && route(node.href));
   const onKey = (event: KeyboardEvent) => {
@@ -106,13 +105,13 @@ function Canvas({ drawing, onOpen }: { drawing: Drawing; onOpen: (id: string) =>
     if (move) pan(...move);
     else if (event.key === "+" || event.key === "=") zoom(1.25);
     else if (event.key === "-") zoom(0.8);
-    else if (event.key === "0") setSight(fit());
+    else if (event.key === "0") setViewport(fit());
     else return;
     event.preventDefault();
   };
   const drag = useDrag(pan);
   useWheel(host, zoom);
-  /** A box that the keyboard has reached must be in sight. */
+  /** Move a focused box into view. */
   const reveal = (n: number) => {
     const { clientWidth, clientHeight } = host.current!;
     const [x, y] = [placed.nodes[n]!.x * now.scale + now.x, placed.nodes[n]!.y * now.scale + now.y];
@@ -120,7 +119,7 @@ function Canvas({ drawing, onOpen }: { drawing: Drawing; onOpen: (id: string) =>
   };
   return (
     <div class="graph" ref={host} onKeyDown={onKey} onScroll={(event) => event.currentTarget.scrollTo(0, 0)}>
-      <svg role="group" aria-label={`Graph of ${drawing.nodes.length} boxes, the inputs at the top`} tabindex={0} {...drag}>
+      <svg role="group" aria-label={`Graph of ${drawing.nodes.length} boxes, inputs at the top`} tabindex={0} {...drag}>
         <g transform={`translate(${now.x} ${now.y}) scale(${now.scale})`}>
           <g aria-hidden="true">{drawing.edges.map(([from, to], n) => <path key={`${from} ${to}`} class="edge" d={curve(placed.routes[n]!)} />)}</g>
           {drawing.nodes.map((node, n) => (
@@ -129,9 +128,9 @@ function Canvas({ drawing, onOpen }: { drawing: Drawing; onOpen: (id: string) =>
         </g>
       </svg>
       <div class="tools">
-        <button aria-label="Larger" onClick={() => zoom(1.25)}>+</button>
-        <button aria-label="Smaller" onClick={() => zoom(0.8)}>−</button>
-        <button onClick={() => setSight(fit())}>Fit</button>
+        <button aria-label="Zoom in" onClick={() => zoom(1.25)}>+</button>
+        <button aria-label="Zoom out" onClick={() => zoom(0.8)}>−</button>
+        <button onClick={() => setViewport(fit())}>Fit</button>
       </div>
     </div>
   );
@@ -160,7 +159,7 @@ function cut(text: string, most: number): string {
   return text.length > most ? `${text.slice(0, most - 1)}…` : text;
 }
 
-/** Tells by how much an element has become wider: what was in its middle stays there. */
+/** Call back with the change in an element's width, so that its center stays in the center. */
 function useResized(host: { current: HTMLElement | null }, moved: (more: number) => void): void {
   useEffect(() => {
     const element = host.current!;
@@ -174,7 +173,7 @@ function useResized(host: { current: HTMLElement | null }, moved: (more: number)
   }, []);
 }
 
-/** Moves by dragging; a press that has hardly moved was a click. */
+/** Pan by dragging; a press that moved less than 5 px is a click. */
 function useDrag(pan: (x: number, y: number) => void) {
   const drag = useRef({ x: 0, y: 0, moved: 0, on: false });
   return {
@@ -191,7 +190,7 @@ function useDrag(pan: (x: number, y: number) => void) {
   };
 }
 
-/** Ctrl and the wheel (or two fingers): not passive, for else the browser zooms the page. */
+/** Zoom with Ctrl and the wheel (or a pinch). The listener is not passive, so that the browser does not zoom the page. */
 function useWheel(host: { current: HTMLDivElement | null }, zoom: (factor: number, x: number, y: number) => void): void {
   const newest = useRef(zoom);
   newest.current = zoom;

@@ -1,18 +1,18 @@
-// What of a large network is shown as one box: neighbours in forward order whose names begin alike. Pure.
-// A group is always a stretch of the order, so the graph of groups has no cycles either.
+// Groups of a large network: consecutive layers in forward order with a common name prefix. Pure.
+// A group is a contiguous range of that order, so the graph of groups has no cycles.
 
-/** Layers from `from` up to `to` of the forward order, as one box; a single layer is a box of its own. */
+/** Layers from `from` up to, excluding, `to` in forward order, as one box; it may be a single layer. */
 export interface Box {
   readonly id: string;
   readonly from: number;
   readonly to: number;
-  /** The layer's name, or what the names of the group share. */
+  /** The layer's name, or the common prefix of the group. */
   readonly label: string;
 }
 
-/** More than so many boxes at one level are put together. */
+/** More boxes than this at one level are grouped. */
 export const AT_ONCE = 120;
-/** So many boxes may be open together. */
+/** The most boxes shown at once. */
 export const MOST = 600;
 const CHUNKS = 40;
 
@@ -20,7 +20,7 @@ const tokens = (name: string) => name.split(/[._]/);
 const prefix = (name: string, depth: number) => tokens(name).slice(0, depth).join("_");
 export const idOf = (from: number, to: number) => `${from}-${to}`;
 
-/** The boxes that are shown: groups of which the ids in `open` are shown as what is in them. */
+/** The boxes to show: a group whose id is in `open` is replaced by its members. */
 export function boxes(names: readonly string[], open: ReadonlySet<string>, atOnce = AT_ONCE): Box[] {
   return inside(names, 0, names.length, open, atOnce);
 }
@@ -60,7 +60,7 @@ function range(from: number, to: number): number[] {
   return Array.from({ length: to - from }, (_, n) => from + n);
 }
 
-/** Which layer, or which field of the data, a name among the inputs means: `lstm.1.0` is of `lstm`. */
+/** Resolve the inputs of layers to layers or data fields: `lstm.1.0` is an output of `lstm`. */
 export function readers(layers: readonly { name: string; inputs: readonly string[] }[]): { edges: [from: number, to: number][]; fields: Map<string, number[]> } {
   const places = new Map(layers.map((layer, at) => [layer.name, at]));
   const edges: [number, number][] = [];
@@ -75,7 +75,7 @@ export function readers(layers: readonly { name: string; inputs: readonly string
   return { edges, fields };
 }
 
-/** The edges between boxes, each once, of those between layers. */
+/** The edges between boxes, without duplicates, from those between layers. */
 export function between(shown: readonly Box[], edges: readonly [number, number][]): [number, number][] {
   const of: number[] = [];
   shown.forEach((box, place) => of.push(...new Array<number>(box.to - box.from).fill(place)));

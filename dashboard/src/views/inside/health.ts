@@ -1,7 +1,8 @@
-// Whether a layer is well: rules over its newest figures, each with its words and its numbers. Pure.
-// What a rule needs and nobody watched leaves it unanswered; it never passes for lack of data.
+// The health of a layer: rules over its newest statistics. Pure.
+// A rule whose data is not watched is not evaluated; it never passes for lack of data.
 import { type Layer, num } from "../../api/types";
-import { figure } from "../../format";
+import { count, figure } from "../../format";
+import { kindName } from "./kinds";
 import { tensorsOf, together, updateRatio } from "./together";
 
 export type Level = "bad" | "warn" | "ok" | "unknown";
@@ -9,20 +10,20 @@ export type Level = "bad" | "warn" | "ok" | "unknown";
 export interface Finding {
   readonly rule: string;
   readonly level: "bad" | "warn" | "ok";
-  /** What was found, with its number and the rule's. */
+  /** The measured value and the rule's limit. */
   readonly text: string;
 }
 
 export interface Verdict {
   readonly level: Level;
   readonly findings: readonly Finding[];
-  /** Rules that had nothing to look at, and what would have to be watched. */
-  readonly unanswered: readonly { rule: string; needs: string }[];
+  /** Rules without data, and what to watch for them. */
+  readonly skipped: readonly { rule: string; needs: string }[];
 }
 
-/** The numbers of the rules. */
+/** The limits of the rules. */
 export const LIMITS = {
-  overflow: 0.5, // of the largest number of the type
+  overflow: 0.5, // of the largest value of the dtype
   inactive: 0.9, // of the outputs of a ReLU
   flat: 1e-8, // standard deviation
   wide: 100,
@@ -36,103 +37,108 @@ export const LIMITS = {
 const LARGEST: Record<string, number> = { float16: 65504, bfloat16: 3.3895e38, float32: 3.4028e38, float64: Number.MAX_VALUE };
 const RECTIFIERS = new Set(["ReLU", "ReLU6", "Threshold", "Hardshrink", "Softshrink", "relu", "relu6"]);
 
-type Answer = Omit<Finding, "rule"> | null;
+type Outcome = Omit<Finding, "rule"> | null;
 interface Rule {
   readonly name: string;
   readonly needs: string;
-  /** Whether it is asked of this layer at all. */
-  readonly asked: (layer: Layer) => boolean;
-  /** Null: its data was not watched. */
-  readonly answer: (layer: Layer) => Answer;
+  /** Whether the rule applies to this layer. */
+  readonly applies: (layer: Layer) => boolean;
+  /** Null: its data is not watched. */
+  readonly evaluate: (layer: Layer) => Outcome;
 }
 
 const always = () => true;
 const trained = (layer: Layer) => layer.trainable && Object.keys(layer.parameter_shapes).length > 0;
-const ok = (text: string): Answer => ({ level: "ok", text });
-const warn = (text: string): Answer => ({ level: "warn", text });
-const bad = (text: string): Answer => ({ level: "bad", text });
+const ok = (text: string): Outcome => ({ level: "ok", text });
+const warn = (text: string): Outcome => ({ level: "warn", text });
+const bad = (text: string): Outcome => ({ level: "bad", text });
 
-function nonfinite(layer: Layer): Answer {
+function nonfinite(layer: Layer): Outcome {
   const tensors = tensorsOf(layer);
   if (!tensors.length) return null;
   const hit = tensors.filter(({ figures }) => (num(figures.nan) ?? 0) + (num(figures.inf) ?? 0) > 0);
-  if (!hit.length) return ok("every value is finite");
-  const told = hit.slice(0, 3).map(({ name, kind, figures }) => `${kind} of ${name} has ${num(figures.nan)} NaN and ${num(figures.inf)} Inf at step ${figures.step}`);
-  return bad(told.join("; ") + (hit.length > 3 ? `; and ${hit.length - 3} more tensors` : ""));
+  if (!hit.length) return ok("no NaN or Inf");
+  const texts = hit.slice(0, 3).map(({ name, kind, figures }) => `${name} (${kindName(kind)}) has ${num(figures.nan)} NaN and ${num(figures.inf)} Inf at step ${figures.step}`);
+  return bad(texts.join("; ") + (hit.length > 3 ? `; and ${hit.length - 3} more tensors` : ""));
 }
 
-function overflow(layer: Layer): Answer {
+function overflow(layer: Layer): Outcome {
   const largest = LARGEST[layer.dtype];
   const tensors = tensorsOf(layer);
   if (!tensors.length || largest === undefined) return null;
   const most = Math.max(...tensors.map(({ figures }) => num(figures.absmax) ?? 0));
-  const told = `the largest magnitude is ${figure(most)}; ${layer.dtype} ends at ${figure(largest)}`;
-  return most > LIMITS.overflow * largest ? warn(`${told}, and more than half of that is near the end`) : ok(told);
+  const text = `the max magnitude is ${figure(most)}; the largest ${layer.dtype} is ${figure(largest)}`;
+  return most > LIMITS.overflow * largest ? warn(`${text}: over half of it may overflow`) : ok(text);
 }
 
-function silent(layer: Layer): Answer {
+function deadUnits(layer: Layer): Outcome {
   const zeros = num(layer.stats["output"]?.zeros);
   if (zeros === null) return null;
-  const share = `${(zeros * 100).toFixed(1)} % of its outputs are zero`;
-  if (zeros >= 1) return bad(share);
-  if (RECTIFIERS.has(layer.type) && zeros > LIMITS.inactive) return warn(`${share}; of a ${layer.type} more than ${LIMITS.inactive * 100} % is too many`);
-  return ok(share);
+  const text = `${(zeros * 100).toFixed(1)} % of its outputs are zero`;
+  if (zeros >= 1) return bad(text);
+  if (RECTIFIERS.has(layer.type) && zeros > LIMITS.inactive) return warn(`${text}, over ${LIMITS.inactive * 100} % of a ${layer.type}`);
+  return ok(text);
 }
 
-function spread(layer: Layer): Answer {
+function outputStd(layer: Layer): Outcome {
   const std = num(layer.stats["output"]?.std);
   if (std === null || Number.isNaN(std)) return null;
-  const told = `the standard deviation of its outputs is ${figure(std)}`;
-  if (std < LIMITS.flat) return warn(`${told}, under ${LIMITS.flat}: they are all alike`);
-  return std > LIMITS.wide ? warn(`${told}, over ${LIMITS.wide}`) : ok(told);
+  const text = `the standard deviation of its outputs is ${figure(std)}`;
+  if (std < LIMITS.flat) return warn(`${text}, under ${LIMITS.flat}: they are constant`);
+  return std > LIMITS.wide ? warn(`${text}, over ${LIMITS.wide}`) : ok(text);
 }
 
-function gradient(layer: Layer): Answer {
+function gradient(layer: Layer): Outcome {
   const found = together(layer, "param_grad");
   if (!found) return null;
-  if (found.nonfinite) return bad(`${found.nonfinite} of the gradient's ${found.size} values are not finite`); // its figures are of the others only
+  if (found.nonfinite) return bad(`${found.nonfinite} of the gradient's ${found.size} values are NaN or Inf`); // the statistics exclude them
   const rms = found.l2 / Math.sqrt(found.size);
-  if (found.l2 > LIMITS.exploding) return bad(`the gradient's norm is ${figure(found.l2)}, over ${LIMITS.exploding}: it explodes`);
+  if (found.l2 > LIMITS.exploding) return bad(`the gradient's norm is ${figure(found.l2)}, over ${LIMITS.exploding}: exploding`);
   if (found.l2 > LIMITS.large) return warn(`the gradient's norm is ${figure(found.l2)}, over ${LIMITS.large}`);
-  if (found.l2 === 0) return warn("the gradient is exactly zero: nothing is learnt here");
-  if (rms < LIMITS.vanishing) return warn(`the gradient's root mean square is ${figure(rms)}, under ${LIMITS.vanishing}: it vanishes`);
+  if (found.l2 === 0) return warn("the gradient is exactly zero: nothing is learned");
+  if (rms < LIMITS.vanishing) return warn(`the gradient's root mean square is ${figure(rms)}, under ${LIMITS.vanishing}: vanishing`);
   return ok(`the gradient's norm is ${figure(found.l2)}, its root mean square ${figure(rms)}`);
 }
 
-function pace(layer: Layer): Answer {
+function updateSize(layer: Layer): Outcome {
   const ratio = updateRatio(layer);
   if (ratio === null || Number.isNaN(ratio)) return null;
-  const told = `a step changes the weights by ${figure(ratio)} of their norm`;
-  if (ratio > LIMITS.fast) return bad(`${told}, over ${LIMITS.fast}: too fast`);
-  return ratio < LIMITS.slow ? warn(`${told}, under ${LIMITS.slow}: hardly at all`) : ok(`${told}; about 0.001 is usual`);
+  const text = `the ratio of their norms in a step is ${figure(ratio)}`;
+  if (ratio > LIMITS.fast) return bad(`${text}, over ${LIMITS.fast}: too fast`);
+  return ratio < LIMITS.slow ? warn(`${text}, under ${LIMITS.slow}: too slow`) : ok(`${text}; about 0.001 is typical`);
 }
 
 export const RULES: readonly Rule[] = [
-  { name: "Finite values", needs: "any of its tensors", asked: always, answer: nonfinite },
-  { name: "Room for numbers", needs: "any of its tensors", asked: (layer) => layer.dtype in LARGEST, answer: overflow },
-  { name: "Silent outputs", needs: "output", asked: always, answer: silent },
-  { name: "Spread of outputs", needs: "output", asked: always, answer: spread },
-  { name: "Gradient", needs: "param_grad", asked: trained, answer: gradient },
-  { name: "Update to weight", needs: "update and param of one step, finite and not all zero", asked: trained, answer: pace },
+  { name: "NaN or Inf", needs: "any tensor", applies: always, evaluate: nonfinite },
+  { name: "Overflow", needs: "any tensor", applies: (layer) => layer.dtype in LARGEST, evaluate: overflow },
+  { name: "Dead units", needs: "Activation", applies: always, evaluate: deadUnits },
+  { name: "Output standard deviation", needs: "Activation", applies: always, evaluate: outputStd },
+  { name: "Gradient", needs: "Weight gradient", applies: trained, evaluate: gradient },
+  { name: "Update to weight", needs: "Update and Weights of the same step, finite and not all zero", applies: trained, evaluate: updateSize },
 ];
 
 export function verdictOf(layer: Layer): Verdict {
   const findings: Finding[] = [];
-  const unanswered: { rule: string; needs: string }[] = [];
-  for (const { name, needs, asked, answer } of RULES) {
-    if (!asked(layer)) continue;
-    const found = answer(layer);
+  const skipped: { rule: string; needs: string }[] = [];
+  for (const { name, needs, applies, evaluate } of RULES) {
+    if (!applies(layer)) continue;
+    const found = evaluate(layer);
     if (found) findings.push({ rule: name, ...found });
-    else unanswered.push({ rule: name, needs });
+    else skipped.push({ rule: name, needs });
   }
   const level = !findings.length ? "unknown" : findings.some((one) => one.level === "bad") ? "bad" : findings.some((one) => one.level === "warn") ? "warn" : "ok";
-  return { level, findings, unanswered };
+  return { level, findings, skipped };
 }
 
-/** A sign and a word for each level: never colour alone. */
+/** A sign and a word for each level: never color alone. */
 export const SIGNS: Record<Level, readonly [sign: string, word: string]> = {
-  bad: ["✕", "bad"],
-  warn: ["▲", "look"],
-  ok: ["✓", "well"],
+  bad: ["✕", "problem"],
+  warn: ["▲", "warning"],
+  ok: ["✓", "healthy"],
   unknown: ["○", "not watched"],
 };
+
+/** "1 warning", "2 problems", "3 healthy" */
+export function levelCount(level: Level, number: number): string {
+  return `${count(number)} ${SIGNS[level][1]}${number !== 1 && (level === "bad" || level === "warn") ? "s" : ""}`;
+}

@@ -1,4 +1,4 @@
-// How a tensor's values lay over the steps: as a heat map, as ridges, and as a table of one step.
+// The distribution of a tensor's values over steps: a heat map, ridges, and a table for one step.
 import { useMemo, useState } from "preact/hooks";
 
 import { Heat } from "../../charts/heat";
@@ -11,6 +11,7 @@ import { count, figure } from "../../format";
 import { useQuery } from "../../query";
 import { Loading, ProblemBox } from "../../ui/state";
 import type { TensorProps } from "./figures";
+import { kindName } from "./kinds";
 import { stepOf } from "./steps";
 import { Scrubber } from "./scrubber";
 import { axisOf, placeOfStep, type Scale } from "./spread";
@@ -28,19 +29,19 @@ export function Histograms({ job, tensor, kind }: TensorProps) {
   const found = value?.data.find((one) => one.phase === (query.get("phase") ?? "train")) ?? value?.data[0];
   const scale: Scale = query.get("scale") === "log" ? "log" : "linear";
   const axis = useMemo(() => axisOf(found?.edges ?? [], scale), [found, scale]);
-  if (!value) return problem ? <ProblemBox problem={problem} /> : <Loading what="Reading the histograms" />;
-  if (!found?.step.length) return <WatchThis job={job} tensor={tensor} kind={kind} want="histogram" every={5} what="No histograms of" />;
-  if (found.edges.length < 2) return <p class="muted">None of its values was finite: there is nothing to count.</p>;
+  if (!value) return problem ? <ProblemBox problem={problem} /> : <Loading what="Loading the histograms" />;
+  if (!found?.step.length) return <WatchThis job={job} tensor={tensor} kind={kind} want="histogram" every={5} what="No histograms" />;
+  if (found.edges.length < 2) return <p class="muted">All values are NaN or Inf: there is nothing to count.</p>;
   const step = stepOf(query.get("step"));
   const place = placeOfStep(found.step, step);
   const label = sentence(found, tensor, kind);
   return (
     <div class="stack">
       <div class="row">
-        <label class="field"><span>Values on an axis that is</span>
+        <label class="field"><span>Axis of the values</span>
           <select value={scale} onChange={(event) => change({ scale: event.currentTarget.value })}>
             <option value="linear">linear</option>
-            <option value="log">logarithmic to both sides of 0</option>
+            <option value="log">symmetric log</option>
           </select>
         </label>
         <button aria-pressed={table} onClick={() => setTable(!table)} style={{ alignSelf: "end" }}>Table</button>
@@ -61,7 +62,7 @@ function sentence({ step, edges, counts }: Histogram, tensor: string, kind: stri
     const places = row.flatMap((number, bar) => (number ? [bar] : []));
     return places.length ? `from ${figure(edges[places[0]!])} to ${figure(edges[places.at(-1)! + 1])}` : "no finite value";
   };
-  return `${kind} of ${tensor} at ${step.length} steps: at step ${step[0]} values lie ${held(counts[0]!)}, at step ${step.at(-1)} ${held(counts.at(-1)!)}`;
+  return `${kindName(kind)} of ${tensor} at ${step.length} steps: at step ${step[0]} values are ${held(counts[0]!)}, at step ${step.at(-1)} ${held(counts.at(-1)!)}`;
 }
 
 function Counts({ found, place }: { found: Histogram; place: number }) {

@@ -1,10 +1,10 @@
-// What was watched at other steps than the newest. Pure.
+// The statistics of a step other than the newest. Pure.
 import type { Figures, Layer } from "../../api/types";
 import type { components } from "../../api/schema.gen";
 
 export type Series = components["schemas"]["StatsSeries"];
 
-/** The layers with the figures of one step in place of the newest; training's where an evaluation has some too. */
+/** The layers with the statistics of one step instead of the newest; those of training if an evaluation has some, too. */
 export function layersAt(layers: readonly Layer[], series: readonly Series[], step: number): Layer[] {
   const found = new Map<string, Record<string, Figures>>();
   for (const one of series) {
@@ -30,18 +30,18 @@ export function stepsOf(series: readonly { step: readonly number[] }[]): number[
 }
 
 export const MEASURES = {
-  "output/std": "output, standard deviation",
-  "output/mean": "output, mean",
-  "output/zeros": "output, share of zeros",
-  "output_grad/l2": "gradient of the output, norm",
-  "param_grad/l2": "gradient of the first parameter, norm",
-  "param/l2": "first parameter, norm",
-  "update/l2": "update of the first parameter, norm",
+  "output/std": "Activation, std",
+  "output/mean": "Activation, mean",
+  "output/zeros": "Activation, fraction of zeros",
+  "output_grad/l2": "Activation gradient, norm",
+  "param_grad/l2": "Weight gradient, norm (first parameter)",
+  "param/l2": "Weights, norm (first parameter)",
+  "update/l2": "Update, norm (first parameter)",
 } as const;
 export type MeasureName = keyof typeof MEASURES;
 
-/** What is shown over steps unless something else is chosen: gradients where they are watched, else outputs, else what there is. */
-export function usualMeasure(layers: readonly Layer[]): MeasureName {
+/** The default trend: gradients if they are watched, else outputs, else what is watched. */
+export function defaultMeasure(layers: readonly Layer[]): MeasureName {
   const watched = new Set(layers.flatMap((layer) => [...Object.keys(layer.stats), ...Object.values(layer.tensors).flatMap((kinds) => Object.keys(kinds))]));
   const order: MeasureName[] = ["param_grad/l2", "output/std", "output_grad/l2", "param/l2", "update/l2"];
   return order.find((name) => watched.has(name.split("/")[0]!)) ?? "output/std";

@@ -1,4 +1,4 @@
-// Which tensors a layer has, by kind; which layer a name belongs to. Pure.
+// The tensors of a layer by kind, and the layer of a name. Pure.
 import type { Layer } from "../../api/types";
 import type { components } from "../../api/schema.gen";
 import { KINDS } from "./probe";
@@ -6,14 +6,29 @@ import { KINDS } from "./probe";
 export type Kind = (typeof KINDS)[number];
 export type Capture = components["schemas"]["Capture"];
 
-export const WORDS: Record<Kind, string> = {
-  output: "what comes out",
-  output_grad: "gradient of the loss by what comes out",
-  input: "what goes in",
-  param: "parameters",
-  param_grad: "gradients of the parameters",
-  update: "what a step changed of the parameters",
-  optim_state: "what the optimizer keeps",
+/** What the dashboard calls each kind of the API. */
+export const KIND_NAMES: Record<Kind, string> = {
+  output: "Activation",
+  output_grad: "Activation gradient",
+  input: "Input",
+  param: "Weights",
+  param_grad: "Weight gradient",
+  update: "Update",
+  optim_state: "Optimizer state",
+};
+
+export function kindName(kind: string): string {
+  return KIND_NAMES[kind as Kind] ?? kind;
+}
+
+export const KIND_TITLES: Record<Kind, string> = {
+  output: "Output of the layer (output)",
+  output_grad: "Gradient of the loss with respect to the output (output_grad)",
+  input: "Input of the layer (input)",
+  param: "Parameters of the layer (param)",
+  param_grad: "Gradient of the loss with respect to the parameters (param_grad)",
+  update: "Change of the parameters in a step (update)",
+  optim_state: "State that the optimizer keeps for the parameters (optim_state)",
 };
 
 /** The names of a layer's tensors of each kind that it has. */
@@ -37,7 +52,7 @@ const LOSS: Layer = {
   dtype: "", parameter_shapes: {}, flops: 0, shared_with: null, input_names: [], inner_inputs: [], inner_outputs: [], state_names: [], stats: {}, tensors: {},
 };
 
-/** The layer of a name of the address, which may also name one of its tensors; null where there is none. */
+/** The layer with this name, or the layer that has a tensor with this name; null if there is none. */
 export function find(layers: readonly Layer[], name: string): { layer: Layer; place: number; tensor: string | null } | null {
   const place = layers.findIndex((one) => one.name === name);
   if (place >= 0) return { layer: layers[place]!, place, tensor: null };
@@ -46,8 +61,8 @@ export function find(layers: readonly Layer[], name: string): { layer: Layer; pl
   return LOSS.output_shapes[name] ? { layer: LOSS, place: -1, tensor: name } : null;
 }
 
-/** The kind and tensor that are shown: those asked for where they are, else the first that somebody watches. */
-export function chosen(layer: Layer, kind: string | null, tensor: string | null): { kind: Kind; tensor: string } {
+/** The kind and tensor to show: the requested ones if they exist, else the first that is watched. */
+export function selected(layer: Layer, kind: string | null, tensor: string | null): { kind: Kind; tensor: string } {
   const all = tensorNames(layer);
   const has = (one: Kind) => all.find(([name]) => name === one)?.[1].some((name) => (layer.stats[one] && name === (Object.keys(layer.output_shapes)[0] ?? layer.name)) || layer.tensors[name]?.[one]);
   const named = all.filter(([, names]) => tensor === null || names.includes(tensor));

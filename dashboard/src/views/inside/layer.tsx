@@ -1,4 +1,4 @@
-// The page of one layer: its tensors by kind, each over steps, as histograms, and as they were kept.
+// The view of one layer: its tensors by kind, each over steps, as histograms, and as captured values.
 import { useRoute } from "preact-iso";
 import { useEffect } from "preact/hooks";
 
@@ -9,7 +9,7 @@ import { useQuery } from "../../query";
 import { Empty, Loading, ProblemBox, StateBadge } from "../../ui/state";
 import { Figures } from "./figures";
 import { Histograms } from "./histograms";
-import { chosen, find, tensorNames, WORDS } from "./kinds";
+import { find, KIND_NAMES, KIND_TITLES, selected, tensorNames } from "./kinds";
 import { Light, LightTip, Rules } from "./light";
 import { rowOf, shapeText } from "./rows";
 import { TensorView } from "./tensor";
@@ -25,15 +25,15 @@ export default function LayerPage() {
     return () => void (document.title = "Glasshouse");
   }, [name, job.value?.name, id]);
   const problem = job.problem ?? layers.problem;
-  if (!job.value || !layers.value) return problem ? <ProblemBox problem={problem} /> : <Loading what="Reading the layer" />;
+  if (!job.value || !layers.value) return problem ? <ProblemBox problem={problem} /> : <Loading what="Loading the layer" />;
   const found = find(layers.value.data, name);
-  if (!found) return <Empty><p>The network has no layer <code>{name}</code>.</p><a class="button" href={`/jobs/${id}/inside`}>To its layers</a></Empty>;
+  if (!found) return <Empty><p>The network has no layer <code>{name}</code>.</p><a class="button" href={`/jobs/${id}/inside`}>Back to layers</a></Empty>;
   return <Whole job={job.value} layers={layers.value.data} layer={found.layer} place={found.place} named={found.tensor} />;
 }
 
 function Whole({ job, layers, layer, place, named }: { job: Job; layers: readonly Layer[]; layer: Layer; place: number; named: string | null }) {
   const [query] = useQuery();
-  const { kind, tensor } = chosen(layer, query.get("kind"), query.get("tensor") ?? named);
+  const { kind, tensor } = selected(layer, query.get("kind"), query.get("tensor") ?? named);
   const asked = query.get("view") ?? "steps";
   const view = asked in VIEWS ? asked : "steps";
   const to = (changes: Record<string, string>) => `?${new URLSearchParams({ kind, tensor, view, ...changes })}`;
@@ -42,11 +42,11 @@ function Whole({ job, layers, layer, place, named }: { job: Job; layers: readonl
   return (
     <div class="stack inside">
       <Head job={job} layers={layers} layer={layer} place={place} />
-      <nav class="tabs" aria-label="Kinds of tensor">
-        {tensorNames(layer).map(([one]) => <a key={one} href={`?${new URLSearchParams({ kind: one, view })}`} title={WORDS[one]} aria-current={one === kind ? "page" : undefined}>{one}</a>)}
+      <nav class="tabs" aria-label="Tensor kinds">
+        {tensorNames(layer).map(([one]) => <a key={one} href={`?${new URLSearchParams({ kind: one, view })}`} title={KIND_TITLES[one]} aria-current={one === kind ? "page" : undefined}>{KIND_NAMES[one]}</a>)}
       </nav>
       <div class="spread">
-        <nav class="row" aria-label="How it is shown">
+        <nav class="row" aria-label="Views">
           {Object.entries(VIEWS).map(([key, words]) => <a key={key} class="button" href={to({ view: key })} aria-current={key === view ? "page" : undefined}>{words}</a>)}
         </nav>
         {names.length > 1 ? <TensorChoice names={names} tensor={tensor} /> : <code>{tensor}</code>}
@@ -70,7 +70,7 @@ function TensorChoice({ names, tensor }: { names: readonly string[]; tensor: str
 
 function Head({ job, layers, layer, place }: { job: Job; layers: readonly Layer[]; layer: Layer; place: number }) {
   const row = rowOf(layer, place);
-  const [before, after] = [layers[place - 1], place >= 0 ? layers[place + 1] : undefined];
+  const [previous, next] = [layers[place - 1], place >= 0 ? layers[place + 1] : undefined];
   const readers = layers.filter((one) => one.inputs.some((input) => input === layer.name || input.startsWith(`${layer.name}.`)));
   const shapes = Object.entries(layer.parameter_shapes);
   return (
@@ -80,19 +80,19 @@ function Head({ job, layers, layer, place }: { job: Job; layers: readonly Layer[
           <a href={`/jobs/${job.id}/inside`}>{job.name ?? job.id}</a> <span aria-hidden="true">›</span> <h1>{layer.name}</h1>
           <Light verdict={row.verdict} name={layer.name} /> <StateBadge state={job.state} />
         </div>
-        <nav class="row" aria-label="Neighbours">
-          {before && <a class="button" href={linkTo(job, before.name)} aria-label={`Layer before: ${before.name}`}>◀ {before.name}</a>}
-          {after && <a class="button" href={linkTo(job, after.name)} aria-label={`Layer after: ${after.name}`}>{after.name} ▶</a>}
+        <nav class="row" aria-label="Adjacent layers">
+          {previous && <a class="button" href={linkTo(job, previous.name)} aria-label={`Previous layer: ${previous.name}`}>◀ {previous.name}</a>}
+          {next && <a class="button" href={linkTo(job, next.name)} aria-label={`Next layer: ${next.name}`}>{next.name} ▶</a>}
         </nav>
       </div>
       <dl class="facts">
-        <dt>Type</dt><dd>{layer.type}{layer.shared_with && <> of <a href={linkTo(job, layer.shared_with)}>{layer.shared_with}</a></>}</dd>
-        {place >= 0 && <><dt>Output</dt><dd>{shapeText(layer.output_shape)} {layer.dtype}</dd></>}
-        {place >= 0 && <><dt>Parameters</dt><dd>{count(layer.parameters)}{layer.parameters > 0 && !layer.trainable && ", not trained"}{shapes.length > 0 && `: ${shapes.map(([name, shape]) => `${name} ${shape.join(" × ") || "scalar"}`).join(", ")}`}</dd></>}
-        {layer.inputs.length > 0 && <><dt>Reads</dt><dd><Links job={job} layers={layers} names={layer.inputs} /></dd></>}
-        {readers.length > 0 && <><dt>Read by</dt><dd><Links job={job} layers={layers} names={readers.map((one) => one.name)} /></dd></>}
+        <dt>Type</dt><dd>{layer.type}{layer.shared_with && <>, shared with <a href={linkTo(job, layer.shared_with)}>{layer.shared_with}</a></>}</dd>
+        {place >= 0 && <><dt>Output shape</dt><dd>{shapeText(layer.output_shape)} {layer.dtype}</dd></>}
+        {place >= 0 && <><dt>Parameters</dt><dd>{count(layer.parameters)}{layer.parameters > 0 && !layer.trainable && ", not trainable"}{shapes.length > 0 && `: ${shapes.map(([name, shape]) => `${name} ${shape.join(" × ") || "scalar"}`).join(", ")}`}</dd></>}
+        {layer.inputs.length > 0 && <><dt>Inputs</dt><dd><Links job={job} layers={layers} names={layer.inputs} /></dd></>}
+        {readers.length > 0 && <><dt>Used by</dt><dd><Links job={job} layers={layers} names={readers.map((one) => one.name)} /></dd></>}
       </dl>
-      {row.verdict.level !== "unknown" && <details><summary>Rules of its health, newest figures</summary><Rules verdict={row.verdict} /></details>}
+      {row.verdict.level !== "unknown" && <details><summary>Health rules, newest statistics</summary><Rules verdict={row.verdict} /></details>}
     </header>
   );
 }

@@ -1,25 +1,25 @@
-// Where the boxes of a graph are drawn: rows from the inputs down, branches side by side. Pure.
-// Longest path for the rows, a place in each row that an edge passes, barycentres for the order, and
-// a few rounds that pull each box to its neighbours without letting two overlap.
+// The layout of a graph: rows from the inputs down, branches side by side. Pure.
+// A layered (Sugiyama) layout: longest paths give the rows, edges that span rows get a dummy node in each, barycenters
+// give the order, and a few iterations pull each box toward its neighbors without overlaps.
 
 export interface Point { x: number; y: number }
 
 export interface Placed {
-  /** The middle of each node. */
+  /** The center of each node. */
   readonly nodes: readonly Point[];
-  /** Of each edge the points it goes through, from the middle of its source to that of its target. */
+  /** The points of each edge, from the center of its source to that of its target. */
   readonly routes: readonly (readonly Point[])[];
   readonly width: number;
   readonly height: number;
 }
 
 export const BOX = { width: 168, height: 46, gapX: 26, gapY: 34 } as const;
-const LANE = 22; // the room of an edge that passes a row
-const MOST_LANES = 4000; // where there would be more, long edges go straight
+const LANE = 22; // the width of an edge that crosses a row
+const MOST_LANES = 4000; // if there were more, long edges are straight
 const SWEEPS = 6;
 const PULLS = 24;
 
-/** Rows: of a node one more than the lowest of its sources; a source stands just above its first reader. */
+/** The row of each node: one below its lowest source; a node without sources is just above its first reader. */
 export function ranks(num: number, edges: readonly [number, number][]): number[] {
   const rank = new Array<number>(num).fill(0);
   const readers: number[][] = Array.from({ length: num }, () => []);
@@ -55,7 +55,7 @@ export function place(num: number, edges: readonly [number, number][]): Placed {
     for (let n = 1; n < path.length; n++) links.push([path[n - 1]!, path[n]!]);
   });
   const rows = rowsOf(rank);
-  const [above, below] = neighbours(next, links);
+  const [above, below] = neighbors(next, links);
   order(rows, above, below);
   const size = (node: number) => (node < num ? BOX.width + BOX.gapX : LANE);
   const x = positions(rows, above, below, size);
@@ -73,7 +73,7 @@ function rowsOf(rank: readonly number[]): number[][] {
   return rows;
 }
 
-function neighbours(num: number, links: readonly [number, number][]): [number[][], number[][]] {
+function neighbors(num: number, links: readonly [number, number][]): [number[][], number[][]] {
   const above: number[][] = Array.from({ length: num }, () => []);
   const below: number[][] = Array.from({ length: num }, () => []);
   for (const [from, to] of links) {
@@ -83,7 +83,7 @@ function neighbours(num: number, links: readonly [number, number][]): [number[][
   return [above, below];
 }
 
-/** Sort each row by the mean place of its neighbours, down and up in turns. */
+/** Sort each row by the mean position of its neighbors, downward and upward in turns. */
 function order(rows: number[][], above: number[][], below: number[][]): void {
   const at: number[] = [];
   const note = (row: number[]) => row.forEach((node, place) => (at[node] = place));
@@ -111,14 +111,14 @@ function positions(rows: number[][], above: number[][], below: number[][], size:
   for (let sweep = 0; sweep < PULLS; sweep++) {
     for (const row of sweep % 2 ? [...rows].reverse() : rows) {
       const wish = row.map((node) => mean([...above[node]!, ...below[node]!].map((other) => x[other]!)) ?? x[node]!);
-      apart(row, wish, size).forEach((at, place) => (x[row[place]!] = at));
+      separated(row, wish, size).forEach((at, place) => (x[row[place]!] = at));
     }
   }
   return x;
 }
 
-/** Places in the given order, as near to the wished ones as leaves every node its room: blocks that push each other meet in the middle. */
-function apart(row: readonly number[], wish: readonly number[], size: (node: number) => number): number[] {
+/** Positions in the given order, as close to the desired ones as possible without overlaps: overlapping blocks merge at their mean. */
+function separated(row: readonly number[], wish: readonly number[], size: (node: number) => number): number[] {
   const offsets: number[] = [];
   row.forEach((node, place) => offsets.push(place ? offsets[place - 1]! + (size(row[place - 1]!) + size(node)) / 2 : 0));
   const blocks: { sum: number; num: number }[] = [];
@@ -138,7 +138,7 @@ function mean(values: readonly number[]): number | null {
   return values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null;
 }
 
-/** A path of SVG through the points: straight down the rows, bent between them. */
+/** An SVG path through the points: vertical at the rows, curved between them. */
 export function curve(points: readonly Point[]): string {
   const [first] = points;
   if (!first) return "";

@@ -1,4 +1,4 @@
-// The traffic light of a layer: a sign and a word, and on hover or focus every rule with its numbers.
+// The health of a layer: a sign and a word, and on hover or focus every rule with its values.
 import { signal } from "@preact/signals";
 
 import { SIGNS, type Verdict } from "./health";
@@ -23,7 +23,7 @@ export function Light({ verdict, name }: { verdict: Verdict; name: string }) {
   );
 }
 
-/** Once in a view: it must not be cut off by a table that scrolls. */
+/** One per view, outside the table, whose scroll box would clip it. */
 export function LightTip() {
   const shown = tip.value;
   if (!shown) return null;
@@ -43,8 +43,8 @@ export function Rules({ verdict }: { verdict: Verdict }) {
       {verdict.findings.map((one) => (
         <li key={one.rule}><span class={`sign ${one.level}`} aria-hidden="true">{SIGNS[one.level][0]}</span> <b>{one.rule}</b> ({SIGNS[one.level][1]}): {one.text}.</li>
       ))}
-      {verdict.unanswered.map((one) => (
-        <li key={one.rule} class="muted"><span aria-hidden="true">{SIGNS.unknown[0]}</span> <b>{one.rule}</b>: not answered; it wants {one.needs}.</li>
+      {verdict.skipped.map((one) => (
+        <li key={one.rule} class="muted"><span aria-hidden="true">{SIGNS.unknown[0]}</span> <b>{one.rule}</b>: not evaluated; needs {one.needs}.</li>
       ))}
     </ul>
   );

@@ -1,4 +1,4 @@
-// The layers and parameters that a probe matched: few are named, many can be unfolded.
+// The layers and parameters that a probe matched: few are listed, many are in a collapsed list.
 import { count } from "../../format";
 
 const FEW = 6;

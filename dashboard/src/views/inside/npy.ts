@@ -1,4 +1,4 @@
-// Reads .npy files: what the service sends of one tensor. Values become doubles; of complex ones the magnitude. Pure.
+// Reads the .npy files in which the service returns tensors. Values become doubles; complex values their magnitude. Pure.
 
 export interface Tensor {
   readonly shape: readonly number[];
@@ -24,22 +24,22 @@ const READERS: Record<string, readonly [bytes: number, read: Reader]> = {
   b1: [1, (view, at) => view.getUint8(at)],
 };
 
-/** Throws BadFile where it is no such file, or not whole. */
+/** Throws BadFile if it is not a .npy file, or truncated. */
 export function readNpy(buffer: ArrayBuffer): Tensor {
   const view = new DataView(buffer);
-  if (buffer.byteLength < 12 || view.getUint32(0) !== 0x934e554d || view.getUint16(4) !== 0x5059) throw new BadFile("It is not a .npy file.");
+  if (buffer.byteLength < 12 || view.getUint32(0) !== 0x934e554d || view.getUint16(4) !== 0x5059) throw new BadFile("The response is not a .npy file.");
   const wide = view.getUint8(6) > 1;
   const begin = wide ? 12 : 10;
   const end = begin + (wide ? view.getUint32(8, true) : view.getUint16(8, true));
-  if (end > buffer.byteLength) throw new BadFile("The header is cut off.");
+  if (end > buffer.byteLength) throw new BadFile("The header of the .npy file is truncated.");
   const header = new TextDecoder("latin1").decode(new Uint8Array(buffer, begin, end - begin));
   const found = /'descr':\s*'[<|=]?([a-z]\d+)'.*'fortran_order':\s*False.*'shape':\s*\(([\d,\s]*)\)/s.exec(header);
   const reader = found && READERS[found[1]!];
-  if (!found || !reader) throw new BadFile(`The header is not understood: ${header.slice(0, 100)}`);
+  if (!found || !reader) throw new BadFile(`The .npy header is not supported: ${header.slice(0, 100)}`);
   const shape = found[2]!.split(",").filter((part) => part.trim()).map(Number);
   const size = shape.reduce((all, length) => all * length, 1);
   const [bytes, read] = reader;
-  if (buffer.byteLength - end < size * bytes) throw new BadFile("The values are cut off.");
+  if (buffer.byteLength - end < size * bytes) throw new BadFile("The values of the .npy file are truncated.");
   const values = new Float64Array(size);
   for (let n = 0; n < size; n++) values[n] = read(view, end + n * bytes);
   return { shape, values };

@@ -1,4 +1,4 @@
-// The inside of a job: the health of its layers, its graph, its gradients over the depth, and what is watched.
+// The Inside view of a job: the health of its layers, its graph, its gradient flow, and its probes.
 import { useMemo } from "preact/hooks";
 
 import { ended, type Job } from "../../api/types";
@@ -7,8 +7,8 @@ import { useQuery } from "../../query";
 import { part } from "../../ui/part";
 import { Empty, Loading, ProblemBox } from "../../ui/state";
 import { type Lines, type Network, useLines, useNetwork } from "./data";
-import { type Level, SIGNS } from "./health";
-import { MEASURES, type MeasureName, usualMeasure } from "./history";
+import { type Level, levelCount, SIGNS } from "./health";
+import { MEASURES, type MeasureName, defaultMeasure } from "./history";
 import { LightTip } from "./light";
 import { Scrubber } from "./scrubber";
 import { stepOf } from "./steps";
@@ -19,7 +19,7 @@ const Graph = part(() => import("./graph").then((it) => it.Graph));
 const Depth = part(() => import("./depth").then((it) => it.Depth));
 const Probes = part(() => import("./probes").then((it) => it.Probes));
 
-const VIEWS = { layers: "Layers", graph: "Graph", gradients: "Gradients over depth", probes: "Probes" } as const;
+const VIEWS = { layers: "Layers", graph: "Graph", gradients: "Gradient flow", probes: "Probes" } as const;
 type View = keyof typeof VIEWS;
 
 export function Inside({ job }: { job: Job }) {
@@ -30,12 +30,12 @@ export function Inside({ job }: { job: Job }) {
   const { network, problem } = useNetwork(job, step);
   const measure = measureOf(query.get("line"), view, network);
   const lines = useLines(job, network?.newest.length ?? 0, measure);
-  if (job.kind !== "train") return <Empty><p>Only a training job has an inside that is watched.</p></Empty>;
-  if (!network) return problem ? <ProblemBox problem={problem} /> : <Loading what="Reading the layers" />;
+  if (job.kind !== "train") return <Empty><p>Only a training job has layers to watch.</p></Empty>;
+  if (!network) return problem ? <ProblemBox problem={problem} /> : <Loading what="Loading the layers" />;
   return (
     <div class="stack inside">
       <div class="spread">
-        <nav class="row" aria-label="Of the inside">
+        <nav class="row" aria-label="Inside views">
           {Object.entries(VIEWS).map(([key, name]) => <a key={key} class="button" href={`?${kept(query, key)}`} aria-current={key === view ? "page" : undefined}>{name}</a>)}
         </nav>
         <Summary network={network} />
@@ -49,7 +49,7 @@ export function Inside({ job }: { job: Job }) {
   );
 }
 
-/** A job may fail in a step that no probe watched: the newest statistics are then from before the failure. */
+/** A job may fail at a step that no probe sampled: the newest statistics are then from before the failure. */
 function Unwatched({ job, network }: { job: Job; network: Network }) {
   const failed = job.error?.["step"];
   if (typeof failed !== "number") return null;
@@ -57,13 +57,13 @@ function Unwatched({ job, network }: { job: Job; network: Network }) {
   if (newest >= failed) return null;
   return (
     <p class="note" role="note">
-      The job failed in step {count(failed)}, which no probe watched{newest < 0 ? "" : `: the newest statistics are of step ${count(newest)}`}.
+      The job failed at step {count(failed)}, which no probe sampled{newest < 0 ? "" : `: the newest statistics are of step ${count(newest)}`}.
       {" "}To see the last steps before NaN or Inf, retry with a probe that has <code>"on": "nonfinite"</code>.
     </p>
   );
 }
 
-/** The step stays when another view is chosen; what belongs to one view goes. */
+/** Keep the step when another view is selected; drop the parameters of one view. */
 function kept(query: URLSearchParams, view: string): string {
   const next = new URLSearchParams({ view });
   const step = query.get("step");
@@ -74,7 +74,7 @@ function kept(query: URLSearchParams, view: string): string {
 function measureOf(asked: string | null, view: View, network: Network | null): MeasureName | null {
   if (!network || view === "probes") return null;
   if (asked && asked in MEASURES) return asked as MeasureName;
-  return usualMeasure(network.newest);
+  return defaultMeasure(network.newest);
 }
 
 function Shown({ view, job, network, lines, measure }: { view: View; job: Job; network: Network; lines: Lines | null; measure: MeasureName | null }) {
@@ -83,7 +83,7 @@ function Shown({ view, job, network, lines, measure }: { view: View; job: Job; n
   if (view === "gradients") return <Depth job={job} layers={network.layers} />;
   if (view === "probes") return <Probes job={job} layers={network.newest} />;
   const tools = (
-    <label class="field"><span>Line</span>
+    <label class="field"><span>Trend</span>
       <select value={measure ?? ""} onChange={(event) => change({ line: event.currentTarget.value })}>
         {Object.entries(MEASURES).map(([key, name]) => <option key={key} value={key}>{name}</option>)}
       </select>
@@ -103,9 +103,9 @@ function Summary({ network }: { network: Network }) {
   return (
     <span class="row" role="status">
       {levels.filter((level) => numbers[level]).map((level) => (
-        <span key={level} class={`light ${level}`} data-count={numbers[level]}><span aria-hidden="true">{SIGNS[level][0]}</span> {count(numbers[level])} {SIGNS[level][1]}</span>
+        <span key={level} class={`light ${level}`} data-count={numbers[level]}><span aria-hidden="true">{SIGNS[level][0]}</span> {levelCount(level, numbers[level])}</span>
       ))}
-      {numbers.bad + numbers.warn > 0 && query.get("sort") !== "-health" && <button class="small" onClick={() => change({ view: "layers", sort: "-health" })}>worst first</button>}
+      {numbers.bad + numbers.warn > 0 && query.get("sort") !== "-health" && <button class="small" onClick={() => change({ view: "layers", sort: "-health" })}>Worst first</button>}
     </span>
   );
 }

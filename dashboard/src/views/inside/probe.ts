@@ -1,11 +1,11 @@
-// A probe as a form has it, and as the service takes it. Pure.
+// A probe as a form draft and as the API takes it. Pure.
 import type { components } from "../../api/schema.gen";
 import { duration } from "../../format";
 
 export type Probe = components["schemas"]["AttachedProbe"];
 export const KINDS = ["output", "output_grad", "input", "param", "param_grad", "update", "optim_state"] as const;
 export const FORMS: readonly [form: string, words: string][] = [
-  ["stats", "figures"], ["histogram", "histogram"], ["quantiles", "quantiles"], ["full", "whole tensor"], ["sample", "sample of its rows"],
+  ["stats", "statistics"], ["histogram", "histogram"], ["quantiles", "quantiles"], ["full", "whole tensor"], ["sample", "sample of rows"],
 ];
 
 export interface Draft {
@@ -17,7 +17,7 @@ export interface Draft {
   want: readonly string[];
   slice: string;
   maxBytes: string;
-  /** Per cent; empty: the interval is kept whatever it costs. */
+  /** Percent; empty: no budget, the interval stays fixed. */
   overhead: string;
   phase: "train" | "evaluate";
   point: "raw" | "clipped";
@@ -47,7 +47,7 @@ export function draftFrom(probe: Probe): Draft {
   };
 }
 
-/** What is sent: everything that the form has, so that a change takes away what was emptied. Words that are no numbers are sent as they are, for the service to refuse. */
+/** The request body: every field of the form, so that a change removes what was cleared. Text that is not a number is sent as is; the service rejects it. */
 export function bodyOf(draft: Draft): Record<string, unknown> {
   const governed = draft.when !== "at" && draft.phase === "train";
   const keeps = draft.want.includes("full") || draft.want.includes("sample");
@@ -71,7 +71,7 @@ export function bodyOf(draft: Draft): Record<string, unknown> {
 
 const CHOSEN = ["every", "at", "on", "stop", "slice", "max_bytes"];
 
-/** The same as a merge patch: what a probe no longer has is null. */
+/** The same as a merge patch: what was removed is null. */
 export function patchOf(draft: Draft): Record<string, unknown> {
   const body = bodyOf(draft);
   for (const name of CHOSEN) body[name] ??= null;
@@ -92,14 +92,14 @@ function percentOf(text: string): number | string {
   return Number.isFinite(value) ? +(value / 100).toPrecision(12) : text;
 }
 
-/** How often it looks now, in words. */
+/** The current interval, in words. */
 export function whenText(probe: Probe): string {
-  const kept = probe.phase === "evaluate" ? "evaluation" : "step";
-  if (probe.on) return `every ${probe.every_now === 1 || probe.every_now === null ? "step" : `${probe.every_now} steps`}, tells when something is not finite`;
-  if (probe.at) return probe.at.length > 8 ? `at ${probe.at.length} ${kept}s` : `at ${kept}${probe.at.length > 1 ? "s" : ""} ${probe.at.join(", ")}`;
+  const unit = probe.phase === "evaluate" ? "evaluation" : "step";
+  if (probe.on) return `checks for NaN or Inf every ${probe.every_now === 1 || probe.every_now === null ? "step" : `${probe.every_now} steps`}`;
+  if (probe.at) return probe.at.length > 8 ? `at ${probe.at.length} ${unit}s` : `at ${unit}${probe.at.length > 1 ? "s" : ""} ${probe.at.join(", ")}`;
   const now = probe.every_now ?? probe.every;
-  const widened = probe.every_now !== null && probe.every_now !== probe.every ? ` (asked for ${probe.every}, widened by its budget)` : "";
-  return `every ${now === 1 ? kept : `${now} ${kept}s`}${widened}`;
+  const widened = probe.every_now !== null && probe.every_now !== probe.every ? ` (requested ${probe.every}, widened by its budget)` : "";
+  return `every ${now === 1 ? unit : `${now} ${unit}s`}${widened}`;
 }
 
 export function cost(seconds: number): string {

@@ -1,4 +1,4 @@
-// One row a layer: its newest figures, put together from those of its tensors; sorting and filtering. Pure.
+// The layer table: one row per layer with the newest statistics of its tensors; sorting and filtering. Pure.
 import { type Layer, num } from "../../api/types";
 import { type Verdict, verdictOf } from "./health";
 import { sizeOf, tensorsOf, together, updateRatio } from "./together";
@@ -22,7 +22,7 @@ export interface Row {
   readonly ratio: number | null;
   readonly nan: number | null;
   readonly inf: number | null;
-  /** Of the newest of its figures; null where nothing of it was watched. */
+  /** The step of its newest statistics; null if none of its tensors is watched. */
   readonly step: number | null;
   readonly verdict: Verdict;
 }
@@ -68,7 +68,7 @@ function key(row: Row, column: Column): number | string | null {
   return row[column];
 }
 
-/** Sorted; what has no value is last either way, NaN counts as the largest, and what is equal keeps the network's order. */
+/** Sorted: rows without a value are last either way, NaN is the largest, and equal rows keep the network's order. */
 export function sorted(rows: readonly Row[], column: Column, descending: boolean): Row[] {
   const keyed = rows.map((row) => ({ row, at: key(row, column) }));
   const sign = descending ? -1 : 1;
@@ -87,7 +87,7 @@ function compared(a: number | string, b: number | string): number {
   return a < b ? -1 : a > b ? 1 : 0;
 }
 
-/** A test of names: globs as a probe has them (`*`, `?`, `[ab]`, `[!ab]`), or a part of the name where there is no such sign. */
+/** A test of names: globs as in probes (`*`, `?`, `[ab]`, `[!ab]`), or a substring if there is no wildcard. */
 export function matcher(filter: string): (name: string) => boolean {
   const wanted = filter.split(/[\s,]+/).filter(Boolean);
   if (!wanted.length) return () => true;

@@ -1,9 +1,9 @@
-// Chooses a step of those that there are: by a slider, one by one, or the newest.
+// Selects one of the available steps: with a slider, one by one, or the newest.
 import { placeOfStep } from "./spread";
 
 interface Props { steps: readonly number[]; step: number | null; onStep: (step: number | null) => void; what?: string }
 
-/** `step` null: the newest, whatever it will be. */
+/** `step` null: follow the newest. */
 export function Scrubber({ steps, step, onStep, what = "Step" }: Props) {
   if (!steps.length) return null;
   const place = placeOfStep(steps, step);
@@ -13,8 +13,8 @@ export function Scrubber({ steps, step, onStep, what = "Step" }: Props) {
       <label class="row grow"><span>{what} <output class="step">{step ?? steps.at(-1)}</output></span>
         <input type="range" min={0} max={steps.length - 1} value={place} onInput={(event) => go(Number(event.currentTarget.value))} aria-valuetext={`step ${step ?? steps.at(-1)}`} />
       </label>
-      <button onClick={() => go(place - 1)} disabled={place === 0} aria-label="Earlier step">◀</button>
-      <button onClick={() => go(place + 1)} disabled={place >= steps.length - 1} aria-label="Later step">▶</button>
+      <button onClick={() => go(place - 1)} disabled={place === 0} aria-label="Previous step">◀</button>
+      <button onClick={() => go(place + 1)} disabled={place >= steps.length - 1} aria-label="Next step">▶</button>
       <button aria-pressed={step === null} onClick={() => onStep(null)}>Newest</button>
     </div>
   );

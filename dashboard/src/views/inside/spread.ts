@@ -1,4 +1,4 @@
-// Histograms over steps: densities over an axis that is linear, or logarithmic to both sides of zero. Pure.
+// Histograms over steps: densities over an axis that is linear, or symmetric log. Pure.
 
 export type Scale = "linear" | "log";
 
@@ -10,7 +10,7 @@ export interface Axis {
   readonly ticks: readonly number[];
 }
 
-/** Under this a signed-log axis is linear: a hundredth of the middle magnitude of the edges. */
+/** Below this magnitude a symmetric log axis is linear: a hundredth of the median magnitude of the edges. */
 export function threshold(edges: readonly number[]): number {
   const sizes = edges.map(Math.abs).filter((size) => size > 0).sort((a, b) => a - b);
   return sizes.length ? sizes[Math.floor(sizes.length / 2)]! / 100 : 1;
@@ -46,9 +46,9 @@ function powerTicks(low: number, high: number, soft: number): number[] {
   return [...powers.map((size) => -size).reverse(), 0, ...powers].filter((tick) => tick >= low && tick <= high);
 }
 
-/** The density of one step's values in equal cells of the axis, lowest first; mean 1 where all values lie on it.
-    The values of a bar are spread evenly over it. Bars that are narrower than a cell are added up, so that the many
-    narrow bars around zero do not cover each other on a linear axis. */
+/** The density of one step's values in equal cells of the axis, lowest first; its mean is 1 if all values are on the axis.
+    The values of a bin are spread evenly over it. Bins narrower than a cell are added up, so that the many
+    narrow bins around zero do not cover each other on a linear axis. */
 export function densities(counts: readonly number[], edges: readonly number[], axis: Axis, cells: number): number[] {
   const total = counts.reduce((sum, count) => sum + count, 0) || 1;
   const found = new Array<number>(cells).fill(0);
@@ -62,7 +62,7 @@ export function densities(counts: readonly number[], edges: readonly number[], a
   return found;
 }
 
-/** Where the columns of some steps begin and end on an axis of steps, one border more than steps: half way to the neighbours. */
+/** The borders of the columns on an axis of steps, one more than there are steps: halfway to the neighboring steps. */
 export function borders(steps: readonly number[]): number[] {
   if (steps.length < 2) return steps.flatMap((step) => [step - 0.5, step + 0.5]);
   const between = steps.slice(1).map((step, place) => (step + steps[place]!) / 2);
@@ -70,22 +70,22 @@ export function borders(steps: readonly number[]): number[] {
   return [2 * first - between[0]!, ...between, 2 * last - between.at(-1)!];
 }
 
-/** The column that holds an x of the axis of steps; the nearest one beyond its ends. */
+/** The column that contains x on the axis of steps; the nearest one beyond its ends. */
 export function columnAt(edges: readonly number[], x: number): number {
   const next = edges.findIndex((edge) => edge > x);
   return Math.max(0, Math.min(edges.length - 2, (next < 0 ? edges.length - 1 : next) - 1));
 }
 
-/** Every n-th of the places, first and last among them. */
+/** At most `most` evenly spaced indices, including the first and the last. */
 export function atMost(num: number, most: number): number[] {
   if (num <= most) return Array.from({ length: num }, (_, n) => n);
   return Array.from({ length: most }, (_, n) => Math.round((n * (num - 1)) / (most - 1)));
 }
 
-/** The place of the newest step that is not after the wished one; the last where none was wished. */
-export function placeOfStep(steps: readonly number[], wished: number | null): number {
-  if (wished === null) return steps.length - 1;
+/** The index of the newest step that is not after the requested one; the last if none was requested. */
+export function placeOfStep(steps: readonly number[], requested: number | null): number {
+  if (requested === null) return steps.length - 1;
   let found = 0;
-  steps.forEach((step, place) => step <= wished && (found = place));
+  steps.forEach((step, place) => step <= requested && (found = place));
   return found;
 }

@@ -1,4 +1,4 @@
-// The layer-health table. Only the rows in sight are in the document, so that 2,000 layers scroll like 20.
+// The layer table. Only visible rows are in the document, so that 2,000 layers scroll like 20.
 import type { ComponentChildren } from "preact";
 import { useMemo, useRef, useState } from "preact/hooks";
 
@@ -12,21 +12,21 @@ import { Light } from "./light";
 import { type Column, matcher, type Row, sorted } from "./rows";
 
 const ROW = 34; // px
-const SPARE = 8; // rows drawn beyond what is in sight
+const SPARE = 8; // rows rendered beyond the visible ones
 
 const COLUMNS: readonly [key: Column, name: string, title: string][] = [
-  ["health", "Health", "Rules over the newest figures; bad first when descending"],
-  ["name", "Layer", "Its name in the network"],
-  ["type", "Type", "The torch class or function"],
-  ["shape", "Output", "Shape of its output, without the batch"],
-  ["parameters", "Parameters", "How many numbers it learns"],
-  ["mean", "Mean", "Mean of its output"],
-  ["std", "Std", "Standard deviation of its output"],
-  ["zeros", "Zeros", "Share of its output that is exactly zero"],
-  ["grad", "Gradient", "L2 norm of its parameters' gradient"],
-  ["weight", "Weight", "L2 norm of its parameters"],
-  ["ratio", "log₁₀ upd/wt", "log10 of the update's norm to the weights' norm; about −3 is usual"],
-  ["nan", "NaN", "NaN in all its watched tensors; infinities are told apart"],
+  ["health", "Health", "Rules over the newest statistics; descending sorts problems first"],
+  ["name", "Layer", "Name in the network"],
+  ["type", "Type", "PyTorch class or function"],
+  ["shape", "Output shape", "Shape of the output, without the batch"],
+  ["parameters", "Parameters", "Number of parameters"],
+  ["mean", "Mean", "Mean of the activation"],
+  ["std", "Std", "Standard deviation of the activation"],
+  ["zeros", "Zeros", "Fraction of the activation that is exactly zero"],
+  ["grad", "Gradient", "L2 norm of the weight gradient"],
+  ["weight", "Weights", "L2 norm of the weights"],
+  ["ratio", "log₁₀ upd/wt", "log10 of the ratio of the update's norm to the weights' norm; about −3 is typical"],
+  ["nan", "NaN", "NaN in all its watched tensors; Inf is counted separately"],
 ];
 const TEXT = new Set<Column>(["health", "name", "type", "shape"]);
 
@@ -71,17 +71,17 @@ function Head({ column, down, onSort, measure }: { column: Column; down: boolean
           <button class="sort" onClick={() => onSort(key)}>{name}<span aria-hidden="true">{key === column ? (down ? " ↓" : " ↑") : ""}</span></button>
         </th>
       ))}
-      <th scope="col" title={MEASURES[measure]}>Over steps</th>
+      <th scope="col" title={MEASURES[measure]}>Trend</th>
     </tr>
   );
 }
 
-/** A table of rows of one height, in a box that scrolls. */
+/** A table in a scroll box whose rows have the same height. */
 function Window({ rows, head, children }: { rows: readonly Row[]; head: ComponentChildren; children: (row: Row, key: number) => ComponentChildren }) {
   const box = useRef<HTMLDivElement>(null);
   const [first, setFirst] = useState(0);
   const height = Math.min(rows.length * ROW + 60, Math.max(300, innerHeight * 0.68));
-  const most = Math.ceil(height / ROW) + 2 * SPARE; // elements: each is used again for the row that comes in as it goes out
+  const most = Math.ceil(height / ROW) + 2 * SPARE; // elements: each is reused for the row that scrolls in when its own scrolls out
   const from = Math.max(0, Math.min(first, rows.length - 1) - SPARE);
   const to = Math.min(rows.length, from + most);
   const onScroll = () => {
@@ -122,8 +122,8 @@ function Cells({ job, row, lines, measure, canWatch }: { job: string; row: Row; 
       <td>
         {series ? <Spark values={Object.values(series.values)[0]!.map(num)} what={`${row.name}: ${MEASURES[measure]}`} />
           : watched ? <span class="muted">–</span>
-          : canWatch ? <a class="nowrap" href={`?view=probes&watch=${encodeURIComponent(row.name)}`} aria-label={`Watch ${row.name}`}>nobody watches: watch</a>
-          : <span class="muted nowrap">nobody watched</span>}
+          : canWatch ? <a class="nowrap" href={`?view=probes&watch=${encodeURIComponent(row.name)}`} aria-label={`Watch ${row.name}`}>Watch</a>
+          : <span class="muted">–</span>}
       </td>
     </tr>
   );

@@ -1,4 +1,4 @@
-// A tensor as it was kept at a step: feature maps, filters, a matrix; its figures, values and files.
+// A captured tensor at a step: feature maps, filters, a matrix; its statistics, values and files.
 import { useEffect, useMemo, useState } from "preact/hooks";
 
 import { Grid, Legend } from "../../charts/grid";
@@ -10,28 +10,28 @@ import { useQuery } from "../../query";
 import { Loading, ProblemBox } from "../../ui/state";
 import { pathOf, type Summary, useCaptures } from "./captures";
 import type { TensorProps } from "./figures";
-import type { Capture } from "./kinds";
+import { type Capture, kindName } from "./kinds";
 import { BadFile, readNpy, type Tensor } from "./npy";
 import { Scrubber } from "./scrubber";
 import { placeOfStep } from "./spread";
 import { stepOf } from "./steps";
-import { chosenAxes, indexText, OF_BATCHES, rangeOf, sliceOf, tilesOf } from "./tiles";
+import { selectedAxes, indexText, OF_BATCHES, rangeOf, sliceOf, tilesOf } from "./tiles";
 import { Values } from "./values";
 import { WatchThis } from "./watch";
 
 export function TensorView({ job, tensor, kind }: TensorProps) {
   const [query, change] = useQuery();
-  const kept = useCaptures(job, tensor, kind);
-  const steps = useMemo(() => [...new Set(kept.rows.map((row) => row.step))].sort((a, b) => a - b), [kept.rows]);
-  if (kept.problem && !kept.rows.length) return <ProblemBox problem={kept.problem} />;
-  if (!kept.isRead) return <Loading what="Looking for what was kept" />;
-  if (!steps.length) return <WatchThis job={job} tensor={tensor} kind={kind} want="full" every={50} what="No tensor was kept of" />;
+  const captures = useCaptures(job, tensor, kind);
+  const steps = useMemo(() => [...new Set(captures.rows.map((row) => row.step))].sort((a, b) => a - b), [captures.rows]);
+  if (captures.problem && !captures.rows.length) return <ProblemBox problem={captures.problem} />;
+  if (!captures.isRead) return <Loading what="Loading the captures" />;
+  if (!steps.length) return <WatchThis job={job} tensor={tensor} kind={kind} want="full" every={50} what="No captured values" />;
   const step = stepOf(query.get("step"));
   const at = steps[placeOfStep(steps, step)]!;
-  const capture = kept.rows.filter((row) => row.step === at).sort((a, b) => +(b.phase === "train") - +(a.phase === "train")).at(0)!;
+  const capture = captures.rows.filter((row) => row.step === at).sort((a, b) => +(b.phase === "train") - +(a.phase === "train")).at(0)!;
   return (
     <div class="stack">
-      <Scrubber steps={steps} step={step} what="Kept at step" onStep={(one) => change({ step: one === null ? null : String(one) })} />
+      <Scrubber steps={steps} step={step} what="Captured step" onStep={(one) => change({ step: one === null ? null : String(one) })} />
       <About capture={capture} />
       <Picture key={capture.shape.join(",")} capture={capture} />
       <Values capture={capture} />
@@ -47,7 +47,7 @@ function About({ capture }: { capture: Capture }) {
   return (
     <div class="card spread">
       <div>
-        <p><b>{capture.shape.join(" × ") || "scalar"}</b> {capture.dtype}, {part}, {bytes(capture.size_bytes)}{capture.phase === "evaluate" && ", of an evaluation"}</p>
+        <p><b>{capture.shape.join(" × ") || "scalar"}</b> {capture.dtype}, {part}, {bytes(capture.size_bytes)}{capture.phase === "evaluate" && ", evaluation"}</p>
         {value && <p class="muted" data-of="figures">{["mean", "std", "min", "max", "l2", "zeros", "nan", "inf"].map((one) => `${one} ${figure(num(value.stats[one]))}`).join(" · ")}</p>}
       </div>
       <span class="row">Download
@@ -61,7 +61,7 @@ function About({ capture }: { capture: Capture }) {
 
 function Picture({ capture }: { capture: Capture }) {
   const [query, change] = useQuery();
-  const axes = chosenAxes(capture.shape, capture.kind);
+  const axes = selectedAxes(capture.shape, capture.kind);
   const places = (query.get("at") ?? "").split(".").map(Number);
   const at = capture.shape.slice(0, axes).map((length, axis) => Math.max(0, Math.min(length - 1, places[axis] || 0)));
   const { slice, stride } = sliceOf(capture.shape, capture.kind, at);
@@ -76,24 +76,24 @@ function Picture({ capture }: { capture: Capture }) {
         {at.map((place, axis) => <AxisChoice key={axis} name={OF_BATCHES.has(capture.kind) && axis === 0 ? "Example" : `Axis ${axis}`} length={capture.shape[axis]!} place={place} onChoose={(to) => choose(axis, to)} />)}
         {OF_BATCHES.has(capture.kind) && axes > 0 && <RowOf capture={capture} example={at[0]!} />}
         {tiles && tiles.starts.length > 1 && (
-          <label class="field"><span>Colours</span>
+          <label class="field"><span>Colors</span>
             <select value={apart ? "apart" : "one"} onChange={(event) => change({ colours: event.currentTarget.value === "apart" ? "apart" : null })}>
-              <option value="one">one scale for all</option>
-              <option value="apart">each picture its own</option>
+              <option value="one">one scale</option>
+              <option value="apart">one scale per image</option>
             </select>
           </label>
         )}
       </div>
-      {problem ? <ProblemBox problem={problem} /> : !tensor || !tiles || !range ? <Loading what="Reading the tensor" /> : !tensor.values.length ? <p class="muted">It has no values.</p> : (
+      {problem ? <ProblemBox problem={problem} /> : !tensor || !tiles || !range ? <Loading what="Loading the tensor" /> : !tensor.values.length ? <p class="muted">The tensor is empty.</p> : (
         <>
           {!apart && <Legend low={range.low} high={range.high} />}
           <Grid tensor={tensor} tiles={tiles} apart={apart} indexText={(n) => indexText(tensor.shape, n, at, stride)} label={sentence(capture, tiles.starts.length, tiles.height, tiles.width, range)} />
           <p class="muted">
-            {tiles.total > tiles.starts.length && `The first ${tiles.starts.length} of ${count(tiles.total)} pictures. `}
-            {stride > 1 && `Every ${stride}th row and column. `}
+            {tiles.total > tiles.starts.length && `The first ${tiles.starts.length} of ${count(tiles.total)} images. `}
+            {stride > 1 && `One of every ${stride} rows and columns is shown. `}
             {range.nan > 0 && <span data-of="nan"><span class="swatch-nan" aria-hidden="true" /> {count(range.nan)} NaN. </span>}
-            {range.inf > 0 && <span data-of="inf"><span class="swatch-inf" aria-hidden="true" /> {count(range.inf)} infinities. </span>}
-            {range.low < 0 ? "Blue is below zero, red above." : "The lighter the greater."}
+            {range.inf > 0 && <span data-of="inf"><span class="swatch-inf" aria-hidden="true" /> {count(range.inf)} Inf. </span>}
+            {range.low < 0 ? "Blue is negative, red is positive." : "Lighter is larger."}
           </p>
         </>
       )}
@@ -102,8 +102,8 @@ function Picture({ capture }: { capture: Capture }) {
 }
 
 function sentence(capture: Capture, number: number, height: number, width: number, range: ReturnType<typeof rangeOf>): string {
-  const odd = range.nan + range.inf ? `, ${range.nan} NaN and ${range.inf} infinities` : "";
-  return `${capture.kind} of ${capture.layer} at step ${capture.step}: ${number} ${number === 1 ? "picture" : "pictures"} of ${height} by ${width} values, up to ${figure(range.high)}${odd}`;
+  const odd = range.nan + range.inf ? `, ${range.nan} NaN and ${range.inf} Inf` : "";
+  return `${kindName(capture.kind)} of ${capture.layer} at step ${capture.step}: ${number} ${number === 1 ? "image" : "images"} of ${height} by ${width} values, up to ${figure(range.high)}${odd}`;
 }
 
 function AxisChoice({ name, length, place, onChoose }: { name: string; length: number; place: number; onChoose: (place: number) => void }) {
@@ -114,17 +114,17 @@ function AxisChoice({ name, length, place, onChoose }: { name: string; length: n
   );
 }
 
-/** Which row of the data the example is, where the job kept `loss.rows` at that step. */
+/** The data row of the example, if the job captured `loss.rows` at that step. */
 function RowOf({ capture, example }: { capture: Capture; example: number }) {
   const whole = capture.form === "full" && capture.slice === null;
   const { value } = useLive<Page<Capture>>(whole ? withQuery(`jobs/${capture.job}/captures`, { layer: "loss.rows", kind: "output", step: capture.step, phase: capture.phase }) : null, Infinity);
   const rows = value?.data[0];
-  const { value: told } = useLive<Summary>(rows ? pathOf(rows, { slice: String(example) }) : null, Infinity);
-  if (!rows || typeof told?.values !== "number") return null;
-  return <span data-of="row">is row <b>{count(told.values)}</b> of its split</span>;
+  const { value: row } = useLive<Summary>(rows ? pathOf(rows, { slice: String(example) }) : null, Infinity);
+  if (!rows || typeof row?.values !== "number") return null;
+  return <span data-of="row">Row <b>{count(row.values)}</b> of its split</span>;
 }
 
-/** The tensor of a path; the newest that was asked for wins, and the one before stays until it is there. */
+/** The tensor at a path; the newest request wins, and the previous tensor stays until it has loaded. */
 function useNpy(path: string): { tensor: Tensor | null; problem: Problem | null } {
   const [state, setState] = useState<{ tensor: Tensor | null; problem: Problem | null }>({ tensor: null, problem: null });
   useEffect(() => {

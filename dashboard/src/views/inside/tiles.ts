@@ -1,21 +1,21 @@
-// How a tensor becomes pictures: feature maps, filters, a matrix, a strip. Pure.
+// A tensor as images: feature maps, filters, a matrix, a strip. Pure.
 import type { Tensor } from "./npy";
 
-/** Kinds whose first axis is the rows of a batch. */
+/** Kinds whose first axis is the batch. */
 export const OF_BATCHES: ReadonlySet<string> = new Set(["output", "input", "output_grad"]);
-/** More values than this are not fetched: every n-th row and column is. */
+/** Beyond this many values only every n-th row and column is fetched. */
 export const MOST_VALUES = 1_000_000;
 export const MOST_TILES = 512;
 
-/** How many of the first axes are looked at one index at a time: of a batch its example, and what is left beyond a grid of tiles. */
-export function chosenAxes(shape: readonly number[], kind: string): number {
+/** The number of leading axes of which one index is selected: the example of a batch, and axes beyond a grid of tiles. */
+export function selectedAxes(shape: readonly number[], kind: string): number {
   if (!OF_BATCHES.has(kind)) return Math.max(0, shape.length - 4);
   return shape.length < 3 ? 0 : Math.max(1, shape.length - 3);
 }
 
-/** The slice that is asked for, as numpy writes it, and how many rows and columns it leaves out between two. */
+/** The slice to request, in NumPy syntax, and its stride over rows and columns. */
 export function sliceOf(shape: readonly number[], kind: string, at: readonly number[]): { slice: string | null; stride: number } {
-  const axes = chosenAxes(shape, kind);
+  const axes = selectedAxes(shape, kind);
   const rest = shape.slice(axes);
   const size = rest.reduce((all, length) => all * length, 1);
   const stride = size > MOST_VALUES ? Math.ceil(rest.length > 1 ? Math.sqrt(size / MOST_VALUES) : size / MOST_VALUES) : 1;
@@ -28,10 +28,10 @@ export interface Tiles {
   readonly height: number;
   readonly width: number;
   readonly columns: number;
-  /** Where in the values each tile begins. */
+  /** The index of each tile's first value. */
   readonly starts: readonly number[];
   readonly labels: readonly string[];
-  /** How many there are in all; more than are drawn. */
+  /** The number of tiles, including those that are not drawn. */
   readonly total: number;
 }
 
@@ -50,7 +50,7 @@ export function tilesOf({ shape, values }: Tensor): Tiles {
 
 export interface Range { low: number; high: number; nan: number; inf: number }
 
-/** From the least to the greatest finite value, as far to both sides of zero where there are negative ones. */
+/** The min and max of the finite values; symmetric around zero if some are negative. */
 export function rangeOf(values: Float64Array, from = 0, to = values.length): Range {
   let [low, high, nan, inf] = [Infinity, -Infinity, 0, 0];
   for (let n = from; n < to; n++) {
@@ -70,7 +70,7 @@ export function rangeOf(values: Float64Array, from = 0, to = values.length): Ran
   return { low, high, nan, inf };
 }
 
-/** The index of a value in the tensor that was kept, as numpy writes it. */
+/** The index of a value in the captured tensor, in NumPy syntax. */
 export function indexText(shape: readonly number[], place: number, at: readonly number[], stride: number): string {
   const index: number[] = [];
   let left = place;

@@ -1,7 +1,7 @@
-// The figures of a layer's tensors, taken together. Pure.
+// The statistics of a layer's tensors, combined. Pure.
 import { type Figures, type Layer, num } from "../../api/types";
 
-/** Every tensor of a layer that has figures, with its name and kind. */
+/** Every tensor of a layer that has statistics, with its name and kind. */
 export function tensorsOf(layer: Layer): { name: string; kind: string; figures: Figures }[] {
   const own = Object.keys(layer.output_shapes)[0] ?? layer.name;
   const named: [string, Record<string, Figures>][] = [[own, layer.stats], ...Object.entries(layer.tensors)];
@@ -12,7 +12,7 @@ export function sizeOf(shape: readonly number[]): number {
   return shape.reduce((size, length) => size * length, 1);
 }
 
-/** The figures of the parameters that were watched as a kind, as of one vector; null where none was. */
+/** The statistics of all watched parameters of a kind, as if they were one vector; null if none is watched. */
 export function together(layer: Layer, kind: string): { l2: number; absmax: number; size: number; step: number; nonfinite: number } | null {
   let squares = 0;
   let absmax = 0;
@@ -31,7 +31,7 @@ export function together(layer: Layer, kind: string): { l2: number; absmax: numb
   return step < 0 ? null : { l2: Math.sqrt(squares), absmax, size, step, nonfinite };
 }
 
-/** The norm of what a step changed by the norm of what it changed, of the parameters that have both at one step. */
+/** The norm of the update divided by the norm of the weights, over the parameters that have both at the same step. */
 export function updateRatio(layer: Layer): number | null {
   let changed = 0;
   let there = 0;

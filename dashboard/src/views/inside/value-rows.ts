@@ -2,9 +2,9 @@
 
 export interface ValueRow { index: string; values: unknown[] }
 
-const FLAT = 20; // values in a row where there is no last axis to go by
+const FLAT = 20; // values per row of a tensor with fewer than two axes
 
-/** Of a tensor that was cut off the values are one list; in a table they have the places they had. */
+/** The values of a truncated tensor are a flat list; the rows have their original indices. */
 export function valueRows(values: unknown, shape: readonly number[], truncated: boolean): { rows: ValueRow[]; width: number } {
   const flat: unknown[] = [];
   collect(values, truncated ? 1 : shape.length, flat);
@@ -16,7 +16,7 @@ export function valueRows(values: unknown, shape: readonly number[], truncated: 
   return { rows, width };
 }
 
-/** Depth says where numbers begin: one that is complex is itself a pair. */
+/** `depth` is the nesting of the numbers: a complex number is itself a pair. */
 function collect(values: unknown, depth: number, into: unknown[]): void {
   if (depth === 0 || !Array.isArray(values)) into.push(values);
   else for (const one of values) collect(one, depth - 1, into);

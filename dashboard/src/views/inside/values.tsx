@@ -1,8 +1,8 @@
-// The first values of a tensor, as numbers: at most the thousand that the service gives in JSON.
+// The first values of a tensor as numbers: at most the 1,000 that the service returns as JSON.
 import { useState } from "preact/hooks";
 
 import { useLive } from "../../api/live";
-import { type Number as Told, num } from "../../api/types";
+import { type Number as JsonNumber, num } from "../../api/types";
 import { count, figure } from "../../format";
 import { useQuery } from "../../query";
 import { Loading } from "../../ui/state";
@@ -22,19 +22,19 @@ export function Values({ capture }: { capture: Capture }) {
         <button aria-pressed={open} onClick={() => change({ values: open ? null : "1" })}>Values</button>
         {open && (
           <form class="row" onSubmit={(event) => (event.preventDefault(), change({ slice: typed }))}>
-            <label class="row"><span class="muted">Part, as numpy writes it</span><input value={typed} placeholder="0:4,:,::2" onInput={(event) => setTyped(event.currentTarget.value)} /></label>
+            <label class="row"><span class="muted">Slice (NumPy syntax)</span><input value={typed} placeholder="0:4,:,::2" onInput={(event) => setTyped(event.currentTarget.value)} /></label>
             <button>Show</button>
           </form>
         )}
       </div>
       {open && problem && <p class="bad-value" role="alert">{problem.message}</p>}
-      {open && !problem && (value ? <ValueTable told={value} /> : <Loading what="Reading the values" />)}
+      {open && !problem && (value ? <ValueTable summary={value} /> : <Loading what="Loading the values" />)}
     </section>
   );
 }
 
-function ValueTable({ told }: { told: Summary }) {
-  const { rows, width } = valueRows(told.values as unknown, told.shape, told.truncated);
+function ValueTable({ summary }: { summary: Summary }) {
+  const { rows, width } = valueRows(summary.values as unknown, summary.shape, summary.truncated);
   return (
     <>
       <div class="values" tabIndex={0} role="region" aria-label="Values">
@@ -43,14 +43,14 @@ function ValueTable({ told }: { told: Summary }) {
           <tbody>{rows.map((row) => <tr key={row.index}><th scope="row">{row.index}</th>{row.values.map((one, n) => <Cell key={n} value={one} />)}</tr>)}</tbody>
         </table>
       </div>
-      <p class="muted">{told.truncated ? `The first 1,000 of ${count(told.shape.reduce((all, length) => all * length, 1))} values; a part shows others, a download all.` : `All values of ${told.shape.join(" × ") || "a scalar"}.`}</p>
+      <p class="muted">{summary.truncated ? `The first 1,000 of ${count(summary.shape.reduce((all, length) => all * length, 1))} values. Enter a slice to see others, or download the tensor.` : `All values of ${summary.shape.join(" × ") || "a scalar"}.`}</p>
     </>
   );
 }
 
 function Cell({ value }: { value: unknown }) {
-  if (Array.isArray(value)) return <td>{value.map((one) => figure(num(one as Told), 6)).join(" + i")}</td>;
-  const number = typeof value === "boolean" ? +value : num(value as Told);
+  if (Array.isArray(value)) return <td>{value.map((one) => figure(num(one as JsonNumber), 6)).join(" + i")}</td>;
+  const number = typeof value === "boolean" ? +value : num(value as JsonNumber);
   const odd = number !== null && !Number.isFinite(number);
   return <td class={odd ? "bad-value" : ""} data-value={String(value)}>{odd ? "✕ " : ""}{figure(number, 6)}</td>;
 }

@@ -1,11 +1,11 @@
-// What can be done with a job in its state: each action is a request of the API, and says how it went.
+// The actions that a job's state allows: each is an API request whose result is shown.
 import { useLocation } from "preact-iso";
 import { useState } from "preact/hooks";
 
 import { ask, post } from "../../api/http";
 import { deleting, refresh } from "../../api/live";
 import { ended, type Job, type JobState } from "../../api/types";
-import { tell } from "../../ui/toast";
+import { notify } from "../../ui/toast";
 import { Copying } from "./copying";
 import { Dialog, Ending } from "./dialog";
 import { Editing } from "./editing";
@@ -24,17 +24,17 @@ export function Actions({ job }: { job: Job }) {
   const trains = job.kind === "train";
   const over = ended(job);
   const act = async (path: string, done: string) => {
-    await tell(post(`jobs/${job.id}/${path}`), done);
+    await notify(post(`jobs/${job.id}/${path}`), done);
     refresh(`jobs/${job.id}`);
   };
   const retry = async () => {
-    const made = await tell(post<Job>(`jobs/${job.id}/retry`), "A new job runs the same spec.");
+    const made = await notify(post<Job>(`jobs/${job.id}/retry`), "Created a new job with the same spec.");
     if (made) route(`/jobs/${made.id}`);
   };
   return (
     <div class="row" role="group" aria-label="Actions">
       {PAUSABLE.includes(job.state) && (trains || job.state === "queued") && <button onClick={() => act("pause", "Pausing at the next step boundary.")}>Pause</button>}
-      {(job.state === "paused" || job.state === "pausing") && <button class="primary" onClick={() => act("resume", "Queued to go on.")}>Resume</button>}
+      {(job.state === "paused" || job.state === "pausing") && <button class="primary" onClick={() => act("resume", "Queued to resume.")}>Resume</button>}
       {trains && !over && <button onClick={() => setOpen("set")}>Change settings</button>}
       {trains && !over && <DoNow job={job} />}
       {trains && <button onClick={() => setOpen("fork")}>Fork</button>}
@@ -54,14 +54,14 @@ export function Actions({ job }: { job: Job }) {
 }
 
 function DoNow({ job }: { job: Job }) {
-  const have = async (what: "checkpoint" | "evaluate", done: string) => {
-    await tell(post(`jobs/${job.id}/commands`, { do: what }), done);
+  const request = async (what: "checkpoint" | "evaluate", done: string) => {
+    await notify(post(`jobs/${job.id}/commands`, { do: what }), done);
     refresh(`jobs/${job.id}`);
   };
   return (
     <>
-      <button onClick={() => have("checkpoint", "A checkpoint is saved after the step that is under way.")}>Checkpoint now</button>
-      <button onClick={() => have("evaluate", "It evaluates after the step that is under way.")}>Evaluate now</button>
+      <button onClick={() => request("checkpoint", "A checkpoint is saved after the current step.")}>Checkpoint now</button>
+      <button onClick={() => request("evaluate", "The job evaluates after the current step.")}>Evaluate now</button>
     </>
   );
 }
@@ -72,7 +72,7 @@ function Cancelling({ job, onClose }: { job: Job; onClose(): void }) {
   const send = async (event: Event) => {
     event.preventDefault();
     setBusy(true);
-    const sent = await tell(post(`jobs/${job.id}/cancel${force ? "?force=true" : ""}`), "It is asked to stop.");
+    const sent = await notify(post(`jobs/${job.id}/cancel${force ? "?force=true" : ""}`), "Cancellation requested.");
     setBusy(false);
     refresh(`jobs/${job.id}`);
     if (sent) onClose();
@@ -80,9 +80,9 @@ function Cancelling({ job, onClose }: { job: Job; onClose(): void }) {
   return (
     <Dialog title="Cancel the job" onClose={onClose}>
       <form onSubmit={send}>
-        <p>It stops at its next step boundary. What it has made stays; it can be forked from its checkpoints.</p>
+        <p>The job stops at its next step boundary. Its results are kept, and you can fork it from its checkpoints.</p>
         <label class="row"><input type="checkbox" checked={force} onChange={(event) => setForce(event.currentTarget.checked)} /> Do not wait for a step boundary</label>
-        <Ending does={force ? "End it now" : "Cancel it"} danger busy={busy} onClose={onClose} />
+        <Ending does={force ? "Cancel now" : "Cancel job"} dismiss="Keep job" danger busy={busy} onClose={onClose} />
       </form>
     </Dialog>
   );
@@ -96,14 +96,14 @@ function Deleting({ job, onClose }: { job: Job; onClose(): void }) {
     setBusy(true);
     route("/jobs");
     const path = `jobs/${job.id}`;
-    await tell(deleting(path, () => ask(path, { method: "DELETE" })), "The job is deleted.");
+    await notify(deleting(path, () => ask(path, { method: "DELETE" })), "Job deleted.");
     refresh("jobs?"); // the lists
   };
   return (
     <Dialog title="Delete the job" onClose={onClose}>
       <form onSubmit={send}>
-        <p>Its events, series, captures and checkpoints are deleted with it. That cannot be undone.</p>
-        <Ending does="Delete it for good" danger busy={busy} onClose={onClose} />
+        <p>This also deletes its events, metrics, statistics, captures and checkpoints. It cannot be undone.</p>
+        <Ending does="Delete permanently" danger busy={busy} onClose={onClose} />
       </form>
     </Dialog>
   );

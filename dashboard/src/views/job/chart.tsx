@@ -1,4 +1,4 @@
-// A chart of some metrics of a job: asks for their values while it is on the screen.
+// A chart of some metrics of a job. It requests their values while it is visible.
 import type { ComponentChildren } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
@@ -49,21 +49,21 @@ function stepsOf([from, to]: Range, axis: Axis): Steps {
   return [low, Math.max(low + 1, Math.ceil(axis.steps(to)))];
 }
 
-/** Where what is not finite is looked into: at the layer that the failure names, else inside at the first such step. */
+/** The link of NaN and Inf values: the layer that the failure names, else the Inside view at the first such step. */
 function firstBad(job: Job, metrics: readonly Metric[]): { href: string; name: string } | null {
   const steps = metrics.flatMap((one) => (one.first_nonfinite_step === null ? [] : [one.first_nonfinite_step]));
   if (!steps.length) return null;
   const step = Math.min(...steps);
   const layer = job.error?.["layer"];
-  if (typeof layer === "string" && layer !== "loss") return { href: layerHref(job.id, layer, job.error?.["step"]), name: `look into ${layer}` };
-  return { href: `/jobs/${job.id}/inside?step=${step}`, name: `look inside at step ${step}` };
+  if (typeof layer === "string" && layer !== "loss") return { href: layerHref(job.id, layer, job.error?.["step"]), name: `inspect ${layer}` };
+  return { href: `/jobs/${job.id}/inside?step=${step}`, name: `inspect step ${step}` };
 }
 
 export function layerHref(job: string, layer: string, step: unknown): string {
   return `/jobs/${job}/layers/${encodeURIComponent(layer)}${typeof step === "number" ? `?step=${step}` : ""}`;
 }
 
-/** Whether an element is on the screen, or nearly. */
+/** Whether an element is visible, or nearly. */
 export function useVisible() {
   const place = useRef<HTMLElement>(null);
   const [visible, setVisible] = useState(false);

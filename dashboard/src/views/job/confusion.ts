@@ -1,7 +1,7 @@
-// What was predicted against what is true. Pure.
+// Predicted against true classes. Pure.
 
 export interface Confusion {
-  /** Classes in order: those that are true or were predicted. */
+  /** True and predicted classes, ascending. */
   classes: number[];
   /** Rows by true class, columns by predicted. */
   counts: number[][];
@@ -15,14 +15,14 @@ export function confusion(truth: readonly number[], predicted: readonly number[]
   const counts = classes.map(() => classes.map(() => 0));
   let right = 0;
   truth.forEach((one, row) => {
-    const told = predicted[row]!;
-    counts[place.get(one)!]![place.get(told)!]! += 1;
-    if (one === told) right += 1;
+    const guess = predicted[row]!;
+    counts[place.get(one)!]![place.get(guess)!]! += 1;
+    if (one === guess) right += 1;
   });
   return { classes, counts, right, total: truth.length };
 }
 
-/** Rows in the order in which to look at them: the wrong ones, the surest first; then the right ones, the least sure first. */
+/** Mistakes first, by descending probability; then correct rows, by ascending probability. */
 export function worstFirst(truth: readonly number[] | null, predicted: readonly number[], probs: readonly number[] | null): number[] {
   const isWrong = (row: number) => truth !== null && truth[row] !== predicted[row];
   const sure = (row: number) => probs?.[row] ?? 0;

@@ -1,7 +1,7 @@
-// What watching costs, in words. Pure.
+// The overhead of watching, in words. Pure.
 import { percent } from "../../format";
 
-/** What watching costs beside what is allowed. A budget holds for the probes that have one, not for the others. */
+/** The overhead of watching and its budget. A budget applies only to the probes that have one. */
 export function costText(fraction: number | null, budget: number | null, unbudgeted: number | null): string {
   const whole = `${percent(fraction, 1)} of a step`;
   if (fraction === null) return whole;

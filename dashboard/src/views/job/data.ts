@@ -1,4 +1,4 @@
-// What the views of a job ask for: series, events by cursor, and where a step is in epochs and in time.
+// The requests of a job's views: series, events by cursor, and the epoch and time of a step.
 import { signal } from "@preact/signals";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
@@ -36,38 +36,38 @@ export interface Logged {
   [field: string]: unknown;
 }
 
-/** How often to ask: not at all where nothing changes any more, seldom where the job rests. */
-export function pace(job: Job, everyS = 2): number {
+/** The polling interval: never for an ended job, longer for a queued or paused one. */
+export function pollEvery(job: Job, everyS = 2): number {
   if (ended(job)) return Infinity;
   return RESTING.has(job.state) ? 4 * everyS : everyS;
 }
 
 export function useMetrics(job: Job): Live<Page<Metric>> {
-  return useLive<Page<Metric>>(`jobs/${job.id}/metrics`, pace(job, 3));
+  return useLive<Page<Metric>>(`jobs/${job.id}/metrics`, pollEvery(job, 3));
 }
 
-/** What the job's summary knows of its metrics: to begin with, until their list has come. */
-export function summarised(job: Job): Metric[] {
+/** The metrics in the job's summary, shown until their list has loaded. */
+export function summaryMetrics(job: Job): Metric[] {
   const step = Number(job.progress?.["step"] ?? 0);
-  return Object.entries(job.summary).map(([name, told]) => ({
+  return Object.entries(job.summary).map(([name, one]) => ({
     name,
-    last: told["last"] ?? "NaN",
+    last: one["last"] ?? "NaN",
     last_step: step,
-    min: told["min"] ?? null,
-    max: told["max"] ?? null,
+    min: one["min"] ?? null,
+    max: one["max"] ?? null,
     count: name.startsWith("validation/") ? 1 : step + 1,
-    first_nonfinite_step: num(told["first_nonfinite_step"]),
+    first_nonfinite_step: num(one["first_nonfinite_step"]),
   }));
 }
 
-/** A million points take the service seconds to read, and look no different after one more. */
+/** A longer interval for many points: the service takes seconds to read a million. */
 function lessOften(everyS: number, points: number): number {
   return Math.min(60, everyS + Math.floor(points / 100_000) * 5);
 }
 
 export type Steps = readonly [from: number, to: number];
 
-/** The columns of some metrics. What there was stays until the new ones have come. */
+/** The columns of some metrics. The previous ones stay until new ones have loaded. */
 export function useColumns(job: Job, metrics: readonly Metric[], range: Steps | null, visible: boolean): { columns: Columns | null; problem: Problem | null } {
   const query = { name: metrics.map((one) => one.name), from_step: range?.[0], to_step: range?.[1], max_points: MAX_POINTS };
   const wanted = visible && metrics.length ? withQuery(`jobs/${job.id}/metrics/query`, query) : null;
@@ -75,7 +75,7 @@ export function useColumns(job: Job, metrics: readonly Metric[], range: Steps | 
   const first = wanted !== null && answered !== wanted;
   const turn = useTurn(first);
   const points = Math.max(0, ...metrics.map((one) => one.count));
-  const live = useLive<Columns>(!first || turn ? wanted : null, pace(job, lessOften(2, points)));
+  const live = useLive<Columns>(!first || turn ? wanted : null, pollEvery(job, lessOften(2, points)));
   useEffect(() => {
     if (live.value || live.problem) setAnswered(wanted);
   }, [live.value, live.problem, wanted]);
@@ -87,7 +87,7 @@ export function useColumns(job: Job, metrics: readonly Metric[], range: Steps | 
 const AT_ONCE = 2;
 const waiting = signal<readonly object[]>([]);
 
-/** A browser has six requests open at once: charts that ask for the first time take turns, so that the job's state is not behind them. */
+/** A browser opens at most six connections per host: initial chart requests take turns, so that the job's state does not queue behind them. */
 function useTurn(waits: boolean): boolean {
   const me = useRef<object>({}).current;
   useEffect(() => {
@@ -110,14 +110,14 @@ export function seriesOf(columns: Columns, metric: Metric, range: Steps | null, 
   return { label, xs, ys, thinned: expected(metric, range) > MAX_POINTS };
 }
 
-/** How many points there are within a range, if they are as dense there as elsewhere. */
+/** The expected number of points in a range, if they are evenly spaced. */
 function expected(metric: Metric, range: Steps | null): number {
   if (!range) return metric.count;
   const part = (Math.min(range[1], metric.last_step) - range[0] + 1) / (metric.last_step + 1);
   return metric.count * Math.max(0, part);
 }
 
-/** What is there so far, and what comes; oldest first. */
+/** The items so far, oldest first; new ones are appended. */
 export interface Growing<T> {
   items: T[];
   problem: Problem | null;
@@ -126,7 +126,7 @@ export interface Growing<T> {
 
 const NOTHING = { items: [], problem: null, loading: true };
 
-/** What grows with a job's log: `read` moves the cursor on and puts what it finds; `keep` says what of all stays. A new key begins anew. */
+/** Items that grow with a job's log: `read` advances the cursor and passes what it finds to `put`; `keep` bounds the items. A new key starts over. */
 export function useGrowing<T, A>(job: Job, key: string, first: A, read: (cursor: { after: A }, put: (found: T[]) => void) => Promise<void>, keep: (items: T[]) => T[]): Growing<T> {
   const [state, setState] = useState<Growing<T>>(NOTHING);
   const cursor = useRef({ key, after: first, asked: -1, busy: false });
@@ -153,7 +153,7 @@ export function useGrowing<T, A>(job: Job, key: string, first: A, read: (cursor:
   return state;
 }
 
-/** The newest events of some types so far, and those that come. */
+/** The newest events of some types; new ones are appended. */
 export function useEvents(job: Job, types: string, from = 0): Growing<Logged> {
   return useEventsAs<Logged>(job, types, from, (event) => [event], newest);
 }
@@ -161,12 +161,12 @@ export function useEvents(job: Job, types: string, from = 0): Growing<Logged> {
 export const MOST_EVENTS = 10_000;
 const newest = (events: Logged[]) => events.slice(-MOST_EVENTS);
 
-/** The same, of which only that is kept which `made` makes of each: a day has as many as a hundred thousand. */
+/** The same, keeping only what `made` returns for each: a day may have a hundred thousand events. */
 export function useEventsAs<T>(job: Job, types: string, from: number, made: (event: Logged) => T[], keep: (items: T[]) => T[]): Growing<T> {
   return useGrowing<T, number>(job, `${job.id} ${types} ${from}`, from, async (cursor, put) => {
     const seen = job.last_seq;
     await readOn(job, types, cursor, (found) => put(found.flatMap(made)));
-    // All up to the number that the log had is read: the next look need not pass over it again.
+    // Everything up to the log's last number is read: the next request starts after it.
     cursor.after = Math.max(cursor.after, seen);
   }, keep);
 }
@@ -180,7 +180,7 @@ async function readOn(job: Job, types: string, cursor: { after: number }, put: (
   }
 }
 
-/** A step's place on the axis, and back. */
+/** Convert steps to positions on the axis, and back. */
 export interface Axis {
   name: "step" | "epoch" | "time";
   of(step: number): number;
@@ -192,7 +192,7 @@ export interface Axis {
 const STEPS: Axis = { name: "step", of: (step) => step, steps: (x) => x, ready: true, note: null };
 
 export function useAxis(job: Job, name: string | null): Axis {
-  const columns = useLive<Columns>(name === "epoch" ? withQuery(`jobs/${job.id}/metrics/query`, { name: ["loss"], max_points: MAX_POINTS }) : null, pace(job, 5)).value;
+  const columns = useLive<Columns>(name === "epoch" ? withQuery(`jobs/${job.id}/metrics/query`, { name: ["loss"], max_points: MAX_POINTS }) : null, pollEvery(job, 5)).value;
   const anchors = useAnchors(job, name === "time");
   return useMemo(() => {
     if (name === "epoch") return axisOf("epoch", columns ? epochLadder(columns.step, columns.epoch, null) : [[], []], null);
@@ -201,7 +201,7 @@ export function useAxis(job: Job, name: string | null): Axis {
   }, [name, columns, anchors]);
 }
 
-const TIME_NOTE = "Times are read off the log at some steps; between them steps are taken as evenly long.";
+const TIME_NOTE = "Times are read from the log at some steps and interpolated between them.";
 
 function axisOf(name: Axis["name"], [xs, ys]: [number[], number[]], note: string | null): Axis {
   if (xs.length < 2) return { ...STEPS, name, ready: false };
@@ -211,7 +211,7 @@ function axisOf(name: Axis["name"], [xs, ys]: [number[], number[]], note: string
 interface Anchor { seq: number; step: number; at: number }
 const ANCHORS = 40;
 
-/** When some steps ended, by the log: spread over it, and the newest again and again. */
+/** The times of some steps, from the log: spread over it, and repeatedly the newest. */
 function useAnchors(job: Job, wanted: boolean): Anchor[] {
   const [anchors, setAnchors] = useState<Anchor[]>([]);
   const state = useRef({ seq: 0, busy: false, at: 0 });
@@ -230,7 +230,7 @@ function useAnchors(job: Job, wanted: boolean): Anchor[] {
   return anchors;
 }
 
-/** Where to look in a log so long: evenly, and at its end. */
+/** The positions to read in a log of this length: evenly spaced, and at its end. */
 function spread(last: number): number[] {
   const places = Array.from({ length: ANCHORS }, (_, place) => Math.floor((place * last) / ANCHORS));
   return [...new Set([...places, Math.max(0, last - 20), Math.max(0, last - 5)])];

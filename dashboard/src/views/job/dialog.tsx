@@ -1,4 +1,4 @@
-// A dialog over the page: Escape and the close button end it, the focus comes back to where it was.
+// A modal dialog: Escape and the close button close it, and the focus returns to where it was.
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 
@@ -7,7 +7,7 @@ export function Dialog({ title, onClose, children }: { title: string; onClose():
   useEffect(() => {
     const back = document.activeElement;
     element.current?.showModal();
-    element.current?.querySelector<HTMLElement>("input, select, textarea, pre[tabindex]")?.focus(); // not the ✕ that closes it
+    element.current?.querySelector<HTMLElement>("input, select, textarea, pre[tabindex]")?.focus(); // not the close button
     return () => back instanceof HTMLElement && back.focus();
   }, []);
   return (
@@ -21,10 +21,10 @@ export function Dialog({ title, onClose, children }: { title: string; onClose():
 }
 
 /** The buttons at the end of a dialog's form. */
-export function Ending({ does, busy, danger, onClose }: { does: string; busy: boolean; danger?: boolean; onClose(): void }) {
+export function Ending({ does, busy, danger, dismiss = "Cancel", onClose }: { does: string; busy: boolean; danger?: boolean; dismiss?: string; onClose(): void }) {
   return (
     <div class="row end">
-      <button type="button" onClick={onClose}>Not now</button>
+      <button type="button" onClick={onClose}>{dismiss}</button>
       <button class={danger ? "danger" : "primary"} disabled={busy}>{does}</button>
     </div>
   );

@@ -1,4 +1,4 @@
-// What differs between two specs, path by path. Pure.
+// The differences between two specs, by path. Pure.
 
 export interface Difference {
   path: string;
@@ -8,7 +8,7 @@ export interface Difference {
 
 const isObject = (value: unknown): value is Record<string, unknown> => typeof value === "object" && value !== null && !Array.isArray(value);
 
-/** The leaves that are other; undefined where one side has none. Lists of named things are compared by name. */
+/** The leaves that differ; undefined if one side has none. Lists of objects with names are compared by name. */
 export function differences(before: unknown, after: unknown, path = ""): Difference[] {
   const [a, b] = [byName(before), byName(after)];
   if (isObject(a) && isObject(b)) {

@@ -1,11 +1,11 @@
-// Name, labels and priority of a job: what was changed is sent as a merge patch.
+// Edit the name, labels and priority of a job. The changes are sent as a merge patch.
 import { useState } from "preact/hooks";
 
 import { ask, Problem } from "../../api/http";
 import { refresh } from "../../api/live";
 import type { Job } from "../../api/types";
 import { ProblemBox } from "../../ui/state";
-import { say } from "../../ui/toast";
+import { toast } from "../../ui/toast";
 import { Dialog, Ending } from "./dialog";
 
 export function Editing({ job, onClose }: { job: Job; onClose(): void }) {
@@ -20,7 +20,7 @@ export function Editing({ job, onClose }: { job: Job; onClose(): void }) {
     } catch (error) {
       return setProblem(error instanceof Problem ? error : new Problem(0, "invalid", String(error instanceof Error ? error.message : error)));
     }
-    say("Changed.");
+    toast("Saved.");
     refresh(`jobs/${job.id}`);
     onClose();
   };
@@ -29,10 +29,10 @@ export function Editing({ job, onClose }: { job: Job; onClose(): void }) {
     <Dialog title="Edit the job" onClose={onClose}>
       <form onSubmit={send}>
         <label class="field"><span>Name</span><input value={name} aria-invalid={wrong("name")} onInput={(event) => setName(event.currentTarget.value)} /></label>
-        <label class="field"><span>Labels, one a line: name: value</span>
+        <label class="field"><span>Labels (one “name: value” per line)</span>
           <textarea class="code" value={labels} aria-invalid={wrong("labels")} onInput={(event) => setLabels(event.currentTarget.value)} />
         </label>
-        <label class="field"><span>Priority, −1000 to 1000; higher runs earlier</span>
+        <label class="field"><span>Priority (−1000 to 1000; higher runs earlier)</span>
           <input type="number" value={priority} aria-invalid={wrong("priority")} onInput={(event) => setPriority(event.currentTarget.value)} />
         </label>
         {problem && <ProblemBox problem={problem} />}
@@ -46,12 +46,12 @@ function labelText(labels: Job["labels"]): string {
   return Object.entries(labels).map(([key, value]) => `${key}: ${value}`).join("\n");
 }
 
-/** Labels that are no longer there are sent as null. */
+/** Removed labels are sent as null. */
 function patchOf(job: Job, name: string, labels: string, priority: string): Record<string, unknown> {
   const kept: Record<string, string | null> = Object.fromEntries(Object.keys(job.labels).map((key) => [key, null]));
   for (const line of labels.split("\n").map((one) => one.trim()).filter(Boolean)) {
     const colon = line.indexOf(":");
-    if (colon < 1) throw new Error(`“${line}” is not of the form name: value.`);
+    if (colon < 1) throw new Error(`The label “${line}” is not of the form “name: value”.`);
     kept[line.slice(0, colon).trim()] = line.slice(colon + 1).trim();
   }
   return { name: name.trim() || null, labels: kept, priority: Number(priority) };

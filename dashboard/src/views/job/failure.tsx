@@ -1,4 +1,4 @@
-// Why a job failed: what happened, where, what to change, and the last lines that it wrote.
+// Why a job failed: the error, its location, what to change, and the last lines of the log.
 import type { Job } from "../../api/types";
 import { count } from "../../format";
 import { layerHref } from "./chart";
@@ -16,8 +16,8 @@ export function Failure({ job }: { job: Job }) {
   const [layer, step, rank] = [text("layer"), error["step"], error["rank"]];
   const [code, tail] = [text("code"), text("log_tail")];
   return (
-    <section class="problem" aria-label="Why it failed">
-      <p><strong>{CATEGORIES[text("category") ?? ""] ?? "It failed"}</strong></p>
+    <section class="problem" aria-label="Why the job failed">
+      <p><strong>{CATEGORIES[text("category") ?? ""] ?? "Failed"}</strong></p>
       <p>{text("message")}</p>
       <dl class="facts">
         {layer && <><dt>layer</dt><dd>{layer === "loss" ? "loss" : <a href={layerHref(job.id, layer, step)}>{layer}</a>}</dd></>}
@@ -28,12 +28,12 @@ export function Failure({ job }: { job: Job }) {
       </dl>
       <Causes job={job} />
       {text("hint") && <p style={{ marginTop: ".5rem" }}>{text("hint")}</p>}
-      {tail && <details><summary>Last lines of its log</summary><pre class="block" tabIndex={0}>{tail}</pre></details>}
+      {tail && <details><summary>Last lines of the log</summary><pre class="block" tabIndex={0}>{tail}</pre></details>}
     </section>
   );
 }
 
-/** The likely causes that the first finding names, the likeliest first. */
+/** The likely causes in the first finding, most likely first. */
 function Causes({ job }: { job: Job }) {
   const [found] = useEventsAs<Found>(job, "finding", 0, (first) => [{ first, times: 1 }], together).items;
   const causes = (found?.first["causes"] ?? []) as unknown[];
@@ -53,7 +53,7 @@ function together(found: Found[]): Found[] {
   return !found.length ? [] : [{ first: found[0]!.first, times: found.reduce((sum, one) => sum + one.times, 0) }];
 }
 
-/** What the guard found in a job that did not fail. */
+/** The findings of a job that did not fail. */
 function Findings({ job }: { job: Job }) {
   const [found] = useEventsAs<Found>(job, "finding", 0, (first) => [{ first, times: 1 }], together).items;
   if (!found) return null;
@@ -61,11 +61,11 @@ function Findings({ job }: { job: Job }) {
   const layer = first["layer"];
   return (
     <section class="problem" aria-label="Findings">
-      <p><strong>{times === 1 ? "Something was found" : `${count(times)} findings, the first:`}</strong></p>
+      <p><strong>{times === 1 ? "Finding" : `${count(times)} findings. The first:`}</strong></p>
       <p>{String(first["message"] ?? "")}</p>
       <Causes job={job} />
       <p class="row">
-        {typeof layer === "string" && layer !== "loss" && <a href={layerHref(job.id, layer, first["step"])}>Look into {layer}</a>}
+        {typeof layer === "string" && layer !== "loss" && <a href={layerHref(job.id, layer, first["step"])}>Inspect {layer}</a>}
         <a href={`/jobs/${job.id}/events?types=finding`}>All findings</a>
       </p>
     </section>

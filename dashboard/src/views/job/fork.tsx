@@ -1,4 +1,4 @@
-// A new job that begins where a checkpoint of this one ends, with a merge patch on its spec.
+// Create a job from a checkpoint of this one, with a merge patch on its spec.
 import { useLocation } from "preact-iso";
 import { useState } from "preact/hooks";
 
@@ -7,7 +7,7 @@ import { useLive } from "../../api/live";
 import type { Checkpoint, Job, Page } from "../../api/types";
 import { count } from "../../format";
 import { Loading, ProblemBox } from "../../ui/state";
-import { say } from "../../ui/toast";
+import { toast } from "../../ui/toast";
 import { Dialog, Ending } from "./dialog";
 
 const EXAMPLE = '{\n  "optimizer": {"args": {"lr": 0.001}}\n}';
@@ -26,7 +26,7 @@ export function Fork({ job, from, onClose }: { job: Job; from?: string; onClose(
     setProblem(null);
     try {
       const made = await post<Job>(`jobs/${job.id}/fork`, { spec: objectOf(patch), ...(checkpoint && { checkpoint }), ...(load && { load }) });
-      say("Forked.");
+      toast("Forked.");
       onClose();
       route(`/jobs/${made.id}`);
     } catch (error) {
@@ -37,23 +37,24 @@ export function Fork({ job, from, onClose }: { job: Job; from?: string; onClose(
   const saved = list.value?.data ?? [];
   return (
     <Dialog title="Fork the job" onClose={onClose}>
-      {!list.value && !list.problem && <Loading what="Reading the checkpoints" />}
-      {list.value && !saved.length && <p>It has no checkpoint yet to begin with.</p>}
+      {!list.value && !list.problem && <Loading what="Loading the checkpoints" />}
+      {list.value && !saved.length && <p>This job has no checkpoint to fork from yet.</p>}
       <form onSubmit={send}>
         <label class="field"><span>From</span>
           <select value={checkpoint} onChange={(event) => setCheckpoint(event.currentTarget.value)}>
-            <option value="">its newest checkpoint</option>
-            {[...saved].reverse().map((one) => <option key={one.id} value={one.id} disabled={one.state === "damaged"}>step {count(one.step)}{one.final ? ", the last" : ""}{one.state === "damaged" ? ", damaged" : ""}</option>)}
+            <option value="">newest checkpoint</option>
+            {[...saved].reverse().map((one) => <option key={one.id} value={one.id} disabled={one.state === "damaged"}>step {count(one.step)}{one.final ? ", final" : ""}{one.state === "damaged" ? ", damaged" : ""}</option>)}
           </select>
         </label>
         <label class="field"><span>Load</span>
           <select value={load} onChange={(event) => setLoad(event.currentTarget.value)}>
-            <option value="">all, unless the patch changes network, data, seed or optimizer</option>
-            <option value="all">all: go on with the run</option>
-            <option value="model">the weights alone: begin with step 0</option>
+            <option value="">default</option>
+            <option value="all">all: continue the run</option>
+            <option value="model">weights only: start at step 0</option>
           </select>
         </label>
-        <label class="field"><span>What is other in its spec, a merge patch: null takes a default</span>
+        <p class="muted small">The default is all, or weights only if the patch changes the network, the training data, the seed or the optimizer type.</p>
+        <label class="field"><span>Changes to the spec (JSON merge patch; null resets a field to its default)</span>
           <textarea class="code" spellcheck={false} value={patch} aria-invalid={problem?.errors.length ? true : undefined} onInput={(event) => setPatch(event.currentTarget.value)} />
         </label>
         {problem && <ProblemBox problem={problem} />}

@@ -1,18 +1,18 @@
-// Which metrics belong into one chart. Pure.
+// The grouping of metrics into charts. Pure.
 
 export interface Group {
-  /** Stands in the address. */
+  /** Used in the URL. */
   key: string;
   title: string;
   names: string[];
 }
 
 const VALIDATION = "validation/";
-const UPKEEP = ["throughput/", "system/", "time/", "data/", "padding/"];
+const SYSTEM = ["throughput/", "system/", "time/", "data/", "padding/"];
 const FIRST = ["loss", "accuracy"];
 const RATES = ["lr", "lr/"];
 
-/** One chart for a metric with its validation, for the rates together, for the parts of a step's time together. */
+/** One chart for a metric and its validation metric, one for all learning rates, one for the parts of the step time. */
 export function grouped(names: readonly string[]): Group[] {
   const groups = new Map<string, string[]>();
   for (const name of names) {
@@ -24,7 +24,7 @@ export function grouped(names: readonly string[]): Group[] {
     .sort((a, b) => order(a.key) - order(b.key) || a.key.localeCompare(b.key));
 }
 
-/** All names in the order of their charts: the same whatever order the service gives them in. */
+/** All names in the order of their charts, independent of the order in the response. */
 export function inOrder(names: readonly string[]): string[] {
   return grouped(names).flatMap((group) => group.names);
 }
@@ -37,13 +37,14 @@ function keyOf(name: string): string {
 
 const UNITS: [ending: string, unit: string][] = [
   ["_bytes_per_s", "bytes/s"], ["_per_s", "per second"], ["_bytes", "bytes"], ["_percent", "%"],
-  ["_celsius", "°C"], ["_watts", "W"], ["_fraction", "fraction of the peak"],
+  ["_celsius", "°C"], ["_watts", "W"],
 ];
 
 function titleOf(key: string): string {
-  if (key === "time") return "time of a step (s)";
+  if (key === "time") return "step time (s)";
+  if (key === "throughput/flops_fraction") return "MFU (model FLOPs utilization)";
   if (key === "lr") return "learning rate";
-  return isUpkeep(key) ? inWords(key.slice(key.indexOf("/") + 1)) : key;
+  return isSystem(key) ? inWords(key.slice(key.indexOf("/") + 1)) : key;
 }
 
 /** "disk_read_bytes_per_s": "disk read (bytes/s)". The line in the chart has the metric's own name. */
@@ -57,17 +58,17 @@ function rank(name: string): number {
   return name.startsWith(VALIDATION) ? 1 : 0;
 }
 
-/** Loss, metrics, rates, then what is about the running: throughput, machine, time, data. */
+/** Loss, metrics, learning rates, then system metrics: throughput, machine, time, data. */
 function order(key: string): number {
   const first = FIRST.indexOf(key);
   if (first >= 0) return first;
   if (RATES.includes(key)) return 20;
-  if (key === "time") return 30 + UPKEEP.indexOf("time/");
-  const upkeep = UPKEEP.findIndex((prefix) => key.startsWith(prefix));
-  return upkeep >= 0 ? 30 + upkeep : key.startsWith("output_grad_clip/") ? 25 : 10;
+  if (key === "time") return 30 + SYSTEM.indexOf("time/");
+  const system = SYSTEM.findIndex((prefix) => key.startsWith(prefix));
+  return system >= 0 ? 30 + system : key.startsWith("output_grad_clip/") ? 25 : 10;
 }
 
-/** Metrics that are about the job's running: nobody looks for their best value. */
-export function isUpkeep(name: string): boolean {
-  return UPKEEP.some((prefix) => name.startsWith(prefix));
+/** System metrics have no best value. */
+export function isSystem(name: string): boolean {
+  return SYSTEM.some((prefix) => name.startsWith(prefix));
 }

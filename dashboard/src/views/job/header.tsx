@@ -1,4 +1,4 @@
-// Who the job is, how far it is, on what, since when, and what watching it costs.
+// The header of a job: name, state, actions, progress, devices, times and watching overhead.
 import { useLive } from "../../api/live";
 import { ended, type Job, num, type Page } from "../../api/types";
 import { ago, count, duration, figure } from "../../format";
@@ -15,16 +15,16 @@ export function Header({ job }: { job: Job }) {
         <div class="row">
           <h1>{job.name ?? job.id}</h1>
           <span role="status"><StateBadge state={job.state} /></span>
-          {lost !== null && !job.error && <span class="badge bad">✕ loss not finite from step {count(lost)}</span>}
+          {lost !== null && !job.error && <span class="badge bad">✕ loss is NaN or Inf from step {count(lost)}</span>}
           {Object.entries(job.labels).map(([name, value]) => <a key={name} class="chip" href={`/jobs?label=${encodeURIComponent(`${name}:${value}`)}`}>{name}: {value}</a>)}
         </div>
         <Actions job={job} />
       </div>
       <Progress job={job} />
       <Reason job={job} />
-      <Figures job={job} />
+      <Facts job={job} />
       {job.warnings.length > 0 && (
-        <details class="note"><summary>{count(job.warnings.length)} {job.warnings.length === 1 ? "warning" : "warnings"} of the plan</summary>
+        <details class="note"><summary>{count(job.warnings.length)} plan {job.warnings.length === 1 ? "warning" : "warnings"}</summary>
           <ul>{job.warnings.map((one) => <li key={one.pointer + one.code}><code>{one.pointer}</code> {one.detail}</li>)}</ul>
         </details>
       )}
@@ -54,35 +54,35 @@ function Progress({ job }: { job: Job }) {
   );
 }
 
-/** Why it is in this state, where that is not plain. */
+/** Why the job is in its state, if that is not obvious. */
 function Reason({ job }: { job: Job }) {
   const queue = useLive<Page<{ job: string; position: number; reason: string }>>(job.state === "queued" ? "queue" : null, 3).value;
   const waits = queue?.data.find((one) => one.job === job.id);
-  if (job.not_before) return <p class="note">It is tried again at {new Date(job.not_before).toLocaleTimeString("en-GB")}: {job.state_reason}</p>;
-  if (waits) return <p class="note">It waits: {waits.reason}.</p>;
-  if (job.state === "paused") return <p class="note">Paused {ago(job.paused_at)}. It has its checkpoint and no device.</p>;
+  if (job.not_before) return <p class="note">Retry at {new Date(job.not_before).toLocaleTimeString("en-GB")}: {job.state_reason}</p>;
+  if (waits) return <p class="note">Waiting: {waits.reason}.</p>;
+  if (job.state === "paused") return <p class="note">Paused {ago(job.paused_at)}. Its checkpoint is saved, and it holds no device.</p>;
   return job.state_reason && !job.error ? <p class="note">{job.state_reason}</p> : null;
 }
 
-function Figures({ job }: { job: Job }) {
+function Facts({ job }: { job: Job }) {
   const from = job.started_at ? Date.parse(job.started_at) : null;
   const to = job.ended_at ? Date.parse(job.ended_at) : Date.now();
   const cost = job.probe_overhead;
   return (
     <dl class="figures">
-      <Figure name="id"><code>{job.id}</code></Figure>
-      <Figure name="made"><span title={job.created_at}>{ago(job.created_at)}</span>{job.created_by && ` by ${job.created_by}`}</Figure>
-      {from !== null && <Figure name={ended(job) ? "took" : "since its start"}>{duration((to - from) / 1000)}</Figure>}
-      {job.paused_s > 0 && <Figure name="of that paused">{duration(job.paused_s)}</Figure>}
-      <Figure name="attempt">{job.attempt || "none yet"}</Figure>
-      {job.devices.length > 0 && <Figure name={job.devices.length === 1 ? "device" : "devices"}>{job.devices.map((one) => `${one.id} on ${one.worker}`).join(", ")}</Figure>}
-      {job.priority !== 0 && <Figure name="priority">{job.priority}</Figure>}
-      {job.parent && <Figure name="parent"><a href={`/jobs/${job.parent}`}>{job.parent}</a></Figure>}
-      {cost && <Figure name="watching costs">{costText(num(cost.fraction), cost.budget, num(cost.unbudgeted ?? null))}</Figure>}
+      <Fact name="id"><code>{job.id}</code></Fact>
+      <Fact name="created"><span title={job.created_at}>{ago(job.created_at)}</span>{job.created_by && ` by ${job.created_by}`}</Fact>
+      {from !== null && <Fact name={ended(job) ? "duration" : "elapsed"}>{duration((to - from) / 1000)}</Fact>}
+      {job.paused_s > 0 && <Fact name="of which paused">{duration(job.paused_s)}</Fact>}
+      <Fact name="attempt">{job.attempt || "none yet"}</Fact>
+      {job.devices.length > 0 && <Fact name={job.devices.length === 1 ? "device" : "devices"}>{job.devices.map((one) => `${one.id} on ${one.worker}`).join(", ")}</Fact>}
+      {job.priority !== 0 && <Fact name="priority">{job.priority}</Fact>}
+      {job.parent && <Fact name="parent"><a href={`/jobs/${job.parent}`}>{job.parent}</a></Fact>}
+      {cost && <Fact name="watching overhead">{costText(num(cost.fraction), cost.budget, num(cost.unbudgeted ?? null))}</Fact>}
     </dl>
   );
 }
 
-function Figure({ name, children }: { name: string; children: preact.ComponentChildren }) {
+function Fact({ name, children }: { name: string; children: preact.ComponentChildren }) {
   return <div><dt>{name}</dt><dd>{children}</dd></div>;
 }

@@ -1,4 +1,4 @@
-// What the processes printed: by rank and stream, searched by the service, followed while it grows.
+// The log of the processes by rank and stream, searched by the service, followed as it grows.
 import { useLayoutEffect, useRef, useState } from "preact/hooks";
 
 import { ask, withQuery } from "../../api/http";
@@ -30,7 +30,7 @@ export function Logs({ job }: { job: Job }) {
   const search = (event: Event) => (event.preventDefault(), change({ grep: typed }));
   return (
     <div class="stack">
-      <form class="row" onSubmit={search} role="search" aria-label="The log">
+      <form class="row" onSubmit={search} role="search" aria-label="Log">
         <input type="search" aria-label="Lines that contain" placeholder="Lines that contain …" value={typed} onInput={(event) => setTyped(event.currentTarget.value)} />
         <button>Search</button>
         <Labelled name="rank">
@@ -46,17 +46,17 @@ export function Logs({ job }: { job: Job }) {
         </Labelled>
         <label class="row"><input type="checkbox" checked={follow} onChange={(event) => setFollow(event.currentTarget.checked)} /> follow</label>
         <span class="muted" role="status">{count(shown.length)} lines{grep && ` that contain “${grep}”`}</span>
-        {cut && <button type="button" class="small" onClick={() => setAll(true)}>These are the newest: read all</button>}
+        {cut && <button type="button" class="small" onClick={() => setAll(true)}>Only the newest are shown: load all</button>}
       </form>
       {problem && <ProblemBox problem={problem} />}
-      {loading && !lines.length && <Loading what="Reading the log" />}
-      {!loading && !shown.length && !problem && <Empty><p>{grep ? "No line contains this text." : ended(job) ? "It printed nothing." : "Nothing was printed yet."}</p></Empty>}
+      {loading && !lines.length && <Loading what="Loading the log" />}
+      {!loading && !shown.length && !problem && <Empty><p>{grep ? "No line contains this text." : ended(job) ? "No output." : "No output yet."}</p></Empty>}
       {shown.length > 0 && <Lines lines={shown} marked={grep} follow={follow} onFollow={setFollow} />}
     </div>
   );
 }
 
-/** The lines so far, and those that come: asked for when the job's log has grown. */
+/** The lines so far; new ones are requested when the job's log has grown. */
 function useLines(job: Job, rank: string | null, grep: string, all: boolean): Growing<Line> {
   const key = [job.id, rank, grep, all].join("\n");
   return useGrowing<Line, string | null>(job, key, null, async (cursor, put) => {
@@ -72,7 +72,7 @@ function flat(printed: readonly Printed[]): Line[] {
   return printed.flatMap(({ seq, rank, stream, at, attempt, lines }) => lines.map((text, place) => ({ key: `${seq}.${place}`, rank, stream, at, attempt, text })));
 }
 
-/** Every rank that was ever seen here, so that choosing one does not take the others away. */
+/** Every rank seen so far, so that selecting one does not remove the others. */
 function useSeen(lines: readonly Line[], rank: string | null): number[] {
   const seen = useRef(new Set<number>());
   if (rank !== null) seen.current.add(+rank);
@@ -80,7 +80,7 @@ function useSeen(lines: readonly Line[], rank: string | null): number[] {
   return [...seen.current].sort((a, b) => a - b);
 }
 
-/** A window over the lines: only those that can be seen are in the document. */
+/** A virtual list: only visible lines are in the document. */
 function Lines({ lines, marked, follow, onFollow }: { lines: readonly Line[]; marked: string; follow: boolean; onFollow(on: boolean): void }) {
   const host = useRef<HTMLDivElement>(null);
   const [top, setTop] = useState(0);
@@ -96,7 +96,7 @@ function Lines({ lines, marked, follow, onFollow }: { lines: readonly Line[]; ma
     if (follow && !atEnd && element.scrollTop < top) onFollow(false);
   };
   return (
-    <div class="log" ref={host} tabIndex={0} role="log" aria-label="Printed lines" aria-live="off" onScroll={(event) => scrolled(event.currentTarget)}>
+    <div class="log" ref={host} tabIndex={0} role="log" aria-label="Log lines" aria-live="off" onScroll={(event) => scrolled(event.currentTarget)}>
       <div style={{ height: `${lines.length * HEIGHT}px` }}>
         {lines.slice(first, last).map((one, place) => (
           <div key={one.key} class={`line ${one.stream}`} style={{ top: `${(first + place) * HEIGHT}px` }}>

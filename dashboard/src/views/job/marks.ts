@@ -12,7 +12,7 @@ export interface Mark {
   name: string;
 }
 
-/** What a chart tells of an event; nothing where it has no step. */
+/** The mark of an event; empty if it has no step. */
 export function markOf(event: Logged): Mark[] {
   const step = event.type === "attempt" ? (event["resumed_from_step"] ?? 0) : event["step"];
   const name = nameOf(event);
@@ -27,7 +27,7 @@ export function marksOf(checkpoints: readonly Checkpoint[]): Mark[] {
 const MOST = 1000;
 const PLACES = 400;
 
-/** No more than a chart has room for: of the older checkpoints, which come by themselves, one of each part of the steps so far. */
+/** At most as many marks as a chart has room for: older automatic checkpoints are thinned to one per interval of steps. */
 export function fewer(marks: Mark[]): Mark[] {
   if (marks.length <= MOST) return marks;
   const [older, newer] = [marks.slice(0, -MOST / 2), marks.slice(-MOST / 2)];
@@ -55,8 +55,8 @@ export function commandText(command: Record<string, unknown>): string {
   if (typeof command["do"] === "string") return command["do"];
   const set = (command["new"] ?? command["set"] ?? {}) as Record<string, unknown>;
   const old = (command["old"] ?? {}) as Record<string, unknown>;
-  const told = Object.entries(set).map(([path, value]) => `${path} ${path in old ? `${valueText(old[path])} → ` : ""}${valueText(value)}`);
-  return told.join(", ") || Object.keys(command).join(", ");
+  const texts = Object.entries(set).map(([path, value]) => `${path} ${path in old ? `${valueText(old[path])} → ` : ""}${valueText(value)}`);
+  return texts.join(", ") || Object.keys(command).join(", ");
 }
 
 export function valueText(value: unknown): string {

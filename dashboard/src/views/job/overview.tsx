@@ -8,17 +8,17 @@ import { useQuery } from "../../query";
 import { Empty, Loading, ProblemBox } from "../../ui/state";
 import { bestOf, directionOf, lostAt } from "../jobs/finite";
 import { type ChartLook, Labelled, MetricChart } from "./chart";
-import { type Axis, type Metric, pace, type Steps, summarised, useAxis, useEventsAs, useMetrics } from "./data";
+import { type Axis, type Metric, pollEvery, type Steps, summaryMetrics, useAxis, useEventsAs, useMetrics } from "./data";
 import { Failure } from "./failure";
-import { type Group, grouped, inOrder, isUpkeep } from "./groups";
+import { type Group, grouped, inOrder, isSystem } from "./groups";
 import { fewer, MARKED, markersOf, markOf, marksOf } from "./marks";
 
 type Asked = ReturnType<typeof useQuery>;
-const FEW = 12; // so many charts need no search
+const FEW = 12; // more charts than this get a search field
 
 export function Overview({ job }: { job: Job }) {
   const list = useMetrics(job);
-  const metrics = list.value?.data ?? summarised(job);
+  const metrics = list.value?.data ?? summaryMetrics(job);
   return (
     <div class="stack">
       <Failure job={job} />
@@ -30,17 +30,17 @@ export function Overview({ job }: { job: Job }) {
 }
 
 function Waiting({ job, known }: { job: Job; known: boolean }) {
-  if (!known) return <Loading what="Reading the metrics" />;
-  return <Empty><p>{job.kind === "infer" ? "An inference reports no metrics: its results are under predictions." : "Nothing was measured yet."}</p></Empty>;
+  if (!known) return <Loading what="Loading the metrics" />;
+  return <Empty><p>{job.kind === "infer" ? "An inference job has no metrics. Its results are under Predictions." : "No metrics yet."}</p></Empty>;
 }
 
 function Charts({ job, metrics }: { job: Job; metrics: readonly Metric[] }) {
   const [query, change] = useQuery();
   const range = rangeOf(query);
   const axis = useAxis(job, query.get("x"));
-  const { items: told } = useEventsAs(job, MARKED, 0, markOf, fewer);
-  const saved = useLive<Page<Checkpoint>>(`jobs/${job.id}/checkpoints`, pace(job, 3)).value?.data;
-  const markers = useMemo(() => markersOf([...told, ...fewer(marksOf(saved ?? []))], axis), [told, saved, axis]);
+  const { items: marks } = useEventsAs(job, MARKED, 0, markOf, fewer);
+  const saved = useLive<Page<Checkpoint>>(`jobs/${job.id}/checkpoints`, pollEvery(job, 3)).value?.data;
+  const markers = useMemo(() => markersOf([...marks, ...fewer(marksOf(saved ?? []))], axis), [marks, saved, axis]);
   const logs = (query.get("log") ?? "").split(",").filter(Boolean);
   const groups = useMemo(() => grouped(metrics.map((one) => one.name)), [metrics.map((one) => one.name).join("\n")]);
   const [typed, setTyped] = useState(query.get("q") ?? "");
@@ -49,7 +49,7 @@ function Charts({ job, metrics }: { job: Job; metrics: readonly Metric[] }) {
     axis,
     markers,
     range,
-    smoothing: group.key === "lr" ? 0 : +(query.get("smooth") ?? 0), // a rate is not noisy: what it was is what is asked
+    smoothing: group.key === "lr" ? 0 : +(query.get("smooth") ?? 0), // learning rates are not noisy: show exact values
     log: logs.includes(group.key),
     onLog: () => change({ log: toggled(logs, group.key).join(",") }),
     onRange: (steps) => change({ from: steps && String(steps[0]), to: steps && String(steps[1]) }),
@@ -58,11 +58,11 @@ function Charts({ job, metrics }: { job: Job; metrics: readonly Metric[] }) {
     <>
       <Toolbar query={query} change={change} axis={axis} range={range} />
       {groups.length > FEW && (
-        <label class="field" style={{ maxWidth: "30rem" }}><span>Metrics whose name contains</span>
+        <label class="field" style={{ maxWidth: "30rem" }}><span>Filter metrics by name</span>
           <input type="search" value={typed} onInput={(event) => setTyped(event.currentTarget.value)} onChange={() => change({ q: typed })} />
         </label>
       )}
-      {shown.length === 0 && <Empty><p>No metric of this name.</p></Empty>}
+      {shown.length === 0 && <Empty><p>No metric matches this name.</p></Empty>}
       <div class="charts">
         {shown.map((one) => (
           <MetricChart key={one.key} job={job} group={one} metrics={metrics.filter((metric) => one.names.includes(metric.name))} look={lookOf(one)} />
@@ -86,12 +86,12 @@ function rangeOf(query: URLSearchParams): Steps | null {
   return from && to && /^\d+$/.test(from) && /^\d+$/.test(to) && +from < +to ? [+from, +to] : null;
 }
 
-/** What holds for all charts: x, smoothing, zoom. */
+/** The options of all charts: x, smoothing, zoom. */
 function Toolbar({ query, change, axis, range }: { query: URLSearchParams; change: Asked[1]; axis: Axis; range: Steps | null }) {
   const kept = query.get("smooth") ?? "0";
   const [dragged, setDragged] = useState<string | null>(null);
   return (
-    <div class="row" role="group" aria-label="How the charts are drawn">
+    <div class="row" role="group" aria-label="Chart options">
       <Labelled name="x">
         <select value={query.get("x") ?? "step"} onChange={(event) => change({ x: event.currentTarget.value === "step" ? null : event.currentTarget.value })}>
           <option value="step">step</option>
@@ -110,18 +110,18 @@ function Toolbar({ query, change, axis, range }: { query: URLSearchParams; chang
           <button onClick={() => change({ from: null, to: null })}>Show all steps</button>
         </span>
       )}
-      {!axis.ready && axis.name !== "step" && <span class="muted">Too few steps to place them on this axis.</span>}
+      {!axis.ready && axis.name !== "step" && <span class="muted">Too few steps for this axis.</span>}
       {axis.note && axis.ready && <span class="muted">{axis.note}</span>}
-      {!range && <span class="muted wide-only">Drag over a chart to zoom; double-click or Escape shows all.</span>}
+      {!range && <span class="muted wide-only">Drag over a chart to zoom. Double-click or press Escape to reset.</span>}
     </div>
   );
 }
 
 const NO_BEST = /^(lr|grad_norm|clipped_steps|skipped_steps)(\/|$)|^output_grad_clip\//;
 
-/** The best value of each metric with its step, as the job's summary has it. */
+/** The best value of each metric with its step, from the job's summary. */
 function Best({ job }: { job: Job }) {
-  const names = inOrder(Object.keys(job.summary)).filter((name) => !isUpkeep(name) && !NO_BEST.test(name));
+  const names = inOrder(Object.keys(job.summary)).filter((name) => !isSystem(name) && !NO_BEST.test(name));
   if (!names.length) return null;
   return (
     <div class="tiles" role="list" aria-label="Best values">
@@ -137,11 +137,11 @@ function Tile({ name, job }: { name: string; job: Job }) {
   const at = step === null ? "" : counts ? `at step ${count(step)} · ` : `${figure(value)} at step ${count(step)} does not count · `;
   return (
     <div class="tile" role="listitem">
-      <small>{name}, {directionOf(job, name) === "min" ? "lowest" : "highest"}</small>
+      <small>{name}, {directionOf(job, name)}</small>
       <b>{counts ? figure(value) : "none"}</b>
-      <small>{at}now {figure(num(summary[name]?.["last"]))}</small>
-      {odd !== null ? <div><span class="badge bad">✕ not finite from step {count(odd)}</span></div>
-        : !counts && lostAt(summary) !== null && <div><span class="badge bad">✕ loss not finite from step {count(lostAt(summary))}</span></div>}
+      <small>{at}last {figure(num(summary[name]?.["last"]))}</small>
+      {odd !== null ? <div><span class="badge bad">✕ NaN or Inf from step {count(odd)}</span></div>
+        : !counts && lostAt(summary) !== null && <div><span class="badge bad">✕ loss is NaN or Inf from step {count(lostAt(summary))}</span></div>}
     </div>
   );
 }

@@ -1,4 +1,4 @@
-// What an inference gave: its files, and where classes were asked for, which and how sure.
+// The results of an inference job: its files, and the predicted classes with their probabilities.
 import { useMemo } from "preact/hooks";
 
 import { useLive } from "../../api/live";
@@ -6,7 +6,7 @@ import { ended, type Job, num, type Number, type Page } from "../../api/types";
 import { bytes, figure } from "../../format";
 import { Empty, Loading, ProblemBox } from "../../ui/state";
 import { Classes, type Source } from "./classes";
-import { pace } from "./data";
+import { pollEvery } from "./data";
 import { Failure } from "./failure";
 
 interface Artifact { name: string; media_type: string; size_bytes: number; href: string }
@@ -14,24 +14,24 @@ interface Tensor { dtype: string; shape: number[]; data: unknown; column?: strin
 
 interface Spec { data?: { dataset?: string; split?: string; fraction?: unknown } | null }
 
-/** Where the rows came from; null where they are not a whole split in its order. */
+/** The split of the rows; null if they are not a whole split in order. */
 function sourceOf(spec: Spec | null): Source | null {
   const { dataset, split, fraction } = spec?.data ?? {};
   return dataset && split && !fraction ? { dataset, split } : null;
 }
 
 export function Predictions({ job }: { job: Job }) {
-  const files = useLive<Page<Artifact>>(`jobs/${job.id}/artifacts`, pace(job, 3));
+  const files = useLive<Page<Artifact>>(`jobs/${job.id}/artifacts`, pollEvery(job, 3));
   const source = sourceOf(useLive<Spec>(`jobs/${job.id}/spec?resolved=true`, Infinity).value);
   const layers = useMemo(() => layersOf(job.result), [job.result]);
-  if (!files.value) return files.problem ? <ProblemBox problem={files.problem} /> : <Loading what="Reading the results" />;
+  if (!files.value) return files.problem ? <ProblemBox problem={files.problem} /> : <Loading what="Loading the results" />;
   const none = !files.value.data.length && !layers.length;
   return (
     <div class="stack">
       <Failure job={job} />
-      {none && <Empty><p>{ended(job) ? "It has no results." : "Its results come when it has ended."}</p></Empty>}
+      {none && <Empty><p>{ended(job) ? "No results." : "Results are shown when the job has ended."}</p></Empty>}
       <Files files={files.value.data} />
-      {files.value.data.length > 0 && !layers.length && <p class="muted">The results are too large to be shown here: they are in the files.</p>}
+      {files.value.data.length > 0 && !layers.length && <p class="muted">The results are too large to show here. Download the files.</p>}
       {layers.map(({ layer, fields }) => <Layer key={layer} layer={layer} fields={fields} source={source} />)}
     </div>
   );
@@ -50,7 +50,7 @@ function Files({ files }: { files: readonly Artifact[] }) {
   );
 }
 
-/** The tensors of a result by layer; one that was joined has no layer. */
+/** The tensors of a result by layer; joined outputs have no layer. */
 function layersOf(result: unknown): { layer: string; fields: Record<string, Tensor> }[] {
   if (typeof result !== "object" || result === null) return [];
   const entries = Object.entries(result as Record<string, Record<string, Tensor> | Tensor>);

@@ -1,5 +1,5 @@
-// Which settings of a spec can be changed while the job runs, for whoever types a path. Pure.
-// The service decides: what is not here can be typed all the same, and is refused with what is possible.
+// Suggestions for the settings of a spec that can be changed while the job runs. Pure.
+// The service decides: any other path can be typed, and is rejected with the allowed ones.
 import type { Command } from "../../api/types";
 
 type Tree = Record<string, unknown>;
@@ -22,7 +22,7 @@ export function settable(spec: Tree | null): string[] {
   ];
 }
 
-/** What a setting is now: as the newest applied command left it, else as the spec says; undefined where that is not known. */
+/** The current value of a setting: from the newest applied command, else from the spec; undefined if unknown. */
 export function current(spec: Tree | null, commands: readonly Command[]): (path: string) => unknown {
   const set = Object.assign({}, ...commands.filter((one) => one.state === "applied").map((one) => one.new ?? {})) as Tree;
   return (path) => {

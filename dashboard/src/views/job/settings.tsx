@@ -1,4 +1,4 @@
-// Settings of a running job, changed at its next step boundary; and whether and at which step they took effect.
+// Change settings of a running job at its next step boundary, and show if and from which step they apply.
 import { useEffect, useRef, useState } from "preact/hooks";
 
 import { post, Problem } from "../../api/http";
@@ -6,7 +6,7 @@ import { refresh, useLive } from "../../api/live";
 import type { Command, Job, Page } from "../../api/types";
 import { count } from "../../format";
 import { ProblemBox } from "../../ui/state";
-import { say } from "../../ui/toast";
+import { toast } from "../../ui/toast";
 import { Dialog, Ending } from "./dialog";
 import { commandText } from "./marks";
 import { current, settable } from "./settable";
@@ -47,36 +47,36 @@ export function Settings({ job, onClose }: { job: Job; onClose(): void }) {
             <label class="field" style={{ flex: 2 }}><span>Setting</span>
               <input list="settable" required value={row.path} aria-invalid={wrong(problem, row.path)} onInput={(event) => change(place, { path: event.currentTarget.value })} />
             </label>
-            <label class="field" style={{ flex: 1 }}><span>{now(row.path) === undefined ? "New value" : `New value, now ${JSON.stringify(now(row.path))}`}</span>
+            <label class="field" style={{ flex: 1 }}><span>{now(row.path) === undefined ? "New value" : `New value (current: ${JSON.stringify(now(row.path))})`}</span>
               <input required value={row.value} aria-invalid={wrong(problem, row.path)} onInput={(event) => change(place, { value: event.currentTarget.value })} />
             </label>
-            {rows.length > 1 && <button type="button" class="plain" aria-label={`Leave ${row.path} out`} onClick={() => setRows(rows.filter((_, at) => at !== place))}>✕</button>}
+            {rows.length > 1 && <button type="button" class="plain" aria-label={`Remove ${row.path}`} onClick={() => setRows(rows.filter((_, at) => at !== place))}>✕</button>}
           </div>
         ))}
-        <div><button type="button" class="small" onClick={() => setRows([...rows, { path: "", value: "" }])}>Another setting</button></div>
-        <p class="muted">All of them change at one step boundary, or none does.</p>
+        <div><button type="button" class="small" onClick={() => setRows([...rows, { path: "", value: "" }])}>Add setting</button></div>
+        <p class="muted">All settings change at the same step boundary, or none does.</p>
         {problem && <ProblemBox problem={problem} />}
-        <Ending does="Change" busy={busy} onClose={onClose} />
+        <Ending does="Apply" busy={busy} onClose={onClose} />
       </form>
       <Commands commands={done} />
     </Dialog>
   );
 }
 
-/** Say once of each command that was sent here how it ended. */
+/** Show once for each command sent here if it was applied or rejected. */
 function useApplied(commands: readonly Command[]): void {
-  const told = useRef(new Set<string>());
+  const shown = useRef(new Set<string>());
   useEffect(() => {
     for (const one of commands) {
-      if (one.state === "pending" || told.current.has(one.id)) continue;
-      told.current.add(one.id);
-      if (one.state === "applied") say(`${commandText({ ...one.body, ...one })}: applied from step ${count(one.step)} on.`);
-      else say(`Rejected: ${reason(one)}`, true);
+      if (one.state === "pending" || shown.current.has(one.id)) continue;
+      shown.current.add(one.id);
+      if (one.state === "applied") toast(`${commandText({ ...one.body, ...one })}: applied from step ${count(one.step)}.`);
+      else toast(`Rejected: ${reason(one)}`, true);
     }
   });
 }
 
-/** A value as JSON; what is not JSON is a text. */
+/** A value as JSON; anything else is a string. */
 function parsed(text: string): unknown {
   try {
     return JSON.parse(text);
@@ -91,8 +91,8 @@ function wrong(problem: Problem | null, path: string): true | undefined {
 }
 
 export function reason(command: Command): string {
-  const told = command.problem?.["detail"] ?? command.problem?.["message"];
-  return typeof told === "string" ? told : "no reason was given";
+  const detail = command.problem?.["detail"] ?? command.problem?.["message"];
+  return typeof detail === "string" ? detail : "no reason given";
 }
 
 export function Commands({ commands }: { commands: readonly Command[] }) {
@@ -100,8 +100,8 @@ export function Commands({ commands }: { commands: readonly Command[] }) {
   return (
     <div class="table">
       <table>
-        <caption class="only-readers">What was asked of the job</caption>
-        <thead><tr><th scope="col">asked</th><th scope="col">state</th><th scope="col" class="number">from step</th></tr></thead>
+        <caption class="only-readers">Commands of the job</caption>
+        <thead><tr><th scope="col">command</th><th scope="col">state</th><th scope="col" class="number">from step</th></tr></thead>
         <tbody>
           {[...commands].reverse().slice(0, 20).map((one) => (
             <tr key={one.id}>

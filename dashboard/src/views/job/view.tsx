@@ -1,4 +1,4 @@
-// The page of a job: who it is and what can be done with it, and its tabs.
+// The view of a job: its header, actions and tabs.
 import { useLocation, useRoute } from "preact-iso";
 import { useEffect } from "preact/hooks";
 
@@ -21,7 +21,7 @@ export default function View() {
   const live = useLive<Job>(`jobs/${id}`, 1);
   const job = live.value;
   useTitle(job);
-  if (!job) return live.problem ? <Missing problem={live.problem} /> : <Loading what="Reading the job" />;
+  if (!job) return live.problem ? <Missing problem={live.problem} /> : <Loading what="Loading the job" />;
   return (
     <div class="stack">
       <Header job={job} />
@@ -32,7 +32,7 @@ export default function View() {
 }
 
 function Missing({ problem }: { problem: NonNullable<ReturnType<typeof useLive>["problem"]> }) {
-  return <div class="stack"><ProblemBox problem={problem} /><a href="/jobs">To the jobs</a></div>;
+  return <div class="stack"><ProblemBox problem={problem} /><a href="/jobs">Back to jobs</a></div>;
 }
 
 function useTitle(job: Job | null): void {
@@ -50,7 +50,7 @@ function Tabs({ job, tab }: { job: Job; tab: string }) {
   const { path } = useLocation();
   const shown = Object.keys(NAMES).filter((key) => (job.kind === "infer" ? !OF_TRAINING.includes(key) : key !== "predictions"));
   return (
-    <nav class="tabs" aria-label="Of the job" data-path={path}>
+    <nav class="tabs" aria-label="Job views" data-path={path}>
       {shown.map((key) => <a key={key} href={key === "overview" ? `/jobs/${job.id}` : `/jobs/${job.id}/${key}`} aria-current={key === tab ? "page" : undefined}>{NAMES[key]}</a>)}
     </nav>
   );
@@ -65,6 +65,6 @@ function Tab({ job, tab }: { job: Job; tab: string }) {
     case "checkpoints": return <Checkpoints job={job} />;
     case "predictions": return <Predictions job={job} />;
     case "spec": return <SpecTab job={job} />;
-    default: return <Empty><p>A job has no such tab.</p><a class="button" href={`/jobs/${job.id}`}>To its overview</a></Empty>;
+    default: return <Empty><p>This tab does not exist.</p><a class="button" href={`/jobs/${job.id}`}>Open the overview</a></Empty>;
   }
 }

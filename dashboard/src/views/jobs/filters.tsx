@@ -1,10 +1,10 @@
-// Which jobs are listed. Everything is in the URL; a text is looked for when typing rests.
+// The filters of the list of jobs. They are in the URL; text is applied when typing pauses.
 import { useEffect, useRef, useState } from "preact/hooks";
 
 import type { Query } from "../../query";
 
 const STATES = ["active", "ended", "queued", "running", "paused", "succeeded", "failed", "cancelled"];
-const REST_MS = 250;
+const PAUSE_MS = 250;
 
 interface Props {
   query: URLSearchParams;
@@ -14,7 +14,7 @@ interface Props {
 export function Filters({ query, change }: Props) {
   return (
     <form class="row" role="search" onSubmit={(event) => event.preventDefault()}>
-      <Typed name="Search" hint="part of the name or id" value={query.get("q") ?? ""} set={(q) => change({ q, after: null })} />
+      <Typed name="Search" hint="name or id contains" value={query.get("q") ?? ""} set={(q) => change({ q, after: null })} />
       <label class="field">
         <span>State</span>
         <select value={query.get("state") ?? ""} onChange={(event) => change({ state: event.currentTarget.value, after: null })}>
@@ -30,7 +30,7 @@ export function Filters({ query, change }: Props) {
           <option>infer</option>
         </select>
       </label>
-      <Typed name="Label" hint="key:value, more by commas" value={query.get("label") ?? ""} set={(label) => change({ label: whole(label), after: null })} />
+      <Typed name="Label" hint="key:value, key:value" value={query.get("label") ?? ""} set={(label) => change({ label: whole(label), after: null })} />
       <label class="field">
         <span>Order</span>
         <select value={query.get("order") ?? "desc"} onChange={(event) => change({ order: event.currentTarget.value, after: null })}>
@@ -42,7 +42,7 @@ export function Filters({ query, change }: Props) {
   );
 }
 
-/** Labels as far as they are typed: one without a colon is not asked for yet. */
+/** The complete labels: one without a colon is still being typed. */
 export function whole(label: string): string {
   return label.split(",").map((one) => one.trim()).filter((one) => /^[^:]+:/.test(one)).join(",");
 }
@@ -52,7 +52,7 @@ function Typed({ name, hint, value, set }: { name: string; hint: string; value: 
   const timer = useRef<ReturnType<typeof setTimeout>>(undefined);
   const sent = useRef(value);
   useEffect(() => {
-    if (value !== sent.current) setText(value); // changed from elsewhere: a link, the way back
+    if (value !== sent.current) setText(value); // changed by a link or the back button
     sent.current = value;
   }, [value]);
   const type = (typed: string) => {
@@ -61,7 +61,7 @@ function Typed({ name, hint, value, set }: { name: string; hint: string; value: 
     timer.current = setTimeout(() => {
       sent.current = typed;
       set(typed);
-    }, REST_MS);
+    }, PAUSE_MS);
   };
   return (
     <label class="field">

@@ -1,15 +1,15 @@
-// Whether a job's numbers are numbers, and what its best values are worth. Pure.
+// NaN and Inf in a job's metrics, and which best values count. Pure.
 import { type Job, num } from "../../api/types";
 
 type Summary = Job["summary"];
 
-/** Whether a number of the job is none: a failure that says so, or a metric whose newest value is NaN or infinite. */
+/** Whether a job has NaN or Inf: it failed because of one, or the newest value of a metric is one. */
 export function nonfinite(job: Job): boolean {
   if (job.error?.["category"] === "nonfinite") return true;
   return Object.values(job.summary).some((one) => typeof one["last"] === "string");
 }
 
-/** The first step whose loss was not finite, where the loss is still not; null where bad steps were left out. */
+/** The first step with a NaN or Inf loss, if the loss still is; null if bad steps were skipped. */
 export function lostAt(summary: Summary): number | null {
   const loss = summary["loss"];
   if (typeof loss?.["last"] !== "string" || "skipped_steps" in summary) return null;
@@ -19,16 +19,16 @@ export function lostAt(summary: Summary): number | null {
 export interface Best {
   value: number | null;
   step: number | null;
-  /** Whether the network that reached it had finite numbers. */
+  /** Whether it was measured before the loss became NaN or Inf. */
   counts: boolean;
 }
 
-/** Which value of a metric is its best, as the service says; the highest where it does not say. */
+/** The direction of a metric from the service; max if there is none. */
 export function directionOf(job: Pick<Job, "directions">, name: string): "min" | "max" {
-  return job.directions?.[name] ?? "max"; // a cached answer of an older service has no directions
+  return job.directions?.[name] ?? "max"; // a cached response of an older service has no directions
 }
 
-/** The best value of a metric; accuracy 0 of a network of NaN is the best of nothing. */
+/** The best value of a metric; one measured after the loss became NaN or Inf does not count. */
 export function bestOf(job: Pick<Job, "summary" | "directions">, name: string): Best {
   const figures = job.summary[name] ?? {};
   const direction = directionOf(job, name);

@@ -1,4 +1,4 @@
-// All jobs: what each is doing, live; found by state, name and label; several acted on at once.
+// The list of jobs, live: filters by state, name and label, and actions on several jobs.
 import { useEffect, useState } from "preact/hooks";
 
 import { withQuery } from "../../api/http";
@@ -15,7 +15,7 @@ const GROUPS: Record<string, readonly JobState[]> = {
   ended: ["succeeded", "failed", "cancelled"],
 };
 
-/** The states that a filter means: a group's, or the one itself. */
+/** The states of a filter: those of a group, or the state itself. */
 export function statesOf(filter: string | null): string | null {
   return filter ? (GROUPS[filter]?.join(",") ?? filter) : null;
 }
@@ -34,13 +34,13 @@ export default function Jobs() {
     limit,
   });
   const jobs = useLive<Page<Job>>(path, limit > 200 ? 5 : 2);
-  const [chosen, setChosen] = useState<ReadonlySet<string>>(new Set());
-  useEffect(() => setChosen(new Set()), [path]);
-  const choose = (id: string, on: boolean) => {
-    const wanted = new Set(chosen);
+  const [selected, setSelected] = useState<ReadonlySet<string>>(new Set());
+  useEffect(() => setSelected(new Set()), [path]);
+  const select = (id: string, on: boolean) => {
+    const wanted = new Set(selected);
     if (on) wanted.add(id);
     else wanted.delete(id);
-    setChosen(wanted);
+    setSelected(wanted);
   };
   const rows = jobs.value?.data ?? [];
   return (
@@ -50,14 +50,14 @@ export default function Jobs() {
       {jobs.problem && jobs.problem.status > 0 && <ProblemBox problem={jobs.problem} />}
       {!jobs.value && !jobs.problem && <Loading />}
       {jobs.value && rows.length === 0 && <None filtered={[...query.keys()].length > 0} />}
-      {rows.length > 0 && <Bulk jobs={rows.filter((job) => chosen.has(job.id))} clear={() => setChosen(new Set())} />}
-      {rows.length > 0 && <JobTable jobs={rows} chosen={chosen} choose={choose} chooseAll={(on) => setChosen(new Set(on ? rows.map((job) => job.id) : []))} />}
+      {rows.length > 0 && <Bulk jobs={rows.filter((job) => selected.has(job.id))} clear={() => setSelected(new Set())} />}
+      {rows.length > 0 && <JobTable jobs={rows} selected={selected} select={select} selectAll={(on) => setSelected(new Set(on ? rows.map((job) => job.id) : []))} />}
       {jobs.value && (
         <div class="row">
           {query.get("after") && <button onClick={() => change({ after: null }, true)}>Newest</button>}
           {jobs.value.has_more && <button onClick={() => change({ after: jobs.value?.next ?? null }, true)}>Older</button>}
           <label class="row muted">
-            jobs a page
+            jobs per page
             <select value={String(limit)} onChange={(event) => change({ limit: event.currentTarget.value, after: null })}>
               {["50", "200", "1000"].map((one) => <option key={one}>{one}</option>)}
             </select>
@@ -73,7 +73,7 @@ function None({ filtered }: { filtered: boolean }) {
   return (
     <Empty>
       <h2>No jobs yet</h2>
-      <p>Train a small network on the built-in digits, and look inside while it learns.</p>
+      <p>Train a small network on the built-in digits dataset and inspect it while it trains.</p>
       <a class="button primary" href="/submit">New job</a>
     </Empty>
   );
@@ -81,31 +81,31 @@ function None({ filtered }: { filtered: boolean }) {
 
 interface TableProps {
   jobs: Job[];
-  chosen: ReadonlySet<string>;
-  choose(id: string, on: boolean): void;
-  chooseAll(on: boolean): void;
+  selected: ReadonlySet<string>;
+  select(id: string, on: boolean): void;
+  selectAll(on: boolean): void;
 }
 
-function JobTable({ jobs, chosen, choose, chooseAll }: TableProps) {
-  const all = jobs.every((job) => chosen.has(job.id));
+function JobTable({ jobs, selected, select, selectAll }: TableProps) {
+  const all = jobs.every((job) => selected.has(job.id));
   return (
     <div class="card table" style={{ padding: 0 }}>
       <table class="jobs">
         <thead>
           <tr>
-            <th scope="col"><input type="checkbox" aria-label="Select all shown" checked={all} onChange={(event) => chooseAll(event.currentTarget.checked)} /></th>
+            <th scope="col"><input type="checkbox" aria-label="Select all on this page" checked={all} onChange={(event) => selectAll(event.currentTarget.checked)} /></th>
             <th scope="col">Job</th>
             <th scope="col">State</th>
             <th scope="col">Progress</th>
             <th scope="col" class="number">Loss</th>
-            <th scope="col"><span class="only-readers">Loss over steps</span></th>
+            <th scope="col"><span class="only-readers">Loss trend</span></th>
             <th scope="col" class="wide-only">Best validation</th>
             <th scope="col" class="wide-only">Devices</th>
             <th scope="col" class="wide-only">Created</th>
             <th scope="col"><span class="only-readers">Actions</span></th>
           </tr>
         </thead>
-        <tbody>{jobs.map((job) => <JobRow key={job.id} job={job} chosen={chosen.has(job.id)} choose={choose} />)}</tbody>
+        <tbody>{jobs.map((job) => <JobRow key={job.id} job={job} selected={selected.has(job.id)} select={select} />)}</tbody>
       </table>
     </div>
   );

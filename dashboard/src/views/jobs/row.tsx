@@ -5,20 +5,20 @@ import { type Job, num } from "../../api/types";
 import { MetricSpark } from "../../charts/spark";
 import { ago, count, duration, figure } from "../../format";
 import { StateBadge } from "../../ui/state";
-import { tell } from "../../ui/toast";
+import { notify } from "../../ui/toast";
 import { bestOf, nonfinite } from "./finite";
 
 interface Props {
   job: Job;
-  chosen: boolean;
-  choose(id: string, on: boolean): void;
+  selected: boolean;
+  select(id: string, on: boolean): void;
 }
 
-export function JobRow({ job, chosen, choose }: Props) {
+export function JobRow({ job, selected, select }: Props) {
   const name = job.name ?? job.id;
   return (
     <tr data-job={job.id}>
-      <td class="of-check"><input type="checkbox" aria-label={`Select ${name}`} checked={chosen} onChange={(event) => choose(job.id, event.currentTarget.checked)} /></td>
+      <td class="of-check"><input type="checkbox" aria-label={`Select ${name}`} checked={selected} onChange={(event) => select(job.id, event.currentTarget.checked)} /></td>
       <td>
         <a href={`/jobs/${job.id}`}>{name}</a>{" "}
         {job.kind === "infer" && <span class="badge">infer</span>} <Labels labels={job.labels} />
@@ -67,21 +67,21 @@ function Best({ job }: { job: Job }) {
   if (!name) return <span class="muted">–</span>;
   const { value, step, counts } = bestOf(job, name);
   const words = `${name.replace("validation/", "")} ${figure(value)}`;
-  if (!counts) return <span class="muted" title={value === null ? "no finite value" : `${words} at step ${step} is of a network whose loss was not finite`}>none before NaN</span>;
+  if (!counts) return <span class="muted" title={value === null ? "all values are NaN or Inf" : `${words} at step ${step} was measured after the loss became NaN or Inf`}>none before NaN</span>;
   return <span title={`at step ${step ?? "–"}`}>{words}</span>;
 }
 
 function Actions({ job }: { job: Job }) {
   const name = job.name ?? job.id;
   const act = async (verb: string, done: string) => {
-    await tell(post(`jobs/${job.id}/${verb}`), done);
+    await notify(post(`jobs/${job.id}/${verb}`), done);
     refresh("jobs?");
   };
   return (
     <div class="row" style={{ flexWrap: "nowrap" }}>
       {job.state === "running" && <button class="small" onClick={() => act("pause", `${name}: pausing`)}>Pause</button>}
       {job.state === "paused" && <button class="small" onClick={() => act("resume", `${name}: resuming`)}>Resume</button>}
-      {["queued", "starting", "running", "paused"].includes(job.state) && <button class="small" onClick={() => act("cancel", `${name}: cancelling`)}>Cancel</button>}
+      {["queued", "starting", "running", "paused"].includes(job.state) && <button class="small" onClick={() => act("cancel", `${name}: canceling`)}>Cancel</button>}
     </div>
   );
 }

@@ -1,4 +1,4 @@
-// What belongs to the service and to whoever uses it: keys, quotas, webhooks, limits, colours.
+// Settings: API keys, quotas, webhooks, the service's capabilities and limits, and the theme.
 import { useLive } from "../../api/live";
 import type { Quotas, Service } from "../../api/types";
 import { bytes, count, duration } from "../../format";
@@ -16,19 +16,19 @@ export default function View() {
       <QuotaCard />
       <Webhooks />
       <ServiceCard />
-      <Colours />
+      <Theme />
     </div>
   );
 }
 
 const QUOTAS: readonly [name: keyof Quotas["limits"], words: string, write: (value: number) => string][] = [
-  ["queued_jobs", "jobs that wait", count],
-  ["running_jobs", "jobs that run", count],
+  ["queued_jobs", "queued jobs", count],
+  ["running_jobs", "running jobs", count],
   ["devices", "devices", count],
   ["storage_bytes", "storage", bytes],
-  ["uploads", "uploads at once", count],
+  ["uploads", "concurrent uploads", count],
   ["streams", "streams", count],
-  ["requests_per_s", "requests a second", count],
+  ["requests_per_s", "requests per second", count],
 ];
 
 function QuotaCard() {
@@ -40,7 +40,7 @@ function QuotaCard() {
       {!value ? !problem && <Loading /> : (
         <Scroll label="Quotas">
           <table>
-            <thead><tr><th>What</th><th class="number">Used</th><th class="number">At most</th><th>Set for</th></tr></thead>
+            <thead><tr><th>Quota</th><th class="number">Used</th><th class="number">Limit</th><th>Applies to</th></tr></thead>
             <tbody>
               {QUOTAS.map(([name, words, write]) => {
                 const used = (value.used as Record<string, number>)[name];
@@ -49,8 +49,8 @@ function QuotaCard() {
                   <tr key={name}>
                     <td>{words}</td>
                     <td class="number">{used === undefined ? "–" : write(used)}</td>
-                    <td class="number">{limit === null ? "no limit" : write(limit)}{used !== undefined && limit !== null && used >= limit && <span class="badge warn"> used up</span>}</td>
-                    <td>{name in value.own ? "this owner" : "everybody"}</td>
+                    <td class="number">{limit === null ? "no limit" : write(limit)}{used !== undefined && limit !== null && used >= limit && <span class="badge warn"> reached</span>}</td>
+                    <td>{name in value.own ? "this owner" : "all owners"}</td>
                   </tr>
                 );
               })}
@@ -62,19 +62,19 @@ function QuotaCard() {
   );
 }
 
-/** What may be asked for, and how much of it, in words; what is newer than this page has its own name. */
+/** The labels of capabilities and limits; unknown ones are shown by name. */
 const CAPABILITIES: Record<string, string> = {
-  kinds: "Kinds of jobs", networks: "Networks are given as", dataset_formats: "Files of datasets", builtin_datasets: "Datasets that are here", catalog: "Parts of the catalogue",
-  event_types: "Types of events", tensor_kinds: "What a probe may watch",
+  kinds: "Job kinds", networks: "Network types", dataset_formats: "Dataset formats", builtin_datasets: "Built-in datasets", catalog: "Catalog sections",
+  event_types: "Event types", tensor_kinds: "Tensors for probes",
 };
 const LIMITS: Record<string, string> = {
-  max_json_bytes: "Largest request without a file", max_upload_bytes: "Largest file of a dataset", max_page: "Most entries of a page of a list", max_head_bytes: "Largest head of a request",
-  head_timeout_s: "Longest wait for the head of a request", body_timeout_s: "Longest wait for the rest of it", max_wait_s: "Longest wait for a job in one request",
-  planner_timeout_s: "Longest time for a plan", idempotency_kept_s: "A request sent twice is known for",
-  keep_values_days: "Days for which events with values are kept", keep_events_days: "Days for which events are kept after a job's end",
-  keep_metrics_days: "Days for metrics after a job's end", keep_statistics_days: "Days for statistics after a job's end",
-  keep_captures_days: "Days for captured tensors after a job's end", keep_checkpoints_days: "Days for checkpoints after a job's end",
-  keep_jobs_days: "Days for jobs after their end",
+  max_json_bytes: "Max size of a request without a file", max_upload_bytes: "Max size of a dataset file", max_page: "Max entries per page", max_head_bytes: "Max size of request headers",
+  head_timeout_s: "Timeout for request headers", body_timeout_s: "Timeout for a request body", max_wait_s: "Max wait for a job per request",
+  planner_timeout_s: "Planner timeout", idempotency_kept_s: "Idempotency keys are kept for",
+  keep_values_days: "Days to keep events with values", keep_events_days: "Days to keep events of an ended job",
+  keep_metrics_days: "Days to keep metrics of an ended job", keep_statistics_days: "Days to keep statistics of an ended job",
+  keep_captures_days: "Days to keep captures of an ended job", keep_checkpoints_days: "Days to keep checkpoints of an ended job",
+  keep_jobs_days: "Days to keep an ended job",
 };
 const limitText = (name: string, limit: number | null) =>
   limit === null ? "no limit" : name.endsWith("_bytes") ? bytes(limit) : name.endsWith("_s") ? duration(limit) : count(limit);
@@ -95,7 +95,7 @@ function ServiceCard() {
           <dl class="facts">
             {Object.entries(value.limits).map(([name, limit]) => <Fact key={name} name={LIMITS[name] ?? name} value={limitText(name, limit)} />)}
           </dl>
-          <p><a href="/docs">The API</a> · <a href="/openapi.json">openapi.json</a></p>
+          <p><a href="/docs">API documentation</a> · <a href="/openapi.json">openapi.json</a></p>
         </>
       )}
     </section>
@@ -104,15 +104,15 @@ function ServiceCard() {
 
 const Fact = ({ name, value }: { name: string; value: string }) => <><dt>{name.replaceAll("_", " ")}</dt><dd>{value}</dd></>;
 
-const CHOICES: readonly [Choice, string][] = [["system", "As the system"], ["light", "Light"], ["dark", "Dark"]];
+const CHOICES: readonly [Choice, string][] = [["system", "System"], ["light", "Light"], ["dark", "Dark"]];
 
-function Colours() {
+function Theme() {
   return (
     <section class="card">
       <fieldset class="plain">
-        <legend>Colours</legend>
+        <legend>Theme</legend>
         <div class="row">
-          {CHOICES.map(([value, words]) => <label key={value}><input type="radio" name="colours" checked={choice.value === value} onChange={() => choose(value)} /> {words}</label>)}
+          {CHOICES.map(([value, words]) => <label key={value}><input type="radio" name="theme" checked={choice.value === value} onChange={() => choose(value)} /> {words}</label>)}
         </div>
       </fieldset>
     </section>

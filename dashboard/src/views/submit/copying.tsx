@@ -16,7 +16,7 @@ export function Copying({ spec }: { spec: Json }) {
       </div>
       {text && (
         <>
-          <p class="muted">It takes the key from <code>$GLASSHOUSE_API_KEY</code>: make one under <a href="/settings">Settings</a>.</p>
+          <p class="muted">It uses the key in <code>$GLASSHOUSE_API_KEY</code>. Create one under <a href="/settings">Settings</a>.</p>
           <pre class="code" tabIndex={0} aria-label={`As ${tool}`}>{text}</pre>
           <div><button type="button" class="primary" onClick={() => copy(text)}>Copy</button></div>
         </>

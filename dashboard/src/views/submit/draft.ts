@@ -1,4 +1,4 @@
-// The spec that is being written: one value with two views, the form and its text.
+// The spec being edited: one value with two views, form and JSON.
 import { type Signal, signal } from "@preact/signals";
 
 import { type Json, setAt } from "../../spec/pointer";
@@ -8,7 +8,7 @@ const KEY = "glasshouse-draft";
 export class Draft {
   readonly spec: Signal<Json>;
   readonly text: Signal<string>;
-  /** Why the text is no JSON; the spec is then the last one that could be read. */
+  /** Why the text is not valid JSON; the spec is then the last valid one. */
   readonly wrong: Signal<string | null> = signal(null);
 
   constructor(spec: Json) {
@@ -27,7 +27,7 @@ export class Draft {
     keep(this.text.value);
   }
 
-  /** Somebody types: the text stays as it is typed. */
+  /** The user types: the text is kept as typed. */
   write(text: string): void {
     this.text.value = text;
     try {
@@ -42,11 +42,11 @@ export class Draft {
 
 const written = (spec: Json) => JSON.stringify(spec, null, 2);
 
-// A reload of the tab shall lose nothing. No storage (a private window, a full disk) loses it, and nothing else.
+// Keep the draft over a reload of the tab. Without storage (a private window, a full disk) only that is lost.
 function keep(text: string): void {
   try {
     sessionStorage.setItem(KEY, text);
-  } catch { /* said above */ }
+  } catch { /* see above */ }
 }
 
 export function kept(): Json | null {

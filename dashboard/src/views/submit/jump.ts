@@ -1,17 +1,17 @@
-// From a problem in a list to its field: what is folded opens, and the field gets the focus.
+// Jump from a listed problem to its field: collapsed sections open, and the field gets the focus.
 import { signal } from "@preact/signals";
 
 import { above } from "../../spec/pointer";
 import { idOf } from "../../ui/form";
 
-/** Where somebody wants to go; lists that show a part of their items turn to the right page. */
-export const wantedAt = signal<string | null>(null);
+/** The target of a jump; paged lists go to its page. */
+export const jumpTarget = signal<string | null>(null);
 
 const FRAMES = 6; // opening something may show more to open
 
 export function jumpTo(pointer: string): void {
-  wantedAt.value = null;
-  wantedAt.value = pointer;
+  jumpTarget.value = null;
+  jumpTarget.value = pointer;
   step(pointer, FRAMES);
 }
 
@@ -25,7 +25,7 @@ function step(pointer: string, left: number): void {
   });
 }
 
-/** The field, or the nearest thing around it that is there. */
+/** The field, or its nearest ancestor that exists. */
 function nearest(pointer: string): HTMLElement | null {
   for (let at: string | null = pointer; at !== null; at = above(at)) {
     const found = document.getElementById(idOf(at));

@@ -1,4 +1,4 @@
-// What the form is made from: the schema of a spec, and the catalogue of what its words may be.
+// The sources of the form: the schema of a spec, and the catalog of layers, losses, optimizers …
 import { get } from "../../api/http";
 import type { JsonObject } from "../../spec/pointer";
 import { type Definitions, type Field, fieldOf, type Property } from "../../spec/schema";
@@ -8,7 +8,7 @@ export interface Entry { name: string; summary: string; schema: JsonObject; outp
 type Section = "layers" | "presets" | "losses" | "optimizers" | "schedulers" | "metrics";
 const SECTIONS: readonly Section[] = ["layers", "presets", "losses", "optimizers", "schedulers", "metrics"];
 
-/** Which section of the catalogue knows the arguments of what has this title, and which property names the entry. */
+/** By schema title: the catalog section with the arguments, and the property that names the entry. */
 const ARGUMENTS: Record<string, readonly [section: Section, name: string]> = {
   Layer: ["layers", "type"],
   Preset: ["presets", "preset"],
@@ -18,27 +18,27 @@ const ARGUMENTS: Record<string, readonly [section: Section, name: string]> = {
   Scheduler: ["schedulers", "type"],
   Metric: ["metrics", "type"],
 };
-const FEW = 40; // so many fit into a menu; more are completed while they are typed
+const FEW = 40; // up to this many are a select; more are completed while typing
 
 export class Known {
   private readonly fields = new Map<string, Field>();
 
-  constructor(private readonly definitions: Definitions, readonly catalogue: Record<Section, Entry[]>) {}
+  constructor(private readonly definitions: Definitions, readonly catalog: Record<Section, Entry[]>) {}
 
   get presets(): PresetEntry[] {
-    return this.catalogue.presets;
+    return this.catalog.presets;
   }
 
-  /** A definition's field, made once. */
+  /** The field of a definition, cached. */
   field(name: string): Field {
     let field = this.fields.get(name);
     if (!field) this.fields.set(name, (field = fieldOf(this.definitions[name] ?? {}, this.definitions)));
     return field;
   }
 
-  /** The arguments that an entry of the catalogue takes; null where there is no such entry. */
+  /** The arguments of a catalog entry; null if there is no such entry. */
   argumentsOf(section: Section, name: unknown): Field | null {
-    const entry = this.catalogue[section].find((one) => one.name === name);
+    const entry = this.catalog[section].find((one) => one.name === name);
     if (!entry) return null;
     const key = `${section} ${entry.name}`;
     let field = this.fields.get(key);
@@ -63,7 +63,7 @@ export class Known {
   }
 
   private naming(section: Section, property: Property): Property & { list?: string } {
-    const names = this.catalogue[section].map((one) => one.name);
+    const names = this.catalog[section].map((one) => one.name);
     if (names.length > FEW) return { ...property, list: section };
     if (property.field.kind === "choice") return property;
     return { ...property, field: { ...property.field, kind: "choice", options: names } as Field };
@@ -77,7 +77,7 @@ function sourceProperty(property: Property): Property & { list?: string } {
 
 let loading: Promise<Known> | null = null;
 
-/** Asked for once in the life of the page. */
+/** Requested once per page load. */
 export function known(): Promise<Known> {
   loading ??= load().catch((error: unknown) => {
     loading = null;
@@ -91,6 +91,6 @@ async function load(): Promise<Known> {
     get<{ components: { schemas: Definitions } }>("/openapi.json"),
     ...SECTIONS.map((section) => get<{ entries: Entry[] }>(`catalog/${section}`)),
   ]);
-  const catalogue = Object.fromEntries(SECTIONS.map((section, at) => [section, sections[at]!.entries]));
-  return new Known(schema.components.schemas, catalogue as Record<Section, Entry[]>);
+  const catalog = Object.fromEntries(SECTIONS.map((section, at) => [section, sections[at]!.entries]));
+  return new Known(schema.components.schemas, catalog as Record<Section, Entry[]>);
 }

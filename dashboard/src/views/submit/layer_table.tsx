@@ -1,4 +1,4 @@
-// The plan's layers: what comes out of each, and what it costs. A page of them at a time.
+// The layers of the plan with their output shapes, parameters and FLOPs, paged.
 import { useState } from "preact/hooks";
 
 import type { Plan } from "../../api/types";
@@ -25,14 +25,14 @@ export function LayerTable({ plan }: { plan: Plan }) {
     <Scroll label="Layers">
       <table>
         <caption class="only-readers">Layers</caption>
-        <thead><tr><th>Layer</th><th>Type</th><th class="number">Output</th><th class="number">Parameters</th><th class="number">FLOPs</th></tr></thead>
+        <thead><tr><th>Layer</th><th>Type</th><th class="number">Output shape</th><th class="number">Parameters</th><th class="number">FLOPs</th></tr></thead>
         <tbody>
           {layers.slice(0, shown).map((layer) => (
             <tr key={layer.name}>
               <td class="mono">{layer.name}</td>
               <td>{layer.type}</td>
               <td class="number nowrap">{layer.output_shape ? layer.output_shape.join(" × ") || "1" : "–"}</td>
-              <td class="number">{count(layer.parameters)}{!layer.trainable && layer.parameters > 0 && " (fixed)"}</td>
+              <td class="number">{count(layer.parameters)}{!layer.trainable && layer.parameters > 0 && " (frozen)"}</td>
               <td class="number">{count(layer.flops ?? 0)}</td>
             </tr>
           ))}

@@ -1,4 +1,4 @@
-// The network as a list of layers: each a line that opens, a page of them at a time.
+// The network as a paged list of layers; each is a collapsible row.
 import { useEffect, useState } from "preact/hooks";
 
 import { count } from "../../format";
@@ -6,7 +6,7 @@ import { writeLoose } from "../../spec/loose";
 import { isObject, type Json, type JsonObject, under } from "../../spec/pointer";
 import type { Field } from "../../spec/schema";
 import { Edit, idOf, Problems, Properties, useForm } from "../../ui/form";
-import { wantedAt } from "./jump";
+import { jumpTarget } from "./jump";
 import type { PlannedLayer } from "./layer_table";
 
 const AT = "/network/layers";
@@ -18,14 +18,14 @@ interface Layers { layers: Json[]; field: Extract<Field, { kind: "group" }>; pla
 export function LayerList({ layers, field, planned }: Layers) {
   const form = useForm();
   const [page, setPage] = useState(0);
-  // After layers were moved all rows are new ones, or a row would show what was typed into another.
+  // Rows are recreated after layers moved, or a row would show what was typed into another.
   const [made, setMade] = useState<{ times: number; open: number | null }>({ times: 0, open: null });
   const last = Math.max(0, Math.ceil(layers.length / PAGE) - 1);
   const from = Math.min(page, last) * PAGE;
   useEffect(() => {
-    const wanted = /^\/network\/layers\/(\d+)/.exec(wantedAt.value ?? "");
+    const wanted = /^\/network\/layers\/(\d+)/.exec(jumpTarget.value ?? "");
     if (wanted) setPage(Math.floor(+wanted[1]! / PAGE));
-  }, [wantedAt.value]);
+  }, [jumpTarget.value]);
   const byName = new Map(planned.map((one) => [one.name, one]));
   const put = (list: Json[], open: number | null = null) => {
     setMade({ times: made.times + 1, open });
@@ -79,9 +79,9 @@ function LayerRow({ at, layer, field, planned, isOpen, isFirst, isLast, remove, 
   return (
     <details class={isWrong ? "layer bad" : "layer"} id={idOf(pointer)} open={open} onToggle={(event) => setOpen(event.currentTarget.open)}>
       <summary>
-        <strong>{nameOf(layer) || "?"}</strong> <span class="mono">{told(value)}</span>
+        <strong>{nameOf(layer) || "?"}</strong> <span class="mono">{callText(value)}</span>
         {planned && <span class="muted small end">{shape(planned)} · {count(planned.parameters)} parameters</span>}
-        {isWrong && <span class="badge bad">wrong</span>}
+        {isWrong && <span class="badge bad">error</span>}
       </summary>
       <Problems at={pointer} />
       {open && (
@@ -90,9 +90,9 @@ function LayerRow({ at, layer, field, planned, isOpen, isFirst, isLast, remove, 
           <Edit {...args} label="args" pointer={under(pointer, "args")} />
           <Options field={field} pointer={pointer} value={value} />
           <div class="row">
-            <button type="button" onClick={insert}>Add one after it</button>
-            <button type="button" disabled={isFirst} onClick={() => move(-1)}>Earlier</button>
-            <button type="button" disabled={isLast} onClick={() => move(1)}>Later</button>
+            <button type="button" onClick={insert}>Insert after</button>
+            <button type="button" disabled={isFirst} onClick={() => move(-1)}>Move up</button>
+            <button type="button" disabled={isLast} onClick={() => move(1)}>Move down</button>
             <button type="button" class="danger" onClick={remove}>Remove</button>
           </div>
         </div>
@@ -101,14 +101,14 @@ function LayerRow({ at, layer, field, planned, isOpen, isFirst, isLast, remove, 
   );
 }
 
-/** What a layer has of its own, beside its arguments. */
+/** The options of a layer besides its arguments. */
 function Options({ field, pointer, value }: { field: Row["field"]; pointer: string; value: JsonObject }) {
   const others = (name: string) => !BASIC.includes(name) && name !== "args";
   const num = Object.keys(value).filter(others).length;
   const [open, setOpen] = useState(num > 0);
   return (
     <details class="more" open={open} onToggle={(event) => setOpen(event.currentTarget.open)}>
-      <summary>Options of the layer{num > 0 && ` (${num} given)`}</summary>
+      <summary>Layer options{num > 0 && ` (${num} set)`}</summary>
       {open && <Properties field={field} pointer={pointer} only={others} />}
     </details>
   );
@@ -119,7 +119,7 @@ interface Paging { page: number; last: number; num: number; setPage(page: number
 function Pager({ page, last, num, setPage }: Paging) {
   return (
     <div class="row" style={{ marginBottom: ".5rem" }}>
-      <button type="button" disabled={page === 0} onClick={() => setPage(page - 1)}>Before</button>
+      <button type="button" disabled={page === 0} onClick={() => setPage(page - 1)}>Previous</button>
       <span>Layers {page * PAGE + 1} to {Math.min(num, (page + 1) * PAGE)} of {count(num)}</span>
       <button type="button" disabled={page === last} onClick={() => setPage(page + 1)}>Next</button>
     </div>
@@ -130,9 +130,9 @@ const nameOf = (layer: Json) => (isObject(layer) && typeof layer["name"] === "st
 const shape = (planned: PlannedLayer) => (planned.output_shape ? planned.output_shape.join(" × ") : "");
 
 /** Conv2d(out_channels=16, kernel_size=3) */
-function told(layer: JsonObject): string {
+function callText(layer: JsonObject): string {
   const args = isObject(layer["args"]) ? Object.entries(layer["args"]).map(([name, value]) => `${name}=${writeLoose(value)}`) : [];
-  const type = layer["type"] ?? (layer["shared_with"] ? `as ${String(layer["shared_with"])}` : "?");
+  const type = layer["type"] ?? (layer["shared_with"] ? `shared with ${String(layer["shared_with"])}` : "?");
   return `${String(type)}(${args.join(", ")})`;
 }
 

@@ -15,19 +15,19 @@ export function Network({ known, plan, isOld, choosePreset }: Shown) {
   const network = getAt(form.value, "/network");
   const isPreset = isObject(network) && network["type"] === "preset";
   const preset = isPreset ? String(network["preset"]) : "";
-  const summary = known.catalogue.presets.find((one) => one.name === preset)?.summary;
+  const summary = known.catalog.presets.find((one) => one.name === preset)?.summary;
   return (
     <div id={idOf("/network")} class="stack wide">
       <Problems at="/network" />
       <div class="row">
         <label class="field">
-          <span>Made from</span>
+          <span>Preset</span>
           <select value={preset} onChange={(event) => choosePreset(event.currentTarget.value)}>
-            <option value="">layers of its own</option>
+            <option value="">none (custom layers)</option>
             {known.presets.map((one) => <option key={one.name} value={one.name}>{one.name}</option>)}
           </select>
         </label>
-        {isPreset && <button type="button" style={{ alignSelf: "end" }} disabled={!plan || isOld} onClick={() => form.set("/network", graphOf(plan))}>Edit its layers</button>}
+        {isPreset && <button type="button" style={{ alignSelf: "end" }} disabled={!plan || isOld} onClick={() => form.set("/network", graphOf(plan))}>Edit layers</button>}
       </div>
       {summary && <p class="muted small">{summary}</p>}
       {isPreset ? <PresetArgs known={known} /> : <Graph known={known} network={network} plan={plan} />}
@@ -56,14 +56,14 @@ function Graph({ known, network, plan }: { known: Known; network: Json | undefin
   );
 }
 
-/** The layers of a preset, as the plan has put them in its place, without what they leave out. */
+/** The layers of a preset, from the plan, without unset fields. */
 function graphOf(plan: Plan | null): Json {
   const graph = (plan?.spec["network"] ?? {}) as JsonObject;
   const layers = (graph["layers"] ?? []) as JsonObject[];
   return { ...graph, layers: layers.map((layer) => Object.fromEntries(Object.entries(layer).filter(([, value]) => value !== null))) };
 }
 
-/** The spec with another network; what read the old one's output reads the new one's. */
+/** The spec with another network; inputs of the old output become inputs of the new one. */
 export function withPreset(spec: Json, known: Known, name: string, old: string | null): Json {
   const preset = known.presets.find((one) => one.name === name);
   if (!preset) return setAt(spec, "/network", { type: "graph", layers: [{ name: "flat", type: "Flatten" }, { name: "fc", type: "Linear", args: { out_features: 10 } }] });
@@ -78,7 +78,7 @@ function renamed(spec: Json, old: string, now: string): Json {
   return ["/loss", "/metrics"].reduce((whole, at) => setAt(whole, at, of(getAt(whole, at))), spec);
 }
 
-/** How many classes the loss's target has. */
+/** The number of classes of the loss's target. */
 function classesIn(spec: Json): number | null {
   const target = getAt(spec, "/loss/inputs/1");
   const field = typeof target === "string" ? getAt(spec, `/data/fields/${target}`) : undefined;

@@ -1,4 +1,4 @@
-// What a job would do, asked for while its spec is written: a little after the last change, one question at a time.
+// The plan of a spec, requested shortly after the last change, one request at a time.
 import { useEffect, useState } from "preact/hooks";
 
 import { type FieldProblem, get, Problem } from "../../api/http";
@@ -8,11 +8,11 @@ import type { Json } from "../../spec/pointer";
 const PAUSE_MS = 350;
 
 export interface Planned {
-  /** The newest one there was; of an earlier spec while `isOld`. */
+  /** The newest plan; of an earlier spec while `isOld`. */
   plan: Plan | null;
   isOld: boolean;
   problems: readonly FieldProblem[];
-  /** What is wrong, where it is no field: too many requests, no planner. */
+  /** A problem that is not about a field: too many requests, no planner. */
   problem: Problem | null;
 }
 

@@ -1,4 +1,4 @@
-// The spec as a form, in the order in which one thinks of it. Everything that a spec may say is somewhere here.
+// The spec as a form with all its fields, in sections.
 import type { ComponentChildren } from "preact";
 
 import type { Dataset } from "../../api/types";
@@ -15,20 +15,20 @@ const SECTIONS: readonly [title: string, names: readonly string[]][] = [
   ["Job", ["name", "seed", "priority", "labels"]],
   ["Data", ["data"]],
   ["Network", ["network"]],
-  ["Learning", ["loss", "optimizer", "scheduler", "grad_clip"]],
-  ["How long, how judged", ["stop", "evaluate", "metrics"]],
-  ["Looking inside", ["probes"]],
-  ["Where and how precisely", ["devices", "precision", "accumulate", "deterministic", "grad_scaler", "memory_format", "tune"]],
+  ["Training", ["loss", "optimizer", "scheduler", "grad_clip"]],
+  ["Stopping and evaluation", ["stop", "evaluate", "metrics"]],
+  ["Probes", ["probes"]],
+  ["Devices and precision", ["devices", "precision", "accumulate", "deterministic", "grad_scaler", "memory_format", "tune"]],
 ];
 const SORTED = new Set(SECTIONS.flatMap(([, names]) => names));
-const FOLDED = "Everything else";
+const OTHERS = "Other fields";
 
 interface Shown { draft: Draft; known: Known; planned: Planned; datasets: Dataset[]; choosePreset(name: string): void }
 
 export function SpecForm({ draft, known, planned, datasets, choosePreset }: Shown) {
   const spec = draft.spec.value;
   const root = known.field(getAt(spec, "/kind") === "infer" ? "InferJob" : "TrainJob");
-  if (root.kind !== "group" || !isObject(spec)) return <p class="wrong">A spec is a JSON object.</p>;
+  if (root.kind !== "group" || !isObject(spec)) return <p class="wrong">A spec must be a JSON object.</p>;
   const form: Form = {
     value: spec,
     set: (pointer, value) => draft.set(pointer, value),
@@ -40,8 +40,8 @@ export function SpecForm({ draft, known, planned, datasets, choosePreset }: Show
     <FormContext.Provider value={form}>
       <Problems at="" />
       {SECTIONS.map(([title, names]) => <Section key={title} title={title} root={root} only={(name) => names.includes(name)} />)}
-      <Section title={FOLDED} root={root} only={(name) => !SORTED.has(name) && name !== "kind"} isFolded />
-      <Offers {...{ spec, known, planned, datasets }} />
+      <Section title={OTHERS} root={root} only={(name) => !SORTED.has(name) && name !== "kind"} isFolded />
+      <Completions {...{ spec, known, planned, datasets }} />
     </FormContext.Provider>
   );
 }
@@ -58,20 +58,20 @@ function Section({ title, root, only, isFolded }: { title: string; root: Root; o
   );
 }
 
-/** What the inputs complete: types, names of layers and fields, datasets, splits. */
-function Offers({ spec, known, planned, datasets }: { spec: Json; known: Known; planned: Planned; datasets: Dataset[] }) {
+/** The completions of inputs: types, names of layers and fields, datasets, splits. */
+function Completions({ spec, known, planned, datasets }: { spec: Json; known: Known; planned: Planned; datasets: Dataset[] }) {
   const fields = getAt(spec, "/data/fields");
   const chosen = datasets.find((one) => one.id === getAt(spec, "/data/train/dataset"));
   const names = [...(isObject(fields) ? Object.keys(fields) : []), ...layersOf(planned.plan).map((one) => one.name)];
   return (
     <>
-      <Offer id="layers">{known.catalogue.layers.map((one) => <option key={one.name} value={one.name} />)}</Offer>
-      <Offer id="metrics">{known.catalogue.metrics.map((one) => <option key={one.name} value={one.name} />)}</Offer>
-      <Offer id="names">{names.slice(0, 2000).map((name) => <option key={name} value={name} />)}</Offer>
-      <Offer id="datasets">{datasets.map((one) => <option key={one.id} value={one.id}>{one.name}</option>)}</Offer>
-      <Offer id="splits">{Object.keys(chosen?.splits ?? {}).map((split) => <option key={split} value={split} />)}</Offer>
+      <Completion id="layers">{known.catalog.layers.map((one) => <option key={one.name} value={one.name} />)}</Completion>
+      <Completion id="metrics">{known.catalog.metrics.map((one) => <option key={one.name} value={one.name} />)}</Completion>
+      <Completion id="names">{names.slice(0, 2000).map((name) => <option key={name} value={name} />)}</Completion>
+      <Completion id="datasets">{datasets.map((one) => <option key={one.id} value={one.id}>{one.name}</option>)}</Completion>
+      <Completion id="splits">{Object.keys(chosen?.splits ?? {}).map((split) => <option key={split} value={split} />)}</Completion>
     </>
   );
 }
 
-const Offer = ({ id, children }: { id: string; children: ComponentChildren }) => <datalist id={id}>{children}</datalist>;
+const Completion = ({ id, children }: { id: string; children: ComponentChildren }) => <datalist id={id}>{children}</datalist>;

@@ -1,4 +1,4 @@
-// What a spec begins with: a dataset, and the fields, splits and targets that follow from it.
+// Start a spec from a dataset: its fields, splits and target.
 import { useState } from "preact/hooks";
 
 import { get, post, type Problem } from "../../api/http";
@@ -8,7 +8,7 @@ import { isObject, type Json, type JsonObject, setAt } from "../../spec/pointer"
 import { firstSpec, outputOf, suggestData, type Suggestion, type Table, type TableStats, withDims, withTarget } from "../../spec/suggest";
 import type { Known } from "./known";
 
-/** The built-in digits, ready to be read: those that are there, or made now. */
+/** The built-in digits: the existing dataset, or a new one. */
 export async function digits(there: Dataset[]): Promise<Dataset> {
   const known = there.find((one) => one.format === "builtin:digits" && one.state === "ready");
   if (known) return known;
@@ -22,7 +22,7 @@ export async function suggestionFor(dataset: Dataset, batch?: Json): Promise<Sug
   return { ...suggestion, data: withDims(suggestion.data, stats) };
 }
 
-/** The spec on another dataset: its own network and settings, what it reads and learns from the dataset. */
+/** The spec with another dataset: network and settings stay, fields and target come from the dataset. */
 export async function onDataset(spec: Json, dataset: Dataset, known: Known): Promise<Json> {
   const old = isObject(spec) && isObject(spec["data"]) ? spec["data"] : {};
   const suggestion = await suggestionFor(dataset, old["batch_size"]);
@@ -52,19 +52,19 @@ export function Start({ datasets, chosen, choose }: Starting) {
   const hasDigits = ready.some((one) => one.format === "builtin:digits");
   return (
     <div class="stack" style={{ gap: ".6rem" }}>
-      {ready.length === 0 && <p>There is no dataset yet. <a href="/datasets">Upload one</a>, or begin with 1,797 handwritten digits that the service brings along.</p>}
+      {ready.length === 0 && <p>No datasets yet. <a href="/datasets">Upload one</a>, or use the built-in 1,797 handwritten digits.</p>}
       <div class="row">
         {ready.length > 0 && (
           <label class="field">
             <span>Dataset</span>
             <select value={chosen} disabled={busy} onChange={(event) => begin(async () => ready.find((one) => one.id === event.currentTarget.value)!)}>
-              {!ready.some((one) => one.id === chosen) && <option value={chosen}>{chosen || "choose …"}</option>}
+              {!ready.some((one) => one.id === chosen) && <option value={chosen}>{chosen || "select …"}</option>}
               {ready.map((one) => <option key={one.id} value={one.id}>{one.name} · {rows(one)} rows</option>)}
             </select>
           </label>
         )}
         {!hasDigits && <button type="button" class={ready.length ? "" : "primary"} style={{ alignSelf: "end" }} disabled={busy} onClick={() => begin(() => digits(datasets))}>Use the built-in digits</button>}
-        {busy && <span class="muted" role="status">reading …</span>}
+        {busy && <span class="muted" role="status">loading …</span>}
       </div>
       {problem && <ProblemBox problem={problem} />}
     </div>

@@ -1,4 +1,4 @@
-// A new job: the spec as a form and as text, what it would do beside it, and the way to run it.
+// A new job: the spec as form and JSON, its plan, and the submit button.
 import { useLocation } from "preact-iso";
 import { useEffect, useMemo, useState } from "preact/hooks";
 
@@ -9,7 +9,7 @@ import type { Dataset, Job, Page } from "../../api/types";
 import { getAt, type Json } from "../../spec/pointer";
 import { outputOf } from "../../spec/suggest";
 import { Loading, ProblemBox } from "../../ui/state";
-import { say } from "../../ui/toast";
+import { toast } from "../../ui/toast";
 import { Copying } from "./copying";
 import { Draft, forget, kept } from "./draft";
 import { jumpTo } from "./jump";
@@ -20,22 +20,22 @@ import { SpecForm } from "./spec_form";
 import { onDataset, Start } from "./start";
 import { withPreset } from "./network";
 
-interface Begun { known: Known; spec: Json; datasets: Dataset[] }
+interface Initial { known: Known; spec: Json; datasets: Dataset[] }
 
 export default function View() {
   const { query } = useLocation();
-  const [begun, setBegun] = useState<Begun | null>(null);
+  const [initial, setInitial] = useState<Initial | null>(null);
   const [problem, setProblem] = useState<Problem | null>(null);
   const from = query["from"] ?? "";
   useEffect(() => {
-    setBegun(null);
-    begin(from, query["dataset"] ?? "").then(setBegun, setProblem);
+    setInitial(null);
+    begin(from, query["dataset"] ?? "").then(setInitial, setProblem);
   }, [from]);
   if (problem) return <ProblemBox problem={problem} />;
-  return begun ? <Writing key={from} {...begun} from={from} /> : <Loading what="Asking what the service knows" />;
+  return initial ? <Editor key={from} {...initial} from={from} /> : <Loading what="Loading the catalog" />;
 }
 
-async function begin(from: string, dataset: string): Promise<Begun> {
+async function begin(from: string, dataset: string): Promise<Initial> {
   const [known, list] = await Promise.all([load(), get<Page<Dataset>>("datasets?limit=200")]);
   const spec = from ? await get<Json>(`jobs/${from}/spec?resolved=false`) : dataset ? null : kept();
   if (spec !== null) return { known, spec, datasets: list.data };
@@ -43,7 +43,7 @@ async function begin(from: string, dataset: string): Promise<Begun> {
   return { known, spec: first ? await onDataset({}, first, known) : {}, datasets: list.data };
 }
 
-function Writing({ known, spec: first, datasets: earlier, from }: Begun & { from: string }) {
+function Editor({ known, spec: first, datasets: earlier, from }: Initial & { from: string }) {
   const { path, query, route } = useLocation();
   const draft = useMemo(() => new Draft(first), [first]);
   const spec = draft.spec.value;
@@ -57,28 +57,28 @@ function Writing({ known, spec: first, datasets: earlier, from }: Begun & { from
     if (isText) route(viewed(null), true);
     jumpTo(pointer);
   };
-  const startAgain = () => {
+  const reset = () => {
     forget();
     draft.replace({});
   };
   return (
     <div class="stack">
       <div class="spread">
-        <h1>New job{from && <> <span class="muted">like <a href={`/jobs/${from}`}>{from}</a></span></>}</h1>
+        <h1>New job{from && <> <span class="muted">from <a href={`/jobs/${from}`}>{from}</a></span></>}</h1>
         <div class="row">
-          {planned.problems.length > 0 && <button type="button" class="danger" onClick={() => jump(planned.problems[0]!.pointer)}>{planned.problems.length} to change</button>}
-          <button type="button" onClick={startAgain}>Start again</button>
+          {planned.problems.length > 0 && <button type="button" class="danger" onClick={() => jump(planned.problems[0]!.pointer)}>{planned.problems.length} {planned.problems.length === 1 ? "error" : "errors"}</button>}
+          <button type="button" onClick={reset}>Reset</button>
           <SubmitButton spec={spec} disabled={isEmpty || draft.wrong.value !== null} />
         </div>
       </div>
       <div class="submit">
         <div class="stack">
           <section class="card"><Start datasets={datasets} chosen={String(getAt(spec, "/data/train/dataset") ?? "")} choose={async (one) => draft.replace(await onDataset(draft.spec.value, one, known))} /></section>
-          <nav class="tabs" aria-label="Views of the spec">
+          <nav class="tabs" aria-label="Spec views">
             <a href={viewed(null)} aria-current={isText ? undefined : "page"}>Form</a>
             <a href={viewed("json")} aria-current={isText ? "page" : undefined}>JSON</a>
           </nav>
-          {isText ? <Text draft={draft} /> : isEmpty ? <p class="muted">Choose a dataset, or paste a spec under <a href={viewed("json")}>JSON</a>.</p> : <SpecForm {...{ draft, known, planned, datasets, choosePreset }} />}
+          {isText ? <Text draft={draft} /> : isEmpty ? <p class="muted">Select a dataset, or paste a spec under <a href={viewed("json")}>JSON</a>.</p> : <SpecForm {...{ draft, known, planned, datasets, choosePreset }} />}
         </div>
         <div class="stack beside">
           {!isEmpty && <PlanPane planned={planned} jump={jump} />}
@@ -93,15 +93,15 @@ function Text({ draft }: { draft: Draft }) {
   return (
     <div>
       <label class="field">
-        <span>The spec as JSON: paste one, or change it here. The form shows the same.</span>
+        <span>Spec as JSON. Paste one or edit it here; the form shows the same.</span>
         <textarea class="mono" spellcheck={false} autocomplete="off" value={draft.text.value} aria-invalid={draft.wrong.value !== null} onInput={(event) => draft.write(event.currentTarget.value)} />
       </label>
-      {draft.wrong.value && <p class="wrong" role="alert">This is no JSON yet: {draft.wrong.value}</p>}
+      {draft.wrong.value && <p class="wrong" role="alert">Invalid JSON: {draft.wrong.value}</p>}
     </div>
   );
 }
 
-/** One key for one spec: a second click, or a try after the answer was lost, makes no second job. */
+/** One idempotency key per spec: a second click or a retry does not create a second job. */
 function SubmitButton({ spec, disabled }: { spec: Json; disabled: boolean }) {
   const { route } = useLocation();
   const [busy, setBusy] = useState(false);
@@ -111,10 +111,10 @@ function SubmitButton({ spec, disabled }: { spec: Json; disabled: boolean }) {
     try {
       const job = await post<Job>("jobs", spec, key);
       forget();
-      say("Submitted");
+      toast("Submitted");
       route(`/jobs/${job.id}`);
     } catch (error) {
-      say(error instanceof Problem ? [error.message, error.hint].filter(Boolean).join(" ") : String(error), true);
+      toast(error instanceof Problem ? [error.message, error.hint].filter(Boolean).join(" ") : String(error), true);
       setBusy(false);
     }
   };
