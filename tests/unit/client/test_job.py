@@ -274,13 +274,13 @@ def test_figures_that_nobody_took_say_why(connect: Connect):
         return str(caught.value)
 
     watching = {"kinds": ["param"], "matched": ["fc.weight"], "want": ["stats"]}
-    assert "no probe watches param of 'fc'" in told()
+    assert "no probe observes param of 'fc'" in told()
     assert 'job.probe("fc", kinds="param")' in told()
     assert 'want="histogram")' in told(form="history")
     others = [watching | {"kinds": ["output"]}, watching | {"matched": ["fc2.weight"]}]
-    assert "no probe watches" in told(*others)
-    assert "has looked yet" in told(watching)
-    assert 'keeps no histogram; add "histogram" to its want' in told(watching, form="history")
+    assert "no probe observes" in told(*others)
+    assert "has no data yet" in told(watching)
+    assert 'stores no histogram; add "histogram" to its want' in told(watching, form="history")
     assert told(layer="fcc") == "the network has no layer 'fcc'; did you mean fc?"
 
 

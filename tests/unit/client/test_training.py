@@ -242,7 +242,7 @@ def test_several_stored_datasets_are_trained_on_as_one(connect: Connect):
     spec = checked(service.specs[0])
     assert [source.split for source in spec.data.sources] == ["train", "train"]
     assert spec.data.interleave == "sequential"
-    with pytest.raises(ValueError, match="no fraction can be held back"):
+    with pytest.raises(ValueError, match="cannot be a fraction of several datasets"):
         client.train(LAYERS, both, epochs=1, validation=0.2)
 
 
