@@ -241,8 +241,7 @@ def _check_network(network: Any) -> None:
         raise ValueError(f"network: unknown preset {network!r}{more}")
     if isinstance(network, type):
         raise TypeError(
-            f"network: {network.__name__} is a class: pass an instance of it: "
-            f"{network.__name__}(…)"
+            f"network: {network.__name__} is a class: pass an instance of it: {network.__name__}(…)"
         )
     if isinstance(network, Mapping):
         _check_described(cast("Mapping[str, Any]", network))

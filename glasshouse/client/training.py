@@ -89,7 +89,7 @@ class TrainOptions(JobOptions, total=False):
     workers: int
     """Threads that prefetch batches. Default: 0."""
     interleave: Literal["random", "sequential"]
-    """The order in which rows of several datasets are read."""
+    """How several datasets fill the shuffle buffer: all at once, or one after another."""
     bucket_by_length: Any
     """``{"field", "width", "max_tokens"}``: batch rows of similar length together."""
     label: str | int

@@ -264,7 +264,7 @@ def test_ctrl_c_detaches_and_the_job_goes_on(serve: Serve, tmp_path: Path):
     out, err = process.communicate(timeout=60)
     release.set()
     assert process.returncode == 130
-    assert (out, err) == ("", "detached; the job goes on: glasshouse watch job_1\n")
+    assert (out, err) == ("", "detached; the job continues: glasshouse watch job_1\n")
 
 
 def test_jobs_are_listed_as_a_table_or_as_one_document(run: Run):
@@ -296,7 +296,7 @@ def test_what_is_no_command_is_wrong_usage(
     capsys: pytest.CaptureFixture[str], arguments: list[str]
 ):
     assert main(arguments) == 2
-    assert "write it after the command" in capsys.readouterr().err or not arguments
+    assert "put it after the command" in capsys.readouterr().err or not arguments
 
 
 def test_logs_are_printed_as_they_are(run: Run):

@@ -121,9 +121,7 @@ def test_several_that_may_be_meant_are_listed_and_nothing_is_done(
 def test_what_nobody_has_is_5(run: Run):
     code, _, err = run("show", "mlp-9", routes=Service().routes)
     assert code == 5
-    assert (
-        "no job has the name 'mlp-9', or an id that begins so; did you mean mlp-2 or mlp-1?" in err
-    )
+    assert "no job has the name or id prefix 'mlp-9'; did you mean mlp-2 or mlp-1?" in err
     assert run("show", "job_none", routes=Service().routes)[0] == 5
     assert run("jobs", "--json", routes=Service().routes)[0] == 0
 

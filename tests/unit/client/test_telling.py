@@ -197,7 +197,9 @@ def test_the_best_checkpoint_by_accuracy_is_the_one_with_the_highest(connect: Co
     found = job_of(connect(Route("/api/v1/jobs/job_1/checkpoints", lambda _: listing(*made))))
     assert found.best_checkpoint("validation/accuracy").id == "ckpt_1"
     assert found.best_checkpoint("validation/accuracy", mode="min").id == "ckpt_0"
-    with pytest.raises(ValueError, match=r"mode: .*'q'.* give mode='min' or mode='max'"):
+    with pytest.raises(
+        ValueError, match=r"mode cannot be inferred .*'q'.* set mode='min' or mode='max'"
+    ):
         found.best_checkpoint("q")
     assert found.best_checkpoint("q", mode="max").id == "ckpt_1"
 
