@@ -273,7 +273,7 @@ def runtime(home: Path, **fields: Any) -> dict[str, str]:
 
 def test_a_service_that_was_stopped_is_said_to_be(tmp_path: Path):
     environ = runtime(tmp_path, pid=None)
-    with pytest.raises(gh.APIConnectionError, match="was stopped"):
+    with pytest.raises(gh.APIConnectionError, match="is stopped"):
         find_service(environ=environ)
     named = find_service("http://127.0.0.1:9", environ=environ)
     assert named.url == "http://127.0.0.1:9"
@@ -283,7 +283,7 @@ def test_a_service_that_was_stopped_is_said_to_be(tmp_path: Path):
 def test_commands_of_a_home_say_so_too(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     runtime(tmp_path, pid=None)
     assert main(["status", "--home", str(tmp_path)]) == 8
-    assert "was stopped" in capsys.readouterr().err
+    assert "is stopped" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("inner", ["", "run", "runtime.json"])
