@@ -411,7 +411,7 @@ class Parametrized(Refused):
 
 
 REFUSED: dict[type[nn.Module], str] = {
-    BranchOnValues: "an if or a loop depends on values",
+    BranchOnValues: "an if or a loop depends on tensor values",
     LoopOverBatch: "uses a size of the batch",
     UnknownFunction: "fft_rfft() is not supported",
     UnknownMethod: "the method sinh() is not supported",
