@@ -500,7 +500,7 @@ def test_arguments_that_no_field_is_named_like_are_refused():
     module = CASES["two towers"].module()
     with pytest.raises(TypeError, match=r"forward\(\) takes left, right, debug, but the data has"):
         match(module, {"left": dense(6), "other": dense(6)})
-    with pytest.raises(TypeError, match="name them alike"):
+    with pytest.raises(TypeError, match="use the same names"):
         match(module, {"left": dense(6), "right": dense(6)}, {"left": "nowhere"})
 
 
